@@ -263,6 +263,9 @@ func (c *serveCommand) keys(fl *fleet.Fleet) (*signing.Keys, error) {
 func ownerIn(fl *fleet.Fleet) func(context.Context, protocol.SessionID) (protocol.Tenant, error) {
 	return func(ctx context.Context, session protocol.SessionID) (protocol.Tenant, error) {
 		history, err := fl.Journal.Load(ctx, session)
+		if errors.Is(err, loop.ErrRemoved) {
+			return "", nil
+		}
 		return history.Tenant(), err
 	}
 }

@@ -389,6 +389,6 @@ func sessionStates() []string {
 	return []string{
 		string(loop.OutcomeAnswered), string(loop.OutcomeFailed), string(loop.OutcomeLimitReached), string(loop.OutcomeInterrupted),
 		report.StateOpen, report.StateInUse, report.StateWaitsForApproval, report.StateWaitsForAnswer, report.StateWaitsForWorker,
-		report.StateWaitsForCoordinator, report.StateForked, report.StateInvalid, report.StateWorkspaceOnly,
+		report.StateWaitsForCoordinator, report.StateForked, report.StateInvalid, report.StateUncompleted, report.StateRemoving, report.StateWorkspaceOnly,
 	}
 }

@@ -472,7 +472,7 @@ func (c *sessionCommand) remove(ctx context.Context, p program, desk sessionDesk
 	if errors.Is(err, fleet.ErrSessionBusy) && !c.Rm.Force {
 		return fmt.Errorf("%w (--force)", err)
 	}
-	if err == nil && c.Nats != "" && removed == (report.Removed{}) {
+	if err == nil && c.Nats != "" && removed.Events+removed.Results == 0 && removed.Bodies == 0 && !removed.Workspace {
 		err = fmt.Errorf("session %s: there is no such session", desk.id)
 	}
 	if err != nil {
@@ -487,6 +487,9 @@ func (c *sessionCommand) remove(ctx context.Context, p program, desk sessionDesk
 	}
 	_, err = fmt.Fprintf(p.Stdout, "session %s is removed: %d messages of its journal, %d results, %d kept bodies, %s\n",
 		desk.id, removed.Events, removed.Results, removed.Bodies, workspace)
+	if err == nil && len(removed.Schedules) > 0 {
+		_, err = fmt.Fprintf(p.Stdout, "its schedules are removed: %s\n", strings.Join(removed.Schedules, ", "))
+	}
 	return err
 }
 

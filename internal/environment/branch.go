@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	internal "github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -55,11 +57,16 @@ func (d *LocalDirectory) Compare(ctx context.Context, id, other protocol.Session
 // sentence about that, and about calls of other processes that it waits for.
 func (d *LocalDirectory) Fork(ctx context.Context, from protocol.SessionID, at public.At, to protocol.SessionID, warn func(string)) (turns int, err error) {
 	own, box := filepath.Join(filepath.Dir(d.data), string(to)), filepath.Join(d.data, "sandboxes", string(to))
-	if err := os.Mkdir(own, 0o700); err != nil {
+	err = os.Mkdir(own, 0o700)
+	made := err == nil
+	if _, of := dataOf(filepath.Dir(d.data), to); errors.Is(err, fs.ErrExist) && string(of) == filepath.Base(d.data) {
+		err = nil // of a fork that was interrupted, maybe
+	}
+	if err != nil {
 		return 0, fmt.Errorf("fork session %s: %w", from, err)
 	}
 	defer func() {
-		if err != nil {
+		if err != nil && made && !errors.Is(err, loop.ErrUncompleted) {
 			turns, err = 0, errors.Join(err, os.RemoveAll(own), os.RemoveAll(box))
 		}
 	}()

@@ -96,7 +96,7 @@ func TestLocalSessions_ForksAndSubAgentsShareADirectory(t *testing.T) {
 	require.ErrorContains(t, err, "its directory has its forks")
 	removed, err := l.Remove(t.Context(), "fork", false)
 	require.NoError(t, err)
-	require.Equal(t, uint64(1), removed.Events)
+	require.Equal(t, uint64(2), removed.Events)
 	_, err = l.Show(t.Context(), "fork")
 	require.ErrorIs(t, err, public.ErrNotFound)
 	fork(t, l, "other")

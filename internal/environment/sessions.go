@@ -322,13 +322,14 @@ func (l LocalSessions) start(ctx context.Context, data string) (*LocalDirectory,
 	return &LocalDirectory{clientOf(ctx, f, data), f, data}, nil
 }
 
-// Create starts the server of a session that this machine does not have.
+// Create starts the server of a session that this machine does not have, or whose import was
+// interrupted.
 func (l LocalSessions) Create(ctx context.Context, id protocol.SessionID) (*LocalDirectory, error) {
-	own := filepath.Join(l.dir, string(id))
-	if _, err := os.Stat(own); !errors.Is(err, fs.ErrNotExist) {
+	data, of := dataOf(l.dir, id)
+	if of != id {
 		return nil, fmt.Errorf("session %s exists: give another id", id)
 	}
-	return l.start(ctx, own)
+	return l.start(ctx, data)
 }
 
 // Remove is [public.Sessions.Remove]. With a session goes its data directory, which has its forks;

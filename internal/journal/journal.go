@@ -66,6 +66,17 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Journal, e
 // Load implements [loop.Journal]. It reads from the stream's leader, so it sees
 // every append that was acknowledged.
 func (j *Journal) Load(ctx context.Context, session protocol.SessionID) (loop.History, error) {
+	history, err := j.load(ctx, session)
+	if err == nil {
+		if history, err = history.Whole(); err != nil {
+			err = fmt.Errorf("session %s: %w", session, err)
+		}
+	}
+	return history, err
+}
+
+// load reads what is stored.
+func (j *Journal) load(ctx context.Context, session protocol.SessionID) (loop.History, error) {
 	var history loop.History
 	for next := uint64(1); ; next = history.Last + 1 {
 		msg, err := j.message(ctx, session, next)
@@ -183,16 +194,70 @@ func (j *Journal) settle(ctx context.Context, session protocol.SessionID, expect
 // check compares a session's last sequence with what the caller expects.
 func (j *Journal) check(ctx context.Context, session protocol.SessionID, expected uint64) (uint64, error) {
 	var last uint64
-	msg, err := j.stream.GetLastMsgForSubject(ctx, wire.EventSubject(j.fleet, session))
-	if err == nil {
+	msg, err := j.last(ctx, session)
+	if msg != nil {
 		last = msg.Sequence
-	} else if !errors.Is(err, jetstream.ErrMsgNotFound) {
-		return 0, fmt.Errorf("look at session %s: %w", session, err)
 	}
-	if last != expected {
+	if err == nil && last != expected {
 		return 0, fmt.Errorf("session %s is at %d, expected %d: %w", session, last, expected, loop.ErrJournalConflict)
 	}
-	return last, nil
+	return last, err
+}
+
+// last returns the last message of a session; nil for none.
+func (j *Journal) last(ctx context.Context, session protocol.SessionID) (*jetstream.RawStreamMsg, error) {
+	msg, err := j.stream.GetLastMsgForSubject(ctx, wire.EventSubject(j.fleet, session))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, nil //nolint:nilnil // it has none
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look at session %s: %w", session, err)
+	}
+	return msg, nil
+}
+
+// Mark ends the journal of a session with the mark [loop.EventRemoved]: no process can append to it
+// from then on, and none that loads it begins a turn. It is the first step of a removal. Mark returns
+// false if the journal ends with a mark already.
+func (j *Journal) Mark(ctx context.Context, session protocol.SessionID) (bool, error) {
+	for {
+		var expected uint64
+		msg, err := j.last(ctx, session)
+		if msg != nil {
+			var events []loop.Event
+			if json.Unmarshal(msg.Data, &events) == nil && len(events) > 0 && events[len(events)-1].Type == loop.EventRemoved {
+				return false, nil // by a removal that was cut short
+			}
+			expected = msg.Sequence
+		}
+		if err == nil {
+			err = j.MarkBehind(ctx, session, expected)
+		}
+		if !errors.Is(err, loop.ErrJournalConflict) {
+			return err == nil, err
+		}
+	}
+}
+
+// MarkBehind is [Journal.Mark] unless the session was extended since it was read: then the error wraps
+// [loop.ErrJournalConflict]. In a stream without room the mark takes that of earlier messages; what
+// is left of the journal is invalid, so no turn continues there either.
+func (j *Journal) MarkBehind(ctx context.Context, session protocol.SessionID, expected uint64) error {
+	mark := loop.Event{Type: loop.EventRemoved, SessionID: session, Time: time.Now().UTC()}
+	_, err := j.Append(ctx, session, expected, mark)
+	for _, keep := range []uint64{1, 0} { // the last message is the guard, as long as there is room
+		if !errors.Is(err, errFull) {
+			break
+		}
+		options := []jetstream.StreamPurgeOpt{jetstream.WithPurgeSubject(wire.EventSubject(j.fleet, session)), jetstream.WithPurgeKeep(keep)}
+		if keep == 0 {
+			options, expected = options[:1], 0
+		}
+		if err = j.stream.Purge(ctx, options...); err == nil {
+			_, err = j.Append(ctx, session, expected, mark)
+		}
+	}
+	return err
 }
 
 // batches encodes events as JSON arrays that each fit into a message. Images that do not

@@ -44,7 +44,7 @@ type Runner struct {
 	// Judge returns why a call of workers, which is no turn, must not start; nil lets all start.
 	Judge func(call *protocol.Call) error
 	// Owner returns the tenant that owns a session, "" for one that does not exist; required where
-	// the store has a signer.
+	// the store has a signer. A trigger whose session does not exist is removed.
 	Owner func(ctx context.Context, session protocol.SessionID) (protocol.Tenant, error)
 	// Channels has the messages that start calls; nil starts none by messages.
 	Channels *channel.Store
@@ -210,6 +210,14 @@ func (r *Runner) start(ctx context.Context, s *Schedule) error {
 	if err := r.Store.unchanged(ctx, s); err != nil { // this process may have been stopped or cut off
 		return err
 	}
+	if s.By != "" && r.Owner != nil { // else the coordinator that runs the turn finds that out
+		switch owner, err := r.Owner(ctx, s.Call.SessionID); {
+		case err != nil:
+			return err
+		case owner == "": // a turn of it has set the trigger while the session was removed
+			return r.end(ctx, s)
+		}
+	}
 	for _, t := range times {
 		call := s.At(t)
 		refusal, err := r.judged(ctx, s, &call)
@@ -232,9 +240,7 @@ func (r *Runner) start(ctx context.Context, s *Schedule) error {
 		r.Logger.InfoContext(ctx, "schedule started a call", about...)
 	}
 	if s.single() {
-		err := r.Store.bucket.Delete(ctx, s.Name, jetstream.LastRevision(s.revision))
-		s.ended = err == nil
-		return err
+		return r.end(ctx, s)
 	}
 	moved := *s
 	moved.Last = last
@@ -243,6 +249,13 @@ func (r *Runner) start(ctx context.Context, s *Schedule) error {
 	}
 	*s = moved
 	return nil
+}
+
+// end removes a schedule that starts nothing any more.
+func (r *Runner) end(ctx context.Context, s *Schedule) error {
+	err := r.Store.bucket.Delete(ctx, s.Name, jetstream.LastRevision(s.revision))
+	s.ended = err == nil
+	return err
 }
 
 // judged returns why a call must not start. What turns do is judged when they do it.

@@ -418,6 +418,19 @@ func (st *Store) Triggers(ctx context.Context, session protocol.SessionID) ([]*S
 	return all, nil // records that cannot be read are of no session
 }
 
+// Of returns the schedules that begin turns of a session or calls in its sandbox: its triggers, and
+// those of users. Others are read too, so it costs more than [Store.Triggers].
+func (st *Store) Of(ctx context.Context, session protocol.SessionID) ([]*Schedule, error) {
+	all, err := st.List(ctx)
+	if len(all) == 0 && err != nil {
+		return nil, err
+	}
+	lane := protocol.SandboxKey(string(session)).Lane()
+	return slices.DeleteFunc(all, func(s *Schedule) bool {
+		return !s.KeepSession || s.Call.SessionID != session && s.Call.Lane() != lane
+	}), nil // records that cannot be read are of no session
+}
+
 // last is the sequence of the latest change of any schedule.
 func (st *Store) last(ctx context.Context) (uint64, error) {
 	info, err := st.stream.Info(ctx)

@@ -258,12 +258,14 @@ func (s *Server) conclude(ctx context.Context, c *protocol.Call, r *protocol.Res
 		return
 	case r.Error.Code == codes.NotSigned: // the sender may have no right to write into the session
 		return
+	case r.Error.Code == protocol.CodeNotFound: // the session was removed, and is not begun by this
+		return
 	}
 	recorded, err := s.recordRefused(ctx, c, r)
 	if err == nil && !recorded {
 		err = s.endGivenUp(ctx, c)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, loop.ErrRemoved) && !errors.Is(err, loop.ErrUncompleted) { // no turn is open there
 		s.options.Logger.WarnContext(ctx, "turn is left to the session's next one, which ends it",
 			slog.String("session_id", string(c.SessionID)), slog.Any("error", err))
 	}
@@ -360,6 +362,9 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 			protocol.Errorf(codes.InvalidPayload, "a turn of session %s needs the resource key %s", run.Call.SessionID, Key(run.Call.SessionID)))
 	}
 	if refusal := s.owned(ctx, run); refusal != nil {
+		return wire.NewResult(run.Call, protocol.StatusRejected, refusal)
+	}
+	if refusal := s.orphaned(ctx, run.Call, turn.Trigger); refusal != nil {
 		return wire.NewResult(run.Call, protocol.StatusRejected, refusal)
 	}
 	events := &events{server: s, run: run}
@@ -462,9 +467,11 @@ const goOnPause = time.Second
 // Once ctx has ended, one try is made to end the turn in the journal, whatever the cause; if it
 // fails, conclude ends the turn when the call has its result.
 func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.Call, turn wire.TurnRun) (loop.TurnResult, error) {
+	input := loop.Input{Text: turn.Prompt, ID: c.ID, Attachments: attachments(turn)}
 	for {
 		stopped := ctx.Err() != nil
-		result, err := runner.Run(s.unattended(s.withTriggers(ctx, c), c), c.SessionID, loop.Input{Text: turn.Prompt, ID: c.ID, Attachments: attachments(turn)})
+		result, err := runner.Run(s.unattended(s.withTriggers(ctx, c), c), c.SessionID, input)
+		input.Again = input.Again || result.Turn > 0
 		if err == nil || stays(err) || stopped || ctx.Err() != nil && result.Outcome == loop.OutcomeInterrupted {
 			return result, err
 		}
@@ -477,6 +484,7 @@ func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.C
 // would be asked again.
 func stays(err error) bool {
 	return errors.Is(err, loop.ErrJournalInvalid) || errors.Is(err, loop.ErrNoInput) ||
+		errors.Is(err, loop.ErrRemoved) || errors.Is(err, loop.ErrUncompleted) ||
 		errors.Is(err, loop.ErrEventTooLarge) || errors.Is(err, &protocol.Error{Code: protocol.CodeFleetFull})
 }
 

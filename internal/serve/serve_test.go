@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -736,6 +737,28 @@ func TestTurn_CancelledBetweenTwoTries(t *testing.T) {
 	requireFault(t, got, protocol.StatusCancelled, protocol.CodeCancelled)
 	require.Nil(t, r.submit(t.Context(), serve.NewCall(session, wire.TurnRun{Prompt: "and then"}, 0)).Error)
 	require.Equal(t, []string{"1 turn_ended interrupted", "2 turn_ended answered"}, r.ends(session))
+}
+
+// TestTurn_OfAJournalThatIsGone: a turn whose journal is removed while it runs is not begun once more,
+// and nothing of it is journaled.
+func TestTurn_OfAJournalThatIsGone(t *testing.T) {
+	t.Parallel()
+	effects, next := filepath.Join(t.TempDir(), "effects"), filepath.Join(t.TempDir(), "next")
+	r := newRig(t, bash("echo ran >> "+effects+"; until test -e "+next+"; do sleep 0.05; done")+","+answer)
+	session := protocol.NewSessionID()
+	r.serve(r.Connect(), "a", nil)
+	done := make(chan *protocol.Result, 1)
+	go func() { done <- r.submit(t.Context(), serve.NewCall(session, wire.TurnRun{Prompt: "p"}, 0)) }()
+	awaitFile(t, effects)
+	stream, err := r.JS.Stream(t.Context(), wire.SessionsStream(r.Name))
+	require.NoError(t, err)
+	require.NoError(t, stream.Purge(t.Context(), jetstream.WithPurgeSubject(wire.EventSubject(r.Name, session))))
+	require.NoError(t, os.WriteFile(next, nil, 0o600))
+	requireFault(t, <-done, protocol.StatusFailed, protocol.CodeNotFound)
+	content, err := os.ReadFile(effects)
+	require.NoError(t, err)
+	require.Equal(t, "ran\n", string(content))
+	require.Empty(t, r.events(session))
 }
 
 // panics is a model that does, when it is shown the result of a tool call.

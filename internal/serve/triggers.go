@@ -7,17 +7,20 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // triggers are those of the session whose turn runs. A turn that one of them begins is as that
 // turn, but for its prompt.
 type triggers struct {
-	store *schedule.Store
-	call  *protocol.Call // that asked for the turn
+	store   *schedule.Store
+	call    *protocol.Call // that asked for the turn
+	journal loop.Journal
 }
 
 // withTriggers gives the run of a turn the triggers of its session, unless no coordinator starts
@@ -26,7 +29,32 @@ func (s *Server) withTriggers(ctx context.Context, call *protocol.Call) context.
 	if s.options.Schedules == nil {
 		return ctx
 	}
-	return ports.WithTriggers(ctx, triggers{s.options.Schedules, call})
+	return ports.WithTriggers(ctx, triggers{s.options.Schedules, call, s.options.Journal})
+}
+
+// orphaned refuses the turn of a trigger that another session of that name has set, which was removed.
+func (s *Server) orphaned(ctx context.Context, call *protocol.Call, trigger *wire.TurnTrigger) *protocol.Error {
+	if trigger == nil || trigger.By == "" {
+		return nil
+	}
+	history, err := s.options.Journal.Load(ctx, call.SessionID)
+	if err != nil {
+		return nil //nolint:nilerr // the turn reads it again, and says so
+	}
+	set := false
+	for i := range history.Events {
+		switch e := &history.Events[i]; e.Type {
+		case loop.EventToolCall:
+			set = set || e.CallID == trigger.By
+		case loop.EventSessionForked, loop.EventImported: // which have no triggers of their origin
+			set = false
+		default:
+		}
+	}
+	if set {
+		return nil
+	}
+	return protocol.Errorf(codes.TurnPostponed, "the turn of trigger %s is left out: the session in which it was set was removed", trigger.Name)
 }
 
 // unattended gives the run of a turn the bounds of what its session does without a person, and what
@@ -58,7 +86,14 @@ func (t triggers) Add(ctx context.Context, trigger ports.Trigger) error {
 	if errors.Is(err, schedule.ErrInvalid) {
 		return protocol.Errorf(protocol.CodeInvalidArguments, "%s", strings.TrimPrefix(err.Error(), schedule.ErrInvalid.Error()+": "))
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	// A removal marks the journal before it removes triggers: it has found this one, or is found.
+	if _, err := t.journal.Load(ctx, t.call.SessionID); errors.Is(err, loop.ErrRemoved) {
+		return errors.Join(err, t.Remove(ctx, trigger.ID))
+	}
+	return nil
 }
 
 // List implements [ports.Triggers]. The trigger whose only turn runs has fired, although its record

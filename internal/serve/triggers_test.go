@@ -124,12 +124,21 @@ func TestServer_ATriggerThatHasFiredDoesNotWait(t *testing.T) {
 	r.serve(r.Connect(), "a", func(o *serve.Options) {
 		o.Models, o.Schedules, o.Unattended = map[string]loop.Model{"script": tireless{}}, schedules, ports.Unattended{Floor: time.Hour}
 	})
-	session := r.begin(t, "work")
+	session := r.begin(t, "work to")
+	require.Nil(t, r.submit(t.Context(), serve.NewCall(session, wire.TurnRun{Prompt: "work to", Toolsets: []string{"channels", "triggers"}}, 0)).Error)
+	var by []protocol.CallID // the calls that set the triggers
+	for _, e := range r.events(session) {
+		if e.Type == loop.EventToolCall && e.Name == "send_message" {
+			by = append(by, e.CallID)
+		}
+	}
+	require.Len(t, by, 2)
 	fire := func(name string) protocol.Result {
 		s := schedule.Schedule{
-			Name: "t-" + name, KeepSession: true, Secret: "secret", Trigger: schedule.Trigger{Once: time.Now(), By: protocol.CallID(name)},
-			Call: serve.NewCall(session, wire.TurnRun{Prompt: "look", Trigger: &wire.TurnTrigger{Name: "t-" + name, By: protocol.CallID(name)}}, 0),
+			Name: "t-" + name, KeepSession: true, Secret: "secret", Trigger: schedule.Trigger{Once: time.Now(), By: by[0]},
+			Call: serve.NewCall(session, wire.TurnRun{Prompt: "look to", Trigger: &wire.TurnTrigger{Name: "t-" + name, By: by[0]}}, 0),
 		}
+		by = by[1:]
 		require.NoError(t, schedules.AddTrigger(t.Context(), s))
 		stored, err := schedules.Get(t.Context(), s.Name)
 		require.NoError(t, err)

@@ -39,6 +39,8 @@ type folded struct {
 	worked   bool                       // it has a turn that no client of another interface made, or is a fork
 	last     uint64                     // sequence of the last message
 	invalid  bool                       // a message cannot be read
+	copies   protocol.CallID            // the fork or import that is not completed
+	removed  bool                       // it is being removed
 }
 
 // spend adds what a reply or a summary took. What sub-agents took is that of their own sessions.
@@ -78,7 +80,14 @@ func (i *folded) apply(e *loop.Event) {
 	}
 	i.ask(e)
 	i.wonder(e)
+	if e.CallID == i.copies && (e.Type == loop.EventSessionForked || e.Type == loop.EventImported) {
+		i.copies = ""
+	}
 	switch e.Type {
+	case loop.EventCopyStarted: // what is before was interrupted
+		*i = folded{Session: report.Session{SessionID: i.SessionID, CreatedAt: i.CreatedAt, UpdatedAt: e.Time, Parent: e.From}, copies: e.CallID}
+	case loop.EventRemoved:
+		i.removed = true
 	case loop.EventApprovalAsked:
 		i.State = report.StateWaitsForApproval
 		i.Approval = &report.Question{SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Arguments: e.Arguments, Reason: e.Text, AskedAt: e.Time}
@@ -251,18 +260,25 @@ func (r *Reader) journals(ctx context.Context, of []change) (map[protocol.Sessio
 // read extends what is known by one message of the journal.
 func (i *folded) read(body []byte, seq uint64, at time.Time) {
 	var events []loop.Event
+	messages, size := i.Messages, i.JournalBytes
 	if json.Unmarshal(body, &events) != nil {
 		i.invalid, events, i.UpdatedAt = true, nil, at
 	}
 	for n := range events {
 		i.apply(&events[n])
 	}
-	i.Messages, i.JournalBytes, i.last = i.Messages+1, i.JournalBytes+int64(len(body)), seq
+	i.JournalBytes, i.last = size+int64(len(body)), seq
+	i.Messages = messages + 1
 }
 
 func (i *folded) described() *report.Session {
-	if i.invalid {
+	switch {
+	case i.removed:
+		i.State = report.StateRemoving
+	case i.invalid:
 		i.State = report.StateInvalid
+	case i.copies != "":
+		i.State = report.StateUncompleted
 	}
 	return &i.Session
 }

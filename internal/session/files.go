@@ -256,15 +256,39 @@ func (f Files) ForkDirectory(ctx context.Context, journal loop.Journal, from pro
 	})
 }
 
-// begin begins a session: its workspace by fork, and then its conversation.
+// begin begins a session: its workspace by fork, and its conversation.
 func (f Files) begin(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.SessionID, fork func() error) (turns int, err error) {
-	if err := fork(); err != nil {
+	c, err := forkOf(ctx, journal, from, at, to)
+	if err == nil {
+		c.occupied, err = f.store.Has(ctx, sandboxHash(to))
+	}
+	if err == nil {
+		err = c.run(ctx, func() error { return f.files(ctx, c, fork) })
+	}
+	if err != nil {
 		return 0, fmt.Errorf("session %s: %w", from, err)
 	}
-	if turns, err = Fork(ctx, journal, from, at, to); err != nil {
-		return 0, errors.Join(err, f.store.Remove(context.WithoutCancel(ctx), sandboxHash(to), 0))
+	return c.turns, nil
+}
+
+// maxForks is how often the files of an interrupted fork are made again: its process may still run,
+// and make them as well.
+const maxForks = 5
+
+// files begins the workspace of a fork. What an earlier attempt has made is replaced: its origin may
+// have changed since.
+func (f Files) files(ctx context.Context, c *copying, fork func() error) (err error) {
+	for range maxForks {
+		if c.again {
+			if err := f.store.Remove(ctx, sandboxHash(c.to), 0); err != nil {
+				return err
+			}
+		}
+		if err = fork(); !c.again || !errors.Is(err, workspace.ErrExists) {
+			break
+		}
 	}
-	return turns, nil
+	return err
 }
 
 // fork begins a workspace with the files that a session had at a point; none if it had none there.

@@ -2,6 +2,8 @@ package session
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -85,19 +87,32 @@ func behind(ctx context.Context, journal loop.Journal, events []loop.Event, call
 // Outputs that are stored outside of the conversation, because they were too long, are not copied,
 // and neither is the seed of the ids of its calls: the next turn begins with another.
 func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.SessionID) (turns int, err error) {
-	history, err := journal.Load(ctx, from)
+	c, err := forkOf(ctx, journal, from, at, to)
+	if err == nil {
+		err = c.run(ctx, nil)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("fork session %s: %w", from, err)
 	}
-	events := until(history.Events, at)
-	if turns = give(events, to); turns == 0 {
-		return 0, nil
+	return c.turns, nil
+}
+
+// forkOf is the fork of a session at a point.
+func forkOf(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.SessionID) (*copying, error) {
+	history, err := journal.Load(ctx, from)
+	if err != nil {
+		return nil, err
 	}
-	events = append(events, loop.Event{Type: loop.EventSessionForked, SessionID: to, Time: time.Now().UTC(), NoteFields: loop.NoteFields{From: from}})
-	if _, err := journal.Append(ctx, to, 0, events...); err != nil {
-		return 0, fmt.Errorf("fork session %s: %w", from, err)
+	c := &copying{journal: journal, to: to, from: from, events: until(history.Events, at), ends: loop.EventSessionForked, what: "the fork of session " + string(from)}
+	switch {
+	case at.Turn > 0:
+		c.what += fmt.Sprint(" at turn ", at.Turn)
+	case at.Call != "":
+		c.what += " at call " + string(at.Call)
 	}
-	return turns, nil
+	c.id = wire.CopyCallID(to, fmt.Sprint(c.what, "/", history.Last))
+	c.turns = give(c.events, to)
+	return c, nil
 }
 
 // ErrExists means that there is a session of an id.
@@ -112,21 +127,102 @@ func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to p
 			return 0, codes.As(codes.ErrInvalid, fmt.Errorf("event %d of the export, %s: %w", i+1, events[i].Type, err))
 		}
 	}
-	events = until(events, At{})
-	for i := range events {
-		disown(&events[i])
-	}
-	if turns = give(events, to); turns == 0 {
-		return 0, errors.New("the export has no turn")
-	}
-	switch _, err := journal.Append(ctx, to, 0, events...); {
-	case errors.Is(err, loop.ErrJournalConflict):
-		return 0, fmt.Errorf("session %s %w: give another id", to, ErrExists)
-	case err != nil:
+	sum := sha256.New()
+	if err := json.NewEncoder(sum).Encode(events); err != nil {
 		return 0, fmt.Errorf("import session %s: %w", to, err)
 	}
-	return turns, nil
+	events = slices.DeleteFunc(events, func(e loop.Event) bool {
+		return e.Type == loop.EventCopyStarted || e.Type == loop.EventImported || e.Type == loop.EventRemoved
+	})
+	c := &copying{journal: journal, to: to, events: until(events, At{}), ends: loop.EventImported, what: fmt.Sprintf("the import of an export (SHA-256 %x)", sum.Sum(nil))}
+	c.id = wire.CopyCallID(to, c.what)
+	for i := range c.events {
+		disown(&c.events[i])
+	}
+	if c.turns = give(c.events, to); c.turns == 0 {
+		return 0, errors.New("the export has no turn")
+	}
+	if err := c.run(ctx, nil); err != nil {
+		return 0, fmt.Errorf("import session %s: %w", to, err)
+	}
+	return c.turns, nil
 }
+
+// copying makes a session of the events of another one. The journal begins with what is to be made,
+// [loop.EventCopyStarted], and ends with the event that completes it; in between there is no session.
+// The same request completes an interrupted one: its events begin with a mark of their own, behind
+// which a process of the earlier attempt cannot append.
+type copying struct {
+	journal loop.Journal
+	to      protocol.SessionID
+	what    string          // the request, for people
+	id      protocol.CallID // of the request, and of what it copies
+	from    protocol.SessionID
+	events  []loop.Event
+	turns   int
+	ends    loop.EventType
+
+	occupied bool // it has a workspace already
+	again    bool // an earlier attempt was interrupted, and may have made files
+}
+
+// run makes the session, with the files that fork makes; nil makes none.
+func (c *copying) run(ctx context.Context, files func() error) error {
+	history, err := c.journal.Load(ctx, c.to)
+	switch {
+	case errors.Is(err, loop.ErrUncompleted):
+		if mark := history.Events[0]; mark.Text != c.what {
+			return fmt.Errorf("session %s %w, uncompleted: %s began at %s; repeat that, or remove the session (session rm %s)", c.to, ErrExists, mark.Text, mark.Time.Format(time.RFC3339), c.to)
+		}
+		c.again = true
+	case err != nil:
+		return err
+	case len(history.Events) > 0:
+		if last := history.Events[len(history.Events)-1]; last.Type == c.ends && last.CallID == c.id {
+			return nil // the answer to the first attempt was lost
+		}
+		return fmt.Errorf("session %s %w: give another id", c.to, ErrExists)
+	}
+	if c.occupied && !c.again {
+		return workspace.ErrExists
+	}
+	if c.turns == 0 { // there is no conversation: the files are all
+		if files == nil {
+			return nil
+		}
+		return files()
+	}
+	now := time.Now().UTC()
+	mark := loop.Event{Type: loop.EventCopyStarted, SessionID: c.to, Time: now, Text: c.what, CallFields: loop.CallFields{CallID: c.id}, NoteFields: loop.NoteFields{From: c.from}}
+	last, err := c.journal.Append(ctx, c.to, history.Last, mark)
+	if errors.Is(err, loop.ErrJournalConflict) {
+		return fmt.Errorf("session %s %w: another process makes it now", c.to, ErrExists)
+	}
+	if err == nil && files != nil {
+		err = files()
+	}
+	if err == nil {
+		mark.Type, mark.Text = c.ends, ""
+		_, err = c.journal.Append(ctx, c.to, last, append(c.events, mark)...)
+	}
+	switch {
+	case errors.Is(err, loop.ErrJournalConflict):
+		return fmt.Errorf("session %s %w: another process has begun to make it again", c.to, ErrExists)
+	case err != nil:
+		return uncompleted{err}
+	default:
+		return nil
+	}
+}
+
+// uncompleted is an error that leaves, or may leave, a fork or an import that is not completed.
+type uncompleted struct{ error }
+
+func (u uncompleted) Error() string {
+	return u.error.Error() + "; the same command again completes it, and session rm removes it"
+}
+
+func (u uncompleted) Unwrap() []error { return []error{u.error, loop.ErrUncompleted} }
 
 // disown removes what an event of an export says about other sessions: its author may
 // have made it up. Sub-agents are recognized by their own journals ([loop.LoadAgent]).

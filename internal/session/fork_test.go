@@ -2,18 +2,24 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/journal"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
@@ -82,7 +88,7 @@ func TestFork_GoesOnWhereverItWasCut(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, history.Events, "nothing was written")
 	_, err = Fork(t.Context(), j, "from", At{}, "to-1")
-	require.ErrorIs(t, err, loop.ErrJournalConflict)
+	require.ErrorIs(t, err, codes.ErrExists)
 	calls, ok, err := Behind(t.Context(), j, "from", At{Turn: 2})
 	require.NoError(t, err)
 	require.False(t, ok, "turn 2 has not ended")
@@ -318,4 +324,158 @@ func TestFold_WhatASessionUsedIsItsOwn(t *testing.T) {
 	fork := fold(append(events, loop.Event{Type: loop.EventSessionForked, NoteFields: loop.NoteFields{From: "from"}}, spent(loop.EventModelReply, new(1.0))))
 	require.Equal(t, int64(11), fork.Usage.Total())
 	require.InDelta(t, 1.0, *fork.CostUSD, 1e-9)
+}
+
+// long is a conversation that no single message of a journal holds, with a call that may start once.
+func long(f *nats.Conn) []loop.Event {
+	events := []loop.Event{
+		{Type: loop.EventSessionStarted, StartFields: loop.StartFields{Model: "m"}},
+		{Type: loop.EventTurnStarted, Turn: 1, StartFields: loop.StartFields{Input: "deploy everything", Seed: "origin"}},
+	}
+	steps := int(f.MaxPayload()) * 13 / 10 / (24 << 10)
+	for s := 1; s <= steps; s++ {
+		id := fmt.Sprint("c", s)
+		fields := loop.CallFields{ToolCallID: id, Name: "deploy", CallID: wire.NewCallID("from", "origin", 1, s, 0)}
+		events = append(events,
+			loop.Event{Type: loop.EventModelReply, Turn: 1, Step: s, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: id, Name: "deploy", Arguments: "{}"}}}},
+			loop.Event{Type: loop.EventToolCall, Turn: 1, Step: s, CallFields: fields},
+			loop.Event{Type: loop.EventToolResult, Turn: 1, Step: s, CallFields: fields, Status: "ok", ResultFields: loop.ResultFields{Content: strings.Repeat("x", 24<<10)}})
+	}
+	return append(events, loop.Event{Type: loop.EventModelReply, Turn: 1, Step: steps + 1, Text: "deployed"}, loop.Event{Type: loop.EventTurnEnded, Turn: 1, Step: steps + 1, Status: "answered", Text: "deployed"})
+}
+
+// cutOff stores a number of messages, and the first part of the next append.
+type cutOff struct {
+	loop.Journal
+
+	left int
+	part int // of the events
+}
+
+func (c *cutOff) Append(ctx context.Context, id protocol.SessionID, last uint64, events ...loop.Event) (uint64, error) {
+	if c.left--; c.left < 0 {
+		return 0, errCrash
+	}
+	if c.left == 0 {
+		_, err := c.Journal.Append(ctx, id, last, events[:len(events)*c.part/2]...)
+		return 0, errors.Join(errCrash, err)
+	}
+	return c.Journal.Append(ctx, id, last, events...)
+}
+
+// A fork, or an import, that is interrupted anywhere is no session, but for one that was stored whole.
+// The same command makes it, with the files that its origin has then, and once.
+func TestFork_CutOffAnywhereIsCompleted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	_, err := r.Journal.Append(t.Context(), "from", 0, conversation()[:7]...)
+	require.NoError(t, err)
+	files, err := OpenFiles(t.Context(), r.Fleet, protocol.DefaultPool)
+	require.NoError(t, err)
+	forks := func(journal loop.Journal, to protocol.SessionID) (int, error) {
+		return files.Fork(t.Context(), journal, "from", At{}, to)
+	}
+	imports := func(journal loop.Journal, to protocol.SessionID) (int, error) {
+		return Import(t.Context(), journal, conversation()[:7], to)
+	}
+	for name, do := range map[string]func(loop.Journal, protocol.SessionID) (int, error){"fork": forks, "import": imports} {
+		for writes := 1; writes <= 2; writes++ {
+			for part := range 3 { // nothing, a half, all without an answer
+				to := protocol.SessionID(fmt.Sprintf("%s-%d-%d", name, writes, part))
+				require.Nil(t, r.call(t.Context(), t, "from", protocol.FilesWrite{Path: "important", Content: []byte("old")}).Error)
+				_, err := do(&cutOff{r.Journal, writes, part}, to)
+				require.ErrorIs(t, err, errCrash)
+				require.ErrorContains(t, err, "the same command again completes it")
+				if half := writes == 1 && part == 2 || writes == 2 && part < 2; half {
+					requireNoSession(t, r, to, report.StateUncompleted, loop.ErrUncompleted)
+					_, err = Fork(t.Context(), r.Journal, "from", At{Turn: 1}, to)
+					require.ErrorIs(t, err, codes.ErrExists)
+					require.ErrorContains(t, err, "session rm "+string(to))
+				}
+				if writes == 1 {
+					require.Nil(t, r.call(t.Context(), t, "from", protocol.FilesWrite{Path: "important", Content: []byte("new")}).Error)
+				}
+				for range 2 {
+					turns, err := do(r.Journal, to)
+					require.NoError(t, err)
+					require.Equal(t, 1, turns)
+				}
+				history, err := r.Journal.Load(t.Context(), to)
+				require.NoError(t, err)
+				require.Len(t, history.Events, len(conversation()[:7])+2, "and the end of its job")
+				require.Equal(t, to, history.Events[0].SessionID)
+				if name == "fork" {
+					content, err := files.Read(t.Context(), to, "important", "")
+					require.NoError(t, err)
+					require.Equal(t, map[bool]string{true: "new", false: "old"}[writes == 1], string(content))
+				}
+				info, err := r.reader(t).Show(t.Context(), to)
+				require.NoError(t, err)
+				require.NotEqual(t, report.StateUncompleted, info.State)
+				_, err = r.Journal.Append(t.Context(), to, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2})
+				require.NoError(t, err)
+				_, err = do(r.Journal, to)
+				require.ErrorIs(t, err, codes.ErrExists, "it is a session, which has continued")
+			}
+		}
+	}
+}
+
+// The process of an interrupted fork, which was stopped, adds nothing to the one that was made
+// instead.
+func TestFork_MadeAgainWhileItsProcessWasStopped(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	j, err := journal.Open(t.Context(), f.NC, f.Name)
+	require.NoError(t, err)
+	_, err = j.Append(t.Context(), "from", 0, long(f.NC)...)
+	require.NoError(t, err)
+	c, err := forkOf(t.Context(), j, "from", At{}, "to")
+	require.NoError(t, err)
+	err = c.run(t.Context(), func() error { // it is stopped between the mark and the conversation
+		_, err := Fork(t.Context(), j, "from", At{}, "to")
+		return err
+	})
+	require.ErrorIs(t, err, codes.ErrExists)
+	history, err := j.Load(t.Context(), "to")
+	require.NoError(t, err)
+	require.Len(t, history.Events, len(long(f.NC))+1)
+}
+
+// What was never completed is removed by its name, or when it is old.
+func TestFork_NeverCompletedIsRemoved(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	_, err := r.Journal.Append(t.Context(), "from", 0, conversation()[:7]...)
+	require.NoError(t, err)
+	files, err := OpenFiles(t.Context(), r.Fleet, protocol.DefaultPool)
+	require.NoError(t, err)
+	require.Nil(t, r.call(t.Context(), t, "from", protocol.FilesWrite{Path: "important", Content: []byte("old")}).Error)
+	cut := func(to protocol.SessionID) {
+		_, err := files.Fork(t.Context(), &cutOff{r.Journal, 2, 1}, "from", At{}, to)
+		require.ErrorIs(t, err, errCrash)
+		require.NotEmpty(t, r.left(t, to))
+	}
+	cut("removed")
+	_, err = Remove(t.Context(), r.Fleet, "removed", Options{})
+	require.NoError(t, err)
+	require.Empty(t, r.left(t, "removed"))
+
+	cut("old")
+	half, err := newRemover(t.Context(), r.Fleet, "interrupted", Options{Force: true})
+	require.NoError(t, err)
+	_, err = r.Journal.Append(t.Context(), "interrupted", 0, conversation()...)
+	require.NoError(t, err)
+	require.NoError(t, half.mark(t.Context()))
+	sweeper := Sweeper{Fleet: r.Fleet, Stores: map[*fleet.Fleet]*workspace.Store{r.Fleet: files.store}, Age: time.Hour}
+	n, err := sweeper.Sweep(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, n, "nothing is old")
+	sweeper.Age = 0
+	require.Eventually(t, func() bool { // a worker holds a lane for a moment
+		_, err := sweeper.Sweep(t.Context())
+		list, _, listErr := r.reader(t).List(t.Context(), 10)
+		return err == nil && listErr == nil && len(list) == 1
+	}, time.Minute, 50*time.Millisecond)
+	require.Empty(t, r.left(t, "old"))
 }

@@ -1,14 +1,14 @@
 // Package session removes sessions with all that the fleet keeps of them.
 //
-//	busy? ──► journal ──► unfinished calls ──► workspace ──► journal, results ──► bodies, whole outputs
-//	refused    fence: nobody      cancelled       by its worker,   once its lanes
-//	or forced  can go on with it  (forced)        a call of its    are free
-//	                                              lane
+//	busy? ──► mark ──► triggers, schedules ──► unfinished calls ──► workspace ──► results, outputs ──► journal
+//	refused    the last       nothing wakes       cancelled       by its worker,   once its lanes    last
+//	or forced  event of the   the session         (forced)        a call of its    are free
+//	           journal                                            lane
 //
-// The journal goes first: a process that still runs the session can then not extend it, and stops.
-// A turn that waited may begin before it is cancelled, and journals that, so the journal is read
-// again when no process has the session any more. Each step may be repeated, so a second removal
-// completes one that was cut short.
+// The mark is [loop.EventRemoved]. A process that still runs the session cannot append behind it, and
+// a turn that waited does not begin, since an empty journal would be that of a new session. Each step
+// may be repeated, so a second removal completes one that was cut short. Until then the session is
+// listed as being removed.
 package session
 
 import (
@@ -47,6 +47,8 @@ type Options struct {
 	// Used says that the session has a workspace, or had one a moment ago, as far as the caller
 	// knows.
 	Used bool
+
+	removes bool // and does not only look
 }
 
 const (
@@ -64,12 +66,17 @@ const (
 // The error wraps [ErrBusy] when the session is busy and options do not force it; then
 // nothing was removed. After any other error some of it may be left: remove it again.
 func Remove(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Options) (report.Removed, error) {
+	o.removes = true
 	r, err := newRemover(ctx, f, id, o)
 	if err != nil {
 		return report.Removed{}, fmt.Errorf("remove session %s: %w", id, err)
 	}
 	if !o.Force {
-		if err := r.refuseBusy(ctx, "or force the removal, which cancels what runs"); err != nil {
+		err := r.refuseBusy(ctx, "or force the removal, which cancels what runs")
+		if err == nil {
+			err = r.refuseScheduled(ctx)
+		}
+		if err != nil {
 			return report.Removed{}, fmt.Errorf("remove session %s: %w", id, err)
 		}
 	}
@@ -87,6 +94,8 @@ type remover struct {
 	parts   []*part
 	id      protocol.SessionID
 	options Options
+	last    uint64 // of the journal, when it was found idle
+	marked  bool   // by this remover
 	removed report.Removed
 }
 
@@ -119,7 +128,10 @@ func (r *remover) operator(pool protocol.Pool) *operator.Operator {
 
 // steps are what is done, in its order.
 func (r *remover) steps() []func(context.Context) error {
-	return []func(context.Context) error{r.journal, r.triggers, r.calls, r.workspace, r.released, r.journal, r.inEach(r.leftover), r.inEach(r.listed), r.inEach(r.results), r.inEach(r.bodies)}
+	return []func(context.Context) error{
+		r.mark, r.triggers, r.calls, r.workspace, r.released, r.triggers, // of a turn that ran meanwhile
+		r.inEach(r.leftover), r.inEach(r.listed), r.inEach(r.results), r.inEach(r.bodies), r.journal,
+	}
 }
 
 // inEach is a step that is done in each part.
@@ -152,22 +164,27 @@ func (r *remover) ownLanes() []ownLane {
 func (r *remover) refuseBusy(ctx context.Context, instead string) error {
 	var reasons []string
 	history, err := r.fleet.Journal.Load(ctx, r.id)
-	if errors.Is(err, loop.ErrJournalInvalid) {
+	switch {
+	case errors.Is(err, loop.ErrJournalInvalid):
 		reasons = append(reasons, "whether a turn is open cannot be read from its journal")
-	} else if err != nil {
+	case r.options.removes && errors.Is(err, loop.ErrRemoved): // what was open does not go on
+		history.Events = nil
+	case r.options.removes && errors.Is(err, loop.ErrUncompleted):
+	case err != nil:
 		return err
 	}
+	r.last = history.Last
 	info := fold(history.Events)
 	if IsOpen(info.State) {
 		reasons = append(reasons, fmt.Sprintf("turn %d is open", info.History[len(info.History)-1].Turn))
 	}
 	for _, p := range r.ownLanes() {
-		calls, err := r.busy(ctx, p)
+		calls, holder, err := r.busy(ctx, p)
 		if err != nil {
 			return err
 		}
 		if calls > 0 {
-			reasons = append(reasons, fmt.Sprintf("lane %s has %d unfinished calls", p.lane, calls))
+			reasons = append(reasons, fmt.Sprintf("lane %s has %d unfinished calls%s", p.lane, calls, holder))
 		}
 	}
 	if len(reasons) == 0 {
@@ -177,33 +194,66 @@ func (r *remover) refuseBusy(ctx context.Context, instead string) error {
 }
 
 // busy counts the unfinished calls of a lane, for a moment: one whose result is known already
-// may not be out of its mailbox yet.
-func (r *remover) busy(ctx context.Context, p ownLane) (int, error) {
+// may not be out of its mailbox yet. holder says who has the lane; "" if no worker has it.
+func (r *remover) busy(ctx context.Context, p ownLane) (calls int, holder string, err error) {
 	for until := time.Now().Add(moment); ; {
-		calls, err := r.unfinished(ctx, p)
-		if err != nil || len(calls) == 0 || time.Now().After(until) {
-			return len(calls), err
+		view, err := r.look(ctx, p)
+		if err != nil || len(view.Calls) == 0 || time.Now().After(until) {
+			if view.Holder != "" {
+				holder = " at " + string(view.Holder)
+			}
+			return len(view.Calls), holder, err
 		}
 		if !pause.For(ctx, lookPeriod) {
-			return 0, ctx.Err()
+			return 0, "", ctx.Err()
 		}
 	}
 }
 
 // unfinished returns the unfinished calls of a lane.
 func (r *remover) unfinished(ctx context.Context, p ownLane) ([]operator.CallStatus, error) {
-	view, err := r.operator(p.pool).Show(ctx, p.pool, p.lane, 0)
-	if errors.Is(err, operator.ErrNoLane) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return view.Calls, nil
+	view, err := r.look(ctx, p)
+	return view.Calls, err
 }
 
+// look looks at a lane; one that does not exist is empty.
+func (r *remover) look(ctx context.Context, p ownLane) (operator.View, error) {
+	view, err := r.operator(p.pool).Show(ctx, p.pool, p.lane, 0)
+	if errors.Is(err, operator.ErrNoLane) {
+		return operator.View{}, nil
+	}
+	if err != nil {
+		return operator.View{}, err
+	}
+	return *view, nil
+}
+
+// mark marks the journal. Without Force a turn that has begun since the session was found idle
+// refuses the removal.
+func (r *remover) mark(ctx context.Context) (err error) {
+	if r.options.Force {
+		r.marked, err = r.fleet.Journal.Mark(ctx, r.id)
+		return err
+	}
+	if _, err = r.fleet.Journal.Load(ctx, r.id); errors.Is(err, loop.ErrRemoved) {
+		return nil // by a removal that was cut short
+	}
+	if err = r.fleet.Journal.MarkBehind(ctx, r.id, r.last); errors.Is(err, loop.ErrJournalConflict) {
+		err = errBegun
+	}
+	r.marked = err == nil
+	return err
+}
+
+// errBegun means that a turn or another change of a session has begun since it was found idle.
+var errBegun = fmt.Errorf("%w: it was extended meanwhile; nothing was changed", ErrBusy)
+
+// journal removes the journal with its mark.
 func (r *remover) journal(ctx context.Context) error {
 	removed, err := r.purge(ctx, r.fleet, wire.SessionsStream(r.fleet.Name), wire.EventSubject(r.fleet.Name, r.id), 0)
+	if r.marked && removed > 0 {
+		removed-- // the mark is none of its events
+	}
 	r.removed.Events += removed
 	if err != nil {
 		return err
@@ -211,16 +261,36 @@ func (r *remover) journal(ctx context.Context) error {
 	return natsio.RemoveJournalMarks(ctx, r.fleet.JS, r.fleet.Name, r.id)
 }
 
+// schedules returns the store, and the schedules that begin turns of the session, or calls in its
+// sandbox.
+func (r *remover) schedules(ctx context.Context) (store *schedule.Store, using []*schedule.Schedule, err error) {
+	if store, err = schedule.Open(ctx, r.fleet.JS, r.fleet.Name); err != nil {
+		return nil, nil, err
+	}
+	using, err = store.Of(ctx, r.id)
+	return store, using, err
+}
+
+// refuseScheduled returns an error if users' schedules begin turns of the session.
+func (r *remover) refuseScheduled(ctx context.Context) error {
+	_, using, err := r.schedules(ctx)
+	for _, s := range using {
+		if s.By == "" {
+			return fmt.Errorf("%w: schedule %s starts turns or calls in it; remove that (schedule rm %s), or force the removal, which removes it too", ErrBusy, s.Name, s.Name)
+		}
+	}
+	return err
+}
+
 // triggers removes what would begin turns of the session.
 func (r *remover) triggers(ctx context.Context) error {
-	store, err := schedule.Open(ctx, r.fleet.JS, r.fleet.Name)
-	if err != nil {
-		return err
-	}
-	set, err := store.Triggers(ctx, r.id)
-	for _, s := range set {
-		if err := store.Remove(ctx, s.Name); err != nil && !errors.Is(err, schedule.ErrUnknown) {
+	store, using, err := r.schedules(ctx)
+	for _, s := range using {
+		switch err := store.Remove(ctx, s.Name); {
+		case err != nil && !errors.Is(err, schedule.ErrUnknown):
 			return err
+		case s.By == "":
+			r.removed.Schedules = append(r.removed.Schedules, s.Name)
 		}
 	}
 	return err

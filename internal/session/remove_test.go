@@ -2,12 +2,13 @@ package session
 
 import (
 	"context"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -15,10 +16,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/model/scripted"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
@@ -26,6 +30,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -188,12 +193,21 @@ func TestRemove_RefusesWhatIsBusyUnlessForced(t *testing.T) {
 func TestRemove_CutShortIsCompleted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	for done := range 9 {
+	for done := 0; ; done++ {
 		r.lived(t, "s")
+		history, err := r.Journal.Load(t.Context(), "s")
+		require.NoError(t, err)
 		half, err := newRemover(t.Context(), r.Fleet, "s", Options{})
 		require.NoError(t, err)
+		half.last = history.Last
+		if done > len(half.steps()) {
+			break
+		}
 		for _, step := range half.steps()[:done] {
 			require.NoError(t, step(t.Context()))
+		}
+		if done > 0 && done < len(half.steps()) {
+			requireNoSession(t, r, "s", report.StateRemoving, loop.ErrRemoved)
 		}
 		_, err = Remove(t.Context(), r.Fleet, "s", Options{})
 		require.NoError(t, err)
@@ -265,10 +279,10 @@ func TestRemove_CallsThatWaitInOtherLanesAreRun(t *testing.T) {
 	_, err = Remove(t.Context(), r.Fleet, "s", Options{})
 	require.NoError(t, err)
 	r.lived(t, "s")
-	removal, err := newRemover(t.Context(), r.Fleet, "s", Options{})
+	removal, err := newRemover(t.Context(), r.Fleet, "s", Options{Force: true})
 	require.NoError(t, err)
 	steps := removal.steps()
-	listed := len(steps) - 2
+	listed := len(steps) - 3
 	for _, step := range steps[:listed] {
 		require.NoError(t, step(t.Context()))
 	}
@@ -293,51 +307,218 @@ func TestRemove_CallsThatWaitInOtherLanesAreRun(t *testing.T) {
 	require.Contains(t, r.left(t, "s"), wire.ResultSubject(r.Name, "s", "waits"), "whoever takes the lane over would run it again")
 }
 
-// slow is a model that thinks until it is stopped.
-type slow struct{ asked chan struct{} }
-
-func (m slow) Reply(ctx context.Context, _ loop.Request, _ func(loop.Delta)) (loop.Reply, error) {
-	m.asked <- struct{}{}
-	<-ctx.Done()
-	return loop.Reply{}, ctx.Err()
+// requireNoSession requires that a session takes no turn, and is listed with a state that says why.
+func requireNoSession(t *testing.T, r *rig, id protocol.SessionID, state string, why error) {
+	t.Helper()
+	before := r.left(t, id)
+	table, err := tools.NewTable()
+	require.NoError(t, err)
+	runner, err := loop.New(answers{}, nobody{}, r.Journal, table, &loop.Options{ModelName: "m"})
+	require.NoError(t, err)
+	for _, input := range []loop.Input{{Text: "go on"}, {}} {
+		_, err = runner.Run(t.Context(), id, input)
+		require.ErrorIs(t, err, why)
+	}
+	require.ElementsMatch(t, before, r.left(t, id))
+	list, _, err := r.reader(t).List(t.Context(), 10)
+	require.NoError(t, err)
+	listed := slices.IndexFunc(list, func(s report.Session) bool { return s.SessionID == id })
+	require.GreaterOrEqual(t, listed, 0, list)
+	require.Equal(t, state, list[listed].State)
+	_, err = Fork(t.Context(), r.Journal, id, At{}, "of-none")
+	require.ErrorIs(t, err, why)
+	_, err = Restore(t.Context(), r.Fleet, id, "", "c-1")
+	require.ErrorIs(t, err, why)
 }
 
-// A turn that waited begins while its session is removed, and leaves nothing either.
-func TestRemove_ATurnBeginsMeanwhile(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	model := slow{make(chan struct{})}
+// serve starts a coordinator.
+func (r *rig) serve(t *testing.T, model loop.Model, schedules *schedule.Store) {
+	t.Helper()
 	server, err := serve.New(t.Context(), r.NC, serve.Options{
-		Fleet: r.Name, Holder: serve.Holder{ID: "server", Slots: 1}, Dispatcher: r.Dispatcher, Journal: r.Journal,
-		Served: serve.Served{Models: map[string]loop.Model{"slow": model}, Default: "slow"},
+		Fleet: r.Name, Holder: serve.Holder{ID: "server", Slots: 4, AckWait: time.Minute}, Dispatcher: r.Dispatcher, Journal: r.Journal,
+		Served: serve.Served{Models: map[string]loop.Model{"m": model}, Default: "m"}, Toolbox: serve.Toolbox{Schedules: schedules},
 	})
 	require.NoError(t, err)
-	var running sync.WaitGroup
-	defer running.Wait()
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	running.Go(func() {
-		if err := server.Run(ctx, ctx); err != nil {
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- server.Run(ctx, ctx) }()
+	t.Cleanup(func() { stop(); require.NoError(t, <-done) })
+}
+
+// turn submits a turn.
+func (r *rig) turn(t *testing.T, call protocol.Call) <-chan *protocol.Result {
+	ended := make(chan *protocol.Result, 1)
+	go func() {
+		result, err := r.Dispatcher.One(t.Context(), &call)
+		if err != nil {
 			t.Error(err)
 		}
-	})
+		ended <- result
+	}()
+	return ended
+}
+
+// asks is a model that does what its script says, and reports that it was asked.
+type asks struct {
+	loop.Model
+
+	asked chan struct{}
+}
+
+func (m asks) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
+	m.asked <- struct{}{}
+	return m.Model.Reply(ctx, req, delta)
+}
+
+// A turn whose session is removed by force, by a process that is lost after its first step, ends with
+// its next event: no call of it runs twice, and no other turn begins.
+func TestRemove_ForcedAndLostAfterItsFirstStep(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	effects, go1 := filepath.Join(t.TempDir(), "effects"), filepath.Join(t.TempDir(), "go")
+	script, err := scripted.Parse("script", fmt.Appendf(nil, `{"steps":[{"text":"a","tool_calls":[{"id":"c1","name":"bash","arguments":{"command":"echo ran >> %s; until test -e %s; do sleep 0.05; done"}}]},{"text":"done"}]}`, effects, go1))
+	require.NoError(t, err)
+	r.serve(t, script, nil)
+	ended := r.turn(t, serve.NewCall("s", wire.TurnRun{Prompt: "p"}, 0))
+	require.Eventually(t, func() bool { b, _ := os.ReadFile(effects); return len(b) > 0 }, time.Minute, time.Millisecond)
 
 	removal, err := newRemover(t.Context(), r.Fleet, "s", Options{Force: true})
 	require.NoError(t, err)
 	require.NoError(t, removal.steps()[0](t.Context()))
-	result := make(chan *protocol.Result, 1)
-	running.Go(func() {
-		call := serve.NewCall("s", wire.TurnRun{Prompt: "go"}, 0)
-		ended, err := r.Dispatcher.One(t.Context(), &call)
-		if err != nil {
-			t.Error(err)
+	waits := r.turn(t, serve.NewCall("s", wire.TurnRun{Prompt: "another"}, 0))
+	require.NoError(t, os.WriteFile(go1, nil, 0o600))
+	for _, ended := range []<-chan *protocol.Result{ended, waits} {
+		result := <-ended
+		require.Equal(t, protocol.StatusFailed, result.Status)
+		require.Equal(t, protocol.CodeNotFound, result.Error.Code)
+		require.Contains(t, result.Error.Message, "session rm")
+	}
+	content, err := os.ReadFile(effects)
+	require.NoError(t, err)
+	require.Equal(t, "ran\n", string(content))
+	requireNoSession(t, r, "s", report.StateRemoving, loop.ErrRemoved)
+	_, err = Remove(t.Context(), r.Fleet, "s", Options{})
+	require.NoError(t, err, "nothing of it is busy")
+	require.Empty(t, r.left(t, "s"))
+	require.Equal(t, protocol.StatusOK, (<-r.turn(t, serve.NewCall("s", wire.TurnRun{Prompt: "p"}, 0))).Status, "the id can be used again")
+}
+
+// A turn that begins between the look at a session and the mark of its removal refuses that.
+func TestRemove_ATurnBeginsBeforeTheMark(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.lived(t, "s")
+	removal, err := newRemover(t.Context(), r.Fleet, "s", Options{removes: true})
+	require.NoError(t, err)
+	require.NoError(t, removal.refuseBusy(t.Context(), ""))
+	history, err := r.Journal.Load(t.Context(), "s")
+	require.NoError(t, err)
+	_, err = r.Journal.Append(t.Context(), "s", history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2})
+	require.NoError(t, err)
+	require.ErrorIs(t, removal.mark(t.Context()), ErrBusy)
+	history, err = r.Journal.Load(t.Context(), "s")
+	require.NoError(t, err)
+	require.Len(t, history.Events, 3)
+}
+
+// In a stream without room the removal, which makes room, finds some for its mark.
+func TestRemove_FromAStreamWithoutRoom(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	stream, err := r.JS.Stream(t.Context(), wire.SessionsStream(r.Name))
+	require.NoError(t, err)
+	for _, messages := range []int{1, 3} {
+		r.lived(t, "s")
+		for range messages - 1 {
+			history, err := r.Journal.Load(t.Context(), "s")
+			require.NoError(t, err)
+			_, err = r.Journal.Append(t.Context(), "s", history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2})
+			require.NoError(t, err)
 		}
-		result <- ended
-	})
-	<-model.asked
+		info, err := stream.Info(t.Context())
+		require.NoError(t, err)
+		config := info.Config
+		config.MaxBytes = int64(info.State.Bytes) //nolint:gosec // a test's
+		_, err = r.JS.UpdateStream(t.Context(), config)
+		require.NoError(t, err)
+		_, err = Remove(t.Context(), r.Fleet, "s", Options{Force: true})
+		require.NoError(t, err)
+		require.Empty(t, r.left(t, "s"))
+		config.MaxBytes = -1
+		_, err = r.JS.UpdateStream(t.Context(), config)
+		require.NoError(t, err)
+	}
+}
+
+// Nothing that wakes a removed session is left: a trigger that its turn sets meanwhile, a schedule of
+// a user, a turn of a trigger that is on its way.
+func TestRemove_LeavesNothingThatWakes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	store, err := schedule.Open(t.Context(), r.JS, r.Name)
+	require.NoError(t, err)
+	r.lived(t, "s")
+	nightly := schedule.Schedule{Name: "nightly", Cron: "@monthly", KeepSession: true, Call: serve.NewCall("s", wire.TurnRun{Prompt: "p"}, 0)}
+	_, err = store.Add(t.Context(), nightly)
+	require.NoError(t, err)
+	other := nightly
+	other.Name, other.Call = "other", serve.NewCall("s2", wire.TurnRun{Prompt: "p"}, 0)
+	_, err = store.Add(t.Context(), other)
+	require.NoError(t, err)
+	_, err = Remove(t.Context(), r.Fleet, "s", Options{})
+	require.ErrorIs(t, err, ErrBusy)
+	require.ErrorContains(t, err, "schedule nightly starts turns or calls in it; remove that (schedule rm nightly), or force")
+	require.Len(t, r.left(t, "s"), 1+4+5+2, "nothing was removed")
+
+	removal, err := newRemover(t.Context(), r.Fleet, "s", Options{Force: true})
+	require.NoError(t, err)
+	trigger := schedule.Schedule{
+		Name: "t-x", Call: serve.NewCall("s", wire.TurnRun{Prompt: "p", Trigger: &wire.TurnTrigger{Name: "t-x", By: "x"}}, 0), KeepSession: true,
+		Trigger: schedule.Trigger{Once: time.Now().Add(time.Hour), By: "x"}, Secret: "x",
+	}
+	for i, step := range removal.steps() {
+		require.NoError(t, step(t.Context()))
+		if i == 1 {
+			require.NoError(t, store.AddTrigger(t.Context(), trigger))
+		}
+	}
+	require.Equal(t, []string{"nightly"}, removal.removed.Schedules)
+	left, err := store.List(t.Context())
+	require.NoError(t, err)
+	require.Len(t, left, 1)
+	require.Equal(t, "other", left[0].Name)
+
+	asked := make(chan struct{}, 9)
+	r.serve(t, asks{answers{}, asked}, store)
+	for _, begin := range []bool{false, true} { // also when the name is used again
+		if begin {
+			require.Equal(t, protocol.StatusOK, (<-r.turn(t, serve.NewCall("s", wire.TurnRun{Prompt: "p"}, 0))).Status)
+			<-asked
+		}
+		before := r.left(t, "s")
+		result := <-r.turn(t, trigger.At(time.Now()))
+		require.Equal(t, codes.TurnPostponed, result.Error.Code)
+		require.Contains(t, result.Error.Message, "the session in which it was set was removed")
+		require.Empty(t, asked)
+		require.Subset(t, append(before, wire.ResultSubject(r.Name, "s", result.CallID)), r.left(t, "s"))
+		trigger.Secret = "y" // an id of its own
+	}
+}
+
+// A turn that was accepted does not begin while its session is removed.
+func TestRemove_ATurnBeginsMeanwhile(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	asked := make(chan struct{}, 1)
+	r.serve(t, asks{answers{}, asked}, nil)
+	removal, err := newRemover(t.Context(), r.Fleet, "s", Options{Force: true})
+	require.NoError(t, err)
+	require.NoError(t, removal.steps()[0](t.Context()))
+	result := <-r.turn(t, serve.NewCall("s", wire.TurnRun{Prompt: "go"}, 0))
+	require.Equal(t, protocol.CodeNotFound, result.Error.Code)
 	for _, step := range removal.steps()[1:] {
 		require.NoError(t, step(t.Context()))
 	}
-	require.Equal(t, protocol.StatusCancelled, (<-result).Status)
+	require.Empty(t, asked)
 	require.Empty(t, r.left(t, "s"))
 }

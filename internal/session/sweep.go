@@ -17,13 +17,14 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Sweeper removes what calls without a model left behind: workspaces of sandboxes that have no
 // journal, and sessions in whose journals clients of an interface made every turn, once nothing has
-// used them for an age. Sessions with a turn of a model or a person stay, and so do sandboxes that
-// a schedule uses.
+// used them for an age. It also ends removals, forks and imports that were interrupted that long ago.
+// Sessions with a turn of a model or a person stay, and so do sandboxes that a schedule uses.
 type Sweeper struct {
 	// Fleet and Age are required, and Stores has the workspaces of each part of the fleet.
 	Fleet  *fleet.Fleet
@@ -134,7 +135,7 @@ func (s *Sweeper) ofClients(ctx context.Context, r *Reader, before time.Time) (s
 		for _, c := range some {
 			switch info := read[c.id]; {
 			case info == nil: // removed meanwhile
-			case info.last == c.last && !info.worked && !info.invalid:
+			case info.last == c.last && (info.removed || info.copies != "" || !info.worked && !info.invalid):
 				sessions = append(sessions, c)
 			default:
 				s.stays[c.id] = c.last
@@ -157,6 +158,15 @@ func (s *Sweeper) end(ctx context.Context, id protocol.SessionID, journal *chang
 	}
 	if busy, err := s.busy(ctx, hash, wire.HashLane(serve.Key(id).Lane())); err != nil || busy {
 		return false, err
+	}
+	if journal != nil { // from now on no turn begins
+		marked := s.Fleet.Journal.MarkBehind(ctx, id, journal.last)
+		if errors.Is(marked, loop.ErrJournalConflict) {
+			return false, nil
+		}
+		if marked != nil {
+			return false, marked
+		}
 	}
 	outputs := map[*fleet.Fleet][]*jetstream.ObjectInfo{}
 	for _, part := range s.Fleet.Parts() {
@@ -191,10 +201,6 @@ func (s *Sweeper) end(ctx context.Context, id protocol.SessionID, journal *chang
 		return true, nil
 	}
 	r := &remover{fleet: s.Fleet, id: id}
-	last, err := s.Fleet.Journal.Load(ctx, id)
-	if err != nil || last.Last != journal.last {
-		return false, err
-	}
 	return true, r.journal(ctx)
 }
 

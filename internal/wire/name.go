@@ -46,6 +46,12 @@ func MergeCallID(into protocol.SessionID, intoLast uint64, from protocol.Session
 	return protocol.CallID(uuid.NewSHA1(space, []byte(fmt.Sprint(intoLast, "/", fromLast))).String())
 }
 
+// CopyCallID returns the id of a request that makes a session of the conversation of another one.
+func CopyCallID(to protocol.SessionID, request string) protocol.CallID {
+	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte("toolfleet/copy/"+string(to)))
+	return protocol.CallID(uuid.NewSHA1(space, []byte(request)).String())
+}
+
 // SeedOf derives a secret for what a call of a session makes from the session's seed.
 func SeedOf(seed string, call protocol.CallID) string {
 	sum := hmac.New(sha256.New, []byte(seed))

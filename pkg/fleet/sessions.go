@@ -264,7 +264,7 @@ func (s Sessions) Cancel(ctx context.Context, id protocol.SessionID) ([]protocol
 // error some of it may be left: remove it again.
 func (s Sessions) Remove(ctx context.Context, id protocol.SessionID, force bool) (report.Removed, error) {
 	name := s.client.inner.Name
-	rights := append(natsio.RemoveRights(name), natsio.LaneRights(name, s.pool), natsio.LaneChangeRights(name, s.pool))
+	rights := slices.Concat(natsio.RemoveRights(name), natsio.SessionRights(name), []natsio.Rights{natsio.LaneRights(name, s.pool), natsio.LaneChangeRights(name, s.pool)})
 	return run(ctx, s, only(id), rights, func(ctx context.Context, f *fleet.Fleet) (report.Removed, error) {
 		return session.Remove(ctx, f, id, session.Options{Pool: s.pool, Force: force})
 	})

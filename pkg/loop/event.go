@@ -36,7 +36,10 @@ const (
 	EventRevertStarted  EventType = "revert_started" // a person undoes the effect of the call Reverts by the call CallID
 	EventRevertEnded    EventType = "revert_ended"   // Text is what the model reads of it
 	EventCallResolved   EventType = "call_resolved"  // a person found out what became of a call of unknown outcome
+	EventCopyStarted    EventType = "copy_started"   // a fork of From, or an import, begins; until its CallID comes again there is no session
 	EventSessionForked  EventType = "session_forked" // the events before are those of another session
+	EventImported       EventType = "session_imported"
+	EventRemoved        EventType = "session_removed" // the session is being removed: it takes no turn, and nothing follows
 	EventSessionEnded   EventType = "session_ended"  // live: the run of this process is over
 
 	EventTextDelta      EventType = "text_delta"      // live: a piece of the model's text

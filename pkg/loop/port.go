@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -253,12 +254,21 @@ var ErrJournalConflict = errors.New("session was extended by someone else; one p
 // and of a result the beginning is kept.
 var ErrEventTooLarge = errors.New("too large for the session journal")
 
+// Errors of [Journal.Load] for what is no session, or not any more: no turn begins in it.
+var (
+	// ErrRemoved says that the session is being removed, or was removed since its turn began.
+	ErrRemoved = errors.New("the session was removed, or is being removed (session rm completes that)")
+	// ErrUncompleted says that a fork or an import was interrupted before it had stored everything.
+	ErrUncompleted = errors.New("the fork or import that makes the session was not completed: the same command again completes it, and session rm removes it")
+)
+
 // Journal keeps sessions: each is an append-only history of events, stored as their JSON. An
 // event with an image may have 6 MB, one with attachments 17 MB. Implementations are safe for
 // concurrent use; package looptest tests them.
 type Journal interface {
 	// Load returns every event of a session in order; none for a new session. An error wraps
-	// [ErrJournalInvalid] when what is there are no events, and trying again is in vain.
+	// [ErrJournalInvalid] when what is there are no events, and trying again is in vain; or
+	// [ErrRemoved] or [ErrUncompleted], with what is stored as [History.Whole] returns it.
 	Load(ctx context.Context, session protocol.SessionID) (History, error)
 	// Append adds events behind the sequence that the caller saw last, and returns the new last
 	// sequence, which grows with each event that is stored; nothing to add changes nothing. An
@@ -275,6 +285,35 @@ type History struct {
 	Events []Event
 	// Last is the sequence to pass to [Journal.Append]; 0 for a new session.
 	Last uint64
+}
+
+// Whole returns the history of what a journal stores: without the attempts at a fork or an import
+// before the one that was completed. The error is [ErrRemoved] or [ErrUncompleted] where there is no
+// session; the last event then is the mark that says so.
+func (h History) Whole() (History, error) {
+	begun := -1
+	for i := range h.Events {
+		switch e := &h.Events[i]; e.Type {
+		case EventRemoved:
+			return History{h.Events[:i+1], h.Last}, ErrRemoved
+		case EventCopyStarted:
+			begun = i
+		default:
+		}
+	}
+	if begun < 0 {
+		return h, nil
+	}
+	mark, copied := h.Events[begun], h.Events[begun+1:]
+	if slices.ContainsFunc(copied, mark.completedBy) {
+		return History{copied, h.Last}, nil
+	}
+	return History{[]Event{mark}, h.Last}, ErrUncompleted
+}
+
+// completedBy reports whether an event completes the fork or import that e begins.
+func (e Event) completedBy(other Event) bool {
+	return (other.Type == EventSessionForked || other.Type == EventImported) && other.CallID == e.CallID
 }
 
 // Tenant returns the tenant that owns the session; "" if there is none yet.

@@ -71,6 +71,9 @@ type Input struct {
 	ID protocol.CallID
 	// Attachments are files that belong to the text; see [Input.Check].
 	Attachments []Attachment
+	// Again says that an earlier try of this process found turns in the session. If it has none now,
+	// it was removed meanwhile: the input begins no turn, and the error wraps [ErrRemoved].
+	Again bool
 }
 
 // isZero reports whether the input only resumes.
@@ -151,8 +154,13 @@ func (r *Runner) runLoaded(ctx context.Context, rec *recorder, input Input) (Tur
 	if rec.session.open() != nil {
 		return r.runTurn(ctx, rec)
 	}
-	if input.isZero() {
+	switch cause := context.Cause(ctx); {
+	case input.isZero():
 		return unfinished(ctx, TurnResult{}, ErrNoInput), ErrNoInput
+	case input.Again && len(rec.session.turns) == 0:
+		return unfinished(ctx, TurnResult{}, ErrRemoved), ErrRemoved
+	case errors.Is(cause, ErrDetached): // another process has the session, or nothing has it any more
+		return unfinished(ctx, TurnResult{}, cause), cause
 	}
 	if failure, err := r.postponed(ctx, rec, input); err != nil || failure != nil {
 		return TurnResult{Outcome: OutcomeLimitReached, Error: failure}, err
@@ -292,6 +300,8 @@ func unfinished(ctx context.Context, result TurnResult, err error) TurnResult {
 		code = protocol.CodeCancelled
 	case errors.Is(err, ErrEventTooLarge):
 		code = codes.PayloadTooLarge
+	case errors.Is(err, ErrRemoved), errors.Is(err, ErrUncompleted):
+		code = protocol.CodeNotFound
 	case typed && failure.Code == protocol.CodeFleetFull: // of a journal without room
 		code = protocol.CodeFleetFull
 	case typed && failure.Code == protocol.CodeInvalidArguments: // of attachments

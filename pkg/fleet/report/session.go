@@ -69,6 +69,8 @@ const (
 	StateWaitsForCoordinator = "waits_for_coordinator" // no coordinator has taken its turn
 	StateForked              = "forked"                // it had no turn of its own yet
 	StateInvalid             = "invalid"               // its journal cannot be read
+	StateUncompleted         = "uncompleted"           // the fork or import that makes it was interrupted
+	StateRemoving            = "removing"              // its removal runs, or was interrupted
 	StateWorkspaceOnly       = "workspace_only"        // it had no turn: only calls used its workspace
 )
 
@@ -129,6 +131,9 @@ type Removed struct {
 	Results   uint64 `json:"results"` // of calls
 	Bodies    int    `json:"bodies"`  // whole outputs, large values, archives
 	Workspace bool   `json:"workspace"`
+	// Schedules are those of users that started turns or calls in the session. A forced removal
+	// removes them.
+	Schedules []string `json:"schedules,omitempty"`
 }
 
 // Merged is what the merge of a fork did. Every list is of paths, sorted.
