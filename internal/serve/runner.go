@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -55,6 +56,9 @@ func (s *Server) runner(
 	}
 	if ask != nil {
 		served, err := ask(mcptools.Rules{Policy: judge, MinLevel: s.options.MinLevel}, set, servers)
+		if errors.Is(err, loop.ErrRemoved) || errors.Is(err, loop.ErrUncompleted) {
+			return nil, protocol.Errorf(protocol.CodeNotFound, "%v", err)
+		}
 		if err != nil {
 			return nil, protocol.Errorf(protocol.CodeFleetUnavailable, "MCP servers cannot be asked for their tools: %v", err)
 		}

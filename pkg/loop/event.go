@@ -40,7 +40,7 @@ const (
 	EventSessionForked  EventType = "session_forked" // the events before are those of another session
 	EventImported       EventType = "session_imported"
 	EventRemoved        EventType = "session_removed" // the session is being removed: it takes no turn, and nothing follows
-	EventSessionEnded   EventType = "session_ended"  // live: the run of this process is over
+	EventSessionEnded   EventType = "session_ended"   // live: the run of this process is over
 
 	EventTextDelta      EventType = "text_delta"      // live: a piece of the model's text
 	EventReasoningDelta EventType = "reasoning_delta" // live: a piece of what it thinks before
