@@ -335,10 +335,10 @@ func create(ctx context.Context, js jetstream.JetStream, name string, replicas i
 	_, err := js.CreateStream(ctx, jetstream.StreamConfig{
 		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, Replicas: replicas, MaxBytes: natsio.ScheduleBytes,
 		MaxMsgsPerSubject: 1, MaxMsgs: -1, MaxMsgSize: -1, MaxConsumers: -1,
-		Discard: jetstream.DiscardNew, AllowRollup: true, DenyDelete: true,
+		Discard: jetstream.DiscardNew, AllowRollup: true, DenyDelete: true, FirstSeq: natsio.SequenceNow(), // coordinators remember revisions
 		AllowDirect: replicas == 1, // a server that is one of several answers from its past
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process was faster
 		return nil, err
 	}
 	return js.KeyValue(ctx, name)

@@ -195,7 +195,7 @@ func (w *Workspace) begin(ctx context.Context, c *checkpoint, tree *snapshot.Del
 	if err := w.tree.admits(tree); err != nil {
 		return err
 	}
-	bodies := named{stored: tree.Stored}
+	bodies := named{stored: slices.Clip(tree.Stored)}
 	if err := w.rebase(ctx, c, tree, &bodies); err != nil {
 		return err
 	}

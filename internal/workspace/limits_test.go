@@ -211,6 +211,33 @@ func TestCommit_ResultsOfManyCalls(t *testing.T) {
 	}
 }
 
+// A commit with large results, changes and a base at once names the bodies of all of them.
+func TestCommit_NamesEachBody(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	w := take(t, store, 1)
+	w.append("large", string(random(200_000)))
+	delta, err := snapshot.Save(t.Context(), w.root, w.Tree(), w.index, store, nil)
+	require.NoError(t, err)
+	for i := range 10_000 { // enough for a base
+		delta.Set[strconv.Itoa(i)] = snapshot.Node{Type: protocol.TypeDir, Mode: 0o700}
+	}
+	delta.Inline = []byte("carried")
+	delta.Set["small"] = snapshot.Node{Type: protocol.TypeFile, Size: 7, Parts: []snapshot.Part{{Size: 7, Sum: "s"}}}
+	delta.Stored = slices.Grow(delta.Stored, 10)
+	r := result("c1")
+	r.Value = protocol.FilesReadResult{Content: random(100 << 10)}
+	require.NoError(t, w.Commit(t.Context(), delta, r))
+	n, err := store.Sweep(t.Context(), 0)
+	require.NoError(t, err)
+	require.Zero(t, n)
+	next, err := store.Take(t.Context(), named, "w", 2)
+	require.NoError(t, err)
+	got, err := next.Result(t.Context(), "c1")
+	require.NoError(t, err)
+	require.Equal(t, r.Value, got.Value)
+}
+
 // What the client refuses to send it refuses always.
 func TestCommit_ThatCannotBeSent(t *testing.T) {
 	t.Parallel()

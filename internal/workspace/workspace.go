@@ -204,7 +204,7 @@ func (w *Workspace) Commit(ctx context.Context, delta *snapshot.Delta, results .
 	if err := w.tree.admits(delta); err != nil {
 		return fmt.Errorf("commit workspace: %w", err)
 	}
-	bodies := named{stored: delta.Stored}
+	bodies := named{stored: slices.Clip(delta.Stored)}
 	c := &checkpoint{Results: slices.Clone(w.open), Delta: *delta}
 	for _, r := range results {
 		covers, stored, err := w.cover(ctx, r)

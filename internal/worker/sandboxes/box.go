@@ -17,6 +17,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
 	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
 	"github.com/toolfleet/toolfleet/internal/worker/toolserver"
@@ -147,7 +148,7 @@ func (b *Box) Reclaim() {
 }
 
 // Staging makes a directory in which a workspace can be made: on the same file system, and counted
-// against the limits of the sandbox.
+// against the limits of the sandbox. It removes those that killed workers left: the lane is held.
 func (b *Box) Staging() (string, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -155,7 +156,19 @@ func (b *Box) Staging() (string, error) {
 	if _, inPlace := b.set.InPlace(b.lane); inPlace {
 		at = filepath.Dir(b.workspace)
 	}
-	return os.MkdirTemp(at, "import-")
+	staged := "import-" + string(wire.HashLane(b.lane)) + "-"
+	entries, err := os.ReadDir(at)
+	if err != nil {
+		return "", err
+	}
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), staged) {
+			if err := RemoveUnmounted(filepath.Join(at, entry.Name())); err != nil {
+				return "", err
+			}
+		}
+	}
+	return os.MkdirTemp(at, staged)
 }
 
 // Replace replaces an empty workspace by another directory. It closes the sandbox, and the

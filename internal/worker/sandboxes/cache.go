@@ -39,7 +39,7 @@ type copied struct {
 func (s *Set) RunEviction(ctx context.Context) {
 	lock := flock.New(filepath.Join(s.options.Data, "lock"))
 	defer func() { _ = lock.Close() }()
-	for s.share(ctx, lock) && pause.For(ctx, evictPeriod) {
+	for wait := evictPeriod / 10; s.share(ctx, lock) && pause.For(ctx, wait); wait = evictPeriod { // a short run evicts, too
 		if err := s.Evict(ctx, lock); err != nil && ctx.Err() == nil {
 			s.options.Logger.WarnContext(ctx, "old copies of workspaces are not removed", slog.Any("error", err))
 		}
@@ -83,8 +83,8 @@ func (s *Set) Evict(ctx context.Context, lock *flock.Flock) error {
 // abandonedAge is how long what a killed worker left stays if its size is not known.
 const abandonedAge = 24 * time.Hour
 
-// copies are the workspaces here that are stored with the fleet, and what is left of removed ones
-// and of killed workers. No other process uses the data directory.
+// copies are the workspaces here that are stored with the fleet and not in use, and what is left of
+// removed ones and of killed workers. No other process uses the data directory.
 func (s *Set) copies() ([]copied, error) {
 	all := filepath.Join(s.options.Data, "sandboxes")
 	entries, err := os.ReadDir(all)
@@ -92,9 +92,15 @@ func (s *Set) copies() ([]copied, error) {
 		return nil, err
 	}
 	var copies []copied
+	s.mu.Lock()
+	open := s.inUse()
+	s.mu.Unlock()
 	for _, entry := range entries {
 		if strings.HasPrefix(entry.Name(), evicted) {
 			copies = append(copies, copied{name: entry.Name(), bytes: s.options.CacheBytes + 1})
+			continue
+		}
+		if open[keyOf(entry.Name())] {
 			continue
 		}
 		home := filepath.Join(all, entry.Name())
@@ -123,14 +129,25 @@ func (s *Set) isAbandoned(home string) bool {
 	return s.options.Workspaces != nil && err == nil && none == nil && time.Since(info.ModTime()) > abandonedAge
 }
 
-// isOpen reports whether this worker uses the directory of a sandbox. The lock is held.
-func (s *Set) isOpen(name string) bool {
+// inUse has the keys of the directories that this worker uses. The lock is held.
+func (s *Set) inUse() map[string]bool {
+	keys := map[string]bool{}
 	for l := range s.boxes {
-		if directoryName(l) == name || ID(l) == "" && strings.HasPrefix(name, temporaryOf(l)) {
-			return true
+		if ID(l) == "" {
+			keys[temporaryOf(l)] = true
+		} else {
+			keys[directoryName(l)] = true
 		}
 	}
-	return false
+	return keys
+}
+
+// keyOf stands for a directory: its name, or what the temporary ones of a lane begin with.
+func keyOf(name string) string {
+	if isTemporary(name) {
+		return name[:strings.LastIndexByte(name, '.')+1]
+	}
+	return name
 }
 
 // drop removes the directory of a sandbox, unless it is open.
@@ -141,7 +158,7 @@ func (s *Set) drop(name string) error {
 	}
 	gone := filepath.Join(all, evicted+uuid.NewString())
 	s.mu.Lock()
-	if s.isOpen(name) {
+	if s.inUse()[keyOf(name)] {
 		s.mu.Unlock()
 		return nil
 	}

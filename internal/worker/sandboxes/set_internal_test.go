@@ -111,3 +111,24 @@ func TestEvict_WhatAKilledWorkerLeft(t *testing.T) {
 	}
 	require.ElementsMatch(t, []string{open[0].Name(), "young", "in-place"}, names)
 }
+
+// What a worker left that was killed while it filled a workspace is removed by the next import.
+func TestStaging_RemovesWhatAKilledWorkerLeft(t *testing.T) {
+	t.Parallel()
+	o := Options{Data: t.TempDir(), Settings: Settings{Driver: process.New(nil), Workspace: func(string) (string, bool) { return "", false }}}
+	s, err := New(o)
+	require.NoError(t, err)
+	t.Cleanup(s.CloseAll)
+	b, _, err := s.Open(t.Context(), "sandbox/one", 1, time.Now)
+	require.NoError(t, err)
+	left, err := b.Staging()
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(left, "f"), nil, 0o600))
+	mine := filepath.Join(filepath.Dir(left), "import-mine")
+	require.NoError(t, os.Mkdir(mine, 0o700))
+	next, err := b.Staging()
+	require.NoError(t, err)
+	require.DirExists(t, next)
+	require.NoDirExists(t, left)
+	require.DirExists(t, mine)
+}
