@@ -1,14 +1,20 @@
 package integration
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 	"mvdan.cc/sh/v3/shell"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // pasted are the words that a shell makes of what somebody pastes into it.
@@ -136,6 +142,35 @@ func TestFleet_ConflictIsLeftAlone(t *testing.T) {
 	require.Equal(t, "ours\n", content(t, filepath.Join(workspace, "ours.txt")))
 	require.Regexp(t, `changed here and in the session, left as they are here: both\.txt; what the session has of it is in both\.txt\.toolfleet-theirs\n`, p.stderr)
 	require.Equal(t, "Changed.\n", p.stdout.String())
+}
+
+// A directory is sent whole if the fleet has lost contents that it had; and a sparse file keeps nothing
+// else from being brought back.
+func TestFleet_SendsAgainWhatTheFleetHasLost(t *testing.T) {
+	t.Parallel()
+	model := script(t, say("Changing.", bash("c1", "echo more >> work.txt; truncate -s 9G new.img")), say("Changed."))
+	b := newBroker(t)
+	startWorkers(t, 1, b.flags)
+	workspace := t.TempDir()
+	disk, err := os.Create(filepath.Join(workspace, "disk.img"))
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(disk.Truncate(5<<30), disk.Close()))
+	write(t, filepath.Join(workspace, "large"), strings.Repeat("large", 50_000))
+	run := func() {
+		got := execute(t, coordinator, launch{args: append(append([]string{"run", "--model", model, "--workspace", workspace}, b.flags...), "do it")})
+		require.Equal(t, 0, got.code, got.stderr)
+	}
+	run()
+	js, bucket := b.jetStream(t), wire.BodiesBucket(protocol.DefaultFleet)
+	lost, err := natsio.ListObjects(t.Context(), js, bucket, func(string) bool { return true })
+	require.NoError(t, err)
+	require.NotEmpty(t, lost)
+	require.NoError(t, natsio.DeleteTheseObjects(t.Context(), js, bucket, lost...))
+	run()
+	require.Equal(t, "more\nmore\n", content(t, filepath.Join(workspace, "work.txt")))
+	info, err := os.Stat(filepath.Join(workspace, "new.img"))
+	require.NoError(t, err)
+	require.EqualValues(t, 9<<30, info.Size())
 }
 
 // TestFleet_WhatStaysHere: secrets and what git ignores are neither copied nor brought back, which
