@@ -76,6 +76,7 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 	if err != nil {
 		return err
 	}
+	defer git.Close(ctx)
 	var pulled report.Pulled
 	if here != nil {
 		pulled, err = here.Pull(ctx, dir, point)
@@ -403,6 +404,7 @@ func (c *sessionCommand) merge(ctx context.Context, p program, from sessionDesk)
 			if err != nil {
 				return err
 			}
+			defer git.Close(ctx)
 			defer func() { git.Alert(git.Findings(ctx)) }() // last
 		}
 		if err := all.local.Work(ctx); err != nil {

@@ -141,6 +141,7 @@ func Open(ctx context.Context, o Options) (_ context.Context, _ *Environment, er
 		ctx, ended = Span(ctx, o.Span)
 		e.onClose(ended)
 	}
+	e.onClose(func(error) { e.Git.Close(ctx) }) // after the worker, when nothing of the session runs
 	if o.Existing != nil {
 		e.Fleet, err = o.Existing.connect(ctx, &o)
 	} else {

@@ -23,35 +23,77 @@ const maxAside = 100
 
 // Aside sets aside what new repositories in a directory have git run: those that were not there
 // when [NewAside] looked. Their settings that name programs, servers or other files are removed
-// from their files, and a copy stays next to them; their hooks are renamed. It is safe for
-// concurrent use.
+// from their files, and a copy stays next to them; their hooks are renamed, also those in files of
+// the repository if a setting of the person says that git runs them. It is safe for concurrent use.
+//
+// A record on disk has what was there at first. What this process cannot complete, because it is
+// killed or because of an error, the next one completes that uses the directory.
 type Aside struct {
-	mu     sync.Mutex
-	dir    string
-	git    *reader
-	before []fs.FileInfo // directories of git's; a command may move one, and make another at its path
+	mu      sync.Mutex
+	dir     string
+	git     *reader
+	before  []identity // directories of git's; a command may move one, and make another at its path
+	keep    bool       // nothing is set aside
+	earlier []string   // set aside for processes that have ended
+	record  *held      // nil for the completion of a record
 }
 
-// NewAside looks which repositories a directory has. nil without an error means that there is no
-// git on this host.
+// NewAside completes what earlier processes did not set aside, looks which repositories a directory
+// has, and stores that. nil without an error means that there is no git on this host.
 func NewAside(ctx context.Context, dir string) (*Aside, error) {
+	earlier, err := complete(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	a, err := newAside(ctx, dir, nil, false)
+	if a != nil {
+		a.earlier = earlier.moved
+	}
+	return a, err
+}
+
+// newAside is NewAside after the completion. The record has what a watch saw.
+func newAside(ctx context.Context, dir string, watch *Watch, keep bool) (*Aside, error) {
 	git, err := newReader(dir)
 	if err != nil {
-		return nil, nil //nolint:nilnil,nilerr // see the comment
+		return nil, nil //nolint:nilnil,nilerr // see NewAside
+	}
+	if watch != nil {
+		git = watch.git // which knows the directories
 	}
 	f, err := find(ctx, dir, git)
 	if err != nil {
 		return nil, err
 	}
-	a := &Aside{dir: f.dir, git: git}
+	a := &Aside{dir: f.dir, git: git, keep: keep}
 	for _, r := range f.repositories {
 		for _, dir := range directories(&r) {
 			if info, err := os.Stat(dir); err == nil {
-				a.before = append(a.before, info)
+				a.before = append(a.before, identityOf(info, dir))
 			}
 		}
 	}
-	return a, nil
+	stored := record{Directory: f.dir, ID: identityOf(f.info, f.dir), Keep: keep, Before: a.before}
+	if watch != nil {
+		stored.Runs = []recordedRun{}
+		for finding, content := range watch.before {
+			stored.Runs = append(stored.Runs, recordedRun{finding, []byte(content)})
+		}
+	}
+	a.record, err = stored.store(ctx)
+	return a, err
+}
+
+// Close ends the use of a directory, in which nothing of this process runs any more. It sets aside
+// what there is, and removes the record unless there is an error.
+func (a *Aside) Close(ctx context.Context) (moved []string, err error) {
+	if a == nil {
+		return nil, nil
+	}
+	if moved, err = a.Move(ctx); err != nil {
+		return moved, errors.Join(err, a.record.leave())
+	}
+	return moved, a.record.remove()
 }
 
 // directories are those of git's that a repository has, without symbolic links.
@@ -60,10 +102,23 @@ func directories(r *repository) []string {
 }
 
 // Move sets aside what there is by now. It returns what was set aside, such as
-// "lib/.git/config: core.fsmonitor" and "lib/.git/hooks/pre-commit". What it cannot look at, or set
-// aside, is an error, and hides nothing else.
+// "lib/.git/config: core.fsmonitor" and "lib/.git/hooks/pre-commit", by now and for processes that
+// have ended. What it cannot look at, or set aside, is an error, and hides nothing else.
 func (a *Aside) Move(ctx context.Context) (moved []string, err error) {
 	if a == nil {
+		return nil, nil
+	}
+	earlier, earlierErr := complete(ctx, a.dir)
+	moved, err = a.move(ctx)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	moved = slices.Concat(a.earlier, earlier.moved, moved)
+	a.earlier = nil
+	return moved, errors.Join(earlierErr, err)
+}
+
+func (a *Aside) move(ctx context.Context) (moved []string, err error) {
+	if a.keep {
 		return nil, nil
 	}
 	a.mu.Lock()
@@ -79,22 +134,27 @@ func (a *Aside) Move(ctx context.Context) (moved []string, err error) {
 	defer func() { err = errors.Join(findErr, err, root.Close()) }()
 	m := &mover{survey: &survey{found: f}, root: root}
 	for _, r := range f.repositories {
+		isNew := false
 		for _, dir := range directories(&r) {
 			info, statErr := os.Stat(dir)
-			if missing(statErr) || !below(f.dir, dir) || statErr == nil && a.had(info) {
+			if missing(statErr) || !below(f.dir, dir) || statErr == nil && slices.Contains(a.before, identityOf(info, dir)) {
 				continue
 			}
+			isNew = true
 			if moveErr := m.directory(ctx, &r, dir); moveErr != nil && err == nil {
 				err = fmt.Errorf("set aside what git runs in %s: %w", dir, moveErr)
 			}
 		}
+		if isNew {
+			for _, dir := range f.hooksOfPerson(&r) {
+				name := f.name(dir)
+				if moveErr := m.hooksAt(root, name, name); moveErr != nil && err == nil {
+					err = fmt.Errorf("set aside hooks in %s: %w", dir, moveErr)
+				}
+			}
+		}
 	}
 	return m.moved, err
-}
-
-// had reports whether a directory of git's was there at first.
-func (a *Aside) had(info fs.FileInfo) bool {
-	return slices.ContainsFunc(a.before, func(before fs.FileInfo) bool { return os.SameFile(before, info) })
 }
 
 // mover sets aside what it finds in a directory of git's.
@@ -120,7 +180,7 @@ func (m *mover) directory(ctx context.Context, r *repository, path string) error
 			return err
 		}
 	}
-	return m.hooksOf(dir, name)
+	return m.hooksAt(dir, "hooks", filepath.Join(name, "hooks"))
 }
 
 // settingsOf sets the settings of a file aside that have git run something.
@@ -171,9 +231,9 @@ func (m *mover) settingsOf(ctx context.Context, r *repository, dir *os.Root, sho
 	return replace(dir, file, content, left)
 }
 
-// hooksOf sets the hooks of a directory of git's aside.
-func (m *mover) hooksOf(dir *os.Root, shown string) error {
-	info, err := dir.Lstat("hooks")
+// hooksAt sets the hooks of a directory aside.
+func (m *mover) hooksAt(in *os.Root, name, shown string) error {
+	info, err := in.Lstat(name)
 	if missing(err) {
 		return nil
 	}
@@ -181,10 +241,10 @@ func (m *mover) hooksOf(dir *os.Root, shown string) error {
 		return err
 	}
 	if !info.IsDir() { // a link leads to files that may be somebody else's
-		m.moved = append(m.moved, filepath.Join(shown, "hooks"))
-		return rename(dir, "hooks")
+		m.moved = append(m.moved, shown)
+		return rename(in, name)
 	}
-	hooks, err := dir.OpenRoot("hooks")
+	hooks, err := in.OpenRoot(name)
 	if err != nil {
 		return err
 	}
@@ -194,15 +254,56 @@ func (m *mover) hooksOf(dir *os.Root, shown string) error {
 		return err
 	}
 	for _, entry := range entries {
-		name := entry.Name()
-		if info, err := os.Stat(filepath.Join(hooks.Name(), name)); err == nil && runs(name, info) && filepath.Ext(name) != asideSuffix {
-			m.moved = append(m.moved, filepath.Join(shown, "hooks", name))
+		if name := entry.Name(); runsIn(hooks.Name(), name) {
+			m.moved = append(m.moved, filepath.Join(shown, name))
 			if err := rename(hooks, name); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// hookDirs are the directories in which git finds hooks because of a value of core.hooksPath. A
+// relative one is below the worktree, and below the repository for hooks of a push to it. What is in
+// husky's directory _ runs the files next to it.
+func hookDirs(r *repository, value string) []string {
+	dirs := []string{expand(r.dir, value)}
+	if r.gitDir != "" {
+		dirs = append(dirs, expand(r.gitDir, value))
+	}
+	for _, dir := range dirs {
+		if filepath.Base(dir) == "_" {
+			dirs = append(dirs, filepath.Dir(dir))
+		}
+	}
+	slices.Sort(dirs)
+	return slices.Compact(dirs)
+}
+
+// hooksOfPerson are the directories below the guarded one in which git finds hooks of a new
+// repository because of the person's settings.
+func (f *found) hooksOfPerson(r *repository) (dirs []string) {
+	for _, set := range f.person {
+		if set.key != "core.hookspath" || filepath.IsAbs(expand("", set.value)) { // one of all repositories is no new one's
+			continue
+		}
+		for _, dir := range hookDirs(r, set.value) {
+			if _, here := f.inside(dir); here {
+				dirs = append(dirs, dir)
+			}
+		}
+	}
+	return dirs
+}
+
+// runsIn reports whether git runs a file of a directory as a hook, itself or through husky.
+func runsIn(dir, name string) bool {
+	info, err := os.Stat(filepath.Join(dir, name))
+	if err != nil || filepath.Ext(name) == asideSuffix {
+		return false
+	}
+	return runs(name, info) || info.Mode().IsRegular() && exists(filepath.Join(dir, "_", name))
 }
 
 // runs reports whether git runs a file as a hook.

@@ -114,3 +114,40 @@ func TestAside_WhatCannotBeLookedAtHidesNothing(t *testing.T) {
 	require.ErrorContains(t, err, "is below more than 500 directories")
 	require.Equal(t, []string{"b/.git/config: core.pager", "c/.git/config"}, moved)
 }
+
+// TestAside_HooksByThePersonsSettings: a relative core.hooksPath of the person's has each new
+// repository run files of its worktree, and an absolute one all repositories those of a directory,
+// which is protected although it has no repository.
+func TestAside_HooksByThePersonsSettings(t *testing.T) { //nolint:paralleltest // it sets a variable
+	for _, path := range []string{".githooks", "tools/hooks", ".husky/_"} {
+		dir := workspace(t, "true")
+		global := filepath.Join(filepath.Dir(dir), ".gitconfig") // which the person's git reads
+		run(t, dir, "git config -f ../.gitconfig core.hooksPath "+path)
+		t.Setenv("GIT_CONFIG_GLOBAL", global)
+		aside, err := gitguard.NewAside(t.Context(), dir)
+		require.NoError(t, err)
+		hooks := filepath.Join("sub", path)
+		uses := "git -C sub commit -q --allow-empty -m x"
+		run(t, dir, "git init -q sub; mkdir -p "+hooks+"; printf '#!/bin/sh\n"+ran+"\n' >"+hooks+"/pre-commit; chmod +x "+hooks+"/pre-commit")
+		moved, err := aside.Move(t.Context())
+		require.NoError(t, err)
+		require.Contains(t, moved, hooks+"/pre-commit")
+		run(t, dir, uses)
+		mark := filepath.Join(filepath.Dir(dir), "ran")
+		require.NoFileExists(t, mark)
+		run(t, dir, "mv "+hooks+"/pre-commit.set-aside "+hooks+"/pre-commit; "+uses)
+		require.FileExists(t, mark, "the case is one")
+	}
+	dir := workspace(t, "mkdir hooks")
+	run(t, dir, "git config -f ../.gitconfig core.hooksPath \"$PWD/hooks\"")
+	t.Setenv("GIT_CONFIG_GLOBAL", filepath.Join(filepath.Dir(dir), ".gitconfig"))
+	got, err := gitguard.Protected(t.Context(), dir)
+	require.NoError(t, err)
+	require.Equal(t, []string{"hooks"}, got.Protect)
+	look, err := gitguard.Look(t.Context(), dir)
+	require.NoError(t, err)
+	run(t, dir, "echo >hooks/pre-push; chmod +x hooks/pre-push")
+	found, err := look.Findings(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []gitguard.Finding{{Path: "hooks/pre-push", What: "a hook"}}, found)
+}

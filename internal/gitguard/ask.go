@@ -46,8 +46,15 @@ func Path(dir string) string {
 	return strings.Join(entries, string(filepath.ListSeparator))
 }
 
-// in reports whether a path leads into a directory; "" is no directory.
-func in(dir, path string) bool { return dir != "" && below(followed(dir), followed(path)) }
+// in reports whether a path leads into a directory, also by another name of it, as on file systems
+// without case; "" is no directory.
+func in(dir, path string) bool {
+	if dir == "" {
+		return false
+	}
+	info, err := os.Stat(dir)
+	return below(followed(dir), followed(path)) || err == nil && around(followed(path), info)
+}
 
 // below reports whether a path is a directory or in it.
 func below(dir, path string) bool {

@@ -25,6 +25,7 @@ const (
 // found is what a directory has of git.
 type found struct {
 	dir          string       // absolute, without symbolic links
+	info         fs.FileInfo  // of dir
 	git          *reader      // nil without git
 	repositories []repository // those that enclose the directory first, then outer ones first
 	gitDirs      []string     // in the directory: what has settings and hooks, or says who has
@@ -50,7 +51,11 @@ func find(ctx context.Context, dir string, git *reader) (*found, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for repositories: %w", err)
 	}
-	f := &found{dir: dir, git: git}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return nil, fmt.Errorf("look for repositories: %w", err)
+	}
+	f := &found{dir: dir, info: info, git: git}
 	for at := dir; at != filepath.Dir(at); at = filepath.Dir(at) {
 		r, _, ok, err := dotGit(filepath.Dir(at))
 		if err != nil && !errors.Is(err, fs.ErrPermission) { // git cannot use it, or its user neither
@@ -245,10 +250,19 @@ func isFile(path string) bool {
 }
 
 // inside returns a path relative to the directory; ok is false when it lies elsewhere, or is the
-// directory itself.
+// directory itself. A path may have another name of the directory, as on file systems without case.
 func (f *found) inside(path string) (name string, ok bool) {
 	name, err := filepath.Rel(f.dir, path)
-	return name, err == nil && name != "." && filepath.IsLocal(name)
+	if err == nil && filepath.IsLocal(name) {
+		return name, name != "."
+	}
+	for at := filepath.Dir(path); f.info != nil && at != filepath.Dir(at); at = filepath.Dir(at) {
+		if info, err := os.Stat(at); err == nil && os.SameFile(info, f.info) {
+			name, err = filepath.Rel(at, path)
+			return name, err == nil
+		}
+	}
+	return name, false
 }
 
 // name is how reports name a path: relative to the directory if it is below it.

@@ -30,3 +30,14 @@ func closed(path string, info fs.FileInfo) bool {
 	uid, _, known := ownerOf(info)
 	return known && uid != os.Geteuid() && unix.Access(path, unix.X_OK) != nil
 }
+
+// identity is what a directory is known by, on disk, too: another one at its path has another.
+type identity struct {
+	Dev uint64 `json:"dev"`
+	Ino uint64 `json:"ino"`
+}
+
+func identityOf(info fs.FileInfo, _ string) identity {
+	stat, _ := info.Sys().(*syscall.Stat_t)     // always
+	return identity{uint64(stat.Dev), stat.Ino} //nolint:unconvert // it is another type on other systems
+}

@@ -80,6 +80,9 @@ func Protected(ctx context.Context, dir string) (Protection, error) {
 			return Protection{}, err
 		}
 	}
+	if git != nil && len(f.repositories) == 0 { // the person's settings may name files here for all repositories
+		p.namedBy(&repository{dir: f.dir}, f.person)
+	}
 	for _, r := range f.repositories {
 		if git == nil {
 			break
@@ -137,19 +140,23 @@ const guestWorkspace = "/workspace/"
 // directory of hooks.
 func (p *collector) named(ctx context.Context, r *repository) error {
 	settings, err := p.settings(ctx, r)
-	if err != nil {
-		return err
+	if err == nil {
+		p.namedBy(r, settings)
 	}
+	return err
+}
+
+func (p *collector) namedBy(r *repository, settings []setting) {
 	s := &survey{found: p.found}
 	for _, set := range settings {
 		section, _, name := split(set.key)
 		switch {
 		case set.key == "core.hookspath":
-			at := expand(r.dir, set.value)
-			if filepath.Base(at) == "_" { // husky's, which runs the files next to it
-				at = filepath.Dir(at)
+			for _, dir := range hookDirs(r, set.value) {
+				if r.gitDir == r.dir || !below(r.gitDir, dir) || exists(dir) { // of pushes: a new one is reported
+					p.add(dir)
+				}
 			}
-			p.add(at)
 		case name == "path" && (section == "include" || section == "includeif"):
 			p.addMissing(expand(filepath.Dir(set.origin), set.value), emptySettings)
 		default:
@@ -160,7 +167,6 @@ func (p *collector) named(ctx context.Context, r *repository) error {
 		p.add(set.origin)
 		p.add(followed(set.origin)) // a person's settings are often a link to a directory with all of them
 	}
-	return nil
 }
 
 // add adds a path, unless it is outside of the workspace.

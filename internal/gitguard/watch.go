@@ -91,6 +91,9 @@ func runnable(ctx context.Context, dir string, git *reader) (map[Finding]string,
 			return nil, err
 		}
 	}
+	if len(f.repositories) == 0 { // the person's settings may name files here for all repositories
+		s.runBy(&repository{dir: f.dir}, f.person)
+	}
 	for _, file := range f.attributes {
 		s.attributesOf(file)
 	}
@@ -104,16 +107,21 @@ func (s *survey) add(path, what, content string) {
 // repository collects what git runs in one of them.
 func (s *survey) repository(ctx context.Context, r *repository) error {
 	settings, err := s.settings(ctx, r)
-	if err != nil {
-		return err
+	if err == nil {
+		s.runBy(r, settings)
 	}
+	return err
+}
+
+// runBy collects what git runs in a repository with these settings.
+func (s *survey) runBy(r *repository, settings []setting) {
 	hooks := []string{filepath.Join(r.common, "hooks")}
 	for _, set := range settings {
 		if attribute, is := driver(set.key); is {
 			s.drivers[attribute] = true
 		}
 		if set.key == "core.hookspath" {
-			hooks = append(hooks, expand(r.dir, set.value))
+			hooks = append(hooks, hookDirs(r, set.value)...)
 		}
 		_, here := s.inside(set.origin)
 		if (set.own || here) && s.runsBy(r, set) {
@@ -129,7 +137,6 @@ func (s *survey) repository(ctx context.Context, r *repository) error {
 	for _, dir := range slices.Compact([]string{r.gitDir, r.common}) {
 		s.aside(dir)
 	}
-	return nil
 }
 
 // runsBy reports whether git may run something because of a setting of a repository.
@@ -180,9 +187,7 @@ func (s *survey) hooks(dir string) {
 		return
 	}
 	for _, entry := range entries {
-		path := filepath.Join(dir, entry.Name())
-		info, err := os.Stat(path)
-		if err == nil && runs(entry.Name(), info) && filepath.Ext(path) != asideSuffix {
+		if path := filepath.Join(dir, entry.Name()); runsIn(dir, entry.Name()) {
 			s.add(path, "a hook", digest(path))
 		}
 	}
@@ -246,20 +251,29 @@ func printable(text string) string {
 type Report struct {
 	dir   string
 	watch *Watch // nil without a directory, or git
-	aside *Aside // nil, too, if settings are kept
+	aside *Aside // likewise
 	alert func(string)
 	last  []Finding // of the last turn of a conversation
 }
 
-// NewReport looks at a directory, before the session can change it; "" is none. A directory that it
-// cannot look at whole is an error: the session must not begin there. keep sets nothing aside.
+// NewReport looks at a directory, before the session can change it; "" is none. It completes, and
+// shows, what sessions have left whose processes were killed. A directory that it cannot look at
+// whole is an error: the session must not begin there. keep sets nothing aside.
 func NewReport(ctx context.Context, dir string, keep bool, alert func(string)) (r *Report, err error) {
 	r = &Report{dir: dir, alert: alert}
 	if dir == "" {
 		return r, nil
 	}
-	if r.watch, err = Look(ctx, dir); err == nil && !keep {
-		r.aside, err = NewAside(ctx, dir)
+	earlier, err := complete(ctx, dir)
+	if len(earlier.moved) > 0 {
+		alert(setAside("a session whose process was killed", dir, earlier.moved))
+	}
+	r.Alert(earlier.findings)
+	if err == nil {
+		r.watch, err = Look(ctx, dir)
+	}
+	if err == nil {
+		r.aside, err = newAside(ctx, dir, r.watch, keep)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("what git would run in %s cannot be found out: %w", dir, err)
@@ -277,6 +291,26 @@ func (r *Report) Findings(ctx context.Context) []Finding {
 		r.unknown(err)
 	}
 	return all
+}
+
+// Close ends the session. Nothing of it runs any more. After an error the next command that uses
+// the directory completes the setting aside.
+func (r *Report) Close(ctx context.Context) {
+	if r == nil {
+		return
+	}
+	moved, err := r.aside.Close(context.WithoutCancel(ctx))
+	if len(moved) > 0 {
+		r.alert(setAside("the session", r.dir, moved))
+	}
+	if err != nil {
+		r.unknown(err)
+	}
+}
+
+func setAside(by, dir string, moved []string) string {
+	return fmt.Sprintf("git would run programs because of what %s has left in %s, so it was set aside, in files that end in %s: %s",
+		by, dir, asideSuffix, strings.Join(moved[:min(len(moved), maxAlerted)], ", "))
 }
 
 func (r *Report) unknown(err error) {

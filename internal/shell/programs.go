@@ -202,6 +202,9 @@ func (r *reader) runs(words []Word, depth int) (wrapped, error) {
 			return wrapped{}, nil
 		}
 	}
+	if lower := strings.ToLower(name); lower != name && runsOthers(lower) {
+		return wrapped{}, fmt.Errorf("what %s runs is not understood: some file systems find %s by this name", name, lower)
+	}
 	if isIn(runningOthers, Word{Text: name, Known: true}) || loaders.MatchString(name) {
 		return wrapped{}, fmt.Errorf("what %s runs is not understood", name)
 	}
@@ -214,6 +217,12 @@ func (r *reader) runs(words []Word, depth int) (wrapped, error) {
 		err = withInput(&found, args)
 	}
 	return found, err
+}
+
+// runsOthers reports whether a program runs other programs.
+func runsOthers(name string) bool {
+	_, wraps := wrapperOf(name)
+	return wraps || isIn("sh bash dash ash find genv gtimeout gnice gnohup gstdbuf gtime gxargs gfind "+runningOthers, Word{Text: name, Known: true}) || loaders.MatchString(name)
 }
 
 func notUnderstood(words []Word, word Word) error {

@@ -1,13 +1,17 @@
 package worker_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -126,4 +130,50 @@ func TestIsolated_NewRepositoriesRunNothing(t *testing.T) {
 		require.NoFileExists(t, mark)
 		require.FileExists(t, filepath.Join(dir, "sub/.git/config.set-aside"))
 	}
+}
+
+// TestIsolated_ProgramsThatOutliveTheirCall: what a background process has left for git is set aside
+// after what is typed to it, and at its end, although no call of its session ends then.
+func TestIsolated_ProgramsThatOutliveTheirCall(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.isolatedOptions(t)
+	dir, session := filepath.Join(t.TempDir(), "work"), protocol.NewSessionID()
+	require.NoError(t, os.Mkdir(dir, 0o755))
+	o.Workspace = func(sandbox string) (string, bool) { return dir, sandbox == string(session) }
+	r.work(o)
+	const plant = "git init -q %[1]s; git -C %[1]s config core.fsmonitor 'touch ../../ran; false'; "
+	script := "read x; " + fmt.Sprintf(plant, "sent") + "echo planted; read x; " + fmt.Sprintf(plant, "ended")
+	got := r.do(session, protocol.CommandRun{Command: script, Background: true, TTY: true})
+	requireOK(t, got)
+	process := value[protocol.CommandRunResult](t, got).Process
+	requireOK(t, r.do(session, wire.ProcessSend{Process: process, Input: protocol.Bytes("\r"), Wait: 60_000}))
+	require.FileExists(t, filepath.Join(dir, "sent/.git/config.set-aside"))
+	gitIn(t, dir, "git -C sent status")
+	requireOK(t, r.do(session, wire.ProcessSend{Process: process, Input: protocol.Bytes("\r"), Wait: 60_000}))
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(filepath.Join(dir, "ended/.git/config.set-aside"))
+		return err == nil
+	}, patience, 10*time.Millisecond)
+	gitIn(t, dir, "git -C ended status")
+	require.NoFileExists(t, filepath.Join(filepath.Dir(dir), "ran"))
+}
+
+// TestIsolated_WhatCannotBeLookedAtIsSaid, also by a call that failed for another reason, until the
+// reason is gone.
+func TestIsolated_WhatCannotBeLookedAtIsSaid(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.isolatedOptions(t)
+	dir, session := filepath.Join(t.TempDir(), "work"), protocol.NewSessionID()
+	require.NoError(t, os.Mkdir(dir, 0o755))
+	o.Workspace = func(sandbox string) (string, bool) { return dir, sandbox == string(session) }
+	r.work(o)
+	const said = "what the user's git would run in the workspace cannot be found out"
+	got := r.do(session, protocol.CommandRun{Command: "mkdir -p " + strings.Repeat("a/", 502)})
+	require.ErrorContains(t, got.Error, said)
+	got = r.do(session, protocol.FilesEdit{Path: "missing", Old: "a", New: "b"})
+	require.Equal(t, protocol.CodeNotFound, got.Error.Code)
+	require.ErrorContains(t, got.Error, said)
+	requireOK(t, r.do(session, protocol.CommandRun{Command: "rm -r a"}))
 }

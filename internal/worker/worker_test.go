@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -32,11 +33,15 @@ const secret = "sk-not-for-sandboxes"
 func TestMain(m *testing.M) {
 	toolservertest.Main()
 	natsiotest.Overlap()
-	if err := os.Setenv("OPENAI_API_KEY", secret); err != nil {
+	state, err := os.MkdirTemp("", "toolfleet-state-") // not the user's own
+	if err = errors.Join(err, os.Setenv("XDG_STATE_HOME", state), os.Setenv("OPENAI_API_KEY", secret)); err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		_ = os.RemoveAll(state) // it is temporary
+		os.Exit(code)
+	}))
 }
 
 // patience is how long a test waits for what must happen.

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -154,6 +155,56 @@ func TestProtect_WhatGitReadsStaysAsItIs(t *testing.T) {
 			}
 			require.NoFileExists(t, filepath.Join(workspace, "..", "ran"), results(events(t, got.stdout))["c1"].Content)
 			require.NoFileExists(t, filepath.Join(workspace, ".git", "commondir"), "what stands for it is gone")
+		})
+	}
+}
+
+// TestProtect_AKilledSessionsSettingsAreSetAside kills the process of a session after its command has
+// planted a program, and before it can set that aside: the next command in the directory does it,
+// whichever it is, and says so.
+func TestProtect_AKilledSessionsSettingsAreSetAside(t *testing.T) {
+	t.Parallel()
+	for name, next := range map[string]func(workspace string) launch{
+		"call": func(workspace string) launch {
+			return launch{args: []string{"call", "--workspace", workspace, "--sandbox", "process", "bash", `{"command":"true"}`}}
+		},
+		"run": func(workspace string) launch {
+			return launch{args: []string{"run", "--workspace", workspace, "--sandbox", "process", "--model", script(t, say("Done.")), "do it"}}
+		},
+		"the same session": func(string) launch {
+			return launch{args: []string{"run", "--session", "killed", "--sandbox", "process", "--model", script(t, say("", bash("c1", "sleep 600")), say("Done."))}}
+		},
+		"mcp": func(workspace string) launch {
+			return launch{args: []string{"mcp", "--workspace", workspace, "--sandbox", "process"}}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			home, workspace := t.TempDir(), filepath.Join(t.TempDir(), "work")
+			require.NoError(t, os.Mkdir(workspace, 0o755))
+			const plant = "git init -q && git config core.fsmonitor 'touch ../ran; true' && touch planted && sleep 600"
+			killed := start(t, coordinator, launch{
+				args: []string{"run", "--session", "killed", "--workspace", workspace, "--sandbox", "process", "--model", script(t, say("Planting.", bash("c1", plant))), "do it"},
+				env:  []string{"HOME=" + home},
+			})
+			require.Eventually(t, func() bool {
+				_, err := os.Stat(filepath.Join(workspace, "planted"))
+				return err == nil
+			}, patience, 20*time.Millisecond)
+			killed.kill(t)
+			require.Contains(t, content(t, filepath.Join(workspace, ".git", "config")), "fsmonitor", "it was killed before")
+			l := next(workspace)
+			l.env = []string{"HOME=" + home}
+			got := execute(t, coordinator, l)
+			require.Equal(t, 0, got.code, got.stderr)
+			require.Contains(t, got.stderr, "a session whose process was killed has left in "+workspace)
+			require.Contains(t, got.stderr, ".git/config: core.fsmonitor")
+			git(t, workspace, "status")
+			require.NoFileExists(t, filepath.Join(workspace, "..", "ran"))
+			require.FileExists(t, filepath.Join(workspace, ".git", "config.set-aside"))
+			left, err := filepath.Glob(filepath.Join(home, ".local/state/toolfleet/git/*.json"))
+			require.NoError(t, err)
+			require.Empty(t, left, "a clean end leaves no record")
 		})
 	}
 }

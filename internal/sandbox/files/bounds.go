@@ -90,7 +90,8 @@ func (f *FS) allow(name string, as use) error {
 
 // guard is the fault of changing something that is protected.
 func (f *FS) guard(name, actual string) error {
-	at := slices.IndexFunc(f.protected, func(place string) bool { return holds(place, actual) })
+	lower := strings.ToLower(actual) // which are one on some file systems
+	at := slices.IndexFunc(f.protected, func(place string) bool { return holds(strings.ToLower(place), lower) })
 	if at < 0 {
 		return nil
 	}

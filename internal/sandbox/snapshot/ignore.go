@@ -69,7 +69,9 @@ secrets.y*ml
 )
 
 // mayHaveTokens reports whether a file of settings is left out when a token stands in it.
-func mayHaveTokens(base string) bool { return base == ".npmrc" || base == ".yarnrc.yml" }
+func mayHaveTokens(base string) bool {
+	return strings.EqualFold(base, ".npmrc") || strings.EqualFold(base, ".yarnrc.yml")
+}
 
 // why a path is left out.
 type why string
@@ -101,8 +103,10 @@ type Ignore struct {
 func NewIgnore(root *os.Root, tracked []string, all bool) *Ignore {
 	i := &Ignore{
 		root: root, all: all, rules: map[string]gitignore.Rules{}, tracked: map[string]bool{}, within: map[string]why{},
-		secrets: map[bool]gitignore.Rules{true: gitignore.Rules{}.With(".", secretDirs), false: gitignore.Rules{}.With(".", secretFiles)},
-		told:    map[string]bool{}, left: map[why][]string{},
+		secrets: map[bool]gitignore.Rules{ // in lower case: some file systems know a file by both names
+			true: gitignore.Rules{}.With(".", strings.ToLower(secretDirs)), false: gitignore.Rules{}.With(".", strings.ToLower(secretFiles)),
+		},
+		told: map[string]bool{}, left: map[why][]string{},
 	}
 	i.own = gitignore.Rules{}.With(".", string(i.read(OwnIgnoreFile)))
 	for _, name := range tracked {
@@ -160,7 +164,7 @@ func (i *Ignore) why(name string, isDir bool) why {
 	switch {
 	case slices.Contains(strings.Split(name, "/"), ".git"):
 		return ""
-	case i.secrets[isDir].Excludes(name, isDir), !isDir && i.hasToken(name):
+	case i.secrets[isDir].Excludes(strings.ToLower(name), isDir), !isDir && i.hasToken(name):
 		return whySecret
 	case !i.all && i.rulesIn(path.Dir(name)).Excludes(name, isDir):
 		return whyIgnored

@@ -79,3 +79,18 @@ func TestIgnore(t *testing.T) {
 		})
 	}
 }
+
+// TestIgnore_SecretsInAnyCase: where names have no case, programs find .ENV as .env.
+func TestIgnore_SecretsInAnyCase(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, ".NPMRC"), []byte("//x/:_authToken=y\n"), 0o600))
+	root, err := os.OpenRoot(dir)
+	require.NoError(t, err)
+	defer root.Close()
+	ignore := snapshot.NewIgnore(root, nil, false)
+	for name, skipped := range map[string]bool{".ENV": true, "sub/Server.PEM": true, "ID_RSA": true, ".NPMRC": true, ".Env.Example": false, "README": false} {
+		require.Equal(t, skipped, ignore.Skip(name, false), name)
+	}
+	require.True(t, ignore.Skip(".AWS", true))
+}

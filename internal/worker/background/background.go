@@ -105,6 +105,8 @@ type Command struct {
 	// Keep stores all of that under an id when the process has ended, if it is much. It is not
 	// called for a process that could not be started.
 	Keep func(*spool.Spool) (protocol.CallID, error)
+	// Ended is called when the process has ended; nil is not.
+	Ended func()
 	// Live gets the output of the process piece by piece; it may be nil.
 	Live func(stream sandbox.Stream, data []byte)
 }
@@ -129,6 +131,9 @@ func (ps *Processes) Start(ctx context.Context, s sandbox.Sandbox, c Command, mo
 		defer ps.group.Done()
 		p.life.Run(func(ctx context.Context) {
 			p.run(ctx, s, c.Cmd, c.Live)
+			if c.Ended != nil {
+				c.Ended()
+			}
 			ps.ended(p)
 		})
 	}()

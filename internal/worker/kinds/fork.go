@@ -88,6 +88,7 @@ func workspaceMerge(ctx context.Context, a *Attempt, p wire.WorkspaceMerge) (_ p
 // inRepository reports whether a path is the database of a git repository, or in it. Two of them
 // cannot be merged file by file.
 func inRepository(name string, _ bool) bool {
+	name = strings.ToLower(name) // which are one on some file systems
 	return name == ".git" || strings.HasPrefix(name, ".git/") || strings.HasSuffix(name, "/.git") || strings.Contains(name, "/.git/")
 }
 

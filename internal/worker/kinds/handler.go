@@ -183,18 +183,35 @@ func (a *Attempt) owns(ctx context.Context, id string, lane wire.LaneHash) *prot
 // directory used in place. A call after which that cannot be found out has failed.
 func (a *Attempt) Execute(ctx context.Context, k *Kind) (protocol.Value, error) {
 	value, err := k.run(ctx, a, a.Run.Call.Payload)
-	if k.NoFiles || k.reads {
+	if k.NoFiles && !k.acts || k.reads {
 		return value, err
 	}
 	moved, asideErr := a.host.Sandboxes.SetAside(ctx, a.lane())
-	if asideErr != nil && err == nil {
-		err = protocol.Errorf(protocol.CodeToolFailed, "the call has ended, but what the user's git would run in the workspace cannot be found out: %v", asideErr)
+	if asideErr != nil {
+		value, err = unguarded(value, err, asideErr)
 	}
 	if len(moved) > 0 {
 		value = results.Noted(value, "The user's git would run programs because of these settings and hooks of new repositories, "+
 			"so they were set aside, in files that end in .set-aside: "+strings.Join(moved, ", ")+". If they are needed, say so: only the user can put them back.")
 	}
 	return value, err
+}
+
+// unguarded is the outcome of a call after which it cannot be found out what the user's git would
+// run. The next call, the end of the session and the next use of the directory try it again.
+func unguarded(value protocol.Value, err, asideErr error) (protocol.Value, error) {
+	said := fmt.Sprintf("the call has ended, but what the user's git would run in the workspace cannot be found out: %v", asideErr)
+	fault, typed := errors.AsType[*protocol.Error](err)
+	switch {
+	case err == nil:
+		return value, &protocol.Error{Code: protocol.CodeToolFailed, Message: said}
+	case typed:
+		both := *fault
+		both.Message += "; " + said
+		return value, &both
+	default: // the worker words the error
+		return results.Noted(value, said), err
+	}
 }
 
 // Sandbox returns the sandbox of the call's session, and opens it at the first request.

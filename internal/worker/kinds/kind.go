@@ -29,6 +29,9 @@ type Kind struct {
 	// NoFiles says that a payload touches no file of the workspace. In a directory that is used in
 	// place it does not wait for the calls of other processes.
 	NoFiles bool
+	// acts says that a program of the sandbox may change files because of the payload, although it
+	// touches none itself.
+	acts bool
 	// reads says that a payload changes no file.
 	reads bool
 	// check refuses a payload before anything is opened; nil accepts every one.
@@ -65,8 +68,8 @@ func table(handlers Handlers) map[protocol.Kind]*Kind {
 		wire.KindToolRun:     {Needs: NeedsAnySandbox, run: runs(toolRun), long: longer(toolSize)},
 		wire.KindProcessList: {Needs: NeedsSandbox, NoFiles: true, run: runs(processList)},
 		wire.KindProcessRead: {Needs: NeedsSandbox, NoFiles: true, run: runs(processRead), long: never},
-		wire.KindProcessSend: {Needs: NeedsSandbox, NoFiles: true, run: runs(processSend), long: never},
-		wire.KindProcessKill: {Needs: NeedsSandbox, NoFiles: true, run: runs(processKill)},
+		wire.KindProcessSend: {Needs: NeedsSandbox, NoFiles: true, acts: true, run: runs(processSend), long: never},
+		wire.KindProcessKill: {Needs: NeedsSandbox, NoFiles: true, acts: true, run: runs(processKill)},
 
 		wire.KindFilesRead:      {Needs: NeedsSandbox, reads: true, run: runs(inFiles(fileOps.read)), long: never},
 		wire.KindFilesWrite:     {Needs: NeedsSandbox, run: runs(inFiles(fileOps.write))},

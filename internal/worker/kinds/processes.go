@@ -65,6 +65,7 @@ func (a *Attempt) startProcess(ctx context.Context, s sandbox.Sandbox, p protoco
 	started, err := a.box.Processes.Start(ctx, s, background.Command{
 		Handle: handle, Text: text, Cmd: cmd, Life: life, Live: a.Live.Sparingly(), TTY: p.TTY,
 		Written: spool.New(h.Sandboxes.Spools()), Keep: h.keepWritten(ctx, c),
+		Ended: func() { h.Sandboxes.SetAsideLater(ctx, a.lane()) },
 	}, earlyEnd)
 	if err != nil {
 		return nil, err

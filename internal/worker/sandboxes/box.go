@@ -288,6 +288,31 @@ func (s *Set) SetAside(ctx context.Context, l protocol.Lane) ([]string, error) {
 	return aside.Move(context.WithoutCancel(ctx))
 }
 
+// SetAsideLater is SetAside when no call of the lane returns what it returns: the log has it, and
+// the report at the end of the turn.
+func (s *Set) SetAsideLater(ctx context.Context, l protocol.Lane) {
+	moved, err := s.SetAside(ctx, l)
+	if err != nil {
+		s.options.Logger.WarnContext(ctx, "what the user's git would run in the workspace cannot be found out", slog.String("lane", string(l)), slog.Any("error", err))
+	}
+	if len(moved) > 0 {
+		s.options.Logger.WarnContext(ctx, "set aside what the user's git would have run", slog.String("lane", string(l)), slog.Any("paths", moved))
+	}
+}
+
+// closeAside ends the use of directories in place, in which no sandbox is open any more.
+func (s *Set) closeAside(ctx context.Context) {
+	s.mu.Lock()
+	all := s.aside
+	s.aside = map[string]*gitguard.Aside{}
+	s.mu.Unlock()
+	for dir, aside := range all {
+		if moved, err := aside.Close(context.WithoutCancel(ctx)); err != nil || len(moved) > 0 {
+			s.options.Logger.WarnContext(ctx, "set aside what the user's git would have run", slog.String("directory", dir), slog.Any("paths", moved), slog.Any("error", err))
+		}
+	}
+}
+
 // noRepository says why git found no repository where a person's git finds one; "" if the command
 // does not report that.
 func (b *Box) noRepository(ctx context.Context, r *sandbox.Result) string {

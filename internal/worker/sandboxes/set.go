@@ -368,16 +368,21 @@ func (s *Set) close(l protocol.Lane) error {
 	if b == nil {
 		return nil
 	}
+	acts := b.Busy()
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	return errors.Join(b.close(), b.checkpoints.Close())
+	err := errors.Join(b.close(), b.checkpoints.Close())
+	b.mu.Unlock()
+	if acts { // a server may have written until now; each process was looked after when it ended
+		s.SetAsideLater(context.Background(), l) //nolint:contextcheck // it is short, and must be done
+	}
+	return err
 }
 
 // closers is how many sandboxes are closed at once when the worker stops.
 const closers = 8
 
-// CloseAll closes all sandboxes.
-func (s *Set) CloseAll() {
+// CloseAll closes all sandboxes, and ends the use of directories in place.
+func (s *Set) CloseAll(ctx context.Context) {
 	s.mu.Lock()
 	lanes := slices.Collect(maps.Keys(s.boxes))
 	s.mu.Unlock()
@@ -386,5 +391,7 @@ func (s *Set) CloseAll() {
 	for _, l := range lanes {
 		group.Go(func() error { return s.close(l) })
 	}
-	_ = group.Wait() // the process ends; its children with it
+	if group.Wait() == nil { // else the process ends, and its children with it: the next one looks after them
+		s.closeAside(ctx)
+	}
 }

@@ -27,7 +27,7 @@ func TestReplace_LeavesTheWorkspaceOfALaneThatIsLost(t *testing.T) {
 	ctx, lose := context.WithCancel(t.Context())
 	b, _, err := s.Open(ctx, "sandbox/one", 1, time.Now)
 	require.NoError(t, err)
-	t.Cleanup(s.CloseAll)
+	t.Cleanup(func() { s.CloseAll(context.WithoutCancel(t.Context())) })
 	lose()
 	require.ErrorIs(t, b.Replace(ctx, other), context.Canceled)
 	require.FileExists(t, filepath.Join(other, "a"))

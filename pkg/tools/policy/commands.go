@@ -183,19 +183,20 @@ func doesMatch(patterns []string, command *shell.Command) bool {
 	})
 }
 
-// mayMatch returns a pattern that a command matches, or may match: words that are not
-// known match everything, and the program's directory does not count.
+// mayMatch returns a pattern that a command matches, or may match: words that are not known match
+// everything, and the program's directory does not count, nor the case of its name and of words that
+// are no options: some file systems find git as GIT, and its subcommands likewise.
 func mayMatch(patterns []string, command *shell.Command) (string, bool) {
 	for _, pattern := range patterns {
 		words, is := strings.Fields(pattern), command.Words
-		name := command.Program()
+		name := strings.ToLower(command.Program())
 		if subcommand, of := strings.CutPrefix(name, "git-"); of { // git's own folder has its subcommands
 			name, is = "git", append([]shell.Word{is[0], {Text: subcommand, Known: true}}, is[1:]...)
 		}
 		if strings.Contains(words[0], "/") {
-			name = command.Words[0].Text
+			name = strings.ToLower(command.Words[0].Text)
 		}
-		if command.Program() == "" || matches(words[0], name) && globalsOf(name).mayBegin(words[1:], is[1:]) {
+		if command.Program() == "" || matches(strings.ToLower(words[0]), name) && globalsOf(name).mayBegin(words[1:], is[1:]) {
 			return pattern, true
 		}
 	}

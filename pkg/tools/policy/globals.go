@@ -142,13 +142,13 @@ func (g globals) mayBegin(pattern []string, words []shell.Word) bool {
 	if !words[0].Known {
 		return g.mayBeginLater(pattern, words)
 	}
-	return matches(pattern[0], words[0].Text) && g.mayBegin(pattern[1:], words[1:])
+	return matches(strings.ToLower(pattern[0]), strings.ToLower(words[0].Text)) && g.mayBegin(pattern[1:], words[1:])
 }
 
 // mayBeginLater is mayBegin for the words behind some that are not known.
 func (g globals) mayBeginLater(pattern []string, words []shell.Word) bool {
 	for i := range words {
-		if !words[i].Known && words[i].Many || (!words[i].Known || matches(pattern[0], words[i].Text)) && g.mayBegin(pattern[1:], words[i+1:]) {
+		if !words[i].Known && words[i].Many || (!words[i].Known || matches(strings.ToLower(pattern[0]), strings.ToLower(words[i].Text))) && g.mayBegin(pattern[1:], words[i+1:]) {
 			return true
 		}
 	}
