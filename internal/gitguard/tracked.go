@@ -2,9 +2,10 @@ package gitguard
 
 import (
 	"context"
+	"crypto/sha1" //nolint:gosec // git's ids
+	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -27,7 +28,7 @@ func Tracked(ctx context.Context, dir string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &tracked{reader: git, dir: dir}
+	t := &tracked{reader: git, dir: dir, room: maxAnswer}
 	r, ok, err := repositoryOf(dir)
 	if ok && err == nil {
 		err = t.repository(ctx, &r)
@@ -46,6 +47,7 @@ type tracked struct {
 	files        []string
 	repositories int
 	read         int64 // bytes of indexes
+	room         int64 // for what git lists of them, in bytes
 }
 
 // repository adds the files of one, and of its submodules.
@@ -84,14 +86,14 @@ func (t *tracked) repository(ctx context.Context, r *repository) error {
 
 // index lists the index of a repository.
 func (t *tracked) index(ctx context.Context, r *repository) (out []byte, err error) {
-	format := ""
+	format, hash := "", sha1.Size
 	content, err := regular.Read(filepath.Join(r.common, "config"), MaxSettings)
 	if err == nil {
 		var entries []entry
 		entries, err = t.list(ctx, content)
 		for _, e := range entries {
 			if e.key == "extensions.objectformat" && e.value == "sha256" {
-				format = "[extensions]\n\tobjectformat = sha256\n"
+				format, hash = "[extensions]\n\tobjectformat = sha256\n", sha256.Size
 			}
 		}
 	}
@@ -99,24 +101,20 @@ func (t *tracked) index(ctx context.Context, r *repository) (out []byte, err err
 		return nil, err
 	}
 	err = inScratch(func(dir string) error {
-		names, err := filepath.Glob(filepath.Join(globbed(r.gitDir), "sharedindex.*")) // of an index that is split
-		if err != nil {
-			return err
-		}
 		gitDir := filepath.Join(dir, "git")
 		if err := empty(gitDir, format); err != nil {
 			return err
 		}
-		for _, name := range append(names, filepath.Join(r.gitDir, "index")) {
-			if err := t.copyFile(name, filepath.Join(gitDir, filepath.Base(name))); missing(err) {
-				continue
-			} else if err != nil {
-				return err
-			}
+		shared, err := t.copyIndex(r.gitDir, gitDir, "index", hash)
+		if err == nil && shared != "" { // of an index that is split
+			_, err = t.copyIndex(r.gitDir, gitDir, shared, hash)
+		}
+		if err != nil {
+			return err
 		}
 		list := func(settings []string, options ...string) ([]byte, error) {
 			env := append(neutral(dir), "GIT_DIR="+gitDir, "GIT_WORK_TREE="+dir)
-			return t.ask(ctx, dir, env, append(append(settings, "ls-files", "--cached", "--stage", "-z"), options...)...)
+			return t.ask(ctx, dir, env, append(append(settings, "-c", "index.threads=1", "ls-files", "--cached", "--stage", "-z"), options...)...)
 		}
 		if out, err = list(nil); !errors.Is(err, errRefused) {
 			return err
@@ -145,31 +143,15 @@ func empty(gitDir, format string) error {
 	return err
 }
 
-// globbed is a path as a pattern that matches only it.
-func globbed(path string) string {
-	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(path)
-}
-
-func (t *tracked) copyFile(from, to string) error {
-	file, err := regular.Open(from)
-	if err != nil {
-		return err
+// copyIndex copies an index from one directory to another one. What is missing is an empty index.
+func (t *tracked) copyIndex(from, to, name string, hash int) (shared string, err error) {
+	shared, size, room, err := copyIndex(filepath.Join(from, name), filepath.Join(to, name), hash, t.room)
+	if missing(err) {
+		return "", nil
 	}
-	defer func() { _ = file.Close() }() // it was only read
-	info, err := file.Stat()
-	if err != nil {
-		return err
+	t.room = room
+	if t.read += size; err == nil && t.read > maxIndex {
+		err = fmt.Errorf("%s: the indexes are larger than %d bytes", filepath.Join(from, name), maxIndex)
 	}
-	if t.read += info.Size(); t.read > maxIndex {
-		return fmt.Errorf("%s: the indexes are larger than %d bytes", from, maxIndex)
-	}
-	made, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	n, err := io.Copy(made, io.LimitReader(file, info.Size()+1))
-	if n > info.Size() {
-		err = fmt.Errorf("%s grows while it is read", from)
-	}
-	return errors.Join(err, made.Close())
+	return shared, err
 }

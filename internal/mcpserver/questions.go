@@ -79,8 +79,11 @@ func (s *Server) question(request *mcp.CallToolRequest, session protocol.Session
 	}
 	raw, err := hex.DecodeString(given)
 	if err != nil || len(raw) < sha256.Size || json.Unmarshal(raw[sha256.Size:], &q.put) != nil ||
-		!hmac.Equal([]byte(q.about(q.put)), []byte(given)) || !s.answers.use(q.put) {
+		!hmac.Equal([]byte(q.about(q.put)), []byte(given)) {
 		return nil, errState
+	}
+	if err := s.answers.use(who.ID(), q.put, time.Now()); err != nil {
+		return nil, err
 	}
 	q.answer, _ = request.Params.InputResponses[questionID].(*mcp.ElicitResult)
 	q.call = q.put.Call
@@ -90,27 +93,54 @@ func (s *Server) question(request *mcp.CallToolRequest, session protocol.Session
 // answers are the questions whose answers were used. Another server of the fleet does not know
 // them: there the id of the call is known, and returns the result of the first.
 type answers struct {
-	mu   sync.Mutex
-	used map[protocol.CallID]time.Time // and when their time passes
+	mu sync.Mutex
+	of map[string]*usedAnswers // by the id of the principal
 }
 
-// maxAnswers is how many used answers are known at once; beyond that answers are refused.
+// usedAnswers are those of one principal.
+type usedAnswers struct {
+	ends      map[protocol.CallID]time.Time
+	forgotten time.Time // the last end of those that are not known any more
+}
+
+// maxAnswers is how many used answers of a principal are known whose time has not passed. One more
+// answer of this principal is refused until the time of another one has passed.
 const maxAnswers = 10_000
 
-// use reports whether the answer to a question may be used, which is once, and in time.
-func (a *answers) use(q questionState) bool {
+var errAnswers = &jsonrpc.Error{
+	Code: jsonrpc.CodeInternalError, Message: fmt.Sprintf("requestState: %d questions of this token were answered within minutes, and that is the limit; make the call without it later", maxAnswers),
+}
+
+// use uses the answer to a question, which is allowed once, and in time. It stays refused when it is
+// not known any more that it was used, also if the clock is set back.
+func (a *answers) use(principal string, q questionState, now time.Time) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	maps.DeleteFunc(a.used, func(_ protocol.CallID, ends time.Time) bool { return time.Now().After(ends) })
-	_, used := a.used[q.Call]
-	if used || len(a.used) >= maxAnswers || time.Now().After(q.Ends) {
-		return false
+	if a.of == nil {
+		a.of = map[string]*usedAnswers{}
 	}
-	if a.used == nil {
-		a.used = map[protocol.CallID]time.Time{}
+	used := a.of[principal]
+	if used == nil {
+		used = &usedAnswers{ends: map[protocol.CallID]time.Time{}}
+		a.of[principal] = used
 	}
-	a.used[q.Call] = q.Ends
-	return true
+	if len(used.ends) >= maxAnswers {
+		maps.DeleteFunc(used.ends, func(_ protocol.CallID, ends time.Time) bool {
+			passed := now.After(ends)
+			if passed && ends.After(used.forgotten) {
+				used.forgotten = ends
+			}
+			return passed
+		})
+	}
+	switch _, again := used.ends[q.Call]; {
+	case again, now.After(q.Ends), !q.Ends.After(used.forgotten):
+		return errState
+	case len(used.ends) >= maxAnswers:
+		return errAnswers
+	}
+	used.ends[q.Call] = q.Ends
+	return nil
 }
 
 // ask has the client put a question, whose answer is waited for as long as ctx.

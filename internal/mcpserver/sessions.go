@@ -135,7 +135,11 @@ const endTimeout = 10 * time.Second
 // be removed now, such as the results of calls that continue without their client, stays.
 func (s *Server) ended(ctx context.Context, id string) {
 	session, err := protocol.ParseSessionID(id)
-	if err != nil || s.options.Ended == nil || s.options.Session != "" {
+	if err != nil || s.options.Session != "" {
+		return
+	}
+	s.ledger.Forget(session)
+	if s.options.Ended == nil {
 		return
 	}
 	s.following.all.Go(func() {

@@ -2,11 +2,14 @@ package session
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
@@ -15,6 +18,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -80,6 +84,32 @@ func TestTenant_KeysReachTheirOwnSessions(t *testing.T) {
 	refused(run(other, "other", "new", "new", wire.WorkspaceImport{Upload: "directory", Blob: "b"}))
 	refused(run(other, "other", "o", "o", wire.WorkspaceExport{Upload: "directory"}))
 	require.Equal(t, protocol.StatusOK, run(acme, "acme", "a", "a", wire.WorkspaceExport{Upload: "directory"}).Status)
+	ownerless(t, r, "directory", "old") // of a version without owners
+	refused(run(acme, "acme", "new", "new", wire.WorkspaceImport{Upload: "old", Blob: "b"}))
+	refused(run(acme, "acme", "a", "a", wire.WorkspaceExport{Upload: "old"}))
+	require.Equal(t, protocol.StatusOK, run(unbound, "acme", "a", "a", wire.WorkspaceExport{Upload: "old"}).Status, "the operator's key")
+	refused(run(acme, "acme", "a", "a", wire.WorkspaceExport{Upload: "old"}))
 	require.Equal(t, protocol.StatusOK, run(unbound, "", "a", "a", protocol.CommandRun{Command: "cat f"}).Status, "a key that is bound to no tenant")
 	refused(run(other, "other", "a", "a", protocol.CommandRun{Command: "cat f"}))
+}
+
+// ownerless stores the last checkpoint of an upload as that of another one, without its owner.
+func ownerless(t *testing.T, r *rig, from, to string) {
+	t.Helper()
+	js, err := jetstream.New(r.NC)
+	require.NoError(t, err)
+	stream, err := js.Stream(t.Context(), wire.WorkspacesStream(r.Name))
+	require.NoError(t, err)
+	subject := func(name string) string { return wire.WorkspaceSubject(r.Name, workspace.UploadRef(name, 0).Lane) }
+	last, err := stream.GetLastMsgForSubject(t.Context(), subject(from))
+	require.NoError(t, err)
+	var checkpoint map[string]any
+	require.NoError(t, json.Unmarshal(last.Data, &checkpoint))
+	require.Equal(t, "acme", checkpoint["owner"])
+	delete(checkpoint, "owner")
+	body, err := json.Marshal(checkpoint)
+	require.NoError(t, err)
+	last.Header.Del(jetstream.ExpectedLastSubjSeqHeader)
+	_, err = js.PublishMsg(t.Context(), &nats.Msg{Subject: subject(to), Header: last.Header, Data: body})
+	require.NoError(t, err)
 }

@@ -26,7 +26,9 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 const (
@@ -36,7 +38,8 @@ const (
 	defaultBytes = 5 << 20
 	// maxHead is where a page may name its character set, in bytes.
 	maxHead = 64 << 10
-	// maxBodies is how much all requests at once may hold of bodies, in bytes.
+	// maxBodies is how much all requests at once may hold in memory of bodies that have arrived, in
+	// bytes.
 	maxBodies = 64 << 20
 	// maxWord is the longest title, header value or media type that is returned, in bytes.
 	maxWord = 500
@@ -44,8 +47,9 @@ const (
 
 // Get sends the request and returns its response, whatever its status is. It fails with a
 // [protocol.Error] if the payload is invalid or the host cannot be reached, and with the error of
-// ctx when that has ended. It is safe for concurrent use.
-func Get(ctx context.Context, transport http.RoundTripper, p protocol.HTTPFetch) (result protocol.HTTPFetchResult, _ error) {
+// ctx when that has ended. Until a body has arrived it is in dir, as far as it is large: a slow
+// server holds no memory that other requests need. It is safe for concurrent use.
+func Get(ctx context.Context, transport http.RoundTripper, p protocol.HTTPFetch, dir string) (result protocol.HTTPFetchResult, _ error) {
 	if err := wire.CheckFetch(p); err != nil {
 		return result, err
 	}
@@ -62,23 +66,37 @@ func Get(ctx context.Context, transport http.RoundTripper, p protocol.HTTPFetch)
 		return result, nil
 	}
 	limit := cmp.Or(p.MaxBytes, defaultBytes)
-	if err := bodies.Acquire(ctx, limit); err != nil {
-		return result, context.Cause(ctx)
+	arrived := spool.New(dir)
+	defer func() { _ = arrived.Close() }() // it is not read any more
+	size, err := io.Copy(spooled{arrived}, io.LimitReader(response.Body, limit+1))
+	if err := arrived.Err(); err != nil {
+		return result, protocol.Errorf(protocol.CodeToolFailed, "the worker cannot store the response: %v", err)
 	}
-	release := func() { bodies.Release(limit) }
-	body, err := io.ReadAll(io.LimitReader(response.Body, limit+1))
 	if err != nil {
-		release()
 		return result, failure(ctx, err)
 	}
-	if result.Truncated = int64(len(body)) > limit; result.Truncated {
-		body = body[:limit]
+	result.Truncated, result.Bytes = size > limit, min(size, limit)
+	if err := bodies.Acquire(ctx, result.Bytes); err != nil {
+		return result, context.Cause(ctx)
 	}
-	result.Bytes = int64(len(body))
+	release := func() { bodies.Release(result.Bytes) }
+	body := make([]byte, result.Bytes)
+	if _, err := io.ReadFull(arrived.Reader(sandbox.Stdout), body); err != nil {
+		release()
+		return result, fmt.Errorf("read the stored response: %w", err)
+	}
 	return inTime(ctx, result, func(result *protocol.HTTPFetchResult) error {
 		defer release()
 		return read(ctx, result, body, response, p.Raw)
 	})
+}
+
+// spooled writes to a spool.
+type spooled struct{ *spool.Spool }
+
+func (s spooled) Write(data []byte) (int, error) {
+	s.Spool.Write(sandbox.Stdout, data)
+	return len(data), s.Err()
 }
 
 // inTime fills in a result by a function that cannot be interrupted, and returns when ctx ends: the

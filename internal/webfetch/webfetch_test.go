@@ -35,7 +35,7 @@ func serve(t *testing.T, contentType, body string) string {
 
 func get(t *testing.T, p protocol.HTTPFetch) protocol.HTTPFetchResult {
 	t.Helper()
-	r, err := webfetch.Get(t.Context(), &http.Transport{}, p)
+	r, err := webfetch.Get(t.Context(), &http.Transport{}, p, t.TempDir())
 	require.NoError(t, err)
 	return r
 }
@@ -118,7 +118,7 @@ func TestGet_Bounds(t *testing.T) {
 	defer cancel()
 	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	t.Cleanup(silent.Close)
-	_, err = webfetch.Get(ctx, &http.Transport{}, protocol.HTTPFetch{URL: silent.URL})
+	_, err = webfetch.Get(ctx, &http.Transport{}, protocol.HTTPFetch{URL: silent.URL}, t.TempDir())
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
@@ -158,7 +158,7 @@ func TestGet_Redirects(t *testing.T) {
 	for path, code := range map[string]protocol.Code{
 		"/loop": protocol.CodeToolFailed, "/file": protocol.CodeToolFailed, "/away": codes.NetworkOff,
 	} {
-		_, err := webfetch.Get(t.Context(), transport, protocol.HTTPFetch{URL: s.URL + path})
+		_, err := webfetch.Get(t.Context(), transport, protocol.HTTPFetch{URL: s.URL + path}, t.TempDir())
 		var failed *protocol.Error
 		require.ErrorAs(t, err, &failed, path)
 		require.Equal(t, code, failed.Code, path)
@@ -177,7 +177,7 @@ func TestGet_InvalidPayloads(t *testing.T) {
 		`"Authorization" cannot be sent`:        {URL: "http://host.test", Headers: map[string]string{"Authorization": "x"}},
 		`"Accept" contains a control character`: {URL: "http://host.test", Headers: map[string]string{"Accept": "a\r\nHost: b"}},
 	} {
-		_, err := webfetch.Get(t.Context(), &http.Transport{}, p)
+		_, err := webfetch.Get(t.Context(), &http.Transport{}, p, t.TempDir())
 		var failed *protocol.Error
 		require.ErrorAs(t, err, &failed, text)
 		require.Equal(t, protocol.CodeInvalidArguments, failed.Code)
@@ -217,7 +217,7 @@ func TestGet_MemoryOfManyPages(t *testing.T) { //nolint:paralleltest // memory i
 	var group errgroup.Group
 	for _, url := range pages {
 		group.Go(func() error {
-			_, err := webfetch.Get(t.Context(), &http.Transport{}, protocol.HTTPFetch{URL: url})
+			_, err := webfetch.Get(t.Context(), &http.Transport{}, protocol.HTTPFetch{URL: url}, t.TempDir())
 			return err
 		})
 	}
@@ -236,4 +236,42 @@ func TestGet_MemoryOfManyPages(t *testing.T) { //nolint:paralleltest // memory i
 			most = max(most, now.HeapInuse-min(before.HeapInuse, now.HeapInuse))
 		}
 	}
+}
+
+// TestGet_SlowServersHoldNothing that other requests need: as many as are slow, a page of another
+// server comes.
+func TestGet_SlowServersHoldNothing(t *testing.T) {
+	t.Parallel()
+	const slow = 40
+	sent := make(chan struct{}, slow)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = w.Write(bytes.Repeat([]byte("x"), 64<<10))
+		_ = http.NewResponseController(w).Flush()
+		sent <- struct{}{}
+		<-r.Context().Done()
+	}))
+	t.Cleanup(s.Close)
+	ctx, stop := context.WithCancel(t.Context())
+	var group errgroup.Group
+	for range slow {
+		group.Go(func() error {
+			_, err := webfetch.Get(ctx, &http.Transport{}, protocol.HTTPFetch{URL: s.URL}, t.TempDir())
+			return err
+		})
+	}
+	for range slow {
+		<-sent
+	}
+	url := serve(t, "text/plain", strings.Repeat("y", 5<<20))
+	waiting, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	r, err := webfetch.Get(waiting, &http.Transport{}, protocol.HTTPFetch{URL: url}, t.TempDir())
+	require.NoError(t, err)
+	require.EqualValues(t, 5<<20, r.Bytes)
+	require.False(t, r.Truncated)
+	require.Equal(t, strings.Repeat("y", 5<<20), string(r.Content))
+	stop()
+	require.ErrorIs(t, group.Wait(), context.Canceled)
+	_, err = webfetch.Get(t.Context(), &http.Transport{}, protocol.HTTPFetch{URL: url}, "/nowhere")
+	require.ErrorContains(t, err, "the worker cannot store the response")
 }

@@ -166,7 +166,7 @@ func OwnerOf(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, lane wire
 	if err != nil {
 		return "", used, err
 	}
-	return last.owner(), last.at, nil
+	return last.owner(lane), last.at, nil
 }
 
 // openJournals opens the journals alone: what reads no contents needs no credentials for them.

@@ -388,12 +388,13 @@ func (s *Store) Owner(ctx context.Context, lane wire.LaneHash) (protocol.Tenant,
 	case last == nil:
 		return "", ErrNone
 	}
-	return last.owner(), nil
+	return last.owner(lane), nil
 }
 
-// owner is the owner of the workspace: of an earlier version it is the default tenant.
-func (m *message) owner() protocol.Tenant {
-	if m.Owner == "" && m.Epoch > 0 {
+// owner is the owner of the workspace of a lane, or of an upload: of an earlier version it is the
+// default tenant.
+func (m *message) owner(lane wire.LaneHash) protocol.Tenant {
+	if m.Owner == "" && (m.Epoch > 0 || strings.HasPrefix(string(lane), uploads)) {
 		return wire.DefaultTenant
 	}
 	return m.Owner

@@ -107,7 +107,7 @@ func (s *Store) load(ctx context.Context, lane wire.LaneHash) (*Workspace, error
 	if w.tree, w.since, w.size, err = s.fold(ctx, lane, last); err != nil {
 		return nil, err
 	}
-	w.owner = last.owner()
+	w.owner = last.owner(lane)
 	w.epoch, w.last, w.from, w.open = last.Epoch, last.seq, last.From, last.Results
 	if len(last.Base) > 0 {
 		w.from = last.seq

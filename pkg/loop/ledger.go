@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -55,27 +56,60 @@ type page struct {
 	open   bool                       // a turn is
 	used   map[string]int             // calls that were not refused, by tool
 	judged map[protocol.CallID]string // calls with an entry that is counted, and their tools
+	order  []protocol.CallID          // of their entries, oldest first
 }
 
-// maxPages is how many sessions' pages a ledger with a journal keeps; those that it forgets are
-// read again.
-const maxPages = 10_000
+const (
+	// maxPages is how many sessions' pages a ledger has in memory. With a journal, those that it
+	// forgets are read again; without one it knows no more sessions.
+	maxPages = 10_000
+	// maxJudged is how many calls of a session may be sent again without counting again.
+	maxJudged = 1000
+)
+
+// errPages means that a ledger without a journal can count no calls of another session.
+var errPages = fmt.Errorf("%d sessions are counted in memory, and that is the limit", maxPages)
 
 // errTurnOpen means that the session's journal is written by the process of its turn.
 var errTurnOpen = errors.New("a turn of the session is open: calls from outside are not journaled until it ends")
 
-func (l *Ledger) page(session protocol.SessionID) *page {
+func (l *Ledger) page(session protocol.SessionID) (*page, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.pages == nil || l.journal != nil && len(l.pages) >= maxPages {
+	if p := l.pages[session]; p != nil {
+		return p, nil
+	}
+	full := len(l.pages) >= maxPages
+	if full && l.journal == nil {
+		return nil, errPages
+	}
+	if l.pages == nil || full {
 		l.pages = map[protocol.SessionID]*page{}
 	}
-	if l.pages[session] == nil {
-		l.pages[session] = &page{
-			known: l.journal == nil, used: map[string]int{}, judged: map[protocol.CallID]string{},
-		}
+	p := &page{known: l.journal == nil, used: map[string]int{}, judged: map[protocol.CallID]string{}}
+	l.pages[session] = p
+	return p, nil
+}
+
+// Forget drops what is known of a session that has ended.
+func (l *Ledger) Forget(session protocol.SessionID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.holds {
+		delete(l.pages, session)
 	}
-	return l.pages[session]
+}
+
+// judge notes a counted call. The oldest one beyond the bound counts again when it is sent again.
+func (p *page) judge(call protocol.CallID, tool string) {
+	_, again := p.judged[call]
+	if p.judged[call] = tool; again {
+		return
+	}
+	if p.order = append(p.order, call); len(p.order) > maxJudged {
+		delete(p.judged, p.order[0])
+		p.order = p.order[1:]
+	}
 }
 
 // read makes the page known. It is called with the lock of the page.
@@ -97,10 +131,10 @@ func (p *page) read(ctx context.Context, journal Journal, session protocol.Sessi
 	}
 	p.last, p.turns, p.open = history.Last, len(s.turns), s.open() != nil
 	p.known = !p.open // its process extends the journal
-	p.used, p.judged = s.usedBefore(steps), map[protocol.CallID]string{}
+	p.used, p.judged, p.order = s.usedBefore(steps), map[protocol.CallID]string{}, nil
 	for id, call := range s.judged {
 		if call.counts() {
-			p.judged[id] = call.tool
+			p.judge(id, call.tool)
 		}
 	}
 	return nil
@@ -121,7 +155,10 @@ func (l *Ledger) used(ctx context.Context, session protocol.SessionID, call prot
 	if l == nil {
 		return map[string]int{}, nil
 	}
-	p := l.page(session)
+	p, err := l.page(session)
+	if err != nil {
+		return map[string]int{}, err
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.read(ctx, l.journal, session); err != nil {
@@ -147,7 +184,10 @@ func (l *Ledger) Append(ctx context.Context, session protocol.SessionID, input, 
 }
 
 func (l *Ledger) append(ctx context.Context, session protocol.SessionID, entries func(*page) []Event) error {
-	p := l.page(session)
+	p, err := l.page(session)
+	if err != nil {
+		return err
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
@@ -195,10 +235,11 @@ func (p *page) add(events []Event) {
 			if j := (judgedCall{tool: e.Name, status: e.Status}); j.counts() {
 				p.used = p.before(e.CallID)
 				p.used[e.Name]++
-				p.judged[e.CallID] = e.Name
+				p.judge(e.CallID, e.Name)
 			}
 		case EventToolResult:
 			p.used = p.before(e.CallID)
+			p.order = slices.DeleteFunc(p.order, func(id protocol.CallID) bool { return id == e.CallID })
 			if delete(p.judged, e.CallID); e.Status != string(protocol.StatusRejected) {
 				p.used[e.Name]++
 			}

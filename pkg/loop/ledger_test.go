@@ -2,6 +2,7 @@ package loop_test
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 
@@ -138,4 +139,48 @@ func TestLedger_WhatIsHeldCountsTogether(t *testing.T) {
 	require.NoError(t, batch.Flush(t.Context()))
 	require.ErrorIs(t, late.Flush(t.Context()), loop.ErrJournalConflict)
 	require.Nil(t, plan(loop.NewLedger(r.journal)))
+}
+
+// TestLedger_InMemoryIsBounded: without a journal a ledger counts so many sessions. Calls of one more
+// are refused, and those of the others count on; one that has ended makes room.
+func TestLedger_InMemoryIsBounded(t *testing.T) {
+	t.Parallel()
+	judge := bounded(t, policy.Policy{MaxCalls: 2})
+	ledger := loop.NewLedger(nil)
+	tools := table(t)
+	one := func(session string) *loop.Single {
+		return loop.PlanSingle(t.Context(), tools, protocol.SessionID(session), "work", "{}", &loop.SingleOptions{Policy: judge, Ledger: ledger})
+	}
+	const most = 10_000
+	for i := range most {
+		require.NotNil(t, one(fmt.Sprint("s", i)).Call)
+	}
+	more := one("more")
+	require.Nil(t, more.Call)
+	require.Contains(t, more.Text, "10000 sessions are counted in memory, and that is the limit")
+	require.NotNil(t, one("s0").Call)
+	require.Contains(t, one("s0").Text, "used up its 2 tool calls", "it is not forgotten")
+	ledger.Forget("s1")
+	require.NotNil(t, one("more").Call)
+	require.Nil(t, one("yet another").Call)
+}
+
+// TestLedger_CallsSentAgainAreBounded: a call counts once when it is sent again, and as another one
+// when so many came since that it is not known any more.
+func TestLedger_CallsSentAgainAreBounded(t *testing.T) {
+	t.Parallel()
+	const known = 1000
+	judge := bounded(t, policy.Policy{MaxCalls: known + 3})
+	ledger := loop.NewLedger(nil)
+	one := func(id int) bool {
+		return loop.PlanSingle(t.Context(), table(t), "s", "work", "{}", &loop.SingleOptions{Policy: judge, Ledger: ledger, ID: protocol.CallID(fmt.Sprint("k", id))}).Call != nil
+	}
+	for i := range known + 1 {
+		require.True(t, one(i))
+	}
+	require.True(t, one(known), "it is known")
+	require.True(t, one(1))
+	require.True(t, one(0), "it counts once more")
+	require.True(t, one(known+1))
+	require.False(t, one(known+2))
 }

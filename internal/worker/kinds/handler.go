@@ -163,7 +163,7 @@ func (a *Attempt) Owned(ctx context.Context) *protocol.Error {
 	if upload == "" {
 		return nil
 	}
-	return a.owns(ctx, upload, fleetspace.UploadRef(upload, 0).Lane)
+	return a.owns(ctx, "of the upload "+upload, fleetspace.UploadRef(upload, 0).Lane)
 }
 
 // owns refuses a call about the workspace of a lane, or an upload, that another tenant owns.
@@ -173,7 +173,7 @@ func (a *Attempt) owns(ctx context.Context, id string, lane wire.LaneHash) *prot
 	case errors.Is(err, fleetspace.ErrNone), err == nil && owner == "":
 		return nil
 	case err != nil:
-		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "it cannot be read which tenant owns sandbox %s: %v", id, err)
+		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "it cannot be read which tenant owns session %s: %v", id, err)
 	default:
 		return a.Run.Owns(id, owner)
 	}

@@ -172,7 +172,7 @@ func (h *Host) tellAnswered(call *protocol.Call, answered protocol.Answer) {
 
 // httpFetch requests a page of the web, outside of any sandbox.
 func httpFetch(ctx context.Context, a *Attempt, p protocol.HTTPFetch) (protocol.Value, error) {
-	return valued(webfetch.Get(ctx, a.host.Network.Pages, p))
+	return valued(webfetch.Get(ctx, a.host.Network.Pages, p, a.host.Sandboxes.Spools()))
 }
 
 // pageSize is the length of the text of a page.
