@@ -265,8 +265,8 @@ func (m *mover) hooksAt(in *os.Root, name, shown string) error {
 }
 
 // hookDirs are the directories in which git finds hooks because of a value of core.hooksPath. A
-// relative one is below the worktree, and below the repository for hooks of a push to it. What is in
-// husky's directory _ runs the files next to it.
+// relative one is below the worktree, and below the repository for hooks of a push to it. What is
+// in husky's directory _ runs the files next to it.
 func hookDirs(r *repository, value string) []string {
 	dirs := []string{expand(r.dir, value)}
 	if r.gitDir != "" {

@@ -118,7 +118,7 @@ func TestAside_WhatCannotBeLookedAtHidesNothing(t *testing.T) {
 // TestAside_HooksByThePersonsSettings: a relative core.hooksPath of the person's has each new
 // repository run files of its worktree, and an absolute one all repositories those of a directory,
 // which is protected although it has no repository.
-func TestAside_HooksByThePersonsSettings(t *testing.T) { //nolint:paralleltest // it sets a variable
+func TestAside_HooksByThePersonsSettings(t *testing.T) {
 	for _, path := range []string{".githooks", "tools/hooks", ".husky/_"} {
 		dir := workspace(t, "true")
 		global := filepath.Join(filepath.Dir(dir), ".gitconfig") // which the person's git reads

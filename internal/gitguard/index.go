@@ -26,8 +26,8 @@ const (
 )
 
 // indexCopy copies the entries of an index, and nothing else that git could do without. It follows
-// each entry as git does: names of version 4 are as long as their prefix is repeated, so that a file
-// of a few MiB has git use any amount of memory.
+// each entry as git does: a name of version 4 repeats a prefix of the one before, so that a file of
+// a few MiB has git use any amount of memory.
 type indexCopy struct {
 	from *bufio.Reader
 	to   *bufio.Writer

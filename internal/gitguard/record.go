@@ -32,8 +32,6 @@ const (
 	recordEnding  = ".json"
 	// recordsLock is the file of the folder that is locked while a record appears.
 	recordsLock = "lock"
-	// maxRecord bounds a record, in bytes.
-	maxRecord = 64 << 20
 	// killedGrace is how long the sandboxes of a killed process may take to end.
 	killedGrace = time.Second
 	// recordAge is the age from which on the record of a directory that is gone is removed.
@@ -115,7 +113,7 @@ func lockRecords(ctx context.Context, folder string) (unlock func(), err error) 
 }
 
 func writeSynced(path string, content []byte) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // a name of our own
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
@@ -243,8 +241,8 @@ type completed struct {
 	findings []Finding // what git runs that it did not run before those processes
 }
 
-// complete completes what processes that have ended did not set aside in a directory, in directories
-// in it and around it.
+// complete completes what processes that have ended did not set aside in a directory, in
+// directories in it and around it.
 func complete(ctx context.Context, dir string) (all completed, err error) {
 	dir, err = filepath.EvalSymlinks(dir)
 	if err != nil {

@@ -46,8 +46,8 @@ func use(dir string) {
 	}
 }
 
-// killedUse has another process look at a directory, runs what a session's command would do there, and
-// kills the process before it can set anything aside.
+// killedUse has another process look at a directory, runs what a session's command would do there,
+// and kills the process before it can set anything aside.
 func killedUse(t *testing.T, state, dir, plant string, env ...string) {
 	t.Helper()
 	user := exec.CommandContext(t.Context(), os.Args[0])
