@@ -90,6 +90,9 @@ func (a *Aside) Close(ctx context.Context) (moved []string, err error) {
 	if a == nil {
 		return nil, nil
 	}
+	if _, err := os.Stat(a.dir); missing(err) { // removed, or moved: then the record shows it where it is
+		return nil, a.record.leave()
+	}
 	if moved, err = a.Move(ctx); err != nil {
 		return moved, errors.Join(err, a.record.leave())
 	}
