@@ -82,7 +82,7 @@ func TestEvict_WhatAKilledWorkerLeft(t *testing.T) {
 	}
 	s, err := New(o)
 	require.NoError(t, err)
-	t.Cleanup(s.CloseAll)
+	t.Cleanup(func() { s.CloseAll(context.WithoutCancel(t.Context())) })
 	_, _, err = s.Open(t.Context(), "account/acme", 1, time.Now)
 	require.NoError(t, err)
 	all := filepath.Join(o.Data, "sandboxes")
