@@ -107,6 +107,10 @@ chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=
 blackbox: build ## Hold the laws against the binaries by a program that knows only the wire (CALLS=n, SEED=n)
 	go test ./test/blackbox -run TestRun_LawsHold -count=1 -timeout=6h -v -args -bin=$(CURDIR)/bin -calls=$(CALLS) -seed=$(SEED)
 
+.PHONY: crash
+crash: ## End the world at every write of a session's operations (OPERATION=fork for one), with each fault and each continuation
+	go test ./test/crash -run 'TestCrash_EveryWrite/cases/$(OPERATION)' -count=1 -timeout=2h -v -args -every
+
 .PHONY: simulate
 simulate: ## Hold the laws in a simulation of the streams, SEEDS seeds (default 100000; SEED=n replays one, FAULT=kill, or each, see docs/chaos.md)
 	go test ./internal/lane/core -run TestSimulation_LawsHold -count=1 -timeout=12h -v -args -seeds=$(SEEDS) -seed=$(SEED) -fault=$(FAULT)

@@ -30,6 +30,9 @@ type Fleet struct {
 	JS jetstream.JetStream
 	// Logger shows warnings when tests are verbose, and nothing otherwise.
 	Logger *slog.Logger
+	// MaxPayload is the size of messages that clients of [Fleet.ConnectVia] believe to be allowed,
+	// so that small contents need several; 0 is that of the server.
+	MaxPayload int
 
 	tb testing.TB
 }
@@ -93,6 +96,7 @@ func (f *Fleet) ConnectTCP() *nats.Conn {
 func (f *Fleet) ConnectVia() (*nats.Conn, *Link) {
 	f.tb.Helper()
 	link := newLink(f.Server.Options())
+	link.maxPayload = f.MaxPayload
 	f.tb.Cleanup(link.Cut)
 	return f.connect("", "", append(f.Server.Options(), nats.InProcessServer(link), nats.Timeout(deafWait))...), link
 }

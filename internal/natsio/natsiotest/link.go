@@ -11,7 +11,8 @@ import (
 
 // Link is the network between a connection and its server. It is safe for concurrent use.
 type Link struct {
-	dial func() (net.Conn, error) // to the server
+	dial       func() (net.Conn, error) // to the server
+	maxPayload int                      // what its client believes that the server has; 0 is as it has
 
 	deaf   atomic.Bool
 	writes writes

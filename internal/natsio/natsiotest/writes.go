@@ -2,7 +2,9 @@ package natsiotest
 
 import (
 	"bytes"
+	"fmt"
 	"net"
+	"regexp"
 	"strconv"
 	"sync"
 
@@ -18,7 +20,12 @@ const (
 	Lost            // the server does not get it, and the client gets no answer
 	Unanswered      // the server gets it, and the client gets no answer
 	Held            // the server gets it by [Link.Release] or [Link.ReleaseBy]
+	Refused         // the server does not get it, and the answer says that JetStream is unavailable
+	Made            // the server gets it, and the answer says that JetStream is unavailable
 )
+
+// unavailable is what a server without a leader answers.
+const unavailable = `{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`
 
 // OnWrite has decide say what becomes of each message that the client publishes; nil lets all pass.
 // decide must not use the link.
@@ -94,6 +101,7 @@ type writes struct {
 	decide func(subject string) Fate // nil: all pass
 	lose   func(subject string) bool // nil: nothing is lost
 	muted  map[string]bool           // subjects of answers that are lost
+	wrong  map[string]bool           // subjects of answers that are replaced by unavailable
 	held   []held
 }
 
@@ -109,6 +117,7 @@ type operation struct {
 	whole, body    []byte
 	headers        int // bytes of the body
 	subject, reply string
+	subscription   string // of what the server sends
 }
 
 // nextOperation cuts the first whole operation off; ok is false if there is none.
@@ -136,8 +145,11 @@ func nextOperation(data []byte) (o operation, rest []byte, ok bool) {
 				return o, data, false
 			}
 			o.subject, o.body = string(names[0]), data[size:size+n]
-			if last := names[len(names)-1]; len(names) > 1 && fields[0][len(fields[0])-3] == 'P' { // of a PUB; a MSG has its subscription in between
-				o.reply = string(last)
+			switch sent := fields[0][len(fields[0])-3] == 'P'; { // PUB; else MSG
+			case sent && len(names) > 1:
+				o.reply = string(names[1])
+			case !sent:
+				o.subscription = string(names[1])
 			}
 			size += n + 2
 		}
@@ -145,6 +157,8 @@ func nextOperation(data []byte) (o operation, rest []byte, ok bool) {
 	o.whole = data[:size]
 	return o, data[size:], true
 }
+
+var maxPayload = regexp.MustCompile(`"max_payload":\d+`)
 
 // conn is a client's end of a link.
 type conn struct {
@@ -183,6 +197,16 @@ func (c *conn) Write(p []byte) (int, error) {
 			}
 			w.muted[o.reply] = true
 			pass = append(pass, o.whole...)
+		case Refused, Made:
+			if w.wrong == nil {
+				w.wrong = map[string]bool{}
+			}
+			w.wrong[o.reply] = o.reply != ""
+			if fate == Made {
+				pass = append(pass, o.whole...)
+			} else if o.reply != "" { // a question, whose answer is replaced
+				pass = fmt.Appendf(pass, "PUB $JS.API.INFO %s 0\r\n\r\n", o.reply)
+			}
 		case Passes:
 			pass = append(pass, o.whole...)
 		case Lost:
@@ -222,7 +246,12 @@ func (c *conn) Read(p []byte) (int, error) {
 			if !ok {
 				break
 			}
-			if c.received = rest; o.subject == "" || !w.muted[o.subject] && (w.lose == nil || !w.lose(o.subject)) {
+			switch c.received = rest; {
+			case bytes.HasPrefix(o.whole, []byte("INFO ")) && c.link.maxPayload > 0:
+				c.ready = append(c.ready, maxPayload.ReplaceAll(o.whole, fmt.Appendf(nil, `"max_payload":%d`, c.link.maxPayload))...)
+			case w.wrong[o.subject]:
+				c.ready = fmt.Appendf(c.ready, "MSG %s %s %d\r\n%s\r\n", o.subject, o.subscription, len(unavailable), unavailable)
+			case o.subject == "" || !w.muted[o.subject] && (w.lose == nil || !w.lose(o.subject)):
 				c.ready = append(c.ready, o.whole...)
 			}
 		}

@@ -1,0 +1,237 @@
+package crash
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/worker"
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		_ = flag.Set(parallel.Name, "32") // cases wait, and hardly compute
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// patience bounds what must happen at some time, on a machine that is ten times slower.
+const patience = 2 * time.Minute
+
+// world is a fleet whose server and worker never fail, and what its calls did.
+type world struct {
+	*natsiotest.Fleet
+
+	client *fleet.Client // of the test
+	talk   sync.Once     // makes the origin of forks
+	table  []tools.Tool
+
+	mu      sync.Mutex
+	cases   map[string]string            // names, by session
+	started map[string][]protocol.CallID // by label, each start of a call
+	running map[string]int               // by label
+	open    map[string]chan struct{}     // gates, by label
+}
+
+// effect are the arguments of the tools of the world.
+type effect struct {
+	// Label names the effect; no two calls of all cases have the same.
+	Label string `json:"label"`
+	// Held keeps the call from ending until the gate of its label is opened.
+	Held bool `json:"held,omitempty"`
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{
+		Fleet: natsiotest.New(t, natsio.Topology{}), cases: map[string]string{}, started: map[string][]protocol.CallID{}, running: map[string]int{}, open: map[string]chan struct{}{},
+	}
+	w.MaxPayload = 128 << 10
+	nc, _ := w.ConnectVia()
+	w.client = w.connect(t, nc)
+	_, err := w.client.StartWorker(t.Context(), worker.Options{
+		Slots: 256, Driver: "none", Handlers: []worker.Handler{worker.Handle("effect", w.run)},
+	})
+	require.NoError(t, err)
+	own := []tools.Resource{{Key: "effect/{$session}/{label}"}}
+	w.table = []tools.Tool{
+		tools.NewRemote[effect]("once", "An effect that must not be repeated.", tools.Remote{Kind: "effect", Resources: own, Delivery: protocol.AtMostOnce}),
+		tools.NewRemote[effect]("again", "An effect that may be repeated after a crash.", tools.Remote{Kind: "effect", Resources: own, Delivery: protocol.Idempotent}),
+		tools.NewRemote[effect]("job", "An effect in the background.", tools.Remote{Kind: "effect", Resources: own, Delivery: protocol.AtMostOnce, Background: true}),
+	}
+	return w
+}
+
+// connect makes a client as another process would.
+func (w *world) connect(t testing.TB, nc *nats.Conn) *fleet.Client {
+	t.Helper()
+	client, err := fleet.Connect(context.WithoutCancel(t.Context()), fleet.Options{Conn: nc, Fleet: w.Name, Logger: w.Logger})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	return client
+}
+
+// run is the handler of every effect.
+func (w *world) run(ctx context.Context, call *worker.Call, e effect) (string, error) {
+	w.mu.Lock()
+	w.started[e.Label] = append(w.started[e.Label], call.ID())
+	w.running[e.Label]++
+	gate := w.gate(e.Label)
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.running[e.Label]--
+	}()
+	if e.Held {
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			return "", context.Cause(ctx)
+		}
+	}
+	return "did " + e.Label, nil
+}
+
+// gate is the gate of a label. The lock is held.
+func (w *world) gate(label string) chan struct{} {
+	if w.open[label] == nil {
+		w.open[label] = make(chan struct{})
+	}
+	return w.open[label]
+}
+
+// release opens the gate of a label.
+func (w *world) release(label string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	select {
+	case <-w.gate(label):
+	default:
+		close(w.gate(label))
+	}
+}
+
+// starts are the starts of a label.
+func (w *world) starts(label string) []protocol.CallID {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.started[label])
+}
+
+// runs reports whether a call whose label begins so runs.
+func (w *world) runs(prefix string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for label, n := range w.running {
+		if n > 0 && strings.HasPrefix(label, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// script is a model that gives its n-th reply to a conversation with n replies: the same after a
+// crash as without one. Its replies are chosen by the first message of the user.
+type script struct {
+	replies map[string][]loop.Reply
+	stream  bool                                            // tool calls are sent while their reply streams
+	before  func(ctx context.Context, prompt string, n int) // each reply; n from 0
+}
+
+// Reply implements [loop.Model].
+func (s *script) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
+	prompt, n := "", 0
+	for i := range req.Messages {
+		if req.Messages[i].Role == loop.RoleUser && prompt == "" {
+			prompt = req.Messages[i].Text
+		}
+		if req.Messages[i].Role == loop.RoleAssistant {
+			n++
+		}
+	}
+	n = max(n, req.Replies)
+	if s.before != nil {
+		s.before(ctx, prompt, n)
+	}
+	if err := ctx.Err(); err != nil {
+		return loop.Reply{}, err
+	}
+	name, _, _ := strings.Cut(prompt, " ")
+	replies := s.replies[name]
+	if n >= len(replies) {
+		return loop.Reply{}, fmt.Errorf("no reply %d to %q", n, prompt)
+	}
+	reply := replies[n]
+	reply.ToolCalls = slices.Clone(reply.ToolCalls)
+	for i := range reply.ToolCalls {
+		if !s.stream {
+			break
+		}
+		delta(loop.Delta{Call: &reply.ToolCalls[i], Index: i})
+	}
+	return reply, nil
+}
+
+// says is a reply with text, and calls is one with tool calls.
+func says(text string) loop.Reply {
+	return loop.Reply{Text: text, Usage: protocol.Usage{InputTokens: 10, OutputTokens: 1}}
+}
+
+type call struct{ tool, arguments string }
+
+func calls(list ...call) loop.Reply {
+	reply := says("I will.")
+	for i, c := range list {
+		reply.ToolCalls = append(reply.ToolCalls, loop.ToolCall{ID: fmt.Sprintf("c%d", i), Name: c.tool, Arguments: c.arguments})
+	}
+	return reply
+}
+
+// process is one process that works on the session of a case.
+type process struct {
+	*world
+
+	t       testing.TB
+	client  *fleet.Client
+	session protocol.SessionID
+	options loop.Options
+	model   *script
+	table   []tools.Tool
+	result  loop.TurnResult // of the last turn
+}
+
+// turn runs a turn of the session, or resumes it.
+func (p *process) turn(ctx context.Context, input loop.Input) (loop.TurnResult, error) {
+	table, err := tools.NewTable(p.table...)
+	if err != nil {
+		return loop.TurnResult{}, err
+	}
+	runner, err := p.client.Runner(p.model, table, &p.options)
+	if err != nil {
+		return loop.TurnResult{}, err
+	}
+	return runner.Run(ctx, p.session, input)
+}
+
+// label is the label of an effect of the session.
+func (p *process) label(name string) string { return string(p.session) + "/" + name }
+
+// errKilled ends a process that has lost its connection: it leaves everything as it is.
+var errKilled = fmt.Errorf("the process was killed: %w", loop.ErrDetached)
