@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"math"
 	"fmt"
 	"log/slog"
 	"os"
@@ -100,7 +101,7 @@ func (s *benchStore) commit(b *testing.B, w *workspace.Workspace, dir string, in
 // forget removes all workspaces with their contents, so that the next are stored anew.
 func (s *benchStore) forget(b *testing.B) {
 	b.Helper()
-	require.NoError(b, s.Remove(b.Context(), wire.HashLane(s.lane)))
+	require.NoError(b, s.Remove(b.Context(), wire.HashLane(s.lane), math.MaxUint64))
 	_, err := s.Sweep(b.Context(), -time.Hour)
 	require.NoError(b, err)
 }
