@@ -2,9 +2,9 @@ package bench
 
 import (
 	"context"
-	"math"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
