@@ -13,10 +13,12 @@
 package dispatch
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"slices"
 	"strings"
@@ -144,8 +146,17 @@ func (d *Dispatcher) ModelLimits() *lane.Publisher { return d.publisher }
 
 // Keep implements [ports.Keeper]. What it keeps is read by workers of the default pool.
 func (d *Dispatcher) Keep(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error {
+	return d.keep(ctx, wire.KeptText(session, call), strings.NewReader(text))
+}
+
+// KeepMedia implements [ports.Keeper].
+func (d *Dispatcher) KeepMedia(ctx context.Context, session protocol.SessionID, call protocol.CallID, data []byte) error {
+	return d.keep(ctx, wire.KeptPart(session, call, wire.PartMedia), bytes.NewReader(data))
+}
+
+func (d *Dispatcher) keep(ctx context.Context, name string, content io.Reader) error {
 	d = d.of(protocol.DefaultPool)
-	_, err := natsio.PutObject(ctx, d.js, wire.KeptBucket(d.fleet), wire.KeptText(session, call), strings.NewReader(text))
+	_, err := natsio.PutObject(ctx, d.js, wire.KeptBucket(d.fleet), name, content)
 	return err
 }
 

@@ -81,7 +81,7 @@ func (d *Dispatcher) bring(ctx context.Context, read *protocol.Call, of protocol
 	reader, session := d.of(read.Pool), read.SessionID
 	names := []string{
 		wire.KeptText(session, of), wire.KeptValue(session, of),
-		wire.KeptStream(session, of, wire.PartStdout), wire.KeptStream(session, of, wire.PartStderr),
+		wire.KeptPart(session, of, wire.PartStdout), wire.KeptPart(session, of, wire.PartStderr), wire.KeptPart(session, of, wire.PartMedia),
 	}
 	if there, err := reader.copyKept(ctx, reader, names); there || err != nil {
 		return err

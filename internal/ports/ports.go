@@ -17,6 +17,8 @@ type Keeper interface {
 	// Keep stores the text of a call until its session is removed, where a wire.ResultRead finds
 	// it. Storing it again replaces it.
 	Keep(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error
+	// KeepMedia does the same for an image or document.
+	KeepMedia(ctx context.Context, session protocol.SessionID, call protocol.CallID, data []byte) error
 }
 
 // Asker asks a person. Without one, tools that ask fail.

@@ -85,6 +85,8 @@ func (r rest) others(body string, total int, narrower string) string {
 func keptText(v wire.ResultReadResult, room int) string {
 	what := Handle(v.CallID, v.Part, 0, 0)
 	switch {
+	case v.Part == wire.PartMedia:
+		return fmt.Sprintf("[%s, %s: here it is]", what, prose.Plural(v.Bytes, "byte"))
 	case len(v.Content) == 0 && v.TotalLines == 0:
 		return fmt.Sprintf("[%s is empty]", what)
 	case len(v.Content) == 0:

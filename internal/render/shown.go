@@ -1,10 +1,12 @@
 package render
 
 import (
+	"net/http"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -60,6 +62,10 @@ func Image(result *protocol.Result) (mediaType string, data []byte, ok bool) {
 				return mediaType, part.Data, true
 			}
 		}
+	}
+	if kept, isKept := result.Value.(wire.ResultReadResult); isKept && kept.Part == wire.PartMedia {
+		mediaType := imageType(http.DetectContentType(kept.Content))
+		return mediaType, kept.Content, mediaType != ""
 	}
 	if page, isPage := result.Value.(protocol.HTTPFetchResult); isPage && page.Image != "" && len(page.Content) <= MaxImageBytes {
 		return page.Image, page.Content, true

@@ -7,8 +7,8 @@ import "github.com/toolfleet/toolfleet/pkg/protocol"
 type ResultRead struct {
 	CallID protocol.CallID `json:"call_id"`
 	// Part is text (the content of a file, or one line for each entry of a list), stdout, stderr or
-	// output (both, in the order written) of a command, or value (JSON). "" means output of a
-	// command, and text of anything else.
+	// output (both, in the order written) of a command, media (an image or document, all of it), or
+	// value (JSON). "" means output of a command, and text of anything else.
 	Part string `json:"part,omitempty"`
 	// Offset is the first line, from 1; 0 means 1.
 	Offset int `json:"offset,omitempty"`
@@ -45,5 +45,6 @@ const (
 	PartStdout = "stdout"
 	PartStderr = "stderr"
 	PartOutput = "output"
+	PartMedia  = "media"
 	PartValue  = "value"
 )

@@ -141,10 +141,10 @@ func KeptValue(session protocol.SessionID, call protocol.CallID) string {
 	return "value/" + string(session) + "/" + string(call)
 }
 
-// KeptStream is the name of one stream of a command, [PartStdout] or
-// [PartStderr], of which there is more than in its result. All that it wrote is its
+// KeptPart is the name of one stream of a command, [PartStdout] or [PartStderr], of which there is
+// more than in its result, or of an image or document ([PartMedia]). All that a command wrote is its
 // text.
-func KeptStream(session protocol.SessionID, call protocol.CallID, part string) string {
+func KeptPart(session protocol.SessionID, call protocol.CallID, part string) string {
 	return part + "/" + string(session) + "/" + string(call)
 }
 

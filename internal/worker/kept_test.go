@@ -7,6 +7,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -105,4 +108,29 @@ func TestResultRead_ValuesAndWhatIsNotThere(t *testing.T) {
 	requireFault(t, r.kept(session, wire.ResultRead{CallID: listed.ID, Part: "all"}), protocol.StatusRejected, protocol.CodeInvalidArguments)
 	requireFault(t, r.kept(session, wire.ResultRead{CallID: "c-none"}), protocol.StatusFailed, protocol.CodeNotFound)
 	requireFault(t, r.kept(protocol.NewSessionID(), wire.ResultRead{CallID: listed.ID}), protocol.StatusFailed, protocol.CodeNotFound)
+}
+
+// An image or document that was attached is read whole, and shown as one that a tool has read.
+func TestResultRead_Media(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.work(r.options())
+	session := protocol.NewSessionID()
+	store := func(id protocol.CallID, data string) *protocol.Result {
+		_, err := natsio.PutObject(t.Context(), r.JS, wire.KeptBucket(r.Name), wire.KeptPart(session, id, wire.PartMedia), strings.NewReader(data))
+		require.NoError(t, err)
+		return r.kept(session, wire.ResultRead{CallID: id, Part: wire.PartMedia})
+	}
+	for mediaType, data := range map[string]string{"image/png": "\x89PNG\r\n\x1a\n" + strings.Repeat("\x00\n", 1<<20), "application/pdf": "%PDF-1.4\n"} {
+		got := store(protocol.CallID("c-"+mediaType[:5]), data)
+		requireOK(t, got)
+		shown, content, ok := render.Image(got)
+		require.True(t, ok)
+		require.Equal(t, mediaType, shown)
+		require.Equal(t, data, string(content))
+		require.Contains(t, render.OrKept(nil)(got), "#media, ")
+	}
+	_, _, ok := render.Image(store("c-text", "no image"))
+	require.False(t, ok)
+	requireFault(t, store("c-large", strings.Repeat("x", 4<<20+1)), protocol.StatusFailed, codes.PayloadTooLarge)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -93,7 +94,7 @@ func (c *conversation) compactLong(ctx context.Context) (bool, error) {
 	if how := c.opts.Compaction; how == nil || how.At == 0 || c.session.tokens() < how.At {
 		return false, nil
 	}
-	if done, err := c.referTo(ctx); done || err != nil {
+	if done, err := c.referTo(ctx, false); done || err != nil {
 		return done, err
 	}
 	return c.compactWorth(ctx, false)
@@ -121,7 +122,7 @@ func (c *conversation) compactWorth(ctx context.Context, whatever bool) (bool, e
 // costs little is tried before what costs a summary.
 func (c *conversation) shortenTooLong(ctx context.Context, size int) (bool, error) {
 	for _, try := range []func() (bool, error){
-		func() (bool, error) { return c.referTo(ctx) },
+		func() (bool, error) { return c.referTo(ctx, true) },
 		func() (bool, error) { return c.compactWorth(ctx, false) },
 		func() (bool, error) { return c.cutBelow(ctx, size), nil },
 		func() (bool, error) { return c.compactWorth(ctx, true) },
@@ -133,12 +134,13 @@ func (c *conversation) shortenTooLong(ctx context.Context, size int) (bool, erro
 	return false, nil
 }
 
-// leastReferred is the least size of an attachment that a reference replaces, in bytes.
+// leastReferred is the least size of a text that a reference replaces, in bytes.
 const leastReferred = 4 << 10
 
-// referTo has attached texts replaced by their beginnings and by where the model can read all of
-// them: those of turns before, or else those of the open turn. It reports whether there were any.
-func (c *conversation) referTo(ctx context.Context) (bool, error) {
+// referTo has attachments replaced by where the model can read them again, and texts also by their
+// beginnings: those of turns before, or else those of the open turn. Images and documents that the
+// model has not seen yet stay, unless unseen is set. It reports whether any was replaced.
+func (c *conversation) referTo(ctx context.Context, unseen bool) (bool, error) {
 	keeper, _ := c.dispatcher.(ports.Keeper)
 	if _, reads := c.table.Lookup(readTool); keeper == nil || !reads || c.opts.Compaction == nil {
 		return false, nil
@@ -150,12 +152,18 @@ func (c *conversation) referTo(ctx context.Context) (bool, error) {
 		if i == last && size > 0 {
 			break
 		}
-		for n, a := range c.session.turns[i].input.Attachments {
-			if c.session.turns[i].gone {
-				break
+		t := &c.session.turns[i]
+		for n, a := range t.input.Attachments {
+			weight := len(a.Data)
+			if a.MediaType != mediaText {
+				weight = attachmentForModel
 			}
-			if _, out := c.session.leftOut[Part{a.ID, PartAttachment}]; !out && a.MediaType == mediaText && len(a.Data) >= leastReferred {
-				found, size = append(found, place{i, n}), size+len(a.Data)
+			_, out := c.session.leftOut[Part{a.ID, PartAttachment}]
+			switch {
+			case out, t.gone, len(a.Data) == 0, a.MediaType == mediaText && weight < leastReferred:
+			case a.MediaType != mediaText && len(t.steps) == 0 && !unseen:
+			default:
+				found, size = append(found, place{i, n}), size+weight
 			}
 		}
 	}
@@ -167,24 +175,44 @@ func (c *conversation) referTo(ctx context.Context) (bool, error) {
 		t := &c.session.turns[at.turn]
 		a := &t.input.Attachments[at.index]
 		id := wire.NewCallID(c.id, c.session.seed, t.number, 0, at.index)
-		if kept := (keeping{nil, keeper, c.opts.Logger, c.id}).keep(ctx, id, string(a.Data)); kept == nil {
+		text := c.keptAttachment(ctx, keeping{nil, keeper, c.opts.Logger, c.id}, id, a)
+		if text == "" {
 			continue
 		}
 		events = append(events, Event{
-			Type: EventPartLeftOut, Turn: t.number, Step: len(t.steps), CallFields: CallFields{ToolCallID: a.ID}, Part: PartAttachment,
-			Text: fmt.Sprintf("%s because %s. All %d bytes of %s: read with path=%q]", reference, conversationLong, len(a.Data), a.Name, "result:"+string(id)),
+			Type: EventPartLeftOut, Turn: t.number, Step: len(t.steps), CallFields: CallFields{ToolCallID: a.ID}, Part: PartAttachment, Text: text,
 		})
 	}
 	return len(events) > 0, c.record(ctx, events...)
 }
 
+// keptAttachment stores an attachment, and returns the reference to it; "" if that fails.
+func (c *conversation) keptAttachment(ctx context.Context, k keeping, id protocol.CallID, a *Attachment) string {
+	if a.MediaType == mediaText {
+		if k.keep(ctx, id, string(a.Data)) == nil {
+			return ""
+		}
+		return fmt.Sprintf("%s because %s. All %d bytes of %s: read with path=%q]", reference, conversationLong, len(a.Data), a.Name, render.Handle(id, "", 0, 0))
+	}
+	if k.store(ctx, id, func(ctx context.Context) error { return k.keeper.KeepMedia(ctx, c.id, id, a.Data) }) == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s %s (%s) is left out because %s. To see it again: read with path=%q]",
+		mediaReference, a.Name, a.MediaType, conversationLong, render.Handle(id, wire.PartMedia, 0, 0))
+}
+
 // readTool is the tool that reads what a reference names.
 const readTool = "read"
 
-// reference begins the reason for which an attachment is left out if that says where to read it.
-const reference = "[The rest is left out"
+// Each begins the reason for which an attachment is left out if that says where to read it.
+const (
+	reference      = "[The rest is left out"
+	mediaReference = "[The attached file"
+)
 
-func isReference(reason string) bool { return strings.HasPrefix(reason, reference) }
+func isReference(reason string) bool {
+	return strings.HasPrefix(reason, reference) || strings.HasPrefix(reason, mediaReference)
+}
 
 // showReferred shows referred attachments whole, as in a fork, which has no copy of what is stored.
 func (s *session) showReferred() {
@@ -197,7 +225,7 @@ func (s *session) inputOf(t *turn) Message {
 	input.Attachments = slices.Clone(input.Attachments)
 	for i := range input.Attachments {
 		a := &input.Attachments[i]
-		if reason := s.leftOut[Part{a.ID, PartAttachment}]; isReference(reason) && len(a.Data) > maxCut {
+		if reason := s.leftOut[Part{a.ID, PartAttachment}]; isReference(reason) && a.MediaType == mediaText && len(a.Data) > maxCut {
 			a.Data = []byte(strings.ToValidUTF8(string(a.Data[:maxCut]), "") + "\n" + reason)
 		}
 	}

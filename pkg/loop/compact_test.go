@@ -377,3 +377,40 @@ func TestCompaction_RefersToAttachments(t *testing.T) {
 		})
 	}
 }
+
+// Images and documents are replaced by references once the model has seen them, or when the server
+// refuses the conversation.
+func TestCompaction_RefersToImages(t *testing.T) {
+	t.Parallel()
+	files := []loop.Attachment{attach(t, "a.png", png), attach(t, "b.pdf", pdf)}
+	for name, test := range map[string]struct{ at, window int }{"at the bound": {1, 0}, "of the server": {0, 1000}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(asks("a", "inline"), says("done"))
+			r.opts.System, r.opts.Compaction = "x", &loop.Compaction{Model: &summarizer{}, At: int64(test.at)}
+			keeper := &keeping{fleet: r.fleet, kept: map[protocol.CallID]string{}}
+			runner, err := loop.New(&counting{script: r.model, window: test.window}, keeper, r.journal, table(t, reads()), &r.opts)
+			require.NoError(t, err)
+			result, err := runner.Run(t.Context(), r.session, loop.Input{Text: "Look.", Attachments: files})
+			require.NoError(t, err)
+			require.Equal(t, loop.OutcomeAnswered, result.Outcome, result.Error)
+			seen := 0
+			if test.window == 0 {
+				seen = 2
+			}
+			require.Len(t, r.model.seen[0].Messages[1].Attachments, seen, "the first request")
+			said := r.model.lastSeen()[1]
+			require.Empty(t, said.Attachments)
+			require.Len(t, r.watch.of(loop.EventPartLeftOut), 2)
+			for id, data := range keeper.kept {
+				name := "a.png (image/png)"
+				if data != png {
+					require.Equal(t, pdf, data)
+					name = "b.pdf (application/pdf)"
+				}
+				require.Contains(t, said.Text, fmt.Sprintf(`[The attached file %s is left out because the conversation is long. To see it again: read with path="result:%s"]`, name, id))
+			}
+			require.Len(t, keeper.kept, 2)
+		})
+	}
+}

@@ -104,11 +104,15 @@ func (c *conversation) withoutRefused(messages []Message) {
 				call.Name, call.Arguments = nameLeftOut, string(arguments)
 			}
 		}
-		message.leaveOut(func(a *Attachment) string { // texts are referred to, see referTo
-			if reason, out := leftOut[Part{a.ID, PartAttachment}]; out {
+		message.leaveOut(func(a *Attachment) string { // texts are part of the message, see inputOf
+			switch reason, out := leftOut[Part{a.ID, PartAttachment}]; {
+			case !out:
+				return ""
+			case isReference(reason):
+				return reason
+			default:
 				return note("attached file "+a.Name, reason)
 			}
-			return ""
 		})
 		if message.Role != RoleTool {
 			continue

@@ -36,6 +36,10 @@ func (k *keeping) Keep(_ context.Context, _ protocol.SessionID, call protocol.Ca
 	return k.err
 }
 
+func (k *keeping) KeepMedia(ctx context.Context, session protocol.SessionID, call protocol.CallID, data []byte) error {
+	return k.Keep(ctx, session, call+"#media", string(data))
+}
+
 var _ ports.Keeper = (*keeping)(nil)
 
 func long(t *testing.T) *tools.Table {

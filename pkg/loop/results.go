@@ -210,9 +210,13 @@ func (k keeping) keep(ctx context.Context, call protocol.CallID, text string) *p
 	if k.keeper == nil {
 		return nil
 	}
+	return k.store(ctx, call, func(ctx context.Context) error { return k.keeper.Keep(ctx, k.session, call, text) })
+}
+
+func (k keeping) store(ctx context.Context, call protocol.CallID, store func(context.Context) error) *protocol.Kept {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepTimeout)
 	defer cancel()
-	if err := k.keeper.Keep(ctx, k.session, call, text); err != nil {
+	if err := store(ctx); err != nil {
 		k.logger.WarnContext(ctx, "result cannot be kept whole", slog.String("call_id", string(call)), slog.Any("error", err))
 		return nil
 	}

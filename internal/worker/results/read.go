@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/plain"
@@ -66,8 +67,8 @@ func (k *Store) awaitStored(ctx context.Context, session protocol.SessionID, p w
 // is.
 func objectName(session protocol.SessionID, p wire.ResultRead) string {
 	switch p.Part {
-	case wire.PartStdout, wire.PartStderr:
-		return wire.KeptStream(session, p.CallID, p.Part)
+	case wire.PartStdout, wire.PartStderr, wire.PartMedia:
+		return wire.KeptPart(session, p.CallID, p.Part)
 	case "", wire.PartText, wire.PartOutput:
 		return wire.KeptText(session, p.CallID)
 	default:
@@ -81,6 +82,9 @@ func (k *Store) readStored(ctx context.Context, session protocol.SessionID, p wi
 		text, err := natsio.GetObject(ctx, k.js, k.bucket, name)
 		if err == nil {
 			defer text.Close()
+			if p.Part == wire.PartMedia {
+				return wholeMedia(p, text)
+			}
 			return page(p, cmp.Or(p.Part, wire.PartText), text, false)
 		}
 		if !errors.Is(err, jetstream.ErrObjectNotFound) {
@@ -99,6 +103,18 @@ func (k *Store) readStored(ctx context.Context, session protocol.SessionID, p wi
 		return nil, err
 	}
 	return partPage(p, value)
+}
+
+// maxMedia is the maximum size of an image or document, in bytes.
+const maxMedia = 4 << 20
+
+// wholeMedia returns all of an image or document.
+func wholeMedia(p wire.ResultRead, content io.Reader) (protocol.Value, error) {
+	all, err := io.ReadAll(io.LimitReader(content, maxMedia+1))
+	if err == nil && len(all) > maxMedia {
+		err = protocol.Errorf(codes.PayloadTooLarge, "the %s of call %q is larger than %d bytes", p.Part, p.CallID, maxMedia)
+	}
+	return wire.ResultReadResult{CallID: p.CallID, Part: p.Part, Content: all, Bytes: int64(len(all))}, err
 }
 
 // partPage returns the lines that p asks for of a value.

@@ -155,7 +155,7 @@ func Output(written *spool.Spool) Func {
 			return nil, err
 		}
 		for part, stream := range map[string]sandbox.Stream{wire.PartStdout: sandbox.Stdout, wire.PartStderr: sandbox.Stderr} {
-			name := wire.KeptStream(c.SessionID, c.ID, part)
+			name := wire.KeptPart(c.SessionID, c.ID, part)
 			if written.Total(stream) == written.Total(both...) { // the other one is empty
 				err = s.link(ctx, name, text)
 			} else {

@@ -121,10 +121,10 @@ func readHandle(path string, offset, limit int) (plan tools.Plan, ok bool, err *
 	id, part, _ := strings.Cut(rest, "#")
 	call, fault := protocol.ParseCallID(id)
 	line, column, isPlace := placeOf(at)
-	parts := []string{"", wire.PartText, wire.PartOutput, wire.PartStdout, wire.PartStderr, wire.PartValue}
+	parts := []string{"", wire.PartText, wire.PartOutput, wire.PartStdout, wire.PartStderr, wire.PartMedia, wire.PartValue}
 	if fault != nil || call == "" || hasPlace && !isPlace || !slices.Contains(parts, part) {
 		return tools.Plan{}, true, protocol.Errorf(codes.InvalidPath,
-			"The path %q is no result of an earlier call: want result:ID, or result:ID#text, #stdout, #stderr, #output or #value, and :LINE or :LINE@BYTE for where to begin. A file of that name is \"./%s\".",
+			"The path %q is no result of an earlier call: want result:ID, or result:ID#text, #stdout, #stderr, #output, #media or #value, and :LINE or :LINE@BYTE for where to begin. A file of that name is \"./%s\".",
 			prose.Short(path, 200), prose.Short(path, 200))
 	}
 	if offset != 0 {
