@@ -17,9 +17,11 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -33,6 +35,7 @@ func BenchmarkGrowth(b *testing.B) {
 		b.Run(fmt.Sprintf("WaitingLanes/%d", n), func(b *testing.B) { growWaiting(b, n) })
 		b.Run(fmt.Sprintf("PausedLanes/%d", n), func(b *testing.B) { growPaused(b, n) })
 		b.Run(fmt.Sprintf("Sessions/%d", n), func(b *testing.B) { growSessions(b, n) })
+		b.Run(fmt.Sprintf("Workspaces/%d", n), func(b *testing.B) { growWorkspaces(b, n) })
 		b.Run(fmt.Sprintf("Triggers/%d", n), func(b *testing.B) { growTriggers(b, n) })
 	}
 }
@@ -178,6 +181,30 @@ func growSessions(b *testing.B, n int) {
 	stored(b, f.JS, n, wire.SessionsStream(f.Name))
 }
 
+// growWorkspaces measures the list of sessions where only calls have used n workspaces.
+func growWorkspaces(b *testing.B, n int) {
+	b.Helper()
+	f := natsiotest.New(b, natsio.Topology{})
+	opened, err := fleet.Connect(b.Context(), fleet.Options{Name: f.Name, Conn: f.Connect(), Logger: f.Logger})
+	require.NoError(b, err)
+	store, err := workspace.Open(b.Context(), f.NC, f.Name, "")
+	require.NoError(b, err)
+	for i := range n {
+		require.NoError(b, store.Begin(b.Context(), protocol.SandboxKey(fmt.Sprintf("w%d", i)).Lane(), snapshot.Tree{}, wire.RandomCallID()))
+	}
+	reader, err := session.NewReader(b.Context(), opened)
+	require.NoError(b, err)
+	reader.Lanes, reader.Pool = true, protocol.DefaultPool
+	for b.Loop() {
+		looks(b, "ls", opened.NC, func() error {
+			list, _, err := reader.List(b.Context(), 100)
+			require.Len(b, list, min(n, 100))
+			return err
+		})
+	}
+	stored(b, f.JS, n, wire.WorkspacesStream(f.Name))
+}
+
 func growTriggers(b *testing.B, n int) {
 	b.Helper()
 	f := natsiotest.New(b, natsio.Topology{})
@@ -220,7 +247,7 @@ func growTriggers(b *testing.B, n int) {
 			return set("s0")
 		})
 		looks(b, "ls", nc, func() error {
-			_, err := store.List(b.Context())
+			_, _, err := store.Page(b.Context(), "", 100)
 			return err
 		})
 	}

@@ -48,5 +48,17 @@ func (h *Holder) InLine(tenants ...protocol.Tenant) bool {
 // HasLimit reports whether the rules that the holder has read limit a lane.
 func (h *Holder) HasLimit(lane protocol.Lane) bool { return h.limits.Rules().Of(lane) != nil }
 
+// Parked is how many of the held lanes wait without a goroutine.
+func (h *Holder) Parked() (n int) {
+	for _, l := range h.lanes() {
+		l.parking.mu.Lock()
+		if l.parking.parked {
+			n++
+		}
+		l.parking.mu.Unlock()
+	}
+	return n
+}
+
 // WeightOf is the weight of a tenant by the rules that the holder has read.
 func (h *Holder) WeightOf(tenant protocol.Tenant) int { return h.limits.Rules().Weight(tenant) }

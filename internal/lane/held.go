@@ -14,8 +14,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// heldLane is a lane while this process holds it. One goroutine (serve) owns it; each call runs in
-// a goroutine of its own and reports to that one.
+// heldLane is a lane while this process holds it. One goroutine (serve) owns it, and none while it is
+// parked; each call runs in a goroutine of its own and reports to that one.
 type heldLane struct {
 	*ownership
 
@@ -29,6 +29,8 @@ type heldLane struct {
 	garbage  garbage
 	usage    usage
 	limit    laneLimit
+	parking  parking
+	untold   func() // ends the notification of a loss
 	blocked
 }
 
@@ -71,43 +73,53 @@ type usage struct {
 }
 
 func newHeldLane(h *Holder, life *incarnation, ready *readyMessage) *heldLane {
-	return &heldLane{
+	l := &heldLane{
 		ownership: newOwnership(life, ready, h.newClaim(life, ready)), holder: h,
 		schedule: core.NewSchedule(), slots: newLaneSlots(h.slots), garbage: newGarbage(h.store), lookups: newEarlyLookups(h.store),
-		mail:    newMailbox(h.store, h.options.Pool, ready.hash),
 		running: running{finished: make(chan finished)},
 	}
+	l.mail = newMailbox(h.store, h.copies, h.options.Pool, ready.hash, l.unpark)
+	return l
 }
 
-// serve runs the lane's calls until the lane is idle, handed over or lost. It reports whether it
-// released the lane. Each round starts what may start, and then waits for the first of: a call
-// ends, a slot is granted, a message is republished, time for the next read, the drain begins, the
-// lane is lost.
-func (l *heldLane) serve() (left bool) {
-	defer l.cancel(nil)
-	defer l.mail.close()
-	defer l.slots.giveUp()
-	defer l.stop()
-	defer l.holder.awaited.drop(l)
+// serve runs the lane's calls until the lane is idle, handed over or lost, or parked. It reports
+// whether it released the lane. Each round starts what may start, and then waits for the first of: a
+// call ends, a slot is granted, a message is republished, time for the next read, the drain begins,
+// the lane is lost.
+func (l *heldLane) serve() (left, parked bool) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	l.decodeReady()
+	select {
+	case <-l.mail.wake: // it may have ended the parking
+		l.applyCancels()
+	default:
+	}
+	if l.parking.wasDue() {
+		l.look()
+	}
 	stopping := l.starting.Done()
+	if l.isStopping() {
+		stopping = nil
+	}
 	for l.ctx.Err() == nil {
 		wait, err := l.work()
 		switch {
 		case errors.Is(err, store.ErrNotReady):
 			l.handOver(false, nil)
-			return true
+			return true, false
 		case err != nil:
 			l.logRetry("mailbox cannot be read", err)
 			l.slots.giveBack() // calls of other lanes may end and make room in a full stream
 			wait = retryPause
 		case wait == nothingToDo:
 			if l.tryRelease() {
-				return true
+				return true, false
 			}
 			continue
+		}
+		if wait >= parkFrom && l.slots.used == 0 && !l.slots.wanting && stopping != nil {
+			l.park(wait)
+			return false, true
 		}
 		timer.Reset(wait)
 		select {
@@ -117,16 +129,84 @@ func (l *heldLane) serve() (left bool) {
 			l.slots.onGranted(granted)
 		case <-l.mail.wake:
 			l.applyCancels()
-		case <-timer.C: // a republished message may be lost
-			l.mail.listen()
-			l.mail.refresh()
+		case <-timer.C:
+			l.look()
 		case <-stopping:
 			stopping = nil
 		case <-l.ctx.Done():
 		}
 		l.drainFinished()
 	}
-	return l.finishLost()
+	return l.finishLost(), false
+}
+
+// look has the next round read the mailbox: a republished message may be lost.
+func (l *heldLane) look() {
+	l.mail.listen()
+	l.mail.refresh()
+}
+
+// close ends what serve has begun.
+func (l *heldLane) close() {
+	l.holder.awaited.drop(l)
+	l.stop()
+	l.slots.giveUp()
+	l.mail.close()
+	l.cancel(nil)
+}
+
+// parkFrom is the least time of a wait in which a lane without running calls has no goroutine.
+const parkFrom = lookPeriod / 2
+
+// parking is a lane that waits without a goroutine, because its stack would be most of what a lane
+// takes that waits.
+type parking struct {
+	mu     sync.Mutex
+	parked bool
+	due    bool        // the time has passed
+	timer  *time.Timer // ends the wait after a time
+	ended  func() bool // no longer ends it with the context of starting
+}
+
+// park has serve run again when the time has passed, the lane is notified, or it has to stop.
+func (l *heldLane) park(wait time.Duration) {
+	p := &l.parking
+	p.mu.Lock()
+	p.parked = true
+	p.timer = time.AfterFunc(wait, func() {
+		p.mu.Lock()
+		p.due = true
+		p.mu.Unlock()
+		l.unpark()
+	})
+	p.ended = context.AfterFunc(l.starting, l.unpark)
+	p.mu.Unlock()
+	if len(l.mail.wake) > 0 { // it was notified before it was parked
+		l.unpark()
+	}
+}
+
+// unpark ends the wait of a parked lane, from any goroutine.
+func (l *heldLane) unpark() {
+	p := &l.parking
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.parked {
+		return
+	}
+	p.parked = false
+	p.timer.Stop()
+	p.ended()
+	go l.holder.serve(l)
+}
+
+// wasDue reports whether the lane was parked until the time had passed.
+func (p *parking) wasDue() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	due := p.due
+	p.due = false
+	return due
 }
 
 // nothingToDo says that the lane can be released.

@@ -34,6 +34,7 @@ type Holder struct {
 	retryLog retryLog
 	limits   *limits.Watch
 	awaited  *awaited
+	copies   *copies
 	intake
 	monitored
 	heldLanes
@@ -88,7 +89,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, host Host, o Options) (*Holde
 		peers: newPeers(s, o.Pool, lease, o.Origin),
 	}
 	h.slots = newSlots(o.Slots, func(tenant protocol.Tenant) float64 { return float64(h.limits.Rules().Weight(tenant)) })
-	h.tickets, h.awaited = newTickets(h), newAwaited(h)
+	h.tickets, h.awaited, h.copies = newTickets(h), newAwaited(h), newCopies(s.NC)
 	h.limits = limits.NewWatch(s.JS, o.Fleet, o.Logger, h.onLimitsChanged)
 	h.peers.replace = h.replaceReady
 	h.reaper = &reaper{holder: h, consumer: reaping, due: map[wire.LaneHash]dueLane{}}
@@ -144,6 +145,7 @@ func (h *Holder) Run(ctx, drain context.Context) error {
 	group.Go(func() error { h.limits.Run(tasks); return nil })
 	group.Go(func() error { h.removeSpent(tasks); return nil })
 	group.Go(func() error { h.awaited.run(tasks); return nil })
+	group.Go(func() error { h.copies.run(tasks); return nil })
 	group.Go(func() error { h.removeMarks(tasks); return nil })
 	group.Go(func() error { h.reaper.run(ctx); return nil })
 	for ctx.Err() == nil {
@@ -301,10 +303,7 @@ func (h *Holder) beginHold(ready *readyMessage) {
 		h.held[l.hash] = l
 		h.group.Add(1)
 		h.mu.Unlock()
-		go func() {
-			defer h.group.Done()
-			h.hold(l)
-		}()
+		go h.hold(l)
 		return
 	}
 	draining := h.draining
@@ -326,7 +325,6 @@ func (h *Holder) beginHold(ready *readyMessage) {
 
 // hold claims a lane and serves it.
 func (h *Holder) hold(l *heldLane) {
-	defer h.remove(l)
 	err := errHeld
 	if !h.leavesToPreferred(l) {
 		err = h.acquire(l.ctx, l.claim)
@@ -337,14 +335,28 @@ func (h *Holder) hold(l *heldLane) {
 		h.remove(l)
 		h.removeStaleClaimAfter(l, err)
 		h.decline(l.ready, cmp.Or(err, ErrLost))
+		h.group.Done()
 		return
 	}
 	h.notifyClaimed(l.ready)
-	untold := h.notifyLoss(l)
-	defer untold()
-	if !l.serve() {
+	l.untold = h.notifyLoss(l)
+	l.decodeReady()
+	h.serve(l)
+}
+
+// serve serves a claimed lane until it is held no more, or parked: then it runs again later.
+func (h *Holder) serve(l *heldLane) {
+	left, parked := l.serve()
+	if parked {
+		return
+	}
+	l.close()
+	if !left {
 		h.host.Release(l.lane)
 	}
+	l.untold()
+	h.remove(l)
+	h.group.Done()
 }
 
 // remove ends the bookkeeping of a lane, so that it may be claimed here again.

@@ -1,6 +1,7 @@
 package lane
 
 import (
+	"context"
 	"slices"
 	"sync"
 
@@ -11,14 +12,68 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
+// copies passes the republished messages of all mailboxes to their listeners, in one goroutine: with
+// one for each subscription, a lane that waits would take its stack.
+type copies struct {
+	nc       *nats.Conn
+	messages chan *nats.Msg
+
+	mu        sync.Mutex
+	listeners map[*nats.Subscription]*listener
+}
+
+// maxCopied bounds the messages that wait for the goroutine. What has no room is dropped for its
+// subscription, which the listener notices.
+const maxCopied = 16 << 10
+
+func newCopies(nc *nats.Conn) *copies {
+	return &copies{nc: nc, messages: make(chan *nats.Msg, maxCopied), listeners: map[*nats.Subscription]*listener{}}
+}
+
+func (c *copies) subscribe(subject string, to *listener) (*nats.Subscription, error) {
+	c.mu.Lock() // so that the listener is known before the first message is passed on
+	defer c.mu.Unlock()
+	subscription, err := c.nc.ChanSubscribe(subject, c.messages)
+	if err == nil {
+		c.listeners[subscription] = to
+	}
+	return subscription, err
+}
+
+func (c *copies) unsubscribe(subscription *nats.Subscription) {
+	_ = subscription.Unsubscribe() // fails only when the connection is closed
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.listeners, subscription)
+}
+
+// run passes messages on until ctx ends.
+func (c *copies) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case msg := <-c.messages:
+			c.mu.Lock()
+			to := c.listeners[msg.Sub]
+			c.mu.Unlock()
+			if to != nil {
+				to.receive(msg)
+			}
+		}
+	}
+}
+
 // listener gets a copy of each mailbox message that is stored while it is subscribed, because the
 // server republishes them. If every copy arrives, in order, the copies replace reads; otherwise
 // they only trigger reads. One goroutine uses it; NATS calls receive from another.
 type listener struct {
-	store *store.Store
-	pool  protocol.Pool
-	hash  wire.LaneHash
-	wake  chan struct{}
+	store  *store.Store
+	all    *copies
+	pool   protocol.Pool
+	hash   wire.LaneHash
+	wake   chan struct{}
+	unpark func() // ends the wait of a lane without a goroutine
 
 	subscription *nats.Subscription
 	reconnects   uint64 // of the connection, at the time of subscribing
@@ -39,7 +94,7 @@ func (e *listener) listens() bool { return e.subscription != nil }
 // subscribe reports false without a connection.
 func (e *listener) subscribe() bool {
 	e.reconnects, e.listed = e.store.NC.Stats().Reconnects, false
-	subscription, err := e.store.NC.Subscribe(wire.StoredFilter(e.store.Fleet, e.pool, e.hash), e.receive)
+	subscription, err := e.all.subscribe(wire.StoredFilter(e.store.Fleet, e.pool, e.hash), e)
 	if err == nil {
 		e.subscription = subscription
 	}
@@ -48,7 +103,7 @@ func (e *listener) subscribe() bool {
 
 func (e *listener) close() {
 	if e.listens() {
-		_ = e.subscription.Unsubscribe() // fails only when the connection is closed
+		e.all.unsubscribe(e.subscription)
 		e.subscription = nil
 	}
 }
@@ -76,6 +131,7 @@ func (e *listener) notify() {
 	case e.wake <- struct{}{}:
 	default:
 	}
+	e.unpark()
 }
 
 func (e *listener) drainCancels() []protocol.CallID {

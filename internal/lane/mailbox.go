@@ -232,8 +232,8 @@ type mailbox struct {
 	queriedAt time.Time  // when the stream was last queried
 }
 
-func newMailbox(s *store.Store, pool protocol.Pool, hash wire.LaneHash) *mailbox {
-	return &mailbox{listener: listener{store: s, pool: pool, hash: hash, wake: make(chan struct{}, 1)}}
+func newMailbox(s *store.Store, all *copies, pool protocol.Pool, hash wire.LaneHash, unpark func()) *mailbox {
+	return &mailbox{listener: listener{store: s, all: all, pool: pool, hash: hash, wake: make(chan struct{}, 1), unpark: unpark}}
 }
 
 // listen subscribes to republished messages, and reports whether it is subscribed. It may be called

@@ -1,6 +1,7 @@
 package lane
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -13,13 +14,24 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
+// runCopies passes on what the server republishes, until the test ends.
+func runCopies(t *testing.T, s *store.Store) *copies {
+	t.Helper()
+	c := newCopies(s.NC)
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); c.run(ctx) }()
+	t.Cleanup(func() { stop(); <-done })
+	return c
+}
+
 // A message that was read comes no second time, neither as the server has told it nor because it is
 // still stored.
 func TestMailbox_NothingComesTwice(t *testing.T) {
 	t.Parallel()
 	s := openStore(t)
 	const hash = wire.LaneHash("lane")
-	m := newMailbox(s, protocol.DefaultPool, hash)
+	m := newMailbox(s, runCopies(t, s), protocol.DefaultPool, hash, func() {})
 	t.Cleanup(m.close)
 	m.listen()
 	require.NoError(t, s.NC.Flush())
@@ -68,7 +80,7 @@ func TestMailbox_NothingComesTwice(t *testing.T) {
 func TestMailbox_NothingIsMissedBetweenReadingAndListening(t *testing.T) {
 	t.Parallel()
 	s := openStore(t)
-	m := newMailbox(s, protocol.DefaultPool, "lane")
+	m := newMailbox(s, runCopies(t, s), protocol.DefaultPool, "lane", func() {})
 	t.Cleanup(m.close)
 	put := func(ids ...protocol.CallID) {
 		for _, id := range ids {
@@ -149,7 +161,7 @@ func TestCluster_WhatIsToldOfTheTimeBeforeTheClaimIsOld(t *testing.T) {
 		s = opened
 		return err == nil
 	}, time.Minute, 10*time.Millisecond, "no leader")
-	m := newMailbox(s, protocol.DefaultPool, "lane")
+	m := newMailbox(s, runCopies(t, s), protocol.DefaultPool, "lane", func() {})
 	t.Cleanup(m.close)
 	require.True(t, m.listen())
 	require.NoError(t, s.NC.Flush())

@@ -1,6 +1,7 @@
 package lane_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -181,4 +182,41 @@ func TestPause_ResumeMakesTheLaneReady(t *testing.T) {
 	g.letGo <- struct{}{}
 	require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
 	f.requireQuiet()
+}
+
+// A lane that waits for long has no goroutine, whose stack would be most of what it takes. It is
+// woken by a resume, a cancel, a deadline, a further call and the drain.
+func TestPause_LanesThatWaitHaveNoGoroutine(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	o, p := f.operator(), f.publisher()
+	const lanes = 20
+	var calls []*protocol.Call
+	for i := range lanes {
+		l := protocol.Lane(fmt.Sprintf("account/%d", i))
+		pause(t, o, l)
+		calls = append(calls, newCall("s", exclusive(string(l))))
+	}
+	calls[2].Deadline = time.Now().Add(20 * time.Second)
+	put(t, p, calls...)
+	h := f.hold(succeeds, lane.Options{Slots: 2})
+	parked := func(n int) {
+		t.Helper()
+		require.Eventually(t, func() bool { return h.Held() == n && h.Parked() == n }, patience, 5*time.Millisecond)
+	}
+	parked(lanes)
+	resume(t, o, "account/0")
+	require.Equal(t, protocol.StatusOK, f.await(p, calls[0]).Status)
+	require.NoError(t, p.Cancel(t.Context(), calls[1]))
+	require.Equal(t, protocol.StatusCancelled, f.await(p, calls[1]).Status)
+	require.Equal(t, protocol.CodeDeadline, f.await(p, calls[2]).Error.Code)
+	parked(lanes - 3)
+	further := newCall("s", exclusive("account/3"))
+	put(t, p, further)
+	resume(t, o, "account/3")
+	require.Equal(t, protocol.StatusOK, f.await(p, calls[3]).Status)
+	require.Equal(t, protocol.StatusOK, f.await(p, further).Status)
+	parked(lanes - 4)
+	h.stop()
+	require.Zero(t, h.Held())
 }

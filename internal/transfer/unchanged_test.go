@@ -1,0 +1,78 @@
+package transfer
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
+	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// When a session has changed nothing, nothing is brought back: not even the list of its files is
+// read. A directory that has not changed since is not read again, either.
+func TestFetch_BringsNothingBackThatHasNotChanged(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	f, err := fleet.Connect(t.Context(), fleet.Options{
+		Name: protocol.DefaultFleet, Embedded: fleet.Embedded{Data: data}, Client: "test", Logger: slog.New(slog.DiscardHandler),
+	})
+	require.NoError(t, err)
+	t.Cleanup(f.Close)
+	_, err = f.StartWorker(t.Context(), worker.Options{
+		Options: lane.Options{Slots: 1, Linger: -1},
+		Settings: sandboxes.Settings{
+			Driver: process.New(nil), Caps: isolation.Caps{Driver: process.Name}, CacheBytes: math.MaxInt64,
+		},
+		Data: data,
+	})
+	require.NoError(t, err)
+	dir := t.TempDir()
+	const files = 1000
+	for i := range files {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(strings.Repeat("name", 20), i)), []byte("x"), 0o600))
+	}
+	options := Options{
+		Fleet: f, Session: "s", Pool: protocol.DefaultPool, Dir: dir, Stamps: t.TempDir(), Warn: func(string) {}, Busy: func(string) {},
+	}
+	const list = files * 80 // bytes that the list of files has at least
+	read := func(do func()) int {
+		before := f.NC.Stats().InBytes
+		do()
+		return int(f.NC.Stats().InBytes - before)
+	}
+	var w *Workspace
+	fetch := func() (written []string, bytes int) {
+		bytes = read(func() {
+			changes, before, err := w.Fetch(t.Context())
+			require.NoError(t, err)
+			require.Len(t, before, files+len(written))
+			written = changes.Written
+		})
+		return written, bytes
+	}
+	for range 2 { // the second time the directory is there already
+		w, err = Send(t.Context(), options)
+		require.NoError(t, err)
+		written, bytes := fetch()
+		require.Empty(t, written)
+		require.Less(t, bytes, list/4)
+	}
+	_, err = w.call(t.Context(), protocol.FilesWrite{Path: "made", Content: protocol.Bytes("new")}, protocol.Exclusive)
+	require.NoError(t, err)
+	written, bytes := fetch()
+	require.Equal(t, []string{"made"}, written)
+	require.Greater(t, bytes, list/4, "what the test measures")
+	require.FileExists(t, filepath.Join(dir, "made"))
+}
