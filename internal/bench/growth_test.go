@@ -194,7 +194,7 @@ func growWorkspaces(b *testing.B, n int) {
 	}
 	reader, err := session.NewReader(b.Context(), opened)
 	require.NoError(b, err)
-	reader.Lanes, reader.Pool = true, protocol.DefaultPool
+	reader.Workspaces = true
 	for b.Loop() {
 		looks(b, "ls", opened.NC, func() error {
 			list, _, err := reader.List(b.Context(), 100)
