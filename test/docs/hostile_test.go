@@ -128,7 +128,7 @@ var opened = map[string]use{
 	"internal/worker/kinds/shell.go":                    {1, own},
 	"internal/worker/kinds/workspace.go":                {1, root},
 	"internal/worker/login/store.go":                    {1, own},
-	"internal/worker/sandboxes/box.go":                  {2, list},
+	"internal/worker/sandboxes/box.go":                  {3, list},
 	"internal/worker/sandboxes/cache.go":                {1, own},
 	"internal/worker/sandboxes/digests.go":              {2, own},
 	"internal/worker/sandboxes/remove.go":               {1, system},
