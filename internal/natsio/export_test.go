@@ -1,4 +1,4 @@
 package natsio
 
 // SweepChunksBefore removes chunks that no record names, and that were stored before a time.
-var SweepChunksBefore = sweepChunks //nolint:gochecknoglobals // for tests
+var SweepChunksBefore = sweepChunks

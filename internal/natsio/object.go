@@ -47,8 +47,8 @@ func objectTrace(bucket, name string) string {
 // PutObject stores what r has under a name, and replaces the object of that name; after an error of
 // r that stays as it was. Of several that are stored under one name at once one stays, and the
 // parts of the others are deleted. When it is not known whether an object was stored, as when the
-// connection is lost, its parts stay until [SweepChunks]. It writes what [jetstream.ObjectStore] reads. That store's
-// own Put publishes without waiting, by a goroutine that, with nats.go 1.55, now and then does not
+// connection is lost, its parts stay until [SweepChunks]. It writes what [jetstream.ObjectStore]
+// reads. That store's own Put publishes without waiting, by a goroutine that, with nats.go 1.55, now and then does not
 // end: too often for one object a call.
 func PutObject(ctx context.Context, js jetstream.JetStream, bucket, name string, r io.Reader) (*jetstream.ObjectInfo, error) {
 	stream, err := Open(ctx, js.Stream, ObjectStream(bucket))

@@ -401,7 +401,7 @@ func (t Topology) firstSequence(ctx context.Context, js jetstream.JetStream) uin
 // SequenceNow is a first sequence of a stream that is made now, greater than any that the stream had
 // if it was deleted before.
 func SequenceNow() uint64 {
-	return uint64(time.Now().UnixMicro()) //nolint:gosec // positive
+	return uint64(time.Now().UnixMicro())
 }
 
 // ensureStream returns a stream that is as it must be, and whether it was made; first is the first

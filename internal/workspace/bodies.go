@@ -32,8 +32,8 @@ type bodies interface {
 	get(ctx context.Context, name string) ([]byte, error)
 	// put stores a body, unless one of that name is young.
 	put(ctx context.Context, name string, body []byte) error
-	// keep has a body count as stored now, unless it is young; the error wraps ErrMissing when there
-	// is none.
+	// keep has a body count as stored now, unless it is young; the error wraps ErrMissing when
+	// there is none.
 	keep(ctx context.Context, name string) error
 	// before returns those that were stored before a time.
 	before(ctx context.Context, at time.Time) ([]stored, error)

@@ -354,8 +354,8 @@ func (s *Store) append(ctx context.Context, lane wire.LaneHash, expected uint64,
 	}
 }
 
-// missed is the answer about a checkpoint whose bodies cannot be kept: an earlier try may have stored
-// it.
+// missed is the answer about a checkpoint whose bodies cannot be kept: an earlier try may have
+// stored it.
 func (s *Store) missed(ctx context.Context, lane wire.LaneHash, token string, sent bool, cause error) (uint64, error) {
 	cause = fmt.Errorf("keep the contents of a checkpoint: %w", cause)
 	if !sent {
@@ -418,8 +418,8 @@ func (s *Store) LastDisk(ctx context.Context, lane wire.LaneHash) (string, error
 // Remove removes the workspace of a lane under the epoch of its claim; 0 stands for no claim. The
 // error wraps [ErrLost] if the workspace was taken under a later claim, or is taken meanwhile; then
 // it stays. The workspace is made empty first, on the condition that no other worker has written
-// since, and then its checkpoints are removed. Cut short, it is an empty workspace, and Remove again
-// completes it. Its bodies become garbage.
+// since, and then its checkpoints are removed. A Remove that is cut short leaves an empty
+// workspace, and the next one completes it. Its bodies become garbage.
 func (s *Store) Remove(ctx context.Context, lane wire.LaneHash, epoch uint64) error {
 	last, err := s.lastReadable(ctx, lane)
 	if err != nil || last == nil {
@@ -468,9 +468,9 @@ func (s *Store) behind(lane wire.LaneHash, last *message) *Workspace {
 	return w
 }
 
-// fence returns an error that wraps [ErrLost] if a workspace was taken under a later claim. An epoch
-// that the claims stream has not reached is none of it: the stream was made again, or restored from
-// an earlier backup, and no worker holds the lane under that epoch.
+// fence returns an error that wraps [ErrLost] if a workspace was taken under a later claim. An
+// epoch that the claims stream has not reached is none of it: the stream was made again, or
+// restored from an earlier backup, and no worker holds the lane under that epoch.
 func (s *Store) fence(ctx context.Context, taken, epoch uint64) error {
 	if taken <= epoch {
 		return nil

@@ -402,7 +402,7 @@ func TestRemove_Completes(t *testing.T) {
 	stream, err := f.JS.Stream(t.Context(), wire.WorkspacesStream(f.Name))
 	require.NoError(t, err)
 	config := stream.CachedInfo().Config
-	config.MaxBytes = int64(stream.CachedInfo().State.Bytes) //nolint:gosec // small
+	config.MaxBytes = int64(stream.CachedInfo().State.Bytes)
 	_, err = f.JS.UpdateStream(t.Context(), config)
 	require.NoError(t, err)
 	gone(1)

@@ -383,8 +383,8 @@ type Changes struct {
 // All contents are fetched before anything changes, so one that is missing or damaged changes
 // nothing; until then they take space in a directory .toolfleet-*.tmp below root. Each file changes
 // by rename. After another error, or a crash, part of the changes are made: the same Sync again
-// makes the rest. A crash leaves the temporary directory behind, and a Sync removes one that is a day
-// old. A concurrent writer can lose a write to a path at the moment when Sync changes it.
+// makes the rest. A crash leaves the temporary directory behind, and a Sync removes one that is a
+// day old. A concurrent writer can lose a write to a path at the moment when Sync changes it.
 func Sync(ctx context.Context, root *os.Root, base Manifest, tree Tree, bodies Bodies, options *Options) (Changes, error) {
 	changes, err := bring(ctx, root, base, tree, bodies, options.withDefaults())
 	if err != nil {

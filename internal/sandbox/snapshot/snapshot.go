@@ -49,8 +49,8 @@ const (
 	MaxNames = 64 << 20
 )
 
-// What files may have with their holes, in bytes, so that every directory of this size can be brought
-// back: more than [DefaultMaxBytes], which are without holes.
+// What files may have with their holes, in bytes, so that every directory of this size can be
+// brought back: more than [DefaultMaxBytes], which are without holes.
 const (
 	// MaxSize is the most of one file: what the file systems of Linux can have.
 	MaxSize = 16<<40 - 4<<10

@@ -351,10 +351,17 @@ func touch(t *testing.T, dir string, i int) string {
 // Digests do not depend on where zeros are holes.
 func TestDigest_OfHoles(t *testing.T) {
 	t.Parallel()
-	source := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
+	source := rand.New(rand.NewPCG(1, 2))
 	for _, zeros := range [][]int64{
-		{0}, {1}, {MaxPart}, {MaxPart - 1}, {MaxPart + 1}, {2 * MaxPart}, {0, 3*MaxPart + 65536},
-		{65535, 65536, 65537}, {source.Int64N(4 * MaxPart), source.Int64N(4 * MaxPart), source.Int64N(4 * MaxPart)},
+		{0},
+		{1},
+		{MaxPart},
+		{MaxPart - 1},
+		{MaxPart + 1},
+		{2 * MaxPart},
+		{0, 3*MaxPart + 65536},
+		{65535, 65536, 65537},
+		{source.Int64N(4 * MaxPart), source.Int64N(4 * MaxPart), source.Int64N(4 * MaxPart)},
 	} {
 		runs, content := make([][]byte, len(zeros)), []byte(nil)
 		for i := range runs {
