@@ -25,6 +25,7 @@ type callCommand struct {
 	Tool      string   `arg:"" optional:"" help:"Name of the tool."`
 	Arguments string   `arg:"" optional:"" help:"Arguments as a JSON object, or - to read them from stdin. Default: {}."`
 	Workspace string   `placeholder:"DIR" brief:"Working directory. Default: the current one." help:"Working directory. Without --nats it is used in place. With --nats the session works on a copy, and changes are copied back. Default: as for run."`
+	WholeHome bool     `group:"Workspace:" help:"Allow --workspace to be the root directory or the home directory."`
 	Session   string   `placeholder:"ID" help:"Session whose sandbox the call uses. Default: a new session, which is removed after the call."`
 	Toolset   []string `default:"core" help:"Toolsets to look for the tool in, separated by commas."`
 
@@ -101,6 +102,11 @@ func (c *callCommand) prepare(ctx context.Context, p program) (with planning, er
 	}
 	if with.workspace, err = environment.CheckWorkspace(c.Workspace); err != nil {
 		return with, err
+	}
+	if !c.WholeHome {
+		if err := environment.CheckWhole("--workspace "+c.Workspace, with.workspace, nil); err != nil {
+			return with, err
+		}
 	}
 	if c.Timeout < 0 {
 		return with, cli.Usagef("--timeout %s: must not be negative", c.Timeout)
@@ -268,7 +274,7 @@ func (c *callCommand) inFleet(
 		return err
 	}
 	defer show.screen.Close()
-	if ctx, err = c.share(ctx); err != nil {
+	if ctx, err = c.share(ctx, c.Nats); err != nil {
 		return err
 	}
 	ctx, env, err := environment.Open(ctx, environment.Options{

@@ -177,7 +177,7 @@ func (c *runCommand) with(
 	if c.talks {
 		options.Span = "" // each turn is a trace of its own
 	}
-	if ctx, err = c.share(ctx); err != nil {
+	if ctx, err = c.share(ctx, c.Nats); err != nil {
 		return err
 	}
 	ctx, env, err := environment.Open(ctx, options)

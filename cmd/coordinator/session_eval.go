@@ -18,9 +18,10 @@ import (
 )
 
 type sessionEval struct {
-	File     string `arg:"" help:"File of cases, in YAML or JSON (docs/cli.md, Evaluation)."`
-	Parallel int    `default:"8" help:"Maximum number of cases that run at once."`
-	JUnit    string `name:"junit" placeholder:"XML" help:"File for the results as JUnit XML."`
+	File      string `arg:"" help:"File of cases, in YAML or JSON (docs/cli.md, Evaluation)."`
+	Parallel  int    `default:"8" help:"Maximum number of cases that run at once."`
+	WholeHome bool   `help:"Allow the workspace of a case to be the root directory or the home directory."`
+	JUnit     string `name:"junit" placeholder:"XML" help:"File for the results as JUnit XML."`
 }
 
 // maxCases bounds a file of cases, in bytes.
@@ -46,6 +47,12 @@ func (c *sessionEval) cases() ([]evaluation.Case, error) {
 	for i := range cases {
 		if cases[i].Workspace, err = environment.CheckWorkspace(cases[i].Workspace); err != nil {
 			return nil, cli.Usagef("FILE %s: case %s: %v", c.File, cases[i].Name, err)
+		}
+		if c.WholeHome {
+			continue
+		}
+		if err := environment.CheckWhole(fmt.Sprintf("FILE %s: case %s: workspace", c.File, cases[i].Name), cases[i].Workspace, nil); err != nil {
+			return nil, err
 		}
 	}
 	return cases, nil

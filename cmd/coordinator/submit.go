@@ -37,7 +37,7 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	if err := c.readPrompt(p); err != nil {
 		return err
 	}
-	if ctx, err = c.share(ctx); err != nil {
+	if ctx, err = c.share(ctx, c.Nats); err != nil {
 		return err
 	}
 	turn, policies, err := c.prepare(ctx, p)

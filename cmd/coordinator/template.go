@@ -25,6 +25,7 @@ type templateCommand struct {
 		From string `arg:"" name:"dir|session" help:"Directory of this machine, or else the id of a session."`
 
 		environment.CopyFlags
+		WholeHome bool `help:"Allow DIR to be the root directory or the home directory."`
 	} `cmd:"" help:"Store a directory, or a session's workspace, as a template for new sessions."`
 	Ls struct{} `cmd:"" help:"List templates."`
 	Rm struct {
@@ -43,6 +44,11 @@ func (c *templateCommand) verbs() map[string]command {
 }
 
 func (c *templateCommand) create(ctx context.Context, p program, all fleet.Templates) error {
+	if !c.Create.WholeHome {
+		if err := environment.CheckWhole("DIR "+c.Create.From, c.Create.From, nil); err != nil {
+			return err
+		}
+	}
 	err := all.Create(ctx, c.Create.Name, c.Create.From, fleet.Copy{IncludeIgnored: c.Create.IncludeIgnored, Warn: p.warn})
 	if errors.Is(err, os.ErrNotExist) {
 		id, invalid := protocol.ParseSessionID(c.Create.From)

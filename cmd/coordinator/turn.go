@@ -371,7 +371,11 @@ type shareFlags struct {
 }
 
 // share returns a context in which all calls have the tenant and the priority.
-func (f *shareFlags) share(ctx context.Context) (context.Context, error) {
+// Without a fleet there are no others to share with.
+func (f *shareFlags) share(ctx context.Context, nats string) (context.Context, error) {
+	if nats == "" && f.Tenant+f.Priority != "" {
+		return ctx, cli.Usagef("--tenant and --priority: need --nats; without it the slots are those of this process, which nobody shares")
+	}
 	if f.Tenant != "" {
 		if _, err := protocol.ParseTenant(f.Tenant); err != nil {
 			return ctx, cli.Usagef("--tenant: %v", err)

@@ -11,6 +11,7 @@
 package environment
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -181,6 +182,9 @@ func (e *Environment) prepare(ctx context.Context) (w *worker, err error) {
 	if err := o.Flags.consistent(); err != nil {
 		return nil, err
 	}
+	if o.Session != nil && o.Session.IncludeIgnored && o.Flags.Nats == "" {
+		return nil, cli.Usagef("--include-ignored: needs --nats; without it nothing is copied, and sessions see all files of the directory")
+	}
 	if o.Session != nil {
 		if w, err = o.Flags.checkWorker(); w == nil || err != nil {
 			return nil, err
@@ -232,7 +236,7 @@ func (e *Environment) Begin(ctx context.Context, limited bool) error {
 	}
 	stamps, _ := cli.StateDir("uploads") // without a home nothing is kept
 	e.Copy, err = transfer.Send(ctx, transfer.Options{
-		Fleet: e.Fleet, Session: o.ID, Pool: protocol.DefaultPool, Dir: o.Workspace, Protect: e.protect, MinLevel: level,
+		Fleet: e.Fleet, Session: o.ID, Pool: protocol.DefaultPool, Dir: o.Workspace, Protect: e.protect, MinLevel: cmp.Or(level, MinLevelElsewhere),
 		IncludeIgnored: o.Session.IncludeIgnored, Stamps: stamps, Warn: o.Warn, Busy: o.Busy,
 	})
 	if err == nil {

@@ -1,7 +1,6 @@
 package environment
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -79,14 +78,13 @@ func (f *FleetFlags) DefaultMinLevel() string {
 	return MinLevelElsewhere
 }
 
-// minLevel is the minimum level of the sandbox of a session elsewhere.
-func (f *PolicyFlags) minLevel() (string, error) {
+// minLevel is the minimum level of a session's sandbox; "" if no rule names one.
+func (f *PolicyFlags) minLevel() (level string, err error) {
 	all, err := f.Policies()
-	level := ""
 	for _, p := range all {
 		level = wire.HigherLevel(level, p.MinLevel)
 	}
-	return cmp.Or(level, MinLevelElsewhere), err
+	return level, err
 }
 
 // Judge returns the policy of a session; nil allows everything.

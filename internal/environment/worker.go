@@ -85,7 +85,20 @@ func (w *worker) open(ctx context.Context, e *Environment) (err error) {
 	if err != nil {
 		return err
 	}
-	return errors.Join(cli.Enforced(w.allow, w.caps), cli.Protects(e.protect, w.caps))
+	return errors.Join(cli.Enforced(w.allow, w.caps), cli.Protects(e.protect, w.caps), w.enough(e))
+}
+
+// enough refuses a session whose rules demand more of sandboxes than they prove here: each call
+// would be rejected.
+func (w *worker) enough(e *Environment) error {
+	demanded, err := e.options.Session.minLevel()
+	if err != nil {
+		return err
+	}
+	if least, _ := isolation.ParseLevel(demanded); w.caps.Level < least { // the policy has checked its name
+		return cli.Usagef("--min-level %s: sandboxes of this machine prove level %s (driver %s); coordinator doctor says what they need", demanded, w.caps.Level, w.caps.Driver)
+	}
+	return nil
 }
 
 // start runs the worker until the fleet is closed.

@@ -357,6 +357,10 @@ func (p *Publisher) put(ctx context.Context, s *sending) error {
 			if gone := p.streams.Check(ctx); gone != nil {
 				return s.failed(fmt.Errorf("%w: %w", gone, err), store.NotStored(err))
 			}
+		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil: // the server does not answer what it refuses
+			if refused := natsio.CheckRights(ctx, p.store.NC, natsio.SendRights(p.store.Fleet, s.call.Pool)); errors.Is(refused, natsio.ErrRights) {
+				return s.failed(refused, false)
+			}
 		}
 		if !store.Retryable(err) || !pause.For(ctx, retryWait) {
 			return s.failed(err, store.NotStored(err))

@@ -48,16 +48,20 @@ func makeRights(stream string) Rights {
 	return rights
 }
 
+// SendRights allow sending calls to a pool.
+func SendRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
+	return Rights{Pool: pool, Publish: []string{wire.ReadySubject(fleet, pool, probed), wire.CallSubject(fleet, pool, probed, probed)}}
+}
+
 // CallRights allow sending calls to a pool and following them.
 func CallRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 	calls := wire.CallsStream(fleet)
 	return Rights{
 		Pool: pool,
-		Publish: []string{
-			wire.ReadySubject(fleet, pool, probed), wire.CallSubject(fleet, pool, probed, probed),
-			"$JS.API.DIRECT.GET." + calls, "$JS.API.STREAM.MSG.GET." + calls,
-			"$JS.API.STREAM.MSG.GET." + wire.ResultsStream(fleet), chunkSubject(wire.BlobsBucket(fleet), probed),
-		},
+		Publish: append(SendRights(fleet, pool).Publish,
+			"$JS.API.DIRECT.GET."+calls, "$JS.API.STREAM.MSG.GET."+calls,
+			"$JS.API.STREAM.MSG.GET."+wire.ResultsStream(fleet), chunkSubject(wire.BlobsBucket(fleet), probed),
+		),
 		Subscribe: []string{wire.DoneFilter(fleet, probed), wire.OutputFilter(fleet, probed), wire.LiveFilter(fleet, probed)},
 	}
 }

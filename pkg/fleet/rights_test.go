@@ -186,6 +186,9 @@ func TestDeploy_ReadersListAndChangeNothing(t *testing.T) {
 	for what, change := range changes {
 		require.ErrorIs(t, change(reader), fleet.ErrRights, what)
 	}
+	_, err = reader.Submit(t.Context(), fleet.Call{Handler: "hello", Session: "unsent"})
+	require.ErrorIs(t, err, fleet.ErrRights, "instead of waiting for an answer that never comes")
+	require.ErrorContains(t, err, "it may not publish on tf.ready.default.rights, publish on tf.call.default.rights.rights")
 }
 
 // TestDeploy_EachUserAndEachSubject: each user of deploy/nats with less rights than all publishes

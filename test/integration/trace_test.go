@@ -2,6 +2,8 @@ package integration
 
 import (
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -88,18 +90,24 @@ func TestTelemetry_TheTraceOfTheEnvironmentContinues(t *testing.T) {
 }
 
 // TestTelemetry_WhatCannotBeExportedIsReported: a collector that accepts connections and never
-// answers.
+// answers, and one that answers 503 as long as it lives.
 func TestTelemetry_WhatCannotBeExportedIsReported(t *testing.T) {
 	t.Parallel()
-	for _, protocol := range []string{"grpc", "http/protobuf"} {
-		t.Run(protocol, func(t *testing.T) {
+	silent, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = silent.Close() })
+	unavailable := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }))
+	t.Cleanup(unavailable.Close)
+	for name, collector := range map[string]struct{ protocol, url string }{
+		"silent grpc": {"grpc", "http://" + silent.Addr().String()},
+		"silent http": {"http/protobuf", "http://" + silent.Addr().String()},
+		"503":         {"http/protobuf", unavailable.URL},
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			silent, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-			require.NoError(t, err)
-			t.Cleanup(func() { _ = silent.Close() })
 			got := execute(t, coordinator, launch{
 				args: []string{"call", "--sandbox", "process", "--workspace", t.TempDir(), "--data", t.TempDir(), "list", "{}"},
-				env:  []string{"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + silent.Addr().String(), "OTEL_EXPORTER_OTLP_PROTOCOL=" + protocol},
+				env:  []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.url, "OTEL_EXPORTER_OTLP_PROTOCOL=" + collector.protocol},
 			})
 			require.Equal(t, 0, got.code, got.stderr)
 			require.Contains(t, got.stderr, "could not be exported and are lost")
