@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -111,6 +112,44 @@ func TestStore_NotAtOnce(t *testing.T) {
 	first, err := older.Next(t.Context(), filter, 0)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, first.Sequence)
+}
+
+// Without direct gets, as in a cluster, a page is read by many requests at the same time: it has the
+// same messages, and takes about one request for each.
+func TestPage_OfTheLeader(t *testing.T) {
+	t.Parallel()
+	s := open(t, natsio.Topology{})
+	filter, seqs := mailbox(t, s, 230, nil)
+	config := s.Calls.CachedInfo().Config
+	config.AllowDirect = false
+	_, err := s.JS.UpdateStream(t.Context(), config)
+	require.NoError(t, err)
+	older, err := Open(t.Context(), s.NC, s.Fleet)
+	require.NoError(t, err)
+	for name, test := range map[string]struct {
+		filter string
+		all    int
+	}{"every other message": {filter, len(seqs)}, "all messages": {wire.MailboxFilter(s.Fleet, protocol.DefaultPool, "*"), 2 * len(seqs)}} {
+		before, pages, got := s.NC.Stats().OutMsgs, 0, []uint64(nil)
+		for seq := uint64(0); ; pages++ {
+			page, err := older.Page(t.Context(), test.filter, seq)
+			require.NoError(t, err, name)
+			require.LessOrEqual(t, len(page), PageSize, name)
+			if len(page) == 0 {
+				break
+			}
+			got = append(got, sequences(page)...)
+			seq = got[len(got)-1] + 1
+		}
+		require.Len(t, got, test.all, name)
+		require.True(t, slices.IsSorted(got), name)
+		require.Equal(t, (test.all+PageSize-1)/PageSize, pages, name)
+		require.LessOrEqual(t, s.NC.Stats().OutMsgs-before, uint64(2*test.all+10), name)
+	}
+	subjects := []string{wire.CallSubject(s.Fleet, protocol.DefaultPool, hash, "c0001"), wire.CallSubject(s.Fleet, protocol.DefaultPool, hash, "none")}
+	stored, err := older.Stored(t.Context(), subjects)
+	require.NoError(t, err)
+	require.Len(t, stored, 1)
 }
 
 func TestReadBatch_MissesNothing(t *testing.T) {

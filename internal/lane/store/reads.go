@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -66,7 +67,7 @@ const PageSize = 100
 
 // Page returns the first messages of the calls stream at or after seq that match filter, at most
 // [PageSize] of them; none when there are none. A single server answers with all of them at once.
-// In a cluster a page has one message, of the leader.
+// In a cluster the leader answers many requests at the same time.
 func (s *Store) Page(ctx context.Context, filter string, seq uint64) ([]*jetstream.RawStreamMsg, error) {
 	if s.calls.readsDirect() {
 		page, err := s.calls.page(ctx, filter, seq)
@@ -74,11 +75,42 @@ func (s *Store) Page(ctx context.Context, filter string, seq uint64) ([]*jetstre
 			return page, err
 		}
 	}
-	msg, err := s.Next(ctx, filter, seq)
-	if err != nil || msg == nil {
-		return nil, err
+	return s.calls.pageOfLeader(ctx, filter, seq)
+}
+
+// maxAtOnce bounds the requests for one message that are sent at the same time.
+const maxAtOnce = 32
+
+// pageOfLeader reads a page by requests for the first message at or after each of the next
+// sequences: together their answers have every message up to the last of them. There are more
+// requests at a time as long as each finds a message of its own.
+func (r *reader) pageOfLeader(ctx context.Context, filter string, seq uint64) (found []*jetstream.RawStreamMsg, err error) {
+	for ahead := 1; len(found) < PageSize; {
+		answers := make([]*jetstream.RawStreamMsg, min(ahead, PageSize-len(found)))
+		var group errgroup.Group
+		for i := range answers {
+			group.Go(func() (err error) {
+				answers[i], err = r.next(ctx, filter, seq+uint64(i)) //nolint:gosec // a small number
+				return err
+			})
+		}
+		if err := group.Wait(); err != nil {
+			return nil, err
+		}
+		before := len(found)
+		for _, msg := range answers {
+			switch {
+			case msg == nil: // later answers may be of messages that were stored since
+				return found, nil
+			case msg.Sequence >= seq:
+				found, seq = append(found, msg), msg.Sequence+1
+			}
+		}
+		if ahead = min(2*ahead, maxAtOnce); len(found)-before < len(answers) {
+			ahead = len(found) - before
+		}
 	}
-	return []*jetstream.RawStreamMsg{msg}, nil
+	return found, nil
 }
 
 func (r *reader) page(ctx context.Context, filter string, seq uint64) ([]*jetstream.RawStreamMsg, error) {
@@ -160,12 +192,14 @@ func (r *reader) each(ctx context.Context, filter string, visit func(*jetstream.
 		return err
 	}
 	for seq := uint64(0); ; {
-		msg, err := r.next(ctx, filter, seq)
-		if err != nil || msg == nil {
+		page, err := r.pageOfLeader(ctx, filter, seq)
+		if err != nil || len(page) == 0 {
 			return err
 		}
-		visit(msg)
-		seq = msg.Sequence + 1
+		for _, msg := range page {
+			visit(msg)
+		}
+		seq = page[len(page)-1].Sequence + 1
 	}
 }
 
@@ -420,16 +454,17 @@ func (r *reader) stored(ctx context.Context, subjects []string) (map[string]*jet
 }
 
 func (r *reader) nextOfEach(ctx context.Context, subjects []string) (found []*jetstream.RawStreamMsg, err error) {
-	for _, subject := range subjects {
-		msg, err := r.next(ctx, subject, 0)
-		if err != nil {
-			return nil, err
-		}
-		if msg != nil {
-			found = append(found, msg)
-		}
+	answers := make([]*jetstream.RawStreamMsg, len(subjects))
+	var group errgroup.Group
+	group.SetLimit(maxAtOnce)
+	for i, subject := range subjects {
+		group.Go(func() (err error) {
+			answers[i], err = r.next(ctx, subject, 0)
+			return err
+		})
 	}
-	return found, nil
+	err = group.Wait()
+	return slices.DeleteFunc(answers, func(msg *jetstream.RawStreamMsg) bool { return msg == nil }), err
 }
 
 // Stored returns the messages of subjects of the calls stream; subjects without one are left out.
