@@ -48,8 +48,8 @@ func objectTrace(bucket, name string) string {
 // r that stays as it was. Of several that are stored under one name at once one stays, and the
 // parts of the others are deleted. When it is not known whether an object was stored, as when the
 // connection is lost, its parts stay until [SweepChunks]. It writes what [jetstream.ObjectStore]
-// reads. That store's own Put publishes without waiting, by a goroutine that, with nats.go 1.55, now and then does not
-// end: too often for one object a call.
+// reads. That store's own Put publishes without waiting, by a goroutine that, with nats.go 1.55,
+// now and then does not end: too often for one object a call.
 func PutObject(ctx context.Context, js jetstream.JetStream, bucket, name string, r io.Reader) (*jetstream.ObjectInfo, error) {
 	stream, err := Open(ctx, js.Stream, ObjectStream(bucket))
 	if errors.Is(err, jetstream.ErrStreamNotFound) {

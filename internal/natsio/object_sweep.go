@@ -51,31 +51,43 @@ func RenewObject(ctx context.Context, js jetstream.JetStream, bucket, name strin
 	if err != nil {
 		return fmt.Errorf("open object store %s: %w", bucket, err)
 	}
-	for subject := objectTrace(bucket, name); ; {
-		msg, err := stream.GetLastMsgForSubject(ctx, subject)
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			return fmt.Errorf("renew object %s: %w", name, jetstream.ErrObjectNotFound)
-		}
-		if err != nil || time.Since(msg.Time) < young {
+	for again := 0; ; again++ {
+		err, wait := renewObject(ctx, js, stream, objectTrace(bucket, name), young), traceWait
+		switch { // of several servers the one that answers may not know the object yet
+		case errors.Is(err, jetstream.ErrObjectNotFound) && stream.CachedInfo().Config.Replicas > 1 && again < readsMeanwhile:
+			wait = readAgain
+		case !overtaken(err):
 			return err
 		}
-		if err = checkObject(ctx, stream, bucket, msg.Data); err == nil {
-			_, err = js.PublishMsg(ctx, &nats.Msg{
-				Subject: subject, Data: msg.Data, Header: nats.Header{jetstream.MsgRollup: []string{jetstream.MsgRollupSubject}},
-			}, jetstream.WithExpectLastSequencePerSubject(msg.Sequence))
-		}
-		if !overtaken(err) || !pause.For(ctx, traceWait) {
+		if !pause.For(ctx, wait) {
 			return err
 		}
 	}
 }
 
+func renewObject(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, subject string, young time.Duration) error {
+	msg, err := stream.GetLastMsgForSubject(ctx, subject)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return fmt.Errorf("renew %s: %w", subject, jetstream.ErrObjectNotFound)
+	}
+	if err != nil || time.Since(msg.Time) < young {
+		return err
+	}
+	if err := checkObject(ctx, stream, msg.Data); err != nil {
+		return err
+	}
+	_, err = js.PublishMsg(ctx, &nats.Msg{
+		Subject: subject, Data: msg.Data, Header: nats.Header{jetstream.MsgRollup: []string{jetstream.MsgRollupSubject}},
+	}, jetstream.WithExpectLastSequencePerSubject(msg.Sequence))
+	return err
+}
+
 // checkObject finds out whether an object is there, by its record.
-func checkObject(ctx context.Context, stream jetstream.Stream, bucket string, record []byte) error {
+func checkObject(ctx context.Context, stream jetstream.Stream, record []byte) error {
 	info := &jetstream.ObjectInfo{}
 	err := json.Unmarshal(record, info)
 	if err == nil && !info.Deleted && info.Chunks > 0 {
-		_, err = stream.GetLastMsgForSubject(ctx, chunkSubject(bucket, info.NUID))
+		_, err = stream.GetLastMsgForSubject(ctx, chunkSubject(info.Bucket, info.NUID))
 	}
 	if info.Deleted || errors.Is(err, jetstream.ErrMsgNotFound) {
 		return fmt.Errorf("object %s: %w", info.Name, jetstream.ErrObjectNotFound)

@@ -488,3 +488,18 @@ func TestSweepChunks_OfLostWriters(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, got, 300<<10)
 }
+
+// Of several servers the one that answers may not know an object yet that was just stored.
+func TestRenewObject_OnSeveralServers(t *testing.T) {
+	t.Parallel()
+	js := natsiotest.NewCluster(t).JS
+	_, err := js.CreateObjectStore(t.Context(), jetstream.ObjectStoreConfig{Bucket: "B", Replicas: 3})
+	require.NoError(t, err)
+	for i := range 30 {
+		name := fmt.Sprint(i)
+		_, err := natsio.PutObject(t.Context(), js, "B", name, strings.NewReader("content"))
+		require.NoError(t, err)
+		require.NoError(t, natsio.RenewObject(t.Context(), js, "B", name, 0))
+	}
+	require.ErrorIs(t, natsio.RenewObject(t.Context(), js, "B", "none", 0), jetstream.ErrObjectNotFound)
+}
