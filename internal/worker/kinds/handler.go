@@ -182,7 +182,14 @@ func (a *Attempt) owns(ctx context.Context, id string, lane wire.LaneHash) *prot
 // Execute runs the payload of the call, and sets aside what that has left for git to run in a
 // directory used in place. A call after which that cannot be found out has failed.
 func (a *Attempt) Execute(ctx context.Context, k *Kind) (protocol.Value, error) {
+	returned := false
+	defer func() {
+		if !returned { // it panicked
+			a.host.Sandboxes.SetAsideLater(ctx, a.lane())
+		}
+	}()
 	value, err := k.run(ctx, a, a.Run.Call.Payload)
+	returned = true
 	if k.NoFiles && !k.acts || k.reads {
 		return value, err
 	}
