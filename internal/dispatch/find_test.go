@@ -45,7 +45,7 @@ func TestFind(t *testing.T) {
 	ctx, leave := context.WithCancelCause(t.Context())
 	defer leave(nil)
 	queued := 0
-	err := front.Dispatch(ctx, calls[:3], func(u loop.Update) {
+	err := front.Dispatch(ctx, calls[:3], func(loop.Update) {
 		if queued++; queued == 3 {
 			leave(loop.ErrDetached)
 		}

@@ -128,9 +128,9 @@ func (b *batch) runAgent(ctx context.Context, p *pendingCall) error {
 	return nil
 }
 
-// followAgent has a sub-agent work as a job. A cancel and a deadline of the turn end it; another end
-// of the turn leaves it as it is, until the run of the next turn. It does not begin if it is denied
-// now. The lock is held.
+// followAgent has a sub-agent work as a job. A cancel and a deadline of the turn end it; another
+// end of the turn leaves it as it is, until the run of the next turn. It does not begin if it is
+// denied now. The lock is held.
 func (w *followers) followAgent(p *pendingCall, denied *protocol.Error) *follower {
 	ctx, stop := context.WithCancelCause(w.ctx)
 	f := w.newFollower(p.event.CallID, stop)
@@ -197,7 +197,7 @@ func (t *turnRun) agent(ctx context.Context, p *pendingCall, runner *Runner, unk
 	case detached(ctx):
 		return Event{}, context.Cause(ctx)
 	case !begun && p.denied != nil:
-		return p.local(protocol.StatusRejected, "", p.denied, 0), nil
+		return p.local(protocol.StatusRejected, "", p.denied, 0), nil //nolint:nilerr // the result says it
 	case !begun && unknown != nil:
 		return p.local(protocol.StatusRejected, "", unknown, 0), nil
 	case !begun && context.Cause(ctx) != nil: // the call's result says so

@@ -88,6 +88,14 @@ func (t *turnRun) runCalls(ctx context.Context) error {
 // detached reports whether another process may run the session from now on.
 func detached(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrDetached) }
 
+// ifDetached returns the cause of a context that ended so; nil for others.
+func ifDetached(ctx context.Context) error {
+	if detached(ctx) {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
 // newBatch decides what becomes of each tool call without result. An error is one of the fleet.
 func (t *turnRun) newBatch(ctx context.Context, verdicts map[int]verdict) (*batch, error) {
 	b := &batch{turnRun: t, remote: make(map[protocol.CallID]*pendingCall), arguments: make(map[protocol.CallID]string), forks: make(map[protocol.CallID]*fork)}
@@ -132,8 +140,8 @@ func (t *turnRun) newBatch(ctx context.Context, verdicts map[int]verdict) (*batc
 }
 
 // planCall records one planned tool call, or the error for which it has no plan. A call that an
-// earlier run has sent may be in the fleet already: Again reports that to the worker. If it would be
-// sent differently now, or not at all, it is followed as the fleet has it.
+// earlier run has sent may be in the fleet already: Again reports that to the worker. If it would
+// be sent differently now, or not at all, it is followed as the fleet has it.
 func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.Error, v verdict, recorded *stepCall) error {
 	var call protocol.Call
 	if failure == nil && p.plan.Inline == nil && p.plan.Session == nil {

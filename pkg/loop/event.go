@@ -169,7 +169,7 @@ type HandleFields struct {
 	// why it cannot be continued; "" while it can.
 	Handle string `json:"handle,omitempty"`
 	Ending string `json:"ending,omitempty"`
-	// Bound is what binds the call on its worker (tool_call). Observers do not get it.
+	// Bound is what binds the call on its worker (tool_call); [Options].Observe does not get it.
 	Bound *Binding `json:"bound,omitempty"`
 }
 

@@ -3,11 +3,13 @@ package loop_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -120,7 +122,7 @@ func TestRun_GivenUpWithASubAgentInTheBackground(t *testing.T) {
 			<-ctx.Done()
 		}
 	}
-	f.models["go"].before = func(ctx context.Context) {
+	f.models["go"].before = func(context.Context) {
 		if f.models["go"].lastSeen()[len(f.models["go"].lastSeen())-1].Role == loop.RoleTool { // its second reply: the coordinator is lost
 			<-working
 			leave(loop.ErrDetached)
@@ -144,4 +146,48 @@ func TestRun_GivenUpWithASubAgentInTheBackground(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, f.child(t, 1, 0), len(child), "it is over")
 	require.Len(t, f.fleet.ran(), 1)
+}
+
+// endless is a journal that fails the first end of a turn of a session.
+type endless struct {
+	looptest.Journal
+
+	of     protocol.SessionID
+	failed bool
+}
+
+func (j *endless) Append(ctx context.Context, session protocol.SessionID, expected uint64, events ...loop.Event) (uint64, error) {
+	if session == j.of && events[0].Type == loop.EventTurnEnded && !j.failed {
+		j.failed = true
+		return 0, errCrash
+	}
+	return j.Journal.Append(ctx, session, expected, events...)
+}
+
+// So they do if the turn had its last answer, for which its budget was used up, and not its end.
+func TestRun_GivenUpBehindItsLastAnswer(t *testing.T) {
+	t.Parallel()
+	f := newFamily(t, byPrompt{
+		"go":   {replies: []loop.Reply{delegates("d", `{"prompt":"left","background":true}`), asks("w", "work"), says("that is all")}},
+		"left": {replies: []loop.Reply{says("left is done")}},
+	})
+	f.opts.Budget = &protocol.Spending{Tokens: 20} // used up by the second reply
+	f.journal = &endless{of: f.session}
+	begun, once := make(chan struct{}), sync.Once{}
+	f.models["left"].before = func(ctx context.Context) { once.Do(func() { close(begun) }); <-ctx.Done() }
+	f.models["go"].before = func(context.Context) {
+		if len(f.models["go"].lastSeen()) > 2 {
+			<-begun
+		}
+	}
+	runner, err := loop.New(f.models, &turnCaller{fleet: f.fleet, gone: true}, f.journal, table(t, f.tools...), &f.opts)
+	require.NoError(t, err)
+	_, err = runner.Run(t.Context(), f.session, loop.Input{Text: "go", ID: "id-1"})
+	require.ErrorIs(t, err, errCrash)
+	f.models["left"].before = nil
+	require.NoError(t, runner.EndGivenUp(t.Context(), f.session, "id-1"))
+	events := f.events(t)
+	require.Equal(t, "that is all", events[len(events)-1].Text)
+	child := f.child(t, 1, 0)
+	require.Equal(t, string(loop.OutcomeInterrupted), child[len(child)-1].Status)
 }

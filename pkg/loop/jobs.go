@@ -270,9 +270,10 @@ func (w *followers) leaveJobs() {
 // errRewound is the cause with which a sub-agent ends that a rewound turn started.
 var errRewound = errors.New("the turn that started it was taken out of the conversation")
 
-// followerOf returns what waits for a job that has not ended. It begins to wait for one of an earlier
-// run; a job has one follower at a time. If the last one could not learn the end, another one tries
-// once more: for a sub-agent only if the model has asked about it, since the error ends the run.
+// followerOf returns what waits for a job that has not ended. It begins to wait for one of an
+// earlier run; a job has one follower at a time. If the last one could not learn the end, another
+// one tries once more: for a sub-agent only if the model has asked about it, since the error ends
+// the run.
 func (w *followers) followerOf(ctx context.Context, j *job, asked bool) *follower {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -317,8 +318,8 @@ func (w *followers) followerOf(ctx context.Context, j *job, asked bool) *followe
 	return w.follow(ctx, p, w.resolved(p, j, nil, nil))
 }
 
-// resolved returns the call of a job of an earlier run: as it is planned now, or else, if it would be
-// sent differently now, as the fleet has it. One that is denied now is sent again only if it was
+// resolved returns the call of a job of an earlier run: as it is planned now, or else, if it would
+// be sent differently now, as the fleet has it. One that is denied now is sent again only if it was
 // sent before. A job ends here if the fleet does not have its call.
 func (w *followers) resolved(p *pendingCall, j *job, planned *protocol.Call, denied *protocol.Error) func(context.Context) (*protocol.Call, *Event, error) {
 	name, lane, bound := j.Name, j.lane, j.bound
@@ -493,8 +494,8 @@ func (w *followers) aboutJob(ctx context.Context, request wire.JobRequest) (prot
 	return protocol.StatusOK, runningText(found), nil
 }
 
-// await waits for the end of a job until ctx ends, also if a follower could not learn it. It returns
-// the last follower.
+// await waits for the end of a job until ctx ends, also if a follower could not learn it. It
+// returns the last follower.
 func (w *followers) await(ctx context.Context, j *job, f *follower) *follower {
 	for {
 		select {

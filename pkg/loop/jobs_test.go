@@ -242,7 +242,7 @@ func (c *counted) Dispatch(ctx context.Context, calls []protocol.Call, observe f
 		c.now--
 	}()
 	if fails { // sent, and then the connection is away for a moment
-		c.fleet.accept(calls)
+		c.accept(calls)
 		observe(loop.Update{CallID: calls[0].ID, State: loop.StateQueued})
 		return errors.New("the fleet cannot be reached")
 	}

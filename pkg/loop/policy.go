@@ -147,7 +147,7 @@ func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked poli
 	switch {
 	case call.decision != nil && !approved:
 		return v.deny(call, call.decision.reason), nil
-	case sent && !(call.ranHere() && judged.Decision == policy.Denied), call.content != nil, approved && judged.Decision != policy.Denied:
+	case sent && (!call.ranHere() || judged.Decision != policy.Denied), call.content != nil, approved && judged.Decision != policy.Denied:
 		return v, nil
 	case judged.Decision == policy.Denied: // also when a person said yes to another coordinator, which did not send it
 		v.decision = t.decision(ctx, t.pending(turn, index), judged.Rule, answer{status: decisionDenied, reason: judged.Reason})
@@ -188,14 +188,15 @@ func policyDenied(reason string) *protocol.Error {
 	return &protocol.Error{Code: protocol.CodePolicyDenied, Message: reason}
 }
 
-// approval asks a person and journals the answer at once. The time for an answer begins when no other
-// call of the session or its sub-agents is asked about, so that the call can be answered.
+// approval asks a person and journals the answer at once. The time for an answer begins when no
+// other call of the session or its sub-agents is asked about, so that the call can be answered.
 func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged policy.Verdict) (verdict, error) {
 	v := binding(judged)
 	select {
 	case t.asked() <- struct{}{}:
 		defer func() { <-t.asked() }()
 	case <-ctx.Done():
+		return v, ifDetached(ctx)
 	}
 	p := t.pending(turn, index)
 	if t.opts.Approve != nil {
@@ -209,10 +210,7 @@ func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged po
 		SessionID: t.id, CallID: p.event.CallID, Tool: p.event.Name, Arguments: turn.last().calls[index].Arguments, Reason: judged.Reason,
 	})
 	if given.status == "" {
-		if cause := context.Cause(ctx); errors.Is(cause, ErrDetached) {
-			return v, cause
-		}
-		return v, nil
+		return v, ifDetached(ctx)
 	}
 	if err := t.record(ctx, *t.decision(ctx, p, judged.Rule, given)); err != nil {
 		return v, err
@@ -223,8 +221,9 @@ func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged po
 	return v, nil
 }
 
-// ErrAskAgain is returned by an Approve function ([Options], [SingleOptions]) if the question was not
-// shown because another one was, or only now could be. It is asked again at once, with its whole time.
+// ErrAskAgain is returned by an Approve function ([Options], [SingleOptions]) if the question was
+// not shown because another one was, or only now could be. It is asked again at once, with its whole
+// time.
 var ErrAskAgain = errors.New("the question waited for another one")
 
 // asker asks a person.
@@ -244,14 +243,10 @@ func askPerson(ctx context.Context, approve asker, judged policy.Verdict, reques
 	if approve == nil {
 		return answer{status: decisionRefused, reason: fmt.Sprintf("The call of %s needs approval, and there is nobody to ask. Go on without it.", request.Tool)}
 	}
-	limited, cancel := context.WithTimeout(ctx, judged.Timeout)
-	said, err := approve(limited, request)
+	said, expired, err := askOnce(ctx, approve, judged.Timeout, request)
 	for errors.Is(err, ErrAskAgain) && ctx.Err() == nil {
-		cancel()
-		limited, cancel = context.WithTimeout(ctx, judged.Timeout)
-		said, err = approve(limited, request)
+		said, expired, err = askOnce(ctx, approve, judged.Timeout, request)
 	}
-	defer cancel()
 	given := answer{reason: judged.Reason, by: validText(said.By), via: said.Via, note: noteOf(said)}
 	switch {
 	case err == nil && said.Granted:
@@ -263,13 +258,21 @@ func askPerson(ctx context.Context, approve asker, judged policy.Verdict, reques
 		}
 	case ctx.Err() != nil:
 		return answer{}
-	case limited.Err() != nil:
+	case expired:
 		given.status, given.reason = decisionExpired, fmt.Sprintf("The call needs approval, and nobody answered within %s. Go on without it, or say what you need.", judged.Timeout)
 	default:
 		given.status, given.reason = decisionRefused, fmt.Sprintf("The call needs approval, and nobody could be asked (%v). Go on without it.", err)
 		given.later = errors.Is(err, ErrAnsweredLater)
 	}
 	return given
+}
+
+// askOnce puts the question once, and reports whether the time for an answer is over.
+func askOnce(ctx context.Context, approve asker, most time.Duration, request ApprovalRequest) (said protocol.Approval, expired bool, err error) {
+	limited, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	said, err = approve(limited, request)
+	return said, limited.Err() != nil, err
 }
 
 // noteOf is the note of an answer, cut when it is very long.

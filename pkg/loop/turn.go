@@ -112,6 +112,12 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 		return nil, err
 	}
 	turn := t.session.open()
+	if ctx.Err() != nil && !detached(ctx) && turn.missing() == 0 && len(turn.streamed) == 0 {
+		t.followed.resumeJobs(ctx) // its sub-agents end with a turn that is stopped, all at once
+		if waited, err := t.followed.awaitAgent(ctx); waited || err != nil {
+			return nil, err
+		}
+	}
 	switch {
 	case len(turn.streamed) > 0 && detached(ctx):
 		return nil, context.Cause(ctx)
@@ -133,12 +139,6 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 			return nil, err
 		}
 		return &ending{outcome: OutcomeAnswered}, nil
-	case ctx.Err() != nil && !detached(ctx):
-		t.followed.resumeJobs(ctx)                                           // all sub-agents at once
-		if waited, err := t.followed.awaitAgent(ctx); waited || err != nil { // it ends, too
-			return nil, err
-		}
-		return t.stopped(ctx)
 	case ctx.Err() != nil:
 		return t.stopped(ctx)
 	case len(turn.steps) >= t.opts.MaxSteps:
