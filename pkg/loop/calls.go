@@ -118,9 +118,8 @@ func (t *turnRun) newBatch(ctx context.Context, verdicts map[int]verdict) (*batc
 		switch {
 		case v.denied != nil:
 			b.refuse(ctx, p, cmp.Or(v.status, protocol.StatusRejected), v.denied)
-		case ctx.Err() != nil && !detached(ctx) && (!call.sent || plan.plan.Background): // a job that was sent has a result, its handle
-			b.refuse(ctx, p, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled,
-				"Not run: the turn was stopped before."))
+		case ctx.Err() != nil && !detached(ctx) && !call.sent:
+			b.refuse(ctx, p, protocol.StatusCancelled, notRun())
 		default:
 			p.plan, p.note = plan.plan, v.note
 			if err := b.planCall(ctx, p, plan.failure, v, call); err != nil {
@@ -150,8 +149,10 @@ func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.
 		}
 	}
 	status := protocol.StatusRejected
+	// A job that was sent has a result, its handle; but maybe the call was none when it was sent.
+	unsentJob := failure == nil && p.plan.Background && ctx.Err() != nil && !detached(ctx)
 	switch {
-	case recorded.sent && (failure != nil || recorded.lane != "" && recorded.lane != p.lane):
+	case recorded.sent && (failure != nil || unsentJob || recorded.lane != "" && recorded.lane != p.lane):
 		found, result, err := b.find(ctx, recorded.lane, p.place.ID)
 		switch {
 		case err != nil:
@@ -167,7 +168,9 @@ func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.
 			b.events = append(b.events, event)
 			return nil
 		}
-		status, failure = protocol.StatusOutcomeUnknown, lost(failure)
+		if status, failure = protocol.StatusOutcomeUnknown, lost(failure); unsentJob && (recorded.lane == "" || recorded.lane == p.lane) {
+			status, failure = protocol.StatusCancelled, notRun()
+		}
 	case failure != nil && failure.Code == protocol.CodePanic:
 		status = protocol.StatusFailed
 	}
@@ -199,6 +202,11 @@ func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.
 	endWith(ctx, &call)
 	b.sendLater(p, recorded.Arguments)
 	return nil
+}
+
+// notRun is the error of a call that was not sent when its turn was stopped.
+func notRun() *protocol.Error {
+	return protocol.Errorf(protocol.CodeCancelled, "Not run: the turn was stopped before.")
 }
 
 // sendLater has a call sent with the others of the step.

@@ -76,9 +76,13 @@ func TestRun_AnOpenTurnThatIsGivenUpIsEnded(t *testing.T) {
 func TestRun_GivenUpWithoutTheTool(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		over bool // the call has ended meanwhile
+		now  []tools.Tool // of the coordinator that ends the turn
+		over bool         // the call has ended meanwhile
 		want string
-	}{"it runs": {false, "cancelled"}, "it has ended": {true, "ok"}} {
+	}{
+		"it runs": {nil, false, "cancelled"}, "it has ended": {nil, true, "ok"},
+		"its tool makes jobs now": {[]tools.Tool{remote("account/7", true)}, false, "cancelled"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(asks("a", "mine"), says("x"))
@@ -93,7 +97,7 @@ func TestRun_GivenUpWithoutTheTool(t *testing.T) {
 				r.fleet.hold = nil
 				require.NoError(t, r.fleet.Dispatch(t.Context(), r.fleet.runs, func(loop.Update) {}))
 			}
-			runner, err := loop.New(r.model, &turnCaller{fleet: r.fleet, gone: true}, r.journal, table(t), &r.opts)
+			runner, err := loop.New(r.model, &turnCaller{fleet: r.fleet, gone: true}, r.journal, table(t, c.now...), &r.opts)
 			require.NoError(t, err)
 			require.NoError(t, runner.EndGivenUp(t.Context(), r.session, "id-1"))
 			require.Equal(t, []string{c.want}, statuses(r))
