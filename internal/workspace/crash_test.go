@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -70,12 +71,12 @@ func (w *world) dying(n int, made bool, do func(context.Context, *workspace.Stor
 	require.NoError(w, err)
 	ctx, die := context.WithCancel(w.Context())
 	defer die()
-	reached, watched := false, make(chan struct{})
+	reached, watched := atomic.Bool{}, make(chan struct{})
 	cable.Before(func(said []byte) bool {
 		n -= len(writes.FindAll(said, -1))
 		return n <= 0
 	}, func() {
-		reached = true
+		reached.Store(true)
 		end := func() {
 			die()
 			nc.Close()
@@ -105,10 +106,10 @@ func (w *world) dying(n int, made bool, do func(context.Context, *workspace.Stor
 	})
 	do(ctx, store)
 	cable.Before(func([]byte) bool { return false }, nil)
-	if reached {
+	if reached.Load() {
 		<-watched
 	}
-	return reached
+	return reached.Load()
 }
 
 // each runs a case for each write of an operation that is not made, or whose answer is lost.
