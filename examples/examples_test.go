@@ -109,5 +109,5 @@ func TestReviewer_SubAgentsAnswer(t *testing.T) {
 	out, err = run.Output()
 	require.NoError(t, err, "%s", out)
 	require.Equal(t, 3, strings.Count(string(out), `"content":"I read every function: see the list above.`), "%s", out)
-	require.Equal(t, 3, strings.Count(string(out), `[Nothing that changed in the fork was missing in the workspace.]`), "%s", out)
+	require.Equal(t, 3, strings.Count(string(out), `[The fork has nothing new to merge.]`), "%s", out)
 }

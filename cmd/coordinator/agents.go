@@ -81,7 +81,7 @@ func readAgent(path string, opener model.Opener, known known, warn func(string))
 		return agent, fmt.Errorf("maxTurns %d: must not be negative", agent.MaxSteps)
 	}
 	if agent.Tools, err = toolNames(&fields.Tools, func(name string) (string, error) {
-		warn(fmt.Sprintf("tool %q is left out: the agent would get more than that", name))
+		warn(fmt.Sprintf("tool %q is left out: without the part in parentheses the agent could do more than the file allows", name))
 		return "", nil
 	}); err != nil {
 		return agent, fmt.Errorf("tools: %w", err)
@@ -100,7 +100,7 @@ func readAgent(path string, opener model.Opener, known known, warn func(string))
 	}
 	if !strings.Contains(fields.Model, ":") {
 		if fields.Model != "" && fields.Model != "inherit" {
-			warn(fmt.Sprintf("model %q names no provider, as in openai:gpt-4.1: the agent has the model of its parent", fields.Model))
+			warn(fmt.Sprintf("model %q names no provider (such as openai:gpt-4.1), so the agent has the model of its parent", fields.Model))
 		}
 		return agent, nil
 	}

@@ -20,7 +20,7 @@ type approveCommand struct {
 	Session string `arg:"" help:"Session, as the question named it; ls lists the calls that wait for approval or for an answer."`
 	Call    string `arg:"" optional:"" help:"Id of the call, as the question named it."`
 	JSON    bool   `name:"json" help:"Print what ls lists as JSON."`
-	Deny    bool   `help:"Say no."`
+	Deny    bool   `help:"Refuse the call, or decline to answer the question."`
 	Note    string `placeholder:"TEXT" help:"Message for the model, sent with the approval or the refusal."`
 	Content string `placeholder:"JSON" help:"Answer to the question of a running call: a JSON object that matches the question's schema; - reads it from stdin. Default: the schema's default values."`
 	Pool    string `default:"default" help:"Pool of the running call, as the question named it."`
@@ -121,7 +121,7 @@ func (c *approveCommand) list(ctx context.Context, p program) error {
 		a, pool, schema := &all[i], "", ""
 		if a.Question != nil {
 			pool = prompt.PoolFlag(a.Pool())
-			schema = "\n  answer it with --content JSON, of the schema " + printableName(string(a.Question.Schema))
+			schema = "\n  answer it with --content JSON, which must fit the schema " + printableName(string(a.Question.Schema))
 		}
 		_, err = fmt.Fprintf(p.out(), "%s ago: %s %s\n  %s%s\n  coordinator approve%s%s %s %s\n",
 			ago(a.AskedAt), printableName(a.Tool), printableName(prompt.Shorten(a.Arguments)), printableName(a.Reason), schema,

@@ -30,22 +30,22 @@ type benchCommand struct {
 	bench.Traffic
 	Sign    bool          `help:"Sign calls; workers then run only signed calls."`
 	Payload int           `default:"0" help:"Bytes that each call carries."`
-	Exec    string        `placeholder:"COMMAND" help:"Have each call run this shell command in its lane's sandbox, as in 'true', instead of doing nothing."`
+	Exec    string        `placeholder:"COMMAND" help:"Shell command that each call runs in its lane's sandbox, such as 'true'. Default: calls do nothing."`
 	Sandbox string        `default:"auto" placeholder:"LEVEL" help:"Sandbox driver of --exec: auto (the best that isolates here), ns, landlock or process (no isolation)."`
 	Linger  time.Duration `default:"0s" help:"How long workers keep an idle lane."`
 	benchServerFlags
-	Baseline   time.Duration `default:"2s" help:"How long each baseline is measured; 0 leaves them out."`
+	Baseline   time.Duration `default:"2s" help:"How long each baseline is measured; 0 measures no baseline."`
 	CPUProfile string        `placeholder:"FILE" help:"Write a CPU profile."`
 	JSON       bool          `name:"json" help:"Print the report as one JSON object."`
 }
 
 // benchServerFlags are the servers that bench measures.
 type benchServerFlags struct {
-	Nats     string `placeholder:"URL" help:"NATS server to measure. Default: one inside this process, or with --replicas 3 or 5 so many."`
+	Nats     string `placeholder:"URL" help:"NATS server to measure. Default: a server inside this process; with --replicas 3 or 5, that many servers."`
 	Fleet    string `default:"tf-bench" help:"Name of the fleet whose streams are used; it must not be one in use."`
-	Replicas int    `default:"1" enum:"1,3,5" help:"Replicas of the streams: 1, 3 or 5. With --nats, when they do not exist yet."`
-	Listen   bool   `help:"Have the embedded server listen, and connect through its socket, as serve does."`
-	Fsync    bool   `help:"Have the servers that bench starts write through to the disk on every message."`
+	Replicas int    `default:"1" enum:"1,3,5" help:"Replicas of the streams: 1, 3 or 5. With --nats, only for streams that do not exist yet."`
+	Listen   bool   `help:"Connect to the embedded server through a socket, as serve does."`
+	Fsync    bool   `help:"Let the servers that bench starts write every message to the disk at once."`
 }
 
 func (c *benchCommand) run(ctx context.Context, p program) (err error) {

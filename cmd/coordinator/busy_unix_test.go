@@ -40,7 +40,7 @@ func TestBusySession_IsNamed(t *testing.T) {
 	}{
 		{[]string{"run", "--model", model, "--session", "mine", "go on"}, "session mine is in use by another process", "--data"},
 		{[]string{"call", "--session", "mine", "list"}, "session mine is in use by another process", "--data"},
-		{[]string{"serve", "--model", model, "--listen", "127.0.0.1:0"}, "another coordinator serve of yours runs on this machine", "session"},
+		{[]string{"serve", "--model", model, "--listen", "127.0.0.1:0"}, "you already run a coordinator serve on this machine", "session"},
 		{[]string{"run", "--model", model, "--data", data, "go on"}, "choose another --data", "session mine"},
 	} {
 		if test.args[0] != "serve" {

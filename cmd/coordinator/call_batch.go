@@ -44,7 +44,7 @@ func (c *callCommand) checkBatch() error {
 	case c.Batch == "" && c.Ordered:
 		return cli.Usagef("--ordered: only with --batch")
 	case c.Batch != "" && (c.Tool != "" || c.Arguments != "" || c.ID != ""):
-		return cli.Usagef("--batch %s: the lines have the tools, arguments and ids", c.Batch)
+		return cli.Usagef("--batch %s: the lines of the file name the tools, arguments and ids; omit TOOL, ARGUMENTS and --id", c.Batch)
 	}
 	return nil
 }
@@ -190,7 +190,7 @@ func planBatch(ctx context.Context, with planning, lines []batchLine, bad badLin
 			continue
 		}
 		if with.box.OnlyServerOf(l.Tool) {
-			bad[l.number] = fmt.Errorf("tool %s: those of MCP servers are not called in batches", l.Tool)
+			bad[l.number] = fmt.Errorf("tool %s: belongs to an MCP server, and a batch cannot call such tools", l.Tool)
 			continue
 		}
 		own.ID = protocol.CallID(l.ID)

@@ -33,7 +33,7 @@ func (c *chatCommand) run(ctx context.Context, p program) error {
 		return cli.Usagef("chat needs a terminal on stdin and stderr; coordinator run takes one prompt")
 	}
 	if c.JSON {
-		return cli.Usagef("--json: is for run and submit; a conversation is for people")
+		return cli.Usagef("--json: works with run and submit, not with chat")
 	}
 	c.talks = true
 	if err := c.findLast(); err != nil {
@@ -87,7 +87,7 @@ func newConversation(c *chatCommand, p program, s *started) *conversation {
 
 // run runs turns until the person ends the conversation.
 func (v *conversation) run(ctx context.Context) (last loop.TurnResult, err error) {
-	v.say("/help says what else can be done here; Ctrl-C stops a turn, and twice at the prompt ends.")
+	v.say("/help lists commands. Ctrl-C stops a turn; twice at the prompt it ends chat.")
 	v.states = v.openStates()
 	v.begin = v.states.Save(ctx, v.session.sums().turn+1, backup.Before)
 	signal.Notify(v.interrupts, os.Interrupt)
@@ -208,7 +208,7 @@ func (v *conversation) listen(ctx context.Context, stop context.CancelCauseFunc)
 				stop(prompt.ErrStopped)
 				return
 			case errors.Is(err, io.EOF):
-				v.say("a turn runs: Ctrl-C stops it, and Ctrl-D ends at the prompt")
+				v.say("a turn runs: Ctrl-C stops it; Ctrl-D ends chat only at the prompt")
 			case err != nil:
 				return
 			case text == "":
@@ -216,7 +216,7 @@ func (v *conversation) listen(ctx context.Context, stop context.CancelCauseFunc)
 				v.obeyMeanwhile(ctx, text)
 			case later:
 				v.kept = append(v.kept, text)
-				v.say("this is for the next turn")
+				v.say("this message is for the next turn")
 			default:
 				v.add(ctx, text)
 			}
@@ -233,7 +233,7 @@ func (v *conversation) add(ctx context.Context, text string) {
 		v.say("the message may not have reached the session: %v", err)
 	case !taken:
 		v.kept = append(v.kept, text)
-		v.say("the turn takes no more: this is for the next one")
+		v.say("the turn accepts no more messages: this one is for the next turn")
 	}
 }
 

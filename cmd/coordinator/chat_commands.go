@@ -45,18 +45,18 @@ func chatVerbs() []chatVerb {
 		{"/compact", "", "replaces older replies by a summary, so that there is room for more", false, plain((*conversation).compact)},
 		{"/cost", "", "shows the tokens and the cost of the session", true, plain((*conversation).cost)},
 		{"/diff", "", "shows what has changed in the workspace since this conversation began here", false, plain((*conversation).diff)},
-		{"/edit", "[TURN [TEXT]]", "changes what you said in a turn, the last one by default, and answers that", false, (*conversation).edit},
-		{"/fork", "", "makes a new session of this one as it is now, and says how to continue it", false, plain((*conversation).fork)},
+		{"/edit", "[TURN [TEXT]]", "changes your message of a turn (by default of the last one), and answers it", false, (*conversation).edit},
+		{"/fork", "", "makes a copy of this session as it is now, and says how to continue the copy", false, plain((*conversation).fork)},
 		{"/help", "", "lists these commands", true, plain((*conversation).help)},
 		{"/jobs", "", "lists the calls that run in the background", true, plain((*conversation).jobs)},
-		{"/model", "[NAME]", "names the model, or has another one reply from now on", false, silent((*conversation).useModel)},
-		{"/quit", "", "ends, as do Ctrl-D, and Ctrl-C twice", false, plain(func(v *conversation, _ context.Context) { v.over = true })},
+		{"/model", "[NAME]", "shows the model, or selects another one for the next turns", false, silent((*conversation).useModel)},
+		{"/quit", "", "ends chat; so do Ctrl-D, and Ctrl-C twice", false, plain(func(v *conversation, _ context.Context) { v.over = true })},
 		{"/retry", "", "answers your last message again, with the files as they were before", false, (*conversation).retry},
-		{"/skill", "[NAME [TEXT]]", "lists the skills, or has the model use one", false, (*conversation).skill},
+		{"/skill", "[NAME [TEXT]]", "lists the skills, or asks the model to use one", false, (*conversation).skill},
 		{"/status", "", "shows the session, its model and workspace, and how to continue it", true, plain((*conversation).status)},
 		{"/tools", "", "lists the tools of the model", true, plain((*conversation).tools)},
-		{"/triggers", "", "lists what begins turns of this session later", true, plain((*conversation).triggers)},
-		{"/undo", "", "restores the files as they were before the last turn; again, before the one before it", false, plain((*conversation).undo)},
+		{"/triggers", "", "lists the triggers, which begin turns of this session later", true, plain((*conversation).triggers)},
+		{"/undo", "", "restores the files as they were before the last turn; repeat it to go back further", false, plain((*conversation).undo)},
 	}
 }
 
@@ -81,7 +81,7 @@ func (v *conversation) verbOf(line string) (verb chatVerb, argument string, ok b
 	all := chatVerbs()
 	at := slices.IndexFunc(all, func(verb chatVerb) bool { return verb.name == name })
 	if at < 0 {
-		v.say("there is no %s; there are %s", name, strings.Join(commandNames(), ", "))
+		v.say("there is no command %s; the commands are %s", name, strings.Join(commandNames(), ", "))
 		return verb, "", false
 	}
 	return all[at], strings.TrimSpace(argument), true
@@ -123,7 +123,7 @@ func (v *conversation) status(context.Context) {
 	s, sums := v.session, v.session.sums()
 	workspace := s.workspace
 	if workspace == "" {
-		workspace = "one of its own"
+		workspace = "of its own"
 	}
 	v.say("session %s, model %s, workspace %s, %s, %d tokens; continue with: coordinator chat --continue, or --session %s",
 		s.session, s.options.ModelName, workspace, terminal.Plural(sums.turns, "turn"), sums.usage.Total(), s.session)
@@ -157,7 +157,7 @@ func (v *conversation) useModel(_ context.Context, name string) {
 	_, err := v.command.openModel(model.Opener{Env: v.getenv, MaxWait: v.command.ModelWait, Gate: s.gate}, name, &next)
 	switch {
 	case err == nil && next.options.Replay != nil:
-		err = errors.New("a recording is played by: coordinator run --model " + name)
+		err = errors.New("chat cannot play a recording; this does: coordinator run --model " + name)
 	case err == nil:
 		err = next.options.CheckPrices(next.model, next.tools.Table)
 	}
@@ -202,7 +202,7 @@ func (v *conversation) skill(_ context.Context, argument string) string {
 // triggers lists the triggers of the session, which are schedules of the fleet.
 func (v *conversation) triggers(ctx context.Context) {
 	if v.command.Nats == "" {
-		v.say("nothing begins turns of this session: triggers need a fleet (--nats)")
+		v.say("this session has no triggers, because triggers need a fleet (--nats)")
 		return
 	}
 	all, err := v.session.env.Client.Schedules().List(ctx)
@@ -216,7 +216,7 @@ func (v *conversation) triggers(ctx context.Context) {
 		lines[i] = fmt.Sprintf("%s  %s  %s", all[i].Name, nextOf(&all[i]), promptOf(all[i].Prompt, 60))
 	}
 	if len(lines) == 0 {
-		lines = []string{"nothing begins turns of this session"}
+		lines = []string{"this session has no triggers"}
 	}
 	v.say("%s", strings.Join(lines, "\n"))
 }
@@ -323,9 +323,9 @@ func (v *conversation) edit(ctx context.Context, argument string) string {
 	v.editor.Begin(turns[at].Input)
 	lines := strings.Split(turns[at].Input, "\n")
 	if len(lines) > 1 {
-		v.say("these lines come before the one that you can change (/edit %d TEXT replaces all):\n%s", v.edits, strings.Join(lines[:len(lines)-1], "\n"))
+		v.say("you can change the last line here, and these lines come before it (/edit %d TEXT replaces the whole message):\n%s", v.edits, strings.Join(lines[:len(lines)-1], "\n"))
 	}
-	v.say("Enter sends it instead of what you said in turn %d; an empty line changes nothing", v.edits)
+	v.say("Enter sends the line instead of your message of turn %d; an empty line changes nothing", v.edits)
 	return ""
 }
 
@@ -387,7 +387,7 @@ func (v *conversation) compact(ctx context.Context) {
 	case err != nil:
 		v.say("%v", err)
 	case !done:
-		v.say("there is nothing to replace by a summary")
+		v.say("there are no older replies that a summary could replace")
 	}
 }
 
@@ -407,7 +407,7 @@ func (v *conversation) undo(ctx context.Context) {
 	if len(v.before) == 0 {
 		v.say("there is no turn to undo")
 		if stored := v.states.Reach(); stored != "" {
-			v.say("after this conversation, coordinator session restore %s --at \"turn N\" goes back to the end of one of these: %s", v.session.session, stored)
+			v.say("to go back further, end here and run: coordinator session restore %s --at \"turn N\"; these ends of turns are stored: %s", v.session.session, stored)
 		}
 		return
 	}

@@ -23,13 +23,13 @@ type providerFlags struct {
 // costFlags are about what models cost and how much they take.
 type costFlags struct {
 	Prices       string `placeholder:"FILE" help:"JSON file with prices and windows of models, which replaces that of this version (docs/cli.md, Budgets)."`
-	CompactAt    string `default:"80%" placeholder:"N" help:"When older replies are replaced by a summary (docs/cli.md, Compaction): at a share of the model's window (--prices), such as 80%, or at a number of tokens, such as 150000. none never does it."`
+	CompactAt    string `default:"80%" placeholder:"N" help:"When a summary replaces older replies (docs/cli.md, Compaction): at a share of the model's window (--prices), such as 80%, or at a number of tokens, such as 150000. none means never."`
 	CompactModel string `placeholder:"M" help:"Model that writes the summaries. Default: that of the session."`
 }
 
 // downFlags are about providers that are down.
 type downFlags struct {
-	FallbackModel string        `placeholder:"M" help:"Model that replies while the provider of the model is down: after its attempts, and for a minute without asking it."`
+	FallbackModel string        `placeholder:"M" help:"Model that replies while the provider of the model is down: when all attempts have failed, and for a minute after that."`
 	ModelWait     time.Duration `default:"0s" help:"How long a turn waits for a provider that is down; 0s means six attempts, in about 15 s."`
 }
 
@@ -113,9 +113,9 @@ func (c *sessionCommand) compact(ctx context.Context, p program, desk sessionDes
 			Compacted bool `json:"compacted"`
 		}{done})
 	}
-	what := "there is nothing to replace by a summary"
+	what := "there are no older replies that a summary could replace"
 	if done {
-		what = "a summary stands for its older replies"
+		what = "a summary replaces its older replies"
 	}
 	_, err = fmt.Fprintf(p.Stdout, "session %s: %s\n", desk.id, what)
 	return err
@@ -124,7 +124,7 @@ func (c *sessionCommand) compact(ctx context.Context, p program, desk sessionDes
 func (c *sessionCommand) compacted(ctx context.Context, p program, desk sessionDesk) (bool, error) {
 	if c.Nats != "" {
 		if c.Compact.Prices != "" {
-			return false, cli.Usagef("--prices %s: only without --nats; in a fleet the coordinator counts, by its own --prices", c.Compact.Prices)
+			return false, cli.Usagef("--prices %s: works only without --nats; in a fleet the coordinator uses its own --prices", c.Compact.Prices)
 		}
 		all, done, err := c.connect(ctx, p, desk)
 		if err != nil {

@@ -16,9 +16,9 @@ import (
 
 // contextCommand stores connection flags under names.
 type contextCommand struct {
-	Add contextAdd `cmd:"" help:"Store connection flags under a name. Variables count too."`
+	Add contextAdd `cmd:"" help:"Store connection flags under a name, also those that variables set."`
 	Ls  contextLs  `cmd:"" help:"List contexts; * marks the one in use."`
-	Use contextUse `cmd:"" help:"Have commands use a context when they name no other; none ends that."`
+	Use contextUse `cmd:"" help:"Select the context of commands that name no other one; none selects no context."`
 	Rm  contextRm  `cmd:"" help:"Remove a context. The files that it names stay."`
 }
 

@@ -40,7 +40,7 @@ func (c *runCommand) lastSession() (protocol.SessionID, error) {
 	}
 	content, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return "", cli.Usagef("--continue: there was no session in %s yet; leave it out", dir)
+		return "", cli.Usagef("--continue: there is no session in %s yet; omit --continue to begin one", dir)
 	}
 	if err != nil {
 		return "", err
@@ -54,7 +54,7 @@ func (c *runCommand) findLast() error {
 		return nil
 	}
 	if c.Session != "" {
-		return cli.Usagef("--continue: takes the last session; leave --session out")
+		return cli.Usagef("--continue and --session: give one of them")
 	}
 	last, err := c.lastSession()
 	c.Session = string(last)

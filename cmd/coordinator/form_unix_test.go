@@ -18,15 +18,15 @@ func TestForm_OnATerminal(t *testing.T) {
 	require.NoError(t, os.WriteFile(config, []byte(`{"mcpServers": {"test": {"command": "mcptest"}}}`), 0o600))
 	fields := []struct{ shows, types string }{
 		{"Who are you?", "y\n"},
-		{"a whole number; nothing is 30:", "old\n"},
+		{"a whole number; an empty line is 30:", "old\n"},
 		{"age: must be a number", ""},
-		{"a whole number; nothing is 30:", "41\n"},
-		{`a text; nothing is "Ann":`, "Bob\n"},
-		{"a number; nothing is 9.5:", "\n"},
-		{`one of active, gone; nothing is "active":`, "lost\n"},
+		{"a whole number; an empty line is 30:", "41\n"},
+		{`a text; an empty line is "Ann":`, "Bob\n"},
+		{"a number; an empty line is 9.5:", "\n"},
+		{`one of active, gone; an empty line is "active":`, "lost\n"},
 		{"status: ", ""},
-		{`one of active, gone; nothing is "active":`, "gone\n"},
-		{"y or n; nothing is true:", "n\n"},
+		{`one of active, gone; an empty line is "active":`, "gone\n"},
+		{"y or n; an empty line is true:", "n\n"},
 	}
 	for name, test := range map[string]struct {
 		answers bool

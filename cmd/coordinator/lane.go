@@ -116,7 +116,7 @@ func (c *laneCommand) list(ctx context.Context, p program, of laneTarget) error 
 		_, _ = fmt.Fprintf(p.Stderr, "%d more lanes are not shown; --limit shows more\n", list.LeftOut)
 	}
 	if list.Incomplete {
-		_, _ = fmt.Fprintln(p.Stderr, "there is more than can be counted: lanes may be missing, and numbers be too small")
+		_, _ = fmt.Fprintln(p.Stderr, "there are too many lanes to count: some lanes may be missing, and numbers may be too small")
 	}
 	if c.JSON {
 		return printJSON(p, list.Lanes)
@@ -166,7 +166,7 @@ func (c *laneCommand) pause(ctx context.Context, p program, of laneTarget) error
 	}
 	sentence := "is paused"
 	if !confirmed {
-		sentence = "is paused, but its holder does not answer: until its lease has ended it may still start calls"
+		sentence = "is paused, but its holder does not answer, and may start calls until its lease ends"
 	}
 	return c.done(p, of, laneDone{Confirmed: &confirmed}, sentence)
 }
@@ -211,7 +211,7 @@ func (c *laneCommand) kill(ctx context.Context, p program, of laneTarget) error 
 	for i, run := range killed {
 		ids[i] = string(run.CallID)
 	}
-	return c.done(p, of, laneDone{Killed: killed}, "cancels what ran: "+strings.Join(ids, " "))
+	return c.done(p, of, laneDone{Killed: killed}, "cancels these calls: "+strings.Join(ids, " "))
 }
 
 // printJSON prints one value on one line.

@@ -28,15 +28,15 @@ type limitsCommand struct {
 		Concurrent bound    `placeholder:"N" help:"Maximum number of calls of a lane that run at once; of a tenant, of accepted calls without a result."`
 		Rate       string   `placeholder:"N/UNIT" help:"Maximum number of calls of a lane that start, or of a tenant that are accepted, in a second, minute or hour: 5/s, 60/min, 1000/h."`
 		Tokens     string   `placeholder:"N/UNIT" help:"Maximum number of tokens of a model's provider, all coordinators together, as in 'model/openai' --tokens 2000000/min."`
-		Burst      bound    `placeholder:"N" help:"Maximum number of calls at once after a pause; with --rate. Default: what a tenth of a second has, for a tenant ten seconds; at least 1."`
-		Waiting    bound    `placeholder:"N" help:"Maximum number of calls that wait in a lane or a pool; callers of further ones wait."`
+		Burst      bound    `placeholder:"N" help:"Maximum number of calls at once after a pause; with --rate. Default: what the rate allows in a tenth of a second, or for a tenant in ten seconds, and at least 1."`
+		Waiting    bound    `placeholder:"N" help:"Maximum number of calls that wait in a lane or a pool; further calls wait in their callers."`
 		Sessions   bound    `placeholder:"N" help:"Maximum number of turns of a tenant that are submitted and have not ended."`
-		Stored     cli.Size `placeholder:"SIZE" help:"Maximum number of bytes stored for a tenant, about, as in 10GiB: results, outputs, workspaces and journals."`
+		Stored     cli.Size `placeholder:"SIZE" help:"Approximate maximum number of bytes stored for a tenant, such as 10GiB: results, outputs, workspaces and journals."`
 		Weight     bound    `placeholder:"N" help:"Share of the tenant: with weights 3 and 1, two tenants with waiting calls get slots 3 to 1. Tenants without a weight have 1."`
 		Tenant     string   `placeholder:"NAME" help:"Set what a tenant may use, instead of the limit of lanes."`
 		Pool       string   `placeholder:"NAME" help:"Set how many calls wait in a pool, instead of the limit of lanes."`
 		Lane       string   `arg:"" optional:"" help:"Lanes: the first two segments of resource keys. * at the end of a segment stands for any text, as in 'account/*'."`
-	} `cmd:"" help:"Set limits of the lanes that match, of a tenant or of a pool. Those that it has stay, unless they are named."`
+	} `cmd:"" help:"Set limits of the lanes that match, of a tenant or of a pool. Limits that you do not name stay."`
 	Ls struct{} `cmd:"" help:"List limits. A lane follows the first one that matches."`
 	Rm struct {
 		Tenant string `placeholder:"NAME" help:"Remove the limit of a tenant."`

@@ -111,7 +111,7 @@ func (f *httpFlags) clients(flag, address string) (o mcpserver.HTTPOptions, err 
 	}
 	for _, given := range append([]string{f.McpResource}, f.McpAuth...) {
 		if u, err := url.Parse(given); given != "" && (err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http") {
-			return o, cli.Usagef("--mcp-resource, --mcp-auth: %q is no http or https URL", cli.RedactURL(given))
+			return o, cli.Usagef("--mcp-resource, --mcp-auth: %q is not an http or https URL", cli.RedactURL(given))
 		}
 	}
 	if (f.McpResource == "") != (len(f.McpAuth) == 0) {
@@ -149,7 +149,7 @@ func (f *httpFlags) checkAddress(flag, address string) error {
 	}
 	ip, err := netip.ParseAddr(host)
 	if host != "localhost" && (err != nil || !ip.IsLoopback()) && f.McpTokens == "" {
-		return cli.Usagef("%s %s: others reach it: give --mcp-tokens, or listen on a loopback address", flag, address)
+		return cli.Usagef("%s %s: other machines can reach this address: give --mcp-tokens, or listen on a loopback address", flag, address)
 	}
 	return nil
 }
@@ -312,7 +312,7 @@ func ownToken(file string) (string, error) {
 // that no process listens on.
 func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != os.ModeSocket {
-		return nil, fmt.Errorf("%s is there, and is no socket", path)
+		return nil, fmt.Errorf("%s exists, and is not a socket", path)
 	}
 	if conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path); err == nil {
 		return nil, errors.Join(fmt.Errorf("%s is in use by another process", path), conn.Close())

@@ -12,7 +12,7 @@ import (
 
 // replayFlag is about --model replay:FILE.
 type replayFlag struct {
-	LiveTools bool `group:"Tools:" help:"With --model replay:FILE, run the tool calls, except those of tool agent. Default: their recorded results."`
+	LiveTools bool `group:"Tools:" help:"With --model replay:FILE, run the tool calls, except those of the tool agent. Default: use their recorded results."`
 }
 
 // replays reports whether a model is a recording.

@@ -91,7 +91,7 @@ func (c *runCommand) prepare(p program, session protocol.SessionID, warn func(st
 		}
 	}
 	if err := o.CheckPrices(turn.model, turn.tools.Table); err != nil {
-		return turn, cli.Usagef("--%v: name it with --price or --prices", err)
+		return turn, cli.Usagef("--%v: name its price with --price or --prices", err)
 	}
 	return turn, nil
 }
@@ -309,7 +309,7 @@ func (s *started) turn(ctx context.Context, input loop.Input) (loop.TurnResult, 
 			err = s.tools.List(ctx, s.env.Fleet, s.session, s.show.warn)
 		}
 		if err != nil {
-			s.show.warn(fmt.Sprintf("the tools are as they were: %v", err))
+			s.show.warn(fmt.Sprintf("the tools could not be read again, so the earlier ones stay: %v", err))
 		}
 		s.runner = s.runner.With(s.tools.Table)
 	}

@@ -76,7 +76,7 @@ type scheduledCall struct {
 	Arguments string        `arg:"" default:"{}" help:"Arguments as a JSON object."`
 	Session   string        `placeholder:"ID" help:"Session whose sandbox all calls use. Default: a new session, empty at first."`
 	Toolset   []string      `default:"core" help:"Toolsets to look for the tool in, separated by commas."`
-	Timeout   time.Duration `default:"0s" help:"Time limit of each call, and before of its wait; 0 means the tool's, and no limit of the wait."`
+	Timeout   time.Duration `default:"0s" help:"Time limit of each call, and before that of its wait; 0 means the time limit of the tool, and no limit of the wait."`
 
 	shareFlags              `group:"Fleet:"`
 	environment.ToolFlags   `group:"Tools:"`
@@ -141,7 +141,7 @@ func (c *scheduleCommand) add(ctx context.Context, p program, all fleet.Schedule
 	return c.print(p, added)
 }
 
-const errLast = "--session last: name the session by its id: last would be another one at each time"
+const errLast = "--session last: give the id of the session, because last would be another session at each start"
 
 // call is the call to schedule.
 func (c *scheduleCommand) call(ctx context.Context, p program, t *scheduledCall) (call fleet.Call, err error) {

@@ -20,8 +20,8 @@ func TestJudgeScheduled(t *testing.T) {
 		"tools: {deny: [bash]}":                            "The tool bash is not allowed",
 		"commands: {deny: [rm]}":                           `The command "rm x" is not allowed`,
 		"paths: {write: [src]}":                            "bash may change everything",
-		"approval: {tools: [bash]}":                        "calls of bash need approval, and nobody is there to approve a scheduled call (approval.tools)",
-		"approval: {commands: [rm]}":                       "nobody is there to approve",
+		"approval: {tools: [bash]}":                        "calls of bash need approval, and no person can approve a scheduled call (approval.tools)",
+		"approval: {commands: [rm]}":                       "no person can approve",
 		"commands: {allow: [rm]}":                          "",
 		"{min_level: full, at_most_once: {tools: [bash]}}": "",
 	} {

@@ -83,7 +83,7 @@ func (f *alone) unattended(options serve.Options) (bounds ports.Unattended, err 
 	}
 	for name := range options.Models {
 		if price, _ := options.About(name); most.USD > 0 && price == nil {
-			return bounds, cli.Usagef("--unattended %s: the price of model %s is unknown: name it with --prices", f.Unattended, name)
+			return bounds, cli.Usagef("--unattended %s: the price of model %s is unknown: name its price with --prices", f.Unattended, name)
 		}
 	}
 	return ports.Unattended{Floor: triggerFloor, PerHour: f.TriggerTurns, Most: *most}, nil
@@ -93,7 +93,7 @@ func (f *alone) unattended(options serve.Options) (bounds ports.Unattended, err 
 type setupFlags struct {
 	Lease        time.Duration `default:"0s" help:"Lease on sessions, applied only when the fleet is created; 0 means the fleet's lease, or 10s."`
 	Pools        []string      `placeholder:"POOL" help:"Pools to create if they are missing, separated by commas, for workers whose NATS user may not create them (deploy/nats)."`
-	CallKeys     string        `placeholder:"FILE" brief:"Public keys of those who may ask for turns; others are rejected." help:"Public keys (PEM, Ed25519) of those who may ask for turns, as of worker --call-keys; turns that neither they nor this coordinator's key (--sign-key) have signed are rejected, and schedules that this key has not signed do not start. Default: with a key, others' turns run for the default tenant only; without, all run."`
+	CallKeys     string        `placeholder:"FILE" brief:"Public keys of the callers that may submit turns; others are rejected." help:"Public keys (PEM, Ed25519) of the callers that may submit turns, as in worker --call-keys. A turn runs only if one of them, or this coordinator's key (--sign-key), has signed it; a schedule starts only if this coordinator's key has signed it. Default: all turns run; with --sign-key, those of other signers only for the default tenant."`
 	WorkspaceAge time.Duration `default:"720h" brief:"Age after which sandboxes that only calls without a model used are removed." help:"Age after which a sandbox is removed with all that is stored of it, if only calls without a model used it (call --session, Go programs, MCP clients); 0 means never."`
 	Limits       string        `placeholder:"FILE" help:"File with all limits of the fleet, which replace those that it has: JSON, as coordinator limits ls --json prints it."`
 }
@@ -287,7 +287,7 @@ func judgeScheduled(policies []policy.Policy) func(*protocol.Call) error {
 		case policy.Denied:
 			return errors.New(verdict.Reason)
 		case policy.Ask:
-			return fmt.Errorf("%s, and nobody is there to approve a scheduled call (%s)", verdict.Reason, verdict.Rule)
+			return fmt.Errorf("%s, and no person can approve a scheduled call (%s)", verdict.Reason, verdict.Rule)
 		default:
 		}
 		call.MinLevel, call.Roots = wire.HigherLevel(call.MinLevel, verdict.MinLevel), slices.Concat(call.Roots, verdict.Roots)
@@ -405,7 +405,7 @@ func (c *serveCommand) openModels(opener model.Opener) (models map[string]loop.M
 	for _, spec := range c.Model {
 		opened, name, err := opener.Open(spec)
 		if err == nil && model.RecordingOf(opened) != nil {
-			err = fmt.Errorf("%s: a recording is played back by run", name)
+			err = fmt.Errorf("%s: serve cannot play a recording back; run can", name)
 		}
 		if err != nil {
 			return nil, "", cli.Usagef("--model: %v", err)

@@ -44,7 +44,7 @@ type sessionCommand struct {
 	Restore sessionRestore `cmd:"" help:"Restore a session's workspace to its state after a call. Later states stay in its history."`
 	Fork    sessionFork    `cmd:"" help:"Start a session with the workspace and conversation of another one after a call, and print its id. Contents are shared, not copied."`
 	Merge   sessionMerge   `cmd:"" help:"Merge a fork into its session: the files that changed, and its answer as one message. Conflicts are printed; both versions stay."`
-	Resolve sessionResolve `cmd:"" help:"Say whether a call of unknown outcome happened, as session show lists them; the model reads it."`
+	Resolve sessionResolve `cmd:"" help:"Record whether a call with an unknown outcome happened. session show lists such calls, and the model reads the answer."`
 	Compact sessionCompact `cmd:"" help:"Replace older replies of a session by a summary that a model writes. Its journal keeps them."`
 	Eval    sessionEval    `cmd:"" help:"Run the cases of a file on a fleet, each in its own session, and check the results."`
 	Cancel  struct {
@@ -171,7 +171,7 @@ func only(argument string, id protocol.SessionID, ids []protocol.SessionID) (pro
 	case 1:
 		return ids[0], nil
 	default:
-		return "", cli.Usagef("%s %s: %d sessions begin so, as %s and %s: give more of it", argument, id, len(ids), ids[0], ids[1])
+		return "", cli.Usagef("%s %s: %d sessions have ids that begin like this, such as %s and %s: give more of the id", argument, id, len(ids), ids[0], ids[1])
 	}
 }
 
@@ -229,7 +229,7 @@ func continued(ctx context.Context, p program, f *environment.FleetFlags, flag s
 		id, err := only("--session", protocol.SessionID(flag), ids)
 		return string(id), err
 	case len(ids) == 0:
-		return "", cli.Usagef("--session last: there is no session to go on with; leave --session out to begin one")
+		return "", cli.Usagef("--session last: there is no session to continue; omit --session to begin one")
 	}
 	return string(ids[0]), nil
 }

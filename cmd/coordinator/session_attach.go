@@ -14,7 +14,7 @@ import (
 // Leaving it stops nothing.
 func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk) error {
 	if c.Nats == "" {
-		return cli.Usagef("--nats: is missing; a session of this machine alone is shown by the process that runs it, and by session log")
+		return cli.Usagef("--nats is missing: attach follows a turn of a fleet. The process that runs a session of this machine shows it, and so does session log")
 	}
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()

@@ -99,7 +99,7 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 }
 
 type sessionRestore struct {
-	ID string `arg:"" help:"Id of the session, in which nothing runs."`
+	ID string `arg:"" help:"Id of the session. No turn may run in it."`
 	At string `required:"" placeholder:"CALL" help:"Call whose state is restored, or \"turn N\" for the end of a turn; session diff ID lists the calls that changed something."`
 
 	rewindFlags
@@ -114,7 +114,7 @@ type sessionFork struct {
 
 type sessionMerge struct {
 	From string `arg:"" help:"Id of the session to merge, which began as a fork of INTO: by session fork, or as a sub-agent."`
-	Into string `arg:"" help:"Id of the session that gets the files that changed in FROM, and its answer as a message. In neither of the two a turn runs."`
+	Into string `arg:"" help:"Id of the session that gets the files that changed in FROM, and its answer as a message. No turn may run in either of the two."`
 }
 
 // rewindFlags say what becomes of effects outside of the workspace when a session is rewound.
@@ -166,7 +166,7 @@ func (f *rewindFlags) rewind(ctx context.Context, p program, all fleet.Sessions,
 }
 
 type sessionResolve struct {
-	ID       string `arg:"" help:"Id of the session, in which nothing runs."`
+	ID       string `arg:"" help:"Id of the session. No turn may run in it."`
 	Call     string `arg:"" help:"Id of the call."`
 	Happened bool   `xor:"outcome" required:"" help:"The call had its effects."`
 	DidNot   bool   `xor:"outcome" required:"" help:"The call had no effect."`
@@ -450,7 +450,7 @@ func (c *sessionCommand) cancelled(p program, desk sessionDesk, ids []protocol.C
 			Cancelled []protocol.CallID `json:"cancelled"`
 		}{append([]protocol.CallID{}, ids...)})
 	}
-	what := "nothing of it runs or waits"
+	what := "it has no turn that runs or waits"
 	if len(ids) > 0 {
 		what = terminal.Plural(len(ids), "turn") + " cancelled"
 	}
@@ -487,7 +487,7 @@ func (c *sessionCommand) remove(ctx context.Context, p program, desk sessionDesk
 	if removed.Workspace {
 		workspace = "its workspace"
 	}
-	_, err = fmt.Fprintf(p.Stdout, "session %s is removed: %d messages of its journal, %d results, %d kept bodies, %s\n",
+	_, err = fmt.Fprintf(p.Stdout, "session %s is removed: %d messages of its journal, %d results, %d stored outputs, %s\n",
 		desk.id, removed.Events, removed.Results, removed.Bodies, workspace)
 	if err == nil && len(removed.Schedules) > 0 {
 		_, err = fmt.Fprintf(p.Stdout, "its schedules are removed: %s\n", strings.Join(removed.Schedules, ", "))

@@ -260,7 +260,7 @@ func printSession(w io.Writer, s *report.Session, reach string) error {
 	line("workspace", orDash(printableName(s.Workspace)))
 	line("work", terminal.Plural(s.Turns, "turn")+", "+terminal.Plural(s.Steps, "step")+", "+terminal.Plural(s.ToolCalls, "tool call"))
 	line("tokens", fmt.Sprintf("%d input, %d output", s.Usage.InputTokens, s.Usage.OutputTokens))
-	if cost := "unknown, as the price of the model is"; s.CostUSD != nil {
+	if cost := "unknown: this model has no price (--price)"; s.CostUSD != nil {
 		line("cost", fmt.Sprintf("$%.4f", *s.CostUSD))
 	} else if s.Usage.Total() > 0 {
 		line("cost", cost)

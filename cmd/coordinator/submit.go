@@ -26,7 +26,7 @@ type submitCommand struct {
 	environment.ExistingFleet `group:"Fleet:"`
 
 	Model  string `placeholder:"M" help:"Model that a coordinator serves. Default: the default model of the coordinator that runs the turn."`
-	Detach bool   `help:"Return when the turn is accepted, and print the session's id: session attach shows it, session pull brings the workspace back."`
+	Detach bool   `help:"Return when the turn is accepted, and print the session's id: session attach shows it, session pull copies the workspace back."`
 
 	NotBefore cli.Moment `placeholder:"WHEN" brief:"Earliest start: a time, or a duration from now." help:"Earliest start: a time such as 2026-12-01T07:00:00+01:00, or a duration from now such as 90m. Until then the turn waits in the fleet, and delays no other turn of the session. --timeout begins then."`
 
@@ -167,7 +167,7 @@ func (c *submitCommand) follow(ctx context.Context, client *fleet.Client, turn f
 	unknown := result.Outcome == loop.OutcomeInterrupted || result.Error != nil && result.Error.Code == protocol.CodeOutcomeUnknown
 	if over && (err != nil || unknown) {
 		limit := codes.TimeLimit(c.Timeout)
-		limit.Message += "; the fleet did not answer in time, so the turn may go on (coordinator session show" + c.Reach() + " " + string(turn.Session) + ")"
+		limit.Message += "; the fleet did not answer in time, so the turn may continue (coordinator session show" + c.Reach() + " " + string(turn.Session) + ")"
 		return loop.TurnResult{Outcome: loop.OutcomeLimitReached, Error: limit}, nil
 	}
 	if err != nil {
@@ -241,7 +241,7 @@ func (c *submitCommand) leave(ctx context.Context, p program, all fleet.Sessions
 	where := c.Reach()
 	_, _ = fmt.Fprintf(p.Stderr, "coordinator: follow it with: coordinator session attach%s %s\n", where, sent.SessionID)
 	if workspace != "" {
-		_, _ = fmt.Fprintf(p.Stderr, "coordinator: bring what it changes back with: coordinator session pull%s %s %s\n", where, sent.SessionID, cli.ShellWord(workspace))
+		_, _ = fmt.Fprintf(p.Stderr, "coordinator: copy its changes back with: coordinator session pull%s %s %s\n", where, sent.SessionID, cli.ShellWord(workspace))
 	}
 	if c.JSON {
 		return printJSON(p, detached{sent.SessionID, sent.ID, telemetry.TraceID(ctx)})

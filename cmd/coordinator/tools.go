@@ -69,7 +69,7 @@ func (c *toolsCommand) list(ctx context.Context, p program, box *environment.Too
 		return err
 	}
 	if workspace != "" && c.Nats != "" {
-		return cli.Usagef("--workspace %s: is for servers in this process: leave --nats out", c.Workspace)
+		return cli.Usagef("--workspace %s: works only without --nats, for MCP servers of this process", c.Workspace)
 	}
 	if err := environment.CheckWhole("--workspace "+c.Workspace, workspace, nil); err != nil {
 		return err

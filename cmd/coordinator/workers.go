@@ -176,7 +176,7 @@ func (c *pingCommand) run(ctx context.Context, p program) error {
 	workers := ""
 	took := time.Since(start)
 	if there, err := client.Workers(ctx, protocol.DefaultPool, pingWait); err == nil && there == nil {
-		workers = "; no worker of pool " + string(protocol.DefaultPool) + " is there: its calls wait"
+		workers = "; pool " + string(protocol.DefaultPool) + " has no worker: its calls wait"
 	}
 	_, err = fmt.Fprintf(p.Stdout, "fleet %s is reachable (%s)%s\n", c.Fleet, took.Round(time.Millisecond), workers)
 	return err

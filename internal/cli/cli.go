@@ -401,7 +401,7 @@ func (p Program) Telemetry(ctx context.Context, service string, o telemetry.Opti
 	return func() {
 		ctx := context.WithoutCancel(ctx)
 		if err := shutdown(ctx); err != nil && o.Logger != nil {
-			o.Logger.WarnContext(ctx, "the last traces or metrics could not be exported and are lost; look whether the collector answers at OTEL_EXPORTER_OTLP_ENDPOINT",
+			o.Logger.WarnContext(ctx, "the last traces or metrics could not be exported, and are lost; check that a collector answers at OTEL_EXPORTER_OTLP_ENDPOINT",
 				slog.Any("error", err))
 		}
 	}, nil

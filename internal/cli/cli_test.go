@@ -167,7 +167,7 @@ func TestRun_AnEmptyVariableIsNoneButWhereThatAllowsMore(t *testing.T) {
 	o := run(t, nil, "go", "home", "--nats=x")
 	require.Equal(t, cli.ExitUsage, o.code)
 	require.Empty(t, o.ran)
-	require.Contains(t, o.stderr, "TOOLFLEET_ONLY: is empty, and without it more is allowed; want NAME,..., or unset it")
+	require.Contains(t, o.stderr, "TOOLFLEET_ONLY: is empty, which would allow more tool calls; set NAME,..., or unset the variable")
 	t.Setenv("TOOLFLEET_ONLY", "")
 	require.Equal(t, cli.ExitOK, run(t, nil, "go", "home", "--nats=x", "--only=a").code, "the flag counts")
 	t.Setenv("TOOLFLEET_ONLY", ",")

@@ -71,7 +71,7 @@ func checkEmpty(kctx *kong.Context, emptyEnv map[string]bool) error {
 	for _, f := range kctx.Flags() {
 		for _, name := range f.Envs {
 			if emptyEnv[name] && f.Target.IsZero() && f.Tag.Has(narrows) {
-				return Usagef("%s: is empty, and without it more is allowed; want %s, or unset it", name, f.FormatPlaceHolder())
+				return Usagef("%s: is empty, which would allow more tool calls; set %s, or unset the variable", name, f.FormatPlaceHolder())
 			}
 		}
 	}

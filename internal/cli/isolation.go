@@ -67,7 +67,7 @@ func Warnings(limits sandbox.Limits, caps isolation.Caps) []string {
 		}
 	}
 	if len(unheld) > 0 {
-		warnings = append(warnings, fmt.Sprintf("driver %s does not hold commands to %s", caps.Driver, strings.Join(unheld, ", ")))
+		warnings = append(warnings, fmt.Sprintf("driver %s does not enforce %s", caps.Driver, strings.Join(unheld, ", ")))
 	}
 	return warnings
 }
@@ -167,7 +167,7 @@ func Enforced(allow egress.Allow, caps isolation.Caps) error {
 	case allow.All() && !caps.Enforces(isolation.NetworkAll):
 		return Usagef("--allow-net: driver %s cannot give commands the whole network", caps.Driver)
 	case !allow.All() && !caps.Enforces(isolation.NetworkProxy):
-		return Usagef("--allow-net: driver %s cannot keep commands to the hosts of a list; driver ns can", caps.Driver)
+		return Usagef("--allow-net: driver %s cannot restrict commands to a list of hosts; driver ns can", caps.Driver)
 	}
 	return nil
 }

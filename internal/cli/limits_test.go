@@ -60,7 +60,7 @@ func TestWarnings_NameLimitsThatAreNotHeld(t *testing.T) {
 		CPU: isolation.LimitNone, Memory: isolation.LimitRlimit, Processes: isolation.LimitNone, OpenFiles: isolation.LimitNone, FileSize: isolation.LimitNone, Disk: isolation.LimitNone,
 	}}
 	require.Equal(t, []string{"one"}, cli.Warnings(sandbox.Limits{Memory: 1 << 30, Wall: time.Second}, caps))
-	require.Equal(t, []string{"one", "driver d does not hold commands to --limit-processes, --limit-disk"},
+	require.Equal(t, []string{"one", "driver d does not enforce --limit-processes, --limit-disk"},
 		cli.Warnings(sandbox.Limits{Memory: 1 << 30, Processes: 5, Disk: 1 << 20}, caps))
 	require.Len(t, caps.Warnings, 1)
 }

@@ -32,9 +32,9 @@ func (p *Pools) CheckPools(nats string) error {
 		}
 		switch {
 		case protocol.Pool(pool) == protocol.SessionPool:
-			return Usagef("--pool-nats %s: turns are where journals are, at --nats", pool)
+			return Usagef("--pool-nats %s: this pool is that of turns, which is at --nats", pool)
 		case nats == "":
-			return Usagef("--pool-nats %s: needs --nats, where journals and turns are", pool)
+			return Usagef("--pool-nats %s: needs --nats, the servers of journals and turns", pool)
 		case p.PoolNats[pool] == "":
 			return Usagef("--pool-nats %s: the URL of its servers is missing", pool)
 		}

@@ -48,7 +48,7 @@ func TestEnforced_OnlyWhatTheDriverCan(t *testing.T) {
 		wanted isolation.NetworkMode
 		says   string
 	}{
-		"example.com": {isolation.NetworkProxy, "driver d cannot keep commands to the hosts of a list; driver ns can"},
+		"example.com": {isolation.NetworkProxy, "driver d cannot restrict commands to a list of hosts; driver ns can"},
 		"all":         {isolation.NetworkAll, "driver d cannot give commands the whole network"},
 	} {
 		n := cli.Network{AllowNet: list}

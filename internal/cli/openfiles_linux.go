@@ -20,6 +20,6 @@ func FewFiles(slots int) []string {
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil || limit.Cur >= need {
 		return nil
 	}
-	return []string{fmt.Sprintf("this process may have %d open files, and %d slots need %d: calls will fail when there are no more; "+
-		"raise the limit (ulimit -n, LimitNOFILE in a systemd unit) or take fewer --slots", limit.Cur, slots, need)}
+	return []string{fmt.Sprintf("this process may have %d open files, and %d slots need %d, so calls will fail when all are in use; "+
+		"raise the limit (ulimit -n, LimitNOFILE in a systemd unit) or lower --slots", limit.Cur, slots, need)}
 }

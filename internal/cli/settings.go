@@ -152,7 +152,7 @@ func (r *reader) section(path, name string, node *yaml.Node) (map[string]setting
 func (r *reader) add(values map[string]setting, path string, key, node *yaml.Node, flags map[string]*kong.Flag) error {
 	value, err := r.setting(path, key, node, flags)
 	if _, twice := values[key.Value]; twice && err == nil {
-		err = Usagef("%s:%d: %s is there twice", path, key.Line, key.Value)
+		err = Usagef("%s:%d: %s is set twice", path, key.Line, key.Value)
 	}
 	values[key.Value] = value
 	return err
@@ -202,7 +202,7 @@ func (r *reader) setting(path string, key, node *yaml.Node, flags map[string]*ko
 		entries := map[string]any{} // as kong takes it
 		for name, entry := range pairs(node) {
 			if _, twice := entries[name.Value]; twice || entry.Kind != yaml.ScalarNode {
-				return value, fail("%s: %s must be there once, with a text", key.Value, name.Value)
+				return value, fail("%s: %s must occur once, with a text", key.Value, name.Value)
 			}
 			entries[name.Value] = entry.Value
 		}

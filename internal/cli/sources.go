@@ -168,7 +168,7 @@ func (s *sources) trusted(kctx *kong.Context, project *settings) (bool, error) {
 	}
 	stdin, isFile := s.p.Stdin.(*os.File)
 	if !isFile || !term.IsTerminal(int(stdin.Fd())) || !term.IsTerminal(int(s.p.Stderr.Fd())) {
-		return false, Usagef("%s is not trusted as it is now, and sets %s: read it, then trust it with \"coordinator config trust\", or leave it out with --no-project-config",
+		return false, Usagef("%s is not trusted as it is now, and sets %s: read it, then trust it with \"coordinator config trust\", or ignore it with --no-project-config",
 			project.path, strings.Join(keysOf(sets), ", "))
 	}
 	_, _ = fmt.Fprintf(s.p.Stderr, "%s sets for this command:\n", harmless(project.path))

@@ -119,7 +119,7 @@ func (h *hasher) content(path string) error {
 		return err
 	}
 	if h.left -= info.Size(); h.left < 0 || !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is no file, or all that is named has more than %s", path, Size(maxTrustedBytes))
+		return fmt.Errorf("%s is not a regular file, or the named files have more than %s together", path, Size(maxTrustedBytes))
 	}
 	content, err := regular.Read(path, info.Size())
 	if err == nil {

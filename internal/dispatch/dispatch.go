@@ -413,7 +413,7 @@ func (d *Dispatcher) ended(ctx context.Context, f *followed, r *protocol.Result)
 	}
 	if level := f.call.MinLevel; r.Status == protocol.StatusOK && r.Level != "" && wire.HigherLevel(r.Level, level) != r.Level {
 		worse := wire.NewResult(f.call, protocol.StatusFailed, protocol.Errorf(codes.SandboxLevel,
-			"the call was to run at level %s, and worker %s says that it ran at level %q: what it says is not believed, and the call may have had effects",
+			"the call requires level %s, but worker %s reports that it ran at level %q: its result is ignored, and the call may have had effects",
 			level, r.WorkerID, r.Level))
 		worse.WorkerID, worse.Attempt = r.WorkerID, r.Attempt
 		r = &worse

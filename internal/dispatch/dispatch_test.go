@@ -305,7 +305,7 @@ func TestDispatch_CancelledWithoutAWorkerNeverRuns(t *testing.T) {
 	require.NoError(t, err)
 	for _, call := range calls {
 		result := requireDone(t, o, call, protocol.StatusOutcomeUnknown, protocol.CodeNoWorker)
-		require.Contains(t, result.Error.Message, "no worker of pool default is there")
+		require.Contains(t, result.Error.Message, "pool default has no worker")
 	}
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
 		t.Errorf("call %s runs", run.Call.ID)
@@ -430,7 +430,7 @@ func TestDispatch_SaysWhyThereIsNoResult(t *testing.T) {
 		code protocol.Code
 		says string
 	}{
-		{protocol.CodeNoWorker, "no worker of pool default is there"},
+		{protocol.CodeNoWorker, "pool default has no worker"},
 		{protocol.CodeNoWorker, "no worker of pool busy was seen to take the call"},
 		{protocol.CodeNoWorker, "no worker of pool serving was seen to take the call"},
 		{protocol.CodeOutcomeUnknown, "it may have had effects"},

@@ -80,7 +80,7 @@ func TestDispatch_AResultOfALesserLevelIsNotBelieved(t *testing.T) {
 	refused := requireDone(t, o, calls[0], protocol.StatusFailed, codes.SandboxLevel)
 	require.EqualValues(t, "liar", refused.WorkerID)
 	require.Nil(t, refused.Value)
-	require.Contains(t, refused.Error.Message, `worker liar says that it ran at level "none"`)
+	require.Contains(t, refused.Error.Message, `worker liar reports that it ran at level "none"`)
 	for _, call := range calls[1:] {
 		requireDone(t, o, call, protocol.StatusOK, "")
 	}

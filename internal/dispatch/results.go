@@ -354,7 +354,7 @@ func (d *Dispatcher) unanswered(ctx context.Context, f *followed) *protocol.Erro
 			"no worker answered in time; a request to cancel the call is stored, but it may have had effects")
 	case d.deserted(ctx, f.call.Pool):
 		return protocol.Errorf(protocol.CodeNoWorker,
-			"no worker of pool %s is there, and none was seen to take the call; a request to cancel it is stored, so that whoever comes does not run it", f.call.Pool)
+			"pool %s has no worker, and none was seen to take the call; a request to cancel it is stored, so that a later worker does not run it", f.call.Pool)
 	default:
 		return protocol.Errorf(protocol.CodeNoWorker,
 			"no worker of pool %s was seen to take the call in time; a request to cancel it is stored", f.call.Pool)

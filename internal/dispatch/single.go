@@ -155,7 +155,7 @@ func (d *Dispatcher) Close() {
 
 // maySent is the error of a call that may have been sent.
 func maySent(ctx context.Context, call *protocol.Call) error {
-	return fmt.Errorf("call %s: %w, and may have taken the call all the same: %w", call.ID, ErrUnreachable, context.Cause(ctx))
+	return fmt.Errorf("call %s: %w, but may have accepted the call: %w", call.ID, ErrUnreachable, context.Cause(ctx))
 }
 
 // notSent is the error of a call whose context ended before it was sent.

@@ -54,7 +54,7 @@ func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
 		"which root does not mind": {files: map[string]string{"proc/sys/kernel/unprivileged_userns_clone": "0"}, change: func(h *host) { h.root = true }, proven: isolation.LevelFull, check: "user namespaces", state: OK, noAdvice: true},
 		"AppArmor":                 {files: map[string]string{"proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1"}, check: "user namespaces", state: Limited, found: "AppArmor", advice: "apt install bubblewrap"},
 		"AppArmor, bwrap works":    {files: map[string]string{"proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1"}, proven: isolation.LevelFull, check: "user namespaces", state: Limited, noAdvice: true},
-		"another reason":           {check: "user namespaces", state: OK, advice: "why driver ns does not work is above"},
+		"another reason":           {check: "user namespaces", state: OK, advice: "driver ns does not work for the reason above"},
 		"bubblewrap":               {files: map[string]string{"usr/bin/bwrap": "-"}, check: "bubblewrap", state: Missing, advice: "install it"},
 		"bubblewrap not needed":    {files: map[string]string{"usr/bin/bwrap": "-"}, proven: isolation.LevelFull, check: "bubblewrap", state: OK, found: "not needed", noAdvice: true},
 		"Landlock":                 {change: func(h *host) { h.landlock = 0 }, files: map[string]string{"sys/kernel/security/lsm": "capability,yama"}, check: "Landlock", state: Missing, found: "capability,yama", advice: "lsm="},

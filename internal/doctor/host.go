@@ -97,7 +97,7 @@ func (h host) namespaces(full bool) Check {
 		}
 	case !full:
 		c.Found = "not forbidden by a setting"
-		c.Advice = "the reason why driver ns does not work is above"
+		c.Advice = "driver ns does not work for the reason above"
 	}
 	return c
 }
@@ -113,7 +113,7 @@ func (h host) bubblewrap(full bool) Check {
 		c.Found += ", and not needed"
 		return c
 	}
-	c.State, c.Advice = Missing, "install it (apt install bubblewrap, dnf install bubblewrap): hosts that restrict namespaces often allow them to it"
+	c.State, c.Advice = Missing, "install it (apt install bubblewrap, dnf install bubblewrap): hosts that restrict namespaces often allow them to bubblewrap"
 	return c
 }
 
@@ -191,7 +191,7 @@ func (h host) openFiles() Check {
 	if most, err := strconv.ParseUint(h.read("proc/sys/fs/file-max"), 10, 64); err == nil && most <= one {
 		c.State = Limited
 		c.Found = fmt.Sprintf("fs.file-max is %d; the commands of one sandbox may have %d (--limit-processes times --limit-open-files)", most, one)
-		c.Advice = "leave them to memory, as systemd does: sysctl -w fs.file-max=9223372036854775807, and the same line in /etc/sysctl.d"
+		c.Advice = "let memory be the limit, as systemd does: sysctl -w fs.file-max=9223372036854775807, and the same line in /etc/sysctl.d"
 	}
 	return c
 }
@@ -214,7 +214,7 @@ func (h host) container(full bool) Check {
 	c.Found = "this process runs in one"
 	if !full {
 		c.State = Limited
-		c.Advice = "containers forbid what sandboxes are made with: give it the profile deploy/seccomp.json, all of /proc, and no AppArmor profile " +
+		c.Advice = "containers forbid system calls that sandboxes need: give it the profile deploy/seccomp.json, all of /proc, and no AppArmor profile " +
 			"(docker, podman: --security-opt seccomp=FILE --security-opt systempaths=unconfined --security-opt apparmor=unconfined; " +
 			"Kubernetes: seccompProfile, hostUsers: false with procMount: Unmasked, appArmorProfile), or run the worker outside"
 	}

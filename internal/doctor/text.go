@@ -22,7 +22,7 @@ func (r Report) Err() error {
 	case level >= isolation.LevelFull:
 		return nil
 	case level > isolation.LevelNone:
-		return &cli.ExitError{Code: ExitDegraded, Message: fmt.Sprintf("sandboxes reach only level %s; workers should have level %s", r.Level, isolation.LevelFull)}
+		return &cli.ExitError{Code: ExitDegraded, Message: fmt.Sprintf("sandboxes reach only level %s, but workers should reach level %s", r.Level, isolation.LevelFull)}
 	default:
 		return &cli.ExitError{Code: cli.ExitFailed, Message: "no sandbox that isolates works on this host"}
 	}
@@ -59,7 +59,7 @@ func (r Report) writeInPlace(text *strings.Builder) {
 	if r.InPlace == nil {
 		return
 	}
-	text.WriteString("\ntoolchains of your PATH, as run and call show them to commands beside /usr\n")
+	text.WriteString("\ntoolchains of your PATH that run and call show to commands, in addition to /usr\n")
 	for _, t := range r.InPlace.Toolchains {
 		fmt.Fprintf(text, "  %-9s %s\n", t.Name, t.Root)
 	}
@@ -88,7 +88,7 @@ func (d Driver) write(text *strings.Builder) {
 	}
 	text.WriteString("\n")
 	fmt.Fprintf(text, "            network: %s; hosts of a list: %s\n", strings.Join(d.Networks, ", "), d.listedHosts())
-	fmt.Fprintf(text, "            read-only commands: %s; protected places: %s; user on the host: %s\n",
+	fmt.Fprintf(text, "            read-only commands: %s; protected paths: %s; user on the host: %s\n",
 		choose(d.ReadOnly, "enforced", "refused"), choose(d.Protect, "enforced", "not possible"), choose(d.HostUID, "the worker's", "one for each sandbox"))
 	var limits []string
 	for _, name := range slices.Sorted(maps.Keys(d.Limits)) {

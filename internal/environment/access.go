@@ -29,7 +29,7 @@ func (f *AccessFlags) checkAccess(elsewhere bool) error {
 		"--publish": len(f.Publish) > 0, "--ssh-agent": f.SSHAgent, "--git-credentials": len(f.GitCredentials) > 0,
 	} {
 		if elsewhere && given {
-			return cli.Usagef("%s: is for the worker inside this process; with --nats the workers are elsewhere", flag)
+			return cli.Usagef("%s: works only without --nats, for the worker inside this process", flag)
 		}
 	}
 	for _, text := range f.Publish {
@@ -63,9 +63,9 @@ func (f *AccessFlags) openAccess(ctx context.Context, driver string, view hosten
 	a, shared := &access{}, ""
 	switch {
 	case !view.Root:
-		shared = "driver " + driver + " has none: allowed is --sandbox ns"
+		shared = "driver " + driver + " does not give it one: use --sandbox ns"
 	case allow.All():
-		shared = "--allow-net all leaves none: allowed are hosts"
+		shared = "--allow-net all does not give it one: list hosts"
 	}
 	err := a.publish(ctx, f.Publish, shared)
 	if err == nil && (f.SSHAgent || len(f.GitCredentials) > 0) {
@@ -87,7 +87,7 @@ func (a *access) publish(ctx context.Context, texts []string, shared string) err
 	for _, text := range texts {
 		p, err := hostenv.ParsePublication(text)
 		if err == nil && shared != "" {
-			err = errors.New("is for sandboxes with a network of their own; " + shared)
+			err = errors.New("needs a sandbox with its own network; " + shared)
 		}
 		var l net.Listener
 		if err == nil {

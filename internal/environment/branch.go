@@ -90,7 +90,7 @@ func (d *LocalDirectory) Fork(ctx context.Context, from protocol.SessionID, at p
 			case !errors.Is(err, codes.ErrNotFound):
 				return 0, err
 			default:
-				warn(fmt.Sprintf("the conversation goes back, the files do not: the fork gets the files that are in %s now (%v)", here.Dir, err))
+				warn(fmt.Sprintf("only the conversation goes back, not the files: the fork gets the files that are in %s now (%v)", here.Dir, err))
 			}
 		}
 		err = inplace.Change(ctx, dir, "session fork", from, warn, func() error {
@@ -111,7 +111,7 @@ func (e *Environment) Fork(ctx context.Context, to protocol.SessionID) (turns in
 	case o.Flags.Nats != "":
 		return e.Client.Sessions("").Fork(ctx, o.ID, public.At{}, to)
 	case o.Flags.Data != "":
-		return 0, errors.New("sessions in a --data are in no list, so their forks could not be found")
+		return 0, errors.New("sessions in a --data directory are in no list, so a fork could not be found again")
 	default:
 		here := &LocalDirectory{e.Client, e.Fleet, e.Data}
 		return here.Fork(ctx, o.ID, public.At{}, to, o.Warn)

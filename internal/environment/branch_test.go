@@ -134,7 +134,7 @@ func TestLocalSessions_AForkHasAWorkspaceOfItsOwn(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, dir)
 	_, err = f.FindWorkspace(place, "fork", func(string) {})
-	require.ErrorContains(t, err, "leave --workspace out")
+	require.ErrorContains(t, err, "omit --workspace")
 }
 
 // What a killed process has left to run is not run by a worker that only changes files.

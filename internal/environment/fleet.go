@@ -130,10 +130,10 @@ func (f *FleetFlags) consistent() error {
 		return f.Check()
 	}
 	if flags := f.Given(); len(flags) > 0 {
-		return cli.Usagef("%s: for the servers of --nats only; without it the server is inside this process", strings.Join(flags, ", "))
+		return cli.Usagef("%s: needs --nats; without it the server is inside this process", strings.Join(flags, ", "))
 	}
 	if f.Replicas > 1 {
-		return cli.Usagef("--replicas %d: needs --nats and as many servers; the one inside this process keeps 1", f.Replicas)
+		return cli.Usagef("--replicas %d: needs --nats, and as many servers; the server inside this process has 1 replica", f.Replicas)
 	}
 	return nil
 }
@@ -148,7 +148,7 @@ func (f *FleetFlags) connect(ctx context.Context, o *Options, data string) (*fle
 	fl, err := fleet.Connect(ctx, options)
 	switch {
 	case errors.Is(err, embedded.ErrInUse) && f.Data == "" && o.Session == nil:
-		return nil, fmt.Errorf("another coordinator serve of yours runs on this machine%s: submit to it, stop it, start a second coordinator of its fleet with --nats, or give this one a fleet of its own with --data and another --listen", embedded.Holder(filepath.Join(data, fleet.ServerDir)))
+		return nil, fmt.Errorf("you already run a coordinator serve on this machine%s: submit to it, or stop it, or start a second coordinator of its fleet with --nats, or start another fleet with --data and another --listen", embedded.Holder(filepath.Join(data, fleet.ServerDir)))
 	case errors.Is(err, embedded.ErrInUse) && f.Data == "":
 		used := "session " + string(o.ID)
 		if of := filepath.Base(data); of != string(o.ID) {

@@ -47,7 +47,7 @@ func (f *HostFlags) kinds() ([]string, error) {
 	names := strings.Split(f.Toolchains, ",")
 	for i, text := range names {
 		if names[i] = strings.TrimSpace(text); !slices.Contains(hostenv.Kinds(), names[i]) {
-			return nil, cli.Usagef("--toolchains: %q is none: must be auto, none, or some of %s", names[i], strings.Join(hostenv.Kinds(), ", "))
+			return nil, cli.Usagef("--toolchains: %q is not a toolchain: must be auto, none, or some of %s", names[i], strings.Join(hostenv.Kinds(), ", "))
 		}
 	}
 	return names, nil
@@ -68,7 +68,7 @@ func (f *HostFlags) checkHost(elsewhere bool) error {
 		return err
 	}
 	if elsewhere && len(f.Mount) > 0 {
-		return cli.Usagef("--mount %s: is for the worker inside this process; with --nats the workers are elsewhere", f.Mount[0])
+		return cli.Usagef("--mount %s: works only without --nats, for the worker inside this process", f.Mount[0])
 	}
 	for _, text := range f.Mount {
 		if _, err := hostenv.ParseMount(text); err != nil {

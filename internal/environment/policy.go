@@ -23,7 +23,7 @@ type PolicyFlags struct {
 	DenyTool  []string `placeholder:"TOOL" narrows:"" brief:"Forbid these tools." help:"Forbid these tools; @execute matches every tool that runs programs. May be given several times."`
 	AskFor    []string `placeholder:"TOOL" narrows:"" brief:"Ask a person before calls of these tools." help:"Tools whose calls a person must approve, or @execute, @write, @read. May be given several times."`
 	MaxCalls  int      `hidden:"" default:"0" help:"Maximum number of tool calls of the session, without refused ones; 0 means unlimited. Use max_calls of --policy, or --budget calls=N."`
-	MinLevel  string   `placeholder:"LEVEL" narrows:"" help:"Minimum sandbox level for calls: none, paths, full or kernel. Default: with --nats paths for commands and files, so workers without isolation run them only with none; without --nats the level of --sandbox."`
+	MinLevel  string   `placeholder:"LEVEL" narrows:"" help:"Minimum sandbox level for calls: none, paths, full or kernel. Default: with --nats, paths for commands and files (give none to let workers without isolation run them); without --nats, the level of --sandbox."`
 }
 
 // Policies returns what the flags say, without policies that allow everything.

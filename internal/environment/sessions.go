@@ -356,10 +356,10 @@ func (l LocalSessions) Remove(ctx context.Context, id protocol.SessionID, force 
 	case info.State == report.StateInUse:
 		return report.Removed{}, fmt.Errorf("remove session %s: %w: a process runs it; stop that first", id, public.ErrSessionBusy)
 	case session.IsOpen(info.State) && !force:
-		return report.Removed{}, fmt.Errorf("remove session %s: %w: turn %d is open; go on with it, or force the removal", id, public.ErrSessionBusy, info.Turns)
+		return report.Removed{}, fmt.Errorf("remove session %s: %w: turn %d is open; continue it, or force the removal", id, public.ErrSessionBusy, info.Turns)
 	}
 	if len(forks[id]) > 0 && !force {
-		return report.Removed{}, fmt.Errorf("remove session %s: %w: its directory has its forks, as %s: remove them first, or force the removal of all", id, public.ErrSessionBusy, forks[id][0])
+		return report.Removed{}, fmt.Errorf("remove session %s: %w: its directory has its forks, such as %s: remove them first, or force the removal of all", id, public.ErrSessionBusy, forks[id][0])
 	}
 	_, err = os.Stat(filepath.Join(own, "sandboxes", string(id)))
 	workspace := err == nil

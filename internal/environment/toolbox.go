@@ -155,7 +155,7 @@ func (b *Toolbox) Follow(
 		if err == nil {
 			set(b.Table)
 		} else if ctx.Err() == nil {
-			warn(fmt.Sprintf("the tools are as they were: %v", err))
+			warn(fmt.Sprintf("the tools could not be read again, so the earlier ones stay: %v", err))
 		}
 	}
 }

@@ -33,7 +33,7 @@ func (f *FleetFlags) FindWorkspace(flag, session string, report func(string)) (s
 	if session != "" {
 		dir, known, err := f.workedIn(flag, id)
 		if err == nil && known && flag == "" && dir != "" {
-			report("session " + session + " goes on in " + dir)
+			report("session " + session + " continues in " + dir)
 		}
 		if known || err != nil {
 			return dir, err
@@ -47,7 +47,7 @@ func (f *FleetFlags) FindWorkspace(flag, session string, report func(string)) (s
 		return "", nil //nolint:nilerr // it was removed
 	}
 	if home, _ := os.UserHomeDir(); contains(dir, home) {
-		report("the workspace is empty, because " + dir + " has your home directory; --workspace DIR works in a directory")
+		report("the workspace is empty, because " + dir + " contains your home directory; --workspace DIR selects a directory")
 		return "", nil
 	}
 	return dir, nil
@@ -57,7 +57,7 @@ func (f *FleetFlags) FindWorkspace(flag, session string, report func(string)) (s
 func (f *FleetFlags) ReportWorkspace(flag, session string, report func(string)) (string, error) {
 	dir, err := f.FindWorkspace(flag, session, report)
 	if err == nil && flag == "" && dir != "" && session == "" {
-		report("the workspace is " + dir + " (--workspace names another one)")
+		report("the workspace is " + dir + " (--workspace selects another one)")
 	}
 	return dir, err
 }
@@ -69,7 +69,7 @@ func (f *FleetFlags) workedIn(flag string, session protocol.SessionID) (dir stri
 		return "", false, err
 	}
 	other := func(dir string) error {
-		return cli.Usagef("--workspace %s: session %s works in %s; leave --workspace out to go on there, or begin a new session", flag, session, dir)
+		return cli.Usagef("--workspace %s: session %s works in %s; omit --workspace to continue there, or begin a new session", flag, session, dir)
 	}
 	content, err := os.ReadFile(workspaceFile(data, session))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -139,7 +139,7 @@ func CheckWhole(named, workspace string, confirm func(question string) bool) err
 	home, _ := os.UserHomeDir() // "" is none
 	for _, whole := range []string{string(filepath.Separator), home} {
 		if info, err := os.Stat(whole); err == nil && whole != "" && os.SameFile(info, at) {
-			if confirm != nil && confirm(fmt.Sprintf("The workspace is all of %s: the session may change everything in it. Go on?", whole)) {
+			if confirm != nil && confirm(fmt.Sprintf("The workspace is all of %s: the session may change everything in it. Continue?", whole)) {
 				return nil
 			}
 			return cli.Usagef("%s: is all of %s; name a directory in it, or allow it with --whole-home", named, whole)
@@ -189,7 +189,7 @@ func (f *TemplateFlag) CheckTemplate(nats, dir string) error {
 	case nats == "":
 		return cli.Usagef("--template %s: needs --nats: a fleet stores templates", f.Template)
 	case dir != "":
-		return cli.Usagef("--template %s: not together with --workspace, which the session's files come from", f.Template)
+		return cli.Usagef("--template %s: cannot be combined with --workspace: both give the session its files", f.Template)
 	}
 	if err := workspace.CheckTemplate(f.Template); err != nil {
 		return cli.Usagef("--template %v", err)

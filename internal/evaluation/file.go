@@ -128,7 +128,7 @@ func (f *fileCase) read(all *settings, dir string, budget func(string) (*protoco
 	}
 	for i, check := range c.Checks {
 		if (check.Command == "") == (check.Text == "") {
-			errs = append(errs, fmt.Errorf("check %d: needs command or text, and not both", i+1))
+			errs = append(errs, fmt.Errorf("check %d: needs either command or text", i+1))
 		}
 	}
 	if f.Workspace != "" {

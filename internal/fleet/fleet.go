@@ -388,7 +388,7 @@ func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) (*Worker, err
 	if o.Workspace != nil {
 		var err error
 		if o.InPlace, err = inplace.OpenOwn(); err != nil { // as where the state folder is read-only
-			f.logger.WarnContext(ctx, "other processes that use the same directory are not waited for: calls may overlap with theirs", slog.Any("error", err))
+			f.logger.WarnContext(ctx, "calls do not wait for other processes that use the same directory, and may overlap with their calls", slog.Any("error", err))
 		}
 	}
 	o.Bodies = f.Bodies

@@ -88,7 +88,7 @@ func TestGuard_TooManyRepositoriesAreRefused(t *testing.T) {
 	_, err = aside.Move(t.Context())
 	require.ErrorContains(t, err, "has more than 2000 repositories")
 	require.Empty(t, report.Findings(t.Context()))
-	require.Contains(t, alerts, "what git would run in "+dir+" is not known")
+	require.Contains(t, alerts, "it is unknown what git would run in "+dir+";")
 }
 
 // TestProgram_IsNotOneOfTheWorkspace: a session puts a program where the PATH leads first.

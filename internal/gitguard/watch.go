@@ -276,7 +276,7 @@ func NewReport(ctx context.Context, dir string, keep bool, alert func(string)) (
 		r.aside, err = newAside(ctx, dir, r.watch, keep)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("what git would run in %s cannot be found out: %w", dir, err)
+		return nil, fmt.Errorf("cannot find out what git would run in %s: %w", dir, err)
 	}
 	return r, nil
 }
@@ -314,7 +314,7 @@ func setAside(by, dir string, moved []string) string {
 }
 
 func (r *Report) unknown(err error) {
-	r.alert(fmt.Sprintf("what git would run in %s is not known, look at .git and its settings before you use git there: %v", r.dir, err))
+	r.alert(fmt.Sprintf("it is unknown what git would run in %s; look at .git and its settings before you use git there: %v", r.dir, err))
 }
 
 // maxAlerted is the number of findings in an alert.

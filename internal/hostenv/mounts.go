@@ -72,12 +72,12 @@ func (l Limits) checkHost(host string, write bool) error {
 	}
 	home, workspace := resolved(l.Home), resolved(l.Workspace)
 	if host == "/" || home != "" && within(home, host) {
-		return fmt.Errorf("%s is your home directory, or has it, and with it keys and tokens; mount what is needed of it, as in %s",
+		return fmt.Errorf("%s is or contains your home directory, with keys and tokens; mount the part that is needed, such as %s",
 			host, filepath.Join(l.Home, "data"))
 	}
 	for _, data := range l.Data {
 		if data = resolved(data); data != "" && (within(host, data) || within(data, host)) {
-			return fmt.Errorf("%s is, has or is in %s, where toolfleet keeps sessions and caches; mount another directory", host, data)
+			return fmt.Errorf("%s is, contains or is in %s, where toolfleet stores sessions and caches; mount another directory", host, data)
 		}
 	}
 	if write && workspace != "" && (within(host, workspace) || within(workspace, host)) {
@@ -89,7 +89,7 @@ func (l Limits) checkHost(host string, write bool) error {
 func (l Limits) checkGuest(m isolation.Mount) error {
 	switch {
 	case !l.View.Root && m.Guest != m.Host:
-		return fmt.Errorf("INSIDE is %s: sandboxes of this driver have files where the host has them; leave INSIDE out, or use --sandbox ns", m.Guest)
+		return fmt.Errorf("INSIDE is %s: with this driver, files have the same path inside as on the host; omit INSIDE, or use --sandbox ns", m.Guest)
 	case !l.View.Root:
 		return nil
 	case m.Guest == "/":
@@ -97,7 +97,7 @@ func (l Limits) checkGuest(m isolation.Mount) error {
 	}
 	for _, own := range slices.Concat(l.View.own, l.View.sees) {
 		if hides(own, m.Guest) || within(own, m.Guest) {
-			return fmt.Errorf("inside it would be %s: %s is the sandbox's own; choose another path, as in --mount %s:/data", m.Guest, own, m.Host)
+			return fmt.Errorf("the path inside would be %s, but %s belongs to the sandbox; choose another path, as in --mount %s:/data", m.Guest, own, m.Host)
 		}
 	}
 	return nil
@@ -127,7 +127,7 @@ func checkKinds(host string) error {
 		case path == host:
 			return fmt.Errorf("%s is a socket, a device or a FIFO; only directories and files can be mounted", path)
 		}
-		return fmt.Errorf("%s is a socket, a device or a FIFO, by which commands would reach the host; mount a directory without one", path)
+		return fmt.Errorf("%s is a socket, a device or a FIFO, which would let commands reach the host; mount a directory without one", path)
 	})
 	if errors.Is(err, errEnough) {
 		return nil
@@ -144,7 +144,7 @@ func (l Limits) CheckAll(texts []string) ([]isolation.Mount, error) {
 			err = l.Check(m)
 		}
 		if err == nil && slices.ContainsFunc(mounts, func(other isolation.Mount) bool { return other.Guest == m.Guest }) {
-			err = fmt.Errorf("two mounts are to be at %s", m.Guest)
+			err = fmt.Errorf("two mounts have the path %s", m.Guest)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", text, err)

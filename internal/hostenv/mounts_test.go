@@ -70,9 +70,9 @@ func TestCheck_RefusesWaysOut(t *testing.T) {
 		"/:/x":                            "home directory",
 		home + ":/x":                      "home directory",
 		filepath.Dir(home) + ":/x":        "home directory",
-		at("keep") + ":/x":                "keeps sessions",
-		at("keep/state") + ":/x":          "keeps sessions",
-		at("keep/state/sessions") + ":/x": "keeps sessions",
+		at("keep") + ":/x":                "stores sessions",
+		at("keep/state") + ":/x":          "stores sessions",
+		at("keep/state/sessions") + ":/x": "stores sessions",
 		at("pipes") + ":/x":               "a FIFO",
 		at("sockets") + ":/x":             "agent is a socket",
 		at("sockets/deep/agent:/x"):       "agent is a socket",
@@ -80,12 +80,12 @@ func TestCheck_RefusesWaysOut(t *testing.T) {
 		at("work") + ":/x:rw":             "except protected paths",
 		at("work/a") + ":/x:rw":           "except protected paths",
 		at("data") + ":/":                 "INSIDE is /",
-		at("data") + ":/tmp":              "/tmp is the sandbox's own",
-		at("data") + ":/tmp.host/x":       "/tmp.host is the sandbox's own",
-		at("data") + ":/home":             "/home/sandbox is the sandbox's own",
-		at("data") + ":/workspace/x":      "/workspace is the sandbox's own",
-		at("data") + ":/usr/x":            "/usr is the sandbox's own",
-		at("data") + ":/etc":              "/etc is the sandbox's own",
+		at("data") + ":/tmp":              "/tmp belongs to the sandbox",
+		at("data") + ":/tmp.host/x":       "/tmp.host belongs to the sandbox",
+		at("data") + ":/home":             "/home/sandbox belongs to the sandbox",
+		at("data") + ":/workspace/x":      "/workspace belongs to the sandbox",
+		at("data") + ":/usr/x":            "/usr belongs to the sandbox",
+		at("data") + ":/etc":              "/etc belongs to the sandbox",
 	} {
 		_, err := limits.CheckAll([]string{text})
 		require.ErrorContains(t, err, says, text)
@@ -102,7 +102,7 @@ func TestCheck_RefusesWaysOut(t *testing.T) {
 
 	limits.View = paths // where things have the place of the host
 	_, err = limits.CheckAll([]string{at("data") + ":/a"})
-	require.ErrorContains(t, err, "leave INSIDE out")
+	require.ErrorContains(t, err, "omit INSIDE")
 	_, err = limits.CheckAll([]string{at("data") + ":rw"})
 	require.NoError(t, err)
 }

@@ -23,7 +23,7 @@ import (
 // and in the known_hosts of the user, who has that home. It returns those hosts.
 func (d *Doors) SSHAgent(ctx context.Context, socket, home string, allow egress.Allow) ([]string, error) {
 	if allow.All() {
-		return nil, errors.New("is for hosts that are listed; --allow-net all lists none: name them, as in --allow-net github.com:22")
+		return nil, errors.New("needs listed hosts, and --allow-net all lists none: name them, as in --allow-net github.com:22")
 	}
 	if socket == "" {
 		return nil, errors.New("no agent runs: SSH_AUTH_SOCK is not set; start one (eval $(ssh-agent); ssh-add)")

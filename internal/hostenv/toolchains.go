@@ -295,7 +295,7 @@ func (f *finder) private(path string) string {
 	home := resolved(f.host.Home)
 	switch {
 	case path == "/" || home != "" && within(home, path):
-		return "is the home directory, or has it"
+		return "is or contains the home directory"
 	case home == "":
 		return ""
 	case slices.Contains([]string{".local", ".local/share", ".local/lib", ".cache", "snap"}, strings.TrimPrefix(path, home+"/")):

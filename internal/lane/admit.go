@@ -40,7 +40,7 @@ import (
 // Errors about calls that met a bound and were not sent. They match each [protocol.Error] with
 // their code, which says which bound that is and, with RetryAfter, when it is worth trying again.
 var (
-	ErrBusy  error = &protocol.Error{Code: protocol.CodeBusy, Message: "as many calls wait as a lane or a pool may have"}
+	ErrBusy  error = &protocol.Error{Code: protocol.CodeBusy, Message: "a lane or a pool has its maximum number of waiting calls"}
 	ErrQuota error = &protocol.Error{Code: protocol.CodeQuota, Message: "the tenant has used a quota"}
 )
 

@@ -69,7 +69,7 @@ var (
 	// errHeld says that another worker holds the lane by the same ready message.
 	errHeld = errors.New("another worker holds the lane")
 	// errReleasing says that another worker is just releasing the lane.
-	errReleasing = errors.New("another worker is letting go of the lane")
+	errReleasing = errors.New("another worker is releasing the lane")
 )
 
 // acquire stores a claim. It replaces one whose owner is expired; otherwise the error wraps

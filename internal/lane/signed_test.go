@@ -63,11 +63,11 @@ func TestSigned_NothingElseIsRun(t *testing.T) {
 		says   string
 	}{
 		"none":        {func(m *nats.Msg) { m.Header.Del(wire.HeaderSigned) }, "is not signed"},
-		"of a worker": {func(m *nats.Msg) { m.Header.Set(wire.HeaderSigned, sign(stranger, "tf", m.Data, time.Now())) }, "none of the worker's"},
+		"of a worker": {func(m *nats.Msg) { m.Header.Set(wire.HeaderSigned, sign(stranger, "tf", m.Data, time.Now())) }, "which the worker does not trust"},
 		"another content": {func(m *nats.Msg) {
 			m.Data = []byte(strings.Replace(string(m.Data), `"session_id":"s"`, `"session_id":"s" `, 1))
-		}, "not that of its content"},
-		"another fleet": {func(m *nats.Msg) { m.Header.Set(wire.HeaderSigned, sign(signer, "other", m.Data, time.Now())) }, "not that of its content"},
+		}, "does not match its content"},
+		"another fleet": {func(m *nats.Msg) { m.Header.Set(wire.HeaderSigned, sign(signer, "other", m.Data, time.Now())) }, "does not match its content"},
 		"of before": {func(m *nats.Msg) {
 			m.Header.Set(wire.HeaderSigned, sign(signer, "tf", m.Data, time.Now().Add(-signing.Window-time.Minute)))
 		}, "it is a copy"},
@@ -80,7 +80,7 @@ func TestSigned_NothingElseIsRun(t *testing.T) {
 			value := strings.Fields(sign(stranger, "tf", m.Data, time.Now()))
 			value[0] = strings.Fields(m.Header.Get(wire.HeaderSigned))[0]
 			m.Header.Set(wire.HeaderSigned, strings.Join(value, " "))
-		}, "not that of its key"},
+		}, "does not match its key"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -186,13 +186,13 @@ func (s *Server) orLater(
 func (s *Server) goesOn(_ context.Context, call *protocol.Call) *mcp.CallToolResult {
 	s.following.leave(call.ID)
 	return &mcp.CallToolResult{
-		Content:           []mcp.Content{&mcp.TextContent{Text: "The call takes long and goes on. " + whereLater(call.ID)}, resultLink(call.ID)},
+		Content:           []mcp.Content{&mcp.TextContent{Text: "The call takes long, and continues. " + whereLater(call.ID)}, resultLink(call.ID)},
 		StructuredContent: structured{Status: statusWorking, CallID: call.ID, SessionID: call.SessionID},
 	}
 }
 
 func whereLater(call protocol.CallID) string {
-	return "To wait for its result, read the path " + render.Handle(call, "", 0, 0) + " by the tool that reads files."
+	return "To wait for its result, read the path " + render.Handle(call, "", 0, 0) + " with the tool that reads files."
 }
 
 // await waits, as long as the client does, for the result of a call that still runs here, before
@@ -214,7 +214,7 @@ func (s *Server) await(ctx context.Context, session protocol.SessionID, read *wi
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-late:
-		return &loop.Single{Status: statusWorking, Text: "The call still goes on. " + whereLater(read.CallID)}, nil
+		return &loop.Single{Status: statusWorking, Text: "The call still runs. " + whereLater(read.CallID)}, nil
 	}
 	result, err := s.options.Dispatcher.Result(ctx, &protocol.Call{Pool: call.pool, SessionID: session, ID: read.CallID})
 	if err != nil || result == nil || read.Part != "" || read.Offset != 0 || read.Column != 0 {

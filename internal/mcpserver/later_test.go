@@ -40,7 +40,7 @@ func TestLater_WhoKnowsNoTasksReadsTheResult(t *testing.T) {
 	require.Equal(t, "working", field(t, read(path), "status"), "it still goes on")
 	resource, err := c.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri})
 	require.NoError(t, err)
-	require.Contains(t, resource.Contents[0].Text, "still goes on")
+	require.Contains(t, resource.Contents[0].Text, "still runs")
 	require.NoError(t, os.WriteFile(filepath.Join(workspace, "shared", "go"), nil, 0o600))
 	require.Eventually(t, func() bool { return field(t, read(path), "status") == "ok" }, time.Minute, time.Millisecond)
 	require.Equal(t, "done\n", text(t, read(path)), "what the call would have been answered with")

@@ -59,7 +59,7 @@ type questionState struct {
 // errState refuses an answer to a question that this server did not put about this call, or that
 // was answered before.
 var errState = &jsonrpc.Error{
-	Code: jsonrpc.CodeInvalidParams, Message: "requestState: is of another call or server, was used, or its time has passed; make the call without it, to be asked again",
+	Code: jsonrpc.CodeInvalidParams, Message: "requestState: belongs to another call or server, was used, or has expired; make the call without it to be asked again",
 }
 
 func (s *Server) question(request *mcp.CallToolRequest, session protocol.SessionID, arguments string, wait func()) (*question, error) {
@@ -174,7 +174,7 @@ func (q *question) approve(ctx context.Context, request loop.ApprovalRequest) (p
 
 var (
 	errCannotAsk = errors.New("the client cannot ask a person")
-	errOwnCalls  = errors.New("the client may not approve its own calls: use --nats with coordinator approve, or let it with --mcp-client-approves")
+	errOwnCalls  = errors.New("the client may not approve its own calls: use --nats with coordinator approve, or allow it with --mcp-client-approves")
 )
 
 // user puts the question of the tool ask_user.

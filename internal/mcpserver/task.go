@@ -66,7 +66,7 @@ func (t *task) call() *protocol.Call {
 }
 
 // errNoTask answers questions about tasks that there are not, or not any more.
-var errNoTask = &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "no such task of this token and sandbox, or its time has passed"}
+var errNoTask = &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "this token and sandbox have no such task, or it has expired"}
 
 // taskOf reads the id of a task of the client that asks.
 func (s *Server) taskOf(id string, of asker) (*task, error) {
@@ -153,7 +153,7 @@ func (s *Server) tasks(next mcp.MethodHandler) mcp.MethodHandler {
 			}
 			t.id = s.taskID(t, s.asker(request))
 			state := t.state("task", "working", t.Created)
-			state.StatusMessage = "The call goes on as a task: tasks/get tells its result, also after a crash of this server."
+			state.StatusMessage = "The call continues as a task: tasks/get returns its result, also after a crash of this server."
 			return state, nil
 		case "tasks/get", "tasks/update", "tasks/cancel":
 			if knows, ok := request.(interface {

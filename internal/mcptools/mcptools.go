@@ -85,7 +85,7 @@ func Open(ctx context.Context, do DoFunc, session protocol.SessionID, rules Rule
 		problems = append(problems, errs...)
 		for _, tool := range own {
 			if owner := owners[tool.Name]; owner != "" {
-				problems = append(problems, fmt.Errorf("MCP server %s: the name %s is that of %s: rename the server", servers[i].Name, tool.Name, owner))
+				problems = append(problems, fmt.Errorf("MCP server %s: the name %s is also that of %s: rename the server", servers[i].Name, tool.Name, owner))
 				continue
 			}
 			owners[tool.Name] = "a tool of MCP server " + servers[i].Name

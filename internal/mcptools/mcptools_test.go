@@ -72,7 +72,7 @@ func TestOpen(t *testing.T) {
 		told[i] = problems[i].Error()
 	}
 	require.Equal(t, []string{
-		"MCP server b: the name b__taken is that of a built-in tool, or one of a manifest: rename the server",
+		"MCP server b: the name b__taken is also that of a built-in tool, or one of a manifest: rename the server",
 		"MCP server broken has no tools now: tool_failed: no licence",
 	}, told)
 }
@@ -86,7 +86,7 @@ func TestOpen_NamesOfTwoServers(t *testing.T) {
 	require.Len(t, made, 1)
 	require.Equal(t, "a___b", made[0].Name)
 	require.Len(t, problems, 1)
-	require.EqualError(t, problems[0], "MCP server a_: the name a___b is that of a tool of MCP server a: rename the server")
+	require.EqualError(t, problems[0], "MCP server a_: the name a___b is also that of a tool of MCP server a: rename the server")
 }
 
 // A fleet that cannot be asked is an error, and no server without tools.

@@ -61,7 +61,7 @@ func ToolsOf(s *mcp.Server, list []wire.MCPTool) (made []tools.Tool, errs []erro
 		tool := makeTool(s, &list[i])
 		tool.Revert = revert(s, s.Tools[list[i].Name].Revert, list)
 		if other, taken := origin[tool.Name]; taken {
-			failure(list[i].Name, fmt.Errorf("has the name %s, as %s has: one of them is left out", tool.Name, other))
+			failure(list[i].Name, fmt.Errorf("has the same name %s as %s: one of them is left out", tool.Name, other))
 			continue
 		}
 		if _, err := tools.NewTable(tool); err != nil {

@@ -135,8 +135,8 @@ func TestTools_WhatIsLeftOut(t *testing.T) {
 		told[i] = faults[i].Error()
 	}
 	text := strings.Join(told, "\n")
-	require.Contains(t, text, "MCP server s: tool a b: has the name s__a_b, as a.b has: one of them is left out")
-	require.Contains(t, text, "MCP server s: tool a_b: has the name s__a_b, as a.b has: one of them is left out")
+	require.Contains(t, text, "MCP server s: tool a b: has the same name s__a_b as a.b: one of them is left out")
+	require.Contains(t, text, "MCP server s: tool a_b: has the same name s__a_b as a.b: one of them is left out")
 	for _, name := range []string{"kind", "list", "key", strings.Repeat("long", 20), "none"} {
 		require.Contains(t, text, "MCP server s: tool "+name+": is left out: ")
 	}

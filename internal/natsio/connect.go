@@ -175,7 +175,7 @@ func (t TLS) advice(err error) string {
 	text := strings.ToLower(err.Error())
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		return " (is the server there, and lets what is between through?)"
+		return " (does the server run there, and do firewalls let the connection through?)"
 	case errors.Is(err, nats.ErrNoServers):
 		return " (is the server running there?)"
 	case strings.Contains(text, "authorization"), strings.Contains(text, "authentication"): // as the server words it
@@ -183,11 +183,11 @@ func (t TLS) advice(err error) string {
 	case errors.Is(err, nats.ErrSecureConnWanted):
 		return " (the server speaks no TLS: nats:// without --tls-...)"
 	case t.outdated(time.Now()): // whether or not the other side could say so
-		return " (the certificate of --tls-cert has expired, or is not valid yet: renew it, and look at the clocks)"
+		return " (the certificate of --tls-cert has expired, or is not valid yet: renew it, and check the clocks)"
 	case strings.Contains(text, "has expired or is not yet valid"):
-		return " (the server's certificate has expired, or is not valid yet: renew it there, and look at the clocks)"
+		return " (the server's certificate has expired, or is not valid yet: renew it there, and check the clocks)"
 	case strings.Contains(text, "x509:"), strings.Contains(text, "tls:"), strings.Contains(text, "tls error:"):
-		return " (--tls-ca names the authorities that are trusted, --tls-cert and --tls-key what this process shows)"
+		return " (--tls-ca names the trusted authorities, and --tls-cert and --tls-key the certificate of this process)"
 	}
 	return ""
 }
@@ -280,7 +280,7 @@ func Flush(ctx context.Context, nc *nats.Conn, most time.Duration) error {
 const oldestMajor, oldestMinor = 2, 12
 
 // ErrServer is wrapped by errors about a server that a fleet cannot use.
-var ErrServer = errors.New("the NATS server cannot have a fleet")
+var ErrServer = errors.New("the NATS server cannot serve a fleet")
 
 // checkServer refuses servers that are too old. One that does not say its version as usual is
 // taken.

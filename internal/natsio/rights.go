@@ -277,7 +277,7 @@ func CheckRights(ctx context.Context, nc *nats.Conn, rights ...Rights) error {
 	if len(missing) == 0 { // they were given meanwhile
 		return nil
 	}
-	return fmt.Errorf("%w: it may not %s (docs/operations/start.md, NATS servers, has all that are needed)", ErrRights, strings.Join(missing, ", "))
+	return fmt.Errorf("%w: it may not %s (docs/operations/start.md, NATS servers, lists the rights that it needs)", ErrRights, strings.Join(missing, ", "))
 }
 
 // try finds out whether a user may do something with a subject.

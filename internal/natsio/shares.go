@@ -165,7 +165,7 @@ func (r *reservation) fit(ctx context.Context, known bool, try func() error) err
 		default:
 			r.shares = nil
 			if r.topology.Logger != nil {
-				r.topology.Logger.WarnContext(ctx, "servers have no room that could be set aside (max_file_store): streams that workers fill have no bounds",
+				r.topology.Logger.WarnContext(ctx, "the servers have no room to reserve (max_file_store), so the streams that workers fill have no limits",
 					slog.Any("error", err))
 			}
 		}

@@ -32,7 +32,7 @@ const (
 	// several servers may not know it yet.
 	missesUntilGone = 2
 	// streamsRemedy is what to do about a deleted stream.
-	streamsRemedy = "restore it from a backup (nats stream restore), or start a worker or coordinator, which makes it again, empty"
+	streamsRemedy = "restore it from a backup (nats stream restore), or start a worker or coordinator, which creates it again, empty"
 )
 
 // Streams records whether streams exist, and since when. It is safe for concurrent use.

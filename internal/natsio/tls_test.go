@@ -45,8 +45,8 @@ func TestConnect_TLS(t *testing.T) {
 		want   string
 	}{
 		"authority and certificate":        {ours, natsio.TLS{CA: ca.Cert, Cert: ours.Cert, Key: ours.Key}, ""},
-		"the system's authorities":         {ours, natsio.TLS{}, "--tls-ca names the authorities"},
-		"another authority":                {ours, natsio.TLS{CA: others.Cert, Cert: ours.Cert, Key: ours.Key}, "--tls-ca names the authorities"},
+		"the system's authorities":         {ours, natsio.TLS{}, "--tls-ca names the trusted authorities"},
+		"another authority":                {ours, natsio.TLS{CA: others.Cert, Cert: ours.Cert, Key: ours.Key}, "--tls-ca names the trusted authorities"},
 		"another certificate":              {ours, natsio.TLS{CA: ca.Cert, Cert: of.Cert, Key: of.Key}, "--tls-cert and --tls-key"},
 		"no certificate":                   {ours, natsio.TLS{CA: ca.Cert}, "--tls-cert and --tls-key"},
 		"no file":                          {ours, natsio.TLS{CA: "nowhere.pem"}, "open nowhere.pem: no such file"},

@@ -243,7 +243,7 @@ func (t Topology) warn(ctx context.Context, stream string, replicas int, cluster
 		t.Logger.WarnContext(ctx, "stream has fewer replicas than --replicas asks for; it is not changed: nats stream edit STREAM --replicas N",
 			slog.String("stream", stream), slog.Int("replicas", replicas), slog.Int("asked", t.Replicas))
 	case replicas == 1 && clustered:
-		t.Logger.WarnContext(ctx, "stream has one replica on servers that are several: calls may run twice when that one is killed; --replicas 3 for new streams, or nats stream edit STREAM --replicas 3",
+		t.Logger.WarnContext(ctx, "stream has one replica although there are several servers: calls may run twice if its server is killed; use --replicas 3 for new streams, or nats stream edit STREAM --replicas 3",
 			slog.String("stream", stream))
 	}
 }
@@ -279,7 +279,7 @@ func (t Topology) bound(ctx context.Context, js jetstream.JetStream, name string
 		want.Duplicates = min(want.Duplicates, want.MaxAge) // which the server insists on
 	}
 	if err := CheckRights(ctx, js.Conn(), Rights{Publish: []string{"$JS.API.STREAM.UPDATE." + name}}); err != nil {
-		return fmt.Errorf("edit stream %s to keep results for %s and %s: %w; leave --result-age and --result-size out to take what it has",
+		return fmt.Errorf("edit stream %s to keep results for %s and %s: %w; omit --result-age and --result-size to use those of the stream",
 			name, want.MaxAge, sizeText(want.MaxBytes), err)
 	}
 	if _, err := js.UpdateStream(ctx, want); err != nil {
@@ -446,9 +446,9 @@ func remedy(err error, replicas int, reserved int64) string {
 	}
 	switch {
 	case lacksRoom(refused):
-		return fmt.Sprintf("; it reserves %d MiB, and the server has less left: its limit for files (max_file_store) is three quarters of what its disk has free, unless it is set; make room there, or keep the server's data elsewhere", reserved>>20)
+		return fmt.Sprintf("; it reserves %d MiB, and the server has less left: its limit for files (max_file_store) is three quarters of what its disk has free, unless it is set; make room there, or store the server's data elsewhere", reserved>>20)
 	case refused.ErrorCode == codeNoPeers, refused.ErrorCode == codeNoReplicas:
-		return fmt.Sprintf("; %d replicas need a cluster of at least so many servers: --nats must name one that has them, or --replicas be 1", replicas)
+		return fmt.Sprintf("; %d replicas need a cluster of at least that many servers: name one with --nats, or use --replicas 1", replicas)
 	default:
 		return ""
 	}

@@ -92,7 +92,7 @@ func TestEnsure_SharesOfTheServer(t *testing.T) {
 	var log bytes.Buffer
 	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true, Logger: slog.New(slog.NewTextHandler(&log, nil))}))
 	require.EqualValues(t, -1, configuration(t, f, "OBJ_TF_KEPT").MaxBytes)
-	require.Contains(t, log.String(), "no room that could be set aside (max_file_store)")
+	require.Contains(t, log.String(), "no room to reserve (max_file_store)")
 	require.EqualValues(t, natsio.DefaultMaxBytes/2, configuration(t, f, wire.CallsStream(tf)).MaxBytes)
 	for _, bounded := range []bool{true, false} {
 		f = roomy(t, natsio.LeastRoom)
@@ -329,7 +329,7 @@ func TestEnsure_WarnsOfOneReplicaInACluster(t *testing.T) {
 	require.Empty(t, log.String())
 	topology.Fleet, topology.Replicas = fleetOf(t)+"-alone", 1
 	require.NoError(t, natsio.Ensure(t.Context(), c.JS, topology))
-	require.Equal(t, 5, strings.Count(log.String(), "has one replica on servers that are several"), log.String())
+	require.Equal(t, 5, strings.Count(log.String(), "has one replica although there are several servers"), log.String())
 }
 
 // Whoever only uses a fleet does not make one by a wrong name.
@@ -443,11 +443,11 @@ func TestEnsure_ReplicasThatAServerCannotKeep(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
 	err := natsio.Ensure(t.Context(), f.JS, natsio.Topology{Fleet: fleetOf(t), Storage: natsio.Storage{Replicas: 3}})
-	require.ErrorContains(t, err, "3 replicas need a cluster of at least so many servers: --nats must name one that has them, or --replicas be 1")
+	require.ErrorContains(t, err, "3 replicas need a cluster of at least that many servers: name one with --nats, or use --replicas 1")
 
 	cluster := natsiotest.NewCluster(t)
 	err = natsio.Ensure(t.Context(), cluster.JS, natsio.Topology{Fleet: fleetOf(t), Storage: natsio.Storage{Replicas: 5}})
-	require.ErrorContains(t, err, "5 replicas need a cluster of at least so many servers")
+	require.ErrorContains(t, err, "5 replicas need a cluster of at least that many servers")
 }
 
 func TestEnsurePool(t *testing.T) {

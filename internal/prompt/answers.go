@@ -121,7 +121,7 @@ func (a *Answers) answer(ctx context.Context, q *report.Question, answer protoco
 
 // WaitsForAnswer says that a running call waits for an answer, with a command line that answers it.
 func WaitsForAnswer(q *report.Question, flags string) string {
-	return fmt.Sprintf("%s asks: %s; accept its defaults with: coordinator approve%s%s %s %s; --deny declines, --content JSON answers, of the schema %s",
+	return fmt.Sprintf("%s asks: %s; accept its defaults with: coordinator approve%s%s %s %s; --deny declines, and --content JSON answers (it must fit the schema %s)",
 		q.Tool, Shorten(q.Question.Message), flags, PoolFlag(q.Pool()), q.SessionID, q.CallID, q.Question.Schema)
 }
 
@@ -170,7 +170,7 @@ func (a *Answers) Close() {
 
 // WaitsForApproval says that a call waits for approval, with a command line that answers it.
 func WaitsForApproval(request loop.ApprovalRequest, flags string) string {
-	return fmt.Sprintf("%s: %s %s; approve it, or with --deny refuse it, with: coordinator approve%s %s %s",
+	return fmt.Sprintf("%s: %s %s; approve it (or refuse it with --deny): coordinator approve%s %s %s",
 		request.Reason, request.Tool, Shorten(request.Arguments), flags, request.SessionID, request.CallID)
 }
 

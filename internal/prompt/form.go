@@ -89,9 +89,9 @@ func (q *Prompt) field(ctx context.Context, name string, schema *jsonschema.Sche
 	hint := hintOf(schema)
 	switch {
 	case schema.Default != nil:
-		hint += "; nothing is " + string(schema.Default)
+		hint += "; an empty line is " + string(schema.Default)
 	case !required:
-		hint += "; may be left out"
+		hint += "; optional"
 	}
 	resolved, err := schema.Resolve(nil)
 	if err != nil {

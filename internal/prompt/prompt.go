@@ -111,7 +111,7 @@ func (q *Prompt) Approve(ctx context.Context, request loop.ApprovalRequest) (pro
 	}
 	line, err := q.ask(ctx, terminal.Question{
 		Reason: request.Reason, Tool: request.Tool, Arguments: request.Arguments, Old: q.files(ctx),
-		Answers: "Allow it? y: yes. a: always in this session, " + scope + ". \"y: ...\" adds something; anything else is no, and is told to the model:",
+		Answers: "Allow it? y: yes. a: always in this session, " + scope + ". \"y: ...\" adds a note; anything else is no, and the model reads it:",
 	})
 	if err != nil {
 		return protocol.Approval{}, err

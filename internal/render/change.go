@@ -88,7 +88,7 @@ func Merge(m wire.WorkspaceMergeResult) string { return "[" + MergeText(m) + "]"
 // MergeText is what a person reads of a merge of workspaces.
 func MergeText(m wire.WorkspaceMergeResult) string {
 	if len(m.Written)+len(m.Removed)+len(m.Conflicts)+len(m.Protected) == 0 && !m.Commits {
-		return "Nothing that changed in the fork was missing in the workspace."
+		return "The fork has nothing new to merge."
 	}
 	var lines []string
 	add := func(what string, paths []string) {
@@ -106,10 +106,10 @@ func MergeText(m wire.WorkspaceMergeResult) string {
 	add("changed on both sides, and merged: ", m.Merged)
 	add("removed: ", m.Removed)
 	add("CONFLICTS, changed on both sides, and left as they are in the workspace: ", m.Conflicts)
-	add("what the fork has of them: ", m.Theirs)
+	add("their versions of the fork: ", m.Theirs)
 	add("protected, and left as they are: ", m.Protected)
 	if m.Commits {
-		lines = append(lines, "The commits of the fork stay there: its files are merged, and can be committed here.")
+		lines = append(lines, "The commits of the fork stay in the fork. Its files are merged, and can be committed here.")
 	}
 	return "Merged into the workspace:\n" + strings.Join(lines, "\n")
 }

@@ -67,7 +67,7 @@ func writtenText(e *protocol.Execution) (text string, cut bool) {
 
 // cutNote says how much there was, and how to get at it.
 func cutNote(r rest, e *protocol.Execution, shown string) string {
-	how := "no more is kept: send it to a file and read that, or filter it"
+	how := "the rest is not stored: write the output to a file and read that, or filter it"
 	if r.isKept() {
 		what := "all of it"
 		if r.kept.Truncated {
@@ -113,7 +113,7 @@ func endMarks(e *protocol.Execution) []string {
 	case "cancelled":
 		marks = append(marks, "[stopped: the call was cancelled]")
 	case "sandbox_lost":
-		marks = append(marks, "[lost: its sandbox went away]")
+		marks = append(marks, "[lost: its sandbox ended]")
 	}
 	switch {
 	case e.Signal != "":

@@ -111,14 +111,14 @@ func noLinesText(v protocol.FilesReadResult) string {
 func binaryText(v protocol.FilesReadResult) string {
 	one, several := mediaKind(v.Image)
 	if v.Image != "" && len(v.Content) <= MaxImageBytes && !v.Truncated {
-		return fmt.Sprintf("[%s is %s, %s of %s: here it is, if you take %s; else look into it with bash]",
+		return fmt.Sprintf("[%s is %s, %s of %s: it is attached if you can see %s; otherwise examine it with bash]",
 			prose.Path(v.Path), one, v.Image, prose.Plural(v.Bytes, "byte"), several)
 	}
 	if v.Image != "" {
-		return fmt.Sprintf("[%s is %s, %s of %s: too large to be shown, at most %d bytes are; make a smaller one with bash]",
+		return fmt.Sprintf("[%s is %s, %s of %s: too large to be shown (at most %d bytes); make a smaller one with bash]",
 			prose.Path(v.Path), one, v.Image, prose.Plural(v.Bytes, "byte"), MaxImageBytes)
 	}
-	return fmt.Sprintf("[%s is a binary file of %s: not shown; look into it with bash, as in `file` or `od -c`]",
+	return fmt.Sprintf("[%s is a binary file of %s: not shown; examine it with bash, such as with `file` or `od -c`]",
 		prose.Path(v.Path), prose.Plural(v.Bytes, "byte"))
 }
 

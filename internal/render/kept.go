@@ -72,9 +72,9 @@ func (r rest) others(body string, total int, narrower string) string {
 	next := strings.Count(body, "\n") + 1
 	switch {
 	case !r.isKept():
-		return "the others are not kept: " + narrower
+		return "the others are not stored: " + narrower
 	case r.kept.Truncated || r.kept.Lines < total:
-		return fmt.Sprintf("the first %d are kept: read on with %s, or %s", r.kept.Lines, r.path("", next, 0), narrower)
+		return fmt.Sprintf("the first %d are stored: read on with %s, or %s", r.kept.Lines, r.path("", next, 0), narrower)
 	default:
 		return "the others: read on with " + r.path("", next, 0)
 	}
@@ -110,7 +110,7 @@ func keptText(v wire.ResultReadResult, room int) string {
 	case last < v.TotalLines:
 		mark += fmt.Sprintf("; read on with path=%q", next)
 	case v.Truncated:
-		mark += "; what came after that is not kept"
+		mark += "; the rest is not stored"
 	}
 	return body + mark + "]"
 }

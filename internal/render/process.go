@@ -26,12 +26,12 @@ func Command(result *protocol.Result) string {
 	status := wire.ProcessStatus{
 		Process: value.Process, Reason: value.Reason, ExitCode: value.ExitCode, Signal: value.Signal, Bytes: value.StdoutBytes,
 	}
-	how := "it goes on beside other calls; the process tool reads what it writes, and kills it"
+	how := "it runs concurrently with other calls; the process tool reads what it writes, and kills it"
 	if value.TTY {
-		how = "it goes on beside other calls; the process tool types there (send), reads what it writes, and kills it"
+		how = "it runs concurrently with other calls; the process tool types into it (send), reads what it writes, and kills it"
 	}
 	if value.Reason != processRunning {
-		how = "it did not live long"
+		how = "it ended at once"
 	}
 	return prose.Ended(output) + fmt.Sprintf("[background process %s: %s; %s]", value.Process, stateText(status), how)
 }
@@ -76,7 +76,7 @@ func stateText(p wire.ProcessStatus) string {
 	case p.Reason == processRunning:
 		return "running"
 	case p.Reason == "timeout":
-		return "killed, its time was over"
+		return "killed at its time limit"
 	case p.Reason == "oom":
 		return "killed, it ran out of memory"
 	case p.Reason == "disk_limit":
@@ -84,7 +84,7 @@ func stateText(p wire.ProcessStatus) string {
 	case p.Reason == "cancelled":
 		return "killed"
 	case p.Reason == "sandbox_lost":
-		return "ended, its sandbox went away"
+		return "ended with its sandbox"
 	case p.Signal != "":
 		return "ended by signal " + p.Signal
 	case p.Reason == "exited":
@@ -104,7 +104,7 @@ func processReadText(v wire.ProcessReadResult) string {
 	case v.Kept != "" && len(v.Content) < int(v.Bytes):
 		mark = strings.TrimSuffix(mark, "]") + fmt.Sprintf("; all of it: read with path=%q]", Handle(v.Kept, "", 0, 0))
 	case v.Dropped > 0 && v.Offset == v.Dropped:
-		mark = fmt.Sprintf("[%s before this are dropped, nothing has them: have a command write to a file what is needed whole]\n", prose.Plural(v.Dropped, "byte")) + mark
+		mark = fmt.Sprintf("[%s before this are dropped and not stored: if you need all output, let the command write it to a file]\n", prose.Plural(v.Dropped, "byte")) + mark
 	}
 	if v.TTY {
 		return prose.Ended(prose.Screen(string(v.Content))) + mark

@@ -131,11 +131,11 @@ func codeAdvice(code protocol.Code, other string) string {
 	switch code {
 	case protocol.CodeQueueTimeout, protocol.CodeDeadline, protocol.CodeFleetFull, protocol.CodeBusy, protocol.CodeQuota, protocol.CodeFleetUnavailable,
 		protocol.CodeSandboxUnavailable, protocol.CodeWorkspaceUnavailable:
-		return "the fleet did not run the call, and the arguments are not the cause. Try once more; then go on without it and say so."
+		return "the fleet did not run the call, and the arguments are not the cause. Try once more; if it fails again, continue without it and say so."
 	case protocol.CodeNoWorker:
-		return "nothing has run, as far as is known. Go on without it, and say that no worker was there."
+		return "as far as is known, nothing was run. Continue without it, and say that there was no worker."
 	case codes.FileChanged, codes.FileNotRead:
-		return "the file is unchanged. Read it, and make the change to what it has now."
+		return "the file is unchanged. Read it, and change its present content."
 	case codes.Protected:
 		return "nothing has changed, and no other tool can change it either. Leave it as it is; if it has to change, say what and why."
 	case protocol.CodePolicyDenied:
@@ -145,15 +145,15 @@ func codeAdvice(code protocol.Code, other string) string {
 	case protocol.CodeAttemptsExhausted, protocol.CodeSandboxLost:
 		return "the call was started but not finished, and what it did until then may remain. Check what is there; if you try again, do less in one call."
 	case protocol.CodeStateLost:
-		return "nothing was run. Begin anew with a call of the tool if you still need it."
+		return "nothing was run. If you still need the tool, begin with a new call of it."
 	case codes.LoginRequired:
-		return "nothing was run, and repeating the call will not help before somebody has done what the message says. Go on without it, and say that."
+		return "nothing was run, and repeating the call will not help until a person has done what the message says. Continue without it, and say so."
 	case codes.NetworkOff:
-		return "nothing was run. Do it without that, or leave the step out and say what could not be reached."
+		return "nothing was run. Do it without the network, or omit the step and say what could not be reached."
 	case codes.SandboxUnsupported:
 		return "nothing was run. Make the call again without what the sandbox cannot do."
 	case codes.SandboxLevel, codes.UnknownPayload, protocol.CodePanic, protocol.CodeInternal, codes.Language:
-		return "repeating the call will not help. Go on without it."
+		return "repeating the call will not help. Continue without it."
 	default:
 		return other
 	}

@@ -84,7 +84,7 @@ func Dialog(result *protocol.Result) string {
 	state, ok := wire.DialogStateOf(result.Value)
 	if !ok {
 		if result.Status == protocol.StatusOutcomeUnknown {
-			return Failure(result, "") + "\n[the state behind the handle was most likely lost with the worker; if tool_continue says so too, begin anew]"
+			return Failure(result, "") + "\n[the state behind the handle was most likely lost with the worker; if tool_continue says so too, begin again]"
 		}
 		return JSON(result)
 	}
@@ -109,7 +109,7 @@ func dialogMark(result *protocol.Result, state wire.DialogState) string {
 	handle := DialogHandle(state.Dialog)
 	switch {
 	case state.Ending == "" && opening:
-		return fmt.Sprintf("[handle %s: go on with tool_continue; tool_end when you do not need it any more. Without a call for %s it ends by itself.]",
+		return fmt.Sprintf("[handle %s: tool_continue continues, and tool_end ends it. It ends by itself after %s without a call.]",
 			handle, state.Idle.Duration().Round(time.Second))
 	case state.Ending == "":
 		return fmt.Sprintf("[handle %s can be continued]", handle)

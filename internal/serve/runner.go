@@ -60,7 +60,7 @@ func (s *Server) runner(
 			return nil, protocol.Errorf(protocol.CodeNotFound, "%v", err)
 		}
 		if err != nil {
-			return nil, protocol.Errorf(protocol.CodeFleetUnavailable, "MCP servers cannot be asked for their tools: %v", err)
+			return nil, protocol.Errorf(protocol.CodeFleetUnavailable, "the tools of MCP servers cannot be listed: %v", err)
 		}
 		set = append(set, served...)
 	}

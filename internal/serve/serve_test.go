@@ -270,7 +270,7 @@ func TestTriggers_RemovingOneThatIsNotThere(t *testing.T) {
 	for _, e := range r.events(call.SessionID) {
 		if e.Type == loop.EventToolResult {
 			require.Equal(t, protocol.CodeNotFound, e.Error.Code)
-			require.Contains(t, e.Error.Message, `The session has no trigger "t-none": it may have fired, or been removed before.`)
+			require.Contains(t, e.Error.Message, `The session has no trigger "t-none": it may have fired, or may have been removed.`)
 		}
 	}
 }
@@ -852,7 +852,7 @@ func TestTurn_IsOfWhoHasSignedIt(t *testing.T) {
 	runs(own, "acme", "acme-1")
 	runs(nil, "", "plain")
 	runs(stranger, "", "plain")
-	refused(nil, "acme", "acme-1", "the call is of tenant acme, and is signed with no key that this coordinator knows")
+	refused(nil, "acme", "acme-1", "the call belongs to tenant acme, and is not signed with a key that this coordinator trusts")
 	refused(stranger, "acme", "new", "serve --call-keys")
 	refused(nil, "", "acme-1", "session acme-1 belongs to tenant acme, and the call is signed for tenant default")
 	stop(patience)
@@ -861,10 +861,10 @@ func TestTurn_IsOfWhoHasSignedIt(t *testing.T) {
 	runs(own, "", "acme-1") // its key is bound to no tenant
 	runs(acme, "acme", "acme-1")
 	runs(acme, "acme", "acme-2")
-	refused(acme, "", "plain", "the call is of tenant default, and is signed with a key of tenant acme")
+	refused(acme, "", "plain", "the call belongs to tenant default, and is signed with a key of tenant acme")
 	refused(acme, "acme", "plain", "session plain belongs to tenant default")
 	refused(nil, "", "plain", "the call is not signed")
-	refused(stranger, "", "plain", "which is none of the worker's")
+	refused(stranger, "", "plain", "which the worker does not trust")
 	history, err := j.Load(t.Context(), "acme-2")
 	require.NoError(t, err)
 	require.Equal(t, protocol.Tenant("acme"), history.Tenant())

@@ -131,7 +131,7 @@ func (k *Keys) remember(s signed) {
 // act for every tenant.
 func (k *Keys) Check(fleet protocol.Fleet, value string, body []byte, stored time.Time) (bound protocol.Tenant, _ *protocol.Error) {
 	if k.own != nil && k.file == "" && !strings.HasPrefix(value, k.own.id+" ") {
-		return wire.DefaultTenant, isOf(body, wire.DefaultTenant, "is signed with no key that this coordinator knows (serve --call-keys)")
+		return wire.DefaultTenant, isOf(body, wire.DefaultTenant, "is not signed with a key that this coordinator trusts (serve --call-keys)")
 	}
 	key, fault := k.signer(fleet, value, body, stored)
 	if fault == nil && key.tenant != "" {
@@ -153,7 +153,7 @@ func isOf(body []byte, bound protocol.Tenant, signed string) *protocol.Error {
 		return notSigned("the call cannot be checked: %v", err)
 	}
 	if of := cmp.Or(call.Tenant, wire.DefaultTenant); of != bound {
-		return notSigned("the call is of tenant %s, and %s", of, signed)
+		return notSigned("the call belongs to tenant %s, and %s", of, signed)
 	}
 	return nil
 }
@@ -175,16 +175,16 @@ func (k *Keys) signer(fleet protocol.Fleet, value string, body []byte, stored ti
 	root := signed{s.id, s.root}
 	key, known := k.key(root)
 	if key.PublicKey == nil {
-		fault := notSigned("the call is signed with key %.16q, which is none of the worker's (--call-keys)", s.id)
+		fault := notSigned("the call is signed with key %.16q, which the worker does not trust (--call-keys)", s.id)
 		fault.Message += ". Sign with the key of one of these, or add the public key to their file: openssl pkey -in " + PrivateFile + " -pubout"
 		return trusted{}, fault
 	}
 	if tlog.CheckRecord(s.proof, s.size, s.root, s.index, tlog.RecordHash(message(fleet, s.at, body))) != nil {
-		return fault("the signature of the call is not that of its content")
+		return fault("the signature of the call does not match its content")
 	}
 	if !known {
 		if !ed25519.Verify(key.PublicKey, rooted(s.root), s.sig) {
-			return fault("the signature of the call is not that of its key")
+			return fault("the signature of the call does not match its key")
 		}
 		k.remember(root)
 	}

@@ -110,7 +110,7 @@ func (v *View) callMoved(e *loop.Event) {
 	default:
 		if !c.lost.IsZero() && e.Attempt == c.attempt {
 			c.lost = time.Time{}
-			v.heading(part{yellow, label + " runs on: its worker is there again"})
+			v.heading(part{yellow, label + " still runs: its worker is back"})
 			return
 		}
 		c.running, c.attempt, c.lost = e.Time, e.Attempt, time.Time{}

@@ -119,7 +119,7 @@ func (v *View) complete(e *loop.Event) {
 	rest, whole := unsaid(said, e.Text)
 	if whole && strings.TrimSpace(said) != "" {
 		v.endReply()
-		v.line(v.ink.paint(dim, "(pieces of the text above were lost; the whole of it:)"))
+		v.line(v.ink.paint(dim, "(parts of the text above were lost; this is the whole text:)"))
 	}
 	if rest != "" {
 		v.beginReply(e)

@@ -73,7 +73,7 @@ func TestLive_CallsWhoseWorkerIsLost(t *testing.T) {
 	v.Notice("x")
 	require.Equal(t, "› go\n\n[1.1 bash] worker w1 is lost; its lease ends in 6 s\n! x\n⠇ make · its worker is lost, 2 s\n  turn 7 s\n", s.String())
 	see(loop.Event{Type: loop.EventToolRunning, ResultFields: loop.ResultFields{WorkerID: "w1", Attempt: 1}})
-	require.Contains(t, s.String(), "[1.1 bash] runs on: its worker is there again\n⠇ make · 7 s\n", "the time goes on")
+	require.Contains(t, s.String(), "[1.1 bash] still runs: its worker is back\n⠇ make · 7 s\n", "the time goes on")
 	see(loop.Event{Type: loop.EventWorkerLost, ResultFields: loop.ResultFields{WorkerID: "w1", Attempt: 1}, Text: "worker w1 is lost, its lease has ended"})
 	*now = now.Add(3 * time.Second)
 	see(loop.Event{Type: loop.EventToolRunning, ResultFields: loop.ResultFields{WorkerID: "w2", Attempt: 2}})

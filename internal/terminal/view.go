@@ -213,7 +213,7 @@ func (v *View) show(e *loop.Event) {
 	case loop.EventRewound:
 		v.line(v.ink.paint(yellow, "  ("+rewound(e.KeptTurn)+")"))
 	case loop.EventCompacted:
-		v.line(v.ink.paint(yellow, "  (a summary stands for the older replies now)"))
+		v.line(v.ink.paint(yellow, "  (a summary replaces the older replies)"))
 	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventSessionMerged, loop.EventRevertEnded, loop.EventCallResolved, loop.EventTurnPostponed:
 		v.line(v.ink.paint(yellow, "  ("+strings.Trim(e.Text, "[].")+")"))
 	case loop.EventTurnEnded:

@@ -42,7 +42,7 @@ func TestView_ReplyIsShownOnce(t *testing.T) {
 		"a line end in two":       {[]loop.Event{delta("a\r"), delta("\nb"), reply("a\r\nb")}, "● a\n  b\n"},
 		"a piece was lost": {
 			[]loop.Event{delta("lo."), reply("Hello.")},
-			"● lo.\n(pieces of the text above were lost; the whole of it:)\n\n● Hello.\n",
+			"● lo.\n(parts of the text above were lost; this is the whole text:)\n\n● Hello.\n",
 		},
 		"no text":           {[]loop.Event{reply("")}, ""},
 		"space only":        {[]loop.Event{delta(" \n\n"), reply(" \n\n")}, ""},

@@ -44,7 +44,7 @@ func (w *Workspace) storeBase(ctx context.Context, base workspace.Ref) error {
 		err = w.put(ctx, w.baseName(), encoded)
 	}
 	if err != nil {
-		return fmt.Errorf("remember the workspace: %w", err)
+		return fmt.Errorf("record the state of the workspace: %w", err)
 	}
 	return nil
 }
@@ -160,7 +160,7 @@ func (w *Workspace) reportLeft(how string, ignore *snapshot.Ignore) {
 
 // LeftOut says in a sentence what [snapshot.Ignore.LeftOut] names.
 func LeftOut(how, left string) string {
-	return fmt.Sprintf("%s: %s; %s and --include-ignored say what is", how, left, snapshot.OwnIgnoreFile)
+	return fmt.Sprintf("%s: %s; %s and --include-ignored change this", how, left, snapshot.OwnIgnoreFile)
 }
 
 // progressEvery is the time between updates of the size that is shown.

@@ -80,7 +80,7 @@ const transferTimeout = 10 * time.Minute
 const acceptWithin = 3 * time.Second
 
 // ErrNotAccepted says that the fleet did not accept to bring the workspace back in time.
-var ErrNotAccepted = errors.New("the fleet does not answer; session pull brings it back later")
+var ErrNotAccepted = errors.New("the fleet does not answer; session pull copies it back later")
 
 // Send copies a directory into the session's sandbox. A sandbox in which the session has worked
 // before keeps what it has.
@@ -178,7 +178,7 @@ func (w *Workspace) upload(ctx context.Context, root *os.Root, whole bool) error
 		return err
 	}
 	if w.base, err = upload.Tree.Manifest(ctx, w.store); err != nil {
-		return fmt.Errorf("remember the workspace: %w", err)
+		return fmt.Errorf("record the state of the workspace: %w", err)
 	}
 	w.baseAt = workspace.UploadRef(w.name(), imported.Checkpoint)
 	return w.storeBase(ctx, w.baseAt)
@@ -228,7 +228,7 @@ func (w *Workspace) Fetch(ctx context.Context) (changes snapshot.Changes, before
 	defer w.Busy("")
 	value, err := w.call(ctx, wire.WorkspaceExport{Upload: w.name()}, protocol.Shared)
 	if err != nil {
-		return changes, before, fmt.Errorf("bring the workspace back: %w", err)
+		return changes, before, fmt.Errorf("copy the workspace back: %w", err)
 	}
 	exported, _ := value.(wire.WorkspaceExportResult)
 	at := workspace.UploadRef(w.name(), exported.Checkpoint)
@@ -246,29 +246,29 @@ func (w *Workspace) Fetch(ctx context.Context) (changes snapshot.Changes, before
 func (w *Workspace) take(ctx context.Context, at workspace.Ref) (changes snapshot.Changes, err error) {
 	root, err := os.OpenRoot(w.Dir)
 	if err != nil {
-		return changes, fmt.Errorf("bring the workspace back: %w", err)
+		return changes, fmt.Errorf("copy the workspace back: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
 	theirs, err := w.store.Files(ctx, at)
 	if err != nil {
-		return changes, fmt.Errorf("bring the workspace back: %w", err)
+		return changes, fmt.Errorf("copy the workspace back: %w", err)
 	}
 	options := &snapshot.Options{Protect: w.Protect}
 	if !w.everything {
 		ignore, err := w.ignoring(ctx, root)
 		if err != nil {
-			return changes, fmt.Errorf("bring the workspace back: %w", err)
+			return changes, fmt.Errorf("copy the workspace back: %w", err)
 		}
 		// Which files a session gets is not for a session to decide.
 		options.Skip, options.Protect = ignore.Skip, append(slices.Clip(w.Protect), snapshot.OwnIgnoreFile)
 		defer func() { w.reportLeft("not brought back", ignore) }()
 	}
-	err = inplace.Change(ctx, w.Dir, "bringing the workspace back", w.Session, w.Warn, func() (err error) {
-		changes, err = snapshot.Sync(ctx, root, w.base, theirs, w.shown("bringing the workspace back"), options)
+	err = inplace.Change(ctx, w.Dir, "copying the workspace back", w.Session, w.Warn, func() (err error) {
+		changes, err = snapshot.Sync(ctx, root, w.base, theirs, w.shown("copying the workspace back"), options)
 		return err
 	})
 	if err != nil {
-		return changes, fmt.Errorf("bring the workspace back: %w", err)
+		return changes, fmt.Errorf("copy the workspace back: %w", err)
 	}
 	w.base = changes.Base
 	w.nameSettings(ctx, root, theirs, &changes)
@@ -308,11 +308,11 @@ func ReportSkipped(changes snapshot.Changes, warn func(string)) {
 	if len(changes.Conflicts) > 0 {
 		saved := ""
 		if len(changes.Theirs) > 0 {
-			saved = "; what the session has of it is in " + strings.Join(changes.Theirs, ", ")
+			saved = "; the version of the session is in " + strings.Join(changes.Theirs, ", ")
 		}
-		warn("changed here and in the session, left as they are here: " + strings.Join(changes.Conflicts, ", ") + saved)
+		warn("changed here and in the session, and left unchanged here: " + strings.Join(changes.Conflicts, ", ") + saved)
 	}
 	if len(changes.Protected) > 0 {
-		warn("protected, left as they are here (--protect says what is): " + strings.Join(changes.Protected, ", "))
+		warn("protected, and left unchanged here (see --protect): " + strings.Join(changes.Protected, ", "))
 	}
 }

@@ -83,7 +83,7 @@ func (l *Login) Run(ctx context.Context, p cli.Program, store login.Store) error
 	}
 	renewal := "cannot be renewed: log in again when it ends"
 	if authority, err := url.Parse(renewedAt); err == nil && renewedAt != "" {
-		renewal = "is renewed at " + authority.Host + ", which a list of --allow-net has to have"
+		renewal = "is renewed at " + authority.Host + ", which --allow-net must list"
 	}
 	_, err = fmt.Fprintf(out, "Logged in to %s, which has %d tools. The login is in %s, and %s.\n", spec.Name, count, at.File(), renewal)
 	return err

@@ -48,7 +48,7 @@ type flags struct {
 	workspaceFlags `group:"Workspaces:"`
 	McpEnv         []string      `placeholder:"NAME" help:"Variables of this process that MCP servers of sessions may be given (\"env\": {\"TOKEN\": \"$${TOKEN}\"}), separated by commas."`
 	Tools          string        `placeholder:"DIR" brief:"Folder with the programs of your own tools." help:"Folder with the programs of your own tools; sandboxes can read it."`
-	Background     time.Duration `default:"1h" help:"Maximum lifetime of a background process; meanwhile its sandbox stays on this worker."`
+	Background     time.Duration `default:"1h" help:"Maximum lifetime of a background process. While it runs, its sandbox stays on this worker."`
 	Drain          time.Duration `default:"30s" help:"Time that running calls get after SIGTERM."`
 
 	handlers bool // the program has some
@@ -70,7 +70,7 @@ type sandboxFlags struct {
 	Sandbox      string            `placeholder:"DRIVER" brief:"Isolation: auto, ns, landlock, process or none." help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only), process (no isolation) or none (no sandboxes: the worker runs only calls of its handlers). Default: auto; none for a program with its own handlers."`
 	MinLevel     string            `default:"none" enum:"none,paths,full,kernel" placeholder:"LEVEL" brief:"Start only if sandboxes prove this level." help:"Minimum level that sandboxes must prove: none, paths, full or kernel. Otherwise the worker does not start, and says what to set."`
 	Env          map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" brief:"Environment variable for sandboxes." help:"Environment variable for sandboxes; may be given several times."`
-	WarmMemory   *cli.Size         `placeholder:"SIZE" help:"Memory for idle open sandboxes, 2M each, in addition to one per slot: a session that returns to one need not wait for a new sandbox. 0 means none. Default: an eighth of the memory of this machine or container. At most a sixth as many are open as this process may open files."`
+	WarmMemory   *cli.Size         `placeholder:"SIZE" help:"Memory for idle open sandboxes, 2M each, in addition to one per slot: a session that uses one again need not wait for a new sandbox. 0 means none. Default: an eighth of the memory of this machine or container. At most a sixth as many are open as this process may open files."`
 	SandboxCheck bool              `brief:"Test the sandboxes of this host, and exit." help:"Test the sandboxes of this host, print the proven level and how to fix what is missing, and exit: 0 for level full, 4 for less, 1 for none."`
 	JSON         bool              `name:"json" help:"Print the result of --sandbox-check as JSON."`
 	cli.Network
@@ -208,7 +208,7 @@ func (f *flags) options() (worker.Options, error) {
 		return worker.Options{}, err
 	}
 	if f.Durability != "" && f.Durability != "checkpoint" {
-		return worker.Options{}, cli.Usagef("--durability %s: was removed, leave it out: the fleet stores all workspaces", f.Durability)
+		return worker.Options{}, cli.Usagef("--durability %s: was removed, because the fleet stores all workspaces; omit it", f.Durability)
 	}
 	var keys *signing.Keys
 	if f.CallKeys != "" {
@@ -338,7 +338,7 @@ func withPath(env map[string]string, path string, caps isolation.Caps) map[strin
 // why says what keeps sandboxes from more than they have proven.
 func why(caps isolation.Caps) string {
 	if caps.Driver == process.Name || caps.Driver == worker.NoSandboxes {
-		return "; let --sandbox auto choose a driver that isolates"
+		return "; --sandbox auto chooses a driver that isolates"
 	}
 	return strings.Join(append([]string{""}, caps.Warnings...), "\n  ") + advice()
 }

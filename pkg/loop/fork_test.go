@@ -69,7 +69,7 @@ func TestAgent_WorksOnAForkThatIsMergedBack(t *testing.T) {
 		}
 	}
 	said := strings.Join(texts(f.models["go"].lastSeen()), "\n")
-	require.Contains(t, said, "left is done\n\n[Merged into the workspace:\nchanged: new\nCONFLICTS, changed on both sides, and left as they are in the workspace: both\nwhat the fork has of them: both.toolfleet-theirs]")
+	require.Contains(t, said, "left is done\n\n[Merged into the workspace:\nchanged: new\nCONFLICTS, changed on both sides, and left as they are in the workspace: both\ntheir versions of the fork: both.toolfleet-theirs]")
 }
 
 // A fork and its merge are bound as each call of the turn: by its policy, else by the level of the

@@ -247,7 +247,7 @@ type Update struct {
 
 // ErrJournalConflict says that another process has extended the session since the
 // expected sequence was read, or that this sequence never was. Nothing was appended.
-var ErrJournalConflict = errors.New("session was extended by someone else; one process at a time may run it, and submit puts turns in a row")
+var ErrJournalConflict = errors.New("another process has extended the session; one process at a time may run it, and submit queues turns")
 
 // ErrEventTooLarge says that an event is larger than the journal keeps; nothing was appended. An
 // input that is, is refused, a reply ends its turn as failed with payload_too_large,

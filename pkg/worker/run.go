@@ -108,7 +108,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	if setup.Workspace != nil {
 		if setup.InPlace, err = inplace.OpenOwn(); err != nil { // as where the state folder is read-only
-			setup.Logger.WarnContext(ctx, "other processes that use the same directory are not waited for: calls may overlap with theirs", slog.Any("error", err))
+			setup.Logger.WarnContext(ctx, "calls do not wait for other processes that use the same directory, and may overlap with their calls", slog.Any("error", err))
 		}
 	}
 	server := natsio.ConnectOptions{

@@ -132,8 +132,8 @@ func TestStateful_GoesOnWhereItStood(t *testing.T) {
 		}
 		return ""
 	}
-	require.Contains(t, text(1, 0), "ok 1 (counter)\n[handle "+handle+": go on with tool_continue; ")
-	require.Contains(t, text(1, 0), "Without a call for 10m0s")
+	require.Contains(t, text(1, 0), "ok 1 (counter)\n[handle "+handle+": tool_continue continues, and tool_end ends it. ")
+	require.Contains(t, text(1, 0), "after 10m0s without a call")
 	require.Equal(t, "ok 3 (tool_continue)\n[handle "+handle+" can be continued]", text(2, 0))
 	require.Equal(t, "ok 6 (tool_continue)\n[handle "+handle+" can be continued]", text(2, 1), "in the order of the calls")
 	require.Contains(t, text(2, 2), "rejected [rejected: not_found]\nThere is no handle \"h-none\" in this session. Those that can be continued are: "+handle+" (counter).")

@@ -160,8 +160,8 @@ func TestSSHAgent_GitOverSSH(t *testing.T) {
 
 		for says, args := range map[string][]string{
 			"lists no host that is in your known_hosts": append(args, "--allow-net", loopback+":"+unknown.port, "x"),
-			"is for hosts that are listed":              {"run", "--model", model, "--ssh-agent", "--allow-net", "all", "x"},
-			"is for the worker inside this process":     {"run", "--model", model, "--ssh-agent", "--nats", "nats://127.0.0.1:1", "x"},
+			"needs listed hosts":                        {"run", "--model", model, "--ssh-agent", "--allow-net", "all", "x"},
+			"works only without --nats":                 {"run", "--model", model, "--ssh-agent", "--nats", "nats://127.0.0.1:1", "x"},
 		} {
 			require.Contains(t, who.refused(t, args...), "--ssh-agent: ")
 			require.Contains(t, who.refused(t, args...), says)

@@ -260,7 +260,7 @@ func TestCall_SessionIsShortened(t *testing.T) {
 	}
 	got := call("--session", "last")
 	require.Equal(t, 2, got.code, got.stderr)
-	require.Contains(t, got.stderr, "--session last: there is no session to go on with")
+	require.Contains(t, got.stderr, "--session last: there is no session to continue")
 
 	const id, other, name = "01a1f7cc-9c17-75db-ab48-c34c3f3946dc", "01a1f7cc-aaaa-75db-ab48-c34c3f3946dc", "feed-1"
 	for _, begun := range []string{id, other, name} {
@@ -272,7 +272,7 @@ func TestCall_SessionIsShortened(t *testing.T) {
 	require.Equal(t, "feed", session("--session", "feed"))
 	got = call("--session", "01a1f7cc")
 	require.Equal(t, 2, got.code, got.stderr)
-	require.Contains(t, got.stderr, "--session 01a1f7cc: 2 sessions begin so")
+	require.Contains(t, got.stderr, "--session 01a1f7cc: 2 sessions have ids that begin like this")
 	got = call("--session", "last", "--data", t.TempDir())
 	require.Equal(t, 2, got.code, got.stderr)
 	require.Contains(t, got.stderr, "give the session's id")

@@ -73,7 +73,7 @@ func TestDetach_TurnIsAttachedToAndItsWorkspacePulled(t *testing.T) {
 	require.Equal(t, "ours\n", content(t, filepath.Join(workspace, "ours.txt")))
 	require.Equal(t, "ours\n", content(t, filepath.Join(workspace, "both.txt")))
 	require.NoFileExists(t, filepath.Join(workspace, "gone.txt"))
-	require.Regexp(t, `left as they are here: both\.txt; what the session has of it is in both\.txt\.toolfleet-theirs\n`, pulled.stderr)
+	require.Regexp(t, `left unchanged here: both\.txt; the version of the session is in both\.txt\.toolfleet-theirs\n`, pulled.stderr)
 
 	whole := filepath.Join(t.TempDir(), "whole")
 	require.Equal(t, 0, b.session(t, "pull", id, whole).code)
@@ -101,7 +101,7 @@ func TestDetach_CancelEndsWhatRunsAndWaits(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(got.stdout), &cancelled))
 	require.Len(t, cancelled.Cancelled, 2)
 	require.Equal(t, 130, attached.wait(t), "the turn that is followed was interrupted")
-	require.Contains(t, b.session(t, "cancel", id).stdout, "nothing of it runs or waits")
+	require.Contains(t, b.session(t, "cancel", id).stdout, "it has no turn that runs or waits")
 	require.Regexp(t, `interrupted`, b.session(t, "show", id).stdout)
 }
 
@@ -120,5 +120,5 @@ func TestWorkspace_SecondTurnKeepsWhatTheUserChangedBetween(t *testing.T) {
 	got := execute(t, coordinator, launch{args: append(args, "second")})
 	require.Equal(t, 0, got.code, got.stderr)
 	require.Equal(t, "ours\n", content(t, filepath.Join(workspace, "ours.txt")))
-	require.NotContains(t, got.stderr, "left as they are here", "only one side changed it")
+	require.NotContains(t, got.stderr, "left unchanged here", "only one side changed it")
 }

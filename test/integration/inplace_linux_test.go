@@ -114,8 +114,8 @@ func TestInPlace_Mounts(t *testing.T) {
 	require.Contains(t, r.Content, "Read-only file system")
 	require.Equal(t, "given\n", content(t, filepath.Join(home, "out/copy")))
 	for value, says := range map[string]string{
-		home: "is your home directory", "/": "is your home directory", "/proc": "sockets of the host", filepath.Join(home, "in") + ":/tmp": "/tmp is the sandbox's own",
-		filepath.Join(home, ".local/state/toolfleet"): "keeps sessions", "a:b:c": "want HOST", filepath.Join(home, "none"): "does not exist",
+		home: "contains your home directory", "/": "contains your home directory", "/proc": "sockets of the host", filepath.Join(home, "in") + ":/tmp": "/tmp belongs to the sandbox",
+		filepath.Join(home, ".local/state/toolfleet"): "stores sessions", "a:b:c": "want HOST", filepath.Join(home, "none"): "does not exist",
 	} {
 		got := execute(t, coordinator, launch{args: []string{"call", "--workspace", workspace, "--mount", value, "list"}, env: []string{"HOME=" + home}})
 		require.Equal(t, 2, got.code, value)

@@ -162,7 +162,7 @@ func TestMcp_OnlyWithItsToken(t *testing.T) {
 	write(t, filepath.Join(dir, "file"), "")
 	got := execute(t, coordinator, launch{args: []string{"mcp", "--listen", "unix:" + filepath.Join(dir, "file")}})
 	require.Equal(t, 2, got.code)
-	require.Contains(t, got.stderr, "is there, and is no socket")
+	require.Contains(t, got.stderr, "exists, and is not a socket")
 }
 
 // TestMcp_OverHTTP is a client of a fleet whose coordinator is killed: another one serves it, and
@@ -266,7 +266,7 @@ func TestMcp_AFleetThatCanStoreNothingEnds(t *testing.T) {
 	}
 	_ = c.Close()
 	require.Contains(t, stderr.String(), "coordinator: embedded NATS in "+data)
-	require.Contains(t, stderr.String(), "stores nothing any more")
+	require.Contains(t, stderr.String(), "can no longer store")
 	require.Equal(t, 1, command.ProcessState.ExitCode())
 }
 

@@ -254,6 +254,6 @@ func TestMcpTools_AskedInAWorkspace(t *testing.T) {
 	require.Contains(t, got.stderr, "no marker")
 	got = typed(t, dir, line+" --workspace here --nats nats://127.0.0.1:1")
 	require.Equal(t, 2, got.code)
-	require.Contains(t, got.stderr, "--workspace here: is for servers in this process: leave --nats out")
+	require.Contains(t, got.stderr, "--workspace here: works only without --nats, for MCP servers of this process")
 	require.Equal(t, 2, typed(t, dir, line+" --workspace none").code)
 }

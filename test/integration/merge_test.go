@@ -40,7 +40,7 @@ func TestSessionMerge_OfAFork(t *testing.T) {
 	require.Equal(t, "parent\n", session("files", "s-1", "clash"))
 	require.Equal(t, "fork\n", session("files", "s-1", "clash.toolfleet-theirs"))
 	require.Contains(t, session("export", "s-1"), `Its answer:\nThe fork is done.`)
-	require.Contains(t, session("merge", fork, "s-1"), "Nothing that changed")
+	require.Contains(t, session("merge", fork, "s-1"), "The fork has nothing new to merge")
 	run("s-1", script(t, first, say("Begun."), second, say("Done."), say("", bash("c4", "cat new")), say("Seen.")), "and now")
 
 	for _, bad := range [][]string{{"merge", "s-1", fork}, {"merge", "nobody", "s-1"}, {"fork", "--at", "turn 9", "--leave-effects", "s-1"}, {"diff", "s-1", "nobody"}} {

@@ -80,7 +80,7 @@ func TestPools_AnAccountOfTheirOwn(t *testing.T) {
 	}
 	heirs := startWorkers(t, 1, []string{"--nats", a.url("worker")})
 	asked := start(t, coordinator, launch{args: append([]string{"submit", "--session", "s", "--min-level", "none", "--ask-for", "write", "go on"}, a.flags...)})
-	question := asked.waitFor(t, `refuse it, with: coordinator approve --nats \S+ (\S+) (\S+)\n`)
+	question := asked.waitFor(t, `refuse it with --deny\): coordinator approve --nats \S+ (\S+) (\S+)\n`)
 	a.do(t, "approve", question[1], question[2])
 	require.Equal(t, 0, asked.wait(t), asked)
 	require.Equal(t, "asked", a.do(t, "session files", "s", "g"))
@@ -109,13 +109,13 @@ func TestPools_WrongFlags(t *testing.T) {
 	t.Parallel()
 	model := script(t, say("Done."))
 	for want, flags := range map[string][]string{
-		`--pool-nats: (?s:.*)"No"`:                  {"--nats", "nats://127.0.0.1:1", "--pool-nats", "No=nats://127.0.0.1:1"},
-		`--pool-nats session: turns are`:            {"--nats", "nats://127.0.0.1:1", "--pool-nats", "session=nats://127.0.0.1:1"},
-		`--pool-nats gpu: connect to NATS at "http`: {"--nats", "nats://127.0.0.1:1", "--pool-nats", "gpu=http://127.0.0.1:1"},
-		`--pool-nats gpu: the URL`:                  {"--nats", "nats://127.0.0.1:1", "--pool-nats", "gpu="},
-		`--pool-nats gpu: needs --nats`:             {"--pool-nats", "gpu=nats://127.0.0.1:1"},
-		`--pool-creds gpu: needs --pool-nat`:        {"--nats", "nats://127.0.0.1:1", "--pool-creds", "gpu=x"},
-		`--pool-creds gpu=/no: no such file`:        {"--nats", "nats://127.0.0.1:1", "--pool-nats", "gpu=nats://127.0.0.1:1", "--pool-creds", "gpu=/no"},
+		`--pool-nats: (?s:.*)"No"`:                        {"--nats", "nats://127.0.0.1:1", "--pool-nats", "No=nats://127.0.0.1:1"},
+		`--pool-nats session: this pool is that of turns`: {"--nats", "nats://127.0.0.1:1", "--pool-nats", "session=nats://127.0.0.1:1"},
+		`--pool-nats gpu: connect to NATS at "http`:       {"--nats", "nats://127.0.0.1:1", "--pool-nats", "gpu=http://127.0.0.1:1"},
+		`--pool-nats gpu: the URL`:                        {"--nats", "nats://127.0.0.1:1", "--pool-nats", "gpu="},
+		`--pool-nats gpu: needs --nats`:                   {"--pool-nats", "gpu=nats://127.0.0.1:1"},
+		`--pool-creds gpu: needs --pool-nat`:              {"--nats", "nats://127.0.0.1:1", "--pool-creds", "gpu=x"},
+		`--pool-creds gpu=/no: no such file`:              {"--nats", "nats://127.0.0.1:1", "--pool-nats", "gpu=nats://127.0.0.1:1", "--pool-creds", "gpu=/no"},
 	} {
 		got := execute(t, coordinator, launch{args: append([]string{"run", "--model", model}, append(flags, "go")...)})
 		require.Equal(t, 2, got.code, got)

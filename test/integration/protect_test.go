@@ -111,7 +111,7 @@ func TestProtect_WhatComesBack(t *testing.T) {
 	args := append([]string{"run", "--model", model, "--workspace", workspace}, b.flags...)
 	p := start(t, coordinator, launch{args: append(args, "do it")})
 	require.Equal(t, 0, p.wait(t))
-	require.Regexp(t, `protected, left as they are here \(--protect says what is\): \.git/config: core\.fsmonitor, \.git/config: remote\.up\.fetch, \.git/config: remote\.up\.url, \.git/hooks/pre-commit\n`, p.stderr)
+	require.Regexp(t, `protected, and left unchanged here \(see --protect\): \.git/config: core\.fsmonitor, \.git/config: remote\.up\.fetch, \.git/config: remote\.up\.url, \.git/hooks/pre-commit\n`, p.stderr)
 	require.Equal(t, config, content(t, filepath.Join(workspace, ".git", "config")))
 	require.NoFileExists(t, filepath.Join(workspace, ".git", "hooks", "pre-commit"))
 	require.Equal(t, "2\n", git(t, workspace, "rev-list", "--count", "HEAD"))

@@ -94,7 +94,7 @@ func TestInPlace_WithoutAStateFolderItSaysThatCallsMayOverlap(t *testing.T) {
 		args: []string{"call", "--workspace", workspace, "--sandbox", "process", "bash", `{"command":"echo mine"}`}, env: []string{"HOME=" + home},
 	})
 	require.Equal(t, 0, got.code, got.stderr)
-	require.Contains(t, got.stderr, "calls may overlap with theirs")
+	require.Contains(t, got.stderr, "may overlap with their calls")
 	require.Contains(t, got.stderr, "in-place: not a directory")
 }
 

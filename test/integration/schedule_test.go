@@ -151,7 +151,7 @@ func TestSchedule_Commands(t *testing.T) {
 		`there is nobody to ask`:                      {"--cron", "@daily", "a", "--", "call", "--ask-for", "bash", "bash", `{"command":"id"}`},
 		`tenant "A"`:                                  {"--cron", "@daily", "a", "--", "call", "--tenant", "A", "bash", `{"command":"id"}`},
 		`cron "61 * * * *"`:                           {"--cron", "61 * * * *", "a", "--", "call", "bash", `{"command":"id"}`},
-		`--session last: name`:                        {"--cron", "@daily", "a", "--", "call", "--session", "last", "bash", `{"command":"id"}`},
+		`--session last: give`:                        {"--cron", "@daily", "a", "--", "call", "--session", "last", "bash", `{"command":"id"}`},
 		`--timeout -1s: must not be negative`:         {"--cron", "@daily", "a", "--", "call", "--timeout=-1s", "bash", `{"command":"id"}`},
 		"PROMPT is empty":                             {"--cron", "@daily", "a", "--", "submit"},
 		"--max-stepz":                                 {"--cron", "@daily", "a", "--", "submit", "--max-stepz", "1", "hello"},
@@ -159,7 +159,7 @@ func TestSchedule_Commands(t *testing.T) {
 		`cron "0 0 31 2 *": there is no such day`:     {"--cron", "0 0 31 2 *", "a", "--", "submit", "hello"},
 		`time zone "Mars/Base"`:                       {"--cron", "@daily", "--tz", "Mars/Base", "a", "--", "submit", "hello"},
 		`name "a b": must be 1 to 64 letters, digits`: {"--cron", "@daily", "a b", "--", "submit", "hello"},
-		"--session last: name the session by its id":  {"--cron", "@daily", "a", "--", "submit", "--session", "last", "hello"},
+		"--session last: give the id of the session":  {"--cron", "@daily", "a", "--", "submit", "--session", "last", "hello"},
 		`no coordinator serves model "openai:none"`:   {"--cron", "@daily", "a", "--", "submit", "--model", "openai:none", "hello"},
 		"--missed must be one of":                     {"--cron", "@daily", "--missed", "never", "a", "--", "submit", "hello"},
 	} {

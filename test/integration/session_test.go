@@ -197,7 +197,7 @@ func TestSession_IsRemoved(t *testing.T) {
 
 	forced := execute(t, coordinator, launch{args: append(rm, "--force")})
 	require.Equal(t, 0, forced.code, forced.stderr)
-	require.Regexp(t, `^session gone is removed: \d+ messages of its journal, \d results, 0 kept bodies, its workspace\n$`, forced.stdout)
+	require.Regexp(t, `^session gone is removed: \d+ messages of its journal, \d results, 0 stored outputs, its workspace\n$`, forced.stdout)
 	require.NoDirExists(t, filepath.Join(data, "sandboxes", "gone"))
 	require.Equal(t, 1, p.wait(t), "it cannot go on")
 	shown := execute(t, coordinator, launch{args: append([]string{"session", "show", "gone"}, b.flags...)})

@@ -154,7 +154,7 @@ func TestTools_OfAPoolWithoutWorkers(t *testing.T) {
 	call := append([]string{"call", "--tools", folder, "--timeout", "3s", "train", "{}"}, b.flags...)
 	got := execute(t, coordinator, launch{args: call})
 	require.Equal(t, 1, got.code)
-	require.Contains(t, got.stdout, `"status":"outcome_unknown","content":"[outcome_unknown: no_worker]\nno worker of pool gpu is there, and none was seen to take the call`)
+	require.Contains(t, got.stdout, `"status":"outcome_unknown","content":"[outcome_unknown: no_worker]\npool gpu has no worker, and none was seen to take the call`)
 	require.NotContains(t, got.stdout, "lost")
 
 	late := start(t, worker, launch{args: append([]string{"--sandbox", "process", "--data", t.TempDir(), "--pool", "gpu"}, b.flags...)})

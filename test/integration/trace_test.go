@@ -110,7 +110,7 @@ func TestTelemetry_WhatCannotBeExportedIsReported(t *testing.T) {
 				env:  []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.url, "OTEL_EXPORTER_OTLP_PROTOCOL=" + collector.protocol},
 			})
 			require.Equal(t, 0, got.code, got.stderr)
-			require.Contains(t, got.stderr, "could not be exported and are lost")
+			require.Contains(t, got.stderr, "could not be exported, and are lost")
 		})
 	}
 }

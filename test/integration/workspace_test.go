@@ -140,7 +140,7 @@ func TestFleet_ConflictIsLeftAlone(t *testing.T) {
 	require.Equal(t, "ours\n", content(t, filepath.Join(workspace, "both.txt")))
 	require.Equal(t, "theirs\n", content(t, filepath.Join(workspace, "only.txt")))
 	require.Equal(t, "ours\n", content(t, filepath.Join(workspace, "ours.txt")))
-	require.Regexp(t, `changed here and in the session, left as they are here: both\.txt; what the session has of it is in both\.txt\.toolfleet-theirs\n`, p.stderr)
+	require.Regexp(t, `changed here and in the session, and left unchanged here: both\.txt; the version of the session is in both\.txt\.toolfleet-theirs\n`, p.stderr)
 	require.Equal(t, "Changed.\n", p.stdout.String())
 }
 
@@ -192,8 +192,8 @@ func TestFleet_WhatStaysHere(t *testing.T) {
 		return got.stderr
 	}
 	said := run()
-	require.Contains(t, said, "not copied: .env (secrets), out (.gitignore); .toolfleetignore and --include-ignored say what is\n")
-	require.Contains(t, said, "protected, left as they are here (--protect says what is): .toolfleetignore\n")
+	require.Contains(t, said, "not copied: .env (secrets), out (.gitignore); .toolfleetignore and --include-ignored change this\n")
+	require.Contains(t, said, "protected, and left unchanged here (see --protect): .toolfleetignore\n")
 	require.NotContains(t, said, "changed here and in the session")
 	require.Equal(t, ".gitignore\nlisted\n", content(t, filepath.Join(workspace, "listed")))
 	require.Equal(t, "ours\n", content(t, filepath.Join(workspace, ".env")))
@@ -233,7 +233,7 @@ func TestFleet_WhatDidNotComeBackIsNotShown(t *testing.T) {
 	}
 	startWorkers(t, 1, b.flags)
 	require.Equal(t, 1, p.wait(t), p)
-	require.Contains(t, p.stderr.String(), "bring the workspace back: ")
+	require.Contains(t, p.stderr.String(), "copy the workspace back: ")
 	require.NotRegexp(t, `(?m)^ *changed `, p.stderr)
 	require.Equal(t, "ours\n", content(t, filepath.Join(workspace, "a.txt")))
 }

@@ -94,7 +94,7 @@ func (s *Server) watch(ctx context.Context) {
 			s.options.Notify(s.trying(reason))
 		}
 		if err := s.reopen(ctx, giveUp); err != nil && ctx.Err() == nil {
-			err = fmt.Errorf("embedded NATS in %s (--data) stores nothing any more: %s; and it could not be opened again: %w", s.options.Data, reason, err)
+			err = fmt.Errorf("embedded NATS in %s (--data) can no longer store: %s; and it could not be opened again: %w", s.options.Data, reason, err)
 			if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 				err = fmt.Errorf("the disk of %s (--data) is full: make room there, then start again: %w", s.options.Data, err)
 			}
@@ -113,7 +113,7 @@ func (s *Server) watch(ctx context.Context) {
 func (s *Server) trying(reason string) string {
 	for _, full := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT} {
 		if strings.Contains(reason, full.Error()) {
-			return fmt.Sprintf("the disk of %s (--data) is full: nothing can be stored; it goes on when there is room within %s, else it ends", s.options.Data, reopenWithin)
+			return fmt.Sprintf("the disk of %s (--data) is full: nothing can be stored; if there is room within %s, it continues, otherwise it ends", s.options.Data, reopenWithin)
 		}
 	}
 	return fmt.Sprintf("embedded NATS in %s (--data) cannot store: %s; it is started again, and the process ends if that does not help within %s", s.options.Data, reason, reopenWithin)

@@ -207,7 +207,7 @@ func checkMounts(config *wire.Config, mounts []isolation.Mount) error {
 		for _, reserved := range reservedPlaces {
 			below := strings.HasPrefix(m.Guest, reserved+"/") && reserved != initd.GuestTemp // see [initd.HostTemp]
 			if m.Guest == reserved || reserved != "/" && (below || strings.HasPrefix(reserved, m.Guest+"/")) {
-				return fmt.Errorf("mount %s as %s: %s is the sandbox's own; give the mount another place", m.Host, m.Guest, reserved)
+				return fmt.Errorf("mount %s as %s: %s belongs to the sandbox; give the mount another path", m.Host, m.Guest, reserved)
 			}
 		}
 		if _, err := os.Stat(m.Host); err != nil {

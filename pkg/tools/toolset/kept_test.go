@@ -116,7 +116,7 @@ func TestText_CutOutputOfWhichNoMoreIsKept(t *testing.T) {
 	cut.Truncated = true
 	result := ok(protocol.CommandRunResult{Execution: cut})
 	result.CallID = "c-1"
-	require.Contains(t, text(t, "bash", result), "no more is kept: send it to a file and read that, or filter it]")
+	require.Contains(t, text(t, "bash", result), "the rest is not stored: write the output to a file and read that, or filter it]")
 	result.Kept = &protocol.Kept{}
 	require.Contains(t, text(t, "bash", result), `all of it: read it from path="result:c-1:1@5" on]`)
 	cut.StdoutBytes, cut.StdoutLines = 100_000_000, 2
@@ -134,7 +134,7 @@ func TestText_KeptResult(t *testing.T) {
 	}{
 		"some lines":   {wire.ResultReadResult{Content: protocol.Bytes("c\nd\n"), FirstLine: 3, LineBytes: 1, Lines: 2, TotalLines: 9}, "     3\tc\n     4\td\n[lines 3-4 of 9; read on with path=\"result:c-1#stdout:5\"]"},
 		"the last":     {wire.ResultReadResult{Content: protocol.Bytes("d\n"), FirstLine: 9, LineBytes: 1, Lines: 1, TotalLines: 9}, "     9\td\n[lines 9-9 of 9]"},
-		"not all kept": {wire.ResultReadResult{Content: protocol.Bytes("d\n"), FirstLine: 9, LineBytes: 1, Lines: 1, TotalLines: 9, Truncated: true}, "     9\td\n[lines 9-9 of 9; what came after that is not kept]"},
+		"not all kept": {wire.ResultReadResult{Content: protocol.Bytes("d\n"), FirstLine: 9, LineBytes: 1, Lines: 1, TotalLines: 9, Truncated: true}, "     9\td\n[lines 9-9 of 9; the rest is not stored]"},
 		"none there":   {wire.ResultReadResult{TotalLines: 9}, "[there are no such lines: result:c-1#stdout has 9 lines]"},
 		"empty":        {wire.ResultReadResult{}, "[result:c-1#stdout is empty]"},
 		"an empty line": {
@@ -197,9 +197,9 @@ func TestText_ListsThatAreCut(t *testing.T) {
 		require.True(t, strings.HasPrefix(out, test.first), out[:40])
 		require.True(t, strings.HasSuffix(out, test.all+`the others: read on with path="result:c-1:501"]`), "%s: %s", tool, out[len(out)-200:])
 		out = text(t, tool, keptText(test.value, 550))
-		require.True(t, strings.HasSuffix(out, test.all+`the first 550 are kept: read on with path="result:c-1:501", or `+test.narrower), "%s: %s", tool, out[len(out)-300:])
+		require.True(t, strings.HasSuffix(out, test.all+`the first 550 are stored: read on with path="result:c-1:501", or `+test.narrower), "%s: %s", tool, out[len(out)-300:])
 		out = text(t, tool, ok(test.value))
-		require.True(t, strings.HasSuffix(out, test.all+"the others are not kept: "+test.narrower), "%s: %s", tool, out[len(out)-300:])
+		require.True(t, strings.HasSuffix(out, test.all+"the others are not stored: "+test.narrower), "%s: %s", tool, out[len(out)-300:])
 	}
 }
 

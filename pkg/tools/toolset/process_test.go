@@ -41,9 +41,9 @@ func TestText_BackgroundProcesses(t *testing.T) {
 		value protocol.Value
 		want  string
 	}{
-		"started":          {"bash", started("running", -1, ""), "[background process p-1: running; it goes on beside other calls; the process tool reads what it writes, and kills it]"},
-		"started and said": {"bash", started("running", -1, "ready"), "ready\n[background process p-1: running; it goes on beside other calls; the process tool reads what it writes, and kills it]"},
-		"failed at once":   {"bash", started("exited", 127, "sh: x: not found\n"), "sh: x: not found\n[background process p-1: ended with exit code 127; it did not live long]"},
+		"started":          {"bash", started("running", -1, ""), "[background process p-1: running; it runs concurrently with other calls; the process tool reads what it writes, and kills it]"},
+		"started and said": {"bash", started("running", -1, "ready"), "ready\n[background process p-1: running; it runs concurrently with other calls; the process tool reads what it writes, and kills it]"},
+		"failed at once":   {"bash", started("exited", 127, "sh: x: not found\n"), "sh: x: not found\n[background process p-1: ended with exit code 127; it ended at once]"},
 		"none":             {"process", wire.ProcessListResult{}, "[there are no background processes]"},
 		"some": {
 			"process",
@@ -65,7 +65,7 @@ func TestText_BackgroundProcesses(t *testing.T) {
 		"dropped": {
 			"process",
 			wire.ProcessReadResult{ProcessStatus: living, Content: protocol.Bytes("end"), Offset: 3, NextOffset: 6, Dropped: 3},
-			"end\n[3 bytes before this are dropped, nothing has them: have a command write to a file what is needed whole]\n[p-1 running; bytes 3-6 of 6; read on with offset=6]",
+			"end\n[3 bytes before this are dropped and not stored: if you need all output, let the command write it to a file]\n[p-1 running; bytes 3-6 of 6; read on with offset=6]",
 		},
 		"kept": {
 			"process",
@@ -75,11 +75,11 @@ func TestText_BackgroundProcesses(t *testing.T) {
 		"nothing new":  {"process", wire.ProcessReadResult{ProcessStatus: living, Offset: 6, NextOffset: 6}, "[p-1 running; nothing new after byte 6 of 6]"},
 		"killed":       {"process", wire.ProcessKillResult{ProcessStatus: state("cancelled", "SIGKILL", -1)}, "[p-1: killed]"},
 		"ended before": {"process", wire.ProcessKillResult{ProcessStatus: state("exited", "", 0)}, "[p-1: ended with exit code 0]"},
-		"out of time":  {"process", wire.ProcessKillResult{ProcessStatus: state("timeout", "SIGKILL", -1)}, "[p-1: killed, its time was over]"},
+		"out of time":  {"process", wire.ProcessKillResult{ProcessStatus: state("timeout", "SIGKILL", -1)}, "[p-1: killed at its time limit]"},
 		"no memory":    {"process", wire.ProcessKillResult{ProcessStatus: state("oom", "SIGKILL", -1)}, "[p-1: killed, it ran out of memory]"},
 		"no disk":      {"process", wire.ProcessKillResult{ProcessStatus: state("disk_limit", "SIGKILL", -1)}, "[p-1: ended, the sandbox used up its disk]"},
 		"by a signal":  {"process", wire.ProcessKillResult{ProcessStatus: state("signaled", "SIGSEGV", -1)}, "[p-1: ended by signal SIGSEGV]"},
-		"lost":         {"process", wire.ProcessKillResult{ProcessStatus: state("sandbox_lost", "", -1)}, "[p-1: ended, its sandbox went away]"},
+		"lost":         {"process", wire.ProcessKillResult{ProcessStatus: state("sandbox_lost", "", -1)}, "[p-1: ended with its sandbox]"},
 	} {
 		require.Equal(t, test.want, text(t, test.tool, ok(test.value)), name)
 	}

@@ -55,7 +55,7 @@ func TestText_Commands(t *testing.T) {
 		"out of memory":           {protocol.Execution{ExitCode: -1, Signal: "SIGKILL", Reason: "oom"}, "[killed: it ran out of memory]\n[ended by signal SIGKILL]"},
 		"a note":                  {protocol.Execution{Reason: "exited", Notes: []string{"It was slow."}}, "[It was slow.]"},
 		"too much disk":           {protocol.Execution{Reason: "disk_limit"}, "[ended: it used up its disk]"},
-		"a lost sandbox":          {protocol.Execution{Reason: "sandbox_lost"}, "[lost: its sandbox went away]"},
+		"a lost sandbox":          {protocol.Execution{Reason: "sandbox_lost"}, "[lost: its sandbox ended]"},
 		"binary output":           {execution("a\x00b\xffc\x7f", "", 0), "a\uFFFDb\uFFFDc\uFFFD"},
 		"colours and titles":      {execution("\x1b[1;31mred\x1b[0m \x1b]0;title\x07x\x1b(y", "", 0), "red x\uFFFD(y"},
 		"progress":                {execution("1%\r2%\tdone\n", "", 0), "1%\r2%\tdone\n"},
@@ -102,7 +102,7 @@ func TestText_OutputThatTheWorkerCutSaysSo(t *testing.T) {
 	cut := execution("head … tail", "", 0)
 	cut.Truncated, cut.StdoutBytes = true, 5_000_000
 	out := text(t, "bash", ok(protocol.CommandRunResult{Execution: cut}))
-	require.Equal(t, "head … tail\n[output was cut: stdout had 5000000 bytes, stderr 0 bytes; no more is kept: send it to a file and read that, or filter it]", out)
+	require.Equal(t, "head … tail\n[output was cut: stdout had 5000000 bytes, stderr 0 bytes; the rest is not stored: write the output to a file and read that, or filter it]", out)
 }
 
 func TestText_Read(t *testing.T) {
@@ -148,7 +148,7 @@ func TestText_Read(t *testing.T) {
 		"beyond the end": {protocol.FilesReadResult{Path: "a", TotalLines: 7, Bytes: 70}, "[there are no such lines: a has 7 lines]"},
 		"a binary file": {
 			protocol.FilesReadResult{Path: "a b", Content: protocol.Bytes("\x00\xff"), Bytes: 2, Binary: true},
-			"[a b is a binary file of 2 bytes: not shown; look into it with bash, as in `file` or `od -c`]",
+			"[a b is a binary file of 2 bytes: not shown; examine it with bash, such as with `file` or `od -c`]",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -218,7 +218,7 @@ func TestText_Files(t *testing.T) {
 		"a cut directory": {
 			"list",
 			protocol.FilesListResult{Total: 3, Entries: []protocol.DirEntry{{Name: "a", Type: protocol.TypeDir}}},
-			"a/\n[1 of 3 names; the others are not kept: use glob with a pattern, or list a subdirectory]",
+			"a/\n[1 of 3 names; the others are not stored: use glob with a pattern, or list a subdirectory]",
 		},
 		"nothing there": {"exists", protocol.FilesExistsResult{Path: "a"}, "no: there is nothing at a"},
 		"a file":        {"exists", protocol.FilesExistsResult{Path: "a", Exists: true, Type: protocol.TypeFile, Size: 3}, "yes: a is a file of 3 bytes"},
@@ -239,7 +239,7 @@ func TestText_Files(t *testing.T) {
 		"more matches": {
 			"grep",
 			protocol.FilesSearchResult{Files: 1, Total: 2, Stopped: true, Matches: []protocol.Match{{Path: "a", Line: 1, Text: "x", Cut: 7}}},
-			"a:1:x [... and 7 more bytes]\n[1 of 2 matches; 1 file searched, and no more because that took too long: use a narrower path or glob; the others are not kept: use a narrower pattern, path or glob]",
+			"a:1:x [... and 7 more bytes]\n[1 of 2 matches; 1 file searched, and no more because that took too long: use a narrower path or glob; the others are not stored: use a narrower pattern, path or glob]",
 		},
 		"a new file":      {"write", protocol.FilesWriteResult{Path: "a", Bytes: 5, SHA256: "5a", Created: true, Diff: "+hello"}, "Created a (5 bytes, SHA-256 5a)."},
 		"a replaced file": {"write", protocol.FilesWriteResult{Path: "a", Bytes: 1, SHA256: "5a", Diff: "-x\n+y"}, "Replaced the content of a (1 byte, SHA-256 5a)."},
@@ -271,7 +271,7 @@ func TestText_Files(t *testing.T) {
 		"more files": {
 			"glob",
 			protocol.FilesGlobResult{Paths: []string{"a"}, Total: 9, Skipped: 2},
-			"a\n[1 of 9 files; 2 directories could not be read; the others are not kept: use a narrower pattern or path]",
+			"a\n[1 of 9 files; 2 directories could not be read; the others are not stored: use a narrower pattern or path]",
 		},
 		"a tree": {"tree", protocol.FilesTreeResult{Path: "src", Total: 4, Ignored: 2, Entries: []protocol.TreeEntry{
 			{Path: "src/a", Type: protocol.TypeDir},
@@ -282,7 +282,7 @@ func TestText_Files(t *testing.T) {
 		"a cut tree": {
 			"tree",
 			protocol.FilesTreeResult{Total: 7, Skipped: 1, Entries: []protocol.TreeEntry{{Path: "a", Type: protocol.TypeDir}}},
-			"./\na/\n[1 of 7 entries; 1 directories could not be read; the others are not kept: show a subdirectory, or less depth]",
+			"./\na/\n[1 of 7 entries; 1 directories could not be read; the others are not stored: show a subdirectory, or less depth]",
 		},
 		"a JSON value": {"json_read", protocol.FilesJSONReadResult{Value: protocol.Bytes("{\n  \"b\": 1.50}"), JSONType: "object"}, "{\n  \"b\": 1.50}"},
 		"a JSON file that was written": {
@@ -293,12 +293,12 @@ func TestText_Files(t *testing.T) {
 		"an image": {
 			"read",
 			protocol.FilesReadResult{Path: "a.png", Content: protocol.Bytes("\x89PNG"), Bytes: 4, Binary: true, Image: "image/png"},
-			"[a.png is an image, image/png of 4 bytes: here it is, if you take images; else look into it with bash]",
+			"[a.png is an image, image/png of 4 bytes: it is attached if you can see images; otherwise examine it with bash]",
 		},
 		"a large image": {
 			"read",
 			protocol.FilesReadResult{Path: "a.png", Content: protocol.Bytes("\x89PNG"), Bytes: 9e6, Binary: true, Image: "image/png", Truncated: true},
-			"[a.png is an image, image/png of 9000000 bytes: too large to be shown, at most 4194304 bytes are; make a smaller one with bash]",
+			"[a.png is an image, image/png of 9000000 bytes: too large to be shown (at most 4194304 bytes); make a smaller one with bash]",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -345,7 +345,7 @@ func TestText_FailuresSayWhatToDoNext(t *testing.T) {
 	}{
 		"out of time":       {protocol.StatusTimeout, protocol.CodeRunTimeout, "longer"},
 		"cancelled":         {protocol.StatusCancelled, protocol.CodeCancelled, "Do not repeat it unless you are asked"},
-		"an empty pool":     {protocol.StatusOutcomeUnknown, protocol.CodeNoWorker, "nothing has run, as far as is known"},
+		"an empty pool":     {protocol.StatusOutcomeUnknown, protocol.CodeNoWorker, "as far as is known, nothing was run"},
 		"unknown":           {protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown, "Check what is there before you repeat it"},
 		"wrong arguments":   {protocol.StatusRejected, protocol.CodeInvalidArguments, "nothing was run"},
 		"an escape":         {protocol.StatusRejected, codes.PathEscape, "as the message says"},
