@@ -214,7 +214,7 @@ func alwaysThere(t loop.EventType) (fields string, printed bool) {
 		return "index call_id name question status", true
 	case loop.EventWorkerLost:
 		return "index call_id name worker_id attempt text", true
-	case loop.EventRevertStarted, loop.EventCopyStarted, loop.EventSessionForked, loop.EventImported, loop.EventRemoved, loop.EventTurnStarted, loop.EventTurnEnded, loop.EventTextDelta, loop.EventReasoningDelta, loop.EventToolQueued, loop.EventToolRunning, loop.EventAgentMoved, loop.EventCallJudged:
+	case loop.EventRevertStarted, loop.EventChangeStarted, loop.EventChangeEnded, loop.EventCopyStarted, loop.EventSessionForked, loop.EventImported, loop.EventRemoved, loop.EventTurnStarted, loop.EventTurnEnded, loop.EventTextDelta, loop.EventReasoningDelta, loop.EventToolQueued, loop.EventToolRunning, loop.EventAgentMoved, loop.EventCallJudged:
 	}
 	return "", false
 }

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -147,7 +148,7 @@ func withAgents(ctx context.Context, journal loop.Journal, events []loop.Event) 
 // it is idempotent. The error wraps [ErrBusy] when the session has an open turn or unfinished calls;
 // then nothing was undone.
 func Revert(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool, effects []Effect) error {
-	if _, err := idle(ctx, f, id, pool); err != nil {
+	if _, err := idle(ctx, f, f.Journal, id, pool); err != nil {
 		return fmt.Errorf("revert calls of session %s: %w", id, err)
 	}
 	return reverter{f.Journal, f.Dispatcher.One, id}.all(ctx, effects)
@@ -230,13 +231,16 @@ func (r reverter) note(ctx context.Context, e loop.Event) (there bool, err error
 			return true, nil
 		}
 	}
+	if IsOpen(fold(history.Events).State) { // its process extends the journal
+		return false, fmt.Errorf("%w: a turn has begun meanwhile; repeat the revert when that has ended", ErrBusy)
+	}
 	return false, note(ctx, r.journal, history, r.id, e)
 }
 
 // Resolve notes what a person found out about a call of unknown outcome, which the model reads. The
 // error wraps [ErrBusy] as that of [Revert].
 func Resolve(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool, call protocol.CallID, happened bool, by string) error {
-	_, err := idle(ctx, f, id, pool)
+	_, err := idle(ctx, f, f.Journal, id, pool)
 	if err == nil {
 		err = resolve(ctx, f.Journal, id, call, happened, by)
 	}
@@ -278,10 +282,15 @@ func note(ctx context.Context, journal loop.Journal, history loop.History, id pr
 	return err
 }
 
-// idle returns an error that wraps [ErrBusy] for a session that does something.
-func idle(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool) (*remover, error) {
+// idle returns an error that wraps [ErrBusy] for a session that does something. A change of it that
+// was interrupted is completed first.
+func idle(ctx context.Context, f *fleet.Fleet, journal loop.Journal, id protocol.SessionID, pool protocol.Pool) (*remover, error) {
 	r, err := newRemover(ctx, f, id, Options{Pool: pool})
 	if err != nil {
+		return nil, err
+	}
+	r.journals = journal
+	if r.completed, err = loop.CompleteChanges(ctx, journal, f.Dispatcher, id); err != nil && !errors.Is(err, loop.ErrJournalInvalid) {
 		return nil, err
 	}
 	return r, r.refuseBusy(ctx, "continue it (--session), or end it (session cancel)")

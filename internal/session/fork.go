@@ -270,7 +270,7 @@ func checkAmounts(e *loop.Event) error {
 // how many turns they have.
 func give(events []loop.Event, to protocol.SessionID) (turns int) {
 	for i := range events {
-		events[i].SessionID, events[i].Seed = to, ""
+		events[i].SessionID, events[i].Seed, events[i].Call = to, "", nil
 		if events[i].Type == loop.EventTurnStarted {
 			turns++
 		}
@@ -381,14 +381,59 @@ func (l *leftOpen) ends() []loop.Event {
 // default pool. That is a further checkpoint: those after the call stay. The error wraps [ErrBusy]
 // when the session has an open turn or unfinished calls; then nothing was changed.
 func Restore(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool, at protocol.CallID) (wire.WorkspaceRestoreResult, error) {
-	r, err := idle(ctx, f, id, pool)
+	r, err := idle(ctx, f, f.Journal, id, pool)
 	var value protocol.Value
 	if err == nil {
-		value, err = r.call(ctx, wire.RandomCallID(), wire.WorkspaceRestore{At: at})
+		value, err = r.change(ctx, wire.RandomCallID(), loop.Event{}, wire.WorkspaceRestore{At: at})
 	}
 	if err != nil {
 		return wire.WorkspaceRestoreResult{}, fmt.Errorf("restore session %s: %w", id, err)
 	}
 	restored, _ := value.(wire.WorkspaceRestoreResult)
 	return restored, nil
+}
+
+// change has a worker change the workspace of a session that is idle, see [loop.CompleteChanges].
+// about has more of the event that begins it. Without a conversation nothing can be between: the call
+// is all. The error wraps [ErrBusy] if the session was extended since it was found idle.
+func (r *remover) change(ctx context.Context, id protocol.CallID, about loop.Event, payload protocol.Payload) (protocol.Value, error) {
+	if len(r.history.Events) == 0 {
+		return r.call(ctx, id, payload)
+	}
+	call := r.callOf(id, payload)
+	body, err := wire.EncodeCall(&call)
+	if err != nil {
+		return nil, err
+	}
+	about.Type, about.CallFields, about.Call = loop.EventChangeStarted, loop.CallFields{CallID: id, Name: call.Tool}, body
+	if err := note(ctx, r.journals, r.history, r.id, about); errors.Is(err, loop.ErrJournalConflict) {
+		return nil, errBegun
+	} else if err != nil {
+		return nil, err
+	}
+	ended, err := loop.CompleteChanges(ctx, r.journals, r.fleet.Dispatcher, r.id)
+	if err != nil {
+		return nil, err
+	}
+	return r.outcome(ctx, &call, ended)
+}
+
+// outcome is what a change did, which this process has ended, or another one.
+func (r *remover) outcome(ctx context.Context, call *protocol.Call, ended []protocol.Result) (protocol.Value, error) {
+	var result *protocol.Result
+	for i := range ended {
+		if ended[i].CallID == call.ID {
+			result = &ended[i]
+		}
+	}
+	if result == nil {
+		var err error
+		if result, err = r.fleet.Dispatcher.Result(ctx, call); err != nil || result == nil {
+			return nil, errors.Join(errors.New("another process has ended the change, and its result cannot be read"), err)
+		}
+	}
+	if result.Error != nil {
+		return nil, fmt.Errorf("workspace: %w", result.Error)
+	}
+	return result.Value, nil
 }

@@ -5,8 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
-	"time"
+	"slices"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/fleet"
@@ -26,11 +25,10 @@ func mergedOf(r wire.WorkspaceMergeResult, answer string) report.Merged {
 }
 
 // Merge brings what a fork of a session has changed in its workspace since it began, or since it
-// was merged last, into the session, and adds its answer to the conversation, as one message. The
-// files are one call in the lane of the session's workspace; the message follows when that has a
-// result. A merge that was interrupted in between is completed by the same merge: the id of the
-// call derives from what is merged, so it gets the result of the first one. The error wraps
-// [ErrBusy] when one of the two has an open turn or unfinished calls; then nothing was changed.
+// was merged last, into the session, and adds its answer to the conversation, as one message. A merge
+// that was interrupted is completed by the same merge, or by the session's next turn, whichever comes
+// first; see [loop.CompleteChanges]. The error wraps [ErrBusy] when one of the two has an open turn or
+// unfinished calls, or the session is extended meanwhile; then nothing was changed.
 func Merge(ctx context.Context, f *fleet.Fleet, from, into protocol.SessionID, pool protocol.Pool) (report.Merged, error) {
 	merged, err := merge(ctx, f, f.Journal, from, into, pool)
 	if err != nil {
@@ -45,7 +43,7 @@ func merge(ctx context.Context, f *fleet.Fleet, journal loop.Journal, from, into
 	}
 	var r *remover
 	for _, id := range []protocol.SessionID{from, into} {
-		if r, err = idle(ctx, f, id, pool); err != nil {
+		if r, err = idle(ctx, f, journal, id, pool); err != nil {
 			return merged, err
 		}
 	}
@@ -53,30 +51,18 @@ func merge(ctx context.Context, f *fleet.Fleet, journal loop.Journal, from, into
 	if err != nil {
 		return merged, err
 	}
-	history, err := journal.Load(ctx, into)
-	if err != nil {
-		return merged, err
-	}
-	if len(history.Events) == 0 { // its workspace may be that of single calls
+	if len(r.history.Events) == 0 { // its workspace may be that of single calls
 		if there, err := HasWorkspace(ctx, f.At(pool), into); err != nil || !there {
 			return merged, cmp.Or(err, ErrNone)
 		}
 	}
-	var last loop.Event // the last merge of the fork
-	for i := range history.Events {
-		if e := &history.Events[i]; e.Type == loop.EventSessionMerged && e.From == from {
-			last = *e
-		}
+	answer := answerOf(fork.Events)
+	text := fmt.Sprintf("[Session %s, a fork of this one or of its origin, was merged.]", from)
+	if answer != "" {
+		text += "\nIts answer:\n" + answer
 	}
-	id := wire.MergeCallID(into, history.Last, from, fork.Last)
-	if len(history.Events) == 0 { // no conversation that says what was merged
-		id = wire.RandomCallID()
-	}
-	payload := wire.WorkspaceMerge{From: string(from), After: last.Checkpoint}
-	value, err := r.call(ctx, id, payload)
-	if _, failed := errors.AsType[*protocol.Error](err); failed { // maybe long ago, as without room
-		value, err = r.call(ctx, wire.RandomCallID(), payload)
-	}
+	about := loop.Event{Text: text + "\n\n", NoteFields: loop.NoteFields{From: from}}
+	value, err := r.merge(ctx, about, fork.Last)
 	if err != nil {
 		return merged, err
 	}
@@ -84,21 +70,34 @@ func merge(ctx context.Context, f *fleet.Fleet, journal loop.Journal, from, into
 	if !is {
 		return merged, errors.New("the worker returned no result of a merge")
 	}
-	merged = mergedOf(result, answerOf(fork.Events))
-	text := fmt.Sprintf("[Session %s, a fork of this one or of its origin, was merged.]", from)
-	if merged.Answer != "" {
-		text += "\nIts answer:\n" + merged.Answer
+	return mergedOf(result, answer), nil
+}
+
+// merge has a worker merge a fork whose journal ends at forkLast, unless that is what the interrupted
+// merge has done which was just completed.
+func (r *remover) merge(ctx context.Context, about loop.Event, forkLast uint64) (protocol.Value, error) {
+	payload := wire.WorkspaceMerge{From: string(about.From)}
+	var ended uint64 // merges of the fork
+	for i := range r.history.Events {
+		switch e := &r.history.Events[i]; {
+		case e.From != about.From:
+		case e.Type == loop.EventSessionMerged:
+			payload.After = e.Checkpoint
+		case e.Type == loop.EventChangeEnded:
+			ended++
+		default:
+		}
 	}
-	text += "\n\n"
-	known := last.Checkpoint == result.Checkpoint && strings.HasPrefix(last.Text, text)
-	if len(history.Events) == 0 || known {
-		return merged, nil
+	if len(r.history.Events) == 0 { // no conversation that says what was merged
+		return r.call(ctx, wire.RandomCallID(), payload)
 	}
-	_, err = journal.Append(ctx, into, history.Last, loop.Event{
-		Type: loop.EventSessionMerged, SessionID: into, Time: time.Now().UTC(), Turn: history.Events[len(history.Events)-1].Turn,
-		Text: text + render.Merge(result), NoteFields: loop.NoteFields{From: from, Checkpoint: result.Checkpoint},
-	})
-	return merged, err
+	if ended > 0 {
+		same := wire.MergeCallID(r.id, ended-1, about.From, forkLast)
+		if slices.ContainsFunc(r.completed, func(c protocol.Result) bool { return c.CallID == same && c.Error == nil }) {
+			return r.outcome(ctx, &protocol.Call{ID: same, SessionID: r.id}, r.completed)
+		}
+	}
+	return r.change(ctx, wire.MergeCallID(r.id, ended, about.From, forkLast), about, payload)
 }
 
 // answerOf is the answer of the last turn of its own that a session has; "" without one.

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -10,42 +11,92 @@ import (
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
-// A merge that is interrupted before or after its message is stored, and done again, leaves one
-// message, which names what was merged.
+// forked makes a session with files and a turn, and a fork that has changed them and answered.
+func forked(t *testing.T, r *rig, files Files) (into, fork protocol.SessionID) {
+	t.Helper()
+	into, fork = protocol.NewSessionID(), protocol.NewSessionID()
+	require.Nil(t, r.call(t.Context(), t, into, protocol.CommandRun{Command: "seq 9 > both"}).Error)
+	_, err := r.Journal.Append(t.Context(), into, 0, conversation()[:7]...)
+	require.NoError(t, err)
+	_, err = files.Fork(t.Context(), r.Journal, into, At{}, fork)
+	require.NoError(t, err)
+	require.Nil(t, r.call(t.Context(), t, fork, protocol.CommandRun{Command: "sed -i s/1/one/ both; echo new > new"}).Error)
+	history, err := r.Journal.Load(t.Context(), fork)
+	require.NoError(t, err)
+	_, err = r.Journal.Append(t.Context(), fork, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2, Text: "I am done.", Status: "answered"})
+	require.NoError(t, err)
+	return into, fork
+}
+
+// A merge that is interrupted at any of its writes, and done again, leaves one message, which names
+// what was merged.
 func TestMerge_ThatIsInterruptedIsCompleted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	files, err := OpenFiles(t.Context(), r.Fleet, "")
 	require.NoError(t, err)
-	for _, stores := range []bool{false, true} {
-		into, fork := protocol.NewSessionID(), protocol.NewSessionID()
-		require.Nil(t, r.call(t.Context(), t, into, protocol.CommandRun{Command: "seq 9 > both"}).Error)
-		_, err = r.Journal.Append(t.Context(), into, 0, conversation()[:7]...)
-		require.NoError(t, err)
-		_, err = files.Fork(t.Context(), r.Journal, into, At{}, fork)
-		require.NoError(t, err)
-		require.Nil(t, r.call(t.Context(), t, fork, protocol.CommandRun{Command: "sed -i s/1/one/ both; echo new > new"}).Error)
-		history, err := r.Journal.Load(t.Context(), fork)
-		require.NoError(t, err)
-		_, err = r.Journal.Append(t.Context(), fork, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2, Text: "I am done.", Status: "answered"})
-		require.NoError(t, err)
+	for left := 1; left <= 2; left++ { // its beginning, its end
+		for _, stores := range []bool{false, true} {
+			into, fork := forked(t, r, files)
+			_, err = merge(t.Context(), r.Fleet, &brittle{Journal: r.Journal, left: left, stores: stores}, fork, into, "")
+			require.ErrorIs(t, err, errCrash)
+			merged, err := Merge(t.Context(), r.Fleet, fork, into, "")
+			require.NoError(t, err)
+			require.Equal(t, left == 2 && stores, merged.Written == nil, "it was complete")
+			history, err := r.Journal.Load(t.Context(), into)
+			require.NoError(t, err)
+			said := slices.DeleteFunc(history.Events, func(e loop.Event) bool { return e.Type != loop.EventSessionMerged })
+			require.Len(t, said, 1)
+			require.Contains(t, said[0].Text, "Its answer:\nI am done.")
+			require.Contains(t, said[0].Text, "changed: both, new")
+			both, err := files.Read(t.Context(), into, "both", "")
+			require.NoError(t, err)
+			require.True(t, strings.HasPrefix(string(both), "one\n2\n"), string(both))
+		}
+	}
+}
 
-		_, err = merge(t.Context(), r.Fleet, &brittle{Journal: r.Journal, left: 1, stores: stores}, fork, into, "")
+// listens is a model that notes what it was asked.
+type listens struct{ messages []loop.Message }
+
+func (m *listens) Reply(_ context.Context, req loop.Request, _ func(loop.Delta)) (loop.Reply, error) {
+	m.messages = req.Messages
+	return loop.Reply{Text: "I see."}, nil
+}
+
+// The next turn completes a merge that was interrupted, before it begins: its model reads the message,
+// and what it does then is not merged over.
+func TestMerge_ThatIsInterruptedBeforeATurn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	files, err := OpenFiles(t.Context(), r.Fleet, "")
+	require.NoError(t, err)
+	for left := 1; left <= 2; left++ {
+		into, fork := forked(t, r, files)
+		_, err = merge(t.Context(), r.Fleet, &brittle{Journal: r.Journal, left: left, stores: left == 1}, fork, into, "")
 		require.ErrorIs(t, err, errCrash)
+		table, err := tools.NewTable()
+		require.NoError(t, err)
+		model := &listens{}
+		runner, err := loop.New(model, r.Dispatcher, r.Journal, table, &loop.Options{ModelName: "m"})
+		require.NoError(t, err)
+		_, err = runner.Run(t.Context(), into, loop.Input{Text: "what is new?"})
+		require.NoError(t, err)
+		require.True(t, slices.ContainsFunc(model.messages, func(m loop.Message) bool {
+			return strings.Contains(m.Text, "I am done.") && strings.Contains(m.Text, "changed: both, new")
+		}), model.messages)
+		require.Nil(t, r.call(t.Context(), t, into, protocol.CommandRun{Command: "rm new; sed -i s/one/ONE/ both"}).Error)
 		merged, err := Merge(t.Context(), r.Fleet, fork, into, "")
 		require.NoError(t, err)
-		require.Equal(t, stores, merged.Written == nil, "it was complete")
-		history, err = r.Journal.Load(t.Context(), into)
-		require.NoError(t, err)
-		said := slices.DeleteFunc(history.Events, func(e loop.Event) bool { return e.Type != loop.EventSessionMerged })
-		require.Len(t, said, 1)
-		require.Contains(t, said[0].Text, "Its answer:\nI am done.")
-		require.Contains(t, said[0].Text, "changed: both, new")
+		require.Empty(t, merged.Written)
+		_, err = files.Read(t.Context(), into, "new", "")
+		require.ErrorIs(t, err, ErrNoFile, "it was removed after the merge")
 		both, err := files.Read(t.Context(), into, "both", "")
 		require.NoError(t, err)
-		require.True(t, strings.HasPrefix(string(both), "one\n2\n"), string(both))
+		require.True(t, strings.HasPrefix(string(both), "ONE\n2\n"), string(both))
 	}
 }
 

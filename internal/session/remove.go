@@ -94,9 +94,12 @@ type remover struct {
 	parts   []*part
 	id      protocol.SessionID
 	options Options
-	last    uint64 // of the journal, when it was found idle
-	marked  bool   // by this remover
+	history loop.History // when it was found idle
+	marked  bool         // by this remover
 	removed report.Removed
+
+	journals  loop.Journal      // of a change
+	completed []protocol.Result // of changes that were interrupted
 }
 
 // part is a part of the fleet, and what it has of the session.
@@ -173,7 +176,7 @@ func (r *remover) refuseBusy(ctx context.Context, instead string) error {
 	case err != nil:
 		return err
 	}
-	r.last = history.Last
+	r.history = history
 	info := fold(history.Events)
 	if IsOpen(info.State) {
 		reasons = append(reasons, fmt.Sprintf("turn %d is open", info.History[len(info.History)-1].Turn))
@@ -238,7 +241,7 @@ func (r *remover) mark(ctx context.Context) (err error) {
 	if _, err = r.fleet.Journal.Load(ctx, r.id); errors.Is(err, loop.ErrRemoved) {
 		return nil // by a removal that was cut short
 	}
-	if err = r.fleet.Journal.MarkBehind(ctx, r.id, r.last); errors.Is(err, loop.ErrJournalConflict) {
+	if err = r.fleet.Journal.MarkBehind(ctx, r.id, r.history.Last); errors.Is(err, loop.ErrJournalConflict) {
 		err = errBegun
 	}
 	r.marked = err == nil
@@ -345,11 +348,7 @@ func (r *remover) workspace(ctx context.Context) error {
 
 // call has a worker do something with the whole workspace.
 func (r *remover) call(ctx context.Context, id protocol.CallID, payload protocol.Payload) (protocol.Value, error) {
-	call := protocol.Call{
-		ID: id, SessionID: r.id, Tool: string(wire.KindOf(payload)), Pool: r.options.Pool,
-		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(r.id)), Access: protocol.Exclusive}},
-		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), Payload: payload,
-	}
+	call := r.callOf(id, payload)
 	result, err := r.fleet.Dispatcher.One(ctx, &call)
 	if err == nil && result.Error != nil {
 		err = result.Error
@@ -358,6 +357,14 @@ func (r *remover) call(ctx context.Context, id protocol.CallID, payload protocol
 		return nil, fmt.Errorf("workspace: %w", err)
 	}
 	return result.Value, nil
+}
+
+func (r *remover) callOf(id protocol.CallID, payload protocol.Payload) protocol.Call {
+	return protocol.Call{
+		ID: id, SessionID: r.id, Tool: string(wire.KindOf(payload)), Pool: r.options.Pool,
+		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(r.id)), Access: protocol.Exclusive}},
+		Delivery:  protocol.Idempotent, IssuedAt: time.Now().UTC(), Payload: payload,
+	}
 }
 
 // HasWorkspace reports whether a session has a workspace in a part of the fleet.

@@ -199,7 +199,7 @@ func TestRemove_CutShortIsCompleted(t *testing.T) {
 		require.NoError(t, err)
 		half, err := newRemover(t.Context(), r.Fleet, "s", Options{})
 		require.NoError(t, err)
-		half.last = history.Last
+		half.history = history
 		if done > len(half.steps()) {
 			break
 		}

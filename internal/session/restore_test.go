@@ -2,15 +2,19 @@ package session
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // A session does not go back while it works, and says so.
@@ -34,6 +38,58 @@ func TestRestore_IsRefusedWhileATurnIsOpen(t *testing.T) {
 	_, err = Restore(t.Context(), r.Fleet, "ended", "", "c-1")
 	require.ErrorContains(t, err, "is used in place: it has no checkpoints to go back to")
 	require.Equal(t, protocol.CodeWorkspaceUnavailable, codeOf(err))
+}
+
+// A turn that begins between the look at a session and what a person does to it refuses that: no call
+// was sent, and no event is in its way. What was begun before is completed before the turn begins.
+func TestRestore_AndATurnAtOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	require.Nil(t, r.call(t.Context(), t, "s", protocol.FilesWrite{Path: "a", Content: []byte("old")}).Error)
+	begin := r.call(t.Context(), t, "s", protocol.FilesWrite{Path: "b", Content: []byte("old")})
+	require.Nil(t, r.call(t.Context(), t, "s", protocol.FilesWrite{Path: "a", Content: []byte("new")}).Error)
+	_, err := r.Journal.Append(t.Context(), "s", 0, conversation()[:7]...)
+	require.NoError(t, err)
+	look, err := idle(t.Context(), r.Fleet, r.Journal, "s", "")
+	require.NoError(t, err)
+	last, err := r.Journal.Append(t.Context(), "s", look.history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2})
+	require.NoError(t, err)
+	_, err = look.change(t.Context(), wire.RandomCallID(), loop.Event{}, wire.WorkspaceRestore{At: begin.CallID})
+	require.ErrorIs(t, err, ErrBusy)
+	effect := Effect{Effect: report.Effect{CallID: "c", Tool: "x", Revert: "y"}, session: "s"}
+	effect.call = undoing(t, "log", "c", "one", "")[1].Effect.Revert
+	require.ErrorIs(t, reverter{r.Journal, r.Dispatcher.One, "s"}.all(t.Context(), []Effect{effect}), ErrBusy)
+	_, err = r.Journal.Append(t.Context(), "s", last, loop.Event{Type: loop.EventTurnEnded, Turn: 2, Status: "answered"})
+	require.NoError(t, err, "nothing was added")
+
+	files, err := OpenFiles(t.Context(), r.Fleet, "")
+	require.NoError(t, err)
+	content := func() string {
+		content, err := files.Read(t.Context(), "s", "a", "")
+		require.NoError(t, err)
+		return string(content)
+	}
+	require.Equal(t, "new", content())
+	look, err = idle(t.Context(), r.Fleet, &brittle{Journal: r.Journal, left: 2}, "s", "")
+	require.NoError(t, err)
+	_, err = look.change(t.Context(), wire.RandomCallID(), loop.Event{}, wire.WorkspaceRestore{At: begin.CallID})
+	require.ErrorIs(t, err, errCrash)
+	table, err := tools.NewTable()
+	require.NoError(t, err)
+	runner, err := loop.New(answers{}, r.Dispatcher, r.Journal, table, &loop.Options{ModelName: "m"})
+	require.NoError(t, err)
+	_, err = runner.Run(t.Context(), "s", loop.Input{Text: "go on"})
+	require.NoError(t, err)
+	require.Equal(t, "old", content())
+	history, err := r.Journal.Load(t.Context(), "s")
+	require.NoError(t, err)
+	at := func(kind loop.EventType) int {
+		return slices.IndexFunc(history.Events, func(e loop.Event) bool {
+			return e.Type == kind && (e.Turn == 3 || e.Turn == 2) && e.Type != loop.EventTurnEnded && !(e.Type == loop.EventTurnStarted && e.Turn == 2)
+		})
+	}
+	require.Greater(t, at(loop.EventTurnStarted), at(loop.EventChangeEnded))
+	require.Greater(t, at(loop.EventChangeEnded), at(loop.EventChangeStarted))
 }
 
 func codeOf(err error) protocol.Code {

@@ -40,10 +40,10 @@ func RevertCallID(of protocol.CallID, attempt int) protocol.CallID {
 }
 
 // MergeCallID returns the id of the call that merges the workspace of a fork, whose journal ends at
-// fromLast, into that of a session, whose journal ends at intoLast.
-func MergeCallID(into protocol.SessionID, intoLast uint64, from protocol.SessionID, fromLast uint64) protocol.CallID {
+// fromLast, into that of a session, after a number of earlier merges of it.
+func MergeCallID(into protocol.SessionID, earlier uint64, from protocol.SessionID, fromLast uint64) protocol.CallID {
 	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte("toolfleet/merge/"+string(into)+"/"+string(from)))
-	return protocol.CallID(uuid.NewSHA1(space, []byte(fmt.Sprint(intoLast, "/", fromLast))).String())
+	return protocol.CallID(uuid.NewSHA1(space, []byte(fmt.Sprint("merge ", earlier, "/", fromLast))).String())
 }
 
 // CopyCallID returns the id of a request that makes a session of the conversation of another one.

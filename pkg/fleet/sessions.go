@@ -217,7 +217,7 @@ func (s Sessions) Merge(ctx context.Context, fork, into protocol.SessionID) (rep
 // [ErrSessionBusy] if the session is busy.
 func (s Sessions) Restore(ctx context.Context, id protocol.SessionID, at protocol.CallID) (written, removed int, err error) {
 	name := s.client.inner.Name
-	rights := []natsio.Rights{natsio.LaneRights(name, s.pool), natsio.CallRights(name, s.pool)}
+	rights := append(natsio.SessionRights(name), natsio.LaneRights(name, s.pool), natsio.CallRights(name, s.pool))
 	restored, err := run(ctx, s, only(id), rights, func(ctx context.Context, f *fleet.Fleet) (wire.WorkspaceRestoreResult, error) {
 		return session.Restore(ctx, f, id, s.pool, at)
 	})

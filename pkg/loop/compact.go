@@ -64,7 +64,7 @@ func (c *summary) message() Message { return Message{Role: RoleUser, Text: c.tex
 // Compact compacts a session that has no open turn, and reports whether there was something to
 // replace. An id makes it safe to repeat, as that of [Input]. Here a model that fails is an error.
 func (r *Runner) Compact(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error) {
-	rec, err := r.newRecorder(ctx, session)
+	rec, err := r.settled(ctx, session)
 	switch {
 	case err != nil:
 		return false, err

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"encoding/json"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -33,6 +34,8 @@ const (
 	EventReplyFailed    EventType = "reply_failed"   // an attempt gave no reply and is billed; Text says why
 	EventTurnPostponed  EventType = "turn_postponed" // a trigger's turn comes later, or is left out; Text says why
 	EventSessionMerged  EventType = "session_merged" // Text is what the model reads of a fork that was merged
+	EventChangeStarted  EventType = "change_started" // a person merges a fork, or restores the workspace, by the call CallID
+	EventChangeEnded    EventType = "change_ended"
 	EventRevertStarted  EventType = "revert_started" // a person undoes the effect of the call Reverts by the call CallID
 	EventRevertEnded    EventType = "revert_ended"   // Text is what the model reads of it
 	EventCallResolved   EventType = "call_resolved"  // a person found out what became of a call of unknown outcome
@@ -184,6 +187,9 @@ type NoteFields struct {
 	// merged one (session_merged).
 	From       protocol.SessionID `json:"from,omitempty"`
 	Checkpoint uint64             `json:"checkpoint,omitempty"`
+	// Call is the call of a change as it is sent (change_started). Whoever extends the session next
+	// sends it again, unless the change has ended.
+	Call json.RawMessage `json:"call,omitempty"`
 	// Reverts is the call whose effect is undone (revert_started, revert_ended).
 	Reverts protocol.CallID `json:"reverts,omitempty"`
 	// Rule is the rule that decided, By who answered, Via the way by which the answer came, and

@@ -12,7 +12,7 @@ import (
 // keeps them, and so do the sums of what the session has used. Files and other effects stay as they
 // are. It is refused while a turn is open.
 func (r *Runner) Rewind(ctx context.Context, session protocol.SessionID, turn int) error {
-	rec, err := r.newRecorder(ctx, session)
+	rec, err := r.settled(ctx, session)
 	switch {
 	case err != nil:
 		return err

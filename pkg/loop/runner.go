@@ -133,11 +133,23 @@ func (r *Runner) Run(ctx context.Context, session protocol.SessionID, input Inpu
 	if err := validIDs(session, input); err != nil {
 		return unfinished(ctx, TurnResult{}, err), err
 	}
-	rec, err := r.newRecorder(ctx, session)
+	rec, err := r.settled(ctx, session)
 	if err != nil {
 		return unfinished(ctx, TurnResult{}, err), err
 	}
 	return r.runLoaded(ctx, rec, input)
+}
+
+// settled loads a session, in which no change of a person is left to be completed.
+func (r *Runner) settled(ctx context.Context, session protocol.SessionID) (*recorder, error) {
+	rec, err := r.newRecorder(ctx, session)
+	if err != nil || len(rec.session.changes) == 0 {
+		return rec, err
+	}
+	if _, err := CompleteChanges(ctx, r.journal, r.dispatcher, session); err != nil {
+		return nil, err
+	}
+	return r.newRecorder(ctx, session)
 }
 
 // runLoaded is [Runner.Run] for a session that has been loaded.

@@ -1,0 +1,107 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/render"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// CompleteChanges completes what people have begun to change of a session between two turns: a merge
+// of a fork, a restore of the workspace. A change is one call, and three writes:
+//
+//	change_started, with the call ──► the call ──► change_ended, with session_merged
+//
+// Its beginning is journaled behind what its process has read, so no turn is open then. A turn that
+// begins later, and a further change, first complete it: they send the same call, which runs once, and
+// journal its end. CompleteChanges returns the results of the changes that it has ended.
+func CompleteChanges(ctx context.Context, journal Journal, dispatcher Dispatcher, id protocol.SessionID) (ended []protocol.Result, err error) {
+	for {
+		history, err := journal.Load(ctx, id)
+		if err != nil {
+			return ended, fmt.Errorf("load session %s: %w", id, err)
+		}
+		var s session
+		for i := range history.Events {
+			s.noteChange(&history.Events[i])
+		}
+		if len(s.changes) == 0 {
+			return ended, nil
+		}
+		change := s.changes[0]
+		result, err := resend(ctx, dispatcher, change.Call)
+		if err != nil {
+			return ended, fmt.Errorf("complete the change of session %s that began at %s (%s): %w", id, change.Time.Format(time.RFC3339), change.Name, err)
+		}
+		switch _, err = journal.Append(ctx, id, history.Last, change.ends(history.Events, result)...); {
+		case err == nil:
+			ended = append(ended, *result)
+		case !errors.Is(err, ErrJournalConflict): // else another process has ended it, or adds to it
+			return ended, err
+		}
+	}
+}
+
+// noteChange notes that a change begins or ends.
+func (s *session) noteChange(e *Event) {
+	switch {
+	case e.Type == EventChangeStarted && len(e.Call) > 0: // else it is one of the origin of this session
+		s.changes = append(s.changes, *e)
+	case e.Type == EventChangeEnded:
+		s.changes = slices.DeleteFunc(s.changes, func(c Event) bool { return c.CallID == e.CallID })
+	}
+}
+
+// resend has the fleet run a call, or returns the result that it has.
+func resend(ctx context.Context, dispatcher Dispatcher, body []byte) (result *protocol.Result, err error) {
+	call, err := wire.DecodeCall(body)
+	if err != nil {
+		return nil, err
+	}
+	call.Again = true
+	err = dispatcher.Dispatch(ctx, []protocol.Call{*call}, func(u Update) {
+		if u.Result != nil {
+			result = u.Result
+		}
+	})
+	if err == nil && ctx.Err() != nil { // what is known of the call now is not how it ends
+		err = context.Cause(ctx)
+	}
+	if err == nil && result == nil {
+		err = fmt.Errorf("call %s: the fleet returned no result", call.ID)
+	}
+	return result, err
+}
+
+// ends are the events that end a change. A merge that changed something since the last one, or has
+// another answer, is a message for the model.
+func (e *Event) ends(events []Event, result *protocol.Result) []Event {
+	end := Event{
+		Type: EventChangeEnded, SessionID: e.SessionID, Time: time.Now().UTC(), Turn: e.Turn,
+		CallFields: CallFields{CallID: e.CallID, Name: e.Name}, NoteFields: NoteFields{From: e.From}, Status: string(result.Status),
+	}
+	end.Error = result.Error
+	merged, is := result.Value.(wire.WorkspaceMergeResult)
+	if !is || result.Error != nil {
+		return []Event{end}
+	}
+	for i := len(events) - 1; i >= 0; i-- {
+		if last := &events[i]; last.Type == EventSessionMerged && last.From == e.From {
+			if last.Checkpoint == merged.Checkpoint && strings.HasPrefix(last.Text, e.Text) {
+				return []Event{end}
+			}
+			break
+		}
+	}
+	message := Event{
+		Type: EventSessionMerged, SessionID: e.SessionID, Time: end.Time, Turn: e.Turn,
+		Text: e.Text + render.Merge(merged), NoteFields: NoteFields{From: e.From, Checkpoint: merged.Checkpoint},
+	}
+	return []Event{message, end}
+}
