@@ -145,7 +145,7 @@ func (j *Journal) append(ctx context.Context, session protocol.SessionID, expect
 			// In a cluster another append is under way, this one's first copy maybe, and whether it
 			// will be stored is not known yet.
 		case errors.As(err, &api) && (api.Code != 503 || api.ErrorCode == natsio.CodeStoreFailed && natsio.NoRoom(api)),
-			errors.Is(err, nats.ErrConnectionClosed):
+			errors.Is(err, nats.ErrConnectionClosed), natsio.Unsendable(err):
 			return 0, j.refused(session, err)
 		}
 		if !pause.For(ctx, retryWait) {

@@ -135,6 +135,14 @@ func TestAppend_AnAnswerThatIsLostIsSettled(t *testing.T) {
 	}
 }
 
+// What the client refuses to send is refused at once, and not tried again for ever.
+func TestAppend_WhatCannotBeSentIsRefused(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	_, err := open(t, f.NC).Append(t.Context(), "two words", 0, event("two words", "first"))
+	require.ErrorIs(t, err, nats.ErrBadSubject)
+}
+
 // An image that fits into no message goes through the object store, and comes back.
 func TestAppend_KeepsAnImageThatDoesNotFit(t *testing.T) {
 	t.Parallel()

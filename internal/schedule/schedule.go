@@ -363,13 +363,36 @@ func (st *Store) Add(ctx context.Context, s Schedule) (*Schedule, error) {
 		return nil, err
 	}
 	_, err = st.bucket.Create(ctx, s.Name, body)
+	_, answered := errors.AsType[*jetstream.APIError](err)
 	switch {
+	case err == nil:
 	case errors.Is(err, jetstream.ErrKeyExists):
 		err = fmt.Errorf("%w: %s", ErrExists, s.Name)
 	case errors.Is(err, nats.ErrMaxPayload):
 		err = fmt.Errorf("%w: call: %d bytes: larger than a message may be (max_payload)", ErrInvalid, len(body))
+	case !answered && !natsio.Unsendable(err) && !errors.Is(err, nats.ErrConnectionClosed):
+		err = st.confirm(ctx, &s, err)
 	}
 	return &s, err
+}
+
+// confirm finds out whether a record is stored whose answer was lost, until ctx ends. The secret says
+// whose record it is.
+func (st *Store) confirm(ctx context.Context, s *Schedule, lost error) error {
+	for {
+		stored, err := st.Get(ctx, s.Name)
+		switch {
+		case err == nil && stored.Secret == s.Secret:
+			return nil
+		case err == nil:
+			return fmt.Errorf("%w: %s", ErrExists, s.Name)
+		case errors.Is(err, ErrUnknown):
+			return lost
+		}
+		if !pause.For(ctx, retryAfter) {
+			return fmt.Errorf("it is not known whether schedule %s is stored (schedule ls shows it): %w", s.Name, lost)
+		}
+	}
 }
 
 // AddTrigger stores a schedule that the tool call By of a session sets, whose Secret is set. A call

@@ -231,9 +231,6 @@ func (r reverter) note(ctx context.Context, e loop.Event) (there bool, err error
 			return true, nil
 		}
 	}
-	if IsOpen(fold(history.Events).State) { // its process extends the journal
-		return false, fmt.Errorf("%w: a turn has begun meanwhile; repeat the revert when that has ended", ErrBusy)
-	}
 	return false, note(ctx, r.journal, history, r.id, e)
 }
 
@@ -276,6 +273,9 @@ func resolve(ctx context.Context, journal loop.Journal, id protocol.SessionID, c
 func note(ctx context.Context, journal loop.Journal, history loop.History, id protocol.SessionID, e loop.Event) error {
 	if len(history.Events) == 0 {
 		return ErrNone
+	}
+	if IsOpen(fold(history.Events).State) { // the process of the turn extends the journal
+		return fmt.Errorf("%w: a turn has begun meanwhile; repeat the command when that has ended", ErrBusy)
 	}
 	e.SessionID, e.Time, e.Turn = id, time.Now().UTC(), history.Events[len(history.Events)-1].Turn
 	_, err := journal.Append(ctx, id, history.Last, e)
