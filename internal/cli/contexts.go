@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -122,7 +123,7 @@ const flagBodies = "bodies"
 // flagText is the value of a connection flag, as one gives it, without the secrets of URLs, and
 // whether it has some.
 func flagText(flag *kong.Flag) (text string, secret bool) {
-	entries, is := flag.Target.Interface().(map[string]string)
+	entries, is := reflect.TypeAssert[map[string]string](flag.Target)
 	if !is {
 		value := flag.Target.String()
 		if text = value; flag.Name != flagBodies {

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// lockFile is locked by the process that uses a data directory, and holderFile names it to others.
+	// lockFile is locked by the process that uses a data directory; holderFile names the process.
 	lockFile   = "lock"
 	holderFile = "holder.json"
 	maxHolder  = 4 << 10
