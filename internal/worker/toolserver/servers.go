@@ -246,7 +246,14 @@ func (s *Servers) start(ctx context.Context, at Surroundings, one *server) (*liv
 	l, wait := one.live, time.Until(one.notYet)
 	one.mu.Unlock()
 	if l != nil && l.Lives() {
-		return l, nil
+		if l.Context().Err() == nil {
+			return l, nil
+		}
+		select { // its idle time has ended it
+		case <-l.Done():
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
 	if wait > 0 && !pause.For(ctx, wait) || ctx.Err() != nil {
 		return nil, ctx.Err()
@@ -278,16 +285,12 @@ func (one *server) well() {
 	one.notYet = time.Time{}
 }
 
-// tired ends a server without calls.
+// tired ends a server without calls. A call that begins later starts it again.
 func (one *server) tired() {
 	one.mu.Lock()
-	l := one.live
-	if one.calls > 0 {
-		l = nil
-	}
-	one.mu.Unlock()
-	if l != nil {
-		l.End(nil)
+	defer one.mu.Unlock()
+	if one.calls == 0 && one.live != nil {
+		one.live.End(nil)
 	}
 }
 

@@ -103,6 +103,32 @@ func TestServers_StartsAfterDeaths(t *testing.T) {
 	})
 }
 
+// slow is a sandbox whose program takes a while to end.
+type slow struct{ dying }
+
+// Exec implements [sandbox.Sandbox].
+func (s *slow) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
+	result, err := s.dying.Exec(ctx, cmd)
+	time.Sleep(time.Second)
+	return result, err
+}
+
+// A call that begins when a server's idle time has just ended is answered by the next one.
+func TestServers_ACallAfterTheIdleTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		servers, box := toolserver.New(), &slow{}
+		t.Cleanup(func() { servers.End(); servers.Wait() })
+		for range 3 {
+			_, err := servers.Call(t.Context(), toolserver.Surroundings{Sandbox: box},
+				protocol.MCPCall{Server: protocol.MCPServer{Name: "s", Command: "p"}, Tool: "pid"}, false)
+			require.NoError(t, err)
+			time.Sleep(toolserver.Idle + time.Millisecond)
+		}
+		require.Len(t, box.starts, 3)
+	})
+}
+
 // How long a session with a server lasted is a metric.
 func TestServers_MeasureSessions(t *testing.T) { //nolint:paralleltest // it sets the process's meter
 	meter := metrictest.New(t)
