@@ -3,7 +3,6 @@ package dispatch
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -20,6 +19,7 @@ const maxUnsent = 4096
 // over. So a call is sent after those that it waits for, and is rejected when one was not sent. The
 // lock of futures guards all fields.
 type before struct {
+	begun  uint64                      // calls
 	trials map[protocol.CallRef]*trial // calls that are being sent
 	failed map[protocol.CallRef]bool   // calls that were not sent
 	oldest []protocol.CallRef          // of failed, in order; some may be sent again
@@ -29,6 +29,7 @@ type before struct {
 // trial is a call that is being sent, by one or more senders at the same time.
 type trial struct {
 	senders int
+	number  uint64        // of the first sender's call, in the order in which calls began
 	lanes   []futureLane  // wait for its end
 	over    chan struct{} // closed at its end; nil if only lanes wait
 }
@@ -36,8 +37,9 @@ type trial struct {
 // begin notes that a call is being sent; the lock is held.
 func (b *before) begin(ref protocol.CallRef) {
 	delete(b.failed, ref)
+	b.begun++
 	if b.trials[ref] == nil {
-		b.trials[ref] = &trial{}
+		b.trials[ref] = &trial{number: b.begun}
 	}
 	b.trials[ref].senders++
 }
@@ -175,7 +177,7 @@ func (t *futures) awaitTrials(ctx context.Context, call *protocol.Call, all []*t
 		case <-a.over:
 			continue
 		case <-t.ctx.Done():
-			return nil, fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, ErrClosed)
+			return nil, neverSent(call, ErrClosed)
 		case <-limit.Done():
 		}
 		if ctx.Err() != nil {

@@ -58,6 +58,7 @@ type Future struct {
 	passed   chan struct{}     // closed when its lane is past it; nil if nothing waits for that
 	heldBack error             // why it is to be sent again, after a wait; nil if it is not
 	trial    bool              // others that wait for it wait until it was sent
+	number   uint64            // of the calls that began
 	after    []*trial          // of the calls that it waits for
 }
 
@@ -165,17 +166,17 @@ func (d *Dispatcher) queue(ctx context.Context, call *protocol.Call, submit bool
 	defer t.mu.Unlock()
 	f.after = t.trialsOf(call)
 	t.begin(refOf(call))
-	f.trial = true
+	f.trial, f.number = true, t.begun
 	at := futureLane{call.Pool, call.Lane()}
 	queue, had := t.lanes[at]
 	switch {
 	case t.closed:
-		t.end(f, nil, fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, ErrClosed))
+		t.end(f, nil, neverSent(call, ErrClosed))
 		return f
 	case ctx.Err() != nil:
 		t.end(f, nil, d.notSent(ctx, call))
 		return f
-	case submit && had && queue[0].heldBack != nil:
+	case submit && !call.Again && had && queue[0].heldBack != nil:
 		t.refuse(f, queue[0].heldBack)
 		return f
 	case !submit:
@@ -194,11 +195,18 @@ func (d *Dispatcher) queue(ctx context.Context, call *protocol.Call, submit bool
 	return f
 }
 
-// waitTurn returns when the lane of a call is past all that was queued before. It returns an error
-// that wraps [lane.ErrBusy] when the time of the call ends before that.
+// waitTurn returns when the lane of a call is past all that was queued before it: before it began, if
+// others may wait for it, so that no two calls wait for each other. It returns an error that wraps
+// [lane.ErrBusy] when the time of the call ends before that.
 func (t *futures) waitTurn(ctx context.Context, call *protocol.Call, since time.Time) error {
 	t.mu.Lock()
 	queue := t.lanes[futureLane{call.Pool, call.Lane()}]
+	if own := t.trials[refOf(call)]; own != nil {
+		later := slices.IndexFunc(queue, func(f *Future) bool { return f.number >= own.number })
+		if later >= 0 {
+			queue = queue[:later]
+		}
+	}
 	if len(queue) == 0 {
 		t.mu.Unlock()
 		return nil
@@ -210,7 +218,7 @@ func (t *futures) waitTurn(ctx context.Context, call *protocol.Call, since time.
 	passed := last.passed
 	t.mu.Unlock()
 	limit := ctx
-	if end := lastStart(call, since); !end.IsZero() {
+	if end := lastStart(call, since); !end.IsZero() && !call.Again { // else the fleet may have it, and says how it ended
 		var cancel context.CancelFunc
 		limit, cancel = context.WithDeadline(ctx, end)
 		defer cancel()
@@ -327,7 +335,7 @@ func (f *Future) Cancel(ctx context.Context) error {
 	for t := f.futures; ; {
 		t.mu.Lock()
 		if f.state == futureQueued { // an attached call may have no lane
-			if at := (futureLane{f.Call.Pool, f.Call.Lane()}); t.isHeldBack(at) || t.isParked(at) {
+			if at := (futureLane{f.Call.Pool, f.Call.Lane()}); !f.Call.Again && (t.isHeldBack(at) || t.isParked(at)) {
 				r := wire.NewResult(f.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was cancelled before it was sent; it does not run"))
 				t.end(f, &r, nil)
 				t.wake(at)
@@ -475,6 +483,13 @@ func (t *futures) onFrame(session protocol.SessionID, frame *wire.Frame) {
 func (t *futures) cancelled(f *Future) {
 	switch f.state {
 	case futureQueued:
+		if f.Call.Again && !f.submit {
+			f.state = futureSent // by an earlier attempt, maybe
+			t.cancels = append(t.cancels, f)
+			t.startSender()
+			t.wake(futureLane{f.Call.Pool, f.Call.Lane()})
+			return
+		}
 		t.end(f, nil, t.d.notSent(f.ctx, f.Call))
 		t.wake(futureLane{f.Call.Pool, f.Call.Lane()})
 	case futureSent:
@@ -535,7 +550,7 @@ func (t *futures) send() {
 func (t *futures) holdBack(at futureLane) {
 	first := t.lanes[at][0]
 	for _, f := range t.lanes[at][1:] {
-		if f.state == futureQueued && (f.submit || !f.mayWait(first.wait)) {
+		if f.state == futureQueued && !f.Call.Again && (f.submit || !f.mayWait(first.wait)) {
 			t.refuse(f, first.heldBack)
 		}
 		f.look() // it can be cancelled now
@@ -613,18 +628,18 @@ func (t *futures) sendCall(f *Future) bool {
 		return true
 	}
 	f.state = futureSent
-	switch unsent := errors.Is(fault, lane.ErrNotSent); {
+	switch notSent := errors.Is(fault, lane.ErrNotSent); {
 	case refused != nil:
 		t.end(f, refused, nil)
 	case f.submit && (f.accepted || known):
 		t.end(f, nil, nil)
-	case t.closed && unsent:
-		t.end(f, nil, fmt.Errorf("call %s: %w: %w", f.Call.ID, lane.ErrNotSent, ErrClosed))
+	case t.closed && notSent:
+		t.end(f, nil, neverSent(f.Call, ErrClosed))
 	case t.closed:
 		t.end(f, nil, fmt.Errorf("call %s: %w", f.Call.ID, ErrClosed))
 	case f.accepted || known:
 		t.schedule(f)
-	case f.ctx.Err() != nil && unsent:
+	case f.ctx.Err() != nil && notSent:
 		t.end(f, nil, t.d.notSent(f.ctx, f.Call))
 	case f.submit:
 		t.end(f, nil, t.d.whyNot(f.ctx, fault))
@@ -654,7 +669,7 @@ func (t *futures) trySend(f *Future) (unmet *protocol.Result, fault error, known
 	}
 	if !f.submit {
 		if err := t.listen(ctx, f.Call.SessionID); err != nil {
-			return nil, fmt.Errorf("%w: %w", lane.ErrNotSent, err), false
+			return nil, neverSent(f.Call, err), false
 		}
 	}
 	uploaded := func() {}
@@ -828,7 +843,7 @@ func (t *futures) close() {
 	for _, queue := range t.lanes {
 		for _, f := range queue {
 			if f.state == futureQueued {
-				t.end(f, nil, fmt.Errorf("call %s: %w: %w", f.Call.ID, lane.ErrNotSent, ErrClosed))
+				t.end(f, nil, neverSent(f.Call, ErrClosed))
 			}
 		}
 	}

@@ -156,6 +156,38 @@ func TestQueue_OneContextEndsNoOtherCall(t *testing.T) {
 	}
 }
 
+// Law: a call that an earlier attempt may have sent is not said to be unsent, whatever becomes of this
+// attempt; the end of its context cancels it.
+func TestQueue_WhatMayBeStoredIsNotSaidToBeUnsent(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	calls := sameLane(newCalls(4), protocol.Exclusive)
+	for i := range calls[:2] {
+		require.NoError(t, r.dispatcher.Submit(t.Context(), &calls[i]))
+		calls[i].Again = true
+	}
+	nc, link := r.ConnectVia()
+	d := r.newDispatcher(nc, dispatch.Options{CancelWait: patience})
+	release := link.HoldWrites(func(subject string) bool { return strings.HasSuffix(subject, "."+string(calls[2].ID)) })
+	defer release()
+	d.Go(t.Context(), &calls[2]) // it is being sent for long
+	require.Eventually(t, func() bool { return link.Held() > 0 }, patience, time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
+	stopped, open, unsent := d.Go(ctx, &calls[0]), d.Go(t.Context(), &calls[1]), d.Go(t.Context(), &calls[3])
+	cancel()
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
+	<-stopped.Done()
+	result, err := stopped.Result()
+	require.NoError(t, err)
+	require.NotEmpty(t, result.WorkerID, "it has the result of the call that was stored")
+	d.Close()
+	_, err = open.Result()
+	require.ErrorIs(t, err, dispatch.ErrClosed)
+	require.NotErrorIs(t, err, lane.ErrNotSent)
+	_, err = unsent.Result()
+	require.ErrorIs(t, err, lane.ErrNotSent)
+}
+
 // Law: a full lane refuses a submitted call at once, also behind calls that wait for room; what
 // waits there can be cancelled, and ends when its own time does.
 func TestQueue_BehindAFullLane(t *testing.T) {

@@ -126,7 +126,7 @@ func (d *Dispatcher) enter(call *protocol.Call) error {
 	d.futures.mu.Lock()
 	defer d.futures.mu.Unlock()
 	if d.futures.closed {
-		return fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, ErrClosed)
+		return neverSent(call, ErrClosed)
 	}
 	d.left.Add(1)
 	return nil
@@ -160,7 +160,16 @@ func maySent(ctx context.Context, call *protocol.Call) error {
 
 // notSent is the error of a call whose context ended before it was sent.
 func (d *Dispatcher) notSent(ctx context.Context, call *protocol.Call) error {
-	return fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, d.whyNot(ctx, context.Cause(ctx)))
+	return neverSent(call, d.whyNot(ctx, context.Cause(ctx)))
+}
+
+// neverSent is the error of a call that this process did not send. It wraps [lane.ErrNotSent], unless
+// an earlier attempt may have sent the call.
+func neverSent(call *protocol.Call, err error) error {
+	if call.Again {
+		return fmt.Errorf("call %s: it was not sent again: %w", call.ID, err)
+	}
+	return fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, err)
 }
 
 // whyNot adds to an error the cause of a context that has ended, and that the server is away.

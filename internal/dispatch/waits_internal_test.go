@@ -85,3 +85,31 @@ func TestFuture_EndsOnceWhenItsResultIsFirst(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, protocol.StatusOK, got.Status)
 }
+
+// Calls of one lane that wait for each other by After wait for none that began later.
+func TestWaitTurn_NoTwoCallsWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	r := natsiotest.New(t, natsio.Topology{})
+	d, err := New(t.Context(), r.NC, r.Name, nil)
+	require.NoError(t, err)
+	defer d.Close()
+	first := &protocol.Call{
+		ID: "first", SessionID: "s", Tool: "noop", Pool: protocol.DefaultPool, Resources: []protocol.Use{{Key: "sandbox/s", Access: protocol.Exclusive}},
+		Delivery: protocol.Idempotent, IssuedAt: time.Now().UTC(), Payload: wire.Noop{},
+	}
+	sent, unmet, err := d.futures.sendAfter(t.Context(), first)
+	require.NoError(t, err)
+	require.Nil(t, unmet)
+	second := *first
+	second.ID, second.After = "second", []protocol.CallRef{refOf(first)}
+	f := d.Go(t.Context(), &second) // it is not sent before the first
+	require.NoError(t, d.futures.waitTurn(t.Context(), first, time.Now()))
+	require.False(t, f.accepted)
+	sent(false)
+	third := second
+	third.ID, third.After = "third", nil
+	require.NoError(t, d.Submit(t.Context(), &third))
+	d.futures.mu.Lock()
+	defer d.futures.mu.Unlock()
+	require.True(t, f.accepted)
+}

@@ -271,8 +271,15 @@ func (h *Holder) deliver(msg *nats.Msg) {
 		}
 		return
 	}
+	h.place(ready)
+}
+
+// place begins to hold a lane that was delivered, if there is a slot.
+func (h *Holder) place(ready *readyMessage) {
 	switch {
-	case h.tickets.shared() && h.tickets.isTaken(ready):
+	case h.tickets.keep(ready):
+		// A ticket of the lane is being taken, and its end places the message.
+	case h.isHeldBy(ready):
 		h.store.Nack(ready.ack, h.lease)
 	case h.slots.tryAcquire():
 		h.beginHold(ready)
@@ -285,6 +292,14 @@ func (h *Holder) deliver(msg *nats.Msg) {
 	default:
 		h.store.Nack(ready.ack, 0)
 	}
+}
+
+// isHeldBy reports whether the lane is held here by the ready message, as after a ticket was taken.
+func (r *heldLanes) isHeldBy(ready *readyMessage) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	held := r.held[ready.hash]
+	return held != nil && held.ready.seq == ready.seq && held.ready.ack == ""
 }
 
 // nackLeases is for how many leases the consumer does not deliver the ready message of a held lane

@@ -43,9 +43,9 @@ type tickets struct {
 	flows   map[wire.Flow]*flowTickets
 	serving map[protocol.Tenant]bool // a goroutine waits for a slot
 	shares  map[protocol.Tenant]*core.Fair[uint8]
-	taking  map[wire.LaneHash]struct{}
-	latest  time.Time // when a ticket was last seen
-	listed  time.Time // when all were last listed
+	taking  map[wire.LaneHash]*readyMessage // lanes whose tickets are being taken; what was delivered meanwhile
+	latest  time.Time                       // when a ticket was last seen
+	listed  time.Time                       // when all were last listed
 }
 
 // flowTickets is what is known of the tickets of a flow. At most maxFlows are remembered.
@@ -79,7 +79,7 @@ const (
 )
 
 func newTickets(h *Holder) *tickets {
-	return &tickets{holder: h, again: make(chan struct{}, 1), flows: map[wire.Flow]*flowTickets{}, serving: map[protocol.Tenant]bool{}, shares: map[protocol.Tenant]*core.Fair[uint8]{}, taking: map[wire.LaneHash]struct{}{}}
+	return &tickets{holder: h, again: make(chan struct{}, 1), flows: map[wire.Flow]*flowTickets{}, serving: map[protocol.Tenant]bool{}, shares: map[protocol.Tenant]*core.Fair[uint8]{}, taking: map[wire.LaneHash]*readyMessage{}}
 }
 
 // shared reports whether tickets were seen a moment ago.
@@ -225,8 +225,8 @@ func (t *tickets) serve(ctx context.Context, servers *sync.WaitGroup, tenant pro
 func (t *tickets) take(ctx context.Context, ticket *message, flow wire.Flow) bool {
 	h := t.holder
 	hash := wire.LaneOfSubject(h.options.Fleet, ticket.Subject)
-	t.setTaking(hash, true)
-	defer t.setTaking(hash, false)
+	t.begin(hash)
+	defer t.end(hash)
 	ready := t.redeem(ctx, ticket, flow)
 	if ready != nil {
 		h.beginHold(ready) //nolint:contextcheck // the lane has its own
@@ -234,28 +234,34 @@ func (t *tickets) take(ctx context.Context, ticket *message, flow wire.Flow) boo
 	return ready != nil
 }
 
-func (t *tickets) setTaking(lane wire.LaneHash, taking bool) {
+// begin has ready messages of a lane wait that are delivered while a ticket of it is being taken:
+// such a message may have been made for the ticket, or by a publisher, in place of the ticket's.
+func (t *tickets) begin(lane wire.LaneHash) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if taking {
-		t.taking[lane] = struct{}{}
-	} else {
-		delete(t.taking, lane)
-	}
+	t.taking[lane] = nil
 }
 
-// isTaken reports whether a delivered ready message was made for a ticket that is taken here.
-func (t *tickets) isTaken(ready *readyMessage) bool {
+// keep reports whether a delivered ready message waits for the end of a taking.
+func (t *tickets) keep(ready *readyMessage) bool {
 	t.mu.Lock()
-	_, taking := t.taking[ready.hash]
-	t.mu.Unlock()
-	if taking {
-		return true
+	defer t.mu.Unlock()
+	if _, taking := t.taking[ready.hash]; !taking {
+		return false
 	}
-	t.holder.mu.Lock()
-	defer t.holder.mu.Unlock()
-	held := t.holder.held[ready.hash]
-	return held != nil && held.ready.seq == ready.seq
+	t.taking[ready.hash] = ready // there is one at a time
+	return true
+}
+
+// end places what was delivered meanwhile.
+func (t *tickets) end(lane wire.LaneHash) {
+	t.mu.Lock()
+	ready := t.taking[lane]
+	delete(t.taking, lane)
+	t.mu.Unlock()
+	if ready != nil {
+		t.holder.place(ready)
+	}
 }
 
 // next returns the ticket of a tenant that comes first by its time and its priority, of the share
