@@ -36,7 +36,7 @@ var modelPrograms = flag.Int("senders", 20, "programs of TestModel_RandomProgram
 // A program is a sequence of steps of one process after the other. A step sends a call (Go, Submit,
 // Call), attaches, cancels, loses the connection, or closes the process. In some steps a write
 // fails: it is not made, or made, or late, and the process ends; or it is made or not made, and the
-// process gets no answer and continues. The process after one that has ended sends again, under
+// process gets no answer or an error, and continues. The process after one that has ended sends again, under
 // their ids, what that one sent.
 func TestModel_RandomProgramsOfSendersAndTheirWrites(t *testing.T) {
 	t.Parallel()
@@ -210,6 +210,8 @@ func failures() []failure {
 		{"made late, and the process ends", natsiotest.Held, true},
 		{"not made, without an answer", natsiotest.Lost, false},
 		{"made, without an answer", natsiotest.Unanswered, false},
+		{"not made, and the answer is an error", natsiotest.Refused, false},
+		{"made, and the answer is an error", natsiotest.Made, false},
 	}
 }
 
@@ -273,7 +275,7 @@ func (p *program) send(rt *judge, how string) {
 		}
 		fired = p.now.arm(match, rapid.IntRange(0, 3).Draw(rt.T, "write"), fails)
 	}
-	if how == "call" || fired != nil && !fails.dies {
+	if how == "call" || fired != nil && (fails.fate == natsiotest.Lost || fails.fate == natsiotest.Unanswered) && !fails.dies {
 		var stop context.CancelFunc
 		ctx, stop = context.WithTimeout(p.t.Context(), 100*time.Millisecond)
 		rt.Cleanup(stop)
