@@ -301,13 +301,14 @@ func (s *Set) SetAsideLater(ctx context.Context, l protocol.Lane) {
 }
 
 // closeAside ends the use of directories in place, in which no sandbox is open any more.
-func (s *Set) closeAside(ctx context.Context) {
+func (s *Set) closeAside() {
+	ctx := context.Background() // it is short, and must be done
 	s.mu.Lock()
 	all := s.aside
 	s.aside = map[string]*gitguard.Aside{}
 	s.mu.Unlock()
 	for dir, aside := range all {
-		if moved, err := aside.Close(context.WithoutCancel(ctx)); err != nil || len(moved) > 0 {
+		if moved, err := aside.Close(ctx); err != nil || len(moved) > 0 {
 			s.options.Logger.WarnContext(ctx, "set aside what the user's git would have run", slog.String("directory", dir), slog.Any("paths", moved), slog.Any("error", err))
 		}
 	}

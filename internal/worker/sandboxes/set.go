@@ -382,7 +382,7 @@ func (s *Set) close(l protocol.Lane) error {
 const closers = 8
 
 // CloseAll closes all sandboxes, and ends the use of directories in place.
-func (s *Set) CloseAll(ctx context.Context) {
+func (s *Set) CloseAll() {
 	s.mu.Lock()
 	lanes := slices.Collect(maps.Keys(s.boxes))
 	s.mu.Unlock()
@@ -392,6 +392,6 @@ func (s *Set) CloseAll(ctx context.Context) {
 		group.Go(func() error { return s.close(l) })
 	}
 	if group.Wait() == nil { // else the process ends, and its children with it: the next one looks after them
-		s.closeAside(ctx)
+		s.closeAside()
 	}
 }

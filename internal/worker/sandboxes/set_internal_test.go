@@ -27,7 +27,7 @@ func TestReplace_LeavesTheWorkspaceOfALaneThatIsLost(t *testing.T) {
 	ctx, lose := context.WithCancel(t.Context())
 	b, _, err := s.Open(ctx, "sandbox/one", 1, time.Now)
 	require.NoError(t, err)
-	t.Cleanup(func() { s.CloseAll(context.WithoutCancel(t.Context())) })
+	t.Cleanup(s.CloseAll)
 	lose()
 	require.ErrorIs(t, b.Replace(ctx, other), context.Canceled)
 	require.FileExists(t, filepath.Join(other, "a"))
@@ -82,7 +82,7 @@ func TestEvict_WhatAKilledWorkerLeft(t *testing.T) {
 	}
 	s, err := New(o)
 	require.NoError(t, err)
-	t.Cleanup(func() { s.CloseAll(context.WithoutCancel(t.Context())) })
+	t.Cleanup(s.CloseAll)
 	_, _, err = s.Open(t.Context(), "account/acme", 1, time.Now)
 	require.NoError(t, err)
 	all := filepath.Join(o.Data, "sandboxes")
