@@ -217,8 +217,8 @@ func TestJobs_AJobWhoseToolIsGoneIsWhatTheFleetHas(t *testing.T) {
 	}
 }
 
-// counted counts how often the job's call is dispatched, and how many of these are under way at most;
-// the first times fail.
+// counted counts how often the job's call is dispatched, and how many of these are under way at
+// most; the first times fail.
 type counted struct {
 	*fleet
 

@@ -222,8 +222,8 @@ func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged po
 }
 
 // ErrAskAgain is returned by an Approve function ([Options], [SingleOptions]) if the question was
-// not shown because another one was, or only now could be. It is asked again at once, with its whole
-// time.
+// not shown because another one was, or only now could be. It is asked again at once, with its
+// whole time.
 var ErrAskAgain = errors.New("the question waited for another one")
 
 // asker asks a person.
