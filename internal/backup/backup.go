@@ -1,6 +1,6 @@
 // Package backup stores what a directory contained at turns of a session that uses it in place:
-// [States] has the contents, for /undo and /diff of a conversation and for session restore; [Stamps]
-// only says which files have changed since.
+// [States] has the contents, for /undo and /diff of a conversation and for session restore, and
+// [Stamps] only says which files have changed since.
 package backup
 
 import (
@@ -61,9 +61,9 @@ type State struct {
 	err error // why there is none
 }
 
-// States are the stored states of a directory, without git's own files. They are in a folder of this
-// machine, which one process uses at a time: the list of states, and their contents, each once. A
-// content is stored before the list names it, and removed when the list names it no more.
+// States are the stored states of a directory, without git's own files. They are in a folder of
+// this machine, which one process uses at a time: the list of states, and their contents, each once.
+// A content is stored before the list names it, and removed when the list names it no more.
 type States struct {
 	dir, folder string
 	contents    snapshot.Directory

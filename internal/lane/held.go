@@ -14,8 +14,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// heldLane is a lane while this process holds it. One goroutine (serve) owns it, and none while it is
-// parked; each call runs in a goroutine of its own and reports to that one.
+// heldLane is a lane while this process holds it. One goroutine (serve) owns it, and none while it
+// is parked; each call runs in a goroutine of its own and reports to that one.
 type heldLane struct {
 	*ownership
 
@@ -83,9 +83,9 @@ func newHeldLane(h *Holder, life *incarnation, ready *readyMessage) *heldLane {
 }
 
 // serve runs the lane's calls until the lane is idle, handed over or lost, or parked. It reports
-// whether it released the lane. Each round starts what may start, and then waits for the first of: a
-// call ends, a slot is granted, a message is republished, time for the next read, the drain begins,
-// the lane is lost.
+// whether it released the lane. Each round starts what may start, and then waits for the first of:
+// a call ends, a slot is granted, a message is republished, time for the next read, the drain
+// begins, the lane is lost.
 func (l *heldLane) serve() (left, parked bool) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
