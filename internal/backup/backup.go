@@ -62,8 +62,8 @@ type State struct {
 }
 
 // States are the stored states of a directory, without git's own files. They are in a folder of
-// this machine, which one process uses at a time: the list of states, and their contents, each once.
-// A content is stored before the list names it, and removed when the list names it no more.
+// this machine, which one process uses at a time: the list of states, and their contents, each
+// once. A content is stored before the list names it, and removed when the list names it no more.
 type States struct {
 	dir, folder string
 	contents    snapshot.Directory

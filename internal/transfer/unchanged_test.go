@@ -2,7 +2,6 @@ package transfer
 
 import (
 	"crypto/rand"
-	"log/slog"
 	"math"
 	"os"
 	"path/filepath"
@@ -12,6 +11,8 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/worker"
@@ -23,18 +24,20 @@ import (
 // read. A directory that has not changed since is not read again, either.
 func TestFetch_BringsNothingBackThatHasNotChanged(t *testing.T) {
 	t.Parallel()
-	data := t.TempDir()
-	f, err := fleet.Connect(t.Context(), fleet.Options{
-		Name: protocol.DefaultFleet, Embedded: fleet.Embedded{Data: data}, Client: "test", Logger: slog.New(slog.DiscardHandler),
-	})
-	require.NoError(t, err)
-	t.Cleanup(f.Close)
-	_, err = f.StartWorker(t.Context(), worker.Options{
+	servers := natsiotest.New(t, natsio.Topology{})
+	connect := func() *fleet.Fleet {
+		f, err := fleet.Connect(t.Context(), fleet.Options{Name: servers.Name, Conn: servers.Connect(), Client: "test", Logger: servers.Logger})
+		require.NoError(t, err)
+		t.Cleanup(f.Close)
+		return f
+	}
+	f := connect()
+	_, err := connect().StartWorker(t.Context(), worker.Options{
 		Options: lane.Options{Slots: 1, Linger: -1},
 		Settings: sandboxes.Settings{
 			Driver: process.New(nil), Caps: isolation.Caps{Driver: process.Name}, CacheBytes: math.MaxInt64,
 		},
-		Data: data,
+		Data: t.TempDir(),
 	})
 	require.NoError(t, err)
 	dir := t.TempDir()
