@@ -44,8 +44,8 @@ type Options struct {
 	Pool protocol.Pool
 	// Force removes a busy session too: its calls are cancelled, and its turn ends.
 	Force bool
-	// Used says that the session has a workspace, or had one a moment ago, as far as the caller
-	// knows.
+	// Used says that the session is one of single calls, which has no journal, and a workspace as far
+	// as the caller knows.
 	Used bool
 
 	removes bool // and does not only look
@@ -234,7 +234,10 @@ func (r *remover) look(ctx context.Context, p ownLane) (operator.View, error) {
 // mark marks the journal. Without Force a turn that has begun since the session was found idle
 // refuses the removal.
 func (r *remover) mark(ctx context.Context) (err error) {
-	if r.options.Force {
+	switch {
+	case r.options.Used: // single calls, whose user may have no right to write journals
+		return nil
+	case r.options.Force:
 		r.marked, err = r.fleet.Journal.Mark(ctx, r.id)
 		return err
 	}
