@@ -27,7 +27,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-var modelPrograms = flag.Int("senders", 20, "programs of TestModel_RandomProgramsOfSendersAndTheirWrites, if -rapid.checks is not less")
+var modelPrograms = flag.Int("senders", 20, "programs of senders, if -rapid.checks is not less")
 
 // Law: whatever becomes of each write of the processes that send calls, a lane is a queue: calls
 // start in the order in which each process sent them, none twice, and each has one result for all
@@ -62,8 +62,8 @@ func TestModel_RandomProgramsOfSendersAndTheirWrites(t *testing.T) {
 	t.Logf("%d programs, %d steps, %d writes failed", programs, steps, faults)
 }
 
-// judge fails a program, and logs why at once: a program whose failure depends on time does not fail
-// when it is repeated.
+// judge fails a program, and logs why at once: a program whose failure depends on time does not
+// fail when it is repeated.
 type judge struct {
 	*rapid.T
 
@@ -258,14 +258,13 @@ func (p *program) send(rt *judge, how string) {
 	call.Resources = []protocol.Use{{Key: rapid.SampledFrom(p.lanes).Draw(rt.T, "lane"), Access: protocol.Exclusive}}
 	call.Tenant = rapid.SampledFrom([]protocol.Tenant{"", "acme"}).Draw(rt.T, "tenant")
 	does := rapid.SampledFrom([]string{doesOK, doesOK, doesOK, doesFail, doesBlocks}).Draw(rt.T, "does")
-	p.world.mu.Lock()
+	p.mu.Lock()
 	p.does[call.ID] = does
-	p.world.mu.Unlock()
+	p.mu.Unlock()
 	s := &sentCall{call: call, sender: p.now}
 	p.sent = append(p.sent, s)
 
-	ctx, cancel := context.WithCancel(p.t.Context())
-	defer cancel()
+	ctx := p.t.Context()
 	fails := rapid.SampledFrom(failures()).Draw(rt.T, "failure")
 	var fired chan struct{}
 	if fails.fate != natsiotest.Passes {
@@ -280,8 +279,6 @@ func (p *program) send(rt *judge, how string) {
 		ctx, stop = context.WithTimeout(p.t.Context(), 100*time.Millisecond)
 		rt.Cleanup(stop)
 		s.bounded, s.cancellable = true, how != "submit"
-	} else {
-		ctx = p.t.Context()
 	}
 	done := make(chan struct{})
 	switch o := p.now; how {
@@ -475,9 +472,9 @@ func (p *program) awaits(rt *judge, f *dispatch.Future) {
 
 // check compares what all who waited for a call got with what is stored, and with what started.
 func (p *program) check(rt *judge, s *sentCall, stored *protocol.Result) {
-	p.world.mu.Lock()
+	p.mu.Lock()
 	starts, does := p.starts[s.call.ID], p.does[s.call.ID]
-	p.world.mu.Unlock()
+	p.mu.Unlock()
 	require.LessOrEqual(rt, starts, 1, "it started twice")
 	results := slices.Clone(s.results)
 	for _, f := range s.waiting {
@@ -517,9 +514,9 @@ func (p *program) check(rt *judge, s *sentCall, stored *protocol.Result) {
 // checkOrder compares the order in which calls of a lane started with the order in which they were
 // accepted, and that with the order in which they were sent.
 func (p *program) checkOrder(rt *judge, l protocol.Lane, stored map[protocol.CallID]*protocol.Result) {
-	p.world.mu.Lock()
+	p.mu.Lock()
 	ran := slices.Clone(p.order[l])
-	p.world.mu.Unlock()
+	p.mu.Unlock()
 	accepted := func(id protocol.CallID) uint64 { return stored[id].Sequence }
 	require.True(rt, slices.IsSortedFunc(ran, func(a, b protocol.CallID) int { return cmp.Compare(accepted(a), accepted(b)) }), "lane %s: not run as accepted", l)
 	last := uint64(0)

@@ -93,9 +93,9 @@ func (d *Dispatcher) queue(ctx context.Context, call *protocol.Call, submit bool
 	return f
 }
 
-// waitTurn returns when the lane of a call is past all that was queued before it: before it began, if
-// others may wait for it, so that no two calls wait for each other. It returns an error that wraps
-// [lane.ErrBusy] when the time of the call ends before that.
+// waitTurn returns when the lane of a call is past all that was queued before it: before it began,
+// if others may wait for it, so that no two calls wait for each other. It returns an error that
+// wraps [lane.ErrBusy] when the time of the call ends before that.
 func (t *futures) waitTurn(ctx context.Context, call *protocol.Call, since time.Time) error {
 	t.mu.Lock()
 	queue := t.lanes[futureLane{call.Pool, call.Lane()}]
@@ -268,7 +268,7 @@ func (t *futures) sendAgain(at futureLane) {
 func (t *futures) sendCall(f *Future) bool {
 	f.state = futureSending
 	t.mu.Unlock()
-	unmet, fault, known := t.trySend(f)
+	unmet, known, fault := t.trySend(f)
 	t.mu.Lock()
 	if unmet != nil {
 		t.end(f, unmet, nil)
@@ -317,16 +317,16 @@ func (t *futures) sendCall(f *Future) bool {
 
 // trySend sends a call, unless it cannot run because of those that it waits for. known says that
 // the fleet has its result.
-func (t *futures) trySend(f *Future) (unmet *protocol.Result, fault error, known bool) {
+func (t *futures) trySend(f *Future) (unmet *protocol.Result, known bool, fault error) {
 	ctx, cancel := context.WithCancelCause(f.ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(t.ctx, func() { cancel(ErrClosed) })()
 	if unmet = t.unmet(ctx, f.Call, f.after); unmet != nil {
-		return unmet, nil, false
+		return unmet, false, nil
 	}
 	if !f.submit {
 		if err := t.listen(ctx, f.Call.SessionID); err != nil {
-			return nil, neverSent(f.Call, err), false
+			return nil, false, neverSent(f.Call, err)
 		}
 	}
 	uploaded := func() {}
@@ -338,7 +338,7 @@ func (t *futures) trySend(f *Future) (unmet *protocol.Result, fault error, known
 		},
 	}})[0]
 	uploaded()
-	return nil, fault, errors.Is(fault, lane.ErrFullAgain) && t.d.hasResult(ctx, f.Call)
+	return nil, errors.Is(fault, lane.ErrFullAgain) && t.d.hasResult(ctx, f.Call), fault
 }
 
 // waitsForRoom has a call queue again that met a full lane or pool, unless it does not wait for

@@ -156,8 +156,8 @@ func TestQueue_OneContextEndsNoOtherCall(t *testing.T) {
 	}
 }
 
-// Law: a call that an earlier attempt may have sent is not said to be unsent, whatever becomes of this
-// attempt; the end of its context cancels it.
+// Law: a call that an earlier attempt may have sent is not said to be unsent, whatever becomes of
+// this attempt; the end of its context cancels it.
 func TestQueue_WhatMayBeStoredIsNotSaidToBeUnsent(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
@@ -258,7 +258,8 @@ func TestResults_LargeOnesHoldUpNoOther(t *testing.T) {
 				<-f.Done()
 				result, err := f.Result()
 				require.NoError(t, err)
-				require.Len(t, result.Value.(protocol.CommandRunResult).Stdout, 9<<20)
+				value, _ := result.Value.(protocol.CommandRunResult)
+				require.Len(t, value.Stdout, 9<<20)
 			}
 		})
 	}

@@ -115,7 +115,7 @@ func (r *Results) open(session protocol.SessionID, result func(*protocol.Result)
 	state, known := r.sessions[session]
 	if !known {
 		state = &sessionWatch{watches: map[protocol.CallID][]*Watch{}}
-		if err := r.subscribe(state, session); err != nil {
+		if err := r.subscribe(state, session); err != nil { //nolint:contextcheck // what it subscribes outlives the caller
 			return nil, err
 		}
 		r.sessions[session] = state

@@ -163,8 +163,8 @@ func (d *Dispatcher) notSent(ctx context.Context, call *protocol.Call) error {
 	return neverSent(call, d.whyNot(ctx, context.Cause(ctx)))
 }
 
-// neverSent is the error of a call that this process did not send. It wraps [lane.ErrNotSent], unless
-// an earlier attempt may have sent the call.
+// neverSent is the error of a call that this process did not send. It wraps [lane.ErrNotSent],
+// unless an earlier attempt may have sent the call.
 func neverSent(call *protocol.Call, err error) error {
 	if call.Again {
 		return fmt.Errorf("call %s: it was not sent again: %w", call.ID, err)

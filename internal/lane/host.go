@@ -196,7 +196,7 @@ type Run struct {
 
 // leased is a context that looks at the clock, so that it has ended when the lease has.
 type leased struct {
-	context.Context
+	context.Context //nolint:containedctx // it is a context
 
 	leaseEnd func() time.Time
 }

@@ -226,7 +226,7 @@ func (t *tickets) take(ctx context.Context, ticket *message, flow wire.Flow) boo
 	h := t.holder
 	hash := wire.LaneOfSubject(h.options.Fleet, ticket.Subject)
 	t.begin(hash)
-	defer t.end(hash)
+	defer t.end(hash) //nolint:contextcheck // a lane that it holds has its own
 	ready := t.redeem(ctx, ticket, flow)
 	if ready != nil {
 		h.beginHold(ready) //nolint:contextcheck // the lane has its own

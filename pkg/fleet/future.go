@@ -86,10 +86,11 @@ func (f *Future) end(r Result, err error) *Future {
 
 // Submit stores a call with the fleet and returns its reference, for [Client.Attach] and
 // [Call].After. When Submit returns nil the call will get exactly one result, whatever becomes of
-// this process. It is sent after the calls of its lane that [Client.Go] has queued. Errors wrap what
-// those of [Client.Call] do; a full lane or pool is not waited for, it is [ErrBusy]. After
-// [ErrUnknownOutcome] the call may be stored: submit it again with its ID. A tool that runs in this process cannot be submitted. Submitting a call again
-// with its ID does nothing, as long as its result is stored.
+// this process. It is sent after the calls of its lane that [Client.Go] has queued. Errors wrap
+// what those of [Client.Call] do; a full lane or pool is not waited for, it is [ErrBusy]. After
+// [ErrUnknownOutcome] the call may be stored: submit it again with its ID. A tool that runs in this
+// process cannot be submitted. Submitting a call again with its ID does nothing, as long as its
+// result is stored.
 func (c *Client) Submit(ctx context.Context, call Call) (protocol.CallRef, error) {
 	ref, stored := c.submit(ctx, call)
 	return ref, stored()

@@ -162,7 +162,8 @@ func TestStream_GoAndSubmitAreOneQueue(t *testing.T) {
 	requireOK(t, futures...)
 	result, err := client.Call(t.Context(), fleet.Call{Sandbox: "box", Payload: protocol.CommandRun{Command: "cat log"}})
 	require.NoError(t, err)
-	require.Equal(t, want, strings.Fields(string(result.Value.(protocol.CommandRunResult).Stdout)))
+	value, _ := result.Value.(protocol.CommandRunResult)
+	require.Equal(t, want, strings.Fields(string(value.Stdout)))
 }
 
 // Law: an event is what may have been sent. What was not sent leaves the stream as it was.
@@ -216,5 +217,6 @@ func TestStream_RecordOfWhatMayBeStored(t *testing.T) {
 	requireOK(t, after.Go(t.Context(), none("echo third >> log")))
 	result, err := client.Call(t.Context(), look)
 	require.NoError(t, err)
-	require.Equal(t, "first\nsecond\nthird\n", string(result.Value.(protocol.CommandRunResult).Stdout))
+	value, _ := result.Value.(protocol.CommandRunResult)
+	require.Equal(t, "first\nsecond\nthird\n", string(value.Stdout))
 }
