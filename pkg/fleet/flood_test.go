@@ -117,7 +117,7 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 	purge("TF_WORKSPACES")
 	purge("OBJ_TF_BODIES")
 	require.Equal(t, protocol.StatusOK, call("bash", `{"command":"true"}`).Status)
-	require.Contains(t, call("bash", `{"command":"seq 1 60000"}`).Text, "more is kept")
+	require.Contains(t, call("bash", `{"command":"seq 1 60000"}`).Text, "the rest is not stored")
 	full = call("write", `{"path":"large","content":"`+strings.Repeat("x", 3<<20)+`"}`)
 	require.Equal(t, protocol.StatusRejected, full.Status)
 	require.Equal(t, protocol.CodeFleetFull, full.Error.Code)
