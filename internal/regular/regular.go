@@ -1,6 +1,7 @@
 // Package regular opens files that a session may have written. A FIFO, a device or a socket at
 // the path is an error at once, instead of a wait or an effect, also if it replaces a file between
-// two looks. What is read is bounded. Errors are of type [*fs.PathError].
+// two looks. What is read is bounded. A pipe is read only where its path names a descriptor that
+// this process was started with, which no session chooses. Errors are of type [*fs.PathError].
 package regular
 
 import (
@@ -9,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 )
 
 // Errors of a path.
@@ -51,14 +53,14 @@ func open(in place, name string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !info.Mode().IsRegular() {
+	if !readable(info, name) {
 		return nil, not(name)
 	}
 	file, err := in.OpenFile(name, os.O_RDONLY|nonblock, 0)
 	if err != nil {
 		return nil, err
 	}
-	if info, err = file.Stat(); err == nil && !info.Mode().IsRegular() {
+	if info, err = file.Stat(); err == nil && !readable(info, name) {
 		err = not(name)
 	}
 	if err != nil {
@@ -66,6 +68,12 @@ func open(in place, name string) (*os.File, error) {
 		return nil, err
 	}
 	return file, nil
+}
+
+// readable reports whether a path is a regular file, or names a pipe that this process has been
+// given, as a shell does for --system <(command).
+func readable(info fs.FileInfo, name string) bool {
+	return info.Mode().IsRegular() || info.Mode()&fs.ModeNamedPipe != 0 && (strings.HasPrefix(name, "/dev/fd/") || strings.HasPrefix(name, "/proc/self/fd/"))
 }
 
 func not(name string) error { return &fs.PathError{Op: "open", Path: name, Err: ErrNot} }

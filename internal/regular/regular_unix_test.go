@@ -4,6 +4,7 @@ package regular_test
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -54,4 +55,19 @@ func TestRead_IsBounded(t *testing.T) {
 	require.NoError(t, os.Symlink("/etc/passwd", filepath.Join(dir, "out")))
 	_, err = regular.ReadIn(root, "out", 1<<20)
 	require.Error(t, err)
+}
+
+// A shell's --system <(command) is a pipe that the process was started with.
+func TestRead_APipeOfThisProcess(t *testing.T) {
+	t.Parallel()
+	read, write, err := os.Pipe()
+	require.NoError(t, err)
+	defer read.Close() //nolint:errcheck // it was only read
+	go func() {
+		_, _ = write.WriteString("from a command") // read below
+		_ = write.Close()
+	}()
+	content, err := regular.Read(fmt.Sprintf("/dev/fd/%d", read.Fd()), 1<<10)
+	require.NoError(t, err)
+	require.Equal(t, "from a command", string(content))
 }
