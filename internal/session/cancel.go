@@ -31,7 +31,7 @@ func cancel(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) ([]proto
 	if err != nil {
 		return nil, err
 	}
-	cancelled, err := r.cancel(ctx, r.ownLanes()[0])
+	cancelled, err := r.cancel(ctx, r.ownLanes()[0], nil)
 	if err != nil || len(cancelled) > 0 {
 		return cancelled, err
 	}

@@ -305,17 +305,60 @@ func (r *remover) triggers(ctx context.Context) error {
 // calls cancels what is unfinished and waits for its end.
 func (r *remover) calls(ctx context.Context) error {
 	for _, p := range r.ownLanes() {
-		if _, err := r.cancel(ctx, p); err != nil {
+		if _, err := r.cancel(ctx, p, nil); err != nil {
+			return err
+		}
+	}
+	sent := map[ownLane][]protocol.CallID{}
+	if err := r.sent(ctx, r.id, sent); err != nil {
+		return err
+	}
+	for p, ids := range sent {
+		if _, err := r.cancel(ctx, p, ids); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// sent adds the calls without an end of a session and its sub-agents, by their lanes. Only their
+// turns wait for them.
+func (r *remover) sent(ctx context.Context, id protocol.SessionID, sent map[ownLane][]protocol.CallID) error {
+	history, err := r.fleet.Journal.Load(ctx, id)
+	switch {
+	case errors.Is(err, loop.ErrJournalInvalid):
+		return nil
+	case err != nil && !errors.Is(err, loop.ErrRemoved) && !errors.Is(err, loop.ErrUncompleted):
+		return err
+	}
+	open := map[protocol.CallID]*loop.Event{}
+	for i := range history.Events {
+		switch e := &history.Events[i]; {
+		case e.Type == loop.EventToolCall:
+			open[e.CallID] = e
+		case e.Type == loop.EventToolResult && e.Job == "", e.Type == loop.EventJobEnded:
+			delete(open, e.CallID)
+		}
+	}
+	for call, e := range open {
+		if e.Name == wire.AgentTool {
+			if err := r.sent(ctx, protocol.SessionID(call), sent); err != nil {
+				return err
+			}
+		}
+		if pool, lane, ok := strings.Cut(e.Lane, "/"); ok {
+			p := ownLane{protocol.Pool(pool), protocol.Lane(lane)}
+			sent[p] = append(sent[p], call)
+		}
+	}
+	return nil
+}
+
 // cancel cancels what is unfinished of a lane, and waits for its end.
-func (r *remover) cancel(ctx context.Context, p ownLane) (cancelled []protocol.CallID, err error) {
+func (r *remover) cancel(ctx context.Context, p ownLane, only []protocol.CallID) (cancelled []protocol.CallID, err error) {
 	for {
 		calls, err := r.unfinished(ctx, p)
+		calls = slices.DeleteFunc(calls, func(c operator.CallStatus) bool { return only != nil && !slices.Contains(only, c.CallID) })
 		if err != nil || len(calls) == 0 {
 			return cancelled, err
 		}

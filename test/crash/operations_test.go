@@ -22,7 +22,7 @@ func operations() []*operation {
 	return []*operation{
 		parallelTurn(false), parallelTurn(true), backgroundJob(), promotedCall(), approvedCall(), spentBudget(), compactedTurn(),
 		cancelledTurn(), limitedTurn(), subAgent(false), subAgent(true),
-		forked(), imported(), removed(false),
+		forked(), imported(), removed(false), removed(true), merged(), restored(), agentOnAFork(),
 	}
 }
 
@@ -67,6 +67,7 @@ func (p *process) with(name string) {
 	set, err := toolset.Named(name)
 	require.NoError(p.t, err)
 	p.table = append(p.table, set...)
+	p.options.MinLevel = "none" // the files of the world need no isolation
 }
 
 // held is a call that does not end before its gate is opened.
@@ -305,4 +306,134 @@ func removed(open bool) *operation {
 		require.ErrorIs(t, <-done, loop.ErrDetached)
 	}
 	return o
+}
+
+// writes is a call that writes a file.
+func writes(path, content string) call {
+	return call{"write", fmt.Sprintf(`{"path":%q,"content":%q}`, path, content)}
+}
+
+// say runs a turn of a session with the given replies, whatever it was before.
+func (p *process) say(ctx context.Context, t *testing.T, replies ...loop.Reply) {
+	t.Helper()
+	history, err := p.client.Sessions("").Log(ctx, p.session)
+	if err != nil {
+		require.ErrorIs(t, err, fleet.ErrNotFound)
+	}
+	before := 0
+	for i := range history.Events {
+		if history.Events[i].Type == loop.EventModelReply {
+			before++
+		}
+	}
+	p.replies(append(make([]loop.Reply, before), replies...)...)
+	result, err := p.turn(ctx, loop.Input{Text: "go"})
+	require.NoError(t, err)
+	require.Equal(t, loop.OutcomeAnswered, result.Outcome, result.Error)
+}
+
+// requireFile checks a file of a session; "" is one that is not there.
+func requireFile(t *testing.T, p *process, path, content string) {
+	t.Helper()
+	got, err := p.client.Sessions("").ReadFile(t.Context(), p.session, path, "")
+	if content == "" {
+		require.ErrorIs(t, err, fleet.ErrNotFound, path)
+		return
+	}
+	require.NoError(t, err, path)
+	require.Equal(t, content, string(got), path)
+}
+
+// fork is the session of a case's fork.
+func (p *process) fork() *process {
+	fork := *p
+	fork.model = &script{}
+	fork.session = "f" + p.session
+	return &fork
+}
+
+// merged is the merge of a fork that has added a file into its origin, which has changed another.
+func merged() *operation {
+	return &operation{
+		name: "merge", thens: []then{resumes}, set: func(p *process) { p.with("core") },
+		before: func(ctx context.Context, t *testing.T, p *process) {
+			p.say(ctx, t, calls(writes("a", "1")), says("done"))
+			_, err := p.client.Sessions("").Fork(ctx, p.session, fleet.At{}, p.fork().session)
+			require.NoError(t, err)
+			p.fork().say(ctx, t, calls(writes("b", "of the fork")), says("done"))
+			p.say(ctx, t, calls(writes("a", "2")), says("done"))
+		},
+		act: func(ctx context.Context, p *process) error {
+			_, err := p.client.Sessions("").Merge(ctx, p.fork().session, p.session)
+			return err
+		},
+		between: func(ctx context.Context, t *testing.T, p *process) {
+			files, err := p.client.Sessions("").Files(ctx, p.session, "")
+			require.NoError(t, err)
+			if len(files) == 2 { // the merge has changed them: the session goes on, and removes what has come
+				p.say(ctx, t, calls(call{"bash", `{"command":"rm b"}`}), says("done"))
+				p.note(p.label("removed"))
+			}
+		},
+		done: func(t *testing.T, p *process) {
+			requireFile(t, p, "a", "2")
+			if p.noted(p.label("removed")) {
+				requireFile(t, p, "b", "")
+				return
+			}
+			requireFile(t, p, "b", "of the fork")
+			p.say(t.Context(), t, calls(writes("b", "later")), says("done"))
+			_, err := p.client.Sessions("").Merge(t.Context(), p.fork().session, p.session)
+			require.NoError(t, err)
+			requireFile(t, p, "b", "later") // it is not merged again
+		},
+	}
+}
+
+// restored goes back to the files of an earlier call.
+func restored() *operation {
+	return &operation{
+		name: "restore", thens: []then{resumes}, set: func(p *process) { p.with("core") },
+		before: func(ctx context.Context, t *testing.T, p *process) {
+			p.say(ctx, t, calls(writes("a", "1")), calls(writes("a", "2"), writes("b", "new")), says("done"))
+		},
+		act: func(ctx context.Context, p *process) error {
+			history, err := p.client.Sessions("").Log(ctx, p.session)
+			if err != nil {
+				return err
+			}
+			for i := range history.Events {
+				if e := &history.Events[i]; e.Type == loop.EventToolResult {
+					_, _, err := p.client.Sessions("").Restore(ctx, p.session, e.CallID)
+					return err
+				}
+			}
+			return errors.New("no call")
+		},
+		done: func(t *testing.T, p *process) {
+			requireFile(t, p, "a", "1")
+			requireFile(t, p, "b", "")
+		},
+	}
+}
+
+// agentOnAFork has a sub-agent work on a copy of the files, which is merged.
+func agentOnAFork() *operation {
+	return &operation{
+		name: "agent_on_a_fork", act: input, once: []string{"a"},
+		set: func(p *process) {
+			p.with("core")
+			p.with("agents")
+			p.model.replies = map[string][]loop.Reply{
+				"go": {
+					calls(writes("a", "1")), calls(call{"agent", `{"prompt":"help","workspace":"fork"}`}), says("done"),
+				},
+				"help": {calls(writes("b", "of the agent"), labelled(p, "once", "a")), says("I helped")},
+			}
+		},
+		done: func(t *testing.T, p *process) {
+			requireFile(t, p, "a", "1")
+			requireFile(t, p, "b", "of the agent")
+		},
+	}
 }

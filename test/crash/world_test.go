@@ -43,10 +43,17 @@ type world struct {
 	table  []tools.Tool
 
 	mu      sync.Mutex
-	cases   map[string]string            // names, by session
-	started map[string][]protocol.CallID // by label, each start of a call
-	running map[string]int               // by label
-	open    map[string]chan struct{}     // gates, by label
+	cases   map[string]string  // names, by session
+	started map[string][]start // by label
+	running map[string]int     // by label
+	notes   map[string]bool
+	open    map[string]chan struct{} // gates, by label
+}
+
+// start is a start of a call.
+type start struct {
+	call protocol.CallID
+	once bool // it must not be started again
 }
 
 // effect are the arguments of the tools of the world.
@@ -60,7 +67,7 @@ type effect struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{
-		Fleet: natsiotest.New(t, natsio.Topology{}), cases: map[string]string{}, started: map[string][]protocol.CallID{}, running: map[string]int{}, open: map[string]chan struct{}{},
+		Fleet: natsiotest.New(t, natsio.Topology{}), cases: map[string]string{}, notes: map[string]bool{}, started: map[string][]start{}, running: map[string]int{}, open: map[string]chan struct{}{},
 	}
 	w.MaxPayload = 128 << 10
 	nc, _ := w.ConnectVia()
@@ -68,6 +75,8 @@ func newWorld(t *testing.T) *world {
 	_, err := w.client.StartWorker(t.Context(), worker.Options{
 		Slots: 256, Driver: "none", Handlers: []worker.Handler{worker.Handle("effect", w.run)},
 	})
+	require.NoError(t, err)
+	_, err = w.client.StartWorker(t.Context(), worker.Options{Slots: 256, Driver: "process", Data: t.TempDir()}) // of files
 	require.NoError(t, err)
 	own := []tools.Resource{{Key: "effect/{$session}/{label}"}}
 	w.table = []tools.Tool{
@@ -90,7 +99,7 @@ func (w *world) connect(t testing.TB, nc *nats.Conn) *fleet.Client {
 // run is the handler of every effect.
 func (w *world) run(ctx context.Context, call *worker.Call, e effect) (string, error) {
 	w.mu.Lock()
-	w.started[e.Label] = append(w.started[e.Label], call.ID())
+	w.started[e.Label] = append(w.started[e.Label], start{call.ID(), call.Tool() != "again"})
 	w.running[e.Label]++
 	gate := w.gate(e.Label)
 	w.mu.Unlock()
@@ -129,10 +138,36 @@ func (w *world) release(label string) {
 }
 
 // starts are the starts of a label.
-func (w *world) starts(label string) []protocol.CallID {
+func (w *world) starts(label string) []start {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.started[label])
+}
+
+// startsOf are the starts of a session, by label.
+func (w *world) startsOf(session protocol.SessionID) map[string][]start {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	of := map[string][]start{}
+	for label, starts := range w.started {
+		if strings.HasPrefix(label, string(session)+"/") {
+			of[label] = slices.Clone(starts)
+		}
+	}
+	return of
+}
+
+// note remembers a word of a case, and noted reports whether it was.
+func (w *world) note(word string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.notes[word] = true
+}
+
+func (w *world) noted(word string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.notes[word]
 }
 
 // runs reports whether a call whose label begins so runs.
