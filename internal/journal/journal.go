@@ -217,8 +217,8 @@ func (j *Journal) last(ctx context.Context, session protocol.SessionID) (*jetstr
 }
 
 // Mark ends the journal of a session with the mark [loop.EventRemoved]: no process can append to it
-// from then on, and none that loads it begins a turn. It is the first step of a removal. Mark returns
-// false if the journal ends with a mark already.
+// from then on, and none that loads it begins a turn. It is the first step of a removal. Mark
+// returns false if the journal ends with a mark already.
 func (j *Journal) Mark(ctx context.Context, session protocol.SessionID) (bool, error) {
 	for {
 		var expected uint64
@@ -239,9 +239,9 @@ func (j *Journal) Mark(ctx context.Context, session protocol.SessionID) (bool, e
 	}
 }
 
-// MarkBehind is [Journal.Mark] unless the session was extended since it was read: then the error wraps
-// [loop.ErrJournalConflict]. In a stream without room the mark takes that of earlier messages; what
-// is left of the journal is invalid, so no turn continues there either.
+// MarkBehind is [Journal.Mark] unless the session was extended since it was read: then the error
+// wraps [loop.ErrJournalConflict]. In a stream without room the mark takes that of earlier
+// messages; what is left of the journal is invalid, so no turn continues there either.
 func (j *Journal) MarkBehind(ctx context.Context, session protocol.SessionID, expected uint64) error {
 	mark := loop.Event{Type: loop.EventRemoved, SessionID: session, Time: time.Now().UTC()}
 	_, err := j.Append(ctx, session, expected, mark)

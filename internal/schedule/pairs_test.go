@@ -18,8 +18,8 @@ import (
 )
 
 // A coordinator is lost behind any write of a start: before its call is accepted, when that is
-// accepted and the answer is lost, and between the start and the record. Another one starts the same
-// call, under the same id, and each later time once.
+// accepted and the answer is lost, and between the start and the record. Another one starts the
+// same call, under the same id, and each later time once.
 func TestRunner_LostBetweenTwoWrites(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})

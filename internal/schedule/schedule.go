@@ -376,8 +376,8 @@ func (st *Store) Add(ctx context.Context, s Schedule) (*Schedule, error) {
 	return &s, err
 }
 
-// confirm finds out whether a record is stored whose answer was lost, until ctx ends. The secret says
-// whose record it is.
+// confirm finds out whether a record is stored whose answer was lost, until ctx ends. The secret
+// says whose record it is.
 func (st *Store) confirm(ctx context.Context, s *Schedule, lost error) error {
 	for {
 		stored, err := st.Get(ctx, s.Name)

@@ -589,8 +589,8 @@ func TestTurn_EventsAreFrames(t *testing.T) {
 	}, order)
 }
 
-// TestTurn_CancelledWhileNobodyHasIt: nothing of it goes on behind the next turn's back, also if the
-// coordinator that ends it does not have the tool, as that of an MCP server.
+// TestTurn_CancelledWhileNobodyHasIt: nothing of it goes on behind the next turn's back, also if
+// the coordinator that ends it does not have the tool, as that of an MCP server.
 func TestTurn_CancelledWhileNobodyHasIt(t *testing.T) {
 	t.Parallel()
 	const waits = "echo x >started; until [ -e go ]; do sleep 0.01; done; echo x >late"
@@ -739,8 +739,8 @@ func TestTurn_CancelledBetweenTwoTries(t *testing.T) {
 	require.Equal(t, []string{"1 turn_ended interrupted", "2 turn_ended answered"}, r.ends(session))
 }
 
-// TestTurn_OfAJournalThatIsGone: a turn whose journal is removed while it runs is not begun once more,
-// and nothing of it is journaled.
+// TestTurn_OfAJournalThatIsGone: a turn whose journal is removed while it runs is not begun once
+// more, and nothing of it is journaled.
 func TestTurn_OfAJournalThatIsGone(t *testing.T) {
 	t.Parallel()
 	effects, next := filepath.Join(t.TempDir(), "effects"), filepath.Join(t.TempDir(), "next")

@@ -32,7 +32,8 @@ func (s *Server) withTriggers(ctx context.Context, call *protocol.Call) context.
 	return ports.WithTriggers(ctx, triggers{s.options.Schedules, call, s.options.Journal})
 }
 
-// orphaned refuses the turn of a trigger that another session of that name has set, which was removed.
+// orphaned refuses the turn of a trigger that another session of that name has set, which was
+// removed.
 func (s *Server) orphaned(ctx context.Context, call *protocol.Call, trigger *wire.TurnTrigger) *protocol.Error {
 	if trigger == nil || trigger.By == "" {
 		return nil

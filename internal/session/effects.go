@@ -144,9 +144,9 @@ func withAgents(ctx context.Context, journal loop.Journal, events []loop.Event) 
 // Revert undoes effects in the order given, and stops at the first that cannot be undone. Each call
 // that undoes one is in the journal of the session before it is sent, and its id derives from the
 // call that it undoes, so it runs once however often Revert is interrupted and repeated. One that
-// failed is attempted again by the next Revert; of one that was killed the outcome is unknown, unless
-// it is idempotent. The error wraps [ErrBusy] when the session has an open turn or unfinished calls;
-// then nothing was undone.
+// failed is attempted again by the next Revert; of one that was killed the outcome is unknown,
+// unless it is idempotent. The error wraps [ErrBusy] when the session has an open turn or
+// unfinished calls; then nothing was undone.
 func Revert(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool, effects []Effect) error {
 	if _, err := idle(ctx, f, f.Journal, id, pool); err != nil {
 		return fmt.Errorf("revert calls of session %s: %w", id, err)
@@ -209,8 +209,8 @@ func (r reverter) one(ctx context.Context, e *Effect) error {
 	return nil
 }
 
-// outcomeOf is the status of an attempt to undo an effect. One that was killed while it ran may have
-// undone it, so it is not attempted again under another id.
+// outcomeOf is the status of an attempt to undo an effect. One that was killed while it ran may
+// have undone it, so it is not attempted again under another id.
 func outcomeOf(call *protocol.Call, r *protocol.Result) protocol.Status {
 	killed := r.Attempt > 0 && (r.Status == protocol.StatusTimeout || r.Status == protocol.StatusCancelled)
 	if killed && call.Delivery != protocol.Idempotent {

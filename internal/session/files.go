@@ -275,8 +275,8 @@ func (f Files) begin(ctx context.Context, journal loop.Journal, from protocol.Se
 // and make them as well.
 const maxForks = 5
 
-// files begins the workspace of a fork. What an earlier attempt has made is replaced: its origin may
-// have changed since.
+// files begins the workspace of a fork. What an earlier attempt has made is replaced: its origin
+// may have changed since.
 func (f Files) files(ctx context.Context, c *copying, fork func() error) (err error) {
 	for range maxForks {
 		if c.again {

@@ -149,9 +149,9 @@ func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to p
 }
 
 // copying makes a session of the events of another one. The journal begins with what is to be made,
-// [loop.EventCopyStarted], and ends with the event that completes it; in between there is no session.
-// The same request completes an interrupted one: its events begin with a mark of their own, behind
-// which a process of the earlier attempt cannot append.
+// [loop.EventCopyStarted], and ends with the event that completes it; in between there is no
+// session. The same request completes an interrupted one: its events begin with a mark of their
+// own, behind which a process of the earlier attempt cannot append.
 type copying struct {
 	journal loop.Journal
 	to      protocol.SessionID
@@ -394,8 +394,8 @@ func Restore(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool pr
 }
 
 // change has a worker change the workspace of a session that is idle, see [loop.CompleteChanges].
-// about has more of the event that begins it. Without a conversation nothing can be between: the call
-// is all. The error wraps [ErrBusy] if the session was extended since it was found idle.
+// about has more of the event that begins it. Without a conversation nothing can be between: the
+// call is all. The error wraps [ErrBusy] if the session was extended since it was found idle.
 func (r *remover) change(ctx context.Context, id protocol.CallID, about loop.Event, payload protocol.Payload) (protocol.Value, error) {
 	if len(r.history.Events) == 0 {
 		return r.call(ctx, id, payload)

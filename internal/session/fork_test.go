@@ -326,7 +326,8 @@ func TestFold_WhatASessionUsedIsItsOwn(t *testing.T) {
 	require.InDelta(t, 1.0, *fork.CostUSD, 1e-9)
 }
 
-// long is a conversation that no single message of a journal holds, with a call that may start once.
+// long is a conversation that no single message of a journal holds, with a call that may start
+// once.
 func long(f *nats.Conn) []loop.Event {
 	events := []loop.Event{
 		{Type: loop.EventSessionStarted, StartFields: loop.StartFields{Model: "m"}},
@@ -363,8 +364,8 @@ func (c *cutOff) Append(ctx context.Context, id protocol.SessionID, last uint64,
 	return c.Journal.Append(ctx, id, last, events...)
 }
 
-// A fork, or an import, that is interrupted anywhere is no session, but for one that was stored whole.
-// The same command makes it, with the files that its origin has then, and once.
+// A fork, or an import, that is interrupted anywhere is no session, but for one that was stored
+// whole. The same command makes it, with the files that its origin has then, and once.
 func TestFork_CutOffAnywhereIsCompleted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

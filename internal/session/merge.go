@@ -25,10 +25,11 @@ func mergedOf(r wire.WorkspaceMergeResult, answer string) report.Merged {
 }
 
 // Merge brings what a fork of a session has changed in its workspace since it began, or since it
-// was merged last, into the session, and adds its answer to the conversation, as one message. A merge
-// that was interrupted is completed by the same merge, or by the session's next turn, whichever comes
-// first; see [loop.CompleteChanges]. The error wraps [ErrBusy] when one of the two has an open turn or
-// unfinished calls, or the session is extended meanwhile; then nothing was changed.
+// was merged last, into the session, and adds its answer to the conversation, as one message. A
+// merge that was interrupted is completed by the same merge, or by the session's next turn,
+// whichever comes first; see [loop.CompleteChanges]. The error wraps [ErrBusy] when one of the two
+// has an open turn or unfinished calls, or the session is extended meanwhile; then nothing was
+// changed.
 func Merge(ctx context.Context, f *fleet.Fleet, from, into protocol.SessionID, pool protocol.Pool) (report.Merged, error) {
 	merged, err := merge(ctx, f, f.Journal, from, into, pool)
 	if err != nil {
@@ -73,8 +74,8 @@ func merge(ctx context.Context, f *fleet.Fleet, journal loop.Journal, from, into
 	return mergedOf(result, answer), nil
 }
 
-// merge has a worker merge a fork whose journal ends at forkLast, unless that is what the interrupted
-// merge has done which was just completed.
+// merge has a worker merge a fork whose journal ends at forkLast, unless that is what the
+// interrupted merge has done which was just completed.
 func (r *remover) merge(ctx context.Context, about loop.Event, forkLast uint64) (protocol.Value, error) {
 	payload := wire.WorkspaceMerge{From: string(about.From)}
 	var ended uint64 // merges of the fork

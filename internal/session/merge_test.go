@@ -67,8 +67,8 @@ func (m *listens) Reply(_ context.Context, req loop.Request, _ func(loop.Delta))
 	return loop.Reply{Text: "I see."}, nil
 }
 
-// The next turn completes a merge that was interrupted, before it begins: its model reads the message,
-// and what it does then is not merged over.
+// The next turn completes a merge that was interrupted, before it begins: its model reads the
+// message, and what it does then is not merged over.
 func TestMerge_ThatIsInterruptedBeforeATurn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

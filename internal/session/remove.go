@@ -44,8 +44,8 @@ type Options struct {
 	Pool protocol.Pool
 	// Force removes a busy session too: its calls are cancelled, and its turn ends.
 	Force bool
-	// Used says that the session is one of single calls, which has no journal, and a workspace as far
-	// as the caller knows.
+	// Used says that the session is one of single calls, which has no journal, and a workspace as
+	// far as the caller knows.
 	Used bool
 
 	removes bool // and does not only look

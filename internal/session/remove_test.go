@@ -347,6 +347,7 @@ func (r *rig) serve(t *testing.T, model loop.Model, schedules *schedule.Store) {
 
 // turn submits a turn.
 func (r *rig) turn(t *testing.T, call protocol.Call) <-chan *protocol.Result {
+	t.Helper()
 	ended := make(chan *protocol.Result, 1)
 	go func() {
 		result, err := r.Dispatcher.One(t.Context(), &call)
@@ -370,8 +371,8 @@ func (m asks) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta
 	return m.Model.Reply(ctx, req, delta)
 }
 
-// A turn whose session is removed by force, by a process that is lost after its first step, ends with
-// its next event: no call of it runs twice, and no other turn begins.
+// A turn whose session is removed by force, by a process that is lost after its first step, ends
+// with its next event: no call of it runs twice, and no other turn begins.
 func TestRemove_ForcedAndLostAfterItsFirstStep(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -438,7 +439,7 @@ func TestRemove_FromAStreamWithoutRoom(t *testing.T) {
 		info, err := stream.Info(t.Context())
 		require.NoError(t, err)
 		config := info.Config
-		config.MaxBytes = int64(info.State.Bytes) //nolint:gosec // a test's
+		config.MaxBytes = int64(info.State.Bytes)
 		_, err = r.JS.UpdateStream(t.Context(), config)
 		require.NoError(t, err)
 		_, err = Remove(t.Context(), r.Fleet, "s", Options{Force: true})
@@ -450,8 +451,8 @@ func TestRemove_FromAStreamWithoutRoom(t *testing.T) {
 	}
 }
 
-// Nothing that wakes a removed session is left: a trigger that its turn sets meanwhile, a schedule of
-// a user, a turn of a trigger that is on its way.
+// Nothing that wakes a removed session is left: a trigger that its turn sets meanwhile, a schedule
+// of a user, a turn of a trigger that is on its way.
 func TestRemove_LeavesNothingThatWakes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

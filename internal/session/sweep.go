@@ -23,8 +23,8 @@ import (
 
 // Sweeper removes what calls without a model left behind: workspaces of sandboxes that have no
 // journal, and sessions in whose journals clients of an interface made every turn, once nothing has
-// used them for an age. It also ends removals, forks and imports that were interrupted that long ago.
-// Sessions with a turn of a model or a person stay, and so do sandboxes that a schedule uses.
+// used them for an age. It also ends removals, forks and imports that were interrupted that long
+// ago. Sessions with a turn of a model or a person stay, and so do sandboxes that a schedule uses.
 type Sweeper struct {
 	// Fleet and Age are required, and Stores has the workspaces of each part of the fleet.
 	Fleet  *fleet.Fleet

@@ -142,8 +142,8 @@ func KeptValue(session protocol.SessionID, call protocol.CallID) string {
 }
 
 // KeptPart is the name of one stream of a command, [PartStdout] or [PartStderr], of which there is
-// more than in its result, or of an image or document ([PartMedia]). All that a command wrote is its
-// text.
+// more than in its result, or of an image or document ([PartMedia]). All that a command wrote is
+// its text.
 func KeptPart(session protocol.SessionID, call protocol.CallID, part string) string {
 	return part + "/" + string(session) + "/" + string(call)
 }

@@ -288,8 +288,8 @@ type History struct {
 }
 
 // Whole returns the history of what a journal stores: without the attempts at a fork or an import
-// before the one that was completed. The error is [ErrRemoved] or [ErrUncompleted] where there is no
-// session; the last event then is the mark that says so.
+// before the one that was completed. The error is [ErrRemoved] or [ErrUncompleted] where there is
+// no session; the last event then is the mark that says so.
 func (h History) Whole() (History, error) {
 	begun := -1
 	for i := range h.Events {

@@ -71,8 +71,8 @@ type Input struct {
 	ID protocol.CallID
 	// Attachments are files that belong to the text; see [Input.Check].
 	Attachments []Attachment
-	// Again says that an earlier try of this process found turns in the session. If it has none now,
-	// it was removed meanwhile: the input begins no turn, and the error wraps [ErrRemoved].
+	// Again says that an earlier try of this process found turns in the session. If it has none
+	// now, it was removed meanwhile: the input begins no turn, and the error wraps [ErrRemoved].
 	Again bool
 }
 
