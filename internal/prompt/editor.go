@@ -284,8 +284,8 @@ func (n *noted) Read(p []byte) (int, error) {
 		return copy(p, string(lineKey)), nil
 	}
 	n.stopped = bytes.IndexByte(p[:count], 3) >= 0
-	if n.show != nil && count == 1 && p[0] == laterKey {
-		n.later, p[0] = true, '\r'
+	if last := count - 1; n.show != nil && count > 0 && p[last] == laterKey {
+		n.later, p[last] = true, '\r'
 	}
 	return count, err
 }

@@ -53,5 +53,26 @@ func TestHistory_IsKept(t *testing.T) {
 	require.Equal(t, "one\ntwo\none\n", string(content))
 	info, err := os.Stat(h.file)
 	require.NoError(t, err)
-	require.Zero(t, info.Mode().Perm()&0o077, "nobody else reads it")
+	require.Zero(t, info.Mode().Perm()&0o077, "no other user reads it")
+}
+
+// What is typed fast arrives in one piece.
+func TestNoted_LaterBehindTypedText(t *testing.T) {
+	t.Parallel()
+	keys := newKeyboard(nil)
+	keys.begin.Do(func() {})
+	go func() { keys.typed <- typed{keys: []byte("later\x14now\r")} }()
+	n := &noted{Reader: keys.reader(t.Context(), nil, nil), show: func(string, int) {}}
+	read := func() string {
+		n.move = shows // the line was shown
+		piece := make([]byte, 64)
+		count, err := n.Read(piece)
+		require.NoError(t, err)
+		return string(piece[:count])
+	}
+	require.Equal(t, "later\r", read())
+	require.True(t, n.later)
+	n.later = false
+	require.Equal(t, "now\r", read())
+	require.False(t, n.later)
 }

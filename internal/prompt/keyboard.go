@@ -127,8 +127,8 @@ type keyReader struct {
 	wanted  <-chan struct{}
 }
 
-// Read implements [io.Reader]. It returns one line at most: what was typed ahead is for the next
-// reader.
+// Read implements [io.Reader]. It returns one line at most, or what [laterKey] ends: what was typed
+// ahead is for the next reader.
 func (r *keyReader) Read(p []byte) (int, error) {
 	if len(r.keys.rest) == 0 {
 		piece, err := r.keys.next(r.ctx, r.resized, r.wanted)
@@ -141,7 +141,7 @@ func (r *keyReader) Read(p []byte) (int, error) {
 		r.keys.rest = piece.keys
 	}
 	line := r.keys.rest
-	if end := bytes.IndexAny(line, "\r\n"); end >= 0 {
+	if end := bytes.IndexAny(line, "\r\n"+string(rune(laterKey))); end >= 0 {
 		if line = line[:end+1]; bytes.HasPrefix(r.keys.rest[end:], []byte("\r\n")) {
 			line = r.keys.rest[:end+2]
 		}
