@@ -123,7 +123,8 @@ func cases(o *operation, writes []write) (all []*crash) {
 	return all
 }
 
-var sessions atomic.Int64 //nolint:gochecknoglobals // names that no two cases have
+// sessions counts the sessions of all cases, so that no two have one name.
+var sessions atomic.Int64
 
 // process makes a process for a session.
 func (w *world) process(t *testing.T, o *operation, client *fleet.Client, session protocol.SessionID) *process {
@@ -203,6 +204,7 @@ func (w *world) first(t *testing.T, c *crash, session protocol.SessionID, meanwh
 
 // play plays one case, and reports whether its write was reached.
 func (w *world) play(t *testing.T, c *crash) bool {
+	t.Helper()
 	session := newSession()
 	w.mu.Lock()
 	w.cases[string(session)] = c.name()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -125,7 +126,10 @@ func spentBudget() *operation {
 			p.options.Budget = &protocol.Spending{Steps: 1}
 			p.replies(calls(labelled(p, "once", "a")), says("all is spent"))
 		},
-		done: func(t *testing.T, p *process) { require.Equal(t, loop.OutcomeLimitReached, p.result.Outcome) },
+		done: func(t *testing.T, p *process) {
+			t.Helper()
+			require.Equal(t, loop.OutcomeLimitReached, p.result.Outcome)
+		},
 	}
 }
 
@@ -161,20 +165,20 @@ func cancelledTurn() *operation {
 		set:  func(p *process) { p.replies(calls(held(p, "once", "a"), labelled(p, "again", "b")), says("not asked")) },
 		act: func(ctx context.Context, p *process) error {
 			for wait := time.Millisecond; ; wait *= 2 { // a cancel before the journal was read ends no turn
-				ctx, cancel := context.WithCancelCause(ctx)
+				turn, cancel := context.WithCancelCause(ctx)
 				ended := make(chan struct{})
 				go func() {
 					defer close(ended)
-					for len(p.starts(p.label("a"))) == 0 && ctx.Err() == nil {
-						time.Sleep(time.Millisecond)
+					for len(p.starts(p.label("a"))) == 0 && turn.Err() == nil {
+						pause.For(turn, time.Millisecond)
 					}
-					time.Sleep(wait)
+					pause.For(turn, wait)
 					cancel(errors.New("a person cancels"))
 				}()
-				err := input(ctx, p)
+				err := input(turn, p)
 				cancel(nil)
 				<-ended
-				if !errors.Is(err, context.Canceled) {
+				if ctx.Err() != nil || !errors.Is(err, context.Canceled) {
 					return err
 				}
 			}
@@ -285,8 +289,11 @@ func imported() *operation {
 func removed(open bool) *operation {
 	o := &operation{
 		name: "remove", thens: []then{removes, resumes}, gone: true,
-		set:    func(p *process) { p.replies(calls(labelled(p, "once", "a")), says("done")) },
-		before: func(ctx context.Context, t *testing.T, p *process) { require.NoError(t, input(ctx, p)) },
+		set: func(p *process) { p.replies(calls(labelled(p, "once", "a")), says("done")) },
+		before: func(ctx context.Context, t *testing.T, p *process) {
+			t.Helper()
+			require.NoError(t, input(ctx, p))
+		},
 		act: func(ctx context.Context, p *process) error {
 			_, err := p.client.Sessions("").Remove(ctx, p.session, true)
 			return err

@@ -88,7 +88,7 @@ func newWorld(t *testing.T) *world {
 }
 
 // connect makes a client as another process would.
-func (w *world) connect(t testing.TB, nc *nats.Conn) *fleet.Client {
+func (w *world) connect(t *testing.T, nc *nats.Conn) *fleet.Client {
 	t.Helper()
 	client, err := fleet.Connect(context.WithoutCancel(t.Context()), fleet.Options{Conn: nc, Fleet: w.Name, Logger: w.Logger})
 	require.NoError(t, err)
