@@ -149,7 +149,7 @@ func (d *Dispatcher) attach(ctx context.Context, ref protocol.CallRef) (*Future,
 		t.mu.Unlock()
 		return nil, ErrClosed
 	}
-	t.add(f)
+	t.add(f) //nolint:contextcheck // what it subscribes outlives the caller
 	t.mu.Unlock()
 	found, err := f.find(ctx)
 	for tries := 1; tries < findTries && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil; tries++ {

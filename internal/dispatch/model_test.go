@@ -36,8 +36,8 @@ var modelPrograms = flag.Int("senders", 20, "programs of senders, if -rapid.chec
 // A program is a sequence of steps of one process after the other. A step sends a call (Go, Submit,
 // Call), attaches, cancels, loses the connection, or closes the process. In some steps a write
 // fails: it is not made, or made, or late, and the process ends; or it is made or not made, and the
-// process gets no answer or an error, and continues. The process after one that has ended sends again, under
-// their ids, what that one sent.
+// process gets no answer or an error, and continues. The process after one that has ended sends
+// again, under their ids, what that one sent.
 func TestModel_RandomProgramsOfSendersAndTheirWrites(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})

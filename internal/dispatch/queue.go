@@ -78,7 +78,7 @@ func (d *Dispatcher) queue(ctx context.Context, call *protocol.Call, submit bool
 		t.refuse(f, queue[0].heldBack)
 		return f
 	case !submit:
-		t.add(f)
+		t.add(f) //nolint:contextcheck // what it subscribes outlives the caller
 	}
 	t.lanes[at] = append(queue, f)
 	if !had {

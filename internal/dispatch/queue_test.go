@@ -144,7 +144,7 @@ func TestQueue_OneContextEndsNoOtherCall(t *testing.T) {
 	<-ended.Done()
 	_, err := ended.Result()
 	require.ErrorIs(t, err, context.Canceled)
-	<-alone
+	_ = <-alone // it has ended
 	link.Mend()
 	link.Cut()
 	link.Mend()

@@ -94,7 +94,7 @@ type Watch struct {
 func (r *Results) Watch(
 	ctx context.Context, session protocol.SessionID, result func(*protocol.Result), frame func(*wire.Frame), calls ...protocol.CallID,
 ) (*Watch, error) {
-	w, err := r.open(session, result, frame, calls...)
+	w, err := r.open(session, result, frame, calls...) //nolint:contextcheck // what it subscribes outlives the caller
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +115,7 @@ func (r *Results) open(session protocol.SessionID, result func(*protocol.Result)
 	state, known := r.sessions[session]
 	if !known {
 		state = &sessionWatch{watches: map[protocol.CallID][]*Watch{}}
-		if err := r.subscribe(state, session); err != nil { //nolint:contextcheck // what it subscribes outlives the caller
+		if err := r.subscribe(state, session); err != nil {
 			return nil, err
 		}
 		r.sessions[session] = state

@@ -40,9 +40,11 @@ type TurnCaller interface {
 	GivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error)
 }
 
-// Finder finds calls that an earlier process may have sent. Without one, such a call counts as sent.
+// Finder finds calls that an earlier process may have sent. Without one, such a call counts as
+// sent.
 type Finder interface {
-	// Find returns a call as the fleet has it, or its result; neither if the fleet has none of both.
+	// Find returns a call as the fleet has it, or its result; neither if the fleet has none of
+	// both.
 	Find(ctx context.Context, pool protocol.Pool, ref protocol.CallRef) (*protocol.Call, *protocol.Result, error)
 }
 

@@ -284,8 +284,9 @@ func (n *noted) Read(p []byte) (int, error) {
 		return copy(p, string(lineKey)), nil
 	}
 	n.stopped = bytes.IndexByte(p[:count], 3) >= 0
-	if last := count - 1; n.show != nil && count > 0 && p[last] == laterKey {
-		n.later, p[last] = true, '\r'
+	if n.show != nil && bytes.HasSuffix(p[:count], []byte{laterKey}) {
+		n.later = true
+		copy(p[count-1:], "\r")
 	}
 	return count, err
 }

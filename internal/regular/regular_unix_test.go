@@ -62,7 +62,7 @@ func TestRead_APipeOfThisProcess(t *testing.T) {
 	t.Parallel()
 	read, write, err := os.Pipe()
 	require.NoError(t, err)
-	defer read.Close() //nolint:errcheck // it was only read
+	defer read.Close()
 	go func() {
 		_, _ = write.WriteString("from a command") // read below
 		_ = write.Close()

@@ -65,8 +65,8 @@ func TestTurn_HasTheToolsOfTheFolderAsTheyAre(t *testing.T) {
 	require.Contains(t, <-log.news, "tool manifests are in order again")
 }
 
-// A fleet that cannot be asked for the tools of MCP servers refuses no turn: it is asked again, until
-// the turn is cancelled.
+// A fleet that cannot be asked for the tools of MCP servers refuses no turn: it is asked again,
+// until the turn is cancelled.
 func TestTurn_WaitsForTheToolsOfServers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, bash("true")+","+answer)

@@ -5,10 +5,10 @@
 //	or forced  event of the   the session         (forced)        a call of its    are free
 //	           journal                                            lane
 //
-// The mark is [loop.EventRemoved]. A process that still runs the session cannot append behind it, and
-// a turn that waited does not begin, since an empty journal would be that of a new session. Each step
-// may be repeated, so a second removal completes one that was cut short. Until then the session is
-// listed as being removed.
+// The mark is [loop.EventRemoved]. A process that still runs the session cannot append behind it,
+// and a turn that waited does not begin, since an empty journal would be that of a new session.
+// Each step may be repeated, so a second removal completes one that was cut short. Until then the
+// session is listed as being removed.
 package session
 
 import (

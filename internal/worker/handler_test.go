@@ -166,7 +166,8 @@ func TestHandler_KnowsTheEndOfItsLease(t *testing.T) {
 			close(held)
 			for {
 				end, now := h.Run.LeaseEnd(), time.Now()
-				for ; now.Before(end); now = time.Now() {
+				for now.Before(end) {
+					now = time.Now()
 				}
 				if ctx.Err() != nil { // else it was renewed, or the context says so too late
 					late <- false

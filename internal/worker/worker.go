@@ -250,7 +250,7 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 	stop()
 	evicting.Wait()
 	unpublish()
-	w.sandboxes.CloseAll()
+	w.sandboxes.CloseAll() //nolint:contextcheck // the end must be done
 	w.network.Pages.CloseIdleConnections()
 	if w.network.Servers != nil {
 		w.network.Servers.CloseIdleConnections()

@@ -13,14 +13,14 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// CompleteChanges completes what people have begun to change of a session between two turns: a merge
-// of a fork, a restore of the workspace. A change is one call, and three writes:
+// CompleteChanges completes what people have begun to change of a session between two turns: a
+// merge of a fork, a restore of the workspace. A change is one call, and three writes:
 //
 //	change_started, with the call ──► the call ──► change_ended, with session_merged
 //
 // Its beginning is journaled behind what its process has read, so no turn is open then. A turn that
-// begins later, and a further change, first complete it: they send the same call, which runs once, and
-// journal its end. CompleteChanges returns the results of the changes that it has ended.
+// begins later, and a further change, first complete it: they send the same call, which runs once,
+// and journal its end. CompleteChanges returns the results of the changes that it has ended.
 func CompleteChanges(ctx context.Context, journal Journal, dispatcher Dispatcher, id protocol.SessionID) (ended []protocol.Result, err error) {
 	for {
 		history, err := journal.Load(ctx, id)

@@ -29,11 +29,11 @@
 //
 // Commands in a sandbox end with the lease of their lane, even if the worker is lost or stopped. A
 // handler cannot be killed: if its process was stopped for longer than the lease, it continues
-// concurrently with the next holder of the lane until it asks its ctx. Err and Done of that ctx, and
-// [Call.LeaseEnd], look at the clock, so they know of the loss as soon as the process is resumed.
-// A context that the handler made from ctx ends a moment later. Ask ctx right before each write; a
-// process that is stopped between the question and the write still writes too late. [Call.Fence] is
-// for resources that must refuse this.
+// concurrently with the next holder of the lane until it asks its ctx. Err and Done of that ctx,
+// and [Call.LeaseEnd], look at the clock, so they know of the loss as soon as the process is
+// resumed. A context that the handler made from ctx ends a moment later. Ask ctx right before each
+// write; a process that is stopped between the question and the write still writes too late.
+// [Call.Fence] is for resources that must refuse this.
 package worker
 
 import (
@@ -91,8 +91,8 @@ func (c *Call) LeaseEnd() time.Time { return c.handling.Run.LeaseEnd() }
 // Fence is a number that grows with each holder of the call's lane. Only the resource itself can
 // refuse a handler that continues after its lease: send the fence with every write; in the same
 // transaction the resource refuses a fence lower than the greatest that it has stored. Fences of
-// different lanes cannot be compared: store one for each lane. Fences also grow if the claims stream is
-// deleted and created again. If all streams of the fleet are deleted, they begin again.
+// different lanes cannot be compared: store one for each lane. Fences also grow if the claims
+// stream is deleted and created again. If all streams of the fleet are deleted, they begin again.
 func (c *Call) Fence() uint64 { return c.handling.Run.Fence }
 
 // Resources is what the call has for the time of the handler: exclusively, or

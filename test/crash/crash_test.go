@@ -185,14 +185,14 @@ func (w *world) first(t *testing.T, c *crash, session protocol.SessionID, meanwh
 	case c.fault.kills():
 		kill(errKilled)
 		nc.Close() // it would be made again for ever
-		<-done
+		_ = <-done // how it ends is not known
 		meanwhile()
 	case c.fault == delayed:
 		meanwhile()
 		link.Release()
-		<-done // fenced, or its write was as good as the other one's
+		_ = <-done // fenced, or its write was as good as the other one's
 	default:
-		<-done
+		_ = <-done // how it ends is not known
 		meanwhile()
 	}
 	require.NotErrorIs(t, context.Cause(ctx), context.DeadlineExceeded)
@@ -286,7 +286,8 @@ func (w *world) requireLaws(t *testing.T, c *crash, session protocol.SessionID, 
 	}
 }
 
-// events counts the events of a session, but for changes, which are done each time they are asked for.
+// events counts the events of a session, but for changes, which are done each time they are asked
+// for.
 func events(history loop.History) (n int) {
 	for i := range history.Events {
 		if e := history.Events[i].Type; e != loop.EventChangeStarted && e != loop.EventChangeEnded {

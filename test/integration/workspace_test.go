@@ -144,8 +144,8 @@ func TestFleet_ConflictIsLeftAlone(t *testing.T) {
 	require.Equal(t, "Changed.\n", p.stdout.String())
 }
 
-// A directory is sent whole if the fleet has lost contents that it had; and a sparse file keeps nothing
-// else from being brought back.
+// A directory is sent whole if the fleet has lost contents that it had; and a sparse file keeps
+// nothing else from being brought back.
 func TestFleet_SendsAgainWhatTheFleetHasLost(t *testing.T) {
 	t.Parallel()
 	model := script(t, say("Changing.", bash("c1", "echo more >> work.txt; truncate -s 9G new.img")), say("Changed."))

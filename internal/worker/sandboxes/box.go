@@ -302,7 +302,7 @@ func (s *Set) SetAsideLater(ctx context.Context, l protocol.Lane) {
 
 // closeAside ends the use of directories in place, in which no sandbox is open any more.
 func (s *Set) closeAside() {
-	ctx := context.Background() // it is short, and must be done
+	ctx := context.Background() //nolint:forbidigo // it is short, and must be done
 	s.mu.Lock()
 	all := s.aside
 	s.aside = map[string]*gitguard.Aside{}

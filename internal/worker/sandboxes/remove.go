@@ -22,7 +22,7 @@ func (s *Set) Remove(ctx context.Context, l protocol.Lane, epoch uint64) error {
 			return err
 		}
 	}
-	if err := s.close(l); err != nil {
+	if err := s.close(l); err != nil { //nolint:contextcheck // the end must be done
 		return fmt.Errorf("close the sandbox: %w", err)
 	}
 	err := removeWhile(ctx.Err, s.home(l)) // a large one takes its time

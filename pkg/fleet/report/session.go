@@ -42,8 +42,8 @@ type Session struct {
 	BodyBytes    uint64 `json:"body_bytes"`
 	// DiskBytes is the size of the directory of a session that ran on this machine without a fleet.
 	DiskBytes int64 `json:"disk_bytes,omitempty"`
-	// StoredTurns are the turns at whose ends the files of a session that works in place are stored;
-	// 0 is the beginning of the session.
+	// StoredTurns are the turns at whose ends the files of a session that works in place are
+	// stored; 0 is the beginning of the session.
 	StoredTurns []int `json:"stored_turns,omitempty"`
 
 	// Waits has a sentence about each call that no worker may take.
