@@ -73,7 +73,7 @@ func newAside(ctx context.Context, dir string, watch *Watch, keep bool) (*Aside,
 			}
 		}
 	}
-	stored := record{Directory: f.dir, ID: identityOf(f.info, f.dir), Keep: keep, Before: a.before}
+	stored := record{Directory: f.dir, ID: identityOf(f.info, f.dir), Born: bornAt(f.dir), Keep: keep, Before: a.before}
 	if watch != nil {
 		stored.Runs = []recordedRun{}
 		for finding, content := range watch.before {
@@ -127,6 +127,10 @@ func (a *Aside) move(ctx context.Context) (moved []string, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	f, findErr := find(ctx, a.dir, a.git)
+	if errors.Is(findErr, fs.ErrPermission) {
+		reopen(ctx, a.dir)
+		f, findErr = find(ctx, a.dir, a.git)
+	}
 	if f == nil {
 		return nil, findErr
 	}
@@ -160,6 +164,56 @@ func (a *Aside) move(ctx context.Context) (moved []string, err error) {
 	return m.moved, err
 }
 
+// What a user needs to change what is in a directory, and a file.
+const (
+	userDirectory fs.FileMode = 0o700
+	userFile      fs.FileMode = 0o600
+)
+
+// allow gives this user rights that a command may have taken away. Who cannot do that finds out when
+// the rights are used.
+func allow(in *os.Root, name string, rights fs.FileMode) {
+	if info, err := in.Lstat(name); err == nil && (info.IsDir() || info.Mode().IsRegular()) && info.Mode()&rights != rights {
+		_ = in.Chmod(name, info.Mode()|rights)
+	}
+}
+
+// reopen lets this user list and enter a directory and those in it, as at the start: git uses a
+// repository in a directory that can be entered and not listed. What stays closed, [find] reports.
+func reopen(ctx context.Context, dir string) {
+	if info, err := os.Stat(dir); err == nil && info.Mode()&userDirectory != userDirectory {
+		_ = os.Chmod(dir, info.Mode()|userDirectory)
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return
+	}
+	defer func() { _ = root.Close() }() // it was only read
+	entries := 0
+	var walk func(name string, level int)
+	walk = func(name string, level int) {
+		const look = 0o500
+		if info, err := root.Lstat(name); err == nil && info.Mode()&look != look {
+			allow(root, name, userDirectory)
+		}
+		at, err := root.OpenFile(name, os.O_RDONLY|noWait|onlyDirectory, 0)
+		if err != nil {
+			return
+		}
+		all, _ := at.ReadDir(-1)
+		_ = at.Close()
+		if entries += len(all); entries > maxEntries || level > maxLevels || ctx.Err() != nil {
+			return
+		}
+		for _, entry := range all {
+			if entry.IsDir() {
+				walk(filepath.Join(name, entry.Name()), level+1)
+			}
+		}
+	}
+	walk(".", 0)
+}
+
 // mover sets aside what it finds in a directory of git's.
 type mover struct {
 	*survey
@@ -173,6 +227,7 @@ func (m *mover) directory(ctx context.Context, r *repository, path string) error
 	if err != nil {
 		return err
 	}
+	allow(m.root, name, userDirectory)
 	dir, err := m.root.OpenRoot(name)
 	if err != nil {
 		return err
@@ -188,6 +243,7 @@ func (m *mover) directory(ctx context.Context, r *repository, path string) error
 
 // settingsOf sets the settings of a file aside that have git run something.
 func (m *mover) settingsOf(ctx context.Context, r *repository, dir *os.Root, shown, file string) error {
+	allow(dir, file, userFile)
 	info, err := dir.Lstat(file)
 	if missing(err) {
 		return nil
@@ -247,6 +303,7 @@ func (m *mover) hooksAt(in *os.Root, name, shown string) error {
 		m.moved = append(m.moved, shown)
 		return rename(in, name)
 	}
+	allow(in, name, userDirectory)
 	hooks, err := in.OpenRoot(name)
 	if err != nil {
 		return err

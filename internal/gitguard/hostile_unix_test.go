@@ -57,7 +57,7 @@ func TestGuard_RefusesWhatItCannotSee(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ script, want string }{
 		"settings that are no file":     {"rm .git/config; mkfifo .git/config", "is not a regular file"},
-		"settings that are too large":   {"head -c 2000000 /dev/zero | tr '\\0' '#' >> .git/config", "is larger than 1024 KiB"},
+		"settings that are too large":   {"head -c 2000000 /dev/zero | tr '\\0' '#' >> .git/config", "is larger than 1 MiB"},
 		"an include that is no file":    {"git config include.path ../x; mkfifo x", "is not a regular file"},
 		"directories that are too deep": {"d=d; for i in 1 2 3 4 5 6 7 8 9; do d=$d/$d; done; mkdir -p \"$d\"", "below more than 500 directories"},
 	} {

@@ -43,6 +43,8 @@ type record struct {
 	// Directory is its path without symbolic links, and ID the directory itself.
 	Directory string   `json:"directory"`
 	ID        identity `json:"id"`
+	// Born tells it from another directory that got its number after it was removed; 0 is unknown.
+	Born int64 `json:"born,omitempty"`
 	// Keep means that nothing is set aside.
 	Keep bool `json:"keep,omitempty"`
 	// Before are the directories of git's that were there.
@@ -202,7 +204,7 @@ func (r *record) at(dir string) (string, error) {
 	switch {
 	case there != nil && (around(dir, there) || around(r.Directory, info)):
 		return r.Directory, nil
-	case there == nil && identityOf(info, dir) == r.ID: // moved
+	case there == nil && identityOf(info, dir) == r.ID && (r.Born == 0 || r.Born == bornAt(dir)): // moved
 		return dir, nil
 	}
 	return "", nil

@@ -1,6 +1,8 @@
 package gitguard
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -45,5 +47,24 @@ func TestDriver_HasAProgram(t *testing.T) {
 	for _, key := range []string{"filter.x.required", "filter.clean", "diff.y.binary", "merge.tool"} {
 		_, ok := driver(key)
 		require.False(t, ok, key)
+	}
+}
+
+// TestRecord_AnotherDirectoryGetsTheNumber of one that was removed: it has not moved, and what its
+// user has set there stays.
+func TestRecord_AnotherDirectoryGetsTheNumber(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	info, err := os.Stat(dir)
+	require.NoError(t, err)
+	born := bornAt(dir)
+	if born == 0 {
+		t.Skip("NOT TESTED: this system does not say when a directory was made")
+	}
+	for made, want := range map[int64]string{born: dir, 0: dir, born - 1: ""} {
+		r := record{Directory: filepath.Join(dir, "gone"), ID: identityOf(info, dir), Born: made}
+		at, err := r.at(dir)
+		require.NoError(t, err)
+		require.Equal(t, want, at, made-born)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"io/fs"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // stamp of a directory changes when an entry is made or removed there.
@@ -19,4 +21,13 @@ func stampOf(info fs.FileInfo) (stamp, bool) {
 		return stamp{}, false
 	}
 	return stamp{stat.Dev, stat.Ino, info.ModTime(), time.Unix(stat.Ctim.Unix())}, true
+}
+
+// bornAt is when a file was made, in nanoseconds; 0 where that is not known.
+func bornAt(path string) int64 {
+	var stat unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_BTIME, &stat); err != nil || stat.Mask&unix.STATX_BTIME == 0 {
+		return 0
+	}
+	return stat.Btime.Sec*int64(time.Second) + int64(stat.Btime.Nsec)
 }

@@ -62,7 +62,7 @@ var opened = map[string]use{
 	"internal/environment/skills.go":                    {4, root + "; " + list},
 	"internal/environment/states.go":                    {1, named},
 	"internal/environment/workspace.go":                 {2, root + "; " + own},
-	"internal/gitguard/aside.go":                        {6, root + "; " + list + "; new files"},
+	"internal/gitguard/aside.go":                        {8, root + "; " + list + "; new files"},
 	"internal/gitguard/copies.go":                       {4, root + "; " + own},
 	"internal/gitguard/find.go":                         {2, list},
 	"internal/gitguard/index.go":                        {1, "new files"},
