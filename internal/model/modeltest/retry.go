@@ -94,7 +94,7 @@ func noRedirects(t *testing.T, d *Dialect) {
 		s := Serve(t, d, Status(status, "moved", "Location", elsewhere.URL+d.Base+"?key="+Key))
 		_, err := s.Model(t).Reply(t.Context(), Hello(), Ignore)
 		RequireType(t, endpoint.TypeInvalidRequest, err)
-		require.ErrorContains(t, err, "redirects to "+elsewhere.URL+d.Base+"?xxxxx, and requests to models follow no redirects: set the base URL")
+		require.ErrorContains(t, err, "redirects to "+elsewhere.URL+d.Base+"?xxxxx, but requests to models follow no redirects: set the base URL")
 		require.Len(t, s.Asked(), 1, "and is not repeated")
 		require.Empty(t, elsewhere.Asked())
 	}
