@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -35,7 +34,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
@@ -226,7 +224,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	}
 	if options.Schedules != nil {
 		background.Go(func() {
-			(&schedule.Runner{Store: options.Schedules, Channels: channels, Send: startIn(fl), Judge: judgeScheduled(options.Policies), Owner: ownerIn(fl), Logger: logger}).Run(sweeping)
+			(&schedule.Runner{Store: options.Schedules, Channels: channels, Send: startIn(fl), Judge: judgeScheduled(options.Policies, loop.NewLedger(fl.Journal), logger), Owner: ownerIn(fl), Logger: logger}).Run(sweeping)
 		})
 	}
 	c.announce(p, fl, options.Default)
@@ -270,29 +268,25 @@ func ownerIn(fl *fleet.Fleet) func(context.Context, protocol.SessionID) (protoco
 	}
 }
 
-// judgeScheduled judges scheduled calls by the policies of this coordinator: no person is there to
-// approve one.
-func judgeScheduled(policies []policy.Policy) func(*protocol.Call) error {
+// judgeScheduled judges scheduled calls by the policies of this coordinator, and counts them in the
+// journals of their sessions if the policies bound their number: no person is there to approve one.
+func judgeScheduled(policies []policy.Policy, ledger *loop.Ledger, logger *slog.Logger) func(context.Context, *protocol.Call) error {
 	if len(policies) == 0 {
 		return nil
 	}
-	return func(call *protocol.Call) error {
-		judge, err := policy.New(policies...)
+	rules, err := policy.New(policies...)
+	return func(ctx context.Context, call *protocol.Call) error {
 		if err != nil {
 			return err
 		}
-		name := cmp.Or(call.Tool, string(wire.KindOf(call.Payload)))
-		verdict := judge.Judge(policy.Call{Tool: name, Plan: tools.Plan{Payload: call.Payload, Resources: call.Resources}, Used: map[string]int{}})
-		switch verdict.Decision {
-		case policy.Denied:
-			return errors.New(verdict.Reason)
-		case policy.Ask:
-			return fmt.Errorf("%s, and no person can approve a scheduled call (%s)", verdict.Reason, verdict.Rule)
-		default:
-		}
-		call.MinLevel, call.Roots = wire.HigherLevel(call.MinLevel, verdict.MinLevel), slices.Concat(call.Roots, verdict.Roots)
-		if verdict.AtMostOnce {
-			call.Delivery, call.Retry = protocol.AtMostOnce, nil
+		denied := loop.JudgeCall(ctx, call, &loop.SingleOptions{
+			Policy: rules, Ledger: ledger, Interface: "schedule", Logger: logger,
+			Approve: func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
+				return protocol.Approval{}, errors.New("no person can approve a scheduled call")
+			},
+		})
+		if denied != nil {
+			return denied
 		}
 		return nil
 	}

@@ -77,6 +77,7 @@ func Interfaces() []Interface {
 		{"call --batch", []Act{Read, Write, Execute}, "the batch; journal, with `--session`"},
 		{"MCP tools/call", single, "journal"},
 		{"MCP resources/read", []Act{Read}, "journal"},
+		{"schedule", single, "journal"},
 		{"Go Client.Call", single, "journal"},
 	}
 }

@@ -42,7 +42,7 @@ type Runner struct {
 	// call after an error or a crash, and concurrently.
 	Send func(ctx context.Context, call *protocol.Call) error
 	// Judge returns why a call of workers, which is no turn, must not start; nil lets all start.
-	Judge func(call *protocol.Call) error
+	Judge func(ctx context.Context, call *protocol.Call) error
 	// Owner returns the tenant that owns a session, "" for one that does not exist; required where
 	// the store has a signer. A trigger whose session does not exist is removed.
 	Owner func(ctx context.Context, session protocol.SessionID) (protocol.Tenant, error)
@@ -270,7 +270,7 @@ func (r *Runner) judged(ctx context.Context, s *Schedule, call *protocol.Call) (
 	if r.Judge == nil || s.isTurn() {
 		return nil, nil
 	}
-	return r.Judge(call), nil
+	return r.Judge(ctx, call), nil
 }
 
 func (r *Runner) send(ctx context.Context, call *protocol.Call) error {

@@ -455,7 +455,7 @@ func TestRunner_CallsAreJudged(t *testing.T) {
 		require.NoError(t, err)
 	}
 	judged, sent := make(chan protocol.Call, 100), make(chan protocol.Call, 100)
-	refuse := func(call *protocol.Call) error {
+	refuse := func(_ context.Context, call *protocol.Call) error {
 		judged <- *call
 		return errors.New("no")
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/ports"
@@ -102,6 +103,23 @@ func PlanAct(ctx context.Context, session protocol.SessionID, tool string, as []
 	s, o := newSingle(nil, options)
 	s.plan = plan
 	return s.planned(ctx, &o, session, tool, as, arguments)
+}
+
+// JudgeCall has a call judged that was planned before, such as the call of a schedule, and puts into
+// it what the policy demands besides what the call has. One that is judged again under its id counts
+// once. The error says why the call must not be sent.
+func JudgeCall(ctx context.Context, call *protocol.Call, options *SingleOptions) *protocol.Error {
+	s, o := newSingle(nil, options)
+	s.plan = tools.Plan{Payload: call.Payload, Resources: call.Resources}
+	v, denied := s.judge(ctx, &o, call, []string{cmp.Or(call.Tool, string(wire.KindOf(call.Payload)))}, "")
+	if denied != nil {
+		return denied
+	}
+	v.roots = slices.Concat(call.Roots, v.roots)
+	if v.bind(call, call.MinLevel); v.once {
+		call.Retry = nil
+	}
+	return nil
 }
 
 func newSingle(table *tools.Table, options *SingleOptions) (*Single, SingleOptions) {

@@ -126,6 +126,31 @@ func ways() map[string]through {
 			}
 			return denied
 		},
+		"schedule": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Act]bool {
+			t.Helper()
+			b := newBroker(t)
+			serving := startServe(t, script(t, say("Done.")), append(append(policyFile(t, rules), "--tools", folder), b.flags...)...)
+			startWorkers(t, 1, b.flags)
+			for _, d := range all {
+				arguments, err := json.Marshal(d.arguments)
+				require.NoError(t, err)
+				got := b.schedule(t, "add", "--cron", "@every 1s", string(d.act), "--", "call", "--min-level", "none", "--tools", folder, d.tool, string(arguments))
+				require.Equal(t, 0, got.code, got.stderr)
+			}
+			denied := map[judge.Act]bool{}
+			require.Eventually(t, func() bool {
+				var ran []struct{ Name, Outcome string }
+				require.NoError(t, json.Unmarshal([]byte(b.schedule(t, "ls", "--json").stdout), &ran))
+				for _, s := range ran {
+					refused := strings.Contains(serving.stderr.String(), "a schedule's call is not allowed and was skipped\" schedule="+s.Name)
+					if refused || s.Outcome != "" {
+						denied[judge.Act(s.Name)] = refused
+					}
+				}
+				return len(denied) == len(all)
+			}, patience, perProcess)
+			return denied
+		},
 		"Go Client.Call": func(t *testing.T, rules policy.Policy, _ string, all []deed) map[judge.Act]bool {
 			t.Helper()
 			client, err := fleet.Connect(t.Context(), fleet.Options{})
