@@ -89,7 +89,11 @@ func newConversation(c *chatCommand, p program, s *started) *conversation {
 func (v *conversation) run(ctx context.Context) (last loop.TurnResult, err error) {
 	v.say("/help lists commands. Ctrl-C stops a turn; twice at the prompt it ends chat.")
 	v.states = v.openStates()
-	v.begin = v.states.Save(ctx, v.session.sums().turn+1, backup.Before)
+	if turn := v.session.sums().turn; v.session.open {
+		v.begin = v.states.Resume(ctx, turn)
+	} else {
+		v.begin = v.states.Save(ctx, turn+1, backup.Before)
+	}
 	signal.Notify(v.interrupts, os.Interrupt)
 	defer signal.Stop(v.interrupts)
 	if v.session.open && v.command.Prompt == "" {
@@ -143,11 +147,11 @@ func (v *conversation) say(format string, args ...any) { v.session.show.screen.N
 
 // turn runs a turn, which Ctrl-C stops.
 func (v *conversation) turn(ctx context.Context, text string) (result loop.TurnResult, err error) {
-	next := v.session.sums().turn
-	if text != "" { // else it resumes that turn
-		next++
+	if turn := v.session.sums().turn; text != "" {
+		v.before = append(v.before, v.states.Save(ctx, turn+1, backup.Before))
+	} else {
+		v.before = append(v.before, v.states.Resume(ctx, turn))
 	}
-	v.before = append(v.before, v.states.Save(ctx, next, backup.Before))
 	if len(v.before) > maxUndone {
 		v.before = v.before[1:]
 	}

@@ -93,6 +93,10 @@ func (v *conversation) obey(ctx context.Context, line string) (text string) {
 	if !ok {
 		return ""
 	}
+	if argument != "" && verb.argument == "" {
+		v.say("%s takes no argument, so nothing is done", verb.name)
+		return ""
+	}
 	return verb.act(v, ctx, argument)
 }
 
@@ -125,8 +129,8 @@ func (v *conversation) status(context.Context) {
 	if workspace == "" {
 		workspace = "of its own"
 	}
-	v.say("session %s, model %s, workspace %s, %s, %d tokens; continue with: coordinator chat --continue, or --session %s",
-		s.session, s.options.ModelName, workspace, terminal.Plural(sums.turns, "turn"), sums.usage.Total(), s.session)
+	v.say("session %s, model %s, workspace %s, %s, %d tokens; continue with: coordinator chat%s --model %s --session %s",
+		s.session, s.options.ModelName, workspace, terminal.Plural(sums.turns, "turn"), sums.usage.Total(), v.command.Reach(), cli.ShellWord(s.options.ModelName), s.session)
 }
 
 func (v *conversation) cost(context.Context) {
@@ -248,7 +252,7 @@ func (v *conversation) jobs(ctx context.Context) {
 		lines = append(lines, fmt.Sprintf("%s  since %s  %s", e.Job, e.Time.Local().Format("15:04:05"), terminal.About(e.Name, wrote[e.CallID])))
 	}
 	if len(lines) == 0 {
-		lines = []string{"nothing runs in the background"}
+		lines = []string{"no call runs in the background; background processes of bash are no calls: the model lists them with its tool process"}
 	}
 	v.say("%s", strings.Join(lines, "\n"))
 }
@@ -260,8 +264,8 @@ func (v *conversation) fork(ctx context.Context) {
 		v.say("%v", err)
 		return
 	}
-	v.say("session %s is a fork of this one; when you have ended here, continue it with: coordinator chat%s --session %s",
-		id, v.command.Reach(), id)
+	v.say("session %s is a fork of this one; when you have ended here, continue it with: coordinator chat%s --model %s --session %s",
+		id, v.command.Reach(), cli.ShellWord(v.session.options.ModelName), id)
 }
 
 // said are the inputs of the turns that the conversation has, by the numbers of the turns.
@@ -312,7 +316,11 @@ func (v *conversation) edit(ctx context.Context, argument string) string {
 	if number != "" {
 		n, err := strconv.Atoi(number)
 		if at = slices.IndexFunc(turns, func(turn loop.Event) bool { return turn.Turn == n }); err != nil || at < 0 {
-			v.say("/edit %s: name a turn of the conversation, %d to %d, and its new text, or nothing", number, turns[0].Turn, turns[len(turns)-1].Turn)
+			var numbers []int
+			for _, turn := range turns {
+				numbers = append(numbers, turn.Turn)
+			}
+			v.say("/edit %s: the conversation has %s; name one, and its new text or nothing", number, backup.TurnsText(numbers))
 			return ""
 		}
 	}

@@ -44,9 +44,11 @@ const (
 // Moment says when a state was stored.
 type Moment string
 
-// The moments: before a turn, at its end, and after a restore behind it.
+// The moments: before a turn, when another process continues it, at its end, and after a restore
+// behind it.
 const (
 	Before   Moment = "before"
+	Resumed  Moment = "resumed"
 	End      Moment = "end"
 	Restored Moment = "restored"
 )
@@ -331,6 +333,16 @@ func (s *States) Before(turn int) (State, error) {
 	return s.At(turn - 1)
 }
 
+// Resume returns the state before a turn that this process continues: the one that the lost process
+// stored. If it stored none, what the directory contains now is stored, and taken for that state in
+// this process alone.
+func (s *States) Resume(ctx context.Context, turn int) State {
+	if state, ok := s.find(turn, Before); ok {
+		return state
+	}
+	return s.Save(ctx, turn, Resumed)
+}
+
 // Last returns the state that was stored last.
 func (s *States) Last() (State, error) {
 	if len(s.list) == 0 {
@@ -365,6 +377,9 @@ func (s *States) find(turn int, moment Moment) (State, bool) {
 	return State{}, false
 }
 
+// ForkInstead ends an error about a session without states with what works all the same.
+const ForkInstead = "; coordinator session fork copies the directory as it is now"
+
 // None is the error of a state that is not stored.
 func (s *States) None(what string) error {
 	if s.refused != nil {
@@ -372,7 +387,7 @@ func (s *States) None(what string) error {
 	}
 	stored := s.Reach()
 	if stored == "" {
-		stored = "coordinator chat stores states, and it has stored none yet; coordinator session fork copies the directory as it is now"
+		stored = "coordinator chat stores states, and it has stored none yet" + ForkInstead
 	} else {
 		stored = "stored is the end of " + stored
 	}

@@ -216,3 +216,32 @@ func TestTurnsText(t *testing.T) {
 		require.Equal(t, want, TurnsText(turns))
 	}
 }
+
+// A process that continues a turn does not take what the lost one had changed for the state before it.
+func TestStates_OfATurnThatAnotherProcessContinues(t *testing.T) {
+	t.Parallel()
+	p := newProject(t)
+	p.write("a", "old\n")
+	Open(p.dir, p.folder).Save(t.Context(), 1, Before)
+	p.write("a", "half\n")
+	s := Open(p.dir, p.folder)
+	before := s.Resume(t.Context(), 1)
+	p.write("a", "new\n")
+	s.Save(t.Context(), 1, End)
+	begin, err := s.At(0)
+	require.NoError(t, err)
+	for _, state := range []State{before, begin} {
+		p.write("a", "new\n")
+		_, err := s.Restore(t.Context(), state, nil, nil)
+		require.NoError(t, err)
+		p.requireFiles(map[string]string{"a": "old\n"})
+	}
+
+	resumed := s.Resume(t.Context(), 3) // nothing is stored before it
+	p.write("a", "later\n")
+	_, err = s.Restore(t.Context(), resumed, nil, nil)
+	require.NoError(t, err)
+	p.requireFiles(map[string]string{"a": "old\n"})
+	_, err = s.At(2)
+	require.ErrorIs(t, err, codes.ErrNotFound)
+}
