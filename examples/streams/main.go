@@ -4,6 +4,7 @@
 // it had sent and sends the others: none runs twice, and the results are the same.
 //
 //	go run ./examples/streams nats://127.0.0.1:4222 job1
+//	go run ./examples/streams URL job1 nats.token calls.key    # the files that coordinator serve made
 package main
 
 import (
@@ -18,13 +19,21 @@ import (
 )
 
 func main() {
-	if err := run(context.Background(), os.Stdout, os.Args[1], os.Args[2]); err != nil { //nolint:forbidigo // the root
+	arguments := os.Args[1:]
+	if len(arguments) != 2 && len(arguments) != 4 {
+		log.Fatal("usage: streams URL JOB [CREDS SIGNKEY]")
+	}
+	options := fleet.Options{URL: arguments[0]}
+	if len(arguments) > 2 {
+		options.Creds, options.SignKey = arguments[2], arguments[3]
+	}
+	if err := run(context.Background(), os.Stdout, options, arguments[1]); err != nil { //nolint:forbidigo // the root
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context, out io.Writer, url, job string) error {
-	client, err := fleet.Connect(ctx, fleet.Options{URL: url})
+func run(ctx context.Context, out io.Writer, options fleet.Options, job string) error {
+	client, err := fleet.Connect(ctx, options)
 	if err != nil {
 		return err
 	}
@@ -55,6 +64,9 @@ func run(ctx context.Context, out io.Writer, url, job string) error {
 		result, err := future.Wait(ctx)
 		if err != nil {
 			return err
+		}
+		if result.Status == protocol.StatusRejected {
+			return fmt.Errorf("%s: %s", result.CallID, result.Text)
 		}
 		ran, _ := result.Value.(protocol.CommandRunResult)
 		_, _ = fmt.Fprintf(out, "%s %s %q\n", result.CallID, result.Status, ran.Stdout)
