@@ -61,6 +61,9 @@ func TestPlan_RulesAreToldWithTheFaultsOfTheSchema(t *testing.T) {
 			"pid: there is no such property; allowed are action, keys, limit, offset, process, text, wait",
 			"process: is required, but missing: action \"kill\" needs the name of a process; action \"list\" tells their names",
 		}},
+		"process, no action": {"core", "process", `{"command":"sleep 1"}`, []string{
+			"action: is required, but missing", "command: there is no such property; allowed are action, keys, limit, offset, process, text, wait",
+		}},
 		"json_write": {"core", "json_write", `{"path":"a","query":"b"}`, []string{
 			"content: is required, but missing",
 			"query: must be empty or a JSON pointer, which starts with a slash, as in /dependencies/react or /items/0",

@@ -67,7 +67,7 @@ func processRules(arguments map[string]any) []string {
 	process, given := arguments["process"]
 	action := arguments["action"]
 	var faults []string
-	if action != "list" && (!given || process == "") {
+	if _, named := action.(string); named && action != "list" && (!given || process == "") { // else the schema says it
 		faults = append(faults, fmt.Sprintf("process: is required, but missing: action %q needs the name of a process; action \"list\" tells their names", action))
 	}
 	text, keys := arguments["text"], arguments["keys"]
