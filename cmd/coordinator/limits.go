@@ -134,6 +134,10 @@ func (c *limitsCommand) list(ctx context.Context, p program, all fleet.Limits) e
 	if c.JSON {
 		return printJSON(p, append([]fleet.Limit{}, list...))
 	}
+	if len(list) == 0 {
+		_, err := fmt.Fprintln(p.out(), "there are no limits")
+		return err
+	}
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "LANE\tCONCURRENT\tRATE\tBURST\tTOKENS\tWAITING\tTENANT\tWEIGHT\tSESSIONS\tSTORED\tPOOL")
 	for _, l := range list {

@@ -226,6 +226,9 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 			err = serve()
 		}
 	} else {
+		if isTerminal(p) {
+			p.warn("an agent starts this command and speaks MCP with it on stdin and stdout (docs/mcp.md); Ctrl-C ends it")
+		}
 		err = server.Run(ctx, mcpserver.Stdio(p.Stdin, p.Stdout))
 	}
 	if ctx.Err() != nil {

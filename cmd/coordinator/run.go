@@ -100,6 +100,9 @@ func (c *runCommand) prepare(p program, session protocol.SessionID, warn func(st
 func (c *runCommand) openModel(opener model.Opener, spec string, turn *prepared) (k known, err error) {
 	o := &turn.options
 	if turn.model, o.ModelName, err = opener.Open(spec); err != nil {
+		if spec == "" && c.Session != "" {
+			return k, cli.Usagef("--model is missing: a session does not keep it; this names the last one: coordinator session show%s %s", c.Reach(), c.Session)
+		}
 		return k, cli.Usagef("--model: %v", err)
 	}
 	if err := (loop.Input{Attachments: turn.attachments}).Check(turn.model); err != nil {

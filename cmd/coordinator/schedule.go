@@ -260,6 +260,10 @@ func (c *scheduleCommand) print(p program, all ...fleet.Schedule) error {
 	if c.JSON {
 		return printJSON(p, append([]fleet.Schedule{}, all...))
 	}
+	if len(all) == 0 {
+		_, err := fmt.Fprintln(p.out(), "there are no schedules")
+		return err
+	}
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "NAME\tTIMES\tZONE\tLAST\tSESSION\tOUTCOME\tNEXT\tSTARTS")
 	for _, s := range all {

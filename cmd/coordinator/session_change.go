@@ -210,16 +210,24 @@ func parseAt(at string) (protocol.CallID, error) {
 func parsePoint(text string) (at fleet.At, err error) {
 	number, is := strings.CutPrefix(text, "turn ")
 	if !is {
+		if digits := strings.TrimPrefix(text, "turn"); digits != "" && strings.Trim(digits, "0123456789") == "" {
+			return at, noPoint(text)
+		}
 		at.Call, err = parseAt(text)
 		return at, err
 	}
 	if at.Turn, err = strconv.Atoi(number); err != nil || at.Turn < 0 {
-		return at, cli.Usagef("--at: %q: must be the id of a call, or \"turn N\" with N from 1", text)
+		return at, noPoint(text)
 	}
 	if at.Turn == 0 {
 		at.Turn = environment.Beginning
 	}
 	return at, nil
+}
+
+// noPoint refuses what is neither the id of a call nor a turn.
+func noPoint(text string) error {
+	return cli.Usagef("--at: %q: must be the id of a call, or \"turn N\" with N from 1", text)
 }
 
 // noBeginning refuses "turn 0" of a session that does not work in place.

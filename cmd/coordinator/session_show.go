@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/backup"
+	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/prompt"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
@@ -72,7 +73,7 @@ func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) 
 		used(ctx, of, info)
 	}
 	if c.Nats == "" && info.State == report.StateOpen { // else a process would use its directory
-		info.Waits = append(info.Waits, fmt.Sprintf("the process that ran turn %d was lost; it continues with: coordinator run%s --session %s", info.Turns, c.Reach(), desk.id))
+		info.Waits = append(info.Waits, fmt.Sprintf("the process that ran turn %d was lost; it continues with: coordinator run%s --session %s --model %s", info.Turns, c.Reach(), desk.id, cli.ShellWord(info.Model)))
 	}
 	if c.JSON {
 		return printJSON(p, info)

@@ -74,6 +74,10 @@ func (c *templateCommand) list(ctx context.Context, p program, all fleet.Templat
 	if c.JSON {
 		return printJSON(p, list)
 	}
+	if len(list) == 0 {
+		_, err := fmt.Fprintln(p.Stdout, "there are no templates")
+		return err
+	}
 	for _, t := range list {
 		if _, err := fmt.Fprintf(p.Stdout, "%s  %s  %s, %d bytes\n", t.Name, t.Time.Local().Format(time.DateTime), terminal.Plural(t.Files, "file"), t.Bytes); err != nil {
 			return err

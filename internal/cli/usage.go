@@ -41,6 +41,10 @@ func (s *sources) usageError(err error) error {
 			message = misspelt(unknownFlag.FindStringSubmatch(message)[1], parse.Context)
 		case strings.Contains(message, "expected duration but got"):
 			message += "; a duration has a unit, as in 90s, 10m or 1h30m"
+		case strings.HasPrefix(message, "missing flags: --nats="):
+			message += "; coordinator serve starts a fleet, and prints the flags that reach it"
+		case strings.HasSuffix(message, `value but got "EOL" (<EOL>)`):
+			message = message[:strings.Index(message, ":")] + " needs a value"
 		case strings.Contains(message, " (short flag)"): // of which there are none: it is a negative number
 			message = strings.Replace(message, " (short flag)", "", 1)
 		}

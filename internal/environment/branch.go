@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/backup"
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -80,17 +81,19 @@ func (d *LocalDirectory) Fork(ctx context.Context, from protocol.SessionID, at p
 	if dir, in := d.InPlace(from); !in {
 		turns, err = d.Sessions("").Fork(ctx, from, at, to)
 	} else {
+		note := "" // what the fork's files are, if it is made
 		if at != (public.At{}) {
 			here := d.InPlaceFiles(from)
 			switch then, err := here.fill(ctx, at); {
 			case err == nil:
 				defer func() { _ = os.RemoveAll(then) }() // a temporary copy
 				dir = then
-				warn(fmt.Sprintf("the fork gets the files that were in %s at the end of turn %d", here.Dir, at.Turn))
+				note = fmt.Sprintf("the fork gets the files that were in %s at the end of turn %d", here.Dir, at.Turn)
 			case !errors.Is(err, codes.ErrNotFound):
 				return 0, err
 			default:
-				warn(fmt.Sprintf("only the conversation goes back, not the files: the fork gets the files that are in %s now (%v)", here.Dir, err))
+				note = fmt.Sprintf("only the conversation goes back, not the files: the fork gets the files that are in %s now (%s)", here.Dir,
+					strings.TrimSuffix(err.Error(), backup.ForkInstead))
 			}
 		}
 		err = inplace.Change(ctx, dir, "session fork", from, warn, func() error {
@@ -100,6 +103,9 @@ func (d *LocalDirectory) Fork(ctx context.Context, from protocol.SessionID, at p
 			}
 			return err
 		})
+		if err == nil && note != "" {
+			warn(note)
+		}
 	}
 	return turns, err
 }

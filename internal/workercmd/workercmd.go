@@ -142,7 +142,7 @@ func Run(p cli.Program, handlers kinds.Handlers) int {
 func (f *flags) validate() error {
 	switch {
 	case f.Nats == "": // not by its tag: the check of sandboxes needs none
-		return cli.Usagef("missing flags: --nats=URL")
+		return cli.Usagef("missing flags: --nats=URL; coordinator serve starts a fleet, and prints the flags that workers need")
 	case f.Pool == string(protocol.SessionPool):
 		return cli.Usagef("--pool %s: is the pool of turns, which coordinator serve takes; choose another name", f.Pool)
 	case f.Name != "" && !workerName.MatchString(f.Name):
