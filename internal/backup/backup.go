@@ -70,8 +70,8 @@ type States struct {
 	dir, folder string
 	contents    snapshot.Directory
 	list        []State         // the oldest first
-	latest      snapshot.Tree   // what was stored last
-	parts       []snapshot.Part // where latest is stored
+	latest      snapshot.Tree   // what the directory had last, whose contents are stored
+	parts       []snapshot.Part // where that is stored itself; nil if no state has it
 	index       snapshot.Index
 	bounds      bounds
 	refused     error // why nothing is stored
@@ -144,12 +144,11 @@ func (s *States) save(ctx context.Context, state *State) error {
 			s.latest, s.parts = tree, last.Tree
 		}
 	}
-	before := s.latest
 	tree, err := s.now(ctx)
 	if err != nil {
 		return err
 	}
-	if s.parts == nil || !maps.EqualFunc(before, tree, snapshot.Node.Same) {
+	if s.parts == nil {
 		encoded, err := json.Marshal(tree)
 		if err == nil {
 			s.parts, _, err = snapshot.StoreBytes(ctx, s.contents, encoded)
@@ -181,8 +180,12 @@ func (s *States) now(ctx context.Context) (_ snapshot.Tree, err error) {
 		s.forget()
 		return nil, err
 	}
-	s.latest = s.latest.With(delta)
-	return s.latest, nil
+	tree := s.latest.With(delta)
+	if !maps.EqualFunc(s.latest, tree, snapshot.Node.Same) {
+		s.parts = nil
+	}
+	s.latest = tree
+	return tree, nil
 }
 
 // store writes the list of states.

@@ -106,6 +106,24 @@ Mode of mode differs
 	require.ErrorContains(t, err, "not possible without --workspace")
 }
 
+// TestStates_WhatADifferenceHasSeen is in the next state, also if nothing changes after that.
+func TestStates_WhatADifferenceHasSeen(t *testing.T) {
+	t.Parallel()
+	p := newProject(t)
+	p.write("a", "old\n")
+	s := Open(p.dir, p.folder)
+	begin := s.Save(t.Context(), 1, Before)
+	p.write("a", "by hand\n")
+	text, err := s.Diff(t.Context(), begin)
+	require.NoError(t, err)
+	require.Contains(t, text, "+by hand")
+	next := s.Save(t.Context(), 2, Before)
+	p.write("a", "by the session\n")
+	_, err = s.Restore(t.Context(), next, nil, nil)
+	require.NoError(t, err)
+	p.requireFiles(map[string]string{"a": "by hand\n"})
+}
+
 // Another process finds the states of the ends of turns. What was changed after the last one stays
 // when an earlier one is restored.
 func TestStates_OutliveTheirProcess(t *testing.T) {

@@ -150,9 +150,10 @@ func (h *held) remove() error {
 // leave has the next process complete what a record is about.
 func (h *held) leave() error { return h.lock.Close() }
 
-// abandoned are the records whose processes have ended without removing them. The caller has their
-// locks.
-func abandoned(ctx context.Context) (all []*held, err error) {
+// abandoned are the records about a directory, directories in it and around it, whose processes have
+// ended without removing them, and those that are not needed any more. The caller has their locks. To
+// others they look like those of a living process, so it has no further ones.
+func abandoned(ctx context.Context, dir string) (all []*held, err error) {
 	folder, err := recordsDir()
 	if err != nil {
 		return nil, err
@@ -176,13 +177,26 @@ func abandoned(ctx context.Context) (all []*held, err error) {
 			case lockErr != nil:
 				err = cmp.Or(err, lockErr)
 			case got && exists(path):
-				all = append(all, &held{path, lock})
-				continue
+				if h := (&held{path, lock}); h.concerns(dir) {
+					all = append(all, h)
+					continue
+				}
 			}
 			_ = lock.Close()
 		}
 	}
 	return all, err
+}
+
+// concerns reports whether there is something to do about a record for those who use a directory, or
+// an error to report.
+func (h *held) concerns(dir string) bool {
+	r, err := h.read()
+	if err != nil {
+		return true
+	}
+	at, err := r.at(dir)
+	return err != nil || at != "" || r.gone(h.path)
 }
 
 // read reads the record of a file.
@@ -250,7 +264,7 @@ func complete(ctx context.Context, dir string) (all completed, err error) {
 	if err != nil {
 		return all, err
 	}
-	records, err := abandoned(ctx)
+	records, err := abandoned(ctx, dir)
 	waited := false
 	for _, h := range records {
 		r, readErr := h.read()

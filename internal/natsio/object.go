@@ -1,6 +1,7 @@
 package natsio
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -63,8 +64,9 @@ func PutObject(ctx context.Context, js jetstream.JetStream, bucket, name string,
 		Bucket:     bucket, NUID: uuid.NewString(),
 	}
 	refused, before := true, (*jetstream.ObjectInfo)(nil)
-	if err = publishChunks(ctx, js, info, r); err == nil {
-		before, err = publishTrace(ctx, js, stream, info, time.Now())
+	var chunked time.Time
+	if chunked, err = publishChunks(ctx, js, info, r); err == nil {
+		before, err = publishTrace(ctx, js, stream, info, chunked)
 		_, refused = errors.AsType[*jetstream.APIError](err)
 		refused = refused || errors.Is(err, errStopped)
 	}
@@ -99,8 +101,9 @@ func Unsendable(err error) bool {
 	return errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, nats.ErrBadHeaderMsg) || errors.Is(err, nats.ErrBadSubject) || errors.Is(err, nats.ErrHeadersNotSupported)
 }
 
-// publishChunks publishes what an object has, and notes how much that is.
-func publishChunks(ctx context.Context, js jetstream.JetStream, info *jetstream.ObjectInfo, r io.Reader) error {
+// publishChunks publishes what an object has, and notes how much that is. It returns when the last
+// chunk was stored.
+func publishChunks(ctx context.Context, js jetstream.JetStream, info *jetstream.ObjectInfo, r io.Reader) (last time.Time, err error) {
 	digest, chunk := sha256.New(), make([]byte, info.Opts.ChunkSize)
 	for {
 		n, err := io.ReadFull(r, chunk)
@@ -114,16 +117,19 @@ func publishChunks(ctx context.Context, js jetstream.JetStream, info *jetstream.
 				_, err := js.Publish(ctx, chunkSubject(info.Bucket, info.NUID), chunk[:n], id)
 				return err
 			}); err != nil {
-				return err
+				return last, err
 			}
-			info.Size, info.Chunks = info.Size+uint64(n), info.Chunks+1
+			if info.Chunks > 0 && wasStopped(last) {
+				return last, errStopped
+			}
+			last, info.Size, info.Chunks = time.Now(), info.Size+uint64(n), info.Chunks+1
 		}
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			info.Digest = jetstream.GetObjectDigestValue(digest)
-			return nil
+			return cmp.Or(last, time.Now()), nil
 		}
 		if err != nil {
-			return err
+			return last, err
 		}
 	}
 }
@@ -134,6 +140,12 @@ const traceWait = 10 * time.Millisecond
 // errStopped says that a process was stopped for so long while it stored an object that its chunks
 // may have been removed.
 var errStopped = errors.New("the process was stopped while it stored an object")
+
+// wasStopped reports whether the chunks of an object may have been removed, the last of which was
+// stored at a time.
+func wasStopped(chunked time.Time) bool {
+	return time.Now().Round(0).Sub(chunked.Round(0)) > orphanAge/2
+}
 
 // publishTrace publishes the record of an object whose last chunk was stored at a time, and returns
 // the record that it replaces. No other process gets that one.
@@ -151,7 +163,7 @@ func publishTrace(ctx context.Context, js jetstream.JetStream, stream jetstream.
 				return fmt.Errorf("look for what is there: %w", err)
 			case now.NUID == info.NUID: // only the answer was lost
 				return nil
-			case time.Now().Round(0).Sub(chunked.Round(0)) > orphanAge/2:
+			case wasStopped(chunked):
 				return errStopped
 			}
 			before = now

@@ -96,7 +96,7 @@ func checkObject(ctx context.Context, stream jetstream.Stream, record []byte) er
 }
 
 // orphanAge is how old the last chunk of an object is at least that [SweepChunks] removes.
-const orphanAge = time.Hour
+var orphanAge = time.Hour //nolint:gochecknoglobals // shorter in a test
 
 // SweepChunks removes chunks that no record names: their writer was lost, or their removal was cut
 // short. It returns of how many objects these were.

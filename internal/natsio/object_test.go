@@ -489,6 +489,32 @@ func TestSweepChunks_OfLostWriters(t *testing.T) {
 	require.Len(t, got, 300<<10)
 }
 
+// TestPutObject_StoppedBetweenItsChunks: the first ones may have been removed, so the object is not
+// stored, and nothing of it is left.
+func TestPutObject_StoppedBetweenItsChunks(t *testing.T) {
+	natsio.SetOrphanAge(t, time.Second) // not in parallel
+	f := natsiotest.New(t, natsio.Topology{})
+	bucket := wire.KeptBucket(f.Name)
+	_, stream := openObjects(t, f, bucket)
+	stop := readerFunc(func([]byte) (int, error) {
+		time.Sleep(600 * time.Millisecond)
+		n, err := natsio.SweepChunksBefore(t.Context(), f.JS, bucket, time.Now().Add(time.Minute))
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		return 0, io.EOF
+	})
+	half := strings.Repeat("x", 1<<20)
+	_, err := natsio.PutObject(t.Context(), f.JS, bucket, "a", io.MultiReader(strings.NewReader(half), stop, strings.NewReader(half)))
+	require.ErrorContains(t, err, "was stopped while it stored an object")
+	info, err := stream.Info(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, info.State.Msgs)
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
 // Of several servers the one that answers may not know an object yet that was just stored.
 func TestRenewObject_OnSeveralServers(t *testing.T) {
 	t.Parallel()

@@ -338,6 +338,8 @@ func (r *remover) sent(ctx context.Context, id protocol.SessionID, sent map[ownL
 			open[e.CallID] = e
 		case e.Type == loop.EventToolResult && e.Job == "", e.Type == loop.EventJobEnded:
 			delete(open, e.CallID)
+		case e.Type == loop.EventSessionForked, e.Type == loop.EventImported: // those before are not its own
+			clear(open)
 		}
 	}
 	for call, e := range open {

@@ -307,6 +307,55 @@ func TestRemove_CallsThatWaitInOtherLanesAreRun(t *testing.T) {
 	require.Contains(t, r.left(t, "s"), wire.ResultSubject(r.Name, "s", "waits"), "whoever takes the lane over would run it again")
 }
 
+// TestRemove_AForkEndsNoCallsOfItsOrigin: calls that ran when it was made are those of its origin.
+func TestRemove_AForkEndsNoCallsOfItsOrigin(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	call := protocol.Call{
+		ID: "runs", SessionID: "s", Tool: "test", Pool: protocol.DefaultPool,
+		Resources: []protocol.Use{{Key: protocol.SandboxKey("s"), Access: protocol.Exclusive}},
+		Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: protocol.CommandRun{Command: "touch runs; until [ -e ends ]; do sleep 0.05; done"},
+	}
+	_, err := r.Journal.Append(t.Context(), "s", 0,
+		loop.Event{Type: loop.EventTurnStarted, Turn: 1},
+		loop.Event{Type: loop.EventModelReply, Turn: 1, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "a", Name: "bash", Arguments: "{}"}}}},
+		loop.Event{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: call.ID, ToolCallID: "a", Name: "bash"}, HandleFields: loop.HandleFields{Lane: "default/" + string(call.Lane())}})
+	require.NoError(t, err)
+	ended := make(chan *protocol.Result, 1)
+	go func() {
+		result, _ := r.Dispatcher.One(t.Context(), &call)
+		ended <- result
+	}()
+	home := filepath.Join(r.data, "sandboxes", "s", "workspace")
+	require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(home, "runs")); return err == nil }, time.Minute, time.Millisecond)
+	_, err = Fork(t.Context(), r.Journal, "s", At{}, "fork")
+	require.NoError(t, err)
+	_, err = Remove(t.Context(), r.Fleet, "fork", Options{Force: true})
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(home, "ends"), nil, 0o600))
+	result := <-ended
+	require.NotNil(t, result)
+	require.Equal(t, protocol.StatusOK, result.Status, "%v", result.Error)
+}
+
+// TestRemove_AnImportEndsNoCallsOfOthers: its author chose the ids and the lanes of its calls.
+func TestRemove_AnImportEndsNoCallsOfOthers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	_, err := Import(t.Context(), r.Journal, []loop.Event{
+		{Type: loop.EventTurnStarted, Turn: 1},
+		{Type: loop.EventModelReply, Turn: 1, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "a", Name: wire.AgentTool, Arguments: "{}"}}}},
+		{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: "i", ToolCallID: "a", Name: wire.AgentTool}, HandleFields: loop.HandleFields{Lane: "none/sandbox.x"}},
+		{Type: loop.EventTurnEnded, Turn: 1},
+	}, "i")
+	require.NoError(t, err)
+	removal, err := newRemover(t.Context(), r.Fleet, "i", Options{Force: true})
+	require.NoError(t, err)
+	sent := map[ownLane][]protocol.CallID{}
+	require.NoError(t, removal.sent(t.Context(), "i", sent), "its agent is itself")
+	require.Empty(t, sent)
+}
+
 // requireNoSession requires that a session takes no turn, and is listed with a state that says why.
 func requireNoSession(t *testing.T, r *rig, id protocol.SessionID, state string, why error) {
 	t.Helper()
