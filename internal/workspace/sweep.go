@@ -193,7 +193,7 @@ func (s *Store) waitingFor(ctx context.Context, bucket, name string, names map[s
 	}
 	upload, err := ReadUpload(io.LimitReader(blob, maxNamed))
 	switch {
-	case errors.Is(err, ErrInvalid), errors.Is(err, jetstream.ErrMsgNotFound): // no worker receives it, either; or it is removed meanwhile
+	case errors.Is(err, ErrInvalid), errors.Is(err, jetstream.ErrDigestMismatch), errors.Is(err, jetstream.ErrMsgNotFound): // no worker receives it, either; or it is removed meanwhile
 		return blob.Close()
 	case err != nil:
 		return errors.Join(err, blob.Close())

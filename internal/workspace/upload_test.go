@@ -3,6 +3,7 @@ package workspace_test
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -209,6 +210,24 @@ func TestSweep_KeepsWhatAWaitingUploadNames(t *testing.T) {
 	require.Zero(t, n)
 	_, err = snapshot.Restore(t.Context(), directory(t), tree, snapshot.Index{}, store, nil)
 	require.NoError(t, err)
+}
+
+// TestSweep_AnUploadThatNoWorkerCanRead ends no sweep: whoever sends calls may store one.
+func TestSweep_AnUploadThatNoWorkerCanRead(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
+	require.NoError(t, err)
+	require.NoError(t, store.Put(t.Context(), "unused", []byte("body")))
+	bucket, name := wire.BlobsBucket(f.Name), wire.UploadBlob("s-1", "1")
+	_, err = f.JS.Publish(t.Context(), "$O."+bucket+".C.n", []byte("{}"))
+	require.NoError(t, err)
+	record := fmt.Sprintf(`{"name":%q,"bucket":%q,"nuid":"n","size":2,"chunks":1,"digest":"SHA-256=wrong"}`, name, bucket)
+	_, err = f.JS.Publish(t.Context(), "$O."+bucket+".M."+base64.URLEncoding.EncodeToString([]byte(name)), []byte(record))
+	require.NoError(t, err)
+	n, err := store.Sweep(t.Context(), 0)
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
 }
 
 // An upload whose contents were removed while it waited is refused: its journal never names what is
