@@ -41,7 +41,7 @@ type Aside struct {
 // NewAside completes what earlier processes did not set aside, looks which repositories a directory
 // has, and stores that. nil without an error means that there is no git on this host.
 func NewAside(ctx context.Context, dir string) (*Aside, error) {
-	earlier, err := complete(ctx, dir)
+	earlier, err := complete(ctx, dir, false)
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +111,7 @@ func (a *Aside) Move(ctx context.Context) (moved []string, err error) {
 	if a == nil {
 		return nil, nil
 	}
-	earlier, earlierErr := complete(ctx, a.dir)
+	earlier, earlierErr := complete(ctx, a.dir, false)
 	moved, err = a.move(ctx)
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -258,8 +258,8 @@ type completed struct {
 }
 
 // complete completes what processes that have ended did not set aside in a directory, in
-// directories in it and around it.
-func complete(ctx context.Context, dir string) (all completed, err error) {
+// directories in it and around it. A record stays while it has findings that the caller does not show.
+func complete(ctx context.Context, dir string, shows bool) (all completed, err error) {
 	dir, err = filepath.EvalSymlinks(dir)
 	if err != nil {
 		return all, err
@@ -287,7 +287,7 @@ func complete(ctx context.Context, dir string) (all completed, err error) {
 		case readErr != nil:
 			readErr = fmt.Errorf("complete the setting aside of a process that has ended (%s): %w; if you have looked at what git runs there, remove this record", h.path, readErr)
 			err = errors.Join(err, readErr, h.leave())
-		case at != "" || r.gone(h.path):
+		case at != "" && (shows || len(done.findings) == 0), r.gone(h.path):
 			err = errors.Join(err, h.remove())
 		default:
 			err = errors.Join(err, h.leave())

@@ -264,7 +264,7 @@ func NewReport(ctx context.Context, dir string, keep bool, alert func(string)) (
 	if dir == "" {
 		return r, nil
 	}
-	earlier, err := complete(ctx, dir)
+	earlier, err := complete(ctx, dir, true)
 	if len(earlier.moved) > 0 {
 		alert(setAside("a session whose process was killed", dir, earlier.moved))
 	}
@@ -282,13 +282,22 @@ func NewReport(ctx context.Context, dir string, keep bool, alert func(string)) (
 }
 
 // Findings returns what git would run now and would not have run before, and what was set aside,
-// also when ctx has ended.
+// also when ctx has ended. Among it is what sessions have left whose processes were killed meanwhile.
 func (r *Report) Findings(ctx context.Context) []Finding {
+	if r.aside == nil {
+		return nil
+	}
 	ctx = context.WithoutCancel(ctx)
-	_, err := r.aside.Move(ctx)
+	earlier, err := complete(ctx, r.dir, true)
+	_, moveErr := r.aside.Move(ctx)
 	all, findErr := r.watch.Findings(ctx)
-	if err = errors.Join(err, findErr); err != nil {
+	if err = errors.Join(err, moveErr, findErr); err != nil {
 		r.unknown(err)
+	}
+	for _, finding := range earlier.findings {
+		if !slices.Contains(all, finding) {
+			all = append(all, finding)
+		}
 	}
 	return all
 }
