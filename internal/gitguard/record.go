@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/gofrs/flock"
@@ -257,6 +258,9 @@ type completed struct {
 	findings []Finding // what git runs that it did not run before those processes
 }
 
+// isLeft reports whether a finding is something that was not set aside.
+func (f Finding) isLeft() bool { return filepath.Ext(f.Path) != asideSuffix }
+
 // complete completes what processes that have ended did not set aside in a directory, in
 // directories in it and around it. A record stays while it has findings that the caller does not show.
 func complete(ctx context.Context, dir string, shows bool) (all completed, err error) {
@@ -287,7 +291,7 @@ func complete(ctx context.Context, dir string, shows bool) (all completed, err e
 		case readErr != nil:
 			readErr = fmt.Errorf("complete the setting aside of a process that has ended (%s): %w; if you have looked at what git runs there, remove this record", h.path, readErr)
 			err = errors.Join(err, readErr, h.leave())
-		case at != "" && (shows || len(done.findings) == 0), r.gone(h.path):
+		case at != "" && (shows || !slices.ContainsFunc(done.findings, Finding.isLeft)), r.gone(h.path):
 			err = errors.Join(err, h.remove())
 		default:
 			err = errors.Join(err, h.leave())

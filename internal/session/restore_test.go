@@ -1,7 +1,10 @@
 package session
 
 import (
+	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -89,6 +92,53 @@ func TestRestore_AndATurnAtOnce(t *testing.T) {
 	}
 	require.Greater(t, at(loop.EventTurnStarted, 3), at(loop.EventChangeEnded, 2))
 	require.Greater(t, at(loop.EventChangeEnded, 2), at(loop.EventChangeStarted, 2))
+}
+
+// TestRestore_ATurnThatIsStoppedEndsNoChange of a person, for which it waits.
+func TestRestore_ATurnThatIsStoppedEndsNoChange(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	r := rigOf(t, worker.Options{})
+	begin := r.call(t.Context(), t, "s", protocol.FilesWrite{Path: "a", Content: []byte("old")})
+	require.Nil(t, begin.Error)
+	last, err := r.Journal.Append(t.Context(), "s", 0, conversation()[:7]...)
+	require.NoError(t, err)
+	look, err := idle(t.Context(), r.Fleet, r.Journal, "s", "")
+	require.NoError(t, err)
+	call := look.callOf(wire.RandomCallID(), wire.WorkspaceRestore{At: begin.CallID})
+	body, err := wire.EncodeCall(&call)
+	require.NoError(t, err)
+	_, err = r.Journal.Append(t.Context(), "s", last, loop.Event{
+		Type: loop.EventChangeStarted, Turn: 1, CallFields: loop.CallFields{CallID: call.ID, Name: call.Tool}, NoteFields: loop.NoteFields{Call: body},
+	})
+	require.NoError(t, err)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := r.dispatch(t.Context(), "s", protocol.CommandRun{Command: "cd " + dir + "; touch runs; until [ -e ends ]; do sleep 0.05; done"})
+		ended <- err
+	}()
+	require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(dir, "runs")); return err == nil }, time.Minute, time.Millisecond)
+	table, err := tools.NewTable()
+	require.NoError(t, err)
+	runner, err := loop.New(answers{}, r.Dispatcher, r.Journal, table, &loop.Options{ModelName: "m"})
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	go func() {
+		defer stop()
+		for ctx.Err() == nil {
+			if found, _, err := r.Dispatcher.Find(ctx, "", protocol.CallRef{SessionID: "s", ID: call.ID}); found != nil || err != nil {
+				return // it waits in the lane
+			}
+		}
+	}()
+	_, err = runner.Run(ctx, "s", loop.Input{Text: "go on"})
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "ends"), nil, 0o600))
+	require.NoError(t, <-ended)
+	results, err := loop.CompleteChanges(t.Context(), r.Journal, r.Dispatcher, "s")
+	require.NoError(t, err)
+	require.Len(t, results, 1)
+	require.Equal(t, protocol.StatusOK, results[0].Status, "%v", results[0].Error)
 }
 
 func codeOf(err error) protocol.Code {

@@ -146,7 +146,14 @@ func (r *Runner) settled(ctx context.Context, session protocol.SessionID) (*reco
 	if err != nil || len(rec.session.changes) == 0 {
 		return rec, err
 	}
-	if _, err := CompleteChanges(ctx, r.journal, r.dispatcher, session); err != nil {
+	following, leave := context.WithCancelCause(context.WithoutCancel(ctx)) // the end of a turn ends no change
+	defer context.AfterFunc(ctx, func() { leave(ErrDetached) })()
+	_, err = CompleteChanges(following, r.journal, r.dispatcher, session)
+	leave(nil)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return r.newRecorder(ctx, session)
