@@ -37,7 +37,7 @@ func TestComplete_WhileAnotherDirectoryIsCompleted(t *testing.T) {
 	require.Equal(t, []string{".git/hooks/pre-commit"}, done.moved)
 }
 
-// TestReport_AnotherSessionIsKilled: what it has left for git is shown by the session that goes on
+// TestReport_AnotherSessionIsKilled: what it has left for git is shown by the session that continues
 // there, also if that began later, and its worker looks first.
 func TestReport_AnotherSessionIsKilled(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", t.TempDir())

@@ -141,8 +141,8 @@ const traceWait = 10 * time.Millisecond
 // may have been removed.
 var errStopped = errors.New("the process was stopped while it stored an object")
 
-// wasStopped reports whether the chunks of an object may have been removed, the last of which was
-// stored at a time.
+// wasStopped reports whether the chunks of an object may have been removed. The last one was stored at
+// a time.
 func wasStopped(chunked time.Time) bool {
 	return time.Now().Round(0).Sub(chunked.Round(0)) > orphanAge/2
 }
