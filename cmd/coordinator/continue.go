@@ -147,7 +147,7 @@ func (c *runCommand) howToGoOn(session protocol.SessionID) string {
 	if c.Data != "" {
 		flags += " --data " + cli.ShellWord(c.Data)
 	}
-	return fmt.Sprintf("continue with: coordinator run%s --session %s PROMPT", flags, session)
+	return fmt.Sprintf("continue with: coordinator run%s --session %s --model %s PROMPT", flags, session, cli.ShellWord(c.Model))
 }
 
 // unfinished returns the number of the open turn, 0 if there is none, and its calls without result.
