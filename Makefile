@@ -109,7 +109,7 @@ blackbox: build ## Hold the laws against the binaries by a program that knows on
 
 .PHONY: crash
 crash: ## End the world at every write of a session's operations (OPERATION=fork for one), with each fault and each continuation
-	go test ./test/crash -run 'TestCrash_EveryWrite/cases/$(OPERATION)' -count=1 -timeout=2h -v -args -every
+	go test ./test/crash -run TestCrash_EveryWrite -count=1 -timeout=3h -v -args -every -operation=$(OPERATION)
 
 .PHONY: simulate
 simulate: ## Hold the laws in a simulation of the streams, SEEDS seeds (default 100000; SEED=n replays one, FAULT=kill, or each, see docs/chaos.md)

@@ -1,16 +1,19 @@
 package limits
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -118,10 +121,13 @@ func (s *Store) Remove(ctx context.Context, about Rule) error {
 
 // change replaces the rules on the condition that they have not changed since they were read.
 func (s *Store) change(ctx context.Context, by func([]Rule) ([]Rule, error)) error {
-	for {
+	for wanted := []byte(nil); ; {
 		rules, revision, err := s.read(ctx)
 		if err != nil {
 			return err
+		}
+		if is, err := encode(rules); wanted != nil && err == nil && bytes.Equal(is, wanted) {
+			return nil // only the answer was lost
 		}
 		list, err := by(slices.Clone(rules.List()))
 		if err != nil {
@@ -130,17 +136,35 @@ func (s *Store) change(ctx context.Context, by func([]Rule) ([]Rule, error)) err
 		if rules, err = newRules(list); err != nil {
 			return err
 		}
-		body, err := json.Marshal(record{Type: typeLimits, Version: wire.Version, Rules: append([]Rule{}, rules.list...)})
+		body, err := encode(rules)
 		if err != nil {
 			return err
 		}
-		if revision == 0 {
-			_, err = s.bucket.Create(ctx, wire.LimitsKey, body)
-		} else {
-			_, err = s.bucket.Update(ctx, wire.LimitsKey, body, revision)
+		known, err := natsio.Try(ctx, func(ctx context.Context) (err error) {
+			if revision == 0 {
+				_, err = s.bucket.Create(ctx, wire.LimitsKey, body)
+			} else {
+				_, err = s.bucket.Update(ctx, wire.LimitsKey, body, revision)
+			}
+			return err
+		})
+		if !known && pause.For(ctx, retryAfter) {
+			wanted = body
+			continue
 		}
 		if !errors.Is(err, jetstream.ErrKeyRevisionMismatch) && !errors.Is(err, jetstream.ErrKeyExists) {
 			return err
 		}
 	}
+}
+
+// retryAfter is the pause after a write whose outcome is not known.
+const retryAfter = time.Second
+
+// encode is the record of rules; nil for none.
+func encode(rules *Rules) ([]byte, error) {
+	if rules == nil {
+		return nil, nil
+	}
+	return json.Marshal(record{Type: typeLimits, Version: wire.Version, Rules: append([]Rule{}, rules.list...)})
 }

@@ -11,6 +11,7 @@ import (
 	"hash"
 	"io"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -67,8 +68,7 @@ func PutObject(ctx context.Context, js jetstream.JetStream, bucket, name string,
 	var chunked time.Time
 	if chunked, err = publishChunks(ctx, js, info, r); err == nil {
 		before, err = publishTrace(ctx, js, stream, info, chunked)
-		_, refused = errors.AsType[*jetstream.APIError](err)
-		refused = refused || errors.Is(err, errStopped)
+		refused = Refused(err) || errors.Is(err, errStopped) // else it may be stored
 	}
 	switch {
 	case err == nil && before.Chunks > 0:
@@ -85,15 +85,27 @@ func PutObject(ctx context.Context, js jetstream.JetStream, bucket, name string,
 // disk was full loses requests, and continues when there is room.
 func store(ctx context.Context, request func(context.Context) error) error {
 	for began := time.Now(); ; {
-		try, cancel := context.WithTimeout(ctx, openTry)
-		err := request(try)
-		cancel()
-		_, answered := errors.AsType[*jetstream.APIError](err)
-		final := err == nil || errors.Is(err, errStopped) || answered || errors.Is(err, nats.ErrConnectionClosed) || Unsendable(err) || time.Since(began) >= openPatience
-		if final || !pause.For(ctx, readAgain) {
+		known, err := Try(ctx, request)
+		if known || errors.Is(err, errStopped) || time.Since(began) >= openPatience || !pause.For(ctx, readAgain) {
 			return err
 		}
 	}
+}
+
+// Refused reports whether the server answered that it did not do what a request asks for. One that is
+// not available at the moment may do it.
+func Refused(err error) bool {
+	api, answered := errors.AsType[*jetstream.APIError](err)
+	return answered && (api.Code != http.StatusServiceUnavailable || api.ErrorCode == CodeStoreFailed || NoRoom(api))
+}
+
+// Try makes one try of a write, whose answer may be lost. known reports whether its error says that it
+// is not made.
+func Try(ctx context.Context, write func(context.Context) error) (known bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, openTry)
+	defer cancel()
+	err = write(ctx)
+	return err == nil || Refused(err) || Unsendable(err) || errors.Is(err, nats.ErrConnectionClosed), err
 }
 
 // Unsendable reports whether the client refused to send a message, which it always will.

@@ -402,6 +402,35 @@ func TestPutObject_ALostAnswer(t *testing.T) {
 	require.Equal(t, body, string(got))
 }
 
+// The server says that it is not available, and has stored the message or has not: the object is
+// stored, whole.
+func TestPutObject_AnswersThatSayNothing(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	bucket := wire.KeptBucket(f.Name)
+	for _, kind := range []string{".C.", ".M."} {
+		for _, fate := range []natsiotest.Fate{natsiotest.Made, natsiotest.Refused, natsiotest.Unanswered} {
+			nc, link := f.ConnectVia()
+			js, err := jetstream.New(nc)
+			require.NoError(t, err)
+			met := false
+			link.OnWrite(func(subject string) natsiotest.Fate {
+				if met || !strings.HasPrefix(subject, "$O."+bucket+kind) {
+					return natsiotest.Passes
+				}
+				met = true
+				return fate
+			})
+			name := kind + string(rune('a'+int(fate)))
+			_, err = natsio.PutObject(t.Context(), js, bucket, name, strings.NewReader("content"))
+			require.NoError(t, err, name)
+			got, err := natsio.GetObjectBytes(t.Context(), f.JS, bucket, name)
+			require.NoError(t, err, name)
+			require.Equal(t, "content", string(got))
+		}
+	}
+}
+
 // losing is a reader that calls lose once so much was read.
 type losing struct {
 	io.Reader

@@ -362,15 +362,17 @@ func (st *Store) Add(ctx context.Context, s Schedule) (*Schedule, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = st.bucket.Create(ctx, s.Name, body)
-	_, answered := errors.AsType[*jetstream.APIError](err)
+	known, err := natsio.Try(ctx, func(ctx context.Context) error {
+		_, err := st.bucket.Create(ctx, s.Name, body)
+		return err
+	})
 	switch {
 	case err == nil:
 	case errors.Is(err, jetstream.ErrKeyExists):
 		err = fmt.Errorf("%w: %s", ErrExists, s.Name)
 	case errors.Is(err, nats.ErrMaxPayload):
 		err = fmt.Errorf("%w: call: %d bytes: larger than a message may be (max_payload)", ErrInvalid, len(body))
-	case !answered && !natsio.Unsendable(err) && !errors.Is(err, nats.ErrConnectionClosed):
+	case !known:
 		err = st.confirm(ctx, &s, err)
 	}
 	return &s, err
@@ -594,10 +596,20 @@ func (st *Store) read(ctx context.Context, subjects ...string) ([]*Schedule, err
 
 // Remove removes a schedule. Calls that have started go on. The error wraps [ErrUnknown].
 func (st *Store) Remove(ctx context.Context, name string) error {
-	if _, err := st.Get(ctx, name); errors.Is(err, ErrUnknown) {
-		return err
+	for removed := error(nil); ; {
+		_, err := st.Get(ctx, name)
+		if errors.Is(err, ErrUnknown) && removed != nil { // only the answer was lost
+			return nil
+		}
+		if errors.Is(err, ErrUnknown) {
+			return err
+		}
+		known, err := natsio.Try(ctx, func(ctx context.Context) error { return st.bucket.Purge(ctx, name) })
+		if known || !pause.For(ctx, retryAfter) {
+			return err
+		}
+		removed = err
 	}
-	return st.bucket.Purge(ctx, name)
 }
 
 // Pause stops or resumes a schedule. Times that pass while it is paused are skipped.

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"regexp"
@@ -88,13 +89,14 @@ func (s *Store) RemoveTemplate(ctx context.Context, name string) error {
 	return s.Remove(ctx, templateLane(name), 0)
 }
 
-// Templates returns all templates, by name.
+// Templates returns all templates, by name. With an error that is about single ones it returns the
+// others.
 func (s *Store) Templates(ctx context.Context) ([]Template, error) {
 	names, err := s.journals(ctx, templates)
 	if err != nil {
 		return nil, fmt.Errorf("list templates: %w", err)
 	}
-	list := []Template{}
+	list, unreadable := []Template{}, []error(nil)
 	for _, name := range names {
 		last, err := s.last(ctx, templateLane(name))
 		if err != nil {
@@ -104,8 +106,12 @@ func (s *Store) Templates(ctx context.Context) ([]Template, error) {
 			continue
 		}
 		tree, _, _, err := s.fold(ctx, templateLane(name), last)
+		if there, look := s.Has(ctx, templateLane(name)); err != nil && look == nil && !there {
+			continue // as above
+		}
 		if err != nil {
-			return nil, err
+			unreadable = append(unreadable, fmt.Errorf("template %s: %w", name, err))
+			continue
 		}
 		t := Template{Name: name, Time: last.at}
 		for _, node := range tree.Tree {
@@ -115,5 +121,5 @@ func (s *Store) Templates(ctx context.Context) ([]Template, error) {
 		}
 		list = append(list, t)
 	}
-	return list, nil
+	return list, errors.Join(unreadable...)
 }

@@ -15,15 +15,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
-var every = flag.Bool("every", false, "run every case, not only a sample of them")
+var (
+	every = flag.Bool("every", false, "run every case, not only a sample of them")
+	only  = flag.String("operation", "", "run the operations whose names begin so")
+)
 
 // sample is how many cases there are for each one that is run without -every.
-const sample = 16
+const sample = 64
 
 // operation is what a process does, and whose writes meet faults.
 type operation struct {
@@ -40,8 +44,16 @@ type operation struct {
 	thens []then
 	// faults are those of the operation; nil are all.
 	faults []fault
-	// gone says that the operation removes the session.
+	// gone says that there is no session of that name behind the operation.
 	gone bool
+	// apart has each case run on a fleet of its own.
+	apart bool
+	// begins says that act calls begin itself, when what it needs is open.
+	begins bool
+	// cancel ends what the operation has begun; nil is the operation itself, whose context has ended.
+	cancel func(ctx context.Context, p *process) error
+	// wake does what a coordinator would do about a session that was removed; nil is nothing.
+	wake func(ctx context.Context, p *process) error
 	// between is done by a process without faults between the fault and a continuation that resumes.
 	between func(ctx context.Context, t *testing.T, p *process)
 	// done checks what a completed operation has left.
@@ -84,6 +96,9 @@ func TestCrash_EveryWrite(t *testing.T) {
 	all, ran, missed := 0, 0, new(atomic.Int64)
 	t.Run("cases", func(t *testing.T) {
 		for _, o := range operations() {
+			if !strings.HasPrefix(o.name, *only) {
+				continue
+			}
 			writes := w.writes(t, o)
 			t.Logf("%s: %d writes: %v", o.name, len(writes), writes)
 			for _, c := range cases(o, writes) {
@@ -102,7 +117,8 @@ func TestCrash_EveryWrite(t *testing.T) {
 		}
 	})
 	t.Logf("%d of %d cases, of which %d did not come to their write", ran, all, missed.Load())
-	w.requireQuiet(t)
+	w.requireQuiet(t, protocol.DefaultPool)
+	w.requireQuiet(t, protocol.SessionPool)
 }
 
 func cases(o *operation, writes []write) (all []*crash) {
@@ -127,9 +143,9 @@ func cases(o *operation, writes []write) (all []*crash) {
 var sessions atomic.Int64
 
 // process makes a process for a session.
-func (w *world) process(t *testing.T, o *operation, client *fleet.Client, session protocol.SessionID) *process {
+func (w *world) process(t *testing.T, o *operation, of end, session protocol.SessionID) *process {
 	t.Helper()
-	p := &process{world: w, t: t, client: client, session: session, table: slices.Clone(w.table), model: &script{}}
+	p := &process{world: w, t: t, end: of, session: session, table: slices.Clone(w.table), model: &script{}, begin: func() {}}
 	if o.set != nil {
 		o.set(p)
 	}
@@ -143,6 +159,9 @@ func newSession() protocol.SessionID {
 // writes are those of an operation without a fault.
 func (w *world) writes(t *testing.T, o *operation) []write {
 	t.Helper()
+	if o.apart {
+		w = w.apart(t)
+	}
 	return w.first(t, &crash{operation: o, then: resumes}, newSession(), nil)
 }
 
@@ -152,21 +171,23 @@ func (w *world) first(t *testing.T, c *crash, session protocol.SessionID, meanwh
 	t.Helper()
 	o := c.operation
 	if o.before != nil {
-		o.before(t.Context(), t, w.process(t, o, w.client, session))
+		o.before(t.Context(), t, w.process(t, o, w.end, session))
 	}
 	nc, link := w.ConnectVia()
 	defer link.Cut()
 	defer nc.Close()
 	network := newFaulty(link, c.at, c.fault)
-	client := w.connect(t, nc)
-	defer func() { require.NoError(t, client.Close()) }()
-	p := w.process(t, o, client, session)
+	faulty := w.connect(t, nc)
+	defer func() { require.NoError(t, faulty.client.Close()) }()
+	p := w.process(t, o, faulty, session)
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errors.New("the operation does not end"))
 	defer cancel()
 	ctx, kill := context.WithCancelCause(ctx)
 	defer kill(nil)
 	done := make(chan error, 1)
-	network.begin()
+	if p.begin = network.begin; !o.begins {
+		p.begin()
+	}
 	go func() { done <- o.act(ctx, p) }()
 	if meanwhile == nil {
 		require.NoError(t, <-done)
@@ -205,6 +226,10 @@ func (w *world) first(t *testing.T, c *crash, session protocol.SessionID, meanwh
 // play plays one case, and reports whether its write was reached.
 func (w *world) play(t *testing.T, c *crash) bool {
 	t.Helper()
+	if c.operation.apart {
+		w = w.apart(t)
+		defer w.requireQuiet(t, protocol.SessionPool)
+	}
 	session := newSession()
 	w.mu.Lock()
 	w.cases[string(session)] = c.name()
@@ -212,7 +237,7 @@ func (w *world) play(t *testing.T, c *crash) bool {
 	o := c.operation
 	known := false // before the removal
 	reached := w.first(t, c, session, func() {
-		p := w.process(t, o, w.client, session)
+		p := w.process(t, o, w.end, session)
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		switch c.then {
@@ -222,20 +247,26 @@ func (w *world) play(t *testing.T, c *crash) bool {
 			}
 			require.NoError(t, o.act(ctx, p), "the continuation")
 		case cancels:
-			ended, end := context.WithCancel(ctx)
-			end()
-			_ = o.act(ended, p)
+			if o.cancel != nil {
+				_ = o.cancel(ctx, p) // there may be nothing to be cancelled
+			} else {
+				ended, end := context.WithCancel(ctx)
+				end()
+				_ = o.act(ended, p)
+			}
 			_ = o.act(ctx, p) // what was cancelled may be complete, or is done now
+			require.NoError(t, ctx.Err(), "the continuation does not end")
 		case denies:
-			judge, err := policy.New(policy.Policy{Tools: policy.Names{Deny: []string{"*"}}})
-			require.NoError(t, err)
-			p.options.Policy = judge
+			p.policies = append(p.policies, policy.Policy{Tools: policy.Names{Deny: []string{"*"}}})
 			require.NoError(t, o.act(ctx, p), "the continuation under another policy")
 		case removes:
 			_, err := w.client.Sessions("").Log(ctx, session)
 			known = err == nil
 			_, err = w.client.Sessions("").Remove(ctx, session, true)
 			require.NoError(t, err)
+			if o.wake != nil {
+				require.NoError(t, o.wake(ctx, p))
+			}
 		}
 	})
 	w.requireLaws(t, c, session, known)
@@ -254,14 +285,23 @@ func (w *world) requireLaws(t *testing.T, c *crash, session protocol.SessionID, 
 		require.Len(t, ids, 1, "%s was started by more than one call: %v", label, starts)
 	}
 	require.Eventually(t, func() bool { return !w.runs(string(session) + "/") }, patience, 5*time.Millisecond, "a call runs that nobody waits for")
-	p := w.process(t, c.operation, w.client, session)
+	p := w.process(t, c.operation, w.end, session)
 	history, err := w.client.Sessions("").Log(t.Context(), session)
 	if c.operation.gone || c.then == removes && known {
 		require.ErrorIs(t, err, fleet.ErrNotFound, "the session is there again")
-		return
+		left, err := w.schedules.Of(t.Context(), session)
+		require.NoError(t, err)
+		require.Empty(t, left, "this wakes the removed session")
 	}
-	if c.then == removes && errors.Is(err, fleet.ErrNotFound) {
+	switch {
+	case c.then == removes && errors.Is(err, fleet.ErrNotFound):
 		return // it was removed before it began, or has ended as if it was
+	case c.operation.gone:
+		require.NoError(t, c.operation.act(t.Context(), p), "the operation is done again")
+		if c.operation.done != nil {
+			c.operation.done(t, p)
+		}
+		return
 	}
 	require.NoError(t, err)
 	defer func() {
@@ -315,18 +355,30 @@ func requireWhole(t *testing.T, history loop.History) {
 	require.False(t, open, "a turn is open")
 	type place struct{ turn, step, index int }
 	calls, results := map[place]protocol.CallID{}, map[place]int{}
+	replies, used := map[place]int{}, map[int]protocol.Usage{}
 	for i := range history.Events {
 		e := &history.Events[i]
 		at := place{e.Turn, e.Step, e.Index}
 		switch e.Type {
 		case loop.EventModelReply:
+			replies[at]++
 			for index := range e.ToolCalls {
 				calls[place{e.Turn, e.Step, index}] = ""
 			}
 		case loop.EventToolResult:
 			results[at]++
+		case loop.EventTurnEnded:
+			if e.Usage != nil {
+				require.Equal(t, used[e.Turn], *e.Usage, "what turn %d used is counted once", e.Turn)
+			}
 		default:
 		}
+		if e.Usage != nil && (e.Type == loop.EventModelReply || e.Type == loop.EventCompacted || e.Type == loop.EventReplyFailed || e.Type == loop.EventToolResult || e.Type == loop.EventJobEnded) {
+			used[e.Turn] = used[e.Turn].Add(*e.Usage)
+		}
+	}
+	for at, n := range replies {
+		require.Equal(t, 1, n, "replies of step %v", at)
 	}
 	for at := range calls {
 		require.Equal(t, 1, results[at], "results of call %v", at)
@@ -334,17 +386,19 @@ func requireWhole(t *testing.T, history loop.History) {
 	require.Len(t, results, len(calls))
 }
 
-// requireQuiet checks that no lane has a call any more.
-func (w *world) requireQuiet(t *testing.T) {
+// requireQuiet checks that no lane of a pool has a call any more.
+func (w *world) requireQuiet(t *testing.T, pool protocol.Pool) {
 	t.Helper()
 	begun := time.Now()
 	require.Eventually(t, func() bool {
-		lanes, err := w.client.Lanes("").List(t.Context(), 100)
+		lanes, err := w.client.Lanes(pool).List(t.Context(), 100)
 		for i := range lanes.Lanes {
 			if time.Since(begun) > patience/10 {
 				t.Logf("%s %+v", w.cases[strings.TrimPrefix(string(lanes.Lanes[i].Lane), "effect/")], lanes.Lanes[i])
 			}
 		}
-		return err == nil && len(lanes.Lanes) == 0
-	}, patience, 5*time.Second)
+		return err == nil && !slices.ContainsFunc(lanes.Lanes, func(l report.Lane) bool { // one of a lost coordinator may have none
+			return l.State != "lost" || l.Waiting+l.Delayed+len(l.Running) > 0
+		})
+	}, patience, 100*time.Millisecond)
 }

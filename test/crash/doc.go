@@ -9,5 +9,5 @@
 //
 // A case has the name of its operation, its write, its fault and what comes between:
 //
-//	go test ./test/crash -run 'TestCrash_EveryWrite/turn/tf.event.*_2/lost/resume'
+//	go test ./test/crash -run 'TestCrash_EveryWrite/cases/turn/tf.event.*_2/lost/resumes' -args -every
 package crash

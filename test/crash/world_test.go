@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,12 +15,16 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/channel"
+	"github.com/toolfleet/toolfleet/internal/limits"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
@@ -34,13 +39,19 @@ func TestMain(m *testing.M) {
 // patience bounds what must happen at some time, on a machine that is ten times slower.
 const patience = 2 * time.Minute
 
+// lease is that of coordinators and workers that are lost.
+const lease = 3 * time.Second
+
 // world is a fleet whose server and worker never fail, and what its calls did.
 type world struct {
 	*natsiotest.Fleet
 
-	client *fleet.Client // of the test
-	talk   sync.Once     // makes the origin of forks
-	table  []tools.Tool
+	end
+
+	few       chan struct{} // bounds how many fleets there are
+	talk      sync.Once     // makes the origin of forks
+	table     []tools.Tool
+	schedules *schedule.Store
 
 	mu      sync.Mutex
 	cases   map[string]string  // names, by session
@@ -48,6 +59,12 @@ type world struct {
 	running map[string]int     // by label
 	notes   map[string]bool
 	open    map[string]chan struct{} // gates, by label
+}
+
+// end is a process's end of the network.
+type end struct {
+	nc     *nats.Conn
+	client *fleet.Client
 }
 
 // start is a start of a call.
@@ -66,13 +83,49 @@ type effect struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
+	return worldOf(t, natsiotest.New(t, natsio.Topology{}))
+}
+
+var fleets atomic.Int64 //nolint:gochecknoglobals // names that no two fleets have
+
+// apart is a world on the same server with a fleet of its own, for coordinators that take every turn.
+// Its streams go with the test.
+func (w *world) apart(t *testing.T) *world {
+	t.Helper()
+	w.few <- struct{}{}
+	t.Cleanup(func() { <-w.few }) // behind the removal
+	of := *w.Fleet
+	of.Name = protocol.Fleet(fmt.Sprintf("c%d", fleets.Add(1)))
+	require.NoError(t, natsio.Ensure(t.Context(), of.JS, natsio.Topology{Fleet: of.Name, MaxBytes: 1 << 20}))
+	t.Cleanup(func() {
+		names := of.JS.StreamNames(context.Background())
+		for name := range names.Name() {
+			if strings.Contains(name, strings.ToUpper(string(of.Name))+"_") {
+				_ = of.JS.DeleteStream(context.Background(), name) // the server ends soon
+			}
+		}
+	})
+	return worldOf(t, &of)
+}
+
+func worldOf(t *testing.T, of *natsiotest.Fleet) *world {
+	t.Helper()
 	w := &world{
-		Fleet: natsiotest.New(t, natsio.Topology{}), cases: map[string]string{}, notes: map[string]bool{}, started: map[string][]start{}, running: map[string]int{}, open: map[string]chan struct{}{},
+		Fleet: of, few: make(chan struct{}, 8), cases: map[string]string{}, notes: map[string]bool{}, started: map[string][]start{}, running: map[string]int{}, open: map[string]chan struct{}{},
 	}
 	w.MaxPayload = 128 << 10
 	nc, _ := w.ConnectVia()
-	w.client = w.connect(t, nc)
-	_, err := w.client.StartWorker(t.Context(), worker.Options{
+	w.end = w.connect(t, nc)
+	var err error
+	w.schedules, err = schedule.Open(t.Context(), w.JS, w.Name)
+	require.NoError(t, err)
+	_, err = channel.Open(t.Context(), w.JS, w.Name)
+	require.NoError(t, err)
+	_, err = limits.Open(t.Context(), w.JS, w.Name)
+	require.NoError(t, err)
+	_, _, err = natsio.EnsurePool(t.Context(), w.JS, w.Name, protocol.SessionPool, lease)
+	require.NoError(t, err)
+	_, err = w.client.StartWorker(t.Context(), worker.Options{
 		Slots: 256, Driver: "none", Handlers: []worker.Handler{worker.Handle("effect", w.run)},
 	})
 	require.NoError(t, err)
@@ -88,12 +141,12 @@ func newWorld(t *testing.T) *world {
 }
 
 // connect makes a client as another process would.
-func (w *world) connect(t *testing.T, nc *nats.Conn) *fleet.Client {
+func (w *world) connect(t *testing.T, nc *nats.Conn) end {
 	t.Helper()
 	client, err := fleet.Connect(context.WithoutCancel(t.Context()), fleet.Options{Conn: nc, Fleet: w.Name, Logger: w.Logger})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	return client
+	return end{nc, client}
 }
 
 // run is the handler of every effect.
@@ -242,23 +295,36 @@ func calls(list ...call) loop.Reply {
 // process is one process that works on the session of a case.
 type process struct {
 	*world
+	end
 
-	t       testing.TB
-	client  *fleet.Client
-	session protocol.SessionID
-	options loop.Options
-	model   *script
-	table   []tools.Tool
-	result  loop.TurnResult // of the last turn
+	t        testing.TB
+	begin    func() // writes count from now on
+	session  protocol.SessionID
+	options  loop.Options
+	policies []policy.Policy
+	model    *script
+	table    []tools.Tool
+	result   loop.TurnResult // of the last turn
+}
+
+// runner is that of a process which runs the turns itself.
+func (p *process) runner() (*loop.Runner, error) {
+	table, err := tools.NewTable(p.table...)
+	if err != nil {
+		return nil, err
+	}
+	options := p.options
+	if len(p.policies) > 0 {
+		if options.Policy, err = policy.New(p.policies...); err != nil {
+			return nil, err
+		}
+	}
+	return p.client.Runner(p.model, table, &options)
 }
 
 // turn runs a turn of the session, or resumes it.
 func (p *process) turn(ctx context.Context, input loop.Input) (loop.TurnResult, error) {
-	table, err := tools.NewTable(p.table...)
-	if err != nil {
-		return loop.TurnResult{}, err
-	}
-	runner, err := p.client.Runner(p.model, table, &p.options)
+	runner, err := p.runner()
 	if err != nil {
 		return loop.TurnResult{}, err
 	}
