@@ -52,8 +52,8 @@ type operation struct {
 	begins bool
 	// cancel ends what the operation has begun; nil is the operation itself, whose context has ended.
 	cancel func(ctx context.Context, p *process) error
-	// wake does what a coordinator would do about a session that was removed; nil is nothing.
-	wake func(ctx context.Context, p *process) error
+	// serving does something while another process serves turns; nil needs none.
+	serving func(ctx context.Context, p *process, do func(context.Context) error) error
 	// between is done by a process without faults between the fault and a continuation that resumes.
 	between func(ctx context.Context, t *testing.T, p *process)
 	// done checks what a completed operation has left.
@@ -262,10 +262,14 @@ func (w *world) play(t *testing.T, c *crash) bool {
 		case removes:
 			_, err := w.client.Sessions("").Log(ctx, session)
 			known = err == nil
-			_, err = w.client.Sessions("").Remove(ctx, session, true)
-			require.NoError(t, err)
-			if o.wake != nil {
-				require.NoError(t, o.wake(ctx, p))
+			remove := func(ctx context.Context) error {
+				_, err := w.client.Sessions("").Remove(ctx, session, true)
+				return err
+			}
+			if o.serving == nil {
+				require.NoError(t, remove(ctx))
+			} else {
+				require.NoError(t, o.serving(ctx, p, remove))
 			}
 		}
 	})

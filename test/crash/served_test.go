@@ -91,15 +91,17 @@ func served(o *operation) *operation {
 			return err
 		})
 	}
-	o.wake = func(ctx context.Context, p *process) error {
+	o.serving = func(ctx context.Context, p *process, do func(context.Context) error) error {
 		return p.coordinate(ctx, func(ctx context.Context) error {
-			for {
+			err := do(ctx)
+			for err == nil { // what is left begins now
 				left, err := p.client.Sessions("").Unfinished(ctx, p.session)
 				if err != nil || len(left) == 0 {
 					return err
 				}
 				time.Sleep(10 * time.Millisecond)
 			}
+			return err
 		})
 	}
 	return o
