@@ -318,7 +318,7 @@ func (w *world) requireLaws(t *testing.T, c *crash, session protocol.SessionID, 
 		return
 	}
 	for _, name := range c.operation.once {
-		require.NotEmpty(t, w.starts(p.label(name)), "%s was never started", name)
+		require.Eventually(t, func() bool { return len(w.starts(p.label(name))) > 0 }, patience, 5*time.Millisecond, "%s is never started", name) // a job may be, behind the turn
 	}
 	again := events(history)
 	require.NoError(t, c.operation.act(t.Context(), p), "the operation is done again")
