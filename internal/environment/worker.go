@@ -96,7 +96,11 @@ func (w *worker) enough(e *Environment) error {
 		return err
 	}
 	if least, _ := isolation.ParseLevel(demanded); w.caps.Level < least { // the policy has checked its name
-		return cli.Usagef("--min-level %s: sandboxes of this machine prove level %s (driver %s); coordinator doctor says what they need", demanded, w.caps.Level, w.caps.Driver)
+		rule := "--min-level"
+		if e.options.Session.MinLevel != demanded {
+			rule = "--policy: min_level"
+		}
+		return cli.Usagef("%s %s: sandboxes of this machine prove level %s (driver %s); coordinator doctor says what they need", rule, demanded, w.caps.Level, w.caps.Driver)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -33,7 +34,11 @@ func newBroker(tb testing.TB) *broker {
 	server, err := embedded.Start(tb.Context(), embedded.Options{Data: tb.TempDir(), Listen: "127.0.0.1:0"})
 	require.NoError(tb, err)
 	tb.Cleanup(server.Close)
-	return &broker{server: server, flags: []string{"--nats", server.URL(), "--creds", server.CredentialFile()}}
+	token, err := os.ReadFile(server.CredentialFile())
+	require.NoError(tb, err)
+	creds := filepath.Join(tb.TempDir(), "token") // it is no copy of the token of a fleet that signs its calls
+	require.NoError(tb, os.WriteFile(creds, token, 0o600))
+	return &broker{server: server, flags: []string{"--nats", server.URL(), "--creds", creds}}
 }
 
 // jetStream is a connection of the test itself.

@@ -64,7 +64,7 @@ func TestSubmit_SaysThatNobodyServes(t *testing.T) {
 	b := newBroker(t)
 	startWorkers(t, 1, b.flags)
 	p := start(t, coordinator, launch{args: append([]string{"submit", "go"}, b.flags...)})
-	p.waitFor(t, `the turn has waited 3s: no coordinator serves`)
+	p.waitFor(t, `the turn waits: no coordinator serves this fleet now`)
 	p.signal(t, os.Interrupt)
 	p.wait(t)
 }

@@ -76,9 +76,9 @@ func TestPolicy_BoundsOfASession(t *testing.T) {
 		{"commands: {deny: [rm]}\nmax_calls: 3\n", map[string]string{
 			"c1": "policy_denied", "c2": "", "c3": "invalid_tool_arguments", "c4": "", "c5": "", "c6": "policy_denied", "c7": "policy_denied",
 		}},
-		{"tools: {deny: [bash]}\nmin_level: kernel\n", map[string]string{
+		{"tools: {deny: [bash]}\n", map[string]string{
 			"c1": "policy_denied", "c2": "policy_denied", "c3": "invalid_tool_arguments", "c4": "policy_denied",
-			"c5": "policy_denied", "c6": "policy_denied", "c7": "sandbox_level",
+			"c5": "policy_denied", "c6": "policy_denied", "c7": "",
 		}},
 		{"approval: {commands: [git commit]}\ncommands: {allow: [echo, git, rm]}\n", map[string]string{
 			"c1": "", "c2": "", "c3": "invalid_tool_arguments", "c4": "", "c5": "", "c6": "policy_denied", "c7": "",

@@ -80,7 +80,7 @@ func TestPools_AnAccountOfTheirOwn(t *testing.T) {
 	}
 	heirs := startWorkers(t, 1, []string{"--nats", a.url("worker")})
 	asked := start(t, coordinator, launch{args: append([]string{"submit", "--session", "s", "--min-level", "none", "--ask-for", "write", "go on"}, a.flags...)})
-	question := asked.waitFor(t, `refuse it with --deny\): coordinator approve --nats \S+ (\S+) (\S+)\n`)
+	question := asked.waitFor(t, `refuse it with --deny\): coordinator approve --nats \S+ --pool-nats \S+ (\S+) (\S+)\n`)
 	a.do(t, "approve", question[1], question[2])
 	require.Equal(t, 0, asked.wait(t), asked)
 	require.Equal(t, "asked", a.do(t, "session files", "s", "g"))

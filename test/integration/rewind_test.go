@@ -116,7 +116,7 @@ func TestResolve_ACallOfUnknownOutcome(t *testing.T) {
 	require.Equal(t, 0, p.wait(t), p)
 
 	shown := r.session(t, "show", "s-1")
-	hint := `unknown +call (\S+) of order: coordinator session resolve s-1 \S+ --happened, or --did-not`
+	hint := `unknown +call (\S+) of order: coordinator session resolve --nats \S+ --creds \S+ s-1 \S+ --happened, or --did-not`
 	require.Regexp(t, hint, shown.stdout)
 	var info struct {
 		Unknown []struct {
