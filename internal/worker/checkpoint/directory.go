@@ -112,18 +112,21 @@ func open(ctx context.Context, c Claim) (*Directory, error) {
 	if err := d.restore(ctx); err != nil {
 		return nil, err
 	}
-	if err := d.noteUse(); err != nil {
+	if err := d.noteUse(); err != nil && !isFull(err) { // what needs room on a full disk says so
 		return nil, err
 	}
 	return d, nil
 }
+
+// isFull reports that a disk has no room.
+func isFull(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
 // RestoreError says why a workspace cannot be restored: a *[protocol.Error].
 func RestoreError(l protocol.Lane, err error) error {
 	if answer, ok := errors.AsType[*protocol.Error](err); ok {
 		return answer
 	}
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	if isFull(err) {
 		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the disk of this worker has no room for the workspace of %s: %v", l, err)
 	}
 	return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the checkpoint of %s cannot be restored: %v", l, err)
@@ -349,8 +352,12 @@ func (d *Directory) Close() error {
 
 // ReplaceFile writes a file next to the old one and renames it, so that readers see it whole.
 func ReplaceFile(file string, content []byte) error {
-	if err := os.WriteFile(file+".new", content, 0o600); err != nil {
-		return err
+	err := os.WriteFile(file+".new", content, 0o600)
+	if err == nil {
+		err = os.Rename(file+".new", file)
 	}
-	return os.Rename(file+".new", file)
+	if err != nil {
+		_ = os.Remove(file + ".new") // it may not be there
+	}
+	return err
 }
