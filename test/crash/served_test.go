@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/channel"
 	internal "github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/serve"
@@ -149,12 +150,19 @@ func scheduledTurn() *operation {
 			require.NoError(t, err)
 		},
 		act: func(ctx context.Context, p *process) error {
-			return p.coordinate(ctx, func(ctx context.Context) error { return p.ended(ctx, 1) })
-		},
-		done: func(t *testing.T, p *process) {
-			stored, err := p.schedules.Get(t.Context(), string(p.session))
-			require.NoError(t, err)
-			require.False(t, stored.Last.IsZero(), "the time that has started is noted")
+			return p.coordinate(ctx, func(ctx context.Context) error {
+				err := p.ended(ctx, 1)
+				for err == nil { // the time is noted behind the start of its turn
+					stored, look := p.schedules.Get(ctx, string(p.session))
+					if look == nil && !stored.Last.IsZero() {
+						break
+					}
+					if !pause.For(ctx, 10*time.Millisecond) {
+						err = context.Cause(ctx)
+					}
+				}
+				return err
+			})
 		},
 	})
 }
