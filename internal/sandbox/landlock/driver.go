@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -70,7 +71,21 @@ func (d *Driver) Open(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox
 		return wrap(spec, cmd, path, argv)
 	}})
 	spec.Require = isolation.LevelNone
+	spec.Env = withoutSystemSettings(spec.Env)
 	return inner.Open(ctx, spec)
+}
+
+// withoutSystemSettings has git not look for /etc/gitconfig: a file that is there and cannot be read
+// ends it.
+func withoutSystemSettings(env map[string]string) map[string]string {
+	env = maps.Clone(env)
+	if env == nil {
+		env = map[string]string{}
+	}
+	if _, set := env["GIT_CONFIG_NOSYSTEM"]; !set {
+		env["GIT_CONFIG_NOSYSTEM"] = "1"
+	}
+	return env
 }
 
 // check refuses what cannot be enforced.

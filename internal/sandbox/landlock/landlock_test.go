@@ -3,7 +3,9 @@
 package landlock_test
 
 import (
+	"errors"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/landlock"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/test/escapetest"
 	"github.com/toolfleet/toolfleet/test/sandboxtest"
 )
@@ -45,6 +48,26 @@ func TestEscape_OnlyByTheKnownGaps(t *testing.T) { //nolint:paralleltest // its 
 			// There is no loopback of its own.
 			"use/tcp-server": escapetest.Broken, "use/unix-server": escapetest.Broken,
 		},
+	})
+}
+
+// git works on a host that has settings for all users, which a sandbox cannot read.
+func TestOpen_GitReadsNoSettingsOfTheHost(t *testing.T) { //nolint:paralleltest // its arm is a process of its own
+	escapetest.InArms(t, false, func(t *testing.T) {
+		t.Helper()
+		dir := t.TempDir()
+		require.NoError(t, errors.Join(os.Mkdir(filepath.Join(dir, "workspace"), 0o700), os.Mkdir(filepath.Join(dir, "scratch"), 0o700)))
+		s, err := landlock.New(nil).Open(t.Context(), isolation.Spec{
+			ID: "git", Workspace: filepath.Join(dir, "workspace"), Scratch: filepath.Join(dir, "scratch"), Env: map[string]string{"PATH": "/usr/bin:/bin"},
+		})
+		if errors.Is(err, isolation.ErrLevel) {
+			t.Skip("UNSUPPORTED: no Landlock here: ", err)
+		}
+		require.NoError(t, err)
+		defer func() { require.NoError(t, s.Close()) }()
+		result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", "echo $GIT_CONFIG_NOSYSTEM"}})
+		require.NoError(t, err)
+		require.Equal(t, "1\n", string(result.Stdout.Data), result)
 	})
 }
 
