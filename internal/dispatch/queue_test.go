@@ -175,7 +175,17 @@ func TestQueue_WhatMayBeStoredIsNotSaidToBeUnsent(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	stopped, open, unsent := d.Go(ctx, &calls[0]), d.Go(t.Context(), &calls[1]), d.Go(t.Context(), &calls[3])
 	cancel()
-	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
+	closed := make(chan struct{})
+	defer close(closed)
+	r.hold(func(ctx context.Context, run *lane.Run) protocol.Result {
+		if run.Call.ID == calls[1].ID {
+			select {
+			case <-closed:
+			case <-ctx.Done():
+			}
+		}
+		return succeed(run)
+	})
 	<-stopped.Done()
 	result, err := stopped.Result()
 	require.NoError(t, err)
