@@ -537,26 +537,31 @@ func (st *Store) List(ctx context.Context) ([]*Schedule, error) {
 }
 
 // Page is List for the first schedules whose names come after one, at most limit of them; leftOut
-// is how many more come after these.
+// is how many more come after these. If more than another page comes, it also counts those that were
+// removed a moment ago. Page reads names, and the records of its schedules.
 func (st *Store) Page(ctx context.Context, after string, limit int) (list []*Schedule, leftOut int, err error) {
-	there := map[string]bool{}
-	err = natsio.EachLast(ctx, st.js, st.stream, []string{st.subject(">")}, true, func(msg jetstream.Msg) error {
-		name := strings.TrimPrefix(msg.Subject(), st.subject(""))
-		there[name] = name > after && msg.Headers().Get("KV-Operation") == "" // else it was removed
-		return nil
-	})
+	info, err := st.stream.Info(ctx, jetstream.WithSubjectFilter(st.subject(">")))
 	if err != nil {
 		return nil, 0, err
 	}
-	maps.DeleteFunc(there, func(_ string, in bool) bool { return !in })
-	names := slices.Sorted(maps.Keys(there))
-	leftOut = max(len(names)-limit, 0)
-	names = names[:len(names)-leftOut]
-	for i, name := range names {
-		names[i] = st.subject(name)
+	rest := slices.Sorted(maps.Keys(info.State.Subjects))
+	rest = slices.DeleteFunc(rest, func(subject string) bool { return subject <= st.subject(after) })
+	for len(list) < limit && len(rest) > 0 && err == nil {
+		var found []*Schedule
+		n := min(limit-len(list), len(rest)) // less, where some of them were removed
+		found, err = st.read(ctx, rest[:n]...)
+		list, rest = append(list, found...), rest[n:]
 	}
-	list, err = st.read(ctx, names...)
-	return list, leftOut, err
+	if leftOut = len(rest); leftOut == 0 || leftOut > limit || err != nil {
+		return list, leftOut, err
+	}
+	there := map[string]bool{}
+	err = natsio.EachLast(ctx, st.js, st.stream, rest, true, func(msg jetstream.Msg) error {
+		there[msg.Subject()] = msg.Headers().Get("KV-Operation") == "" // else it was removed
+		return nil
+	})
+	maps.DeleteFunc(there, func(_ string, in bool) bool { return !in })
+	return list, len(there), err
 }
 
 // subject is that of the record of a schedule.
