@@ -281,7 +281,7 @@ func (s *States) Turns() []int {
 			found[state.Turn] = true
 		case Before:
 			found[state.Turn-1] = true
-		case Restored:
+		case Restored, Resumed:
 		}
 	}
 	return slices.Sorted(maps.Keys(found))

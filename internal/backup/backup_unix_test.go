@@ -235,7 +235,8 @@ func TestTurnsText(t *testing.T) {
 	}
 }
 
-// A process that continues a turn does not take what the lost one had changed for the state before it.
+// A process that continues a turn does not take what the lost one had changed for the state before
+// it.
 func TestStates_OfATurnThatAnotherProcessContinues(t *testing.T) {
 	t.Parallel()
 	p := newProject(t)

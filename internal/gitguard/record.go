@@ -151,9 +151,9 @@ func (h *held) remove() error {
 // leave has the next process complete what a record is about.
 func (h *held) leave() error { return h.lock.Close() }
 
-// abandoned are the records about a directory, directories in it and around it, whose processes have
-// ended without removing them, and those that are not needed any more. The caller has their locks. To
-// others they look like those of a living process, so it has no further ones.
+// abandoned are the records about a directory, directories in it and around it, whose processes
+// have ended without removing them, and those that are not needed any more. The caller has their
+// locks. To others they look like those of a living process, so it has no further ones.
 func abandoned(ctx context.Context, dir string) (all []*held, err error) {
 	folder, err := recordsDir()
 	if err != nil {
@@ -189,8 +189,8 @@ func abandoned(ctx context.Context, dir string) (all []*held, err error) {
 	return all, err
 }
 
-// concerns reports whether there is something to do about a record for those who use a directory, or
-// an error to report.
+// concerns reports whether there is something to do about a record for those who use a directory,
+// or an error to report.
 func (h *held) concerns(dir string) bool {
 	r, err := h.read()
 	if err != nil {
@@ -262,7 +262,8 @@ type completed struct {
 func (f Finding) isLeft() bool { return filepath.Ext(f.Path) != asideSuffix }
 
 // complete completes what processes that have ended did not set aside in a directory, in
-// directories in it and around it. A record stays while it has findings that the caller does not show.
+// directories in it and around it. A record stays while it has findings that the caller does not
+// show.
 func complete(ctx context.Context, dir string, shows bool) (all completed, err error) {
 	dir, err = filepath.EvalSymlinks(dir)
 	if err != nil {

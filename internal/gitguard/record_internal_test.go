@@ -9,8 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestComplete_WhileAnotherDirectoryIsCompleted: the lock of a record is the sign of a living process,
-// so a process that completes something elsewhere hides no record from those that use its directory.
+// TestComplete_WhileAnotherDirectoryIsCompleted: the lock of a record is the sign of a living
+// process, so a process that completes something elsewhere hides no record from those that use its
+// directory.
 func TestComplete_WhileAnotherDirectoryIsCompleted(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	here, there := t.TempDir(), t.TempDir()
@@ -22,7 +23,7 @@ func TestComplete_WhileAnotherDirectoryIsCompleted(t *testing.T) {
 		}
 		out, err := exec.CommandContext(t.Context(), "git", "init", "-q", dir).CombinedOutput()
 		require.NoError(t, err, "%s", out)
-		require.NoError(t, os.WriteFile(filepath.Join(dir, ".git", "hooks", "pre-commit"), []byte("#!/bin/sh\n"), 0o700)) //nolint:gosec // a hook
+		require.NoError(t, os.WriteFile(filepath.Join(dir, ".git", "hooks", "pre-commit"), []byte("#!/bin/sh\n"), 0o700))
 		require.NoError(t, aside.record.leave(), "as when the process is killed")
 	}
 	elsewhere, err := abandoned(t.Context(), there)
@@ -37,8 +38,8 @@ func TestComplete_WhileAnotherDirectoryIsCompleted(t *testing.T) {
 	require.Equal(t, []string{".git/hooks/pre-commit"}, done.moved)
 }
 
-// TestReport_AnotherSessionIsKilled: what it has left for git is shown by the session that continues
-// there, also if that began later, and its worker looks first.
+// TestReport_AnotherSessionIsKilled: what it has left for git is shown by the session that
+// continues there, also if that began later, and its worker looks first.
 func TestReport_AnotherSessionIsKilled(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	dir := t.TempDir()

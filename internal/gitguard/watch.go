@@ -282,7 +282,8 @@ func NewReport(ctx context.Context, dir string, keep bool, alert func(string)) (
 }
 
 // Findings returns what git would run now and would not have run before, and what was set aside,
-// also when ctx has ended. Among it is what sessions have left whose processes were killed meanwhile.
+// also when ctx has ended. Among it is what sessions have left whose processes were killed
+// meanwhile.
 func (r *Report) Findings(ctx context.Context) []Finding {
 	if r.aside == nil {
 		return nil

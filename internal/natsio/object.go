@@ -92,15 +92,15 @@ func store(ctx context.Context, request func(context.Context) error) error {
 	}
 }
 
-// Refused reports whether the server answered that it did not do what a request asks for. One that is
-// not available at the moment may do it.
+// Refused reports whether the server answered that it did not do what a request asks for. One that
+// is not available at the moment may do it.
 func Refused(err error) bool {
 	api, answered := errors.AsType[*jetstream.APIError](err)
 	return answered && (api.Code != http.StatusServiceUnavailable || api.ErrorCode == CodeStoreFailed || NoRoom(api))
 }
 
-// Try makes one try of a write, whose answer may be lost. known reports whether its error says that it
-// is not made.
+// Try makes one try of a write, whose answer may be lost. known reports whether its error says that
+// it is not made.
 func Try(ctx context.Context, write func(context.Context) error) (known bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, openTry)
 	defer cancel()
@@ -153,8 +153,8 @@ const traceWait = 10 * time.Millisecond
 // may have been removed.
 var errStopped = errors.New("the process was stopped while it stored an object")
 
-// wasStopped reports whether the chunks of an object may have been removed. The last one was stored at
-// a time.
+// wasStopped reports whether the chunks of an object may have been removed. The last one was stored
+// at a time.
 func wasStopped(chunked time.Time) bool {
 	return time.Now().Round(0).Sub(chunked.Round(0)) > orphanAge/2
 }

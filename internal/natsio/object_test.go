@@ -520,8 +520,8 @@ func TestSweepChunks_OfLostWriters(t *testing.T) {
 
 // TestPutObject_StoppedBetweenItsChunks: the first ones may have been removed, so the object is not
 // stored, and nothing of it is left.
-func TestPutObject_StoppedBetweenItsChunks(t *testing.T) {
-	natsio.SetOrphanAge(t, time.Second) // not in parallel
+func TestPutObject_StoppedBetweenItsChunks(t *testing.T) { //nolint:paralleltest // the age is that of all
+	natsio.SetOrphanAge(t, time.Second)
 	f := natsiotest.New(t, natsio.Topology{})
 	bucket := wire.KeptBucket(f.Name)
 	_, stream := openObjects(t, f, bucket)

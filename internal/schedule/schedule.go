@@ -603,8 +603,8 @@ func (st *Store) read(ctx context.Context, subjects ...string) ([]*Schedule, err
 func (st *Store) Remove(ctx context.Context, name string) error {
 	for removed := error(nil); ; {
 		_, err := st.Get(ctx, name)
-		if errors.Is(err, ErrUnknown) && removed != nil { // only the answer was lost
-			return nil
+		if errors.Is(err, ErrUnknown) && removed != nil {
+			return nil //nolint:nilerr // only the answer was lost
 		}
 		if errors.Is(err, ErrUnknown) {
 			return err

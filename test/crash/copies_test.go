@@ -89,7 +89,10 @@ func removed(open bool) *operation {
 	o := &operation{
 		name: "remove", thens: []then{removes, resumes}, gone: true,
 		set:    func(p *process) { p.replies(calls(labelled(p, "once", "a")), says("done")) },
-		before: func(ctx context.Context, t *testing.T, p *process) { require.NoError(t, input(ctx, p)) },
+		before: func(ctx context.Context, t *testing.T, p *process) {
+			t.Helper()
+			require.NoError(t, input(ctx, p))
+		},
 		act: func(ctx context.Context, p *process) error {
 			_, err := p.client.Sessions("").Remove(ctx, p.session, true)
 			return err
@@ -101,6 +104,7 @@ func removed(open bool) *operation {
 	o.name = "remove_open"
 	o.set = func(p *process) { p.replies(calls(held(p, "once", "a")), says("done")) }
 	o.before = func(ctx context.Context, t *testing.T, p *process) {
+		t.Helper()
 		ctx, detach := context.WithCancelCause(ctx)
 		done := make(chan error, 1)
 		go func() { done <- input(ctx, p) }()
@@ -160,6 +164,7 @@ func merged() *operation {
 	return &operation{
 		name: "merge", thens: []then{resumes}, set: func(p *process) { p.with("core") },
 		before: func(ctx context.Context, t *testing.T, p *process) {
+			t.Helper()
 			p.say(ctx, t, calls(writes("a", "1")), says("done"))
 			_, err := p.client.Sessions("").Fork(ctx, p.session, fleet.At{}, p.fork().session)
 			require.NoError(t, err)

@@ -208,14 +208,14 @@ func (w *world) first(t *testing.T, c *crash, session protocol.SessionID, meanwh
 	case c.fault.kills():
 		kill(errKilled)
 		nc.Close() // it would be made again for ever
-		_ = <-done // how it ends is not known
+		t.Log("the process ended:", <-done)
 		meanwhile()
 	case c.fault == delayed:
 		meanwhile()
 		link.Release()
-		_ = <-done // fenced, or its write was as good as the other one's
+		t.Log("the process ended:", <-done) // fenced, or its write was as good as the other one's
 	default:
-		_ = <-done // how it ends is not known
+		t.Log("the process ended:", <-done)
 		meanwhile()
 	}
 	require.NotErrorIs(t, context.Cause(ctx), context.DeadlineExceeded)
@@ -398,12 +398,15 @@ func (w *world) requireQuiet(t *testing.T, pool protocol.Pool) {
 	begun := time.Now()
 	require.Eventually(t, func() bool {
 		lanes, err := w.client.Lanes(pool).List(t.Context(), 100)
+		if err != nil {
+			return false
+		}
 		for i := range lanes.Lanes {
 			if time.Since(begun) > patience/10 {
 				t.Logf("%s %+v", w.cases[strings.TrimPrefix(string(lanes.Lanes[i].Lane), "effect/")], lanes.Lanes[i])
 			}
 		}
-		return err == nil && !slices.ContainsFunc(lanes.Lanes, func(l report.Lane) bool { // one without calls needs a worker to end
+		return !slices.ContainsFunc(lanes.Lanes, func(l report.Lane) bool { // one without calls needs a worker to end
 			return l.Waiting+l.Delayed+len(l.Running) > 0
 		})
 	}, patience, 100*time.Millisecond)

@@ -86,7 +86,8 @@ func newWorld(t *testing.T) *world {
 	return worldOf(t, natsiotest.New(t, natsio.Topology{}))
 }
 
-var fleets atomic.Int64 //nolint:gochecknoglobals // names that no two fleets have
+// fleets counts the fleets of all cases, so that no two have one name.
+var fleets atomic.Int64
 
 // apart is a world on the same server with a fleet of its own, for coordinators that take every turn.
 // Its streams go with the test.

@@ -75,8 +75,8 @@ func (d *Driver) Open(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox
 	return inner.Open(ctx, spec)
 }
 
-// withoutSystemSettings has git not look for /etc/gitconfig: a file that is there and cannot be read
-// ends it.
+// withoutSystemSettings has git not look for /etc/gitconfig: a file that is there and cannot be
+// read ends it.
 func withoutSystemSettings(env map[string]string) map[string]string {
 	env = maps.Clone(env)
 	if env == nil {

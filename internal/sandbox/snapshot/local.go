@@ -153,8 +153,8 @@ func (l *local) file(ctx context.Context, name string, info fs.FileInfo) (Entry,
 	}
 }
 
-// skipHole moves a file from an offset behind the hole that begins there, at most to end. It returns
-// how long that is.
+// skipHole moves a file from an offset behind the hole that begins there, at most to end. It
+// returns how long that is.
 func skipHole(file *os.File, from, end int64) (hole int64, err error) {
 	hole = max(min(holeAt(file, from), end-from), 0)
 	_, err = file.Seek(from+hole, io.SeekStart)

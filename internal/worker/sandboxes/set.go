@@ -373,7 +373,7 @@ func (s *Set) close(l protocol.Lane) error {
 	err := errors.Join(b.close(), b.checkpoints.Close())
 	b.mu.Unlock()
 	if acts { // a server may have written until now; each process was looked after when it ended
-		s.SetAsideLater(context.Background(), l) //nolint:contextcheck,forbidigo // it is short, and must be done
+		s.SetAsideLater(context.Background(), l) //nolint:forbidigo // it is short, and must be done
 	}
 	return err
 }

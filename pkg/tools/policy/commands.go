@@ -184,8 +184,8 @@ func doesMatch(patterns []string, command *shell.Command) bool {
 }
 
 // mayMatch returns a pattern that a command matches, or may match: words that are not known match
-// everything, and the program's directory does not count, nor the case of its name and of words that
-// are no options: some file systems find git as GIT, and its subcommands likewise.
+// everything, and the program's directory does not count, nor the case of its name and of words
+// that are no options: some file systems find git as GIT, and its subcommands likewise.
 func mayMatch(patterns []string, command *shell.Command) (string, bool) {
 	for _, pattern := range patterns {
 		words, is := strings.Fields(pattern), command.Words
