@@ -45,7 +45,7 @@ func (s *sources) usageError(err error) error {
 			message += "; coordinator serve starts a fleet, and prints the flags that reach it"
 		case strings.HasSuffix(message, `value but got "EOL" (<EOL>)`):
 			flag, _, _ := strings.Cut(message, ":")
-		message = flag + " needs a value"
+			message = flag + " needs a value"
 		case strings.Contains(message, " (short flag)"): // of which there are none: it is a negative number
 			message = strings.Replace(message, " (short flag)", "", 1)
 		}

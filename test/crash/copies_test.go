@@ -88,7 +88,7 @@ func imported() *operation {
 func removed(open bool) *operation {
 	o := &operation{
 		name: "remove", thens: []then{removes, resumes}, gone: true,
-		set:    func(p *process) { p.replies(calls(labelled(p, "once", "a")), says("done")) },
+		set: func(p *process) { p.replies(calls(labelled(p, "once", "a")), says("done")) },
 		before: func(ctx context.Context, t *testing.T, p *process) {
 			t.Helper()
 			require.NoError(t, input(ctx, p))
