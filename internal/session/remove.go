@@ -19,10 +19,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -358,9 +356,7 @@ func (r *remover) sent(ctx context.Context, id protocol.SessionID, sent map[ownL
 	return nil
 }
 
-// cancel cancels what is unfinished of a lane, and waits for its end. The turns of a session that is
-// being removed do not begin, so nothing waits for a coordinator that is not there: the next one
-// reads the requests.
+// cancel cancels what is unfinished of a lane, and waits for its end.
 func (r *remover) cancel(ctx context.Context, p ownLane, only []protocol.CallID) (cancelled []protocol.CallID, err error) {
 	for {
 		calls, err := r.unfinished(ctx, p)
@@ -376,11 +372,6 @@ func (r *remover) cancel(ctx context.Context, p ownLane, only []protocol.CallID)
 			cancelled = append(cancelled, id)
 			if err := r.operator(p.pool).Skip(ctx, p.pool, p.lane, id); err != nil && !errors.Is(err, operator.ErrNoCall) && !errors.Is(err, operator.ErrNoLane) {
 				return cancelled, err
-			}
-		}
-		if r.options.removes && p.pool == protocol.SessionPool {
-			if _, err := dispatch.Workers(ctx, r.fleet.Conn(p.pool), r.fleet.Name, p.pool, lookPeriod); errors.Is(err, nats.ErrNoResponders) {
-				return cancelled, nil
 			}
 		}
 		if !pause.For(ctx, lookPeriod) {

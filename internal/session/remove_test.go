@@ -453,26 +453,6 @@ func TestRemove_ForcedAndLostAfterItsFirstStep(t *testing.T) {
 	require.Equal(t, protocol.StatusOK, (<-r.turn(t, serve.NewCall("s", wire.TurnRun{Prompt: "p"}, 0))).Status, "the id can be used again")
 }
 
-// A forced removal needs no coordinator: the turns that wait end when one comes, and begin nothing.
-func TestRemove_ForcedWithoutACoordinator(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	ended := r.turn(t, serve.NewCall("s", wire.TurnRun{Prompt: "p"}, 0))
-	require.Eventually(t, func() bool {
-		turns, _, err := Unfinished(t.Context(), r.Fleet, "s", "")
-		return err == nil && len(turns) == 1
-	}, time.Minute, time.Millisecond)
-	_, err := Remove(t.Context(), r.Fleet, "s", Options{Force: true})
-	require.NoError(t, err)
-	script, err := scripted.Parse("script", []byte(`{"steps":[{"text":"done"}]}`))
-	require.NoError(t, err)
-	r.serve(t, script, nil)
-	require.Equal(t, protocol.StatusCancelled, (<-ended).Status)
-	history, err := r.Journal.Load(t.Context(), "s")
-	require.NoError(t, err)
-	require.Empty(t, history.Events)
-}
-
 // A turn that begins between the look at a session and the mark of its removal refuses that.
 func TestRemove_ATurnBeginsBeforeTheMark(t *testing.T) {
 	t.Parallel()
