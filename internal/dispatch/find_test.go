@@ -16,8 +16,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// A call is found wherever it waits, while it runs and when it has ended, also if another dispatcher
-// carries the calls of its pool; one that was never sent is not.
+// A call is found wherever it waits, while it runs and when it has ended, also if another
+// dispatcher carries the calls of its pool; one that was never sent is not.
 func TestFind(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})

@@ -170,8 +170,8 @@ const (
 	userFile      fs.FileMode = 0o600
 )
 
-// allow gives this user rights that a command may have taken away. Who cannot do that finds out when
-// the rights are used.
+// allow gives this user rights that a command may have taken away. Who cannot do that finds out
+// when the rights are used.
 func allow(in *os.Root, name string, rights fs.FileMode) {
 	if info, err := in.Lstat(name); err == nil && (info.IsDir() || info.Mode().IsRegular()) && info.Mode()&rights != rights {
 		_ = in.Chmod(name, info.Mode()|rights)

@@ -537,8 +537,8 @@ func (st *Store) List(ctx context.Context) ([]*Schedule, error) {
 }
 
 // Page is List for the first schedules whose names come after one, at most limit of them; leftOut
-// is how many more come after these. If more than another page comes, it also counts those that were
-// removed a moment ago. Page reads names, and the records of its schedules.
+// is how many more come after these. If more than another page comes, it also counts those that
+// were removed a moment ago. Page reads names, and the records of its schedules.
 func (st *Store) Page(ctx context.Context, after string, limit int) (list []*Schedule, leftOut int, err error) {
 	info, err := st.stream.Info(ctx, jetstream.WithSubjectFilter(st.subject(">")))
 	if err != nil {

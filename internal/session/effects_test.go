@@ -157,8 +157,8 @@ func TestRevert_StopsAtTheFirstThatFails(t *testing.T) {
 	require.Equal(t, "three\ntwo\n", string(content))
 }
 
-// A revert that was killed may have undone the effect: it is not sent again under another id before a
-// person has found out.
+// A revert that was killed may have undone the effect: it is not sent again under another id before
+// a person has found out.
 func TestRevert_OneThatWasKilledIsNotSentAgain(t *testing.T) {
 	t.Parallel()
 	for delivery, again := range map[protocol.Delivery]bool{protocol.AtMostOnce: false, protocol.Rollback: false, protocol.Idempotent: true} {

@@ -141,8 +141,8 @@ func TestLedger_WhatIsHeldCountsTogether(t *testing.T) {
 	require.Nil(t, plan(loop.NewLedger(r.journal)))
 }
 
-// TestLedger_InMemoryIsBounded: without a journal a ledger counts so many sessions. Calls of one more
-// are refused, and those of the others count on; one that has ended makes room.
+// TestLedger_InMemoryIsBounded: without a journal a ledger counts so many sessions. Calls of one
+// more are refused, and those of the others count on; one that has ended makes room.
 func TestLedger_InMemoryIsBounded(t *testing.T) {
 	t.Parallel()
 	judge := bounded(t, policy.Policy{MaxCalls: 2})

@@ -176,6 +176,7 @@ func merged() *operation {
 			return err
 		},
 		between: func(ctx context.Context, t *testing.T, p *process) {
+			t.Helper()
 			files, err := p.client.Sessions("").Files(ctx, p.session, "")
 			require.NoError(t, err)
 			if len(files) == 2 { // the merge has changed them: the session goes on, and removes what has come
@@ -184,6 +185,7 @@ func merged() *operation {
 			}
 		},
 		done: func(t *testing.T, p *process) {
+			t.Helper()
 			requireFile(t, p, "a", "2")
 			if p.noted(p.label("removed")) {
 				requireFile(t, p, "b", "")
@@ -203,6 +205,7 @@ func restored() *operation {
 	return &operation{
 		name: "restore", thens: []then{resumes}, set: func(p *process) { p.with("core") },
 		before: func(ctx context.Context, t *testing.T, p *process) {
+			t.Helper()
 			p.say(ctx, t, calls(writes("a", "1")), calls(writes("a", "2"), writes("b", "new")), says("done"))
 		},
 		act: func(ctx context.Context, p *process) error {

@@ -89,8 +89,8 @@ func newWorld(t *testing.T) *world {
 // fleets counts the fleets of all cases, so that no two have one name.
 var fleets atomic.Int64
 
-// apart is a world on the same server with a fleet of its own, for coordinators that take every turn.
-// Its streams go with the test.
+// apart is a world on the same server with a fleet of its own, for coordinators that take every
+// turn. Its streams go with the test.
 func (w *world) apart(t *testing.T) *world {
 	t.Helper()
 	w.few <- struct{}{}
