@@ -228,19 +228,14 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		})
 	}
 	c.announce(p, fl, options.Default)
-	told := make(chan struct{})
-	context.AfterFunc(ctx, func() {
-		defer close(told)
+	said := cli.Drains(ctx, c.Drain, abort, func() {
 		if fl.Server != nil {
 			fl.Server.Draining(time.Now().Add(c.Drain))
 		}
 		p.Draining(c.Drain, server.Running(), "turn", "a turn that runs longer continues with another coordinator, or after a restart")
-		time.AfterFunc(c.Drain, abort)
 	})
 	err = server.Run(ctx, drain)
-	if ctx.Err() != nil {
-		<-told // a coordinator that has nothing to do is faster than the line
-	}
+	said()
 	return err
 }
 

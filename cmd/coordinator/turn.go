@@ -374,7 +374,7 @@ type shareFlags struct {
 // Without a fleet there are no others to share with.
 func (f *shareFlags) share(ctx context.Context, nats string) (context.Context, error) {
 	if nats == "" && f.Tenant+f.Priority != "" {
-		return ctx, cli.Usagef("--tenant and --priority: need --nats; without it the slots are those of this process, which nobody shares")
+		return ctx, cli.Usagef("--tenant and --priority: need --nats; without it the slots belong to this process alone")
 	}
 	if f.Tenant != "" {
 		if _, err := protocol.ParseTenant(f.Tenant); err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// maxDiffed bounds the files of which a difference is shown, in bytes.
+// maxDiffed is the size in bytes up to which the difference of a file is shown.
 const maxDiffed = 512 << 10
 
 // Diff returns what has changed in the directory since a state, as a unified diff.

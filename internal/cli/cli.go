@@ -356,6 +356,22 @@ func Signals(ctx context.Context, second func()) (_ context.Context, stop func()
 	}
 }
 
+// Drains has say print what a process waits for when ctx ends, and calls abort when the time of the
+// drain is over. said waits for say, because what has nothing to do ends before it.
+func Drains(ctx context.Context, limit time.Duration, abort, say func()) (said func()) {
+	done := make(chan struct{})
+	context.AfterFunc(ctx, func() {
+		defer close(done)
+		say()
+		time.AfterFunc(limit, abort)
+	})
+	return func() {
+		if ctx.Err() != nil {
+			<-done
+		}
+	}
+}
+
 // Draining prints, after the first signal, what the process waits for, how long at most, what
 // happens to the rest, and what a second signal does.
 func (p Program) Draining(limit time.Duration, running int, what, rest string) {

@@ -251,7 +251,7 @@ func (s *sentCall) ref() protocol.CallRef {
 	return protocol.CallRef{SessionID: s.call.SessionID, ID: s.call.ID}
 }
 
-// send sends a call, of which a write may fail.
+// send sends a call. One of its writes may fail.
 func (p *program) send(rt *judge, how string) {
 	call := newCalls(1)[0]
 	call.SessionID, call.ID, call.Delivery = p.session, wire.RandomCallID(), protocol.AtMostOnce

@@ -20,8 +20,8 @@ import (
 // Beginning is the Turn of the point before the first turn.
 const Beginning = -1
 
-// InPlaceFiles are the files of a session that works in place, at the ends of turns of which a
-// conversation has stored them.
+// InPlaceFiles are the files of a session that works in place, as a conversation has stored them at
+// the ends of turns.
 type InPlaceFiles struct {
 	Dir    string // where the session works
 	states *backup.States

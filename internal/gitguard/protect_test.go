@@ -29,7 +29,7 @@ func TestProtected(t *testing.T) {
 		"hooks elsewhere":                        {commit + "git config core.hooksPath scripts/hooks", "", of("scripts/hooks")},
 		"husky":                                  {commit + "git config core.hooksPath .husky/_", "", of(".husky")},
 		"hooks by another name of the directory": {commit + "ln -s work ../alias; git config core.hooksPath \"$(dirname \"$PWD\")/alias/h\"", "", of("h")},
-		"hooks of nobody":                        {commit + "git config core.hooksPath /nowhere", "", of()},
+		"hooks that are not there":               {commit + "git config core.hooksPath /nowhere", "", of()},
 		"an include":                             {commit + "git config include.path ../.gitconfig; git config -f .gitconfig include.path more/x", "", of(".gitconfig", "more/x")},
 		"an include, missing":                    {commit + "git config includeIf.onbranch:x.path ../.gitconfig", "", of(".gitconfig")},
 		"programs":                               {commit + "mkdir t; touch t/a t/b c d; chmod +x d; git config filter.x.clean \"sh -c './t/a | cat'\"; git config alias.x '!t/b c'; git config core.pager d", "", of("t/a", "t/b", "d")},

@@ -288,16 +288,11 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers kinds.Handlers
 	}
 	_, _ = fmt.Fprintf(p.Stderr, "worker: %s takes calls of pool %s in fleet %s: %d slots, sandbox %s (level %s), languages %s, data %s\n",
 		w.ID(), o.Pool, o.Fleet, o.Slots, o.Caps.Driver, o.Caps.Level, cmp.Or(strings.Join(w.Languages(), " "), "none"), o.Data)
-	told := make(chan struct{})
-	context.AfterFunc(ctx, func() {
-		defer close(told)
+	said := cli.Drains(ctx, f.Drain, abort, func() {
 		p.Draining(f.Drain, w.Running(), "call", "what runs longer is killed, and left to other workers")
-		time.AfterFunc(f.Drain, abort)
 	})
 	err = w.Run(ctx, drain)
-	if ctx.Err() != nil {
-		<-told // a worker that has nothing to do is faster than the word
-	}
+	said()
 	return err
 }
 

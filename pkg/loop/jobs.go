@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -217,7 +218,7 @@ func (w *followers) follow(ctx context.Context, p *pendingCall, resolve func(con
 			}
 			w.logger.WarnContext(jobCtx, "job cannot be followed, it is looked for again",
 				slog.String("call_id", string(p.place.ID)), slog.Any("error", err))
-			if !pauseFor(jobCtx, followPause) && detached(jobCtx) {
+			if !pause.For(jobCtx, followPause) && detached(jobCtx) {
 				return
 			}
 		}
@@ -503,7 +504,7 @@ func (w *followers) await(ctx context.Context, j *job, f *follower) *follower {
 		case <-ctx.Done():
 			return f
 		}
-		if f.learned() || !pauseFor(ctx, followPause) {
+		if f.learned() || !pause.For(ctx, followPause) {
 			return f
 		}
 		next := w.followerOf(ctx, j, true)
@@ -511,18 +512,6 @@ func (w *followers) await(ctx context.Context, j *job, f *follower) *follower {
 			return f
 		}
 		f = next
-	}
-}
-
-// pauseFor waits, and reports whether ctx lasted so long.
-func pauseFor(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 
