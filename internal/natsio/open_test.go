@@ -3,13 +3,17 @@ package natsio_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 )
 
 // silent answers nothing until some time has passed.
@@ -55,4 +59,30 @@ func TestOpen_EndsWithItsContextWithPatienceOrWithAnAnswer(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A list waits while a cluster has no leader.
+func TestEachLast_WaitsForALeader(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	require.NoError(t, f.NC.Publish(wire.EventSubject(f.Name, "s"), []byte("[]")))
+	nc, link := f.ConnectVia()
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	stream, err := js.Stream(t.Context(), wire.SessionsStream(f.Name))
+	require.NoError(t, err)
+	refused := 0
+	link.OnWrite(func(subject string) natsiotest.Fate {
+		if !strings.HasPrefix(subject, "$JS.API.CONSUMER.CREATE.") || strings.Contains(subject, "rights") || refused == 2 {
+			return natsiotest.Passes
+		}
+		refused++
+		return natsiotest.Refused
+	})
+	told := 0
+	require.NoError(t, natsio.EachLast(t.Context(), js, stream, wire.SessionsSubjects(f.Name), true, func(jetstream.Msg) error {
+		told++
+		return nil
+	}))
+	require.Equal(t, []int{2, 1}, []int{refused, told})
 }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/pause"
 )
 
 // ErrNoStream means that a stream of the fleet was deleted. The error names it, and
@@ -199,9 +201,19 @@ func EachFrom(ctx context.Context, stream jetstream.Stream, subjects []string, f
 	return nil
 }
 
+// isLeaderless reports that no server answers for a stream or for JetStream, as while a cluster elects
+// a leader.
+func isLeaderless(err error) bool {
+	api, answered := errors.AsType[*jetstream.APIError](err)
+	return errors.Is(err, nats.ErrNoResponders) || answered && api.ErrorCode == codeUnavailable
+}
+
 func each(ctx context.Context, stream jetstream.Stream, config jetstream.ConsumerConfig, tell func(jetstream.Msg) error) error {
 	config.AckPolicy, config.MemoryStorage, config.InactiveThreshold = jetstream.AckNonePolicy, true, lastIdle
 	consumer, err := stream.CreateConsumer(ctx, config)
+	for began := time.Now(); isLeaderless(err) && time.Since(began) < openPatience && pause.For(ctx, readAgain); {
+		consumer, err = stream.CreateConsumer(ctx, config)
+	}
 	if err != nil {
 		return err
 	}

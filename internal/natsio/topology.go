@@ -500,6 +500,7 @@ const (
 	// CodeStoreFailed is that of a message which was not stored; the description says why.
 	CodeStoreFailed jetstream.ErrorCode = 10077
 
+	codeUnavailable jetstream.ErrorCode = 10008 // a cluster has no leader at the moment
 	codeAccountFull jetstream.ErrorCode = 10002
 	codeServerFull  jetstream.ErrorCode = 10023 // in a cluster, that of one server
 	codeNoStorage   jetstream.ErrorCode = 10047
