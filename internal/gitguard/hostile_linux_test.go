@@ -40,8 +40,8 @@ func TestGuard_RefusesDirectoriesThatItCannotList(t *testing.T) {
 	}
 }
 
-// TestAside_WhatACommandHasClosed: a command takes the rights to read directories and settings of its
-// repositories. What git would run is set aside all the same.
+// TestAside_WhatACommandHasClosed: a command takes the rights to read directories and settings of
+// its repositories. What git would run is set aside all the same.
 func TestAside_WhatACommandHasClosed(t *testing.T) {
 	for name, closes := range map[string]string{
 		"not listed":             "chmod 0311 lib/.git lib",

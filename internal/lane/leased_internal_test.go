@@ -10,8 +10,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 )
 
-// Law: what asks its context, or for the end of its lease, knows that the lease has ended before any
-// timer of the process fires: also by a clock on which the process was stopped, or the machine.
+// Law: what asks its context, or for the end of its lease, knows that the lease has ended before
+// any timer of the process fires: also by a clock on which the process was stopped, or the machine.
 func TestLeased_LooksAtTheClock(t *testing.T) {
 	t.Parallel()
 	suspended := time.Now().Add(-time.Minute).Round(0) // the monotonic clock stood still

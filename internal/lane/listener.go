@@ -12,8 +12,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// copies passes the republished messages of all mailboxes to their listeners, in one goroutine: with
-// one for each subscription, a lane that waits would take its stack.
+// copies passes the republished messages of all mailboxes to their listeners, in one goroutine:
+// with one for each subscription, a lane that waits would take its stack.
 type copies struct {
 	nc       *nats.Conn
 	messages chan *nats.Msg

@@ -79,8 +79,8 @@ type Outgoing struct {
 	// random id that is not Again must not have been sent before by any process: its holder may
 	// leave out the look for its result.
 	Followed bool
-	// Upload, if set, is called before a payload that no message can carry is stored, which may take
-	// long. After its error the call is not sent.
+	// Upload, if set, is called before a payload that no message can carry is stored, which may
+	// take long. After its error the call is not sent.
 	Upload func() error
 	// Turn, if set, returns when the call may be sent. After its error the call is not sent.
 	Turn func(context.Context) error

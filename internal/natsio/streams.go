@@ -201,8 +201,8 @@ func EachFrom(ctx context.Context, stream jetstream.Stream, subjects []string, f
 	return nil
 }
 
-// isLeaderless reports that no server answers for a stream or for JetStream, as while a cluster elects
-// a leader.
+// isLeaderless reports that no server answers for a stream or for JetStream, as while a cluster
+// elects a leader.
 func isLeaderless(err error) bool {
 	api, answered := errors.AsType[*jetstream.APIError](err)
 	return errors.Is(err, nats.ErrNoResponders) || answered && api.ErrorCode == codeUnavailable

@@ -222,6 +222,7 @@ func restored() *operation {
 			return errors.New("no call")
 		},
 		done: func(t *testing.T, p *process) {
+			t.Helper()
 			requireFile(t, p, "a", "1")
 			requireFile(t, p, "b", "")
 		},
@@ -243,6 +244,7 @@ func agentOnAFork() *operation {
 			}
 		},
 		done: func(t *testing.T, p *process) {
+			t.Helper()
 			requireFile(t, p, "a", "1")
 			requireFile(t, p, "b", "of the agent")
 		},

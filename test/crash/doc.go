@@ -2,10 +2,10 @@
 //
 // Each operation is run once, and its writes are counted: appends to journals, calls, cancels,
 // results, objects and keys. Then it is run again for each of them, and this write meets one of six
-// faults. The process ends before the write, or after it. Or the process lives: the write is refused,
-// its answer is wrong, its answer is lost, or it is delayed until another process has continued the
-// session. Then another process continues the session: as it is, after a cancel, after a removal, or
-// under another policy. At the end the laws of a session are checked.
+// faults. The process ends before the write, or after it. Or the process lives: the write is
+// refused, its answer is wrong, its answer is lost, or it is delayed until another process has
+// continued the session. Then another process continues the session: as it is, after a cancel,
+// after a removal, or under another policy. At the end the laws of a session are checked.
 //
 // A case has the name of its operation, its write, its fault and what comes between:
 //

@@ -25,6 +25,7 @@ func reverted() *operation {
 			p.table = append(p.table, charge, tools.NewRemote[effect]("refund", "Undoes an effect.", remote))
 		},
 		before: func(ctx context.Context, t *testing.T, p *process) {
+			t.Helper()
 			p.say(ctx, t, calls(labelled(p, "charge", "a"), labelled(p, "charge", "b")), says("done"))
 		},
 		act: func(ctx context.Context, p *process) error {
@@ -32,6 +33,7 @@ func reverted() *operation {
 			return err
 		},
 		done: func(t *testing.T, p *process) {
+			t.Helper()
 			effects, err := p.client.Sessions("").Effects(t.Context(), p.session, fleet.At{Turn: -1})
 			require.NoError(t, err)
 			reverted := 0
@@ -63,6 +65,7 @@ func rewound() *operation {
 	return &operation{
 		name: "rewind", thens: []then{resumes, cancels, removes},
 		before: func(ctx context.Context, t *testing.T, p *process) {
+			t.Helper()
 			p.say(ctx, t, calls(labelled(p, "once", "a")), says("1"))
 			p.say(ctx, t, calls(labelled(p, "once", "b")), says("2"))
 		},
@@ -74,6 +77,7 @@ func rewound() *operation {
 			return err
 		},
 		done: func(t *testing.T, p *process) {
+			t.Helper()
 			require.Equal(t, 1, p.count(t, loop.EventRewound))
 			p.say(t.Context(), t, says("3"))
 		},
@@ -85,6 +89,7 @@ func resolved() *operation {
 	return &operation{
 		name: "resolve", thens: []then{resumes, cancels, removes},
 		before: func(ctx context.Context, t *testing.T, p *process) {
+			t.Helper()
 			origin := p.fork()
 			origin.say(ctx, t, calls(labelled(origin, "once", "a")), says("done"))
 			history, err := p.client.Sessions("").Log(ctx, origin.session)
@@ -111,6 +116,9 @@ func resolved() *operation {
 			}
 			return err
 		},
-		done: func(t *testing.T, p *process) { require.Equal(t, 1, p.count(t, loop.EventCallResolved)) },
+		done: func(t *testing.T, p *process) {
+			t.Helper()
+			require.Equal(t, 1, p.count(t, loop.EventCallResolved))
+		},
 	}
 }

@@ -135,6 +135,7 @@ func scheduledTurn() *operation {
 		name: "scheduled", once: []string{"a"},
 		set: func(p *process) { p.replies(calls(labelled(p, "once", "a")), says("done")) },
 		before: func(ctx context.Context, t *testing.T, p *process) {
+			t.Helper()
 			_, err := p.client.Schedules().Add(ctx, fleet.Schedule{Name: string(p.session), Cron: "@every 1h"}, fleet.Turn{Session: p.session, Prompt: "go"})
 			require.NoError(t, err)
 			bucket, err := p.JS.KeyValue(ctx, wire.SchedulesBucket(p.Name))
@@ -175,6 +176,7 @@ func triggeredTurn() *operation {
 			p.replies(calls(call{"watch_channel", fmt.Sprintf(`{"channel":%q}`, p.session)}), says("I wait"), calls(labelled(p, "once", "a")), says("done"))
 		},
 		before: func(ctx context.Context, t *testing.T, p *process) {
+			t.Helper()
 			require.NoError(t, p.coordinate(ctx, func(ctx context.Context) error { return p.submit(ctx, "first", "triggers") }))
 			channels, err := channel.Open(ctx, p.JS, p.Name)
 			require.NoError(t, err)
@@ -224,6 +226,7 @@ func removedTrigger() *operation {
 			p.replies(calls(call{"add_timer", timer}), says("done"), calls(call{"remove_trigger", fmt.Sprintf(`{"trigger":%q}`, name)}), says("done"))
 		},
 		before: func(ctx context.Context, t *testing.T, p *process) {
+			t.Helper()
 			require.NoError(t, p.coordinate(ctx, func(ctx context.Context) error { return p.submit(ctx, "first", "triggers") }))
 		},
 		act: func(ctx context.Context, p *process) error {

@@ -50,19 +50,28 @@ func addSchedule(ctx context.Context, p *process) error {
 func addedSchedule() *operation {
 	return setting(&operation{
 		name: "schedule_add", act: addSchedule,
-		done: func(t *testing.T, p *process) { require.Equal(t, 1, p.named(t)) },
+		done: func(t *testing.T, p *process) {
+			t.Helper()
+			require.Equal(t, 1, p.named(t))
+		},
 	})
 }
 
 // removedSchedule is one that a user removes.
 func removedSchedule() *operation {
 	return setting(&operation{
-		name:   "schedule_rm",
-		before: func(ctx context.Context, t *testing.T, p *process) { require.NoError(t, addSchedule(ctx, p)) },
+		name: "schedule_rm",
+		before: func(ctx context.Context, t *testing.T, p *process) {
+			t.Helper()
+			require.NoError(t, addSchedule(ctx, p))
+		},
 		act: func(ctx context.Context, p *process) error {
 			return absent(p.client.Schedules().Remove(ctx, string(p.session)))
 		},
-		done: func(t *testing.T, p *process) { require.Equal(t, 0, p.named(t)) },
+		done: func(t *testing.T, p *process) {
+			t.Helper()
+			require.Equal(t, 0, p.named(t))
+		},
 	})
 }
 
@@ -94,6 +103,7 @@ func createdTemplate() *operation {
 	return setting(&operation{
 		name: "template_create", act: createTemplate,
 		done: func(t *testing.T, p *process) {
+			t.Helper()
 			template := p.template(t)
 			require.NotNil(t, template)
 			require.Equal(t, 2, template.Files)
@@ -106,12 +116,18 @@ func createdTemplate() *operation {
 // removedTemplate is one that is removed.
 func removedTemplate() *operation {
 	return setting(&operation{
-		name:   "template_rm",
-		before: func(ctx context.Context, t *testing.T, p *process) { require.NoError(t, createTemplate(ctx, p)) },
+		name: "template_rm",
+		before: func(ctx context.Context, t *testing.T, p *process) {
+			t.Helper()
+			require.NoError(t, createTemplate(ctx, p))
+		},
 		act: func(ctx context.Context, p *process) error {
 			return absent(p.client.Templates().Remove(ctx, string(p.session)))
 		},
-		done: func(t *testing.T, p *process) { require.Nil(t, p.template(t)) },
+		done: func(t *testing.T, p *process) {
+			t.Helper()
+			require.Nil(t, p.template(t))
+		},
 	})
 }
 
@@ -139,6 +155,7 @@ func setLimit() *operation {
 		name: "limits_set",
 		act:  func(ctx context.Context, p *process) error { return p.client.Limits().Set(ctx, limitOf(p)) },
 		done: func(t *testing.T, p *process) {
+			t.Helper()
 			mine := p.limits(t)
 			require.Len(t, mine, 1)
 			require.Equal(t, 7, mine[0].Concurrent)
@@ -152,9 +169,13 @@ func removedLimit() *operation {
 	return setting(&operation{
 		name: "limits_rm",
 		before: func(ctx context.Context, t *testing.T, p *process) {
+			t.Helper()
 			require.NoError(t, p.client.Limits().Set(ctx, limitOf(p)))
 		},
-		act:  func(ctx context.Context, p *process) error { return absent(p.client.Limits().Remove(ctx, limitOf(p))) },
-		done: func(t *testing.T, p *process) { require.Empty(t, p.limits(t)) },
+		act: func(ctx context.Context, p *process) error { return absent(p.client.Limits().Remove(ctx, limitOf(p))) },
+		done: func(t *testing.T, p *process) {
+			t.Helper()
+			require.Empty(t, p.limits(t))
+		},
 	})
 }

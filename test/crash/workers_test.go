@@ -66,6 +66,7 @@ func committed() *operation {
 			)
 		},
 		before: func(ctx context.Context, t *testing.T, p *process) {
+			t.Helper()
 			_, _, err := natsio.EnsurePool(ctx, p.JS, p.Name, p.pool(), lease)
 			require.NoError(t, err)
 		},
@@ -81,6 +82,7 @@ func committed() *operation {
 			})
 		},
 		done: func(t *testing.T, p *process) {
+			t.Helper()
 			require.NoError(t, p.work(t.Context(), func(ctx context.Context) error {
 				for path, content := range map[string]string{"a": "1", "log": "x\n", "b": "2"} {
 					got, err := p.client.Sessions(p.pool()).ReadFile(ctx, p.session, path, "")

@@ -367,8 +367,8 @@ func TestJavaScript_Caller(t *testing.T) {
 	}
 }
 
-// TestJavaScript_Signs: a caller in JavaScript signs for a worker of ours, and a worker in JavaScript
-// checks what ours have signed, alone and in batches.
+// TestJavaScript_Signs: a caller in JavaScript signs for a worker of ours, and a worker in
+// JavaScript checks what ours have signed, alone and in batches.
 func TestJavaScript_Signs(t *testing.T) {
 	t.Parallel()
 	js := newJavaScript(t)

@@ -159,9 +159,9 @@ func TestProtect_WhatGitReadsStaysAsItIs(t *testing.T) {
 	}
 }
 
-// TestProtect_AKilledSessionsSettingsAreSetAside kills the process of a session after its command has
-// planted a program, and before it can set that aside: the next command in the directory does it,
-// whichever it is, and says so.
+// TestProtect_AKilledSessionsSettingsAreSetAside kills the process of a session after its command
+// has planted a program, and before it can set that aside: the next command in the directory does
+// it, whichever it is, and says so.
 func TestProtect_AKilledSessionsSettingsAreSetAside(t *testing.T) {
 	t.Parallel()
 	for name, next := range map[string]func(workspace string) launch{
