@@ -111,8 +111,8 @@ var errAnswers = &jsonrpc.Error{
 	Code: jsonrpc.CodeInternalError, Message: fmt.Sprintf("requestState: %d questions of this token were answered within minutes, and that is the limit; make the call without it later", maxAnswers),
 }
 
-// use uses the answer to a question, which is allowed once, and in time. It stays refused when it is
-// not known any more that it was used, also if the clock is set back.
+// use uses the answer to a question, which is allowed once, and in time. It stays refused when it
+// is not known any more that it was used, also if the clock is set back.
 func (a *answers) use(principal string, q questionState, now time.Time) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -448,8 +448,8 @@ func (l *losing) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// An object that is renewed after a sweep has listed it stays; one that the sweep has removed cannot
-// be renewed, also if the sweep was cut short.
+// An object that is renewed after a sweep has listed it stays; one that the sweep has removed
+// cannot be renewed, also if the sweep was cut short.
 func TestRenewObject_WhileOldOnesAreRemoved(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})

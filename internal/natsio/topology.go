@@ -398,8 +398,8 @@ func (t Topology) firstSequence(ctx context.Context, js jetstream.JetStream) uin
 	return 0
 }
 
-// SequenceNow is a first sequence of a stream that is made now, greater than any that the stream had
-// if it was deleted before.
+// SequenceNow is a first sequence of a stream that is made now, greater than any that the stream
+// had if it was deleted before.
 func SequenceNow() uint64 {
 	return uint64(time.Now().UnixMicro())
 }

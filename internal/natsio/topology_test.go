@@ -280,8 +280,8 @@ func TestEnsure_TellsThatAStreamWasMissing(t *testing.T) {
 	require.Empty(t, log.String(), "one that is new has none")
 }
 
-// Sequences of a stream that was deleted are not given again: others have stored them, as epochs and
-// positions. Those of a new fleet begin at 1.
+// Sequences of a stream that was deleted are not given again: others have stored them, as epochs
+// and positions. Those of a new fleet begin at 1.
 func TestEnsure_SequencesDoNotBeginAgain(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})

@@ -50,8 +50,8 @@ func (a *Answers) Observe(ctx context.Context, e loop.Event) {
 	}
 }
 
-// approve shows the question whether a call may be made. A session asks one at a time, so an earlier
-// one was answered elsewhere, or is asked again. What running calls ask stays.
+// approve shows the question whether a call may be made. A session asks one at a time, so an
+// earlier one was answered elsewhere, or is asked again. What running calls ask stays.
 func (a *Answers) approve(ctx context.Context, e loop.Event) {
 	request := loop.ApprovalRequest{SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Arguments: e.Arguments, Reason: e.Text}
 	a.mu.Lock()

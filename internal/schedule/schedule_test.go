@@ -123,8 +123,8 @@ func TestStore_AddListPauseRemove(t *testing.T) {
 	}
 }
 
-// TestStore_ListsPages: a page reads the records that it has, and counts what was removed only where
-// more than another page comes.
+// TestStore_ListsPages: a page reads the records that it has, and counts what was removed only
+// where more than another page comes.
 func TestStore_ListsPages(t *testing.T) {
 	t.Parallel()
 	store, _ := open(t)

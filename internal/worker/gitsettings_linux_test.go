@@ -132,8 +132,8 @@ func TestIsolated_NewRepositoriesRunNothing(t *testing.T) {
 	}
 }
 
-// TestIsolated_ProgramsThatOutliveTheirCall: what a background process has left for git is set aside
-// after what is typed to it, and at its end, although no call of its session ends then.
+// TestIsolated_ProgramsThatOutliveTheirCall: what a background process has left for git is set
+// aside after what is typed to it, and at its end, although no call of its session ends then.
 func TestIsolated_ProgramsThatOutliveTheirCall(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

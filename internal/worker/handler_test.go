@@ -153,8 +153,8 @@ func TestNew_RefusesHandlersOfBuiltInPayloads(t *testing.T) {
 	}
 }
 
-// Law: a handler that asks its context knows that its lease has ended as soon as that is so, and not
-// when a timer has fired.
+// Law: a handler that asks its context knows that its lease has ended as soon as that is so, and
+// not when a timer has fired.
 func TestHandler_KnowsTheEndOfItsLease(t *testing.T) {
 	t.Parallel()
 	r := rigOf(t, natsiotest.Listening(t, natsio.Topology{}))

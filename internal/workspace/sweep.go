@@ -24,9 +24,9 @@ import (
 
 // What keeps a body
 //
-// A body is needed while a checkpoint, or an upload that waits for a worker, names it. A sweep lists
-// old bodies first, then reads what is needed, and removes the difference. So a body that nothing
-// names yet must be young until it is named:
+// A body is needed while a checkpoint, or an upload that waits for a worker, names it. A sweep
+// lists old bodies first, then reads what is needed, and removes the difference. So a body that
+// nothing names yet must be young until it is named:
 //
 //	Put ► a body is stored, or one of that name is younger than refresh (20 min)
 //	Keep ► each body that was put more than keepAfter (15 min) ago becomes new, or is missing

@@ -249,8 +249,8 @@ func TestReceive_RefusesWhatIsMissing(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A directory is sent whole if the fleet has lost contents of it, also if its journal cannot be read
-// any more.
+// A directory is sent whole if the fleet has lost contents of it, also if its journal cannot be
+// read any more.
 func TestUpload_WholeAfterALoss(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})

@@ -351,8 +351,8 @@ func TestDiscard_CompletesOneThatWasCutShort(t *testing.T) {
 	require.ErrorIs(t, w.commit("c2"), workspace.ErrLost, "a worker that still has it")
 }
 
-// A worker that has lost a lane, and whose removal of the workspace arrives late, removes nothing of
-// the next holder.
+// A worker that has lost a lane, and whose removal of the workspace arrives late, removes nothing
+// of the next holder.
 func TestRemove_IsFencedByTheEpoch(t *testing.T) {
 	t.Parallel()
 	store := open(t)

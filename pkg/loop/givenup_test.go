@@ -71,8 +71,8 @@ func TestRun_AnOpenTurnThatIsGivenUpIsEnded(t *testing.T) {
 	require.Empty(t, r.watch.of(loop.EventTurnEnded))
 }
 
-// A turn that is given up is ended by a coordinator that does not have its tools, as those of an MCP
-// server: its calls are cancelled all the same, and a result that the fleet has is the result.
+// A turn that is given up is ended by a coordinator that does not have its tools, as those of an
+// MCP server: its calls are cancelled all the same, and a result that the fleet has is the result.
 func TestRun_GivenUpWithoutTheTool(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

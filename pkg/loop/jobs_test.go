@@ -181,8 +181,8 @@ func TestJobs_NoneToAskAbout(t *testing.T) {
 	require.Equal(t, "tool: [no jobs]", texts(r.model.lastSeen())[3])
 }
 
-// A job whose tool is gone continues as the fleet has it. It ends unknown if the fleet does not have
-// it, or cannot be asked for calls.
+// A job whose tool is gone continues as the fleet has it. It ends unknown if the fleet does not
+// have it, or cannot be asked for calls.
 func TestJobs_AJobWhoseToolIsGoneIsWhatTheFleetHas(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

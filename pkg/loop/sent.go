@@ -85,8 +85,8 @@ func (t *turnRun) find(ctx context.Context, lane string, id protocol.CallID) (*p
 	return call, result, nil
 }
 
-// wasSent reports whether a call that is journaled was sent: whether the fleet has it or its result,
-// or its sub-agent has begun. It is true if that cannot be known.
+// wasSent reports whether a call that is journaled was sent: whether the fleet has it or its
+// result, or its sub-agent has begun. It is true if that cannot be known.
 func (t *turnRun) wasSent(ctx context.Context, name, lane string, id protocol.CallID) (bool, error) {
 	if name == wire.AgentTool {
 		child, err := t.Runner.journal.Load(ctx, protocol.SessionID(id))

@@ -105,9 +105,9 @@ func PlanAct(ctx context.Context, session protocol.SessionID, tool string, as []
 	return s.planned(ctx, &o, session, tool, as, arguments)
 }
 
-// JudgeCall has a call judged that was planned before, such as the call of a schedule, and puts into
-// it what the policy demands besides what the call has. One that is judged again under its id counts
-// once. The error says why the call must not be sent.
+// JudgeCall has a call judged that was planned before, such as the call of a schedule, and puts
+// into it what the policy demands besides what the call has. One that is judged again under its id
+// counts once. The error says why the call must not be sent.
 func JudgeCall(ctx context.Context, call *protocol.Call, options *SingleOptions) *protocol.Error {
 	s, o := newSingle(nil, options)
 	s.plan = tools.Plan{Payload: call.Payload, Resources: call.Resources}

@@ -141,9 +141,9 @@ func (w *world) process(t *testing.T, bound string, with bool) *loop.Runner {
 	return runner
 }
 
-// After each write that is not made, or made and not acknowledged, the turn is resumed, given up, or
-// resumed under other rules. Each call has one result, runs once and as bound as it was, and nothing
-// of a turn that is over works on.
+// After each write that is not made, or made and not acknowledged, the turn is resumed, given up,
+// or resumed under other rules. Each call has one result, runs once and as bound as it was, and
+// nothing of a turn that is over works on.
 func TestRun_WhateverFollowsAFailedWrite(t *testing.T) {
 	t.Parallel()
 	const rules = "{at_most_once: {tools: [work]}, min_level: full, approval: {tools: [greedy]}}"

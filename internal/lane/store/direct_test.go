@@ -114,8 +114,8 @@ func TestStore_NotAtOnce(t *testing.T) {
 	require.EqualValues(t, 1, first.Sequence)
 }
 
-// Without direct gets, as in a cluster, a page is read by many requests at the same time: it has the
-// same messages, and takes about one request for each.
+// Without direct gets, as in a cluster, a page is read by many requests at the same time: it has
+// the same messages, and takes about one request for each.
 func TestPage_OfTheLeader(t *testing.T) {
 	t.Parallel()
 	s := open(t, natsio.Topology{})

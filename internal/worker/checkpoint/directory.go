@@ -274,8 +274,8 @@ func readIndex(path string) (known index) {
 	return known
 }
 
-// Known returns when a directory was opened or closed last, and the size that its files had then. ok
-// is false for one without checkpoints, or of an earlier version that was never closed.
+// Known returns when a directory was opened or closed last, and the size that its files had then.
+// ok is false for one without checkpoints, or of an earlier version that was never closed.
 func Known(path string) (at time.Time, bytes int64, ok bool, err error) {
 	path = filepath.Join(path, indexFile)
 	info, err := os.Stat(path)
