@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestConformance(t *testing.T) { //nolint:paralleltest // its arm is a process of its own
 	escapetest.InArms(t, false, func(t *testing.T) {
 		t.Helper()
-		sandboxtest.Run(t, func(*testing.T) isolation.Driver { return landlock.New(nil) }, sandboxtest.Options{})
+		sandboxtest.Run(t, func(*testing.T) isolation.Driver { return landlock.New(nil) }, sandboxtest.Options{Env: []string{"GIT_CONFIG_NOSYSTEM"}})
 	})
 }
 
