@@ -1,5 +1,5 @@
-// Package anthropic is a model of Anthropic's Messages API, or of a server that speaks it. The
-// official SDK writes the requests; package endpoint reads the answers.
+// Package anthropic is a model of Anthropic's Messages API, or of a server that speaks it. It
+// does without the official SDK: package endpoint sends the requests and reads the answers.
 //
 // What the model thinks is kept block by block, signed as it came, and goes back while its turn
 // lasts: in front of the tool calls to which it led ([opaque]). Instructions, tools and the
@@ -13,11 +13,7 @@ package anthropic
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"regexp"
-
-	sdk "github.com/anthropics/anthropic-sdk-go"
-	"github.com/anthropics/anthropic-sdk-go/option"
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -25,6 +21,9 @@ import (
 
 // DefaultBaseURL is the server of a model that names none.
 const DefaultBaseURL = "https://api.anthropic.com"
+
+// version is the API's, which each request names.
+const version = "2023-06-01"
 
 // maxContinued bounds how often a reply is continued that the provider paused (pause_turn), which
 // it does when its own tools take long.
@@ -34,7 +33,6 @@ const maxContinued = 16
 type Model struct {
 	*endpoint.Endpoint
 
-	client  sdk.Client
 	rejects *endpoint.Rejects
 }
 
@@ -53,14 +51,7 @@ func New(opts endpoint.Options) (*Model, error) {
 	if err != nil {
 		return nil, fmt.Errorf("anthropic options: %w", err)
 	}
-	sent := []option.RequestOption{
-		option.WithoutEnvironmentDefaults(), option.WithHTTPClient(server.Client()), option.WithMaxRetries(0),
-		option.WithBaseURL(server.Options().BaseURL), option.WithJSONSet("stream", true),
-	}
-	if key := server.Options().APIKey; key != "" {
-		sent = append(sent, option.WithAPIKey(key))
-	}
-	return &Model{server, sdk.NewClient(sent...), endpoint.NewRejects(inMessage, rejected()...)}, nil
+	return &Model{server, endpoint.NewRejects(inMessage, rejected()...)}, nil
 }
 
 // Provider implements [loop.Provider].
@@ -127,17 +118,8 @@ func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.D
 
 // ask sends one request and reads its stream to the end.
 func (m *Model) ask(ctx context.Context, sent *request, parts *assembler, delta func(loop.Delta)) error {
-	events, err := m.Capture(ctx, func(ctx context.Context) error {
-		var ignored *http.Response
-		err := m.client.Execute(ctx, http.MethodPost, "v1/messages", sent.params, &ignored)
-		if ignored != nil {
-			_ = ignored.Body.Close()
-		}
-		return err
-	})
-	if err != nil {
-		return err
-	}
 	parts.begin()
-	return m.Read(events, func(data []byte) error { return parts.read(data, delta) }, func() bool { return parts.Finish != "" })
+	sent.body["messages"] = sent.messages
+	headers := map[string]string{"X-Api-Key": m.Options().APIKey, "Anthropic-Version": version}
+	return m.Stream(ctx, "/v1/messages", sent.body, headers, &parts.Assembler, func(data []byte) error { return parts.read(data, delta) })
 }

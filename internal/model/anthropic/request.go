@@ -1,14 +1,11 @@
 package anthropic
 
 import (
-	"encoding/base64"
+	"cmp"
 	"encoding/json"
 	"regexp"
 	"slices"
 	"strings"
-
-	sdk "github.com/anthropics/anthropic-sdk-go"
-	"github.com/anthropics/anthropic-sdk-go/packages/param"
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/internal/model/lenient"
@@ -27,18 +24,28 @@ const defaultOutput = 16_384
 type request struct {
 	endpoint.Asked
 
-	params      sdk.MessageNewParams
+	body        object
+	messages    []message
 	thoughtless bool
-	thinks      bool // an effort was asked for
 }
+
+// object is a JSON object of the API.
+type object = map[string]any
+
+type message struct {
+	Role    loop.Role `json:"role"`
+	Content []any     `json:"content"` // blocks: an object, or the JSON of one that is only the provider's
+}
+
+func textBlock(text string) object { return object{"type": "text", "text": text} }
 
 // request is req as the API wants it, without what the server rejects.
 func (m *Model) request(req loop.Request, lessons *endpoint.Lessons) *request {
 	out := &request{Asked: endpoint.Asked{Lessons: lessons}}
 	out.thoughtless = lessons.Omits(adaptive) && !thought(req.Messages) || !out.May(thinking)
-	out.params.Model = m.Options().Model
+	out.body = object{"model": m.Options().Model, "stream": true}
 	if t := req.Settings.Temperature; t != nil {
-		out.params.Temperature = param.NewOpt(*t)
+		out.body["temperature"] = *t
 	}
 	out.bound(req.Settings)
 	var system strings.Builder
@@ -53,16 +60,21 @@ func (m *Model) request(req loop.Request, lessons *endpoint.Lessons) *request {
 		_, declared := toolOf(definition)
 		return declared
 	})
+	var declared, instructions []any
 	for _, definition := range out.Tools {
 		tool, _ := toolOf(definition)
-		out.params.Tools = append(out.params.Tools, tool)
+		declared = append(declared, tool)
 	}
 	system.WriteString(lessons.Notes(req.Tools))
 	if text := strings.TrimSpace(system.String()); text != "" {
-		out.params.System = []sdk.TextBlockParam{{Text: text}}
+		instructions = []any{textBlock(text)}
+		out.body["system"] = instructions
+	}
+	if len(declared) > 0 {
+		out.body["tools"] = declared
 	}
 	if out.May(marks) {
-		out.mark()
+		out.mark(declared, instructions)
 	}
 	return out
 }
@@ -70,32 +82,28 @@ func (m *Model) request(req loop.Request, lessons *endpoint.Lessons) *request {
 // bound sets how long the reply, and what the model thinks before it, may be.
 func (r *request) bound(settings loop.Settings) {
 	budget := map[string]int64{"minimal": 1024, "low": 2048, "medium": 8192, "high": 16_384, "xhigh": 24_576, "max": 32_768}[settings.Effort]
-	r.thinks = budget > 0
-	r.params.MaxTokens = settings.MaxOutput
-	if r.params.MaxTokens == 0 {
-		r.params.MaxTokens = defaultOutput + budget
-	}
+	thinks := budget > 0 // an effort was asked for
+	most := cmp.Or(settings.MaxOutput, defaultOutput+budget)
 	if bound := r.Lessons.Most(maxTokens); bound > 0 {
-		r.params.MaxTokens = min(r.params.MaxTokens, bound)
+		most = min(most, bound)
 	}
 	r.Has(maxTokens)
+	r.body["max_tokens"] = most
 	switch {
-	case settings.Effort == "none", r.thinks && r.thoughtless:
-		r.params.Thinking = sdk.ThinkingConfigParamUnion{OfDisabled: &sdk.ThinkingConfigDisabledParam{}}
-	case r.thinks && !r.May(adaptive):
-		if budget >= r.params.MaxTokens {
-			budget = max(1024, r.params.MaxTokens/2) // 1024 is the least that the API takes
+	case settings.Effort == "none", thinks && r.thoughtless:
+		r.body["thinking"] = object{"type": "disabled"}
+	case thinks && !r.May(adaptive):
+		if budget >= most {
+			budget = max(1024, most/2) // 1024 is the least that the API takes
 		}
-		r.params.Thinking = sdk.ThinkingConfigParamUnion{OfEnabled: &sdk.ThinkingConfigEnabledParam{BudgetTokens: budget}}
-	case r.thinks:
+		r.body["thinking"] = object{"type": "enabled", "budget_tokens": budget}
+	case thinks:
 		effort := settings.Effort
 		if effort == "minimal" {
 			effort = "low" // the least that the API knows
 		}
-		r.params.OutputConfig.Effort = sdk.OutputConfigEffort(effort)
-		r.params.Thinking = sdk.ThinkingConfigParamUnion{
-			OfAdaptive: &sdk.ThinkingConfigAdaptiveParam{Display: sdk.ThinkingConfigAdaptiveDisplaySummarized},
-		}
+		r.body["output_config"] = object{"effort": effort}
+		r.body["thinking"] = object{"type": "adaptive", "display": "summarized"}
 	}
 }
 
@@ -116,59 +124,54 @@ func (r *request) add(message *loop.Message) {
 	switch message.Role {
 	case loop.RoleAssistant:
 		blocks, parts := r.assistant(message)
-		r.append(sdk.MessageParamRoleAssistant, blocks, parts)
+		r.append(loop.RoleAssistant, blocks, parts)
 	case loop.RoleTool:
-		block := sdk.ToolResultBlockParam{
-			ToolUseID: idOf(message.ToolCallID),
-			Content:   []sdk.ToolResultBlockParamContentUnion{{OfText: &sdk.TextBlockParam{Text: textOf(message.Text)}}},
-		}
+		result := []any{textBlock(textOf(message.Text))}
 		if message.Image != nil {
 			r.AddImage(message.ToolCallID)
-			shown := shownOf(message.Image)
-			block.Content = append(block.Content, sdk.ToolResultBlockParamContentUnion{OfDocument: shown.OfDocument, OfImage: shown.OfImage})
+			result = append(result, shownOf(message.Image))
 		}
-		r.append(sdk.MessageParamRoleUser, []sdk.ContentBlockParamUnion{{OfToolResult: &block}},
-			[]loop.Part{{ToolCallID: message.ToolCallID, Kind: loop.PartResult}})
+		block := object{"type": "tool_result", "tool_use_id": idOf(message.ToolCallID), "content": result}
+		r.append(loop.RoleUser, []any{block}, []loop.Part{{ToolCallID: message.ToolCallID, Kind: loop.PartResult}})
 	case loop.RoleUser, loop.RoleSystem:
-		blocks, parts := []sdk.ContentBlockParamUnion{sdk.NewTextBlock(textOf(message.Text))}, []loop.Part{{}}
+		blocks, parts := []any{textBlock(textOf(message.Text))}, []loop.Part{{}}
 		for i := range message.Attachments {
 			a := &message.Attachments[i]
 			blocks, parts = append(blocks, shownOf(&a.Image)), append(parts, endpoint.AttachmentPart(a))
 		}
-		r.append(sdk.MessageParamRoleUser, blocks, parts)
+		r.append(loop.RoleUser, blocks, parts)
 	}
 }
 
 // shownOf is an image or document as a block.
-func shownOf(image *loop.Image) sdk.ContentBlockParamUnion {
-	data := base64.StdEncoding.EncodeToString(image.Data)
+func shownOf(image *loop.Image) object {
+	kind := "image"
 	if image.MediaType == render.MediaPDF {
-		return sdk.NewDocumentBlock(sdk.Base64PDFSourceParam{Data: data})
+		kind = "document"
 	}
-	return sdk.NewImageBlockBase64(image.MediaType, data)
+	return object{"type": kind, "source": object{"type": "base64", "media_type": image.MediaType, "data": image.Data}}
 }
 
-func (r *request) append(role sdk.MessageParamRole, blocks []sdk.ContentBlockParamUnion, parts []loop.Part) {
-	if n := len(r.params.Messages); n > 0 && r.params.Messages[n-1].Role == role {
-		r.params.Messages[n-1].Content = append(r.params.Messages[n-1].Content, blocks...)
+func (r *request) append(role loop.Role, blocks []any, parts []loop.Part) {
+	if n := len(r.messages); n > 0 && r.messages[n-1].Role == role {
+		r.messages[n-1].Content = append(r.messages[n-1].Content, blocks...)
 		r.Messages[n-1] = append(r.Messages[n-1], parts...)
 		return
 	}
-	r.params.Messages = append(r.params.Messages, sdk.MessageParam{Role: role, Content: blocks})
+	r.messages = append(r.messages, message{role, blocks})
 	r.Messages = append(r.Messages, parts)
 }
 
 // assistant is what the model said: blocks that are only the provider's stand where they stood.
-func (r *request) assistant(message *loop.Message) (blocks []sdk.ContentBlockParamUnion, parts []loop.Part) {
-	add := func(block sdk.ContentBlockParamUnion, part loop.Part) {
-		blocks, parts = append(blocks, block), append(parts, part)
-	}
+func (r *request) assistant(message *loop.Message) (blocks []any, parts []loop.Part) {
+	add := func(block any, part loop.Part) { blocks, parts = append(blocks, block), append(parts, part) }
 	endpoint.Replay{
-		Text: func(said, _ string) { add(sdk.NewTextBlock(said), loop.Part{}) },
-		Raw:  func(piece json.RawMessage) { add(param.Override[sdk.ContentBlockParamUnion](piece), loop.Part{}) },
+		Text: func(said, _ string) { add(textBlock(said), loop.Part{}) },
+		Raw:  func(piece json.RawMessage) { add(piece, loop.Part{}) },
 		Call: func(call *loop.ToolCall, _ string) {
-			add(sdk.NewToolUseBlock(idOf(call.ID), json.RawMessage(endpoint.Arguments(call.Arguments)), endpoint.ToolName(call.Name)),
-				loop.Part{ToolCallID: call.ID, Kind: loop.PartCall})
+			add(object{
+				"type": "tool_use", "id": idOf(call.ID), "name": endpoint.ToolName(call.Name), "input": json.RawMessage(endpoint.Arguments(call.Arguments)),
+			}, loop.Part{ToolCallID: call.ID, Kind: loop.PartCall})
 		},
 	}.Message(message, keptOf(message, r.thoughtless))
 	return blocks, parts
@@ -176,37 +179,38 @@ func (r *request) assistant(message *loop.Message) (blocks []sdk.ContentBlockPar
 
 // resume adds the blocks of a reply that the provider paused, as it wants them back.
 func (r *request) resume(blocks []*block) {
-	var said []sdk.ContentBlockParamUnion
+	var said []any
 	for _, block := range blocks {
 		if raw := block.whole(); raw != nil && (!r.thoughtless || !isThought(block.kind)) {
-			said = append(said, param.Override[sdk.ContentBlockParamUnion](raw))
+			said = append(said, raw)
 		}
 	}
 	if len(said) > 0 {
-		r.append(sdk.MessageParamRoleAssistant, said, make([]loop.Part, len(said)))
+		r.append(loop.RoleAssistant, said, make([]loop.Part, len(said)))
 	}
+}
+
+// mark sets a caching mark on the last of these blocks or tools. The JSON of one that is only the
+// provider's stays as it is.
+func mark(list []any) (marked bool) {
+	if len(list) == 0 {
+		return false
+	}
+	last, marked := list[len(list)-1].(object)
+	if marked {
+		last["cache_control"] = object{"type": "ephemeral"}
+	}
+	return marked
 }
 
 // mark sets the four caching marks that the API takes: after tools, after instructions, and after
 // each of the user's last two messages. The older one ended the request before, so it is cached.
-func (r *request) mark() {
-	mark := sdk.NewCacheControlEphemeralParam()
-	if n := len(r.params.Tools); n > 0 {
-		if at := r.params.Tools[n-1].GetCacheControl(); at != nil {
-			*at = mark
-		}
-	}
-	if n := len(r.params.System); n > 0 {
-		r.params.System[n-1].CacheControl = mark
-	}
+func (r *request) mark(declared, instructions []any) {
+	mark(declared)
+	mark(instructions)
 	left := 2
-	for i := len(r.params.Messages) - 1; i >= 0 && left > 0; i-- {
-		message := r.params.Messages[i]
-		if message.Role != sdk.MessageParamRoleUser {
-			continue
-		}
-		if at := message.Content[len(message.Content)-1].GetCacheControl(); at != nil {
-			*at = mark
+	for i := len(r.messages) - 1; i >= 0 && left > 0; i-- {
+		if r.messages[i].Role == loop.RoleUser && mark(r.messages[i].Content) {
 			left--
 		}
 	}
@@ -214,17 +218,17 @@ func (r *request) mark() {
 
 // toolOf declares a tool. One that a provider runs is declared in that provider's own form;
 // declared is false when it is another's.
-func toolOf(definition tools.Definition) (tool sdk.ToolUnionParam, declared bool) {
+func toolOf(definition tools.Definition) (tool any, declared bool) {
 	if len(definition.Native) > 0 {
 		native := definition.Native[provider]
-		object, err := lenient.Object("", native)
-		return param.Override[sdk.ToolUnionParam](native), err == nil && lenient.String(object["type"]) != ""
+		fields, err := lenient.Object("", native)
+		return native, err == nil && lenient.String(fields["type"]) != ""
 	}
-	declaration := sdk.ToolParam{Name: definition.Name, InputSchema: param.Override[sdk.ToolInputSchemaParam](endpoint.SchemaOf(definition))}
+	declaration := object{"name": definition.Name, "input_schema": endpoint.SchemaOf(definition)}
 	if definition.Description != "" {
-		declaration.Description = param.NewOpt(definition.Description)
+		declaration["description"] = definition.Description
 	}
-	return sdk.ToolUnionParam{OfTool: &declaration}, true
+	return declaration, true
 }
 
 // textOf is a text as the API takes it: it refuses blank ones.

@@ -81,9 +81,14 @@ func afterAttempts(err error, attempts int) error {
 	return fmt.Errorf("after %d attempts: %w", attempts, err)
 }
 
-// Read passes the data of each event to read, until the stream ends, and closes it. A stream that
-// ends without [DONE] is whole if ended then reports so.
-func (e *Endpoint) Read(events *Events, read func(data []byte) error, ended func() bool) error {
+// Stream sends a request as [Endpoint.post] does, and passes the data of each event of its answer to
+// read, until the stream ends. A stream that ends without [DONE] is whole if parts has then read why
+// the reply ended.
+func (e *Endpoint) Stream(ctx context.Context, path string, body any, headers map[string]string, parts *Assembler, read func(data []byte) error) error {
+	events, err := e.post(ctx, path, body, headers)
+	if err != nil {
+		return err
+	}
 	defer func() { _ = events.Close() }()
 	for {
 		data, err := events.Next()
@@ -92,7 +97,7 @@ func (e *Endpoint) Read(events *Events, read func(data []byte) error, ended func
 		}
 		switch {
 		case err == nil:
-		case errors.Is(err, io.EOF), errors.Is(err, ErrNotDone) && ended():
+		case errors.Is(err, io.EOF), errors.Is(err, ErrNotDone) && parts.Finish != "":
 			return nil
 		default:
 			return e.streamError(err)
@@ -106,9 +111,9 @@ func (e *Endpoint) streamError(err error) error {
 		return err
 	}
 	if _, ok := errors.AsType[*lenient.FormError](err); ok {
-		return e.Because(TypeInvalidResponse, "a chunk of the stream cannot be read: ", err)
+		return e.because(TypeInvalidResponse, "a chunk of the stream cannot be read: ", err)
 	}
-	return e.Because(TypeStreamBroken, "the answer broke off: ", err)
+	return e.because(TypeStreamBroken, "the answer broke off: ", err)
 }
 
 // Assembler puts a reply together from the pieces of a stream.

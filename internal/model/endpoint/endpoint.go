@@ -1,16 +1,15 @@
 // Package endpoint is the common part of the adapters of models: the HTTP side of a model's server,
 // the attempts for one reply, and the assembly of a reply from the pieces of a stream.
 //
-//	Endpoint.Reply ──► attempt (the adapter) ──► Send or Capture ──► server
-//	  ▲                  │                       (HTTP errors, events, silence, sizes)
-//	  │                  ├─ Read ──► Assembler ──► Finish
+//	Endpoint.Reply ──► attempt (the adapter) ──► Stream ──► server
+//	  ▲                  │                         (HTTP errors, events, silence, sizes)
+//	  │                  ├─ Assembler ──► Finish
 //	  └── back-off ◄─────┴─ *Error that is worth another attempt
 //
 // Only this package sees HTTP. Every failure becomes an [*Error]: a status with the server's
 // message, a broken connection, an answer that is no stream, an error object in the middle of a
-// stream, a silent server. Adapters read only the data of the event stream ([Events]), without
-// comments and keep-alives. An adapter with a provider's SDK writes the request with it, and reads
-// the answer itself ([Endpoint.Capture]).
+// stream, a silent server. Adapters write the body of a request, and read only the data of the
+// event stream ([Events]), without comments and keep-alives.
 //
 // # Retries
 //
@@ -26,8 +25,10 @@
 package endpoint
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -205,11 +206,28 @@ const maxErrorBody = 64 << 10
 // minSecret is the length of the shortest key that can be a secret, in bytes.
 const minSecret = 8
 
-// Send sends a request, and returns its answer if that is a stream.
-func (e *Endpoint) Send(req *http.Request) (*Events, error) {
-	ctx, cancel := context.WithCancelCause(req.Context())
+// post sends a request, and returns its answer if that is a stream. The path continues the base
+// URL, and the body is encoded as JSON. Headers without a value are not sent.
+func (e *Endpoint) post(ctx context.Context, path string, body any, headers map[string]string) (*Events, error) {
+	encoded, err := json.Marshal(body)
+	if err != nil {
+		return nil, e.because(TypeInvalidRequest, "the request was not sent: ", err)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.opts.BaseURL+path, bytes.NewReader(encoded))
+	if err != nil {
+		cancel(nil)
+		return nil, e.because(TypeInvalidRequest, "the request was not sent: ", err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", "text/event-stream")
+	for name, value := range headers {
+		if value != "" {
+			req.Header.Set(name, value)
+		}
+	}
 	dog := e.watch(cancel)
-	resp, err := e.opts.HTTPClient.Do(req.WithContext(ctx)) //nolint:bodyclose,gosec // the reader of the stream closes it; the user names the server
+	resp, err := e.opts.HTTPClient.Do(req) //nolint:bodyclose,gosec // the reader of the stream closes it; the user names the server
 	if err != nil {
 		dog.stop()
 		return nil, dog.explain(e.connectionError(err))
@@ -219,49 +237,6 @@ func (e *Endpoint) Send(req *http.Request) (*Events, error) {
 		return nil, dog.explain(e.refuse(resp))
 	}
 	return newEvents(resp.Body, e, dog), nil
-}
-
-// captured is the key of the context value of a request whose answer [Endpoint.Capture] returns.
-type captured struct{}
-
-// Capture returns the answer to the request that an SDK sends with a client of [Endpoint.Client]
-// and the passed context. The SDK itself reads an empty stream.
-func (e *Endpoint) Capture(ctx context.Context, send func(context.Context) error) (*Events, error) {
-	var answer *Events
-	err := send(context.WithValue(ctx, captured{}, &answer))
-	if failure, ok := errors.AsType[*Error](err); ok {
-		return nil, failure
-	}
-	if answer == nil {
-		if err == nil {
-			err = errors.New("the SDK sent nothing")
-		}
-		return nil, e.Because(TypeInvalidRequest, "the request was not sent: ", err)
-	}
-	return answer, nil // of which the SDK read nothing, whatever it says
-}
-
-// Client is for the SDK of a provider; see [Endpoint.Capture].
-func (e *Endpoint) Client() *http.Client { return &http.Client{Transport: transport{e}} }
-
-// transport carries the requests of an SDK.
-type transport struct{ endpoint *Endpoint }
-
-// RoundTrip implements [http.RoundTripper].
-func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	answer, ok := req.Context().Value(captured{}).(**Events)
-	if !ok || *answer != nil {
-		return nil, t.endpoint.NewError(TypeInvalidRequest, "an SDK sent a second request")
-	}
-	events, err := t.endpoint.Send(req)
-	if err != nil {
-		return nil, err
-	}
-	*answer = events
-	return &http.Response{
-		StatusCode: http.StatusOK, ProtoMajor: 1, ProtoMinor: 1, Request: req, Body: http.NoBody,
-		Header: http.Header{"Content-Type": {"text/event-stream"}},
-	}, nil
 }
 
 func (e *Endpoint) connectionError(err error) *Error {
@@ -343,8 +318,8 @@ func (e *Endpoint) baseHint() string {
 	return ", " + e.api.BaseHint
 }
 
-// Because makes the error of something that failed on this side.
-func (e *Endpoint) Because(kind, what string, err error) *Error {
+// because makes the error of something that failed on this side.
+func (e *Endpoint) because(kind, what string, err error) *Error {
 	failure := e.NewError(kind, what+err.Error())
 	failure.cause = err
 	return failure

@@ -1,6 +1,5 @@
-// Package google is a model of the Gemini API, or of a server that speaks it. The official SDK
-// (genai) writes the requests; package endpoint reads the answers, because the SDK decodes numbers
-// in arguments as floats.
+// Package google is a model of the Gemini API, or of a server that speaks it. It does without the
+// official SDK, which decodes numbers in arguments as floats.
 //
 // Signatures of thoughts are kept with the parts of a reply that they are of, and go back with them
 // while the turn lasts ([opaque]). Calls that another provider's model made have none; a server
@@ -10,9 +9,9 @@ package google
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"regexp"
-
-	"google.golang.org/genai"
+	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -20,9 +19,6 @@ import (
 
 // DefaultBaseURL is the server of a model that names none.
 const DefaultBaseURL = "https://generativelanguage.googleapis.com"
-
-// noKey is sent to servers that need no key: the SDK wants one.
-const noKey = "none"
 
 // Model is one model of one server. It is safe for concurrent use.
 type Model struct {
@@ -49,27 +45,13 @@ func New(opts endpoint.Options) (*Model, error) {
 	return &Model{server, endpoint.NewRejects(inContents, rejected()...)}, nil
 }
 
-// send has the SDK send a request.
-func (m *Model) send(ctx context.Context, sent *request) error {
-	opts := m.Options()
-	if opts.APIKey == "" {
-		opts.APIKey = noKey
+// path is where the model's replies are streamed: a name may begin with the list that has it.
+func (m *Model) path() string {
+	list, name, is := strings.Cut(m.Options().Model, "/")
+	if !is || list != "models" && list != "tunedModels" {
+		list, name = "models", m.Options().Model
 	}
-	client, err := genai.NewClient(ctx, &genai.ClientConfig{
-		APIKey: opts.APIKey, Backend: genai.BackendGeminiAPI, HTTPClient: m.Client(),
-		HTTPOptions: genai.HTTPOptions{BaseURL: opts.BaseURL},
-	})
-	if err != nil {
-		return err
-	}
-	config := &genai.GenerateContentConfig{
-		AutomaticContinuation: new(bool), // which asks again by itself
-		HTTPOptions:           &genai.HTTPOptions{ExtrasRequestProvider: func(map[string]any) map[string]any { return sent.body }},
-	}
-	for _, err := range client.Models.GenerateContentStream(ctx, opts.Model, nil, config) {
-		return err
-	}
-	return nil
+	return "/v1beta/" + list + "/" + url.PathEscape(name) + ":streamGenerateContent?alt=sse"
 }
 
 // Provider implements [loop.Provider].
@@ -124,12 +106,9 @@ func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.D
 
 // ask sends one request and reads its stream to the end.
 func (m *Model) ask(ctx context.Context, sent *request, delta func(loop.Delta)) (loop.Reply, error) {
-	events, err := m.Capture(ctx, func(ctx context.Context) error { return m.send(ctx, sent) })
-	if err != nil {
-		return loop.Reply{}, err
-	}
 	parts := assembler{endpoint: m.Endpoint, offered: sent.Tools}
-	err = m.Read(events, func(data []byte) error { return parts.read(data, delta) }, func() bool { return parts.Finish != "" })
+	headers := map[string]string{"X-Goog-Api-Key": m.Options().APIKey}
+	err := m.Stream(ctx, m.path(), sent.body, headers, &parts.Assembler, func(data []byte) error { return parts.read(data, delta) })
 	if err != nil {
 		return parts.Failed(), err
 	}

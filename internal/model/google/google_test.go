@@ -137,6 +137,26 @@ func TestGemini_SendsTheConversation(t *testing.T) {
 		`{"includeThoughts": true, "thinkingBudget": 1024}`), body(t, s, 0))
 }
 
+// A name may say in which list of the server the model is; what else it has is no path.
+func TestGemini_PathOfAModel(t *testing.T) {
+	t.Parallel()
+	for name, path := range map[string]string{
+		"m-1": "models/m-1", "models/m-1": "models/m-1", "tunedModels/mine": "tunedModels/mine", "a/b?c": "models/a%2Fb%3Fc", "models/../x": "models/..%2Fx",
+	} {
+		d := gemini()
+		d.Path = ""
+		var asked, key string
+		s := modeltest.Serve(t, d, func(w http.ResponseWriter, r *http.Request) {
+			asked, key = r.URL.String(), r.Header.Get("X-Goog-Api-Key")
+			modeltest.Stream(d.Stream(d.Text("ok"))...)(w, r)
+		})
+		_, err := s.Model(t, func(o *endpoint.Options) { o.Model, o.APIKey = name, "" }).Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
+		require.NoError(t, err)
+		require.Equal(t, "/v1beta/"+path+":streamGenerateContent?alt=sse", asked)
+		require.Empty(t, key)
+	}
+}
+
 // Signatures go back with the parts that they came with.
 func TestGemini_SignaturesGoBackAsTheyCame(t *testing.T) {
 	t.Parallel()

@@ -31,8 +31,7 @@ type content struct {
 	Parts []part `json:"parts"`
 }
 
-// part is a part of a content as the API wants it. The SDK's type has arguments as a map, whose
-// numbers are floats.
+// part is a part of a content as the API wants it.
 type part struct {
 	Text             *string          `json:"text,omitempty"`
 	FunctionCall     *functionCall    `json:"functionCall,omitempty"`     //nolint:tagliatelle // of the API

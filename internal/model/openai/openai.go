@@ -16,12 +16,9 @@
 package openai
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
-	"net/http"
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/internal/render"
@@ -136,12 +133,8 @@ func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.D
 
 // ask sends one request and reads its stream to the end.
 func (m *Model) ask(ctx context.Context, request *request, delta func(loop.Delta)) (loop.Reply, error) {
-	events, err := m.post(ctx, "/chat/completions", request)
-	if err != nil {
-		return loop.Reply{}, err
-	}
 	var parts assembler
-	err = m.Read(events, func(data []byte) error { return parts.read(data, delta) }, func() bool { return parts.Finish != "" })
+	err := m.Stream(ctx, "/chat/completions", request, m.headers(), &parts.Assembler, func(data []byte) error { return parts.read(data, delta) })
 	if err != nil {
 		return parts.Failed(), err
 	}
@@ -149,24 +142,11 @@ func (m *Model) ask(ctx context.Context, request *request, delta func(loop.Delta
 	return m.Finish(&parts.Assembler)
 }
 
-// post sends a request to a path of the server.
-func (m *Model) post(ctx context.Context, path string, request any) (*endpoint.Events, error) {
-	opts := m.Options()
-	body, err := json.Marshal(request)
-	if err != nil {
-		return nil, m.Because(endpoint.TypeInvalidRequest, "the request was not sent: ", err)
+// headers are those of each request.
+func (m *Model) headers() map[string]string {
+	headers := map[string]string{"OpenAI-Organization": m.organization}
+	if key := m.Options().APIKey; key != "" {
+		headers["Authorization"] = "Bearer " + key
 	}
-	post, err := http.NewRequestWithContext(ctx, http.MethodPost, opts.BaseURL+path, bytes.NewReader(body))
-	if err != nil {
-		return nil, m.Because(endpoint.TypeInvalidRequest, "the request was not sent: ", err)
-	}
-	post.Header.Set("Content-Type", "application/json")
-	post.Header.Set("Accept", "text/event-stream")
-	if opts.APIKey != "" {
-		post.Header.Set("Authorization", "Bearer "+opts.APIKey)
-	}
-	if m.organization != "" {
-		post.Header.Set("OpenAI-Organization", m.organization)
-	}
-	return m.Send(post)
+	return headers
 }

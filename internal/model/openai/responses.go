@@ -168,12 +168,8 @@ func (r *responsesRequest) result(message *loop.Message, images bool) {
 
 // askResponses sends one request to the Responses API and reads its stream to the end.
 func (m *Model) askResponses(ctx context.Context, sent *responsesRequest, delta func(loop.Delta)) (loop.Reply, error) {
-	events, err := m.post(ctx, "/responses", sent)
-	if err != nil {
-		return loop.Reply{}, err
-	}
 	parts := responsesAssembler{endpoint: m.Endpoint, offered: sent.Tools, byIndex: map[int]*outputItem{}}
-	err = m.Read(events, func(data []byte) error { return parts.read(data, delta) }, func() bool { return parts.Finish != "" })
+	err := m.Stream(ctx, "/responses", sent, m.headers(), &parts.Assembler, func(data []byte) error { return parts.read(data, delta) })
 	if err != nil {
 		return parts.Failed(), err
 	}
