@@ -14,7 +14,7 @@ import (
 
 // As docs/benchmarks.md compares them: -v shows the figures, -args -calls=100000 makes enough
 // calls.
-var calls = flag.Int("calls", 300, "calls of each engine")
+var callCount = flag.Int("calls", 300, "calls of each engine")
 
 func TestRun_EveryEngineKeepsOrder(t *testing.T) {
 	t.Parallel()
@@ -22,7 +22,7 @@ func TestRun_EveryEngineKeepsOrder(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			o := options(t)
-			o.Calls, o.Baseline, o.SlowLane = *calls, 0, 5*time.Millisecond
+			o.Calls, o.Baseline, o.SlowLane = *callCount, 0, 5*time.Millisecond
 			for range 2 { // it leaves nothing behind that would hinder the next
 				r, err := run(t.Context(), o, start)
 				require.NoError(t, err)

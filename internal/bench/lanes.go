@@ -7,7 +7,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -30,7 +30,7 @@ type startFunc func(ctx context.Context, nc *nats.Conn, o Options, w *witness) (
 
 // lanes is the fleet: a dispatcher and holders.
 type lanes struct {
-	dispatcher *dispatch.Dispatcher
+	dispatcher *calls.Dispatcher
 	workers    []*nats.Conn
 	end        func()
 }
@@ -40,7 +40,7 @@ func startLanes(ctx context.Context, nc *nats.Conn, o Options, w *witness) (engi
 	if err != nil {
 		return nil, err
 	}
-	dispatcher, err := dispatch.New(ctx, nc, o.Fleet, &dispatch.Options{Signer: o.Signer, Logger: o.Logger})
+	dispatcher, err := calls.New(ctx, nc, o.Fleet, &calls.Options{Signer: o.Signer, Logger: o.Logger})
 	if err != nil {
 		stop()
 		return nil, err

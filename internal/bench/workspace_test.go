@@ -17,7 +17,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -238,7 +238,7 @@ type benchFleet struct {
 	*benchStore
 
 	name       protocol.Fleet
-	dispatcher *dispatch.Dispatcher
+	dispatcher *calls.Dispatcher
 }
 
 func newBenchFleet(b *testing.B, s *benchStore, name protocol.Fleet) *benchFleet {
@@ -247,7 +247,7 @@ func newBenchFleet(b *testing.B, s *benchStore, name protocol.Fleet) *benchFleet
 	require.NoError(b, err)
 	b.Cleanup(nc.Close)
 	require.NoError(b, natsio.Ensure(b.Context(), s.js, natsio.Topology{Fleet: name}))
-	d, err := dispatch.New(b.Context(), nc, name, nil)
+	d, err := calls.New(b.Context(), nc, name, nil)
 	require.NoError(b, err)
 	return &benchFleet{s, name, d}
 }

@@ -21,7 +21,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/journal"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -94,7 +94,7 @@ type Fleet struct {
 	Bodies     string // see [Options]
 	NC         *nats.Conn
 	JS         jetstream.JetStream
-	Dispatcher *dispatch.Dispatcher
+	Dispatcher *calls.Dispatcher
 	Journal    *journal.Journal
 	tracer     trace.Tracer
 	meter      metric.Meter
@@ -268,7 +268,7 @@ func (f *Fleet) connect(ctx context.Context, o Options) (err error) {
 			return err
 		}
 	}
-	if f.Dispatcher, err = dispatch.New(ctx, f.NC, o.Name, &dispatch.Options{Tracer: o.Tracer, Meter: o.Meter, Signer: f.signer, Logger: o.Logger}); err != nil {
+	if f.Dispatcher, err = calls.New(ctx, f.NC, o.Name, &calls.Options{Tracer: o.Tracer, Meter: o.Meter, Signer: f.signer, Logger: o.Logger}); err != nil {
 		return err
 	}
 	f.closers = append(f.closers, f.Dispatcher.Close)

@@ -10,8 +10,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/codes"
-	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -38,7 +38,7 @@ func TestLane_LargePayloadsAndValues(t *testing.T) {
 	}), lane.Options{})
 
 	told := make(chan *protocol.Result, 4)
-	watch, err := dispatch.NewResults(f.nc, protocol.DefaultFleet, func(err error) { t.Error(err) }).Watch(t.Context(), "s",
+	watch, err := calls.NewResults(f.nc, protocol.DefaultFleet, func(err error) { t.Error(err) }).Watch(t.Context(), "s",
 		func(r *protocol.Result) { told <- r }, nil)
 	require.NoError(t, err)
 	defer watch.Stop()

@@ -13,7 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -81,7 +81,7 @@ func callers(t *testing.T, f *fleet, p *lane.Publisher, count, n, lanes int) (sl
 		group.Go(func() {
 			session := protocol.NewSessionID()
 			results := make(chan protocol.CallID, 1)
-			watch, err := dispatch.NewResults(f.nc, protocol.DefaultFleet, nil).Watch(t.Context(), session,
+			watch, err := calls.NewResults(f.nc, protocol.DefaultFleet, nil).Watch(t.Context(), session,
 				func(r *protocol.Result) { results <- r.CallID }, nil)
 			if err != nil {
 				t.Error(err)

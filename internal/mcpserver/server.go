@@ -25,7 +25,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
-// Dispatcher carries calls to workers; package dispatch has one.
+// Dispatcher carries calls to workers; package calls has one.
 type Dispatcher interface {
 	loop.Dispatcher
 	ports.Keeper

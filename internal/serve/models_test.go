@@ -13,8 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/codes"
-	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/journal"
 	"github.com/toolfleet/toolfleet/internal/model/scripted"
 	"github.com/toolfleet/toolfleet/internal/serve"
@@ -57,15 +57,15 @@ func TestTurn_GoesToACoordinatorThatServesItsModel(t *testing.T) {
 		require.Nil(t, got.Error)
 		require.Equal(t, protocol.WorkerID("serves-"+model), got.WorkerID)
 	}
-	require.Empty(t, dispatch.Unserved(t.Context(), r.NC, r.Name, "blue"))
-	require.Equal(t, `no coordinator serves model "green"; served are: blue, red`, dispatch.Unserved(t.Context(), r.NC, r.Name, "green"))
+	require.Empty(t, calls.Unserved(t.Context(), r.NC, r.Name, "blue"))
+	require.Equal(t, `no coordinator serves model "green"; served are: blue, red`, calls.Unserved(t.Context(), r.NC, r.Name, "green"))
 }
 
 // TestTurn_WaitsForACoordinatorThatServesItsModel and says so; others of the fleet run meanwhile.
 func TestTurn_WaitsForACoordinatorThatServesItsModel(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, answer)
-	require.Empty(t, dispatch.Unserved(t.Context(), r.NC, r.Name, "blue"), "nobody knows yet")
+	require.Empty(t, calls.Unserved(t.Context(), r.NC, r.Name, "blue"), "nobody knows yet")
 	r.serving("red")
 	call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "go", Model: "blue"}, 0)
 	waits := make(chan string, 1)

@@ -20,8 +20,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/codes"
-	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/journal"
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -64,7 +64,7 @@ type rig struct {
 	*natsiotest.Fleet
 
 	t          *testing.T
-	dispatcher *dispatch.Dispatcher
+	dispatcher *calls.Dispatcher
 	model      *counted
 	data       string // of the worker
 }
@@ -87,9 +87,9 @@ func newRig(t *testing.T, steps string) *rig {
 }
 
 // newDispatcher waits for as long as told for the results of calls that it cancels.
-func (r *rig) newDispatcher(nc *nats.Conn, cancelWait time.Duration) *dispatch.Dispatcher {
+func (r *rig) newDispatcher(nc *nats.Conn, cancelWait time.Duration) *calls.Dispatcher {
 	r.t.Helper()
-	d, err := dispatch.New(r.t.Context(), nc, r.Name, &dispatch.Options{
+	d, err := calls.New(r.t.Context(), nc, r.Name, &calls.Options{
 		LookAfter: 100 * time.Millisecond, CancelWait: cancelWait, Logger: r.Logger,
 	})
 	require.NoError(r.t, err)
@@ -526,7 +526,7 @@ func (r *rig) attempt(t *testing.T, call protocol.Call, n int) <-chan struct{} {
 	t.Helper()
 	begun := make(chan struct{})
 	var once sync.Once
-	watch, err := dispatch.NewResults(r.NC, r.Name, nil).Watch(t.Context(), call.SessionID, func(*protocol.Result) {}, func(f *wire.Frame) {
+	watch, err := calls.NewResults(r.NC, r.Name, nil).Watch(t.Context(), call.SessionID, func(*protocol.Result) {}, func(f *wire.Frame) {
 		if f.CallID == call.ID && f.Attempt == n {
 			once.Do(func() { close(begun) })
 		}
@@ -545,7 +545,7 @@ func TestTurn_EventsAreFrames(t *testing.T) {
 	var events []loop.Event
 	var frames, started []wire.Frame
 	ended := make(chan struct{})
-	watch, err := dispatch.NewResults(r.NC, r.Name, func(err error) { t.Error(err) }).Watch(t.Context(), call.SessionID,
+	watch, err := calls.NewResults(r.NC, r.Name, func(err error) { t.Error(err) }).Watch(t.Context(), call.SessionID,
 		func(*protocol.Result) {}, func(f *wire.Frame) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -818,7 +818,7 @@ func TestTurn_IsOfWhoHasSignedIt(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(public, bytes.Replace(body, []byte("KEY-----\n"), []byte("KEY-----\nTenant: acme\n\n"), 1), 0o600))
 	ask := func(key *signing.Signer, tenant protocol.Tenant, session protocol.SessionID) *protocol.Result {
-		d, err := dispatch.New(t.Context(), r.NC, r.Name, &dispatch.Options{Signer: key, LookAfter: 100 * time.Millisecond, Logger: r.Logger})
+		d, err := calls.New(t.Context(), r.NC, r.Name, &calls.Options{Signer: key, LookAfter: 100 * time.Millisecond, Logger: r.Logger})
 		require.NoError(t, err)
 		call := serve.NewCall(session, wire.TurnRun{Prompt: "go"}, 0)
 		call.Tenant = tenant

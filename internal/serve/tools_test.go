@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -79,7 +79,7 @@ func TestTurn_WaitsForTheToolsOfServers(t *testing.T) {
 				if cancel := stop.Load(); cancel != nil {
 					(*cancel)()
 				}
-				return nil, dispatch.ErrUnreachable
+				return nil, calls.ErrUnreachable
 			}
 			result := wire.NewResult(call, protocol.StatusOK, nil)
 			result.Value = wire.MCPListResult{}

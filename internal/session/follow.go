@@ -12,7 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -62,7 +62,7 @@ type follower struct {
 
 // follow shows the turn until it has ended.
 func (a *follower) follow(ctx context.Context) (loop.TurnResult, error) {
-	watch, err := dispatch.NewResults(a.fleet.NC, a.fleet.Name, nil).Watch(ctx, a.id, func(*protocol.Result) {}, func(f *wire.Frame) {
+	watch, err := calls.NewResults(a.fleet.NC, a.fleet.Name, nil).Watch(ctx, a.id, func(*protocol.Result) {}, func(f *wire.Frame) {
 		var e loop.Event
 		if f.Kind == wire.FrameEvent && json.Unmarshal(f.Data, &e) == nil {
 			a.live(e)

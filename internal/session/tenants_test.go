@@ -12,8 +12,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/codes"
-	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -48,7 +48,7 @@ func TestTenant_KeysReachTheirOwnSessions(t *testing.T) {
 	r := rigOf(t, worker.Options{Options: lane.Options{Keys: keys}})
 	run := func(key *signing.Signer, tenant protocol.Tenant, session protocol.SessionID, sandbox string, payload protocol.Payload) *protocol.Result {
 		t.Helper()
-		d, err := dispatch.New(t.Context(), r.NC, r.Name, &dispatch.Options{Signer: key})
+		d, err := calls.New(t.Context(), r.NC, r.Name, &calls.Options{Signer: key})
 		require.NoError(t, err)
 		result, err := d.One(t.Context(), &protocol.Call{
 			ID: wire.RandomCallID(), SessionID: session, Tenant: tenant, Tool: "test", Pool: protocol.DefaultPool,

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/codes"
-	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
@@ -294,7 +294,7 @@ func TestDialog_SpansOfLaterCallsAreLinkedToTheFirst(t *testing.T) {
 	o.Tracer = provider.Tracer("worker")
 	_, stop := r.work(o)
 	var err error
-	r.dispatcher, err = dispatch.New(t.Context(), r.NC, r.Name, nil)
+	r.dispatcher, err = calls.New(t.Context(), r.NC, r.Name, nil)
 	require.NoError(t, err)
 	session := protocol.NewSessionID()
 	id := r.open(session)

@@ -14,7 +14,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -32,7 +32,7 @@ type heard struct {
 func (r *rig) listen(t *testing.T, session protocol.SessionID) *heard {
 	t.Helper()
 	h := &heard{}
-	watch, err := dispatch.NewResults(r.NC, r.Name, func(err error) { t.Error(err) }).Watch(t.Context(), session,
+	watch, err := calls.NewResults(r.NC, r.Name, func(err error) { t.Error(err) }).Watch(t.Context(), session,
 		func(*protocol.Result) {}, func(f *wire.Frame) {
 			h.mu.Lock()
 			defer h.mu.Unlock()
@@ -181,7 +181,7 @@ func TestSpans_AreChildrenOfThePublishersContext(t *testing.T) {
 	o.Tracer = provider.Tracer("worker")
 	_, stop := r.work(o)
 	var err error
-	r.dispatcher, err = dispatch.New(t.Context(), r.NC, r.Name, &dispatch.Options{Tracer: provider.Tracer("dispatch")})
+	r.dispatcher, err = calls.New(t.Context(), r.NC, r.Name, &calls.Options{Tracer: provider.Tracer("dispatch")})
 	require.NoError(t, err)
 
 	ctx, turn := provider.Tracer("test").Start(t.Context(), "turn")

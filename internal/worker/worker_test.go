@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
@@ -55,7 +55,7 @@ type rig struct {
 	*natsiotest.Fleet
 
 	t          *testing.T
-	dispatcher *dispatch.Dispatcher
+	dispatcher *calls.Dispatcher
 }
 
 func newRig(t *testing.T) *rig {
@@ -65,7 +65,7 @@ func newRig(t *testing.T) *rig {
 
 func rigOf(t *testing.T, f *natsiotest.Fleet) *rig {
 	t.Helper()
-	d, err := dispatch.New(t.Context(), f.NC, f.Name, &dispatch.Options{
+	d, err := calls.New(t.Context(), f.NC, f.Name, &calls.Options{
 		LookAfter: 100 * time.Millisecond, CancelWait: patience, Logger: f.Logger,
 	})
 	require.NoError(t, err)

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/codes"
-	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -187,9 +187,9 @@ var (
 	// ErrQuota means that the tenant has used a quota, with RetryAfter as [ErrBusy].
 	ErrQuota = lane.ErrQuota
 	// ErrUnreachable means that the fleet did not answer, or that one of its streams was deleted.
-	ErrUnreachable = dispatch.ErrUnreachable
+	ErrUnreachable = calls.ErrUnreachable
 	// ErrClosed means that the client is closed; calls that were sent continue.
-	ErrClosed = dispatch.ErrClosed
+	ErrClosed = calls.ErrClosed
 )
 
 // withDefaults returns the call with its session, sandbox and table, or every invalid field. Each

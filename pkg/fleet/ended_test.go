@@ -18,7 +18,7 @@ import (
 )
 
 // callUntil makes one call and requires that it returns because its context ends. That it does not
-// wait for the outcome of the cancel then is a test of package dispatch.
+// wait for the outcome of the cancel then is a test of package calls.
 func callUntil(ctx context.Context, t *testing.T, f *fleet.Client, id protocol.CallID, command string) (fleet.Result, error) {
 	t.Helper()
 	outcome, err := f.Call(ctx, fleet.Call{ID: id, Table: table(t), Session: "s", Tool: "bash", Arguments: `{"command":"` + command + `"}`})

@@ -7,7 +7,7 @@ import (
 	"iter"
 	"sync"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -20,8 +20,8 @@ import (
 // continues, and another client can [Client.Attach] to Ref.
 type Future struct {
 	ref    protocol.CallRef
-	plan   *planned         // nil when attached
-	follow *dispatch.Future // nil when the call was not sent
+	plan   *planned      // nil when attached
+	follow *calls.Future // nil when the call was not sent
 	output output
 
 	done    <-chan struct{}
@@ -128,7 +128,7 @@ func (c *Client) Attach(ctx context.Context, ref protocol.CallRef) (*Future, err
 }
 
 // started is the future of a call that was sent.
-func (f *Future) started(ctx context.Context, follow *dispatch.Future) *Future {
+func (f *Future) started(ctx context.Context, follow *calls.Future) *Future {
 	f.follow, f.done = follow, follow.Done()
 	f.outcome = sync.OnceValues(func() (Result, error) {
 		plan := f.plan

@@ -104,7 +104,7 @@ func (h *hostile) attempts() map[string][]bool {
 		"receive others' output and results as they come":              each(h.subscribes, "tf.output.>", "tf.done.>", "tf.result.>"),
 		"approve a call":                                               each(h.publishes, "tf.approval."+victim+"."+victim),
 		"ask a person something in a session's name":                   each(h.publishes, "tf.live."+victim+"."+victim),
-		"end a call by a result that names it and is stored elsewhere": {true}, // internal/dispatch tries it
+		"end a call by a result that names it and is stored elsewhere": {true}, // internal/calls tries it
 		"store a result for a call of a session before it is sent":     {true}, // pkg/loop tries it
 		"answer what a call asks of a person":                          each(h.publishes, "tf.answer.default."+victim+"."+victim),
 		"ask a person in the name of another pool's call": append(each(h.publishes, "tf.question.other."+victim+"."+victim),

@@ -10,7 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -77,7 +77,7 @@ func (l Lanes) Show(ctx context.Context, lane protocol.Lane, limit int) (*report
 	return inLane(ctx, l, lane, false, func(ctx context.Context, o *operator.Operator) (*report.LaneCalls, error) {
 		shown, err := o.Show(ctx, l.pool, lane, limit)
 		if err == nil {
-			dispatch.AddUnmet(ctx, l.client.inner.Conn(l.pool), l.client.inner.Name, l.pool, shown.Calls)
+			calls.AddUnmet(ctx, l.client.inner.Conn(l.pool), l.client.inner.Name, l.pool, shown.Calls)
 			next := slices.IndexFunc(shown.Calls, func(c report.Call) bool { return c.State == operator.CallWaiting })
 			if len(shown.Running) == 0 && shown.State != operator.StatePaused && next >= 0 && shown.Calls[next].WaitsFor != "" { // a free slot would not help
 				shown.WaitsFor = shown.Calls[next].WaitsFor
@@ -100,12 +100,12 @@ func (l Lanes) Unmet(ctx context.Context) ([]report.Call, error) {
 }
 
 func (l Lanes) unmet(ctx context.Context, o *operator.Operator) ([]report.Call, error) {
-	calls, err := o.Waiting(ctx, l.pool, maxIdleLanes, maxIdleCalls)
-	if err != nil || len(calls) == 0 {
+	waiting, err := o.Waiting(ctx, l.pool, maxIdleLanes, maxIdleCalls)
+	if err != nil || len(waiting) == 0 {
 		return nil, err
 	}
-	dispatch.AddUnmet(ctx, l.client.inner.Conn(l.pool), l.client.inner.Name, l.pool, calls)
-	return slices.DeleteFunc(calls, func(c report.Call) bool { return c.WaitsFor == "" }), nil
+	calls.AddUnmet(ctx, l.client.inner.Conn(l.pool), l.client.inner.Name, l.pool, waiting)
+	return slices.DeleteFunc(waiting, func(c report.Call) bool { return c.WaitsFor == "" }), nil
 }
 
 // Pause keeps the calls of a lane from starting until Resume; running calls continue. Calls are
@@ -175,7 +175,7 @@ func (c *Client) Workers(ctx context.Context, pool protocol.Pool, wait time.Dura
 		return nil, invalid(fmt.Errorf("wait %s: must not be negative", wait))
 	}
 	return do(ctx, c, []natsio.Rights{natsio.WorkersRights(c.inner.Name, pool)}, func(ctx context.Context) ([]*report.Worker, error) {
-		workers, err := dispatch.Workers(ctx, c.inner.Conn(pool), c.inner.Name, pool, cmp.Or(wait, time.Second))
+		workers, err := calls.Workers(ctx, c.inner.Conn(pool), c.inner.Name, pool, cmp.Or(wait, time.Second))
 		if errors.Is(err, nats.ErrNoResponders) {
 			return nil, nil
 		}

@@ -11,8 +11,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/codes"
-	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -186,7 +186,7 @@ func (s Schedules) planned(ctx context.Context, call Call) (planned protocol.Cal
 func (s Schedules) keys(ctx context.Context) error {
 	f := s.client.inner
 	err := act(ctx, s.client, []natsio.Rights{natsio.WorkersRights(f.Name, protocol.SessionPool)}, func(ctx context.Context) error {
-		coordinators, err := dispatch.Workers(ctx, f.NC, f.Name, protocol.SessionPool, answersWait)
+		coordinators, err := calls.Workers(ctx, f.NC, f.Name, protocol.SessionPool, answersWait)
 		if errors.Is(err, nats.ErrNoResponders) {
 			return nil
 		}

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/approval"
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/serve"
@@ -109,13 +109,13 @@ func (s Sessions) Show(ctx context.Context, id protocol.SessionID) (*report.Sess
 func (s Sessions) Unfinished(ctx context.Context, id protocol.SessionID) ([]report.Call, error) {
 	rights := []natsio.Rights{natsio.LaneRights(s.client.inner.Name, s.pool)}
 	return run(ctx, s, only(id), rights, func(ctx context.Context, f *fleet.Fleet) ([]report.Call, error) {
-		turns, calls, err := session.Unfinished(ctx, f, id, s.pool)
+		turns, own, err := session.Unfinished(ctx, f, id, s.pool)
 		if err != nil {
 			return nil, err
 		}
-		dispatch.AddUnmet(ctx, f.Conn(protocol.SessionPool), f.Name, protocol.SessionPool, turns)
-		dispatch.AddUnmet(ctx, f.Conn(s.pool), f.Name, s.pool, calls)
-		return append(turns, calls...), nil
+		calls.AddUnmet(ctx, f.Conn(protocol.SessionPool), f.Name, protocol.SessionPool, turns)
+		calls.AddUnmet(ctx, f.Conn(s.pool), f.Name, s.pool, own)
+		return append(turns, own...), nil
 	})
 }
 

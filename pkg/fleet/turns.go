@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/serve"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -87,7 +87,7 @@ func (t *Turn) attachments() (list []wire.Attachment) {
 func (s Sessions) CheckModel(ctx context.Context, model string) error {
 	f := s.client.inner
 	err := act(ctx, s.client, []natsio.Rights{natsio.WorkersRights(f.Name, protocol.SessionPool)}, func(ctx context.Context) error {
-		if why := dispatch.Unserved(ctx, f.NC, f.Name, model); why != "" {
+		if why := calls.Unserved(ctx, f.NC, f.Name, model); why != "" {
 			return invalid(fmt.Errorf("model %s: %s", model, why))
 		}
 		return context.Cause(ctx)
@@ -153,7 +153,7 @@ func orIgnore(observe func(loop.Event)) func(loop.Event) {
 func (s Sessions) run(ctx context.Context, call *protocol.Call, observe func(loop.Event)) (loop.TurnResult, error) {
 	f, ended := s.client.inner, make(chan struct{})
 	over := sync.OnceFunc(func() { close(ended) })
-	watch, err := dispatch.NewResults(f.NC, f.Name, nil).Watch(ctx, call.SessionID, func(*protocol.Result) {}, func(frame *wire.Frame) {
+	watch, err := calls.NewResults(f.NC, f.Name, nil).Watch(ctx, call.SessionID, func(*protocol.Result) {}, func(frame *wire.Frame) {
 		var e loop.Event
 		if frame.CallID == call.ID && frame.Kind == wire.FrameEvent && json.Unmarshal(frame.Data, &e) == nil {
 			observe(e)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -37,7 +37,7 @@ type callerRole struct {
 
 	nc        *nats.Conn
 	publisher *lane.Publisher
-	results   *dispatch.Results
+	results   *calls.Results
 	journal   *journal
 	put, told map[protocol.CallID]bool // by an earlier life; read only
 	made      atomic.Int64
@@ -65,7 +65,7 @@ func (c *callerRole) run(ctx context.Context) error {
 			return err
 		}
 	}
-	c.results = dispatch.NewResults(c.nc, protocol.DefaultFleet, func(err error) { c.journal.trouble(err.Error()) })
+	c.results = calls.NewResults(c.nc, protocol.DefaultFleet, func(err error) { c.journal.trouble(err.Error()) })
 	var group sync.WaitGroup
 	for i := range c.Callers {
 		group.Go(func() { c.caller(ctx, i) })
@@ -136,7 +136,7 @@ func (c *callerRole) caller(ctx context.Context, index int) {
 	}
 }
 
-func (c *callerRole) watch(ctx context.Context, index int, news chan<- *protocol.Result) (*dispatch.Watch, error) {
+func (c *callerRole) watch(ctx context.Context, index int, news chan<- *protocol.Result) (*calls.Watch, error) {
 	for {
 		watch, err := c.results.Watch(ctx, c.session(index), func(r *protocol.Result) {
 			select {

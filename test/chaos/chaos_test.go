@@ -14,7 +14,7 @@ import (
 // side lets tests run side by side in the short form; the long one measures.
 func side(t *testing.T) {
 	t.Helper()
-	if *calls == 0 {
+	if *callCount == 0 {
 		t.Parallel()
 	}
 }
@@ -56,7 +56,7 @@ func stopWorker(r *rig) {
 func TestChaos_CallersAreKilled(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
 	s := setup{faults: 4, pause: time.Second}
-	if *calls > 0 {
+	if *callCount > 0 {
 		s.pause = 5 * time.Second // they have more and more to read when they come back
 	}
 	run(t, s, killCaller)

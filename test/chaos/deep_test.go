@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -27,8 +27,8 @@ func TestChaos_LanesAreDeep(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
 	begin := time.Now()
 	depth, lanes, kills := 1000, 2, 2
-	if *calls > 0 {
-		depth, lanes, kills = 50_000, max(1, *calls/50_000), max(10, *calls/5000)
+	if *callCount > 0 {
+		depth, lanes, kills = 50_000, max(1, *callCount/50_000), max(10, *callCount/5000)
 	}
 	r := newPlace(t, setup{})
 	d := newDeep(r)
@@ -61,7 +61,7 @@ type deep struct {
 	*rig
 
 	publisher *lane.Publisher
-	results   *dispatch.Results
+	results   *calls.Results
 	journal   *journal
 	mu        sync.Mutex
 	probed    []probe
@@ -80,7 +80,7 @@ func newDeep(r *rig) *deep {
 	r.t.Cleanup(func() { _ = d.journal.file.Close() })
 	d.publisher, err = lane.NewPublisher(r.t.Context(), r.nc, protocol.DefaultFleet)
 	require.NoError(r.t, err)
-	d.results = dispatch.NewResults(r.nc, protocol.DefaultFleet, func(err error) { d.journal.trouble(err.Error()) })
+	d.results = calls.NewResults(r.nc, protocol.DefaultFleet, func(err error) { d.journal.trouble(err.Error()) })
 	return d
 }
 

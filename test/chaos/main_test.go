@@ -26,10 +26,10 @@ const (
 )
 
 var (
-	seed  = flag.Uint64("seed", 0, "seed of the faults and the calls; 0 chooses one and prints it")
-	calls = flag.Int("calls", 0, "calls per fault; 0 is the short form")
-	limit = flag.Duration("limit", 0, "how long calls are made at most, in the long form; 0 is until they are enough")
-	keep  = flag.String("keep", "", "directory in which the logs of every test are kept")
+	seed      = flag.Uint64("seed", 0, "seed of the faults and the calls; 0 chooses one and prints it")
+	callCount = flag.Int("calls", 0, "calls per fault; 0 is the short form")
+	limit     = flag.Duration("limit", 0, "how long calls are made at most, in the long form; 0 is until they are enough")
+	keep      = flag.String("keep", "", "directory in which the logs of every test are kept")
 )
 
 func TestMain(m *testing.M) {

@@ -25,7 +25,7 @@ func TestChaos_AThousandLanesComeBack(t *testing.T) { //nolint:paralleltest // s
 	side(t)
 	const lease = natsio.DefaultAckWait
 	lanes := 300
-	if *calls > 0 {
+	if *callCount > 0 {
 		lanes = 1000
 	}
 	r := newPlace(t, setup{slots: lanes, lease: lease})

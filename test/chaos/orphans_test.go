@@ -37,7 +37,7 @@ func TestChaos_CallersNeverComeBack(t *testing.T) { //nolint:paralleltest // see
 func abandonCaller(r *rig) {
 	require.Eventually(r.t, func() bool { return r.caller.ended() || r.callerLog() > 0 }, patience, 10*time.Millisecond)
 	pause.For(r.t.Context(), time.Duration(r.random.Int64N(int64(r.setup.pause))))
-	enough := *calls > 0 && r.orphans >= *calls || *limit > 0 && time.Since(r.since) > *limit
+	enough := *callCount > 0 && r.orphans >= *callCount || *limit > 0 && time.Since(r.since) > *limit
 	if r.caller.ended() || enough { // let those that are there come to their end
 		return
 	}

@@ -127,7 +127,7 @@ func newPlace(t *testing.T, s setup) *rig {
 // anybody's notice.
 func leaseOf(s *setup) time.Duration {
 	switch {
-	case *calls > 0:
+	case *callCount > 0:
 		return time.Second
 	case s.proxied:
 		return 4 * time.Second
@@ -284,8 +284,8 @@ func (r *rig) startCaller() {
 		URL:      r.through(m), Creds: r.creds(), Log: r.callerPath(), Until: r.path("enough"),
 		Callers: 16, Calls: 300, Think: 30 * time.Millisecond, Patience: patience,
 	}
-	if *calls > 0 {
-		role.Callers, role.Calls, role.Think, role.Lanes, role.Bursts = 64, max(1, *calls-r.orphans), 0, 4*r.setup.lanes, true
+	if *callCount > 0 {
+		role.Callers, role.Calls, role.Think, role.Lanes, role.Bursts = 64, max(1, *callCount-r.orphans), 0, 4*r.setup.lanes, true
 	}
 	if *limit > 0 {
 		role.Deadline = r.since.Add(*limit)

@@ -31,7 +31,7 @@ func run(t *testing.T, s setup, faults ...func(*rig)) *Report {
 		if n == s.faults {
 			require.NoError(t, os.WriteFile(r.path("enough"), nil, 0o600))
 		}
-		if *calls == 0 && n >= s.faults {
+		if *callCount == 0 && n >= s.faults {
 			break
 		}
 		faults[r.random.IntN(len(faults))](r)

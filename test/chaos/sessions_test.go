@@ -108,7 +108,7 @@ func (s *stage) perform(sessions, atOnce int, play func(ctx context.Context, i i
 		case <-done:
 			ended = true
 		case <-time.After(time.Duration(float64(pausing) * (0.2 + s.random.Float64()))):
-			if injected < s.setup.faults || *calls > 0 {
+			if injected < s.setup.faults || *callCount > 0 {
 				fault()
 				injected++
 			}
@@ -260,8 +260,8 @@ func (s *stage) tell(format string, args ...any) {
 func TestChaos_CoordinatorsAreStopped(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
 	sessions := 2
-	if *calls > 0 {
-		sessions = max(2, *calls/1000)
+	if *callCount > 0 {
+		sessions = max(2, *callCount/1000)
 	}
 	s := newStage(t, setup{faults: 4}, 2, 1, sessions+2)
 	ids := make([]protocol.SessionID, sessions)
@@ -401,12 +401,12 @@ func (s *stage) requireNoTriggers() {
 func TestChaos_AgentsOnForks(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
 	agents, files := 4, 4
-	if *calls > 0 {
+	if *callCount > 0 {
 		agents, files = 50, 20
 	}
 	s := newStage(t, setup{faults: 6}, 2, 2, 8)
 	every := s.setup.lease / 2
-	if *calls > 0 { // a call that loses five workers fails, and the files take a slow machine longer to restore
+	if *callCount > 0 { // a call that loses five workers fails, and the files take a slow machine longer to restore
 		every = 2 * s.setup.lease
 	}
 	calm, hit := protocol.NewSessionID(), protocol.NewSessionID()
@@ -443,11 +443,11 @@ func TestChaos_AgentsOnForks(t *testing.T) { //nolint:paralleltest // see side
 // Many sessions over three coordinators and three workers, which are killed: all end. The rate of
 // their steps is compared with that of bare durable publishes of what they append.
 func TestChaos_ManySessions(t *testing.T) { //nolint:paralleltest // see side
-	if *calls == 0 {
+	if *callCount == 0 {
 		t.Skip("a rate of few sessions says nothing: make chaos runs it")
 	}
 	side(t)
-	sessions := max(10, *calls/200)
+	sessions := max(10, *callCount/200)
 	const slots, steps = 22, 10 // 64 sessions in turns
 	s := newStage(t, setup{}, 3, 3, slots)
 	begin := time.Now()
@@ -504,8 +504,8 @@ func (s *stage) publishBare(publishers int) (events int, took time.Duration) {
 func TestChaos_ClusterMessages(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
 	talkers, messages, kills := 2, 3, 1
-	if *calls > 0 {
-		talkers, messages, kills = 16, max(5, *calls/10000), max(5, *calls/5000)
+	if *callCount > 0 {
+		talkers, messages, kills = 16, max(5, *callCount/10000), max(5, *callCount/5000)
 	}
 	s := newStage(t, setup{servers: 3, lease: serverLease, faults: kills}, 2, 1, talkers+2)
 	const listener = protocol.SessionID("listener")

@@ -20,7 +20,7 @@ import (
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
@@ -104,16 +104,16 @@ func (r *rig) startMachines() []*member {
 func TestChaos_WorkspacesMove(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
 	sessions, steps, pausing := 6, 8, 2*time.Second
-	if *calls > 0 {
+	if *callCount > 0 {
 		sessions = 200
-		steps = max(10, *calls/sessions)
+		steps = max(10, *callCount/sessions)
 	}
 	r := newPlace(t, setup{})
 	if r.random.IntN(2) == 0 {
 		r.keepElsewhere()
 	}
 	machines := r.startMachines()
-	d, err := dispatch.New(t.Context(), r.nc, protocol.DefaultFleet, &dispatch.Options{LookAfter: 200 * time.Millisecond})
+	d, err := calls.New(t.Context(), r.nc, protocol.DefaultFleet, &calls.Options{LookAfter: 200 * time.Millisecond})
 	require.NoError(t, err)
 	var builders sync.WaitGroup
 	var made atomic.Int64
@@ -165,7 +165,7 @@ func (r *rig) hit(machines []*member) {
 	fault := faults[r.random.IntN(len(faults))]
 	r.counts[fault]++
 	away := r.setup.lease + time.Second
-	if *calls > 0 {
+	if *callCount > 0 {
 		away = 10 * time.Second
 	}
 	switch fault {
@@ -215,7 +215,7 @@ func (r *rig) hit(machines []*member) {
 
 // builder is a session that builds up a workspace, and the calls that it has made.
 type builder struct {
-	dispatcher *dispatch.Dispatcher
+	dispatcher *calls.Dispatcher
 	session    protocol.SessionID
 	random     *rand.Rand
 	made       []protocol.Payload
@@ -315,14 +315,14 @@ func (b *builder) do(ctx context.Context, payload protocol.Payload) (protocol.Va
 // Commands append one line after the other while workers that share no disk are killed as fast as
 // sessions go on in between. Each line is there once.
 func TestChaos_LinesAreAppendedOnce(t *testing.T) { //nolint:paralleltest // see side
-	if *calls == 0 {
+	if *callCount == 0 {
 		t.Skip("each kill takes a lease: make chaos runs it")
 	}
 	side(t)
-	sessions, kills := 24, max(10, *calls/50)
+	sessions, kills := 24, max(10, *callCount/50)
 	r := newPlace(t, setup{lease: 2 * time.Second})
 	machines := r.startMachines()
-	d, err := dispatch.New(t.Context(), r.nc, protocol.DefaultFleet, &dispatch.Options{LookAfter: 200 * time.Millisecond})
+	d, err := calls.New(t.Context(), r.nc, protocol.DefaultFleet, &calls.Options{LookAfter: 200 * time.Millisecond})
 	require.NoError(t, err)
 	var builders sync.WaitGroup
 	var made atomic.Int64

@@ -20,7 +20,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -36,7 +36,7 @@ const answerTime = 100 * time.Millisecond
 type abused struct {
 	*process
 
-	dispatcher *dispatch.Dispatcher
+	dispatcher *calls.Dispatcher
 	server     string // URL
 	token      string // of the server: the worker's own secret
 	secret     string // in the worker's environment and in a file beside its data
@@ -85,7 +85,7 @@ func startWith(t *testing.T, driver, level string, uid int, flags ...string) *ab
 	nc, err := nats.Connect("", append(b.server.Options(), nats.Timeout(patience))...)
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)
-	a.dispatcher, err = dispatch.New(t.Context(), nc, protocol.DefaultFleet, nil)
+	a.dispatcher, err = calls.New(t.Context(), nc, protocol.DefaultFleet, nil)
 	require.NoError(t, err)
 	return a
 }

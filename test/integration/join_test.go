@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -28,7 +28,7 @@ func TestJoin_WithinASecond(t *testing.T) {
 	require.NoError(t, err)
 	js := a.pool(t)
 	require.NoError(t, natsio.MakePool(t.Context(), js, protocol.DefaultFleet, protocol.DefaultPool))
-	d, err := dispatch.New(t.Context(), js.Conn(), protocol.DefaultFleet, &dispatch.Options{Signer: signer})
+	d, err := calls.New(t.Context(), js.Conn(), protocol.DefaultFleet, &calls.Options{Signer: signer})
 	require.NoError(t, err)
 	t.Cleanup(d.Close)
 

@@ -1,4 +1,4 @@
-package dispatch_test
+package calls_test
 
 import (
 	"context"
@@ -10,8 +10,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/codes"
-	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -177,7 +177,7 @@ func TestDispatch_OutlivesALostConnection(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
 	nc, link := r.ConnectVia()
-	r.dispatcher = r.newDispatcher(nc, dispatch.Options{})
+	r.dispatcher = r.newDispatcher(nc, calls.Options{})
 	started := make(chan struct{})
 	cut := make(chan struct{})
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
@@ -229,7 +229,7 @@ func TestDispatch_UnreachableFleetIsAnError(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
 	nc := r.Connect()
-	r.dispatcher = r.newDispatcher(nc, dispatch.Options{})
+	r.dispatcher = r.newDispatcher(nc, calls.Options{})
 	nc.Close()
 	o, err := r.dispatch(t.Context(), newCalls(2))
 	require.ErrorIs(t, err, nats.ErrConnectionClosed)
@@ -240,6 +240,6 @@ func TestDispatch_UnreachableFleetIsAnError(t *testing.T) {
 func TestNew_WithoutStreams(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	_, err := dispatch.New(t.Context(), r.NC, "nobody", nil)
+	_, err := calls.New(t.Context(), r.NC, "nobody", nil)
 	require.ErrorContains(t, err, "NOBODY_CALLS")
 }

@@ -1,4 +1,4 @@
-package dispatch_test
+package calls_test
 
 import (
 	"cmp"
@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/limits"
@@ -138,7 +138,7 @@ type sentCall struct {
 	cancellable bool // it may have been cancelled
 	bounded     bool // its context ended soon
 	moved       bool // it was sent again, maybe behind later ones
-	waiting     []*dispatch.Future
+	waiting     []*calls.Future
 	results     []*protocol.Result // what callers got at once
 }
 
@@ -146,7 +146,7 @@ type sentCall struct {
 type process struct {
 	nc   *nats.Conn
 	link *natsiotest.Link
-	d    *dispatch.Dispatcher
+	d    *calls.Dispatcher
 
 	mu    sync.Mutex
 	match func(subject string) bool
@@ -172,7 +172,7 @@ func (p *program) begin(rt *judge) {
 	o := &process{nc: nc, link: link}
 	link.OnWrite(o.decide)
 	var err error
-	o.d, err = dispatch.New(p.t.Context(), nc, p.Name, &dispatch.Options{LookAfter: 50 * time.Millisecond, CancelWait: 300 * time.Millisecond, Logger: p.Logger})
+	o.d, err = calls.New(p.t.Context(), nc, p.Name, &calls.Options{LookAfter: 50 * time.Millisecond, CancelWait: 300 * time.Millisecond, Logger: p.Logger})
 	require.NoError(rt, err)
 	p.now = o
 }
@@ -226,7 +226,7 @@ func (p *program) step(rt *judge) {
 		}
 		s := rapid.SampledFrom(p.sent).Draw(rt.T, "call")
 		f, err := p.now.d.Attach(p.t.Context(), s.ref())
-		if errors.Is(err, dispatch.ErrUnreachable) || errors.Is(err, dispatch.ErrNoCall) && !s.accepted {
+		if errors.Is(err, calls.ErrUnreachable) || errors.Is(err, calls.ErrNoCall) && !s.accepted {
 			return // the connection is lost; or it is not sent yet, or will not be
 		}
 		require.NoError(rt, err)
@@ -234,7 +234,7 @@ func (p *program) step(rt *judge) {
 		s.waiting = append(s.waiting, f)
 		if kind == "cancel" {
 			s.cancellable = true
-			if err := f.Cancel(p.t.Context()); !errors.Is(err, dispatch.ErrUnreachable) {
+			if err := f.Cancel(p.t.Context()); !errors.Is(err, calls.ErrUnreachable) {
 				require.NoError(rt, err)
 			}
 		}
@@ -371,7 +371,7 @@ func (p *program) next(rt *judge) {
 				unsent, s.claim = true, err
 			}
 		}
-		s.waiting = slices.DeleteFunc(s.waiting, func(f *dispatch.Future) bool {
+		s.waiting = slices.DeleteFunc(s.waiting, func(f *calls.Future) bool {
 			result, _ := f.Result()
 			return result == nil
 		})
@@ -401,7 +401,7 @@ func (p *program) finish(rt *judge) {
 		}
 		s.cancellable = true
 		err := p.cancelled(judge, s)
-		for began := time.Now(); errors.Is(err, dispatch.ErrUnreachable) && time.Since(began) < patience; {
+		for began := time.Now(); errors.Is(err, calls.ErrUnreachable) && time.Since(began) < patience; {
 			err = p.cancelled(judge, s) // the connection is about to be back
 		}
 		require.NoError(rt, err)
@@ -413,7 +413,7 @@ func (p *program) finish(rt *judge) {
 		}
 		f, err := judge.Attach(p.t.Context(), s.ref())
 		if err != nil {
-			require.ErrorIs(rt, err, dispatch.ErrNoCall)
+			require.ErrorIs(rt, err, calls.ErrNoCall)
 			require.False(rt, s.accepted, "a call that was stored is lost")
 			continue
 		}
@@ -434,14 +434,14 @@ func (p *program) finish(rt *judge) {
 }
 
 // cancelled cancels a call that may be on its way, if it is there.
-func (p *program) cancelled(d *dispatch.Dispatcher, s *sentCall) error {
+func (p *program) cancelled(d *calls.Dispatcher, s *sentCall) error {
 	if len(s.waiting) > 0 {
 		if f := s.waiting[len(s.waiting)-1]; !isDone(f) {
 			return f.Cancel(p.t.Context())
 		}
 	}
 	f, err := d.Attach(p.t.Context(), s.ref())
-	if errors.Is(err, dispatch.ErrNoCall) {
+	if errors.Is(err, calls.ErrNoCall) {
 		return nil
 	}
 	if err != nil {
@@ -450,7 +450,7 @@ func (p *program) cancelled(d *dispatch.Dispatcher, s *sentCall) error {
 	return f.Cancel(p.t.Context())
 }
 
-func isDone(f *dispatch.Future) bool {
+func isDone(f *calls.Future) bool {
 	select {
 	case <-f.Done():
 		return true
@@ -459,7 +459,7 @@ func isDone(f *dispatch.Future) bool {
 	}
 }
 
-func (p *program) awaits(rt *judge, f *dispatch.Future) {
+func (p *program) awaits(rt *judge, f *calls.Future) {
 	select {
 	case <-f.Done():
 	case <-time.After(patience / 2):

@@ -1,4 +1,4 @@
-package dispatch_test
+package calls_test
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
@@ -30,23 +30,23 @@ type rig struct {
 	*natsiotest.Fleet
 
 	t          *testing.T
-	dispatcher *dispatch.Dispatcher
+	dispatcher *calls.Dispatcher
 }
 
 func newRig(t *testing.T, topology natsio.Topology) *rig {
 	t.Helper()
 	r := &rig{Fleet: natsiotest.New(t, topology), t: t}
-	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{})
+	r.dispatcher = r.newDispatcher(r.NC, calls.Options{})
 	return r
 }
 
-func (r *rig) newDispatcher(nc *nats.Conn, o dispatch.Options) *dispatch.Dispatcher {
+func (r *rig) newDispatcher(nc *nats.Conn, o calls.Options) *calls.Dispatcher {
 	r.t.Helper()
 	o.Logger = r.Logger
 	if o.LookAfter == 0 {
 		o.LookAfter = 50 * time.Millisecond
 	}
-	d, err := dispatch.New(r.t.Context(), nc, r.Name, &o)
+	d, err := calls.New(r.t.Context(), nc, r.Name, &o)
 	require.NoError(r.t, err)
 	return d
 }

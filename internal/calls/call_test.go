@@ -1,4 +1,4 @@
-package dispatch_test
+package calls_test
 
 import (
 	"context"
@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -18,7 +18,7 @@ func TestPromptly_WhatMayHaveBeenSentIsToldAsSuch(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
 	nc, link := r.ConnectVia()
-	d := r.newDispatcher(nc, dispatch.Options{})
+	d := r.newDispatcher(nc, calls.Options{})
 	call := newCalls(2)
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
 	_, err := d.Promptly(t.Context(), &call[0], nil) // so that the session is heard
@@ -27,7 +27,7 @@ func TestPromptly_WhatMayHaveBeenSentIsToldAsSuch(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	_, err = d.Promptly(ctx, &call[1], nil)
-	require.ErrorIs(t, err, dispatch.ErrUnreachable)
+	require.ErrorIs(t, err, calls.ErrUnreachable)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.NotErrorIs(t, err, lane.ErrNotSent)
 	link.Cut()
@@ -56,7 +56,7 @@ func TestDispatch_AContextThatHasEndedSendsNothing(t *testing.T) {
 func TestPromptly_DoesNotWaitForTheOutcomeOfACancel(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	d := r.newDispatcher(r.NC, dispatch.Options{CancelWait: time.Hour})
+	d := r.newDispatcher(r.NC, calls.Options{CancelWait: time.Hour})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	goOn := make(chan struct{})

@@ -1,4 +1,4 @@
-// Package dispatch is the coordinator's side of a call: it enqueues the calls of a
+// Package calls is the coordinator's side of a call: it enqueues the calls of a
 // step, follows them, and brings each one's result back to the session loop.
 //
 //	Dispatch ──► Publisher.Put ──► accepted (queued)
@@ -10,7 +10,7 @@
 // else depends on the process that waits: workers look after lanes in which something waits. A call
 // whose context ends is cancelled durably; the dispatcher still waits a moment for its result,
 // which says what a worker did.
-package dispatch
+package calls
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-package dispatch_test
+package calls_test
 
 import (
 	"testing"
@@ -6,7 +6,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -16,7 +16,7 @@ import (
 func TestResults_OutputComesBeforeTheResult(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	results := dispatch.NewResults(r.NC, r.Name, func(err error) { t.Error(err) })
+	results := calls.NewResults(r.NC, r.Name, func(err error) { t.Error(err) })
 	call := newCalls(1)[0]
 	const pieces, rounds = 20, 300
 	seen, ended := 0, make(chan int, 1)
@@ -51,20 +51,20 @@ func (r *rig) publishEnd(worker *nats.Conn, call *protocol.Call, pieces int) {
 func TestResults_AWatchGetsItsCalls(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	results := dispatch.NewResults(r.NC, r.Name, func(err error) { t.Error(err) })
-	calls := newCalls(3)
+	results := calls.NewResults(r.NC, r.Name, func(err error) { t.Error(err) })
+	sent := newCalls(3)
 	got := make(chan string, 100)
-	watch := func(name string, of ...protocol.CallID) *dispatch.Watch {
-		w, err := results.Watch(t.Context(), calls[0].SessionID,
+	watch := func(name string, of ...protocol.CallID) *calls.Watch {
+		w, err := results.Watch(t.Context(), sent[0].SessionID,
 			func(result *protocol.Result) { got <- name + " result of " + string(result.CallID) },
 			func(f *wire.Frame) { got <- name + " frame of " + string(f.CallID) }, of...)
 		require.NoError(t, err)
 		t.Cleanup(w.Stop)
 		return w
 	}
-	first := watch("first", calls[0].ID)
-	watch("twin", calls[0].ID)
-	watch("others", calls[1].ID, calls[2].ID)
+	first := watch("first", sent[0].ID)
+	watch("twin", sent[0].ID)
+	watch("others", sent[1].ID, sent[2].ID)
 	all := watch("all")
 	worker := r.Connect()
 	ends := func(call protocol.Call) (seen []string) {
@@ -83,11 +83,11 @@ func TestResults_AWatchGetsItsCalls(t *testing.T) {
 		}
 		return lines
 	}
-	require.Equal(t, of(calls[0], "first", "twin", "all"), ends(calls[0]))
-	require.Equal(t, of(calls[1], "others", "all"), ends(calls[1]))
+	require.Equal(t, of(sent[0], "first", "twin", "all"), ends(sent[0]))
+	require.Equal(t, of(sent[1], "others", "all"), ends(sent[1]))
 	first.Stop()
-	require.Equal(t, of(calls[0], "twin", "all"), ends(calls[0]))
-	require.Equal(t, of(calls[2], "others", "all"), ends(calls[2]))
+	require.Equal(t, of(sent[0], "twin", "all"), ends(sent[0]))
+	require.Equal(t, of(sent[2], "others", "all"), ends(sent[2]))
 	all.Stop()
 	require.Empty(t, got)
 }

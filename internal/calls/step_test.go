@@ -1,4 +1,4 @@
-package dispatch_test
+package calls_test
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -27,19 +27,19 @@ import (
 func TestDispatch_ThousandsAtOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	calls := newCalls(2000)
-	for i := 0; i < len(calls); i += 7 { // stored before anybody listens
-		result := wire.NewResult(&calls[i], protocol.StatusOK, nil)
+	sent := newCalls(2000)
+	for i := 0; i < len(sent); i += 7 { // stored before anybody listens
+		result := wire.NewResult(&sent[i], protocol.StatusOK, nil)
 		body, err := wire.EncodeResult(&result)
 		require.NoError(t, err)
-		_, err = r.JS.Publish(t.Context(), wire.ResultSubject(r.Name, calls[i].SessionID, calls[i].ID), body)
+		_, err = r.JS.Publish(t.Context(), wire.ResultSubject(r.Name, sent[i].SessionID, sent[i].ID), body)
 		require.NoError(t, err)
 	}
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
-	o, err := r.dispatch(t.Context(), calls)
+	o, err := r.dispatch(t.Context(), sent)
 	require.NoError(t, err)
-	for i := range calls {
-		requireDone(t, o, calls[i], protocol.StatusOK, "")
+	for i := range sent {
+		requireDone(t, o, sent[i], protocol.StatusOK, "")
 	}
 }
 
@@ -50,7 +50,7 @@ func TestDispatch_TellsUpdatesInOrder(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
 	t.Cleanup(func() { require.NoError(t, provider.Shutdown(context.Background())) })
-	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{Tracer: provider.Tracer("test")})
+	r.dispatcher = r.newDispatcher(r.NC, calls.Options{Tracer: provider.Tracer("test")})
 	running := make(chan struct{})
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
 		body, err := wire.EncodeFrame(&wire.Frame{CallID: run.Call.ID, Seq: 1, Kind: wire.FrameStarted, WorkerID: "w", Attempt: 1})
@@ -63,9 +63,9 @@ func TestDispatch_TellsUpdatesInOrder(t *testing.T) {
 		<-running
 		return succeed(run)
 	})
-	calls := newCalls(1)
+	sent := newCalls(1)
 	var updates []loop.Update
-	err := r.dispatcher.Dispatch(t.Context(), calls, func(u loop.Update) {
+	err := r.dispatcher.Dispatch(t.Context(), sent, func(u loop.Update) {
 		updates = append(updates, u)
 		if u.State == loop.StateRunning {
 			close(running)
@@ -73,13 +73,13 @@ func TestDispatch_TellsUpdatesInOrder(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.Len(t, updates, 3)
-	require.Equal(t, loop.Update{CallID: calls[0].ID, State: loop.StateQueued}, updates[0])
-	require.Equal(t, loop.Update{CallID: calls[0].ID, State: loop.StateRunning, WorkerID: "w", Attempt: 1}, updates[1])
+	require.Equal(t, loop.Update{CallID: sent[0].ID, State: loop.StateQueued}, updates[0])
+	require.Equal(t, loop.Update{CallID: sent[0].ID, State: loop.StateRunning, WorkerID: "w", Attempt: 1}, updates[1])
 	require.Equal(t, loop.StateDone, updates[2].State)
 	require.Equal(t, protocol.StatusOK, updates[2].Result.Status)
 
 	for _, span := range spans.Ended() {
-		if span.Name() == telemetry.SpanDispatch(calls[0].Tool) {
+		if span.Name() == telemetry.SpanDispatch(sent[0].Tool) {
 			require.Len(t, span.Events(), 1)
 			require.Equal(t, telemetry.EventStarted, span.Events()[0].Name)
 			require.Equal(t, []attribute.KeyValue{telemetry.KeyWorkerID.String("w"), telemetry.KeyAttempt.Int(1)}, span.Events()[0].Attributes)
@@ -97,7 +97,7 @@ func TestDispatch_NothingToDo(t *testing.T) {
 
 func TestDispatch_AStepOf64Calls(t *testing.T) {
 	t.Parallel()
-	for name, calls := range map[string][]protocol.Call{
+	for name, sent := range map[string][]protocol.Call{
 		"lanes of their own":             newCalls(64),
 		"one lane, side by side":         sameLane(newCalls(64), protocol.Shared),
 		"one lane, one after another":    sameLane(newCalls(64), protocol.Exclusive),
@@ -112,17 +112,17 @@ func TestDispatch_AStepOf64Calls(t *testing.T) {
 				executed.Add(1)
 				return succeed(run)
 			})
-			for i := range calls { // all of one session
-				calls[i].SessionID = calls[0].SessionID
+			for i := range sent { // all of one session
+				sent[i].SessionID = sent[0].SessionID
 			}
-			o, err := r.dispatch(t.Context(), calls)
+			o, err := r.dispatch(t.Context(), sent)
 			require.NoError(t, err)
-			for _, call := range calls {
+			for _, call := range sent {
 				requireDone(t, o, call, protocol.StatusOK, "")
 				states, _ := o.of(call.ID)
 				require.Equal(t, loop.StateQueued, states[0])
 			}
-			require.EqualValues(t, len(calls), executed.Load())
+			require.EqualValues(t, len(sent), executed.Load())
 		})
 	}
 }
@@ -146,13 +146,13 @@ func TestDispatch_DetachedReturnsAtOnceAndCancelsNothing(t *testing.T) {
 		<-started
 		detach(fmt.Errorf("draining: %w", loop.ErrDetached))
 	}()
-	calls := newCalls(1)
-	o, err := r.dispatch(ctx, calls)
+	sent := newCalls(1)
+	o, err := r.dispatch(ctx, sent)
 	require.ErrorIs(t, err, loop.ErrDetached)
-	_, result := o.of(calls[0].ID)
+	_, result := o.of(sent[0].ID)
 	require.Nil(t, result)
 
-	again := calls[0]
+	again := sent[0]
 	again.Again = true
 	close(release)
 	o, err = r.dispatch(t.Context(), []protocol.Call{again})
@@ -169,21 +169,21 @@ func TestDispatch_DetachedBeforeItSendsHasNoResult(t *testing.T) {
 	ctx, detach := context.WithCancelCause(t.Context())
 	leaving := onPublish(func() { detach(fmt.Errorf("the lease is lost: %w", loop.ErrDetached)) })
 	dispatcher := r.dispatcher
-	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{Tracer: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(leaving)).Tracer("test")})
-	calls := newCalls(3)
-	o, err := r.dispatch(ctx, calls)
+	r.dispatcher = r.newDispatcher(r.NC, calls.Options{Tracer: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(leaving)).Tracer("test")})
+	sent := newCalls(3)
+	o, err := r.dispatch(ctx, sent)
 	require.ErrorIs(t, err, loop.ErrDetached)
-	for _, call := range calls {
+	for _, call := range sent {
 		_, result := o.of(call.ID)
 		require.Nil(t, result)
 	}
 	r.dispatcher = dispatcher
-	for i := range calls {
-		calls[i].Again = true
+	for i := range sent {
+		sent[i].Again = true
 	}
-	o, err = r.dispatch(t.Context(), calls)
+	o, err = r.dispatch(t.Context(), sent)
 	require.NoError(t, err)
-	for _, call := range calls {
+	for _, call := range sent {
 		requireDone(t, o, call, protocol.StatusOK, "")
 	}
 }
@@ -204,17 +204,17 @@ func (onPublish) ForceFlush(context.Context) error { return nil }
 func TestDispatch_EachPoolHasAReadyMessageOfItsOwn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	calls := sameLane(newCalls(2), protocol.Exclusive)
-	calls[1].Pool = "other"
+	sent := sameLane(newCalls(2), protocol.Exclusive)
+	sent[1].Pool = "other"
 	ctx, detach := context.WithCancelCause(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, err := r.dispatch(ctx, calls)
+		_, err := r.dispatch(ctx, sent)
 		done <- err
 	}()
 	stream, err := r.JS.Stream(t.Context(), wire.CallsStream(r.Name))
 	require.NoError(t, err)
-	for _, call := range calls {
+	for _, call := range sent {
 		ready := func() (msg *jetstream.RawStreamMsg) {
 			require.Eventually(t, func() bool {
 				msg, err = stream.GetLastMsgForSubject(t.Context(), wire.ReadySubject(r.Name, call.Pool, wire.HashLane(call.Lane())))
@@ -232,10 +232,10 @@ func TestDispatch_EachPoolHasAReadyMessageOfItsOwn(t *testing.T) {
 func TestDispatch_EndOfContextCancelsAndTellsResults(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	calls := newCalls(3)
+	sent := newCalls(3)
 	started := make(chan struct{})
 	r.hold(func(ctx context.Context, run *lane.Run) protocol.Result {
-		if run.Call.ID == calls[0].ID {
+		if run.Call.ID == sent[0].ID {
 			return succeed(run)
 		}
 		close(started) // of the second; the third waits behind it
@@ -243,7 +243,7 @@ func TestDispatch_EndOfContextCancelsAndTellsResults(t *testing.T) {
 		status, fault, _ := lane.Interrupted(ctx)
 		return wire.NewResult(run.Call, status, fault)
 	})
-	sameLane(calls[1:], protocol.Exclusive)
+	sameLane(sent[1:], protocol.Exclusive)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	o, first := &told{t: t}, make(chan struct{})
@@ -252,17 +252,17 @@ func TestDispatch_EndOfContextCancelsAndTellsResults(t *testing.T) {
 		<-first
 		cancel()
 	}()
-	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{CancelWait: patience})
-	require.NoError(t, r.dispatcher.Dispatch(ctx, calls, func(u loop.Update) {
+	r.dispatcher = r.newDispatcher(r.NC, calls.Options{CancelWait: patience})
+	require.NoError(t, r.dispatcher.Dispatch(ctx, sent, func(u loop.Update) {
 		o.observe(u)
-		if u.CallID == calls[0].ID && u.Result != nil {
+		if u.CallID == sent[0].ID && u.Result != nil {
 			close(first)
 		}
 	}))
-	requireDone(t, o, calls[0], protocol.StatusOK, "")
-	running := requireDone(t, o, calls[1], protocol.StatusCancelled, protocol.CodeCancelled)
+	requireDone(t, o, sent[0], protocol.StatusOK, "")
+	running := requireDone(t, o, sent[1], protocol.StatusCancelled, protocol.CodeCancelled)
 	require.Equal(t, 1, running.Attempt)
-	waiting := requireDone(t, o, calls[2], protocol.StatusCancelled, protocol.CodeCancelled)
+	waiting := requireDone(t, o, sent[2], protocol.StatusCancelled, protocol.CodeCancelled)
 	require.Zero(t, waiting.Attempt, "it never started")
 }
 
@@ -276,19 +276,19 @@ func TestDispatch_ADeadlineHasOneOutcome(t *testing.T) {
 		status, fault, _ := lane.Interrupted(ctx)
 		return wire.NewResult(run.Call, status, fault)
 	})
-	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{CancelWait: patience})
+	r.dispatcher = r.newDispatcher(r.NC, calls.Options{CancelWait: patience})
 	for life, ended := 300*time.Millisecond, 0; ended < 4; {
-		calls := newCalls(1)
-		calls[0].Deadline = calls[0].IssuedAt.Add(life + 20*time.Millisecond)
+		sent := newCalls(1)
+		sent[0].Deadline = sent[0].IssuedAt.Add(life + 20*time.Millisecond)
 		ctx, cancel := context.WithTimeout(t.Context(), life)
 		o := &told{t: t}
-		require.NoError(t, r.dispatcher.Dispatch(ctx, calls, o.observe))
+		require.NoError(t, r.dispatcher.Dispatch(ctx, sent, o.observe))
 		cancel()
-		if _, result := o.of(calls[0].ID); result != nil && result.Attempt == 0 && life < patience {
+		if _, result := o.of(sent[0].ID); result != nil && result.Attempt == 0 && life < patience {
 			life *= 4 // a busy machine has not started it
 			continue
 		}
-		requireDone(t, o, calls[0], protocol.StatusTimeout, protocol.CodeDeadline)
+		requireDone(t, o, sent[0], protocol.StatusTimeout, protocol.CodeDeadline)
 		ended++
 	}
 }
@@ -296,14 +296,14 @@ func TestDispatch_ADeadlineHasOneOutcome(t *testing.T) {
 func TestDispatch_CancelledWithoutAWorkerNeverRuns(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	calls := append(newCalls(1), sameLane(newCalls(2), protocol.Exclusive)...)
-	for i := range calls {
-		calls[i].SessionID = calls[0].SessionID
-		calls[i].ID = wire.RandomCallID()
+	sent := append(newCalls(1), sameLane(newCalls(2), protocol.Exclusive)...)
+	for i := range sent {
+		sent[i].SessionID = sent[0].SessionID
+		sent[i].ID = wire.RandomCallID()
 	}
-	o, err := r.dispatchAndCancel(calls)
+	o, err := r.dispatchAndCancel(sent)
 	require.NoError(t, err)
-	for _, call := range calls {
+	for _, call := range sent {
 		result := requireDone(t, o, call, protocol.StatusOutcomeUnknown, protocol.CodeNoWorker)
 		require.Contains(t, result.Error.Message, "pool default has no worker")
 	}
@@ -314,7 +314,7 @@ func TestDispatch_CancelledWithoutAWorkerNeverRuns(t *testing.T) {
 	r.requireQuiet()
 	publisher, err := lane.NewPublisher(t.Context(), r.NC, r.Name)
 	require.NoError(t, err)
-	for _, call := range calls {
+	for _, call := range sent {
 		result, err := publisher.Result(t.Context(), call.SessionID, call.ID)
 		require.NoError(t, err)
 		require.Equal(t, protocol.StatusCancelled, result.Status)
@@ -332,26 +332,26 @@ func TestDispatch_AContextThatHasEndedCancelsWhatIsThere(t *testing.T) {
 		<-ctx.Done()
 		return wire.NewResult(run.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "stopped"))
 	})
-	calls := newCalls(1)
+	sent := newCalls(1)
 	ctx, detach := context.WithCancelCause(t.Context())
 	left := make(chan error, 1)
 	go func() {
-		_, err := r.dispatch(ctx, calls)
+		_, err := r.dispatch(ctx, sent)
 		left <- err
 	}()
 	<-started
 	detach(loop.ErrDetached)
 	require.ErrorIs(t, <-left, loop.ErrDetached)
-	_, err := r.dispatch(ctx, calls)
+	_, err := r.dispatch(ctx, sent)
 	require.ErrorIs(t, err, loop.ErrDetached)
 
 	stopped, stop := context.WithCancel(t.Context())
 	stop()
-	r.dispatcher = r.newDispatcher(r.Connect(), dispatch.Options{CancelWait: patience}) // as another process has one
-	calls[0].Again = true
-	o, err := r.dispatch(stopped, calls)
+	r.dispatcher = r.newDispatcher(r.Connect(), calls.Options{CancelWait: patience}) // as another process has one
+	sent[0].Again = true
+	o, err := r.dispatch(stopped, sent)
 	require.NoError(t, err)
-	requireDone(t, o, calls[0], protocol.StatusCancelled, protocol.CodeCancelled)
+	requireDone(t, o, sent[0], protocol.StatusCancelled, protocol.CodeCancelled)
 	r.requireQuiet()
 }
 
@@ -360,7 +360,7 @@ func TestDispatch_AContextThatHasEndedCancelsWhatIsThere(t *testing.T) {
 func TestDispatch_ACancelledTurnHasTimeToCancelItsCalls(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{CancelWait: 3 * time.Second})
+	r.dispatcher = r.newDispatcher(r.NC, calls.Options{CancelWait: 3 * time.Second})
 	turn := newCalls(1)[0]
 	turn.Pool = protocol.SessionPool
 	started := make(chan struct{})
@@ -386,10 +386,10 @@ func TestDispatch_ACancelledTurnHasTimeToCancelItsCalls(t *testing.T) {
 func TestDispatch_SaysWhenACancelHasNoRoom(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{MaxCalls: 1})
-	calls := newCalls(1)
-	o, err := r.dispatchAndCancel(calls)
+	sent := newCalls(1)
+	o, err := r.dispatchAndCancel(sent)
 	require.NoError(t, err)
-	result := requireDone(t, o, calls[0], protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
+	result := requireDone(t, o, sent[0], protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
 	require.Contains(t, result.Error.Message, "did not take a request to cancel")
 }
 
@@ -402,21 +402,21 @@ func TestDispatch_SaysWhyThereIsNoResult(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.NoError(t, workers.Flush())
-	calls := newCalls(4)
-	calls[1].Pool, calls[2].Pool = "busy", "serving"
-	calls[3].Again = true
+	sent := newCalls(4)
+	sent[1].Pool, sent[2].Pool = "busy", "serving"
+	sent[3].Again = true
 	running := newCalls(1)[0] // by a worker that says nothing any more
-	running.SessionID = calls[0].SessionID
-	calls = append(calls, running)
+	running.SessionID = sent[0].SessionID
+	sent = append(sent, running)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	queued := 0
 	o := &told{t: t}
-	require.NoError(t, r.dispatcher.Dispatch(ctx, calls, func(u loop.Update) {
+	require.NoError(t, r.dispatcher.Dispatch(ctx, sent, func(u loop.Update) {
 		o.observe(u)
 		switch u.State {
 		case loop.StateQueued:
-			if queued++; queued == len(calls) {
+			if queued++; queued == len(sent) {
 				body, err := wire.EncodeFrame(&wire.Frame{CallID: running.ID, Seq: 1, Kind: wire.FrameStarted, WorkerID: "w", Attempt: 1})
 				require.NoError(t, err)
 				require.NoError(t, workers.Publish(wire.OutputSubject(r.Name, running.SessionID, running.ID), body))
@@ -436,7 +436,7 @@ func TestDispatch_SaysWhyThereIsNoResult(t *testing.T) {
 		{protocol.CodeOutcomeUnknown, "it may have had effects"},
 		{protocol.CodeOutcomeUnknown, "the worker that ran the call did not answer in time"},
 	} {
-		result := requireDone(t, o, calls[i], protocol.StatusOutcomeUnknown, want.code)
+		result := requireDone(t, o, sent[i], protocol.StatusOutcomeUnknown, want.code)
 		require.Contains(t, result.Error.Message, want.says)
 	}
 }
@@ -446,18 +446,18 @@ func TestDispatch_AResultThatIsPushedOutIsHeard(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{Storage: natsio.Storage{ResultBytes: 1 << 10}})
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
-	calls := newCalls(64)
-	for i := range calls {
-		calls[i].SessionID = calls[0].SessionID
+	sent := newCalls(64)
+	for i := range sent {
+		sent[i].SessionID = sent[0].SessionID
 	}
-	o, err := r.dispatch(t.Context(), calls)
+	o, err := r.dispatch(t.Context(), sent)
 	require.NoError(t, err)
-	for _, call := range calls {
+	for _, call := range sent {
 		requireDone(t, o, call, protocol.StatusOK, "")
 	}
 	stream, err := r.JS.Stream(t.Context(), wire.ResultsStream(r.Name))
 	require.NoError(t, err)
-	require.Less(t, stream.CachedInfo().State.Msgs, uint64(len(calls)/2))
+	require.Less(t, stream.CachedInfo().State.Msgs, uint64(len(sent)/2))
 }
 
 // A result says that its call has run for as long as it is kept.
@@ -469,8 +469,8 @@ func TestDispatch_ACallWhoseResultIsGoneRunsAgain(t *testing.T) {
 		executed.Add(1)
 		return succeed(run)
 	})
-	calls := newCalls(1)
-	_, err := r.dispatch(t.Context(), calls)
+	sent := newCalls(1)
+	_, err := r.dispatch(t.Context(), sent)
 	require.NoError(t, err)
 	stream, err := r.JS.Stream(t.Context(), wire.ResultsStream(r.Name))
 	require.NoError(t, err)
@@ -478,8 +478,8 @@ func TestDispatch_ACallWhoseResultIsGoneRunsAgain(t *testing.T) {
 		info, err := stream.Info(t.Context())
 		return err == nil && info.State.Msgs == 0
 	}, patience, 50*time.Millisecond)
-	calls[0].Again = true
-	_, err = r.dispatch(t.Context(), calls)
+	sent[0].Again = true
+	_, err = r.dispatch(t.Context(), sent)
 	require.NoError(t, err)
 	require.EqualValues(t, 2, executed.Load())
 }

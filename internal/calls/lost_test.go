@@ -1,4 +1,4 @@
-package dispatch_test
+package calls_test
 
 import (
 	"context"
@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -73,7 +73,7 @@ func TestDispatch_SaysThatAWorkerIsLost(t *testing.T) {
 			call.Delivery = delivery
 			updates := make(chan loop.Update, 100)
 			ctx, cancel := context.WithCancel(t.Context())
-			d := r.newDispatcher(r.NC, dispatch.Options{CancelWait: time.Millisecond})
+			d := r.newDispatcher(r.NC, calls.Options{CancelWait: time.Millisecond})
 			ended := make(chan error, 1)
 			go func() {
 				_, err := d.Observed(ctx, call, func(u loop.Update) { updates <- u })

@@ -1,4 +1,4 @@
-package dispatch_test
+package calls_test
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/limits"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -35,21 +35,21 @@ func TestQueue_NoWayOvertakesAnother(t *testing.T) {
 		ran = append(ran, run.Call.Index)
 		return succeed(run)
 	})
-	calls := sameLane(newCalls(24), protocol.Exclusive)
-	var last *dispatch.Future
-	for i := 0; i < len(calls); i += 6 {
-		calls[i].Payload = large(9 << 20) // it takes long to send
-		r.dispatcher.Go(t.Context(), &calls[i])
-		r.dispatcher.Go(t.Context(), &calls[i+1])
-		require.NoError(t, r.dispatcher.Submit(t.Context(), &calls[i+2]))
-		r.dispatcher.Go(t.Context(), &calls[i+3])
-		_, err := r.dispatcher.Promptly(t.Context(), &calls[i+4], nil)
+	sent := sameLane(newCalls(24), protocol.Exclusive)
+	var last *calls.Future
+	for i := 0; i < len(sent); i += 6 {
+		sent[i].Payload = large(9 << 20) // it takes long to send
+		r.dispatcher.Go(t.Context(), &sent[i])
+		r.dispatcher.Go(t.Context(), &sent[i+1])
+		require.NoError(t, r.dispatcher.Submit(t.Context(), &sent[i+2]))
+		r.dispatcher.Go(t.Context(), &sent[i+3])
+		_, err := r.dispatcher.Promptly(t.Context(), &sent[i+4], nil)
 		require.NoError(t, err)
-		last = r.dispatcher.Go(t.Context(), &calls[i+5])
+		last = r.dispatcher.Go(t.Context(), &sent[i+5])
 	}
 	<-last.Done()
 	require.True(t, slices.IsSorted(ran), ran)
-	require.Len(t, ran, len(calls))
+	require.Len(t, ran, len(sent))
 
 	behind := sameLane(newCalls(2), protocol.Exclusive)
 	behind[0].Payload = large(9 << 20)
@@ -69,12 +69,12 @@ func TestQueue_UploadsOfOtherLanesHoldUpNothing(t *testing.T) {
 	r := newRig(t, natsio.Topology{})
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
 	nc, link := r.ConnectVia()
-	d := r.newDispatcher(nc, dispatch.Options{})
+	d := r.newDispatcher(nc, calls.Options{})
 	defer d.Close()
 	release := link.HoldWrites(func(subject string) bool { return strings.Contains(subject, wire.BlobsBucket(r.Name)) })
 	defer release()
 	uploads := newCalls(20)
-	sent := make([]*dispatch.Future, 0, len(uploads))
+	sent := make([]*calls.Future, 0, len(uploads))
 	for i := range uploads {
 		uploads[i].Payload = large(9 << 20)
 		sent = append(sent, d.Go(t.Context(), &uploads[i]))
@@ -106,16 +106,16 @@ func TestQueue_ABusySenderHoldsUpNoOtherLane(t *testing.T) {
 	r := newRig(t, natsio.Topology{})
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
 	nc, link := r.ConnectVia()
-	d := r.newDispatcher(nc, dispatch.Options{})
+	d := r.newDispatcher(nc, calls.Options{})
 	defer d.Close()
-	calls := newCalls(2)
+	sent := newCalls(2)
 	warm := newCalls(1)
 	<-d.Go(t.Context(), &warm[0]).Done()
-	release := link.HoldWrites(func(subject string) bool { return strings.HasSuffix(subject, "."+string(calls[0].ID)) })
+	release := link.HoldWrites(func(subject string) bool { return strings.HasSuffix(subject, "."+string(sent[0].ID)) })
 	defer release()
-	held := d.Go(t.Context(), &calls[0])
+	held := d.Go(t.Context(), &sent[0])
 	require.Eventually(t, func() bool { return link.Held() > 0 }, patience, time.Millisecond)
-	<-d.Go(t.Context(), &calls[1]).Done() // it ends while the other one is not sent
+	<-d.Go(t.Context(), &sent[1]).Done() // it ends while the other one is not sent
 	release()
 	<-held.Done()
 	_, err := held.Result()
@@ -128,17 +128,17 @@ func TestQueue_OneContextEndsNoOtherCall(t *testing.T) {
 	r := newRig(t, natsio.Topology{})
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
 	nc, link := r.ConnectVia()
-	d := r.newDispatcher(nc, dispatch.Options{})
+	d := r.newDispatcher(nc, calls.Options{})
 	defer d.Close()
-	calls := newCalls(6)
+	sent := newCalls(6)
 	link.Deafen()
 	first, cancel := context.WithCancel(t.Context())
-	ended := d.Go(first, &calls[0])
+	ended := d.Go(first, &sent[0])
 	alone := make(chan error, 1)
-	go func() { alone <- d.Dispatch(first, calls[5:], func(loop.Update) {}) }()
-	var others []*dispatch.Future
-	for i := range calls[1:5] {
-		others = append(others, d.Go(t.Context(), &calls[i+1]))
+	go func() { alone <- d.Dispatch(first, sent[5:], func(loop.Update) {}) }()
+	var others []*calls.Future
+	for i := range sent[1:5] {
+		others = append(others, d.Go(t.Context(), &sent[i+1]))
 	}
 	cancel()
 	<-ended.Done()
@@ -161,24 +161,24 @@ func TestQueue_OneContextEndsNoOtherCall(t *testing.T) {
 func TestQueue_WhatMayBeStoredIsNotSaidToBeUnsent(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	calls := sameLane(newCalls(4), protocol.Exclusive)
-	for i := range calls[:2] {
-		require.NoError(t, r.dispatcher.Submit(t.Context(), &calls[i]))
-		calls[i].Again = true
+	sent := sameLane(newCalls(4), protocol.Exclusive)
+	for i := range sent[:2] {
+		require.NoError(t, r.dispatcher.Submit(t.Context(), &sent[i]))
+		sent[i].Again = true
 	}
 	nc, link := r.ConnectVia()
-	d := r.newDispatcher(nc, dispatch.Options{CancelWait: patience})
-	release := link.HoldWrites(func(subject string) bool { return strings.HasSuffix(subject, "."+string(calls[2].ID)) })
+	d := r.newDispatcher(nc, calls.Options{CancelWait: patience})
+	release := link.HoldWrites(func(subject string) bool { return strings.HasSuffix(subject, "."+string(sent[2].ID)) })
 	defer release()
-	d.Go(t.Context(), &calls[2]) // it is being sent for long
+	d.Go(t.Context(), &sent[2]) // it is being sent for long
 	require.Eventually(t, func() bool { return link.Held() > 0 }, patience, time.Millisecond)
 	ctx, cancel := context.WithCancel(t.Context())
-	stopped, open, unsent := d.Go(ctx, &calls[0]), d.Go(t.Context(), &calls[1]), d.Go(t.Context(), &calls[3])
+	stopped, open, unsent := d.Go(ctx, &sent[0]), d.Go(t.Context(), &sent[1]), d.Go(t.Context(), &sent[3])
 	cancel()
 	closed := make(chan struct{})
 	defer close(closed)
 	r.hold(func(ctx context.Context, run *lane.Run) protocol.Result {
-		if run.Call.ID == calls[1].ID {
+		if run.Call.ID == sent[1].ID {
 			select {
 			case <-closed:
 			case <-ctx.Done():
@@ -192,7 +192,7 @@ func TestQueue_WhatMayBeStoredIsNotSaidToBeUnsent(t *testing.T) {
 	require.NotEmpty(t, result.WorkerID, "it has the result of the call that was stored")
 	d.Close()
 	_, err = open.Result()
-	require.ErrorIs(t, err, dispatch.ErrClosed)
+	require.ErrorIs(t, err, calls.ErrClosed)
 	require.NotErrorIs(t, err, lane.ErrNotSent)
 	_, err = unsent.Result()
 	require.ErrorIs(t, err, lane.ErrNotSent)
@@ -203,22 +203,22 @@ func TestQueue_WhatMayBeStoredIsNotSaidToBeUnsent(t *testing.T) {
 func TestQueue_BehindAFullLane(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	calls := sameLane(newCalls(7), protocol.Exclusive)
+	sent := sameLane(newCalls(7), protocol.Exclusive)
 	r.setLimit(limits.Rule{Lane: "account/*", Waiting: 1})
-	r.publish(&calls[0]) // the ready message
-	r.publish(&calls[1])
-	waits := r.dispatcher.Go(t.Context(), &calls[2])
-	calls[3].Deadline = calls[3].IssuedAt.Add(2 * time.Second)
-	due := r.dispatcher.Go(t.Context(), &calls[3])
-	cancelled := r.dispatcher.Go(t.Context(), &calls[4])
+	r.publish(&sent[0]) // the ready message
+	r.publish(&sent[1])
+	waits := r.dispatcher.Go(t.Context(), &sent[2])
+	sent[3].Deadline = sent[3].IssuedAt.Add(2 * time.Second)
+	due := r.dispatcher.Go(t.Context(), &sent[3])
+	cancelled := r.dispatcher.Go(t.Context(), &sent[4])
 	require.NoError(t, cancelled.Cancel(t.Context()))
-	require.ErrorIs(t, r.dispatcher.Submit(t.Context(), &calls[5]), lane.ErrBusy)
+	require.ErrorIs(t, r.dispatcher.Submit(t.Context(), &sent[5]), lane.ErrBusy)
 	<-due.Done()
 	result, err := due.Result()
 	require.NoError(t, err)
 	require.Equal(t, protocol.CodeBusy, result.Error.Code)
-	calls[6].QueueTimeout = 200
-	result, err = r.dispatcher.Promptly(t.Context(), &calls[6], nil)
+	sent[6].QueueTimeout = 200
+	result, err = r.dispatcher.Promptly(t.Context(), &sent[6], nil)
 	require.NoError(t, err)
 	require.Equal(t, protocol.CodeBusy, result.Error.Code, "its time ends while it waits for its turn")
 	result, err = cancelled.Result()
@@ -247,7 +247,7 @@ func TestResults_LargeOnesHoldUpNoOther(t *testing.T) {
 		t.Run(fmt.Sprintf("messages lost: %t", lose), func(t *testing.T) {
 			t.Parallel()
 			nc, link := r.ConnectVia()
-			d := r.newDispatcher(nc, dispatch.Options{})
+			d := r.newDispatcher(nc, calls.Options{})
 			defer d.Close()
 			chunks := func(subject string) bool { return strings.Contains(subject, wire.BlobsBucket(r.Name)) }
 			release := link.HoldWrites(chunks)
@@ -255,13 +255,13 @@ func TestResults_LargeOnesHoldUpNoOther(t *testing.T) {
 			if lose {
 				link.LoseMessages(func(subject string) bool { return strings.HasPrefix(subject, string(r.Name)+".done.") })
 			}
-			calls := newCalls(11)
-			var futures []*dispatch.Future
-			for i := range calls[:10] {
-				futures = append(futures, d.Go(t.Context(), &calls[i]))
+			sent := newCalls(11)
+			var futures []*calls.Future
+			for i := range sent[:10] {
+				futures = append(futures, d.Go(t.Context(), &sent[i]))
 			}
 			require.Eventually(t, func() bool { return link.Held() > 0 }, patience, time.Millisecond)
-			small := d.Go(t.Context(), &calls[10])
+			small := d.Go(t.Context(), &sent[10])
 			<-small.Done()
 			release()
 			for _, f := range futures {

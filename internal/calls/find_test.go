@@ -1,4 +1,4 @@
-package dispatch_test
+package calls_test
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -21,7 +21,7 @@ import (
 func TestFind(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	front := r.newDispatcher(r.NC, dispatch.Options{})
+	front := r.newDispatcher(r.NC, calls.Options{})
 	front.Leave(protocol.DefaultPool, r.dispatcher)
 	calls := sameLane(newCalls(4), protocol.Exclusive) // the first may be the lane's ready message
 	ref := func(i int) protocol.CallRef { return protocol.CallRef{SessionID: calls[i].SessionID, ID: calls[i].ID} }

@@ -1,4 +1,4 @@
-package dispatch_test
+package calls_test
 
 import (
 	"context"
@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -29,7 +29,7 @@ func TestMetrics_TellWhatCameOfCalls(t *testing.T) {
 	const room = 2
 	r := newRig(t, natsio.Topology{MaxCalls: room})
 	m := metrictest.New(t)
-	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{Meter: m})
+	r.dispatcher = r.newDispatcher(r.NC, calls.Options{Meter: m})
 	calls := newCalls(3)
 	rejected := make(chan struct{}, len(calls))
 	done := make(chan error, 1)
@@ -65,7 +65,7 @@ func TestMetrics_NameTheFirstTenants(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
 	m := metrictest.New(t)
-	r.dispatcher = r.newDispatcher(r.NC, dispatch.Options{Meter: m})
+	r.dispatcher = r.newDispatcher(r.NC, calls.Options{Meter: m})
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
 	calls := newCalls(25)
 	for i := range calls {
@@ -83,7 +83,7 @@ func TestMetrics_TellWhatWasLeft(t *testing.T) {
 	r := newRig(t, natsio.Topology{})
 	m := metrictest.New(t)
 	nc := r.Connect()
-	r.dispatcher = r.newDispatcher(nc, dispatch.Options{Meter: m})
+	r.dispatcher = r.newDispatcher(nc, calls.Options{Meter: m})
 	ctx, leave := context.WithCancelCause(t.Context())
 	queued := make(chan struct{}, 2)
 	done := make(chan error, 1)

@@ -1,4 +1,4 @@
-package dispatch_test
+package calls_test
 
 import (
 	"context"
@@ -7,8 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/codes"
-	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -92,7 +92,7 @@ func TestResults_EventsOfATurnAreNotTakenFromOutput(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
 	faults := make(chan error, 8)
-	results := dispatch.NewResults(r.NC, r.Name, func(err error) { faults <- err })
+	results := calls.NewResults(r.NC, r.Name, func(err error) { faults <- err })
 	session := protocol.NewSessionID()
 	turn := wire.NewCallID(session, "", 1, 0, 0)
 	frames := make(chan *wire.Frame, 8)
