@@ -38,7 +38,7 @@ PROCESSES = $(patsubst %,./%/...,$(subst |, ,$(APART)))
 # Nor with the detector: tests that move much data, that fill a fleet, that need a worker's answer within 75 ms, or that
 # run three servers in their process. They take eight times as long with it, and it sees the same code in the others.
 # PKG=./internal/lane runs them all with it.
-HEAVY     = Test(Cluster|Prefer|Fact|Keep|ResultRead|Toolsets|Command_OfVery|Stream_ADeep|Limits_HoldWhile|Later_Many|\w*(OnThreeServers|Flood|ManyFutures|ManyHeld|LargePayloads|TooLargeForTheFleet))
+HEAVY     = Test(Cluster|Prefer|Fact|Keep|ResultRead|Toolsets|Command_OfVery|Limits_HoldWhile|Later_Many|Drain_WhatIsOn|Queue_Uploads|\w*(ADeep|OnThreeServers|Flood|Thousands|ManyFutures|ManyHeld|LargePayloads|TooLargeForTheFleet))
 HEAVY_IN  = $$(grep -rlE --include='*_test.go' '^func $(HEAVY)' internal pkg | xargs -n1 dirname | sort -u | sed 's,^,./,')
 PACKAGES  = $(if $(filter ./...,$(PKG)),$$(go list ./... | grep -vE '^([^/]+/){3}($(APART))(/|$$)'),$(PKG))
 MODULES  := . tools deploy/compose/check deploy/kubernetes/check
