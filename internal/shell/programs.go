@@ -12,55 +12,54 @@ func isIn(list string, word Word) bool {
 	return word.Known && slices.Contains(strings.Fields(list), word.Text)
 }
 
-// evaluating are builtins that evaluate arguments as code, change what names mean, or set variables
-// in ways that are not followed.
+func notUnderstood(words []Word, word Word) error {
+	return fmt.Errorf("%s in the command %s is not understood", word.Text, (&Command{Words: words}).String())
+}
+
+// Builtins that evaluate arguments as code, change what names mean, or set variables in ways that
+// are not followed.
 const evaluating = "alias bind builtin caller compgen complete compopt declare typeset local enable eval fc getopts hash history " +
 	"jobs let mapfile readarray readonly shopt trap unalias unset"
 
-// runningOthers are programs that run other programs, given in their arguments or input, in ways
-// that are not followed.
-const runningOthers = "busybox toybox coreutils eatmydata torsocks chroot setsid ionice chrt taskset setarch linux32 linux64 uname26 i386 i686 " +
-	"x86_64 prlimit choom uclampset numactl flock systemd-inhibit systemd-run run0 unshare nsenter setpriv su runuser sg gosu su-exec " +
-	"pkexec runcon fakeroot watch script strace ltrace valgrind firejail perf chronic tini dumb-init caffeinate catchsegv nocache setlock " +
-	"ifne unbuffer proxychains proxychains4 faketime dbus-run-session ssh-agent xvfb-run parallel sem hyperfine pee entr rlwrap " +
-	"start-stop-daemon daemonize bwrap proot chpst softlimit envdir setuidgid tmux screen at batch " +
-	"rbash zsh ksh rksh lksh mksh yash posh osh ysh fish csh tcsh pwsh nu elvish xonsh"
-
-// loaders are dynamic loaders, and shells with a version in their names.
-var loaders = regexp.MustCompile(`^(ld(-linux|-musl|64)?[-.].*|(b?a|da|z|m?k|lk|pdk|t?c|ya|fi)sh-?([0-9][0-9.]*|static))$`)
-
-// The options of set that change nothing of what a command means.
-var setOptions = regexp.MustCompile(`^[-+][eufvxC]*o?$`)
-
-// setNames are those behind -o.
-const setNames = "errexit nounset pipefail xtrace noglob verbose noclobber errtrace functrace"
+var (
+	options      = regexp.MustCompile(`^([-+][eufvxC]*o?|errexit|nounset|pipefail|xtrace|noglob)$`) // of set, which change no meaning
+	setsVariable = regexp.MustCompile(`^-|%[^a-zA-Z%]*[hlLjztq]*n`)                                 // in printf's first word
+	isName       = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
+	unary        = "-a -b -c -d -e -f -g -h -k -p -r -s -t -u -w -x -G -L -N -O -S -z -n"
+	binary       = "= == != < > -eq -ne -lt -le -gt -ge -nt -ot -ef"
+)
 
 // builtin returns the variables that a builtin sets. The error says that it is not understood, with
 // these arguments. Programs that are no builtins have none.
 func builtin(words []Word) (sets []string, err error) {
-	name, args := words[0].Text, words[1:]
-	understood := true
-	switch {
-	case isIn(evaluating, words[0]):
-		understood = false
-	case name == "test", name == "[":
-		understood = tests(args)
-	case name == "set":
-		understood = sane(args)
-	case name == "printf": // -v and %n set variables
-		understood = len(args) == 0 || args[0].Known && !strings.HasPrefix(args[0].Text, "-") && !setsVariable.MatchString(args[0].Text)
-	case name == "wait": // -p sets a variable
-		understood = !slices.ContainsFunc(args, func(w Word) bool {
-			return !w.Known && strings.Trim(w.Text, `"`) != "$!" || strings.HasPrefix(w.Text, "-")
-		})
-	case name == "read":
-		sets, understood = names(args)
-	case name == "export":
+	args, understood := words[1:], true
+	switch name := words[0].Text; name {
+	case "test", "[": // some operators evaluate their operands
+		if args = slices.Clone(args); name == "[" && len(args) > 0 {
+			args = args[:len(args)-1]
+		}
+		if len(args) > 1 && isIn("!", args[0]) {
+			args = args[1:]
+		}
+		understood = len(args) < 2 || len(args) == 2 && isIn(unary, args[0]) || len(args) == 3 && isIn(binary, args[1])
+		understood = understood && !slices.ContainsFunc(args, func(w Word) bool { return w.Many })
+	case "set":
+		understood = !slices.ContainsFunc(args, func(w Word) bool { return !w.Known || !options.MatchString(w.Text) })
+	case "printf":
+		understood = len(args) == 0 || args[0].Known && !setsVariable.MatchString(args[0].Text)
+	case "wait":
+		understood = len(args) == 0 || len(args) == 1 && args[0].Text == "$!"
+	case "read", "export":
 		for _, arg := range args {
 			variable, _, _ := strings.Cut(arg.Text, "=")
-			understood = understood && !arg.Many && isVariable(variable)
+			if name == "read" && isIn("-r", arg) {
+				continue
+			}
+			understood = understood && !arg.Many && isName.MatchString(variable) && !Evaluated(variable)
 			sets = append(sets, variable)
 		}
+	default:
+		understood = !isIn(evaluating, words[0])
 	}
 	if !understood {
 		return nil, fmt.Errorf("the command %s is not understood: it may evaluate its arguments as code, or run other commands", (&Command{Words: words}).String())
@@ -68,354 +67,175 @@ func builtin(words []Word) (sets []string, err error) {
 	return sets, nil
 }
 
-var (
-	setsVariable = regexp.MustCompile(`%[^a-zA-Z%]*[hlLjztq]*n`)
-	isName       = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
-)
+// runningOthers are programs that run other programs, given in their arguments or input, in ways
+// that are not followed. An allow list names none of them; they are here for lists that deny.
+const runningOthers = "busybox toybox coreutils eatmydata torsocks chroot setsid ionice chrt taskset setarch linux32 linux64 uname26 i386 i686 " +
+	"x86_64 prlimit choom uclampset numactl flock systemd-inhibit systemd-run run0 unshare nsenter setpriv su runuser sg gosu su-exec doas " +
+	"pkexec runcon fakeroot watch script strace ltrace valgrind firejail perf chronic tini dumb-init caffeinate catchsegv nocache setlock " +
+	"ifne unbuffer stdbuf proxychains proxychains4 faketime dbus-run-session ssh-agent xvfb-run parallel sem hyperfine pee entr rlwrap " +
+	"start-stop-daemon daemonize bwrap proot chpst softlimit envdir setuidgid tmux screen at batch " +
+	"rbash zsh ksh rksh lksh mksh yash posh osh ysh fish csh tcsh pwsh nu elvish xonsh"
 
-// isVariable reports whether a text is the name of a variable whose value is not evaluated.
-func isVariable(text string) bool { return isName.MatchString(text) && !Evaluated(text) }
-
-// names are the variables of read, with the options -r, -s and -p.
-func names(args []Word) (sets []string, understood bool) {
-	for i := 0; i < len(args); i++ {
-		switch {
-		case isIn("-r -s -rs", args[i]):
-		case isIn("-p -rp", args[i]) && i+1 < len(args) && !args[i+1].Many:
-			i++
-		case args[i].Known && isVariable(args[i].Text):
-			sets = append(sets, args[i].Text)
-		default:
-			return nil, false
-		}
-	}
-	return sets, true
-}
-
-// sane reports whether set changes only options that change nothing of what commands mean.
-func sane(args []Word) bool {
-	for i := 0; i < len(args); i++ {
-		if !args[i].Known || len(args[i].Text) < 2 || !setOptions.MatchString(args[i].Text) {
-			return false
-		}
-		if strings.HasSuffix(args[i].Text, "o") {
-			if i++; i < len(args) && !isIn(setNames, args[i]) {
-				return false
-			}
-		}
-	}
-	return true
-}
-
-// tests reports whether test evaluates no operand, as -v does with a subscript.
-func tests(args []Word) bool {
-	if n := len(args); n > 0 && args[n-1].Text == "]" {
-		args = args[:n-1]
-	}
-	for i, arg := range args {
-		if arg.Many || isIn("-v -R", arg) && (i+1 >= len(args) || !args[i+1].Known || !isName.MatchString(args[i+1].Text)) {
-			return false
-		}
-	}
-	if !slices.ContainsFunc(args, func(w Word) bool { return !w.Known }) {
-		return true
-	}
-	for len(args) > 1 && isIn("!", args[0]) {
-		args = args[1:]
-	}
-	switch len(args) { // a word that is not known must be no operator
-	case 1:
-		return true
-	case 2:
-		return isIn("-a -b -c -d -e -f -g -h -k -p -r -s -t -u -w -x -G -L -N -O -S -z -n", args[0])
-	case 3:
-		return isIn("= == != < > -eq -ne -lt -le -gt -ge -nt -ot -ef", args[1])
-	default:
-		return false
-	}
-}
-
-// wrapped is what a command runs.
-type wrapped struct {
-	commands [][]Word
-	assigned []string // for them
-	wraps    bool     // the command does nothing else
-	file     []Word   // a script that a shell runs, with its arguments
-}
+// loaders are dynamic loaders, and shells with a version in their names.
+var loaders = regexp.MustCompile(`^(ld(-linux|-musl|64)?[-.].*|(b?a|da|z|m?k|lk|pdk|t?c|ya|fi)sh-?([0-9][0-9.]*|static))$`)
 
 // wrapper is a program that runs another one, given in its arguments behind its own options.
 type wrapper struct {
-	flags    string // short options without a value
-	valued   string // short options with a value
-	long     string // long options, with a value behind "=" if any
-	longWith string // long options whose value is in the same word or the next one
-	operands int    // arguments before the program
-	assigns  bool   // NAME=VALUE may come before the program
-	judged   bool   // it does more than to run the program
+	flags    *regexp.Regexp // options that are one word
+	valued   *regexp.Regexp // options whose value is the next word
+	operands int            // arguments before the program
+	assigns  bool           // NAME=VALUE may come before the program
+	judged   bool           // it does more than to run the program
 }
 
-// wrapperOf returns the wrapper of a name. Options are those of GNU, and of bash.
-func wrapperOf(name string) (wrapper, bool) {
-	switch name {
-	case "env":
-		return wrapper{flags: "i0v", valued: "uC", long: "--ignore-environment --null", longWith: "--unset --chdir", assigns: true}, true
-	case "timeout":
-		return wrapper{flags: "vpf", valued: "ks", long: "--foreground --preserve-status --verbose", longWith: "--kill-after --signal", operands: 1}, true
-	case "nice":
-		return wrapper{valued: "n", longWith: "--adjustment"}, true
-	case "stdbuf":
-		return wrapper{valued: "ioe", longWith: "--input --output --error"}, true
-	case "nohup", "exec", "time":
-		return wrapper{}, true
-	case "command":
-		return wrapper{flags: "p"}, true
-	case "xargs":
-		return wrapper{
-			flags: "0rtpx", valued: "InPLdaEs", long: "--null --no-run-if-empty --verbose",
-			longWith: "--max-args --max-procs --delimiter --arg-file",
-		}, true
-	case "sudo", "doas":
-		return wrapper{flags: "EHnSbkKP", valued: "ugpCDRTUh", longWith: "--user --group", assigns: true, judged: true}, true
-	default:
-		return wrapper{}, false
-	}
+// options of GNU's programs, and of bash.
+var wrappers = map[string]wrapper{
+	"env":     {flags: whole(`-|-i|-u.+|--ignore-environment|--unset=.+`), valued: whole(`-u|--unset`), assigns: true},
+	"timeout": {flags: whole(`-v|-[ks].+|--(foreground|preserve-status|verbose)|--(kill-after|signal)=.+`), valued: whole(`-[ks]|--kill-after|--signal`), operands: 1},
+	"nice":    {flags: whole(`-n?-?[0-9]+|--adjustment=.+`), valued: whole(`-n`)},
+	"nohup":   {}, "exec": {}, "time": {},
+	"command": {flags: whole(`-[pvV]`)},
+	"xargs":   {flags: whole(`-[0rt]+|-[0rt]*[nPL][0-9]+|-[0rt]*I(\{\}|%)`), valued: whole(`-[0rt]*[nPLI]`)},
+	"sudo":    {flags: whole(`-[EHn]+|-[ug].+|--(user|group)=.+`), valued: whole(`-[EHn]*[ug]|--user|--group`), assigns: true, judged: true},
 }
 
-// runs returns the commands that a command runs, and reads scripts in its arguments.
-func (r *reader) runs(words []Word, depth int) (wrapped, error) {
-	name, args := programOf(words[0]), words[1:]
-	if isIn("genv gtimeout gnice gnohup gstdbuf gtime gxargs gfind", Word{Text: name, Known: true}) {
+func whole(pattern string) *regexp.Regexp { return regexp.MustCompile(`^(` + pattern + `)$`) }
+
+// runs adds what a command runs, and reads scripts in its arguments. Names count in any case: some
+// file systems find env as ENV.
+func (r *reader) runs(c Command, depth int) (wraps bool, err error) {
+	name, words := strings.ToLower(c.Program()), c.Words
+	if isIn("genv gtimeout gnice gnohup gtime gxargs gfind", Word{Text: name, Known: true}) {
 		name = name[1:] // as Homebrew calls those of GNU
 	}
-	switch name {
-	case "sh", "bash", "dash", "ash":
-		return r.shell(words, depth)
-	case ".", "source":
-		if len(args) > 0 && !isFile(args[0]) {
-			return wrapped{}, notUnderstood(words, args[0])
-		}
-		return wrapped{file: args}, nil
-	case "find":
-		return find(words)
-	case "command":
-		if len(args) > 0 && isIn("-v -V", args[0]) {
-			return wrapped{}, nil
-		}
+	w, isWrapper := wrappers[name]
+	switch {
+	case isIn("sh bash dash ash", Word{Text: name, Known: true}):
+		return r.shell(c, depth)
+	case name == "." || name == "source":
+		return false, r.file(c, words[1:])
+	case name == "find":
+		return false, find(words)
+	case isIn(runningOthers, Word{Text: name, Known: true}), loaders.MatchString(name):
+		return false, fmt.Errorf("what %s runs is not understood", name)
+	case !isWrapper:
+		return false, nil
 	}
-	if lower := strings.ToLower(name); lower != name && runsOthers(lower) {
-		return wrapped{}, fmt.Errorf("what %s runs is not understood: some file systems find %s by this name", name, lower)
+	program, err := w.program(&c, name)
+	if err != nil || len(program) == 0 {
+		return false, err
 	}
-	if isIn(runningOthers, Word{Text: name, Known: true}) || loaders.MatchString(name) {
-		return wrapped{}, fmt.Errorf("what %s runs is not understood", name)
+	if name == "xargs" {
+		program = append(replacing(program), Word{Text: "...", Many: true})
 	}
-	w, known := wrapperOf(name)
-	if !known {
-		return wrapped{}, nil
-	}
-	found, err := w.program(words)
-	if err == nil && name == "xargs" && len(found.commands) > 0 {
-		err = withInput(&found, args)
-	}
-	return found, err
+	return !w.judged, r.command(Command{Words: program, Assigned: c.Assigned}, depth)
 }
 
-// runsOthers reports whether a program runs other programs.
-func runsOthers(name string) bool {
-	_, wraps := wrapperOf(name)
-	return wraps || isIn("sh bash dash ash find genv gtimeout gnice gnohup gstdbuf gtime gxargs gfind "+runningOthers, Word{Text: name, Known: true}) || loaders.MatchString(name)
-}
-
-func notUnderstood(words []Word, word Word) error {
-	return fmt.Errorf("%s in the command %s is not understood", word.Text, (&Command{Words: words}).String())
-}
-
-// emptied matches options with which env takes variables away.
-var emptied = regexp.MustCompile(`^(-[0v]*[iu]|--ignore-environment|--unset)`)
-
-// program returns the program that a wrapper runs.
-func (w wrapper) program(words []Word) (wrapped, error) {
-	found := wrapped{wraps: !w.judged}
-	operands := w.operands
+// program returns the program that a wrapper runs, with its arguments. It adds the variables that
+// the wrapper sets to those of the command.
+func (w wrapper) program(c *Command, name string) ([]Word, error) {
+	operands, words := w.operands, c.Words
+	c.Assigned = slices.Clone(c.Assigned)
 	for i := 1; i < len(words); i++ {
 		word := words[i]
-		name, _, assigns := strings.Cut(word.Text, "=")
+		variable, _, assigns := strings.Cut(word.Text, "=")
+		valued := w.valued != nil && w.valued.MatchString(word.Text)
 		switch {
-		case w.assigns && assigns && isName.MatchString(name) && !word.Many:
-			if Evaluated(name) {
-				return found, notUnderstood(words, word)
-			}
-			found.assigned = append(found.assigned, name)
+		case w.assigns && assigns && !word.Many && isName.MatchString(variable) && !Evaluated(variable):
+			c.Assigned = append(c.Assigned, variable)
 		case !word.Known:
-			return found, notUnderstood(words, word)
-		case word.Text == "--":
-		case word.Text == "-" && w.assigns: // env - is env -i
-			found.assigned = append(found.assigned, "PATH")
-		case len(word.Text) > 1 && word.Text[0] == '-':
-			skip, known := w.option(word.Text)
-			if !known {
-				return found, notUnderstood(words, word)
+			return nil, notUnderstood(words, word)
+		case valued, w.flags != nil && w.flags.MatchString(word.Text):
+			if i++; !valued {
+				i--
+			} else if i < len(words) && (words[i].Many || strings.HasSuffix(word.Text, "I") && !isIn("{} %", words[i])) {
+				return nil, notUnderstood(words, words[i])
 			}
-			if value := i + skip; value < len(words) && words[value].Many { // the words behind it may be its own
-				return found, notUnderstood(words, words[value])
+			if name == "env" { // a shell without PATH has one of its own
+				c.Assigned = append(c.Assigned, "PATH")
 			}
-			if w.assigns && !w.judged && emptied.MatchString(word.Text) { // a shell without PATH has one of its own
-				found.assigned = append(found.assigned, "PATH")
-			}
-			found.wraps = found.wraps && (!w.assigns || !strings.HasPrefix(word.Text, "-C") && name != "--chdir") // it changes the directory as well
-			i += skip
-		case w.assigns && assigns: // a name that no shell sets
-			return found, notUnderstood(words, word)
+		case strings.HasPrefix(word.Text, "-"), w.assigns && assigns:
+			return nil, notUnderstood(words, word)
 		case operands > 0:
 			operands--
 		default:
-			found.commands = [][]Word{words[i:]}
-			return found, nil
+			return words[i:], nil
 		}
 	}
-	return wrapped{}, nil
+	return nil, nil
 }
 
-// option reads an option: how many further words its value has, and whether it is known.
-func (w wrapper) option(text string) (skip int, known bool) {
-	if strings.HasPrefix(text, "--") {
-		name, _, attached := strings.Cut(text, "=")
-		switch {
-		case slices.Contains(strings.Fields(w.long), name), slices.Contains(strings.Fields(w.longWith), name) && attached:
-			return 0, true
-		case slices.Contains(strings.Fields(w.longWith), name):
-			return 1, true
-		}
-		return 0, false
-	}
-	for i := 1; i < len(text); i++ {
-		switch {
-		case strings.IndexByte(w.flags, text[i]) >= 0:
-		case strings.IndexByte(w.valued, text[i]) < 0:
-			return 0, false
-		case i+1 < len(text): // the value is attached
-			return 0, true
-		default:
-			return 1, true
-		}
-	}
-	return 0, true
-}
-
-var (
-	replaces    = regexp.MustCompile(`^-[0rtpx]*I`)
-	besideThose = regexp.MustCompile(`^-[0rtpx]*(P[0-9]+)?$`)
-)
-
-// withInput adds to the command of xargs what it reads from its input: words behind it, or in the
-// position of a text. Other options may take back that words are replaced.
-func withInput(found *wrapped, args []Word) error {
-	command := found.commands[0]
-	options := args[:len(args)-len(command)]
-	at := slices.IndexFunc(options, func(w Word) bool { return replaces.MatchString(w.Text) })
-	if at < 0 {
-		found.commands[0] = append(slices.Clone(command), Word{Text: "...", Many: true})
-		return nil
-	}
-	text, rest := replaces.ReplaceAllString(options[at].Text, ""), at+1
-	if text == "" && rest < len(options) {
-		if !options[rest].Known {
-			return notUnderstood(args, options[rest])
-		}
-		text, rest = options[rest].Text, rest+1
-	}
-	for _, option := range slices.Concat(options[:at], options[rest:]) {
-		if text == "" || !besideThose.MatchString(option.Text) {
-			return notUnderstood(args, option)
-		}
-	}
-	found.commands[0] = replacing(command, text)
-	return nil
-}
-
-// replacing is a command in which a text stands for something that is not known.
-func replacing(command []Word, text string) []Word {
+// replacing is a command in which xargs or find may put other words for {} or %.
+func replacing(command []Word) []Word {
 	command = slices.Clone(command)
-	for i := range command {
-		if strings.Contains(command[i].Text, text) {
-			command[i].Known = false
+	for i, word := range command {
+		if strings.Contains(word.Text, "{}") || strings.Contains(word.Text, "%") {
+			command[i] = Word{Text: word.Text, Many: true}
 		}
 	}
 	return command
 }
 
-var shellOptions = regexp.MustCompile(`^-[eufvxClc]*o?$`)
+var (
+	shellOptions   = regexp.MustCompile(`^(-[euxv]*c?|--norc|--noprofile)$`)
+	descriptorName = regexp.MustCompile(`(^|/)(?i:[0-9]*|std(in|out|err)|tty.*)$`)
+	beginsAsPath   = regexp.MustCompile("^[a-zA-Z0-9_./][^$`\"']*$")
+)
 
-// shell reads the script of a shell from its arguments. A shell that runs a file stays a command
-// like any other.
-func (r *reader) shell(words []Word, depth int) (wrapped, error) {
-	script, plain := false, true
-	i := 1
-	for ; i < len(words) && words[i].Known && (strings.HasPrefix(words[i].Text, "-") || strings.HasPrefix(words[i].Text, "+")); i++ {
-		text := words[i].Text
-		if text == "--norc" || text == "--noprofile" {
-			continue
+// shell reads the script of a shell from its arguments.
+func (r *reader) shell(c Command, depth int) (wraps bool, err error) {
+	script, i := false, 1
+	for ; i < len(c.Words) && strings.HasPrefix(c.Words[i].Text, "-"); i++ {
+		option := c.Words[i]
+		if len(option.Text) < 2 {
+			return false, notUnderstood(c.Words, option)
 		}
-		if !shellOptions.MatchString(text) || text == "-" {
-			return wrapped{}, notUnderstood(words, words[i])
+		if strings.HasSuffix(option.Text, "o") && i+1 < len(c.Words) && isIn("errexit nounset pipefail xtrace", c.Words[i+1]) {
+			i++
+			option.Text = strings.TrimSuffix(option.Text, "o")
 		}
-		script = script || strings.Contains(text, "c")
-		plain = plain && !strings.Contains(text, "l") // it reads a profile
-		if strings.HasSuffix(text, "o") {
-			if i++; i >= len(words) || !isIn(setNames, words[i]) {
-				return wrapped{}, notUnderstood(words, Word{Text: text})
-			}
+		if !option.Known || !shellOptions.MatchString(option.Text) {
+			return false, notUnderstood(c.Words, option)
 		}
+		script = script || strings.HasSuffix(option.Text, "c") && option.Text[1] != '-'
 	}
-	switch rest := words[i:]; {
-	case len(rest) == 0 && script:
-		return wrapped{}, nil // the shell refuses it
+	switch rest := c.Words[i:]; {
+	case len(rest) == 0 && !script:
+		r.readsInput = c.Program()
+		return false, nil
 	case len(rest) == 0:
-		r.readsInput = programOf(words[0])
-		return wrapped{}, nil
-	case script && rest[0].Known:
-		return wrapped{wraps: plain}, r.read(rest[0].Text, depth+1)
-	case !script && isFile(rest[0]):
-		return wrapped{file: rest}, nil
+		return false, nil // the shell refuses it
+	case !script:
+		return false, r.file(c, rest)
+	case !rest[0].Known:
+		return false, notUnderstood(c.Words, rest[0])
+	case depth > maxNesting:
+		return false, fmt.Errorf("scripts in scripts: more than %d levels", maxNesting)
 	default:
-		return wrapped{}, notUnderstood(words, rest[0])
+		return true, r.read(rest[0].Text, depth)
 	}
 }
 
-var descriptorName = regexp.MustCompile(`^(?i:[0-9]*|std(in|out|err)|tty.*)$`)
-
-// isFile reports whether a word is a path that surely is no open descriptor, such as /dev/stdin,
-// wherever it is relative to.
-func isFile(word Word) bool {
-	return word.Known && !strings.HasPrefix(word.Text, "-") && !descriptorName.MatchString(programOf(word))
-}
-
-// find returns the commands behind -exec and its like. A word that is not known must not be able to
-// be such an option, or the end of its command.
-func find(words []Word) (wrapped, error) {
-	found := wrapped{}
-	for i := 1; i < len(words); i++ {
-		word := words[i]
-		if !word.Known && !beginsAsPath.MatchString(word.Text) &&
-			(word.Many || i+1 < len(words) && (!words[i+1].Known || !strings.HasPrefix(words[i+1].Text, "-"))) {
-			return found, notUnderstood(words, word)
-		}
-		if !isIn("-exec -execdir -ok -okdir", word) {
-			continue
-		}
-		end := i + 1
-		for end < len(words) && words[end].Text != ";" && (words[end].Text != "+" || words[end-1].Text != "{}") {
-			if !words[end].Known {
-				return found, notUnderstood(words, words[end])
-			}
-			end++
-		}
-		if end > i+1 {
-			found.commands = append(found.commands, replacing(words[i+1:end], "{}"))
-		}
-		i = end
+// file adds the file that a shell runs, which it may find as it finds programs. A name that may be
+// an open descriptor, such as /dev/stdin, wherever it is relative to, is not understood.
+func (r *reader) file(c Command, words []Word) error {
+	if len(words) == 0 {
+		return nil
 	}
-	return found, nil
+	if name := words[0]; !name.Known || strings.IndexAny(name.Text, "-+") == 0 || descriptorName.MatchString(name.Text) {
+		return notUnderstood(c.Words, name)
+	}
+	r.script.Commands = append(r.script.Commands, Command{Words: words, Assigned: c.Assigned, Wraps: true})
+	return nil
 }
 
-// beginsAsPath matches what is not known, but begins with a name that is: src/*.
-var beginsAsPath = regexp.MustCompile("^[a-zA-Z0-9_./][^$`\"']*$")
+// find refuses -exec and its like, and words that may become such an option.
+func find(words []Word) error {
+	for i, word := range words {
+		last := i+1 == len(words) || words[i+1].Known && strings.HasPrefix(words[i+1].Text, "-") // no command follows
+		if isIn("-exec -execdir -ok -okdir", word) || !word.Known && !beginsAsPath.MatchString(word.Text) && (word.Many || !last) {
+			return fmt.Errorf("%w; pipe the names to xargs", notUnderstood(words, word))
+		}
+	}
+	return nil
+}

@@ -22,16 +22,16 @@ func scriptOf(payload protocol.Payload) (script *shell.Script, judged bool, err 
 	case protocol.CommandRun:
 		env = p.Env
 		if p.Command == "" {
-			script, err = shell.Argv(p.Argv, p.Stdin)
+			script, err = shell.Argv(p.Argv, len(p.Stdin) > 0)
 		} else {
-			script, err = shell.ParseInput(p.Command, p.Stdin)
+			script, err = shell.Parse(p.Command, len(p.Stdin) > 0)
 		}
 	case protocol.CodeRun:
 		if p.Language != "sh" {
 			return nil, false, nil
 		}
 		env = p.Env
-		script, err = shell.Parse(p.Code)
+		script, err = shell.Parse(p.Code, false)
 	case wire.ProcessSend:
 		return typedLines(p), true, nil
 	default:
@@ -60,7 +60,7 @@ func typedLines(sent wire.ProcessSend) *shell.Script {
 	text := strings.ReplaceAll(keys.ReplaceAllString(string(sent.Input), ""), "\\\r", "")
 	text = strings.ReplaceAll(text, "\\\n", "")
 	for _, line := range strings.FieldsFunc(text, func(r rune) bool { return r != '\t' && unicode.IsControl(r) }) {
-		of, err := shell.Parse(line)
+		of, err := shell.Parse(line, false)
 		script.Commands = append(script.Commands, of.Commands...)
 		if err != nil && !errors.Is(err, shell.ErrSyntax) {
 			script.Commands = append(script.Commands, shell.Command{Words: []shell.Word{{Text: line, Many: true}}})
@@ -69,7 +69,7 @@ func typedLines(sent wire.ProcessSend) *shell.Script {
 			continue
 		}
 		for _, part := range separators.Split(line, -1) {
-			of, _ := shell.Parse(part) // what was read before an error counts
+			of, _ := shell.Parse(part, false) // what was read before an error counts
 			for _, command := range of.Commands {
 				if command.Program() != "" {
 					script.Commands = append(script.Commands, command)
@@ -158,24 +158,16 @@ func harmless(variable string) bool {
 	}
 }
 
-// doesMatch reports whether a command surely begins with the words of a pattern, but for options
-// before its subcommand that are harmless. A pattern without a slash means the program that PATH
-// has, not any file of that name.
+// doesMatch reports whether a command surely begins with the words of a pattern. A pattern without a
+// slash means the program that PATH has, not any file of that name.
 func doesMatch(patterns []string, command *shell.Command) bool {
 	return slices.ContainsFunc(patterns, func(pattern string) bool {
 		words, is := strings.Fields(pattern), command.Words
-		if !is[0].Known || !matches(words[0], is[0].Text) || strings.Contains(is[0].Text, "/") && !strings.Contains(words[0], "/") {
-			return false
-		}
-		words, is = words[1:], is[1:]
-		if len(words) > 0 && !isOption(words[0]) {
-			is = globalsOf(command.Program()).skipHarmless(is)
-		}
-		if len(words) > len(is) {
+		if len(words) > len(is) || strings.Contains(is[0].Text, "/") && !strings.Contains(words[0], "/") {
 			return false
 		}
 		for i, word := range words {
-			if word != "*" && (!is[i].Known || !matches(word, is[i].Text)) {
+			if (word != "*" || i == 0) && !(is[i].Known && matches(word, is[i].Text)) {
 				return false
 			}
 		}
@@ -183,22 +175,61 @@ func doesMatch(patterns []string, command *shell.Command) bool {
 	})
 }
 
+// renames matches a setting that may give git's subcommands other names.
+var renames = regexp.MustCompile(`(?i)^((-c|--config-env)=?)?(alias|include|includeif)\.`)
+
 // mayMatch returns a pattern that a command matches, or may match: words that are not known match
 // everything, and the program's directory does not count, nor the case of its name and of words
 // that are no options: some file systems find git as GIT, and its subcommands likewise.
 func mayMatch(patterns []string, command *shell.Command) (string, bool) {
 	for _, pattern := range patterns {
-		words, is := strings.Fields(pattern), command.Words
+		words, is := strings.Fields(strings.ToLower(pattern)), command.Words
 		name := strings.ToLower(command.Program())
 		if subcommand, of := strings.CutPrefix(name, "git-"); of { // git's own folder has its subcommands
 			name, is = "git", append([]shell.Word{is[0], {Text: subcommand, Known: true}}, is[1:]...)
 		}
+		renamed := name == "git" && slices.ContainsFunc(is[1:], func(w shell.Word) bool { return renames.MatchString(w.Text) })
 		if strings.Contains(words[0], "/") {
 			name = strings.ToLower(command.Words[0].Text)
 		}
-		if command.Program() == "" || matches(strings.ToLower(words[0]), name) && globalsOf(name).mayBegin(words[1:], is[1:]) {
+		if command.Program() == "" || matches(words[0], name) && (renamed || argumentsMayBegin(strings.Fields(pattern)[1:], is[1:])) {
 			return pattern, true
 		}
 	}
 	return "", false
+}
+
+// isOption reports whether a word of a pattern or a command is an option.
+func isOption(text string) bool { return len(text) > 1 && (text[0] == '-' || text[0] == '+') }
+
+// argumentsMayBegin reports whether a program's arguments may begin with the words of a pattern. An
+// option of the pattern may stand anywhere. Behind an option of the command, whose value may be the
+// next word, and behind a word that is not known, any later word may be the subcommand.
+func argumentsMayBegin(pattern []string, words []shell.Word) bool {
+	all, anywhere := words, false
+	for i, want := range pattern {
+		may := func(w shell.Word) bool {
+			return !w.Known || matches(want, w.Text) || !isOption(want) && matches(strings.ToLower(want), strings.ToLower(w.Text))
+		}
+		if isOption(want) {
+			if !slices.ContainsFunc(all, may) {
+				return false
+			}
+			continue
+		}
+		at := 0
+		if anywhere = anywhere || want != "*" && len(words) > 0 && (!words[0].Known || isOption(words[0].Text)); anywhere {
+			at = slices.IndexFunc(words, may)
+		}
+		switch {
+		case at < 0, at == len(words): // at the end a star stands for no word, too
+			return !slices.ContainsFunc(pattern[i:], func(word string) bool { return word != "*" })
+		case words[at].Many:
+			return true
+		case !may(words[at]):
+			return false
+		}
+		words = words[at+1:]
+	}
+	return true
 }
