@@ -130,23 +130,23 @@ func (v *conversation) status(context.Context) {
 		workspace = "of its own"
 	}
 	v.say("session %s, model %s, workspace %s, %s, %d tokens; continue with: coordinator chat%s --model %s --session %s",
-		s.session, s.options.ModelName, workspace, terminal.Plural(sums.turns, "turn"), sums.usage.Total(), v.command.Reach(), cli.ShellWord(s.options.ModelName), s.session)
+		s.session, s.options.ModelName, workspace, terminal.Plural(sums.turns, "turn"), sums.bill.Usage.Total(), v.command.Reach(), cli.ShellWord(s.options.ModelName), s.session)
 }
 
 func (v *conversation) cost(context.Context) {
 	sums := v.session.sums()
 	about, cost := "", "the cost is unknown: this model has no price (--price)"
-	if sums.usage.Estimated {
+	if sums.bill.Usage.Estimated {
 		about = "about "
 	}
 	switch {
-	case sums.cost != nil:
-		cost = fmt.Sprintf("$%.4f", *sums.cost)
+	case sums.bill.CostUSD != nil:
+		cost = fmt.Sprintf("$%.4f", *sums.bill.CostUSD)
 	case v.session.options.Price != nil:
 		cost = "the cost is unknown"
 	}
 	v.say("%s: %s%d input tokens (%d from the cache), %d output tokens; %s", terminal.Plural(sums.turns, "turn"), about,
-		sums.usage.InputTokens, sums.usage.CachedTokens, sums.usage.OutputTokens, cost)
+		sums.bill.Usage.InputTokens, sums.bill.Usage.CachedTokens, sums.bill.Usage.OutputTokens, cost)
 }
 
 // useModel has another model reply from the next turn on.
@@ -235,21 +235,9 @@ func (v *conversation) journal(ctx context.Context) []loop.Event {
 }
 
 func (v *conversation) jobs(ctx context.Context) {
-	var running []loop.Event
-	wrote := map[protocol.CallID]string{}
-	for _, e := range v.journal(ctx) {
-		switch {
-		case e.Type == loop.EventToolCall:
-			wrote[e.CallID] = e.Arguments
-		case e.Type == loop.EventToolResult && e.Job != "":
-			running = append(running, e)
-		case e.Type == loop.EventJobEnded:
-			running = slices.DeleteFunc(running, func(job loop.Event) bool { return job.CallID == e.CallID })
-		}
-	}
 	var lines []string
-	for _, e := range running {
-		lines = append(lines, fmt.Sprintf("%s  since %s  %s", e.Job, e.Time.Local().Format("15:04:05"), terminal.About(e.Name, wrote[e.CallID])))
+	for _, e := range loop.StateOf(v.journal(ctx)).Jobs {
+		lines = append(lines, fmt.Sprintf("%s  since %s  %s", e.Job, e.Time.Local().Format("15:04:05"), terminal.About(e.Name, e.Arguments)))
 	}
 	if len(lines) == 0 {
 		lines = []string{"no call runs in the background; background processes of bash are no calls: the model lists them with its tool process"}

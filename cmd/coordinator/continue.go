@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -68,12 +67,11 @@ func (c *runCommand) remember(session protocol.SessionID) {
 	}
 }
 
-// totals are what a session has used in turns that have ended, whichever process ran them.
+// totals are what a session has used in its turns, whichever process ran them.
 type totals struct {
 	turns int // that have ended
 	turn  int // the number of the last one that began
-	usage protocol.Usage
-	cost  *float64 // nil if that of a turn is unknown
+	bill  loop.Bill
 }
 
 // see adds what an event says. A fork begins with nothing.
@@ -84,30 +82,10 @@ func (t *totals) see(e *loop.Event) {
 	case loop.EventTurnStarted:
 		t.turn = e.Turn
 	case loop.EventTurnEnded:
-		if t.turns++; e.Usage != nil {
-			t.usage = t.usage.Add(*e.Usage)
-		}
-		switch {
-		case e.CostUSD == nil || t.turns > 1 && t.cost == nil:
-			t.cost = nil
-		case t.cost == nil:
-			t.cost = new(*e.CostUSD)
-		default:
-			t.cost = new(*t.cost + *e.CostUSD)
-		}
+		t.turns++
 	default:
 	}
-}
-
-// of returns the result of a session's last turn, with what the session has used in all. ended says
-// that the turn has ended.
-func (t *totals) of(r loop.TurnResult, ended bool) loop.TurnResult {
-	if ended {
-		r.Usage, r.CostUSD = t.usage, t.cost
-	} else {
-		r.Usage = t.usage.Add(r.Usage)
-	}
-	return r
+	t.bill.Add(e)
 }
 
 // goOn reads what the session did before, and says what a process that was lost has left open. It
@@ -152,24 +130,14 @@ func (c *runCommand) howToGoOn(session protocol.SessionID) string {
 
 // unfinished returns the number of the open turn, 0 if there is none, and its calls without result.
 func unfinished(events []loop.Event) (turn int, running []string) {
-	var open []loop.Event
-	for _, e := range events {
-		switch e.Type {
-		case loop.EventTurnStarted:
-			turn, open = e.Turn, nil
-		case loop.EventTurnEnded:
-			turn = 0
-		case loop.EventToolCall:
-			if e.Status == "" { // else it is refused
-				open = append(open, e)
-			}
-		case loop.EventToolResult:
-			open = slices.DeleteFunc(open, func(call loop.Event) bool { return call.CallID == e.CallID })
-		default:
+	open := loop.StateOf(events)
+	for _, e := range open.Calls {
+		if e.CallID != "" && e.Status == "" { // else it was not sent, or refused
+			running = append(running, terminal.About(e.Name, e.Arguments))
 		}
 	}
-	for _, e := range open {
-		running = append(running, terminal.About(e.Name, e.Arguments))
+	if open.Turn != nil {
+		turn = open.Turn.Turn
 	}
 	return turn, running
 }

@@ -215,7 +215,9 @@ func (c *runCommand) with(
 	c.remember(turn.session)
 	result, runErr := converse(ctx, s)
 	_ = env.Client.Close() // with everything of the session that still runs
-	return finish(ctx, s.show, turn.session, s.totals.of(result, runErr == nil), runErr, env.Git, c.howToGoOn(turn.session))
+	bill := s.sums().bill
+	result.Usage, result.CostUSD = bill.Usage, bill.CostUSD
+	return finish(ctx, s.show, turn.session, result, runErr, env.Git, c.howToGoOn(turn.session))
 }
 
 // start makes the session's runner, and the part that answers its questions until end.

@@ -39,7 +39,7 @@ func cancel(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) ([]proto
 	if err != nil {
 		return nil, err
 	}
-	info := fold(history.Events)
+	info := describe(history.Events)
 	if IsOpen(info.State) {
 		return nil, fmt.Errorf("turn %d is open, and %w: stop the process that runs it, or continue it (run --session %s) if that process was lost", info.Turns, ErrElsewhere, id)
 	}

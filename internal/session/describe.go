@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -34,37 +33,21 @@ func IsOpen(state string) bool {
 type folded struct {
 	report.Session
 
-	wrote    map[protocol.CallID]string // arguments of calls without result
-	costless bool                       // the price of a reply is unknown
-	worked   bool                       // it has a turn that no client of another interface made, or is a fork
-	last     uint64                     // sequence of the last message
-	invalid  bool                       // a message cannot be read
-	copies   protocol.CallID            // the fork or import that is not completed
-	removed  bool                       // it is being removed
+	state   loop.SessionState
+	worked  bool            // it has a turn that no client of another interface made, or is a fork
+	last    uint64          // sequence of the last message
+	invalid bool            // a message cannot be read
+	copies  protocol.CallID // the fork or import that is not completed
+	removed bool            // it is being removed
 }
 
-// spend adds what a reply or a summary took. What sub-agents took is that of their own sessions.
-func (i *folded) spend(e *loop.Event) {
-	if e.Usage != nil {
-		i.Usage = i.Usage.Add(*e.Usage)
-	}
-	switch {
-	case e.CostUSD == nil:
-		i.CostUSD, i.costless = nil, true
-	case i.costless:
-	case i.CostUSD == nil:
-		i.CostUSD = new(*e.CostUSD)
-	default:
-		*i.CostUSD += *e.CostUSD
-	}
-}
-
-// fold is what the events of a journal say.
-func fold(events []loop.Event) (f folded) {
+// describe describes a session by the events of its journal.
+func describe(events []loop.Event) *report.Session {
+	var f folded
 	for i := range events {
 		f.apply(&events[i])
 	}
-	return f
+	return f.described()
 }
 
 // apply extends what is known by one event of the journal.
@@ -74,12 +57,8 @@ func (i *folded) apply(e *loop.Event) {
 		i.CreatedAt = &created
 	}
 	i.UpdatedAt = e.Time
+	i.state.Apply(e)
 	last := len(i.History) - 1
-	if i.Approval != nil && e.Type != loop.EventJobEnded { // any other event comes after the answer
-		i.Approval, i.State = nil, report.StateOpen
-	}
-	i.ask(e)
-	i.wonder(e)
 	if e.CallID == i.copies && (e.Type == loop.EventSessionForked || e.Type == loop.EventImported) {
 		i.copies = ""
 	}
@@ -88,9 +67,6 @@ func (i *folded) apply(e *loop.Event) {
 		*i = folded{Session: report.Session{SessionID: i.SessionID, CreatedAt: i.CreatedAt, UpdatedAt: e.Time, Parent: e.From}, copies: e.CallID}
 	case loop.EventRemoved:
 		i.removed = true
-	case loop.EventApprovalAsked:
-		i.State = report.StateWaitsForApproval
-		i.Approval = &report.Question{SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Arguments: e.Arguments, Reason: e.Text, AskedAt: e.Time}
 	case loop.EventSessionStarted:
 		i.Model, i.Workspace, i.Tenant = e.Model, e.Workspace, e.Tenant
 		if e.Parent != nil {
@@ -104,15 +80,11 @@ func (i *folded) apply(e *loop.Event) {
 		i.History = append(i.History, report.Turn{Turn: e.Turn, State: report.StateOpen, StartedAt: e.Time, Input: e.Input, TraceID: e.TraceID})
 	case loop.EventModelReply:
 		i.Steps, i.ToolCalls = i.Steps+1, i.ToolCalls+len(e.ToolCalls)
-		i.spend(e)
 		if last >= 0 {
 			i.History[last].Steps++
 			i.History[last].ToolCalls += len(e.ToolCalls)
 		}
-	case loop.EventCompacted, loop.EventReplyFailed:
-		i.spend(e)
-	case loop.EventSessionForked: // what its origin used is the origin's
-		i.Usage, i.CostUSD, i.costless = protocol.Usage{}, nil, false
+	case loop.EventSessionForked:
 		i.State, i.Parent, i.worked = report.StateForked, e.From, true
 	case loop.EventTurnEnded:
 		i.State = e.Status
@@ -123,48 +95,34 @@ func (i *folded) apply(e *loop.Event) {
 	}
 }
 
-// wonder extends what is known of calls of unknown outcome by one event.
-func (i *folded) wonder(e *loop.Event) {
-	switch {
-	case e.Type == loop.EventToolCall, e.Type == loop.EventRevertStarted:
-		if i.wrote == nil {
-			i.wrote = make(map[protocol.CallID]string)
-		}
-		i.wrote[e.CallID] = e.Arguments
-	case e.Type == loop.EventCallResolved:
-		i.Unknown = slices.DeleteFunc(i.Unknown, func(u report.Unknown) bool { return u.CallID == e.CallID })
-	case e.Type == loop.EventToolResult && e.Job == "", e.Type == loop.EventJobEnded, e.Type == loop.EventRevertEnded:
-		if protocol.Status(e.Status) == protocol.StatusOutcomeUnknown {
-			i.Unknown = append(i.Unknown, report.Unknown{CallID: e.CallID, Tool: e.Name, Arguments: i.wrote[e.CallID]})
-		}
-		delete(i.wrote, e.CallID)
+// described is the session with what is open, unknown and used.
+func (i *folded) described() *report.Session {
+	info, s := i.Session, &i.state
+	info.Usage, info.CostUSD = s.Bill.Usage, s.Bill.CostUSD
+	if a := s.Approval; a != nil {
+		info.Approval = &report.Question{SessionID: a.SessionID, CallID: a.CallID, Tool: a.Name, Arguments: a.Arguments, Reason: a.Text, AskedAt: a.Time}
 	}
-}
-
-// ask extends what the calls of the open turn ask by one event.
-func (i *folded) ask(e *loop.Event) {
-	before := len(i.Questions)
-	i.Questions = slices.DeleteFunc(i.Questions, func(q report.Question) bool {
-		switch e.Type {
-		case loop.EventTurnEnded:
-			return true
-		case loop.EventToolResult, loop.EventQuestionAsked: // a call asks one after another
-			return q.CallID == e.CallID
-		case loop.EventAnswered:
-			return q.CallID == e.CallID && e.Question != nil && q.Question.ID == e.Question.ID
-		default:
-			return false
-		}
-	})
-	if e.Type == loop.EventQuestionAsked && e.Question != nil {
-		i.Questions = append(i.Questions, report.Question{
-			SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Reason: e.Question.Message, AskedAt: e.Time, Question: e.Question, Lane: e.Lane,
+	for _, q := range s.Questions {
+		info.Questions = append(info.Questions, report.Question{
+			SessionID: q.SessionID, CallID: q.CallID, Tool: q.Name, Reason: q.Question.Message, AskedAt: q.Time, Question: q.Question, Lane: q.Lane,
 		})
-		i.State = report.StateWaitsForAnswer
 	}
-	if before > 0 && len(i.Questions) == 0 {
-		i.Questions, i.State = nil, report.StateOpen
+	for _, u := range s.Unknown {
+		info.Unknown = append(info.Unknown, report.Unknown{CallID: u.CallID, Tool: u.Name, Arguments: u.Arguments})
 	}
+	switch {
+	case i.removed:
+		info.State = report.StateRemoving
+	case i.invalid:
+		info.State = report.StateInvalid
+	case i.copies != "":
+		info.State = report.StateUncompleted
+	case info.Approval != nil:
+		info.State = report.StateWaitsForApproval
+	case len(info.Questions) > 0:
+		info.State = report.StateWaitsForAnswer
+	}
+	return &info
 }
 
 // Show describes a session. The error wraps [ErrNone] when there is none.
@@ -269,18 +227,6 @@ func (i *folded) read(body []byte, seq uint64, at time.Time) {
 	}
 	i.JournalBytes, i.last = size+int64(len(body)), seq
 	i.Messages = messages + 1
-}
-
-func (i *folded) described() *report.Session {
-	switch {
-	case i.removed:
-		i.State = report.StateRemoving
-	case i.invalid:
-		i.State = report.StateInvalid
-	case i.copies != "":
-		i.State = report.StateUncompleted
-	}
-	return &i.Session
 }
 
 // sizes adds the size of what is stored of a session outside of its journal.

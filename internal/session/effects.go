@@ -56,7 +56,7 @@ func Effects(ctx context.Context, journal loop.Journal, id protocol.SessionID, a
 	for i := range events {
 		e := &events[i]
 		status := protocol.Status(e.Status)
-		if !endsCall(e) || i <= cut || e.Effect == nil && status != protocol.StatusOutcomeUnknown || resolved[e.CallID] == resolvedDidNot {
+		if !e.EndsCall() || i <= cut || e.Effect == nil && status != protocol.StatusOutcomeUnknown || resolved[e.CallID] == resolvedDidNot {
 			continue
 		}
 		effect := Effect{Effect: report.Effect{CallID: e.CallID, Tool: e.Name, Status: status}, session: e.SessionID}
@@ -77,12 +77,6 @@ func Effects(ctx context.Context, journal loop.Journal, id protocol.SessionID, a
 	}
 	slices.Reverse(effects)
 	return effects, nil
-}
-
-// endsCall reports whether an event is the end of a call. The result of one that became a job is
-// not.
-func endsCall(e *loop.Event) bool {
-	return e.Type == loop.EventJobEnded || e.Type == loop.EventToolResult && e.Job == ""
 }
 
 // attempted notes an event of an attempt to undo an effect, and what a person found out about it.
@@ -125,7 +119,7 @@ func withAgents(ctx context.Context, journal loop.Journal, events []loop.Event) 
 		case e.Name != wire.AgentTool:
 		case e.Type == loop.EventToolCall:
 			open = append(open, e.CallID)
-		case endsCall(e):
+		case e.EndsCall():
 			open = slices.DeleteFunc(open, func(id protocol.CallID) bool { return id == e.CallID })
 			if err := add(e.CallID); err != nil {
 				return nil, err
@@ -252,7 +246,7 @@ func resolve(ctx context.Context, journal loop.Journal, id protocol.SessionID, c
 	if err != nil {
 		return err
 	}
-	info := fold(history.Events)
+	info := describe(history.Events)
 	at := slices.IndexFunc(info.Unknown, func(u report.Unknown) bool { return u.CallID == call })
 	if at < 0 {
 		return codes.As(codes.ErrNotFound, fmt.Errorf("the session has no call of this id whose outcome is unknown (session show %s lists them)", id))
@@ -274,7 +268,7 @@ func note(ctx context.Context, journal loop.Journal, history loop.History, id pr
 	if len(history.Events) == 0 {
 		return ErrNone
 	}
-	if IsOpen(fold(history.Events).State) { // the process of the turn extends the journal
+	if IsOpen(describe(history.Events).State) { // the process of the turn extends the journal
 		return fmt.Errorf("%w: a turn has begun meanwhile; repeat the command when that has ended", ErrBusy)
 	}
 	e.SessionID, e.Time, e.Turn = id, time.Now().UTC(), history.Events[len(history.Events)-1].Turn

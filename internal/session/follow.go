@@ -129,32 +129,17 @@ func (a *follower) journaled(events []loop.Event, waits bool) *loop.TurnResult {
 	if begin == 1 {
 		a.once(events[0])
 	}
-	for i, e := range turn {
+	for _, e := range turn {
 		a.once(e)
-		if e.Type == loop.EventApprovalAsked && undecided(turn[i+1:]) || e.Type == loop.EventQuestionAsked && unanswered(e, turn[i+1:]) {
-			a.ask(e)
-		}
+	}
+	state := loop.StateOf(turn)
+	if state.Approval != nil {
+		a.ask(*state.Approval)
+	}
+	for _, e := range state.Questions {
+		a.ask(e)
 	}
 	return a.result
-}
-
-// undecided reports whether only ends of jobs follow a question.
-func undecided(after []loop.Event) bool {
-	return !slices.ContainsFunc(after, func(e loop.Event) bool { return e.Type != loop.EventJobEnded })
-}
-
-// unanswered reports whether no later event of the turn ends the question of a running call.
-func unanswered(asked loop.Event, after []loop.Event) bool {
-	return asked.Question != nil && !slices.ContainsFunc(after, func(e loop.Event) bool {
-		switch e.Type {
-		case loop.EventTurnEnded:
-			return true
-		case loop.EventToolResult, loop.EventQuestionAsked, loop.EventAnswered: // a call asks one after another
-			return e.CallID == asked.CallID
-		default:
-			return false
-		}
-	})
 }
 
 // ask shows the question of an event, once.

@@ -37,7 +37,7 @@ func (at At) in(events []loop.Event) int {
 		if at.Turn > 0 {
 			return e.Turn == at.Turn && e.Type == loop.EventTurnEnded
 		}
-		return e.CallID == at.Call && (e.Job == "" && e.Type == loop.EventToolResult || e.Type == loop.EventJobEnded)
+		return e.CallID == at.Call && e.EndsCall()
 	})
 }
 
@@ -285,18 +285,15 @@ func until(events []loop.Event, at At) []loop.Event {
 		events = slices.Concat(events[:last+1], leftOutOf(events[:last+1], events[last+1:]))
 	}
 	events = withoutStreamed(events)
-	var left leftOpen
-	for i := range events {
-		left.see(&events[i])
-	}
+	open := loop.StateOf(events)
 	end := len(events)
-	if left.turn == nil && len(left.jobs) > 0 { // which end in a turn: the last one
+	if open.Turn == nil && len(open.Jobs) > 0 { // which end in a turn: the last one
 		end--
 		for events[end].Type != loop.EventTurnEnded {
 			end--
 		}
 	}
-	return slices.Concat(events[:end], left.ends(), events[end:])
+	return slices.Concat(events[:end], endsOf(&open), events[end:])
 }
 
 // withoutStreamed leaves out the calls of a reply that is not there yet.
@@ -328,48 +325,24 @@ func leftOutOf(before, behind []loop.Event) []loop.Event {
 	return events
 }
 
-// leftOpen is what has not ended where events were cut off.
-type leftOpen struct {
-	turn  *loop.Event  // its beginning; nil when none is open
-	calls []loop.Event // of its last step, as results that they do not have
-	jobs  []loop.Event // the results that began them
-}
-
-func (l *leftOpen) see(e *loop.Event) {
-	switch e.Type {
-	case loop.EventTurnStarted:
-		l.turn = e
-	case loop.EventModelReply:
-		for i, c := range e.ToolCalls {
-			l.calls = append(l.calls, loop.Event{
-				Type: loop.EventToolResult, Turn: e.Turn, Step: e.Step,
-				CallFields: loop.CallFields{Index: i, Name: c.Name, ToolCallID: c.ID},
-			})
-		}
-	case loop.EventToolResult:
-		l.calls = slices.DeleteFunc(l.calls, func(c loop.Event) bool { return c.Index == e.Index })
-		if e.Job != "" {
-			job := *e
-			job.Type, job.Handle, job.Image = loop.EventJobEnded, "", nil
-			l.jobs = append(l.jobs, job)
-		}
-	case loop.EventJobEnded:
-		l.jobs = slices.DeleteFunc(l.jobs, func(j loop.Event) bool { return j.CallID == e.CallID })
-	case loop.EventTurnEnded:
-		l.turn = nil
-	default:
+// endsOf are the events that end what is open where events were cut off.
+func endsOf(open *loop.SessionState) (events []loop.Event) {
+	for _, c := range open.Calls {
+		events = append(events, loop.Event{
+			Type: loop.EventToolResult, Turn: c.Turn, Step: c.Step,
+			CallFields: loop.CallFields{Index: c.Index, Name: c.Name, ToolCallID: c.ToolCallID},
+		})
 	}
-}
-
-// ends are the events that end it.
-func (l *leftOpen) ends() []loop.Event {
-	events := slices.Concat(l.calls, l.jobs)
+	for _, job := range open.Jobs {
+		job.Type, job.Handle, job.Image, job.Arguments, job.Lane = loop.EventJobEnded, "", nil, "", ""
+		events = append(events, job)
+	}
 	for i := range events {
 		events[i].Status = string(protocol.StatusCancelled)
 		events[i].Content = "The session was forked or exported before this call ended: the call belongs to the other session."
 	}
-	if l.turn != nil {
-		events = append(events, loop.Event{Type: loop.EventTurnEnded, Turn: l.turn.Turn, Status: string(loop.OutcomeInterrupted)})
+	if open.Turn != nil {
+		events = append(events, loop.Event{Type: loop.EventTurnEnded, Turn: open.Turn.Turn, Status: string(loop.OutcomeInterrupted)})
 	}
 	for i := range events {
 		events[i].Time = time.Now().UTC()

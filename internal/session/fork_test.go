@@ -316,14 +316,31 @@ func TestFold_WhatASessionUsedIsItsOwn(t *testing.T) {
 	events := []loop.Event{
 		{Type: loop.EventTurnStarted, Turn: 1}, spent(loop.EventReplyFailed, new(0.5)), spent(loop.EventModelReply, new(1.0)), spent(loop.EventCompacted, new(2.0)),
 	}
-	origin := fold(events)
+	origin := describe(events)
 	require.Equal(t, int64(33), origin.Usage.Total())
 	require.InDelta(t, 3.5, *origin.CostUSD, 1e-9)
-	unknown := fold(append(slices.Clone(events), spent(loop.EventModelReply, nil), spent(loop.EventModelReply, new(1.0))))
+	unknown := describe(append(slices.Clone(events), spent(loop.EventModelReply, nil), spent(loop.EventModelReply, new(1.0))))
 	require.Nil(t, unknown.CostUSD)
-	fork := fold(append(events, loop.Event{Type: loop.EventSessionForked, NoteFields: loop.NoteFields{From: "from"}}, spent(loop.EventModelReply, new(1.0))))
+	fork := describe(append(events, loop.Event{Type: loop.EventSessionForked, NoteFields: loop.NoteFields{From: "from"}}, spent(loop.EventModelReply, new(1.0))))
 	require.Equal(t, int64(11), fork.Usage.Total())
 	require.InDelta(t, 1.0, *fork.CostUSD, 1e-9)
+}
+
+// Other calls may still ask when one is approved.
+func TestDescribe_AQuestionBehindAnApproval(t *testing.T) {
+	t.Parallel()
+	of := func(kind loop.EventType, id protocol.CallID) loop.Event {
+		return loop.Event{Type: kind, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: id}, HandleFields: loop.HandleFields{Question: &protocol.Question{ID: "q"}}}
+	}
+	events := []loop.Event{{Type: loop.EventTurnStarted, Turn: 1}, of(loop.EventQuestionAsked, "a"), of(loop.EventApprovalAsked, "b")}
+	info := describe(events)
+	require.Equal(t, report.StateWaitsForApproval, info.State)
+	require.Equal(t, protocol.CallID("b"), info.Approval.CallID)
+	info = describe(append(events, of(loop.EventPolicyDecision, "b")))
+	require.Equal(t, report.StateWaitsForAnswer, info.State)
+	require.Nil(t, info.Approval)
+	require.Len(t, info.Questions, 1)
+	require.Equal(t, report.StateOpen, describe(append(events, of(loop.EventAnswered, "a"))).State)
 }
 
 // long is a conversation that no single message of a journal holds, with a call that may start

@@ -177,7 +177,7 @@ func (r *remover) refuseBusy(ctx context.Context, instead string) error {
 		return err
 	}
 	r.history = history
-	info := fold(history.Events)
+	info := describe(history.Events)
 	if IsOpen(info.State) {
 		reasons = append(reasons, fmt.Sprintf("turn %d is open", info.History[len(info.History)-1].Turn))
 	}
@@ -331,26 +331,23 @@ func (r *remover) sent(ctx context.Context, id protocol.SessionID, sent map[ownL
 	case err != nil && !errors.Is(err, loop.ErrRemoved) && !errors.Is(err, loop.ErrUncompleted):
 		return err
 	}
-	open := map[protocol.CallID]*loop.Event{}
+	var open loop.SessionState
 	for i := range history.Events {
-		switch e := &history.Events[i]; {
-		case e.Type == loop.EventToolCall:
-			open[e.CallID] = e
-		case e.Type == loop.EventToolResult && e.Job == "", e.Type == loop.EventJobEnded:
-			delete(open, e.CallID)
-		case e.Type == loop.EventSessionForked, e.Type == loop.EventImported: // those before are not its own
-			clear(open)
+		if e := &history.Events[i]; e.Type == loop.EventSessionForked || e.Type == loop.EventImported {
+			open = loop.SessionState{} // calls before are not its own
+		} else {
+			open.Apply(e)
 		}
 	}
-	for call, e := range open {
-		if e.Name == wire.AgentTool {
-			if err := r.sent(ctx, protocol.SessionID(call), sent); err != nil {
+	for _, e := range slices.Concat(open.Calls, open.Jobs) {
+		if e.Name == wire.AgentTool && e.CallID != "" {
+			if err := r.sent(ctx, protocol.SessionID(e.CallID), sent); err != nil {
 				return err
 			}
 		}
 		if pool, lane, ok := strings.Cut(e.Lane, "/"); ok {
 			p := ownLane{protocol.Pool(pool), protocol.Lane(lane)}
-			sent[p] = append(sent[p], call)
+			sent[p] = append(sent[p], e.CallID)
 		}
 	}
 	return nil

@@ -185,7 +185,8 @@ func (r *Reader) Approvals(ctx context.Context) ([]report.Question, error) {
 	}
 	read, err := r.journals(ctx, slices.Collect(maps.Values(open)))
 	approvals := []report.Question{}
-	for _, info := range read {
+	for _, journal := range read {
+		info := journal.described()
 		approvals = append(approvals, info.Questions...)
 		if info.Approval != nil {
 			approvals = append(approvals, *info.Approval)

@@ -232,8 +232,7 @@ type tally struct {
 	since        time.Time
 	before       time.Duration // what earlier processes took
 	steps, calls int
-	usage        protocol.Usage // of its replies
-	cost         *float64       // of its replies; nil when the price of one is unknown
+	bill         loop.Bill
 	notOK        map[string]int // calls by their status; one of a dozen
 	files        []change       // in the order of their first change
 }

@@ -252,10 +252,10 @@ func (v *View) progressNow(now time.Time) string {
 // spent is the tokens of a turn, and what they cost if that is known.
 func (p *page) spent(t *tally) []string {
 	var parts []string
-	if t.usage.Total() > 0 {
-		parts = append(parts, tokens(t.usage))
+	if t.bill.Usage.Total() > 0 {
+		parts = append(parts, tokens(t.bill.Usage))
 	}
-	return append(parts, p.cost(t.usage, t.cost)...)
+	return append(parts, p.cost(t.bill.Usage, t.bill.CostUSD)...)
 }
 
 // tokens says how many tokens a usage has.

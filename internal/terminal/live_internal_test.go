@@ -104,6 +104,7 @@ func TestLive_WhatRunsIsSeenAndFolded(t *testing.T) {
 	*now = now.Add(6 * time.Second)
 	v.Notice("by the way")
 	require.Equal(t, "› go\n\n! by the way\n⠋ thinking · 6 s\n", s.String())
+	see(loop.Event{Type: loop.EventReplyFailed, ReplyFields: loop.ReplyFields{Usage: &protocol.Usage{InputTokens: 100}}})
 	see(loop.Event{Type: loop.EventTextDelta, Text: "I **test"})
 	require.Contains(t, s.String(), "● I **test\n⠋ replying")
 	v.Output("a", []byte("one\n")) // workers are faster than who tells of calls
@@ -127,7 +128,7 @@ func TestLive_WhatRunsIsSeenAndFolded(t *testing.T) {
   │ red
   │ last
 · read a.go · behind: go test, 12 s
-  turn 18 s · 1,500 tokens · $1.50
+  turn 18 s · 1,600 tokens · $1.60
 `), s.String())
 	see(loop.Event{Type: loop.EventToolResult, CallFields: loop.CallFields{CallID: "a", Name: "bash"}, Status: "ok", ResultFields: loop.ResultFields{WorkerID: "w", Attempt: 1, Content: strings.Repeat("x\n", 50) + "[exit code 2]"}})
 	see(loop.Event{Type: loop.EventToolResult, CallFields: loop.CallFields{CallID: "b", Index: 1, Name: "read"}, Status: "ok", ResultFields: loop.ResultFields{Content: "text"}})

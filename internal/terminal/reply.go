@@ -96,17 +96,6 @@ func (v *View) modelReply(e *loop.Event) {
 	if e.Finish == loop.FinishLength {
 		v.line(v.ink.paint(yellow, "  (cut off at the limit of output tokens)"))
 	}
-	if e.Usage != nil {
-		v.turn.usage = v.turn.usage.Add(*e.Usage)
-	}
-	switch {
-	case e.CostUSD == nil || v.turn.steps > 0 && v.turn.cost == nil:
-		v.turn.cost = nil
-	case v.turn.cost == nil:
-		v.turn.cost = new(*e.CostUSD)
-	default:
-		*v.turn.cost += *e.CostUSD
-	}
 	v.turn.steps++
 	v.session.steps++
 	v.labels.reset(e, v.width)

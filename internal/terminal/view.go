@@ -175,6 +175,7 @@ func (v *View) Observe(e loop.Event) {
 		v.endReply()
 	}
 	v.show(&e)
+	v.turn.bill.Add(&e)
 	v.moves(&e)
 	v.flush()
 }

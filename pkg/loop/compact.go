@@ -443,10 +443,6 @@ func (s *session) noteSummary(e *Event) error {
 	}
 	s.summary = &summary{turn: turn, step: step, text: e.Text, id: e.CallID}
 	s.lastTokens = 0
-	if t := s.open(); t != nil && e.Usage != nil {
-		t.usage = t.usage.Add(*e.Usage)
-		t.addCost(e.CostUSD)
-	}
 	return nil
 }
 

@@ -44,13 +44,7 @@ type session struct {
 	first     int     // of turns, that is the session's own: those before it are of its origin
 	length
 	spending
-}
-
-// bill is what the replies of a turn took so far.
-type bill struct {
-	usage    protocol.Usage
-	cost     *float64 // nil while there is no reply, or the price of one is unknown
-	costless bool     // the price of one is unknown
+	state SessionState
 }
 
 // length is how long a conversation is.
@@ -75,7 +69,7 @@ type turn struct {
 	terms  *Terms            // nil when the journal has none
 	span   trace.SpanContext // of the process that began it; invalid without a trace
 	steps  []step
-	bill
+	bill   Bill // with that of its sub-agents
 	begun
 	notes    []string        // of jobs that ended before the first step
 	gone     bool            // a person took it out of the conversation
@@ -114,8 +108,6 @@ type stepCall struct {
 	lane     string    // where it was sent; "" for one that runs in place
 	bound    *Binding  // when it was sent; nil in older journals
 	about    string    // the stateful tool that it continues; "" for other calls
-
-	asked map[string]*protocol.Question // what it asks a person, by the id of the question
 
 	content *string         // what the model sees of its result; nil while there is none
 	status  protocol.Status // of that result
@@ -186,7 +178,6 @@ func (s *session) apply(e *Event) error {
 				j.Arguments = c.Arguments
 				s.jobs = append(s.jobs, j)
 			}
-			s.open().addSpent(e)
 			s.noteScratch(e.Scratch)
 			s.noteRead(e.Read)
 			s.noteDialog(e, c)
@@ -198,10 +189,7 @@ func (s *session) apply(e *Event) error {
 			return nil
 		})
 	case EventQuestionAsked, EventAnswered:
-		err = s.updateCall(e, func(c *stepCall) error {
-			c.noteQuestion(e)
-			return nil
-		})
+		err = s.updateCall(e, func(*stepCall) error { return nil })
 	case EventJobEnded:
 		err = s.endJob(e)
 	case EventPartLeftOut:
@@ -213,11 +201,6 @@ func (s *session) apply(e *Event) error {
 		err = s.noteSummary(e)
 	case EventRewound:
 		err = s.rewind(e)
-	case EventReplyFailed:
-		if t := s.open(); t != nil && e.Usage != nil {
-			t.usage = t.usage.Add(*e.Usage)
-			t.addCost(e.CostUSD)
-		}
 	case EventSessionForked: // what its origin used is the origin's
 		s.first, s.spent, s.warned, s.postponed = len(s.turns), protocol.Spending{}, false, nil
 		s.showReferred()
@@ -240,23 +223,13 @@ func (s *session) apply(e *Event) error {
 	}
 	if err == nil {
 		s.noteSpent(e)
+		s.state.Apply(e)
+		if t := s.open(); t != nil {
+			t.bill.Add(e)
+		}
 		return nil
 	}
 	return fmt.Errorf("%w: %s of turn %d, step %d: %w", ErrJournalInvalid, e.Type, e.Turn, e.Step, err)
-}
-
-// noteQuestion notes what a call asks, or that it is answered.
-func (c *stepCall) noteQuestion(e *Event) {
-	switch {
-	case e.Question == nil:
-	case e.Type == EventAnswered:
-		delete(c.asked, e.Question.ID)
-	default:
-		if c.asked == nil {
-			c.asked = make(map[string]*protocol.Question)
-		}
-		c.asked[e.Question.ID] = e.Question
-	}
 }
 
 func (s *session) startTurn(e *Event) error {
@@ -328,34 +301,9 @@ func (s *session) addReply(e *Event) error {
 	t.steps = append(t.steps, next)
 	s.lastTokens, s.sinceReply = 0, len(strings.Join(t.addedBehind(len(t.steps)), ""))
 	if e.Usage != nil {
-		t.usage, s.lastTokens = t.usage.Add(*e.Usage), e.Usage.Total()
+		s.lastTokens = e.Usage.Total()
 	}
-	t.addCost(e.CostUSD)
 	return nil
-}
-
-// addSpent adds what a sub-agent used, as the result of its call says.
-func (t *turn) addSpent(e *Event) {
-	if e.Spent == nil {
-		return
-	}
-	if e.Usage != nil {
-		t.usage = t.usage.Add(*e.Usage)
-	}
-	t.addCost(e.CostUSD)
-}
-
-// addCost adds what a reply cost; nil is unknown, as the sum is from then on.
-func (t *turn) addCost(cost *float64) {
-	switch {
-	case cost == nil:
-		t.cost, t.costless = nil, true
-	case t.costless:
-	case t.cost == nil:
-		t.cost = cost
-	default:
-		t.cost = new(*t.cost + *cost)
-	}
 }
 
 func (s *session) updateCall(e *Event, update func(*stepCall) error) error {
@@ -490,7 +438,7 @@ func (t *turn) missing() int {
 // soFar is the turn's result if it ended now.
 func (t *turn) soFar(outcome Outcome, failure *protocol.Error) TurnResult {
 	result := TurnResult{
-		Turn: t.number, Outcome: outcome, Steps: len(t.steps), Usage: t.usage, CostUSD: t.cost, Error: failure,
+		Turn: t.number, Outcome: outcome, Steps: len(t.steps), Usage: t.bill.Usage, CostUSD: t.bill.CostUSD, Error: failure,
 	}
 	result.Text = t.text()
 	if t.span.IsValid() {

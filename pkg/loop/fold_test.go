@@ -82,7 +82,7 @@ func requireSound(t *rapid.T, s *session) {
 		if turn.result != nil {
 			require.Zero(t, turn.missing())
 			require.Equal(t, len(turn.steps), turn.result.Steps)
-			require.Equal(t, turn.usage, turn.result.Usage)
+			require.Equal(t, turn.bill.Usage, turn.result.Usage)
 		}
 		for j := range turn.steps {
 			for _, call := range turn.steps[j].calls {

@@ -51,7 +51,6 @@ func (s *session) endJob(e *Event) error {
 	}
 	ended := *e
 	j.ended = &ended
-	t.addSpent(e)
 	if e.Told || s.turns[j.turn-1].gone { // the conversation does not have it
 		return nil
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"time"
 
@@ -55,9 +54,15 @@ func (p *pendingCall) agent() wire.AgentRequest {
 // pending returns the tool call at index of the turn's last step.
 func (t *turnRun) pending(turn *turn, index int) *pendingCall {
 	call, at := turn.last().calls[index], t.session.place(t.id, turn.number, len(turn.steps), index)
+	asked := map[string]*protocol.Question{}
+	for _, e := range t.session.state.Questions {
+		if e.CallID == at.ID {
+			asked[e.Question.ID] = e.Question
+		}
+	}
 	return &pendingCall{place: at, event: Event{
 		Turn: at.Turn, Step: at.Step, CallFields: CallFields{Index: at.Index, CallID: at.ID, ToolCallID: call.ID, Name: call.Name},
-	}, questions: questions{asked: maps.Clone(call.asked), logged: len(call.asked)}, wrote: call.Arguments}
+	}, questions: questions{asked: asked, logged: len(asked)}, wrote: call.Arguments}
 }
 
 // as returns an event of the call.

@@ -143,9 +143,9 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 		return t.stopped(ctx)
 	case len(turn.steps) >= t.opts.MaxSteps:
 		return &ending{OutcomeLimitReached, limitReached("%d steps (max_steps)", t.opts.MaxSteps)}, nil
-	case t.opts.MaxTokens > 0 && turn.usage.Total() >= t.opts.MaxTokens:
+	case t.opts.MaxTokens > 0 && turn.bill.Usage.Total() >= t.opts.MaxTokens:
 		return &ending{OutcomeLimitReached, limitReached("%d tokens (max_tokens), with %d used",
-			t.opts.MaxTokens, turn.usage.Total())}, nil
+			t.opts.MaxTokens, turn.bill.Usage.Total())}, nil
 	default:
 		may, end, err := t.budgeted(ctx)
 		if !may || err != nil {
