@@ -10,6 +10,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/prompt"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -121,10 +122,10 @@ func (c *approveCommand) list(ctx context.Context, p program) error {
 		a, pool, schema := &all[i], "", ""
 		if a.Question != nil {
 			pool = prompt.PoolFlag(a.Pool())
-			schema = "\n  answer it with --content JSON, which must fit the schema " + printableName(string(a.Question.Schema))
+			schema = "\n  answer it with --content JSON, which must fit the schema " + prose.OneLine(string(a.Question.Schema))
 		}
 		_, err = fmt.Fprintf(p.out(), "%s ago: %s %s\n  %s%s\n  coordinator approve%s%s %s %s\n",
-			ago(a.AskedAt), printableName(a.Tool), printableName(prompt.Shorten(a.Arguments)), printableName(a.Reason), schema,
+			ago(a.AskedAt), prose.OneLine(a.Tool), prose.OneLine(prompt.Shorten(a.Arguments)), prose.OneLine(a.Reason), schema,
 			c.Reach(), pool, a.SessionID, a.CallID)
 	}
 	return err

@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
@@ -179,7 +180,7 @@ func (v *conversation) tools(context.Context) {
 	var lines []string
 	for _, tool := range v.session.tools.Table.Definitions() {
 		first, _, _ := strings.Cut(tool.Description, ". ")
-		lines = append(lines, fmt.Sprintf("%-16s %s", tool.Name, terminal.Visible(strings.TrimSuffix(first, "."))))
+		lines = append(lines, fmt.Sprintf("%-16s %s", tool.Name, prose.Visible(strings.TrimSuffix(first, "."))))
 	}
 	v.say("%s", strings.Join(append(lines, "coordinator tools --doc NAME describes one"), "\n"))
 }

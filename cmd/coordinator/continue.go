@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -63,7 +64,7 @@ func (c *runCommand) findLast() error {
 // remember stores the session as the last one. If that fails, --continue does not find it.
 func (c *runCommand) remember(session protocol.SessionID) {
 	if path, _, err := c.lastFile(); err == nil && os.MkdirAll(filepath.Dir(path), 0o700) == nil {
-		_ = os.WriteFile(path, []byte(session+"\n"), 0o600)
+		_ = regular.Replace(path, []byte(session+"\n"))
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -155,7 +156,7 @@ func (c *laneCommand) done(p program, of laneTarget, done laneDone, sentence str
 		done.Lane, done.Pool = of.lane, of.pool
 		return printJSON(p, done)
 	}
-	_, err := fmt.Fprintf(p.Stdout, "lane %s %s\n", printableName(string(of.lane)), sentence)
+	_, err := fmt.Fprintf(p.Stdout, "lane %s %s\n", prose.OneLine(string(of.lane)), sentence)
 	return err
 }
 

@@ -3,12 +3,11 @@ package main
 import (
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 )
 
@@ -21,7 +20,7 @@ func printLanes(w io.Writer, lanes []report.Lane) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "LANE\tPOOL\tSTATE\tWAITING\tOLDEST\tHOLDER\tHELD\tRUNNING") // Flush tells of errors
 	for _, s := range lanes {
-		name := printableName(string(s.Lane))
+		name := prose.OneLine(string(s.Lane))
 		if s.Lane == "" {
 			name = "(hash " + s.Hash + ")"
 		}
@@ -33,7 +32,7 @@ func printLanes(w io.Writer, lanes []report.Lane) error {
 
 // printLane prints a lane and a table of its calls.
 func printLane(w io.Writer, v *report.LaneCalls) error {
-	_, _ = fmt.Fprintf(w, "lane %s, pool %s: %s", printableName(string(v.Lane.Lane)), v.Pool, v.State) // Flush tells of errors
+	_, _ = fmt.Fprintf(w, "lane %s, pool %s: %s", prose.OneLine(string(v.Lane.Lane)), v.Pool, v.State) // Flush tells of errors
 	if v.Holder != "" {
 		_, _ = fmt.Fprintf(w, ", held by %s for %s", v.Holder, age(v.HeldMS))
 	}
@@ -42,7 +41,7 @@ func printLane(w io.Writer, v *report.LaneCalls) error {
 		_, _ = fmt.Fprintf(w, ", %d delayed", v.Delayed)
 	}
 	if v.WaitsFor != "" {
-		_, _ = fmt.Fprintf(w, "; the next call waits for: %s", printableName(v.WaitsFor))
+		_, _ = fmt.Fprintf(w, "; the next call waits for: %s", prose.OneLine(v.WaitsFor))
 	}
 	_, _ = fmt.Fprintln(w)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -51,7 +50,7 @@ func printLane(w io.Writer, v *report.LaneCalls) error {
 	}
 	for _, c := range v.Calls {
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			c.CallID, orDash(printableName(c.Tool)), c.SessionID, state(c), c.AcceptedAt.UTC().Format(time.RFC3339), age(c.AgeMS),
+			c.CallID, orDash(prose.OneLine(c.Tool)), c.SessionID, state(c), c.AcceptedAt.UTC().Format(time.RFC3339), age(c.AgeMS),
 			attempt(c), starts(c.Starts), resources(c))
 	}
 	for i := range v.Calls {
@@ -79,7 +78,7 @@ func attempt(c report.Call) string {
 func starts(marks []report.Start) string {
 	words := make([]string, len(marks))
 	for i, mark := range marks {
-		words[i] = fmt.Sprintf("%d by %s", mark.Attempt, printableName(string(mark.WorkerID)))
+		words[i] = fmt.Sprintf("%d by %s", mark.Attempt, prose.OneLine(string(mark.WorkerID)))
 	}
 	return orDash(strings.Join(words, ", "))
 }
@@ -89,7 +88,7 @@ const shownUses = 3
 
 func resources(c report.Call) string {
 	if c.Fault != "" {
-		return "(not readable: " + printableName(c.Fault) + ")"
+		return "(not readable: " + prose.OneLine(c.Fault) + ")"
 	}
 	words := make([]string, 0, len(c.Resources))
 	for i, use := range c.Resources {
@@ -97,7 +96,7 @@ func resources(c report.Call) string {
 			words = append(words, fmt.Sprintf("and %d more", len(c.Resources)-i))
 			break
 		}
-		words = append(words, string(use.Access)+" "+printableName(string(use.Key)))
+		words = append(words, string(use.Access)+" "+prose.OneLine(string(use.Key)))
 	}
 	return strings.Join(words, ", ")
 }
@@ -108,7 +107,7 @@ func running(calls []report.RunningCall) string {
 		return "-"
 	}
 	first := calls[0]
-	name := printableName(first.Tool)
+	name := prose.OneLine(first.Tool)
 	if name == "" {
 		name = string(first.CallID)
 	}
@@ -140,15 +139,7 @@ func orDash(s string) string {
 	return s
 }
 
-// printableName quotes a name that could control a terminal.
-func printableName(s string) string {
-	if strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return strconv.Quote(s)
-	}
-	return s
-}
-
 // waitsFor is a sentence about a call that waits for a worker that meets its requirements.
 func waitsFor(c *report.Call) string {
-	return fmt.Sprintf("%s, call %s, waits for: %s", printableName(c.Tool), c.CallID, printableName(c.WaitsFor))
+	return fmt.Sprintf("%s, call %s, waits for: %s", prose.OneLine(c.Tool), c.CallID, prose.OneLine(c.WaitsFor))
 }

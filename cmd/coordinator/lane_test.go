@@ -209,9 +209,3 @@ func TestAge(t *testing.T) {
 		require.Equal(t, want, age(ms))
 	}
 }
-
-func TestPrintableName(t *testing.T) {
-	t.Parallel()
-	require.Equal(t, "account/näme x", printableName("account/näme x"))
-	require.Equal(t, `"a\x1b[31m/b"`, printableName("a\x1b[31m/b"))
-}

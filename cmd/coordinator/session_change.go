@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/prompt"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/terminal"
@@ -138,7 +139,7 @@ func (f *rewindFlags) rewind(ctx context.Context, p program, all fleet.Sessions,
 	_, _ = fmt.Fprintf(p.err(), "coordinator: the effects of %s after this point reach outside of the workspace:\n", terminal.Plural(len(effects), "call"))
 	_, _ = fmt.Fprintln(table, "CALL\tTOOL\tSTATUS\tREACHES\tREVERT")
 	for _, e := range effects {
-		revert := cmp.Or(printableName(e.Revert), "none")
+		revert := cmp.Or(prose.OneLine(e.Revert), "none")
 		switch {
 		case e.Reverted:
 			revert += " (done)"
@@ -147,7 +148,7 @@ func (f *rewindFlags) rewind(ctx context.Context, p program, all fleet.Sessions,
 		default:
 			can++
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", e.CallID, printableName(e.Tool), e.Status, orDash(strings.Join(e.Reaches, ", ")), revert)
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", e.CallID, prose.OneLine(e.Tool), e.Status, orDash(strings.Join(e.Reaches, ", ")), revert)
 	}
 	if err := table.Flush(); err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/environment"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -83,13 +84,13 @@ func (c *sessionCommand) printFiles(p program, list []report.File) error {
 		if err != nil {
 			return fmt.Errorf("mode of %s: %w", file.Path, err)
 		}
-		mode, shown := fs.FileMode(bits), oneLine(file.Path)
+		mode, shown := fs.FileMode(bits), prose.OneLine(file.Path)
 		switch file.Type {
 		case protocol.TypeDir:
 			mode |= fs.ModeDir
 		case protocol.TypeSymlink:
 			mode |= fs.ModeSymlink
-			shown += " -> " + oneLine(file.Target)
+			shown += " -> " + prose.OneLine(file.Target)
 		default:
 		}
 		if _, err := fmt.Fprintf(p.Stdout, "%s %10d  %s\n", mode, file.Size, shown); err != nil {
@@ -97,11 +98,6 @@ func (c *sessionCommand) printFiles(p program, list []report.File) error {
 		}
 	}
 	return nil
-}
-
-// oneLine is a name as a list shows it: line breaks in it begin no other entry.
-func oneLine(name string) string {
-	return terminal.Visible(strings.NewReplacer("\n", `\n`, "\r", `\r`, "\t", `\t`).Replace(name))
 }
 
 // diff shows what a call changed, or lists the calls that changed something.
@@ -213,7 +209,7 @@ func (c *sessionCommand) calls(ctx context.Context, p program, desk sessionDesk,
 			what = fmt.Sprintf("%d set, %d removed: %s", at.Set, at.Removed, named(at.Paths))
 		}
 		for _, call := range at.Calls {
-			if _, err := fmt.Fprintf(p.out(), "%s  %s  %s  %s\n", call, at.Time.Local().Format(time.DateTime), orDash(printableName(tools[call])), what); err != nil {
+			if _, err := fmt.Fprintf(p.out(), "%s  %s  %s  %s\n", call, at.Time.Local().Format(time.DateTime), orDash(prose.OneLine(tools[call])), what); err != nil {
 				return err
 			}
 		}
@@ -226,7 +222,7 @@ func named(paths []string) string {
 	var shown []string
 	for _, path := range paths {
 		if name, in := strings.CutPrefix(path, underWorkspace); in {
-			shown = append(shown, printableName(name))
+			shown = append(shown, prose.OneLine(name))
 		}
 	}
 	if len(shown) > maxNamed {

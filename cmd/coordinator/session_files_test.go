@@ -9,11 +9,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 )
 
-func TestOneLine_ANameIsOneEntry(t *testing.T) {
-	t.Parallel()
-	require.Equal(t, `a\nb\r\tc`, oneLine("a\nb\r\tc"))
-}
-
 // The steps of a budget replace the default bound of a turn, and no bound that was given.
 func TestTurnFlags_StepsOfABudget(t *testing.T) {
 	t.Parallel()

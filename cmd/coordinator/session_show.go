@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/backup"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/prompt"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -208,7 +209,7 @@ func printSessions(w io.Writer, list []report.Session) error {
 			who = string(s.Tenant)
 		}
 		_, _ = fmt.Fprintf(table, "%s%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", strings.Repeat("  ", depth), orDash(promptOf(s.Prompt, 40)), cmp.Or(s.State, "-"), ago(s.UpdatedAt),
-			orDash(printableName(who)), s.Turns, s.Steps, s.ToolCalls, printableName(string(s.SessionID)))
+			orDash(prose.OneLine(who)), s.Turns, s.Steps, s.ToolCalls, prose.OneLine(string(s.SessionID)))
 	})
 	return table.Flush()
 }
@@ -248,17 +249,17 @@ func printSession(w io.Writer, s *report.Session, reach string) error {
 		line("tenant", string(s.Tenant))
 	}
 	for _, wait := range s.Waits {
-		line("waits", printableName(wait))
+		line("waits", prose.OneLine(wait))
 	}
 	for _, u := range s.Unknown {
-		line("unknown", fmt.Sprintf("call %s of %s: coordinator session resolve%s %s %s --happened, or --did-not", u.CallID, printableName(u.Tool), reach, s.SessionID, u.CallID))
+		line("unknown", fmt.Sprintf("call %s of %s: coordinator session resolve%s %s %s --happened, or --did-not", u.CallID, prose.OneLine(u.Tool), reach, s.SessionID, u.CallID))
 	}
 	if s.CreatedAt != nil {
 		line("created", s.CreatedAt.UTC().Format(time.RFC3339)+" ("+ago(*s.CreatedAt)+" ago)")
 	}
 	line("changed", s.UpdatedAt.UTC().Format(time.RFC3339)+" ("+ago(s.UpdatedAt)+" ago)")
-	line("model", orDash(printableName(s.Model)))
-	line("workspace", orDash(printableName(s.Workspace)))
+	line("model", orDash(prose.OneLine(s.Model)))
+	line("workspace", orDash(prose.OneLine(s.Workspace)))
 	line("work", terminal.Plural(s.Turns, "turn")+", "+terminal.Plural(s.Steps, "step")+", "+terminal.Plural(s.ToolCalls, "tool call"))
 	line("tokens", fmt.Sprintf("%d input, %d output", s.Usage.InputTokens, s.Usage.OutputTokens))
 	if cost := "unknown: this model has no price (--price)"; s.CostUSD != nil {
@@ -286,7 +287,7 @@ func printSession(w io.Writer, s *report.Session, reach string) error {
 	_, _ = fmt.Fprintln(table, "TURN\tSTATE\tSTARTED\tSTEPS\tCALLS\t"+trace+"PROMPT")
 	for _, t := range s.History {
 		if traced {
-			trace = orDash(printableName(t.TraceID)) + "\t"
+			trace = orDash(prose.OneLine(t.TraceID)) + "\t"
 		}
 		_, _ = fmt.Fprintf(table, "%d\t%s\t%s\t%d\t%d\t%s%s\n", t.Turn, cmp.Or(t.State, "-"), t.StartedAt.UTC().Format(time.RFC3339), t.Steps, t.ToolCalls, trace, promptOf(t.Input, 60))
 	}
@@ -299,7 +300,7 @@ func promptOf(text string, most int) string {
 	if runes := []rune(text); len(runes) > most {
 		text = string(runes[:most]) + "..."
 	}
-	return printableName(text)
+	return prose.OneLine(text)
 }
 
 // ago is how long something is ago, roughly.

@@ -17,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/environment"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -358,7 +359,7 @@ func projectText(root *os.Root, name string) (string, error) {
 		return "", err
 	}
 	if len(content) <= maxProject {
-		return strings.TrimSpace(strings.ToValidUTF8(string(content), "\uFFFD")), nil
+		return strings.TrimSpace(prose.Valid(string(content))), nil
 	}
 	text := strings.ToValidUTF8(string(content[:maxProject]), "") // a character may be cut at its end
 	return strings.TrimSpace(text) + leftOut, nil

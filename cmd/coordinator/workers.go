@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
@@ -106,7 +107,7 @@ func printWaits(out io.Writer, list *report.LaneList) {
 	})
 	for _, reason := range reasons[:min(len(reasons), maxReasons)] {
 		_, _ = fmt.Fprintf(out, "%s in %s waiting for: %s\n", // as every command prints
-			terminal.Plural(sums[reason].calls, "call"), terminal.Plural(sums[reason].lanes, "lane"), printableName(reason))
+			terminal.Plural(sums[reason].calls, "call"), terminal.Plural(sums[reason].lanes, "lane"), prose.OneLine(reason))
 	}
 	if list.LeftOut > 0 {
 		_, _ = fmt.Fprintf(out, "%s: lane ls --limit N shows them\n", terminal.Plural(list.LeftOut, "more lane")) // as every command prints
@@ -115,7 +116,7 @@ func printWaits(out io.Writer, list *report.LaneList) {
 
 // workerName is a worker's id, and whether it is being stopped.
 func workerName(w *report.Worker) string {
-	name := printableName(string(w.WorkerID))
+	name := prose.OneLine(string(w.WorkerID))
 	if w.Draining {
 		name += " (draining)"
 	}
@@ -135,9 +136,9 @@ func printWorkers(out io.Writer, workers []*report.Worker) error {
 			kinds[i] = string(kind)
 		}
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			workerName(w), orDash(printableName(w.Build)), w.Slots, w.HeldLanes, printableName(w.Driver),
-			printableName(w.Level), printableName(w.Network), readOnly,
-			printableName(strings.Join(w.Languages, " ")), orDash(printableName(strings.Join(kinds, " "))))
+			workerName(w), orDash(prose.OneLine(w.Build)), w.Slots, w.HeldLanes, prose.OneLine(w.Driver),
+			prose.OneLine(w.Level), prose.OneLine(w.Network), readOnly,
+			prose.OneLine(strings.Join(w.Languages, " ")), orDash(prose.OneLine(strings.Join(kinds, " "))))
 	}
 	return table.Flush()
 }
@@ -147,7 +148,7 @@ func printCoordinators(out io.Writer, coordinators []*report.Worker) error {
 	_, _ = fmt.Fprintln(table, "COORDINATOR\tVERSION\tSLOTS\tLANES\tMODELS") // Flush tells
 	for _, c := range coordinators {
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%s\n",
-			workerName(c), orDash(printableName(c.Build)), c.Slots, c.HeldLanes, orDash(printableName(strings.Join(c.Models, " "))))
+			workerName(c), orDash(prose.OneLine(c.Build)), c.Slots, c.HeldLanes, orDash(prose.OneLine(strings.Join(c.Models, " "))))
 	}
 	return table.Flush()
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -194,11 +195,7 @@ func (s *States) store() error {
 	if err != nil {
 		return err
 	}
-	next := s.file() + ".new"
-	if err := os.WriteFile(next, encoded, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(next, s.file())
+	return regular.Replace(s.file(), encoded)
 }
 
 // trim removes the oldest states beyond the bounds, and contents that no state needs.

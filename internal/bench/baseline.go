@@ -81,10 +81,8 @@ func measureBaseline(ctx context.Context, nc *nats.Conn, o Options) (b Baseline,
 		_, err := nc.RequestWithContext(ctx, subject+"-echo", body)
 		return err
 	}
-	for err = request(0); errors.Is(err, nats.ErrNoResponders); err = request(0) { // the responder's server has not told the others yet
-		if !pause.For(ctx, time.Millisecond) {
-			return b, ctx.Err()
-		}
+	if !pause.Until(ctx, time.Millisecond, func() bool { return !errors.Is(request(0), nats.ErrNoResponders) }) {
+		return b, ctx.Err() // the responder's server has not told the others yet
 	}
 	if b.RequestReplyPerS, err = rate(ctx, o.Callers, o.Baseline, request); err != nil {
 		return b, fmt.Errorf("baseline request: %w", err)

@@ -18,12 +18,10 @@ import (
 	"regexp"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
-	"unicode"
 
 	"github.com/alecthomas/kong"
 
@@ -206,26 +204,12 @@ func report(p Program, command string, err error) int {
 		err, code = errInterrupted, ExitInterrupted
 	}
 	if message := users.ReplaceAllString(err.Error(), "${1}xxxxx@"); message != "" {
-		_, _ = fmt.Fprintf(p.Stderr, "%s: %s\n", p.Name, harmless(message))
+		_, _ = fmt.Fprintf(p.Stderr, "%s: %s\n", p.Name, prose.Visible(message))
 		if code == ExitUsage && !strings.HasSuffix(message, listed) {
 			_, _ = fmt.Fprintf(p.Stderr, "Run \"%s --help\" for usage.\n", command)
 		}
 	}
 	return code
-}
-
-// harmless is text that a terminal shows and does nothing else with: names and messages of others
-// are in it.
-func harmless(text string) string {
-	var b strings.Builder
-	for _, r := range text {
-		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
-			b.WriteRune(r)
-		} else {
-			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
-		}
-	}
-	return b.String()
 }
 
 // printConfig prints every flag of the selected command with its value.

@@ -241,7 +241,7 @@ func TestRun_ExitCodes(t *testing.T) {
 		"a silent limit":      {limit, 3, ""},
 		"interrupted":         {&cli.ExitError{Code: cli.ExitInterrupted, Message: "interrupted"}, 130, "tool: interrupted\n"},
 		"wrapped":             {fmt.Errorf("start: %w", cli.Usagef("no")), 2, "tool: start: no\nRun \"tool stand --help\" for usage.\n"},
-		"what others name":    {errors.New("no lane 'näme'; there is a\x1b[31mred\u202e"), 1, "tool: no lane 'näme'; there is a\\x1b[31mred\\u202e\n"},
+		"what others name":    {errors.New("no lane 'näme'; there is a\x1b[31mred\u202e"), 1, "tool: no lane 'näme'; there is a␛[31mred<U+202E>\n"},
 		"joined with another": {errors.Join(limit, errors.New("and broken")), 3, "tool: \nand broken\n"},
 	} {
 		t.Run(name, func(t *testing.T) {

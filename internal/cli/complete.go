@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/toolfleet/toolfleet/internal/prose"
 )
 
 // Candidate is a word that may stand on a command line, and what it means.
@@ -86,7 +88,9 @@ func valuesOf(v *kong.Value, name, command string, values func(command, name str
 
 // String is a candidate as the scripts of shells read it: a line, with a tab before the help.
 func (c Candidate) String() string {
-	line := func(text string) string { return strings.NewReplacer("\n", " ", "\t", " ").Replace(harmless(text)) }
+	line := func(text string) string {
+		return strings.NewReplacer("\n", " ", "\t", " ").Replace(prose.Visible(text))
+	}
 	if c.Help == "" {
 		return line(c.Word)
 	}

@@ -250,7 +250,7 @@ func UseContext(name string) error {
 		}
 		return err
 	}
-	return os.WriteFile(path, []byte(name+"\n"), 0o600)
+	return regular.Replace(path, []byte(name+"\n"))
 }
 
 // RemoveContext removes a context; if it was in use, none is.

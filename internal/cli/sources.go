@@ -14,6 +14,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/prose"
 )
 
 // sources give flags that are neither on the command line nor set by a variable their values: of
@@ -171,9 +172,9 @@ func (s *sources) trusted(kctx *kong.Context, project *settings) (bool, error) {
 		return false, Usagef("%s is not trusted as it is now, and sets %s: read it, then trust it with \"coordinator config trust\", or ignore it with --no-project-config",
 			project.path, strings.Join(keysOf(sets), ", "))
 	}
-	_, _ = fmt.Fprintf(s.p.Stderr, "%s sets for this command:\n", harmless(project.path))
+	_, _ = fmt.Fprintf(s.p.Stderr, "%s sets for this command:\n", prose.Visible(project.path))
 	for _, line := range sets {
-		_, _ = fmt.Fprintln(s.p.Stderr, "  "+strings.ReplaceAll(harmless(line), "\n", `\n`))
+		_, _ = fmt.Fprintln(s.p.Stderr, "  "+strings.ReplaceAll(prose.Visible(line), "\n", `\n`))
 	}
 	_, _ = fmt.Fprint(s.p.Stderr, "Trust this file, as it is now? y: yes, anything else: run without it ")
 	if answer := readLine(stdin); !slices.Contains([]string{"y", "yes"}, strings.ToLower(answer)) {

@@ -49,7 +49,7 @@ func (m mark) give() error {
 	if err := os.MkdirAll(filepath.Dir(m.path), 0o700); err != nil {
 		return err
 	}
-	return os.WriteFile(m.path, []byte(m.project+"\n"), 0o600)
+	return regular.Replace(m.path, []byte(m.project+"\n"))
 }
 
 // Trust records that the person trusts the file of the project that dir is in, or forgets it, and

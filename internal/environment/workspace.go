@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -173,7 +174,7 @@ func rememberWorkspace(data string, session protocol.SessionID, workspace string
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return err
 	}
-	return os.WriteFile(file, []byte(workspace+"\n"), 0o600)
+	return regular.Replace(file, []byte(workspace+"\n"))
 }
 
 // TemplateFlag says what a new workspace begins with.

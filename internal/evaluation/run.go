@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -195,6 +196,6 @@ func (o *Options) check(ctx context.Context, c *Case, r *Result, check *Check) (
 	if len(output) == 0 {
 		output = slices.Concat(ran.Stdout, ran.Stderr)
 	}
-	text := []rune(strings.TrimSpace(strings.ToValidUTF8(string(output), "\uFFFD")))
+	text := []rune(strings.TrimSpace(prose.Valid(string(output))))
 	return fmt.Sprintf("%s: exit code %d\n%s", check.Command, ran.ExitCode, string(text[max(0, len(text)-maxOutput):])), nil
 }

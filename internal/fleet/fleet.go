@@ -426,9 +426,6 @@ func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) (*Worker, err
 // secretKey is the key of the secret in [wire.PlacesBucket].
 const secretKey = "secret"
 
-// secretPause is the time between tries to read a secret that another process has just made.
-const secretPause = 50 * time.Millisecond
-
 // Secret returns a key that all coordinators of the fleet share, and that no client of theirs
 // knows. The first one makes it.
 func (f *Fleet) Secret(ctx context.Context) ([]byte, error) {
@@ -450,7 +447,7 @@ func (f *Fleet) Secret(ctx context.Context) ([]byte, error) {
 		if !errors.Is(err, jetstream.ErrKeyExists) {
 			return nil, fmt.Errorf("secret of the fleet in %s: %w", wire.PlacesBucket(f.Name), err)
 		}
-		if !pause.For(ctx, secretPause) { // one of several servers may not know it yet
+		if !pause.For(ctx, pause.Retry) { // one of several servers may not know it yet
 			return nil, context.Cause(ctx)
 		}
 	}

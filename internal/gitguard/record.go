@@ -17,6 +17,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/regular"
 )
 
 // A process can end between a command and the setting aside of what that has left for git. So each
@@ -94,9 +95,8 @@ func (r *record) store(ctx context.Context) (h *held, err error) {
 	}
 	defer unlock()
 	h = &held{path: filepath.Join(folder, uuid.NewString()+recordEnding)}
-	fresh := h.path + ".new"
-	if err := errors.Join(writeSynced(fresh, content), os.Rename(fresh, h.path), syncDirectory(folder)); err != nil {
-		return nil, errors.Join(err, removeIfThere(fresh), removeIfThere(h.path))
+	if err := regular.ReplaceSynced(h.path, content); err != nil {
+		return nil, err
 	}
 	h.lock = flock.New(h.path, flock.SetFlag(os.O_RDWR))
 	if got, err := h.lock.TryLock(); err != nil || !got {
@@ -113,26 +113,6 @@ func lockRecords(ctx context.Context, folder string) (unlock func(), err error) 
 		return nil, fmt.Errorf("lock %s: %w", folder, err)
 	}
 	return func() { _ = lock.Close() }, nil // its file stays
-}
-
-func writeSynced(path string, content []byte) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(content)
-	return errors.Join(err, file.Sync(), file.Close())
-}
-
-// syncDirectory has a new name of a directory outlast the loss of power, where a directory can be
-// synced.
-func syncDirectory(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	_ = dir.Sync() // some systems do not have it
-	return dir.Close()
 }
 
 func removeIfThere(path string) error {

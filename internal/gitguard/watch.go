@@ -2,7 +2,6 @@ package gitguard
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -14,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/regular"
 )
 
@@ -234,17 +234,8 @@ func digest(path string) string {
 // maxShown is how many bytes of a setting are shown.
 const maxShown = 200
 
-// printable is text that a terminal shows as it is.
-func printable(text string) string {
-	quoted := fmt.Sprintf("%q", text)
-	if plain := quoted[1 : len(quoted)-1]; plain == text && len(text) <= maxShown && !bytes.ContainsAny([]byte(text), "\"") {
-		return text
-	}
-	if len(text) > maxShown {
-		return fmt.Sprintf("%.*q...", maxShown, text)
-	}
-	return quoted
-}
+// printable is text on one line of a terminal.
+func printable(text string) string { return prose.OneLine(prose.Cut(text, maxShown)) }
 
 // Report shows a person what a session has left for git to run in a directory, and sets aside what
 // new repositories have it run. It alerts also where that cannot be done.

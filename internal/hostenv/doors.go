@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
@@ -23,8 +22,7 @@ const guestDoors = "/run/toolfleet"
 
 // Bounds of a door.
 const (
-	maxCallers  = 32                    // programs that use it at once; further ones wait
-	acceptRetry = 50 * time.Millisecond // when the system has no descriptors left
+	maxCallers = 32 // programs that use it at once; further ones wait
 )
 
 // Doors are sockets in a directory of their own, by which commands in a sandbox ask for what is the
@@ -89,7 +87,7 @@ func (d *Doors) serve(ctx context.Context, name string, answer func(ctx context.
 			caller, err := l.Accept()
 			if err != nil {
 				<-slots
-				if !pause.For(ctx, acceptRetry) {
+				if !pause.For(ctx, pause.Retry) {
 					return
 				}
 				continue

@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -108,7 +109,7 @@ func (p *progress) tell(ended <-chan struct{}, say func(said string, output bool
 	begun, last := time.Now(), time.Now()
 	flush := func() {
 		if len(p.output) > 0 {
-			said := strings.ToValidUTF8(string(p.output), "�")
+			said := prose.Valid(string(p.output))
 			p.output, last = p.output[:0], time.Now()
 			say(said, true)
 		}

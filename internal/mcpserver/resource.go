@@ -14,6 +14,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -177,7 +178,7 @@ func (s *Server) readResult(ctx context.Context, request *mcp.ReadResourceReques
 		return nil, err
 	}
 	read, _ := result.Value.(wire.ResultReadResult)
-	contents := &mcp.ResourceContents{URI: request.Params.URI, MIMEType: "text/plain", Text: strings.ToValidUTF8(string(read.Content), "�")}
+	contents := &mcp.ResourceContents{URI: request.Params.URI, MIMEType: "text/plain", Text: prose.Valid(string(read.Content))}
 	if next := read.FirstLine + read.Lines; read.Lines > 0 && next <= read.TotalLines {
 		query := uri.Query()
 		query.Set("offset", strconv.Itoa(next))

@@ -16,6 +16,8 @@ import (
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/experimental"
+
+	"github.com/toolfleet/toolfleet/internal/prose"
 )
 
 // Bounds of reading a document: the memory of PDFium, in pages of 64 KiB, and the time for one.
@@ -79,7 +81,7 @@ func pagesOf(ctx context.Context, instance pdfium.Pdfium, document references.FP
 		if err = errors.Join(err, context.Cause(ctx)); err != nil {
 			return "", fmt.Errorf("page %d: %w", i+1, err)
 		}
-		said := strings.TrimSpace(strings.ReplaceAll(strings.ToValidUTF8(page.Text, "\ufffd"), "\r\n", "\n"))
+		said := strings.TrimSpace(strings.ReplaceAll(prose.Valid(page.Text), "\r\n", "\n"))
 		empty = empty && said == ""
 		fmt.Fprintf(&text, "[Page %d of %d]\n%s\n\n", i+1, count.PageCount, said)
 		if text.Len() > most {

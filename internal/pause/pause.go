@@ -1,4 +1,5 @@
-// Package pause waits for time to pass, for as long as somebody wants it to.
+// Package pause waits: for time to pass, or until something that is tried again and again succeeds.
+// Each wait ends with its context.
 package pause
 
 import (
@@ -6,8 +7,16 @@ import (
 	"time"
 )
 
-// For waits for d and reports true, or reports false as soon as ctx has ended. With a
-// d of 0 or less it waits for nothing, and reports whether ctx goes on.
+const (
+	// Retry is the pause between two tries of a request that failed.
+	Retry = 100 * time.Millisecond
+	// Resume is the pause between two tries of a whole operation, whose requests were tried often
+	// enough.
+	Resume = time.Second
+)
+
+// For waits for d and reports true, or reports false as soon as ctx has ended. With a d of 0 or less
+// it waits for nothing, and reports whether ctx has not ended.
 func For(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil
@@ -20,4 +29,15 @@ func For(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// Until calls try until it reports true, with a pause of d between two calls. It reports false if
+// ctx ends first; a call that has begun is waited for.
+func Until(ctx context.Context, d time.Duration, try func() bool) bool {
+	for !try() {
+		if !For(ctx, d) {
+			return false
+		}
+	}
+	return true
 }

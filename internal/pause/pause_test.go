@@ -40,3 +40,18 @@ func TestFor_NoTimeAtAllTellsWhetherTheContextGoesOn(t *testing.T) {
 	require.False(t, pause.For(ctx, 0))
 	require.False(t, pause.For(ctx, time.Hour))
 }
+
+func TestUntil(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		begun, tries := time.Now(), 0
+		require.True(t, pause.Until(t.Context(), time.Minute, func() bool { tries++; return tries == 3 }))
+		require.Equal(t, 2*time.Minute, time.Since(begun))
+		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+		defer cancel()
+		tries = 0
+		require.False(t, pause.Until(ctx, time.Minute, func() bool { tries++; return false }))
+		require.Equal(t, 2, tries)
+		require.True(t, pause.Until(ctx, time.Minute, func() bool { return true }), "one try is made in any case")
+	})
+}

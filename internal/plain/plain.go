@@ -217,10 +217,7 @@ func CutMatch(match protocol.Match) protocol.Match {
 	if len(match.Text) <= MaxMatch {
 		return match
 	}
-	shown := MaxMatch
-	for !utf8.RuneStart(match.Text[shown]) {
-		shown--
-	}
+	shown := prose.Border(match.Text[:MaxMatch])
 	match.Cut = len(match.Text) - shown
 	match.Text = match.Text[:shown]
 	return match

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -175,10 +176,4 @@ func WaitsForApproval(request loop.ApprovalRequest, flags string) string {
 }
 
 // Shorten cuts a text to a few lines of a terminal.
-func Shorten(text string) string {
-	const most = 1000
-	if runes := []rune(text); len(runes) > most {
-		return string(runes[:most]) + fmt.Sprintf(" [... and %d more characters]", len(runes)-most)
-	}
-	return text
-}
+func Shorten(text string) string { return prose.Head(text, 1000) }

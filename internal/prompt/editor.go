@@ -16,6 +16,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 )
 
@@ -360,7 +361,7 @@ func (e *Editor) paths(prefix string) []string {
 	var all []string
 	for _, entry := range entries {
 		name := dir + entry.Name()
-		if !strings.HasPrefix(entry.Name(), base) || terminal.Visible(name) != name || strings.ContainsAny(name, " \n\t") ||
+		if !strings.HasPrefix(entry.Name(), base) || prose.Visible(name) != name || strings.ContainsAny(name, " \n\t") ||
 			base == "" && strings.HasPrefix(entry.Name(), ".") {
 			continue
 		}

@@ -1,5 +1,6 @@
-// Package prose makes texts fit for a model: valid UTF-8, without control characters,
-// within a length, and saying what was left out. JSON that is cut is JSON still.
+// Package prose makes texts fit for a reader, a model or a person at a terminal: valid UTF-8,
+// without characters that have an effect, within a length, and saying what was left out. JSON that
+// is cut is JSON still.
 package prose
 
 import (
@@ -83,6 +84,38 @@ func Head(s string, limit int) string {
 	return s[:Offset(s, limit)] + fmt.Sprintf(" [... and %d more characters]", total-limit)
 }
 
+// Cut returns s, or the first most bytes of it and "..." if it has more. It splits no character.
+func Cut(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	return s[:Border(s[:most])] + "..."
+}
+
+// Border is where the last whole character of a text ends; the beginning of another one may follow.
+func Border[T ~string | ~[]byte](text T) int {
+	for start := len(text) - 1; start >= 0 && start > len(text)-utf8.UTFMax; start-- {
+		if utf8.RuneStart(text[start]) {
+			if !utf8.FullRune([]byte(text[start:])) {
+				return start
+			}
+			break
+		}
+	}
+	return len(text)
+}
+
+// Start is where the first whole character of a text starts; the end of another one may be before
+// it. It is 0 for what is no text.
+func Start[T ~string | ~[]byte](text T) int {
+	for i := range utf8.UTFMax {
+		if i == len(text) || utf8.RuneStart(text[i]) {
+			return i
+		}
+	}
+	return 0
+}
+
 // Offset is where the character at index n of s starts; len(s) beyond the end.
 func Offset(s string, n int) int {
 	for i := range s {
@@ -117,16 +150,53 @@ func Plural[N int | int64](n N, noun string) string {
 	return fmt.Sprintf("%d %s", n, noun)
 }
 
-// Path is a path as a model reads it: quoted when it is empty, or has characters
-// that would break a line or could not be seen. The workspace itself is ".".
+// Path is a path as a reader gets it, see [OneLine]. The workspace itself is ".".
 func Path(path string) string {
 	if path == "" {
 		return "."
 	}
-	if !utf8.ValidString(path) || strings.ContainsFunc(path, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return strconv.Quote(path)
+	return OneLine(path)
+}
+
+// OneLine is a name that others chose as a reader gets it: quoted when it has characters that would
+// break a line, act on a terminal, or could not be seen.
+func OneLine(name string) string {
+	if !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(name)
 	}
-	return path
+	return name
+}
+
+// Visible returns a text of any number of lines in a form that a terminal shows and does nothing
+// else with. Line ends and tabs stay.
+func Visible(s string) string {
+	var b strings.Builder
+	for _, r := range strings.ReplaceAll(s, "\r\n", "\n") {
+		if r == '\n' || r == '\t' {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(VisibleRune(r))
+		}
+	}
+	return b.String()
+}
+
+// VisibleRune returns r in a form that a terminal shows and does nothing else with.
+func VisibleRune(r rune) string {
+	switch {
+	case r < ' ':
+		return string('\u2400' + r)
+	case r < 0x7f:
+		return string(r)
+	case r == 0x7f:
+		return "\u2421"
+	case r == '\u00ad', r == '\u200c', r == '\u200d': // hyphens, and joiners of scripts and of emoji
+		return string(r)
+	case unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp):
+		return fmt.Sprintf("<U+%04X>", r)
+	default:
+		return string(r)
+	}
 }
 
 // maxName bounds the names that are compared: the comparison is quadratic.
@@ -142,7 +212,7 @@ func Nearest(name string, names []string) (string, bool) {
 	wanted := strings.ToLower(name)
 	best, bestDistance := "", max(1, len(wanted)/3)+1
 	for _, candidate := range names {
-		if d := distance(wanted, strings.ToLower(candidate)); d < bestDistance {
+		if d := Distance(wanted, strings.ToLower(candidate)); d < bestDistance {
 			best, bestDistance = candidate, d
 		}
 	}
@@ -159,8 +229,8 @@ func Nearest(name string, names []string) (string, bool) {
 	return best, best != ""
 }
 
-// distance is how many single-byte edits, or swaps of neighbours, make a into b.
-func distance(a, b string) int {
+// Distance is how many single-byte edits, or swaps of neighbours, make a into b.
+func Distance(a, b string) int {
 	before, previous := make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range previous {
 		previous[j] = j

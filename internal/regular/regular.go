@@ -2,6 +2,9 @@
 // the path is an error at once, instead of a wait or an effect, also if it replaces a file between
 // two looks. What is read is bounded. A pipe is read only where its path names a descriptor that
 // this process was started with, which no session chooses. Errors are of type [*fs.PathError].
+//
+// What this process writes for a later one, it writes whole: next to the old file, whose name it
+// gets at the end.
 package regular
 
 import (
@@ -10,6 +13,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 )
 
@@ -96,4 +100,36 @@ func read(in place, name string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	return content, nil
+}
+
+// Replace writes a file of mode 0600 in the place of the one that may be there. Readers see the one
+// or the other, and of several writers one stays. A process that is killed meanwhile leaves a file
+// that ends in ".new".
+func Replace(path string, content []byte) error { return write(path, content, false, os.Rename) }
+
+// ReplaceSynced is [Replace] of what has to outlast a loss of power.
+func ReplaceSynced(path string, content []byte) error { return write(path, content, true, os.Rename) }
+
+// Create is [Replace] if no file is there, which readers and other processes that create it agree
+// on; else the error wraps [fs.ErrExist].
+func Create(path string, content []byte) error { return write(path, content, false, os.Link) }
+
+func write(path string, content []byte, synced bool, publish func(from, to string) error) error {
+	file, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.new") // of mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(content)
+	if synced {
+		err = errors.Join(err, file.Sync())
+	}
+	if err = errors.Join(err, file.Close()); err == nil {
+		err = publish(file.Name(), path)
+	}
+	_ = os.Remove(file.Name()) // not there any more if it was renamed
+	if dir, openErr := os.Open(filepath.Dir(path)); synced && openErr == nil {
+		_ = dir.Sync() // some systems do not have it
+		_ = dir.Close()
+	}
+	return err
 }

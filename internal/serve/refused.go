@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -59,7 +59,7 @@ func (r refused) events(session protocol.SessionID, turn int) []loop.Event {
 	}
 	at.Turn = turn
 	started, ended := at, at
-	started.Type, started.Input, started.CallID = loop.EventTurnStarted, strings.ToValidUTF8(r.input, "\uFFFD"), r.id
+	started.Type, started.Input, started.CallID = loop.EventTurnStarted, prose.Valid(r.input), r.id
 	ended.Type, ended.Status, ended.Usage, ended.Error = loop.EventTurnEnded, string(r.outcome), &protocol.Usage{}, r.err
 	return append(events, started, ended)
 }

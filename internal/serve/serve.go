@@ -405,19 +405,18 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 // patientRunner makes the runner of a turn. While the fleet cannot be asked for the tools of MCP
 // servers, it is asked again until ctx ends: the turn may have begun elsewhere, and a refusal would
 // end it.
-func (s *Server) patientRunner(ctx context.Context, c *protocol.Call, turn wire.TurnRun, observe func(loop.Event)) (*loop.Runner, *protocol.Error) {
-	for {
-		runner, fault := s.runner(turn, func(rules mcptools.Rules, own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
+func (s *Server) patientRunner(ctx context.Context, c *protocol.Call, turn wire.TurnRun, observe func(loop.Event)) (runner *loop.Runner, fault *protocol.Error) {
+	pause.Until(ctx, pause.Resume, func() bool {
+		runner, fault = s.runner(turn, func(rules mcptools.Rules, own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
 			return s.served(ctx, c.SessionID, rules, own, servers)
 		}, observe)
 		if fault == nil || fault.Code != protocol.CodeFleetUnavailable {
-			return runner, fault
+			return true
 		}
 		s.options.Logger.WarnContext(ctx, "turn does not begin yet", slog.String("session_id", string(c.SessionID)), slog.Any("error", fault))
-		if !pause.For(ctx, goOnPause) {
-			return nil, fault
-		}
-	}
+		return false
+	})
+	return runner, fault
 }
 
 // owned refuses a turn in a session of a tenant to which its signer is not bound.
@@ -460,9 +459,6 @@ func turnCause(cause error, c *protocol.Call) error {
 	}
 }
 
-// goOnPause is the time between two tries to run a turn.
-const goOnPause = time.Second
-
 // persist runs the turn, again after a failure of the fleet: the turn is open then and continues.
 // Once ctx has ended, one try is made to end the turn in the journal, whatever the cause; if it
 // fails, conclude ends the turn when the call has its result.
@@ -476,7 +472,7 @@ func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.C
 			return result, err
 		}
 		s.options.Logger.WarnContext(ctx, "turn interrupted, going on", slog.String("session_id", string(c.SessionID)), slog.Any("error", err))
-		pause.For(ctx, goOnPause) // one that is stopped meanwhile says so itself
+		pause.For(ctx, pause.Resume) // one that is stopped meanwhile says so itself
 	}
 }
 

@@ -12,6 +12,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -432,17 +433,13 @@ func (r *remover) leftover(ctx context.Context, p *part) error {
 // may be in its ready message: without its result it would be run again after a lost worker.
 func (r *remover) released(ctx context.Context) error {
 	for _, p := range r.ownLanes() {
-		for {
-			_, err := r.operator(p.pool).Show(ctx, p.pool, p.lane, 1)
-			if errors.Is(err, operator.ErrNoLane) {
-				break
-			}
-			if err == nil && !pause.For(ctx, lookPeriod) {
-				err = ctx.Err()
-			}
-			if err != nil {
-				return fmt.Errorf("lane %s is not free yet: %w", p.lane, err)
-			}
+		var err error
+		pause.Until(ctx, lookPeriod, func() bool {
+			_, err = r.operator(p.pool).Show(ctx, p.pool, p.lane, 1)
+			return err != nil
+		})
+		if err = cmp.Or(err, ctx.Err()); !errors.Is(err, operator.ErrNoLane) {
+			return fmt.Errorf("lane %s is not free yet: %w", p.lane, err)
 		}
 	}
 	return nil

@@ -248,11 +248,8 @@ func Make(dir string) (*Signer, error) {
 	}
 	publicDER, publicErr := x509.MarshalPKIXPublicKey(public)
 	privateDER, privateErr := x509.MarshalPKCS8PrivateKey(private)
-	err = errors.Join(publicErr, privateErr,
-		write(filepath.Join(dir, PublicFile), publicBlock, publicDER),
-		write(file+".part", privateBlock, privateDER))
-	if err == nil {
-		err = os.Rename(file+".part", file) // last: with it both are there
+	if err = errors.Join(publicErr, privateErr, write(filepath.Join(dir, PublicFile), publicBlock, publicDER)); err == nil {
+		err = write(file, privateBlock, privateDER) // last: with it both are there
 	}
 	if err != nil {
 		return nil, fmt.Errorf("make a key for calls: %w", err)
@@ -262,7 +259,7 @@ func Make(dir string) (*Signer, error) {
 
 // write writes a file of PEM with one block.
 func write(file, kind string, der []byte) error {
-	return os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600)
+	return regular.Replace(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}))
 }
 
 // Beside returns the private key's file in the directory of a file, "" when there is none.

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/internal/prose"
 )
 
 // flow writes a text that comes in pieces: safe, indented and, with a limit,
@@ -78,7 +80,7 @@ func (f *flow) rune(r rune) {
 		f.endWord()
 		f.space += tabStop - (f.col+f.space)%tabStop
 	default:
-		text := visible(r)
+		text := prose.VisibleRune(r)
 		f.raw.WriteString(text)
 		f.wide += columns(text)
 		f.runes++

@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -194,7 +195,7 @@ func (v *View) Entered(line string) {
 
 // typedNow is the line of the region that is being typed: as much of it as fits, with the cursor.
 func (v *View) typedNow() string {
-	before, after := strings.ReplaceAll(Visible(v.typing.line[:v.typing.pos]), "\t", " "), v.typing.line[v.typing.pos:]
+	before, after := strings.ReplaceAll(prose.Visible(v.typing.line[:v.typing.pos]), "\t", " "), v.typing.line[v.typing.pos:]
 	room := max(v.width-columns(v.marks.user)-1, minWidth/2)
 	for columns(before) > room {
 		_, size := utf8.DecodeRuneInString(before)
@@ -323,10 +324,8 @@ func (v *View) textNow(most int) []string {
 		said, mark, st = v.reply.mused.String(), v.marks.thought, dim
 	}
 	if over := len(said) - maxSaidLive; over > 0 {
-		for over < len(said) && !utf8.RuneStart(said[over]) {
-			over++
-		}
 		said = said[over:]
+		said = said[prose.Start(said):]
 	}
 	var out bytes.Buffer
 	text := &flow{out: &out, start: func() {}, margin: margin{first: mark, indent: "  ", limit: max(v.width-len("   "), minWidth/2)}}

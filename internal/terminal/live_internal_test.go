@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -327,7 +328,7 @@ func FuzzMarkdown_NothingActsOnTheTerminal(f *testing.F) {
 		v, _ := still(t, s, Options{})
 		v.Observe(loop.Event{Type: loop.EventModelReply, Text: said})
 		for i, line := range strings.Split(strings.TrimSuffix(s.String(), "\n"), "\n") {
-			require.False(t, strings.ContainsFunc(line, func(r rune) bool { return visible(r) != string(r) }), "%q", line)
+			require.False(t, strings.ContainsFunc(line, func(r rune) bool { return prose.VisibleRune(r) != string(r) }), "%q", line)
 			require.True(t, line == "" || strings.HasPrefix(line, "  ") || i == 0, "%q stands in the first column", line)
 		}
 	})

@@ -11,12 +11,14 @@ import (
 	"github.com/yuin/goldmark/parser"
 	"github.com/yuin/goldmark/text"
 	"github.com/yuin/goldmark/util"
+
+	"github.com/toolfleet/toolfleet/internal/prose"
 )
 
 // markdown shows a text of the model as its Markdown is meant. Every piece of it goes through
 // [flow], so it is as safe, and in the same columns, as text that is shown as it was written.
 func (v *View) markdown(said string) {
-	said = strings.ToValidUTF8(said, "\uFFFD")
+	said = prose.Valid(said)
 	if strings.TrimSpace(said) == "" {
 		return
 	}

@@ -3,6 +3,7 @@ package terminal
 import (
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
@@ -119,7 +120,7 @@ func (v *View) complete(e *loop.Event) {
 // unsaid returns what of a text was not streamed. It is the whole text when what
 // was streamed is not its beginning.
 func unsaid(said, text string) (rest string, whole bool) {
-	said = strings.ToValidUTF8(said, "\uFFFD")
+	said = prose.Valid(said)
 	if rest, ok := strings.CutPrefix(text, said); ok {
 		return rest, said == ""
 	}

@@ -9,6 +9,8 @@ import (
 	"unicode"
 
 	"golang.org/x/text/width"
+
+	"github.com/toolfleet/toolfleet/internal/prose"
 )
 
 const (
@@ -18,24 +20,6 @@ const (
 	// below a letter take no room of their own.
 	runesPerColumn = 8
 )
-
-// visible returns r in a form that a terminal shows and does nothing else with.
-func visible(r rune) string {
-	switch {
-	case r < ' ':
-		return string('\u2400' + r)
-	case r < 0x7f:
-		return string(r)
-	case r == 0x7f:
-		return "\u2421"
-	case r == '\u00ad', r == '\u200c', r == '\u200d': // hyphens, and joiners of scripts and of emoji
-		return string(r)
-	case unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp):
-		return fmt.Sprintf("<U+%04X>", r)
-	default:
-		return string(r)
-	}
-}
 
 // columnsOf returns how many columns a visible rune takes.
 func columnsOf(r rune) int {
@@ -73,7 +57,7 @@ func fit(s string, limit int) string {
 	var b strings.Builder
 	col, runes, cut := 0, 0, 0 // cut is where "…" would fit in
 	for _, r := range s {
-		piece := visible(r)
+		piece := prose.VisibleRune(r)
 		if r == '\t' {
 			piece = strings.Repeat(" ", tabStop-col%tabStop)
 		}

@@ -39,6 +39,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
@@ -322,7 +323,7 @@ func (v *View) Write(p []byte) (int, error) {
 	v.reply.pause()
 	v.space()
 	if v.wrap > 0 {
-		v.buf.WriteString(Visible(string(p)))
+		v.buf.WriteString(prose.Visible(string(p)))
 	} else {
 		v.buf.Write(p)
 	}

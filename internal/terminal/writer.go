@@ -11,23 +11,15 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/term"
+
+	"github.com/toolfleet/toolfleet/internal/prose"
 )
 
 // IsTerminal reports whether f is a terminal; nil is none.
 func IsTerminal(f *os.File) bool { return f != nil && term.IsTerminal(descriptor(f)) }
 
-// Visible returns a text of any number of lines in a form that a terminal shows and does nothing
-// else with. Line ends and tabs stay.
-func Visible(s string) string {
-	var b strings.Builder
-	for _, r := range strings.ReplaceAll(s, "\r\n", "\n") {
-		b.WriteString(shown(r))
-	}
-	return b.String()
-}
-
 // Writer returns what commands print to for people: f itself, unless it is a terminal, where all
-// that others wrote is made visible as by [Visible].
+// that others wrote is made visible as by [prose.Visible].
 func Writer(f *os.File) io.Writer { return writerTo(f, shown) }
 
 // JSONWriter is [Writer] for JSON: on a terminal, characters that act on it are written as \u
@@ -46,12 +38,12 @@ func shown(r rune) string {
 	if r == '\n' || r == '\t' {
 		return string(r)
 	}
-	return visible(r)
+	return prose.VisibleRune(r)
 }
 
 // escaped is a character of JSON: only strings have any that are not shown as they are.
 func escaped(r rune) string {
-	if r == '\n' || r == '\t' || visible(r) == string(r) {
+	if r == '\n' || r == '\t' || prose.VisibleRune(r) == string(r) {
 		return string(r)
 	}
 	if high, low := utf16.EncodeRune(r); high != utf8.RuneError {

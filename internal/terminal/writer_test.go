@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/term"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 )
 
@@ -55,8 +56,8 @@ func TestWriter_NothingActsOnATerminal(t *testing.T) {
 		bytes = append(bytes, nasty[i:i+1])
 	}
 	require.Equal(t, want, onTerminal(t, terminal.Writer, bytes...), "byte by byte")
-	require.Equal(t, want, terminal.Visible(nasty)+"END")
-	require.Equal(t, "a\nb␍", terminal.Visible("a\r\nb\r"))
+	require.Equal(t, want, prose.Visible(nasty)+"END")
+	require.Equal(t, "a\nb␍", prose.Visible("a\r\nb\r"))
 }
 
 func TestWriter_FilesAndPipesGetEveryByte(t *testing.T) {

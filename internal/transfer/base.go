@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/gob"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
@@ -107,16 +109,9 @@ func (w *Workspace) storeStamps(index snapshot.Index) {
 	if w.Stamps == "" || os.MkdirAll(w.Stamps, 0o700) != nil {
 		return
 	}
-	file, err := os.CreateTemp(w.Stamps, "new-*")
-	if err != nil {
-		return
-	}
-	err = errors.Join(gob.NewEncoder(file).Encode(index), file.Close())
-	if err == nil {
-		err = os.Rename(file.Name(), w.stampsFile())
-	}
-	if err != nil {
-		_ = os.Remove(file.Name())
+	var content bytes.Buffer
+	if gob.NewEncoder(&content).Encode(index) == nil {
+		_ = regular.Replace(w.stampsFile(), content.Bytes())
 	}
 	entries, _ := os.ReadDir(w.Stamps)
 	for _, entry := range entries {

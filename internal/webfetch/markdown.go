@@ -12,6 +12,7 @@ import (
 	"golang.org/x/net/html"
 	"golang.org/x/net/html/atom"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -40,7 +41,7 @@ func markdown(result *protocol.HTTPFetchResult, page []byte, address *url.URL) e
 	if err != nil { // nested deeper than the parser allows
 		return nil //nolint:nilerr // the page is then returned as it is
 	}
-	result.Title = short(strings.Join(strings.Fields(textOf(first(doc, atom.Title))), " "))
+	result.Title = prose.Cut(strings.Join(strings.Fields(textOf(first(doc, atom.Title))), " "), maxWord)
 	if !isShallow(doc, 0, 0, 0) || count(doc) > maxNodes {
 		return nil
 	}

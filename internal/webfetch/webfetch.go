@@ -23,8 +23,8 @@ import (
 	"golang.org/x/net/html/charset"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
-	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -61,7 +61,7 @@ func Get(ctx context.Context, transport http.RoundTripper, p protocol.HTTPFetch,
 	result.URL, result.Status = response.Request.URL.Redacted(), response.StatusCode
 	result.Headers = headersOf(response.Header)
 	result.MediaType, _, _ = mime.ParseMediaType(response.Header.Get("Content-Type"))
-	result.MediaType = short(result.MediaType)
+	result.MediaType = prose.Cut(result.MediaType, maxWord)
 	if p.Method == http.MethodHead {
 		return result, nil
 	}
@@ -119,14 +119,6 @@ func inTime(ctx context.Context, result protocol.HTTPFetchResult, fill func(*pro
 	}
 }
 
-// short cuts a title, header or address of a server.
-func short(text string) string {
-	if len(text) <= maxWord {
-		return text
-	}
-	return text[:lines.Border([]byte(text[:maxWord]))] + "..."
-}
-
 // send returns the first response that is no redirect, and notes the addresses before it.
 func send(ctx context.Context, transport http.RoundTripper, p protocol.HTTPFetch, result *protocol.HTTPFetchResult) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, cmp.Or(p.Method, http.MethodGet), p.URL, http.NoBody)
@@ -162,7 +154,7 @@ func failure(ctx context.Context, err error, redirects ...string) error {
 	}
 	from := ""
 	if len(redirects) > 0 {
-		from = "redirected from " + short(redirects[len(redirects)-1]) + ": "
+		from = "redirected from " + prose.Cut(redirects[len(redirects)-1], maxWord) + ": "
 	}
 	if refused, is := errors.AsType[*protocol.Error](err); is {
 		return protocol.Errorf(refused.Code, "%s%s", from, refused.Message)
@@ -175,7 +167,7 @@ func headersOf(all http.Header) map[string]string {
 	some := map[string]string{}
 	for _, name := range []string{"Content-Encoding", "Content-Length", "ETag", "Last-Modified", "Location", "Retry-After"} {
 		if value := all.Get(name); value != "" {
-			some[name] = short(value)
+			some[name] = prose.Cut(value, maxWord)
 		}
 	}
 	return some
@@ -203,7 +195,7 @@ func read(ctx context.Context, result *protocol.HTTPFetchResult, body []byte, re
 		return context.Cause(ctx)
 	}
 	if result.Truncated {
-		body = body[:lines.Border(body)]
+		body = body[:prose.Border(body)]
 	}
 	text, err := decode(body, response.Header.Get("Content-Type"))
 	if err != nil {

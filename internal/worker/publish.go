@@ -27,8 +27,7 @@ type Published struct {
 
 // Bounds of a published port.
 const (
-	maxPublished = 256                   // connections at once; further ones wait
-	acceptRetry  = 50 * time.Millisecond // when the system has no descriptors left
+	maxPublished = 256 // connections at once; further ones wait
 	listenPeriod = 250 * time.Millisecond
 )
 
@@ -61,7 +60,7 @@ func (w *Worker) forward(ctx context.Context, p Published) {
 		client, err := p.Listener.Accept()
 		if err != nil {
 			<-slots
-			if !pause.For(ctx, acceptRetry) {
+			if !pause.For(ctx, pause.Retry) {
 				return
 			}
 			continue

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"slices"
 	"sync"
+
+	"github.com/toolfleet/toolfleet/internal/prose"
 )
 
 // Additions pass what a person says while a turn runs to that turn ([Options].Additions). The model
@@ -64,7 +66,7 @@ func (r *recorder) add(ctx context.Context, text string) (bool, error) {
 		return false, r.lost
 	}
 	events, err := r.store(ctx, []Event{{
-		Type: EventInputAdded, Turn: turn.number, Step: max(len(turn.steps), r.asked), StartFields: StartFields{Input: validText(text)},
+		Type: EventInputAdded, Turn: turn.number, Step: max(len(turn.steps), r.asked), StartFields: StartFields{Input: prose.Valid(text)},
 		NoteFields: NoteFields{By: r.author},
 	}})
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/ports"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -303,7 +304,7 @@ func (t *turnRun) spend(e *Event, price *Price, native []NativeCall) {
 // failedEvent is the event of an attempt that gave no reply, although it is billed.
 func (t *turnRun) failedEvent(failed *Reply, price *Price, model, why string) Event {
 	turn := &t.session.turns[len(t.session.turns)-1]
-	e := Event{Type: EventReplyFailed, Turn: turn.number, Step: len(turn.steps) + 1, Text: validText(why), ReplyFields: ReplyFields{Usage: new(failed.Counted(0))}}
+	e := Event{Type: EventReplyFailed, Turn: turn.number, Step: len(turn.steps) + 1, Text: prose.Valid(why), ReplyFields: ReplyFields{Usage: new(failed.Counted(0))}}
 	if e.Model = model; failed.Fallback != nil {
 		e.Model, price = failed.Fallback.Model, failed.Fallback.Price
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/ports"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -362,7 +363,7 @@ func (b *batch) question(p *pendingCall, u Update) {
 		delete(p.asked, u.Answered.Question)
 		event := p.as(EventAnswered)
 		event.Question = &protocol.Question{ID: u.Answered.Question}
-		event.Status, event.By = string(u.Answered.Action), validText(u.Answered.By)
+		event.Status, event.By = string(u.Answered.Action), prose.Valid(u.Answered.By)
 		b.settle(event)
 		return
 	}

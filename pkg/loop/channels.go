@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/ports"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -66,7 +67,7 @@ func (b *batch) runOutside(ctx context.Context, p *pendingCall, do func(context.
 	failure, refused := errors.AsType[*protocol.Error](err)
 	switch {
 	case err == nil:
-		event := p.local(protocol.StatusOK, b.keeps(p).fitted(ctx, p.event.CallID, validText(text)), nil, time.Since(start))
+		event := p.local(protocol.StatusOK, b.keeps(p).fitted(ctx, p.event.CallID, prose.Valid(text)), nil, time.Since(start))
 		event.Read = noted.Read
 		b.settle(event)
 		return nil

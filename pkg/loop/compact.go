@@ -268,7 +268,7 @@ func (c *conversation) compact(ctx context.Context, id protocol.CallID) (bool, e
 	last := &c.session.turns[len(c.session.turns)-1]
 	event := Event{
 		Type: EventCompacted, Turn: last.number, Step: len(last.steps), CallFields: CallFields{CallID: id}, ReplyFields: ReplyFields{Usage: &reply.Usage},
-		NoteFields: NoteFields{KeptTurn: turn + 1, KeptStep: step + 1}, Text: c.session.summaryText(validText(reply.Text), replies),
+		NoteFields: NoteFields{KeptTurn: turn + 1, KeptStep: step + 1}, Text: c.session.summaryText(prose.Valid(reply.Text), replies),
 	}
 	c.spend(&event, price, nil)
 	return true, c.record(ctx, append(failed, event)...)

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/internal/prose"
 )
 
 // RefusedError is the error of [Model.Reply] when the model's server refuses a request because of
@@ -68,7 +70,7 @@ func (c *conversation) leaveOut(ctx context.Context, refused *RefusedError) bool
 		if c.refused == nil {
 			c.refused = make(map[Part]string)
 		}
-		reason := []rune(validText(refused.Error()))
+		reason := []rune(prose.Valid(refused.Error()))
 		c.refused[part], changed = string(reason[:min(len(reason), maxReason)]), true
 		c.logger.WarnContext(ctx, "the model's server refuses a part of the conversation, which is left out",
 			slog.String("session_id", string(c.id)), slog.String("tool_call_id", part.ToolCallID),
@@ -341,7 +343,7 @@ func (r *Reasoning) valid() *Reasoning {
 	if r == nil || r.Text == "" && len(r.Opaque) == 0 {
 		return nil
 	}
-	valid := &Reasoning{Text: validText(r.Text)}
+	valid := &Reasoning{Text: prose.Valid(r.Text)}
 	if json.Valid(r.Opaque) { // else no journal could keep it
 		valid.Opaque = r.Opaque
 	}

@@ -196,9 +196,6 @@ func (b *batch) promote() bool {
 	return b.promoted
 }
 
-// followPause is the time between two tries to reach the fleet for a job.
-const followPause = time.Second
-
 // follow sends the call of a job, or finds it in the fleet, and waits for its result beside
 // everything else, also while the fleet cannot be reached for some time. The end of ctx does not
 // stop it. resolve returns the call, or else how the job has ended. The lock is held.
@@ -217,7 +214,7 @@ func (w *followers) follow(ctx context.Context, p *pendingCall, resolve func(con
 			}
 			w.logger.WarnContext(jobCtx, "job cannot be followed, it is looked for again",
 				slog.String("call_id", string(p.place.ID)), slog.Any("error", err))
-			if !pause.For(jobCtx, followPause) && detached(jobCtx) {
+			if !pause.For(jobCtx, pause.Resume) && detached(jobCtx) {
 				return
 			}
 		}
@@ -503,7 +500,7 @@ func (w *followers) await(ctx context.Context, j *job, f *follower) *follower {
 		case <-ctx.Done():
 			return f
 		}
-		if f.learned() || !pause.For(ctx, followPause) {
+		if f.learned() || !pause.For(ctx, pause.Resume) {
 			return f
 		}
 		next := w.followerOf(ctx, j, true)

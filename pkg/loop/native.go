@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -38,9 +39,9 @@ func (t *turnRun) nativeEvents(at Event, reply *Reply) []Event {
 	for i := range reply.Native {
 		call, event := &reply.Native[i], &events[i]
 		*event = Event{
-			Type: EventNativeCall, Turn: at.Turn, Step: at.Step, CallFields: CallFields{Name: validText(call.Name)},
-			Text: render.Shown(validText(call.Input), "", nil), Status: string(protocol.StatusOK),
-			ResultFields: ResultFields{Content: render.Shown(validText(call.Output), "", nil), Image: call.Image},
+			Type: EventNativeCall, Turn: at.Turn, Step: at.Step, CallFields: CallFields{Name: prose.Valid(call.Name)},
+			Text: render.Shown(prose.Valid(call.Input), "", nil), Status: string(protocol.StatusOK),
+			ResultFields: ResultFields{Content: render.Shown(prose.Valid(call.Output), "", nil), Image: call.Image},
 		}
 		if call.Failed {
 			event.Status = string(protocol.StatusFailed)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/ports"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -33,7 +34,7 @@ func (b *batch) askUser(ctx context.Context, p *pendingCall, request wire.Person
 		return nil
 	}
 	event := p.local(protocol.StatusOK, textOf(answer), nil, time.Since(start))
-	event.By = validText(answer.By)
+	event.By = prose.Valid(answer.By)
 	b.settle(event)
 	return nil
 }
@@ -80,5 +81,5 @@ func textOf(answer protocol.Answer) string {
 		Answer string `json:"answer"`
 	}
 	_ = json.Unmarshal(answer.Content, &content) // it fits
-	return validText(content.Answer)
+	return prose.Valid(content.Answer)
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -247,7 +248,7 @@ func askPerson(ctx context.Context, approve asker, judged policy.Verdict, reques
 	for errors.Is(err, ErrAskAgain) && ctx.Err() == nil {
 		said, expired, err = askOnce(ctx, approve, judged.Timeout, request)
 	}
-	given := answer{reason: judged.Reason, by: validText(said.By), via: said.Via, note: noteOf(said)}
+	given := answer{reason: judged.Reason, by: prose.Valid(said.By), via: said.Via, note: noteOf(said)}
 	switch {
 	case err == nil && said.Granted:
 		given.status = decisionApproved
@@ -277,7 +278,7 @@ func askOnce(ctx context.Context, approve asker, most time.Duration, request App
 
 // noteOf is the note of an answer, cut when it is very long.
 func noteOf(said protocol.Approval) string {
-	note := []rune(strings.TrimSpace(validText(said.Note)))
+	note := []rune(strings.TrimSpace(prose.Valid(said.Note)))
 	if len(note) > maxNote {
 		return string(note[:maxNote]) + "..."
 	}

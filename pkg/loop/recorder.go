@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -51,7 +52,7 @@ func (r *Runner) newRecorder(ctx context.Context, id protocol.SessionID) (*recor
 	}
 	return &recorder{
 		id: id, journal: r.journal, observe: r.opts.Observe, logger: r.opts.Logger,
-		session: s, last: history.Last, author: validText(r.opts.Author.Name),
+		session: s, last: history.Last, author: prose.Valid(r.opts.Author.Name),
 	}, nil
 }
 
@@ -182,26 +183,23 @@ func (r *recorder) tell(e Event) {
 
 // uniqueIDs returns the calls as they are journaled: with ids that no other tool
 // call of the conversation has, because providers answer calls by id alone. An id
-// that is empty or taken is replaced.
+// that is empty or taken is replaced. A journal is JSON and would replace what is not UTF-8 itself;
+// doing it first keeps a session that runs and one that is resumed the same.
 func uniqueIDs(calls []ToolCall, taken map[string]bool, turn, step int) []ToolCall {
 	unique := make([]ToolCall, len(calls))
 	own := make(map[string]bool, len(calls))
 	for i, call := range calls {
-		id := validText(call.ID)
+		id := prose.Valid(call.ID)
 		place := fmt.Sprintf("call_%d_%d_%d", turn, step, i)
 		for n := 1; id == "" || taken[id] || own[id]; n++ {
 			id = place
 			place = fmt.Sprintf("call_%d_%d_%d", turn, step, i) + "_" + strconv.Itoa(n)
 		}
 		own[id] = true
-		unique[i] = ToolCall{ID: id, Name: validText(call.Name), Arguments: validArguments(call.Arguments)}
+		unique[i] = ToolCall{ID: id, Name: prose.Valid(call.Name), Arguments: validArguments(call.Arguments)}
 	}
 	return unique
 }
-
-// validText replaces what is not UTF-8. A journal is JSON and would do so itself;
-// doing it first keeps a session that runs and one that is resumed the same.
-func validText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // validArguments replaces invalid UTF-8 in arguments by \u escapes of half a surrogate pair, which
 // no argument may have. So the tool call is refused, and never made with other characters than the

@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/media"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/ports"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -143,7 +144,7 @@ func carried(callErr *protocol.Error) *protocol.Error {
 	if callErr == nil {
 		return nil
 	}
-	return &protocol.Error{Code: callErr.Code, Message: render.Shown(validText(callErr.Message), "", nil)}
+	return &protocol.Error{Code: callErr.Code, Message: render.Shown(prose.Valid(callErr.Message), "", nil)}
 }
 
 // local is the event of a result that was made in this process.

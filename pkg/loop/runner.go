@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/ports"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -88,7 +89,7 @@ func (in Input) same(started Input) bool {
 	case in.ID != "" || started.ID != "":
 		return in.ID == started.ID
 	}
-	return validText(in.Text) == started.Text && // as it was journaled
+	return prose.Valid(in.Text) == started.Text && // as it was journaled
 		(len(in.Attachments) == 0 || slices.EqualFunc(in.Attachments, started.Attachments, sameAttachment))
 }
 
@@ -277,9 +278,9 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 	}
 	started := Event{
 		Type: EventTurnStarted, Turn: len(rec.session.turns) + 1,
-		StartFields: StartFields{Input: validText(input.Text), Attachments: attachments, Terms: r.terms(rec.session)},
+		StartFields: StartFields{Input: prose.Valid(input.Text), Attachments: attachments, Terms: r.terms(rec.session)},
 		CallFields:  CallFields{CallID: input.ID},
-		NoteFields:  NoteFields{By: validText(r.opts.Author.Name)},
+		NoteFields:  NoteFields{By: prose.Valid(r.opts.Author.Name)},
 	}
 	if u := ports.UnattendedOf(ctx); u != nil && u.Firing != nil {
 		started.Trigger, started.Read = u.Firing.Name, read

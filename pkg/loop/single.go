@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/ports"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -127,7 +128,7 @@ func newSingle(table *tools.Table, options *SingleOptions) (*Single, SingleOptio
 	if options != nil {
 		o = *options
 	}
-	s := &Single{logger: o.Logger, observe: o.Observe, origin: o.Interface, by: validText(o.By)}
+	s := &Single{logger: o.Logger, observe: o.Observe, origin: o.Interface, by: prose.Valid(o.By)}
 	if s.logger == nil {
 		s.logger = slog.New(slog.DiscardHandler)
 	}

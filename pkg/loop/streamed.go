@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
@@ -186,7 +187,7 @@ func (t *turnRun) estimated(text string) protocol.Usage {
 // breakOff journals the reply that the calls which were sent are of.
 func (t *turnRun) breakOff(ctx context.Context, text string, usage protocol.Usage) error {
 	turn := t.session.open()
-	event := Event{Type: EventModelReply, Turn: turn.number, Step: len(turn.steps) + 1, Text: validText(text), ReplyFields: ReplyFields{Usage: &usage}}
+	event := Event{Type: EventModelReply, Turn: turn.number, Step: len(turn.steps) + 1, Text: prose.Valid(text), ReplyFields: ReplyFields{Usage: &usage}}
 	for i := range turn.streamed {
 		event.ToolCalls = append(event.ToolCalls, turn.streamed[i].ToolCall)
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
@@ -42,7 +43,7 @@ func (r *Runner) terms(s *session) *Terms {
 		Tools: r.table.Names(), Policies: rulesOf(r.opts.Policy), Guard: r.opts.Guard, MinLevel: r.opts.MinLevel,
 		MaxSteps: r.opts.MaxSteps, MaxTokens: r.opts.MaxTokens,
 	}
-	if system := validText(r.opts.System); system != s.system {
+	if system := prose.Valid(r.opts.System); system != s.system {
 		terms.System = system
 	}
 	if project := validFiles(r.opts.Project); project != nil && !slices.Equal(project, s.project) {
@@ -168,7 +169,7 @@ func (c *conversation) system() string {
 func namesOf(files []protocol.InstructionFile) []string {
 	var names []string
 	for _, file := range files {
-		names = append(names, validText(file.Name))
+		names = append(names, prose.Valid(file.Name))
 	}
 	return names
 }
@@ -180,7 +181,7 @@ func validFiles(files []protocol.InstructionFile) []protocol.InstructionFile {
 	}
 	valid := make([]protocol.InstructionFile, len(files))
 	for i, file := range files {
-		valid[i] = protocol.InstructionFile{Name: validText(file.Name), Text: validText(file.Text)}
+		valid[i] = protocol.InstructionFile{Name: prose.Valid(file.Name), Text: prose.Valid(file.Text)}
 	}
 	return valid
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/ports"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -220,7 +221,7 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	if turn.lastAt > 0 {
 		reply.ToolCalls = nil // it was offered none
 	}
-	at.Type, at.Text, at.Usage = EventModelReply, validText(reply.Text), &usage
+	at.Type, at.Text, at.Usage = EventModelReply, prose.Valid(reply.Text), &usage
 	native := t.nativeEvents(at, &reply)
 	at.ToolCalls = uniqueIDs(reply.ToolCalls, t.session.taken, at.Turn, at.Step)
 	at.Reasoning = reply.Reasoning.valid()
@@ -306,7 +307,7 @@ func (t *turnRun) chat(ctx context.Context, at Event, word string, streams *stre
 			t.tell(Event{Type: EventReasoningDelta, Turn: at.Turn, Step: at.Step, Text: d.Reasoning})
 		}
 		if d.Waits != "" {
-			t.tell(Event{Type: EventModelWaits, Turn: at.Turn, Step: at.Step, Text: validText(d.Waits)})
+			t.tell(Event{Type: EventModelWaits, Turn: at.Turn, Step: at.Step, Text: prose.Valid(d.Waits)})
 		}
 		if d.Call != nil {
 			streams.add(turnCtx, *d.Call, d.Index)

@@ -10,9 +10,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/internal/model/lenient"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
@@ -383,12 +383,5 @@ func parseError(body []byte, inStream bool) (serverReply, bool) {
 // excerpt makes a server's text fit for one line of an error.
 func excerpt(text string) string {
 	text = strings.Join(strings.Fields(strings.ToValidUTF8(text, "\uFFFD")), " ")
-	if len(text) <= maxMessage {
-		return text
-	}
-	cut := maxMessage
-	for !utf8.RuneStart(text[cut]) {
-		cut--
-	}
-	return text[:cut] + "..."
+	return prose.Cut(text, maxMessage)
 }

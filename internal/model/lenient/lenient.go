@@ -13,6 +13,8 @@ import (
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/internal/prose"
 )
 
 // Fields are the fields of a JSON object.
@@ -269,15 +271,7 @@ func unfinished(text []byte) int {
 	if n >= 3 && utf16.IsSurrogate(surrogate(text[n-3:])) && surrogate(text[n-3:]) < 0xDC00 {
 		return 3
 	}
-	for i := 1; i <= min(n, utf8.UTFMax-1); i++ {
-		if utf8.RuneStart(text[n-i]) {
-			if !utf8.FullRune(text[n-i:]) {
-				return i
-			}
-			return 0
-		}
-	}
-	return 0
+	return n - prose.Border(text)
 }
 
 // String is the whole text; what is no character is a replacement character.

@@ -76,15 +76,11 @@ func (c *Cluster) options(i int, ports, routes []int, o Options) *server.Options
 func (c *Cluster) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, clusterReady, fmt.Errorf("the %d servers of the cluster found no leader within %s", len(c.servers), clusterReady))
 	defer cancel()
-	for {
-		err := c.probe(ctx)
-		if err == nil {
-			return nil
-		}
-		if !pause.For(ctx, 50*time.Millisecond) {
-			return errors.Join(context.Cause(ctx), err)
-		}
+	var err error
+	if pause.Until(ctx, pause.Retry, func() bool { err = c.probe(ctx); return err == nil }) {
+		return nil
 	}
+	return errors.Join(context.Cause(ctx), err)
 }
 
 // probe makes a stream on all servers, and removes it. Without a leader there is no answer.

@@ -91,7 +91,7 @@ func (s *Server) Draining(until time.Time) {
 // writeHolder names this process to others. Without that they do not wait for it.
 func (s *Server) writeHolder() {
 	if content, err := json.Marshal(s.holder); err == nil { // it always is
-		_ = os.WriteFile(filepath.Join(s.options.Data, holderFile), content, 0o600)
+		_ = regular.Replace(filepath.Join(s.options.Data, holderFile), content)
 	}
 }
 

@@ -156,14 +156,13 @@ func (h quietHandler) WithGroup(name string) slog.Handler {
 }
 
 // reopen starts the server again. It gives up at some time, or when ctx ends.
-func (s *Server) reopen(ctx context.Context, giveUp time.Time) error {
+func (s *Server) reopen(ctx context.Context, giveUp time.Time) (err error) {
 	had := streams(s.current())
-	for {
-		err := s.again(ctx, had)
-		if err == nil || errors.Is(err, os.ErrNotExist) || !time.Now().Before(giveUp) || !pause.For(ctx, reopenEvery) {
-			return err
-		}
-	}
+	pause.Until(ctx, reopenEvery, func() bool {
+		err = s.again(ctx, had)
+		return err == nil || errors.Is(err, os.ErrNotExist) || !time.Now().Before(giveUp)
+	})
+	return err
 }
 
 // again starts the server again if it has what it needs.

@@ -31,6 +31,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/openfiles"
 	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/regular"
 )
 
 const (
@@ -217,16 +218,11 @@ func LoadToken(path string) (string, error) {
 	if token := strings.TrimSpace(string(content)); token != "" {
 		return token, os.Chmod(path, 0o600) // also if another program made it
 	}
-	made, token := path+"-"+rand.Text(), rand.Text()
-	if err := os.WriteFile(made, []byte(token+"\n"), 0o600); err != nil {
-		return "", err
-	}
-	defer os.Remove(made)
-	publish := os.Link // fails if another process was faster
+	token, write := rand.Text(), regular.Create // fails if another process was faster
 	if err == nil {
-		publish = os.Rename // over a file without a token
+		write = regular.Replace // a file without a token
 	}
-	if err := publish(made, path); errors.Is(err, os.ErrExist) {
+	if err := write(path, []byte(token+"\n")); errors.Is(err, os.ErrExist) {
 		return LoadToken(path)
 	} else if err != nil {
 		return "", err

@@ -8,9 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
-	"unicode/utf8"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -76,26 +75,14 @@ func (b *buffer) captured() sandbox.Captured {
 		out.Data = append(append(out.Data, b.head...), tail...)
 		return out
 	}
-	head := b.head[:lines.Border(b.head)]
-	tail = trimStart(tail)
+	head := b.head[:prose.Border(b.head)]
+	tail = tail[prose.Start(tail):]
 	missing := b.total - int64(len(head)) - int64(len(tail))
 	out.Truncated = true
 	out.Data = append(out.Data, head...)
 	out.Data = fmt.Appendf(out.Data, "\n[... %d bytes left out ...]\n", missing)
 	out.Data = append(out.Data, tail...)
 	return out
-}
-
-// trimStart drops the rest of a character that started before p.
-func trimStart(p []byte) []byte {
-	n := 0
-	for n < len(p) && !utf8.RuneStart(p[n]) {
-		n++
-	}
-	if n >= utf8.UTFMax {
-		return p // it is no text
-	}
-	return p[n:]
 }
 
 // apart are pipes that are read side by side, for systems without more: the order of writes to both

@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -184,26 +185,5 @@ func unlike(a, b string) int {
 	if a == b || (stem != "" && stem == strings.TrimSuffix(b, path.Ext(b))) {
 		return 0
 	}
-	return edits(a[:min(len(a), nearLen)], b[:min(len(b), nearLen)])
-}
-
-// edits is the Levenshtein distance of the bytes of two strings.
-func edits(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			replace := diagonal
-			if a[i] != b[j] {
-				replace++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(replace, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
+	return prose.Distance(a[:min(len(a), nearLen)], b[:min(len(b), nearLen)])
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -199,7 +200,7 @@ func (c *textCheck) take(chunk []byte) {
 	if len(c.rest) > 0 {
 		chunk = append(c.rest, chunk...)
 	}
-	end := lines.Border(chunk)
+	end := prose.Border(chunk)
 	c.bad = !utf8.Valid(chunk[:end])
 	c.rest = bytes.Clone(chunk[end:])
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -253,7 +254,7 @@ func (s *search) found(name string, number int, line []byte) bool {
 	fits := s.room.take(len(name) + len(line))
 	if fits {
 		s.result.Matches = append(s.result.Matches, protocol.Match{
-			Path: name, Line: number, Text: strings.ToValidUTF8(string(line), "\uFFFD"),
+			Path: name, Line: number, Text: prose.Valid(string(line)),
 		})
 	}
 	return fits
@@ -317,7 +318,7 @@ func (a *surroundings) line(text []byte) string {
 	if a.room.bytes -= len(text); a.room.bytes < 0 {
 		return ""
 	}
-	return strings.ToValidUTF8(string(text), "\uFFFD")
+	return prose.Valid(string(text))
 }
 
 // over reports whether the time of the search is over.

@@ -6,7 +6,8 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/internal/prose"
 )
 
 // MaxContent is the most that one page has, in bytes.
@@ -110,7 +111,7 @@ func (s *Scan) wanted(piece []byte, ended bool) {
 		}
 	case s.r.Lines == 0: // not even one line fits
 		s.r.Content = append(s.r.Content, piece[:MaxContent-len(s.r.Content)]...)
-		s.r.Content = s.r.Content[:Border(s.r.Content)]
+		s.r.Content = s.r.Content[:prose.Border(s.r.Content)]
 		s.r.Lines, s.start, s.full, s.r.Cut, s.r.Split = 1, len(s.r.Content), true, true, true
 	default:
 		s.r.Content, s.full, s.r.Cut = s.r.Content[:s.start], true, true
@@ -136,25 +137,9 @@ func (s *Scan) Result() Result {
 		s.r.Lines++
 	}
 	if s.skip > 0 { // not within a character
-		n := 0
-		for n < len(s.r.Content) && n < utf8.UTFMax-1 && !utf8.RuneStart(s.r.Content[n]) {
-			n++
-		}
+		n := prose.Start(s.r.Content)
 		s.r.Content = s.r.Content[n:]
 		s.r.Column += int64(n)
 	}
 	return s.r
-}
-
-// Border is where a text can be cut so that no character at its end is split.
-func Border(text []byte) int {
-	for back := 1; back < utf8.UTFMax && back <= len(text); back++ {
-		if start := len(text) - back; utf8.RuneStart(text[start]) {
-			if !utf8.FullRune(text[start:]) {
-				return start
-			}
-			break
-		}
-	}
-	return len(text)
 }

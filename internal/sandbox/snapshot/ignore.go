@@ -12,8 +12,8 @@ import (
 	"slices"
 	"strings"
 	"unicode"
-	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/gitignore"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -339,9 +339,6 @@ func theirsName(rest string, n int) string {
 		suffix += fmt.Sprintf(".%d", n)
 	}
 	base := strings.ReplaceAll(rest, "/", "-")
-	end := min(len(base), maxName-len(suffix))
-	for end < len(base) && end > 0 && !utf8.RuneStart(base[end]) {
-		end--
-	}
-	return base[:end] + suffix
+	base = base[:min(len(base), maxName-len(suffix))]
+	return base[:prose.Border(base)] + suffix
 }

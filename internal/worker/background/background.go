@@ -25,6 +25,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/resident"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
@@ -116,7 +117,7 @@ type Command struct {
 // error is a *[protocol.Error] or wraps [sandbox.ErrUnsupported] when the command cannot
 // be started, and a *[protocol.Error] when too many live.
 func (ps *Processes) Start(ctx context.Context, s sandbox.Sandbox, c Command, moment time.Duration) (wire.ProcessReadResult, error) {
-	p := newProcess(c.Handle, short(c.Text), resident.NewLife(ctx, c.Life, nil))
+	p := newProcess(c.Handle, prose.Cut(c.Text, maxCommand), resident.NewLife(ctx, c.Life, nil))
 	p.written, p.keep = c.Written, c.Keep
 	if c.TTY {
 		p.typed, p.status.TTY = make(chan []byte), true
@@ -299,11 +300,3 @@ func (ps *Processes) Kill(ctx context.Context, handle string) (wire.ProcessKillR
 // Wait returns when none lives any more and all ends are remembered: soon after
 // their sandbox was closed.
 func (ps *Processes) Wait() { ps.group.Wait() }
-
-// short cuts the text of a command.
-func short(text string) string {
-	if len(text) <= maxCommand {
-		return text
-	}
-	return strings.ToValidUTF8(text[:maxCommand], "") + "…"
-}

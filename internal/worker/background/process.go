@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/resident"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
@@ -201,8 +202,8 @@ func (ps *Processes) load() {
 	}
 }
 
-// save writes the file: a copy at the side and a rename, so that it is always whole. A
-// disk that is full costs the memory of what has ended. The caller has the lock.
+// save writes the file. A disk that is full costs the memory of what has ended. The caller has the
+// lock.
 func (ps *Processes) save() {
 	var records []record
 	for _, p := range ps.all {
@@ -214,11 +215,7 @@ func (ps *Processes) save() {
 		records = append(records, record{Status: p.status, Offset: offset, Output: output})
 		p.mu.Unlock()
 	}
-	body, err := json.Marshal(records)
-	if err != nil {
-		return
-	}
-	if os.WriteFile(ps.file+".new", body, 0o600) == nil {
-		_ = os.Rename(ps.file+".new", ps.file)
+	if body, err := json.Marshal(records); err == nil {
+		_ = regular.Replace(ps.file, body)
 	}
 }

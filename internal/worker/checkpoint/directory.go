@@ -27,6 +27,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
@@ -319,7 +320,7 @@ func (d *Directory) noteUse() error {
 	if err != nil {
 		return err
 	}
-	return ReplaceFile(path, body)
+	return regular.Replace(path, body)
 }
 
 // size is the size of all files as of the last commit.
@@ -345,19 +346,7 @@ func (d *Directory) Close() error {
 	if err != nil {
 		return err
 	}
-	err = ReplaceFile(path, body)
+	err = regular.Replace(path, body)
 	d.noted = err == nil
-	return err
-}
-
-// ReplaceFile writes a file next to the old one and renames it, so that readers see it whole.
-func ReplaceFile(file string, content []byte) error {
-	err := os.WriteFile(file+".new", content, 0o600)
-	if err == nil {
-		err = os.Rename(file+".new", file)
-	}
-	if err != nil {
-		_ = os.Remove(file + ".new") // it may not be there
-	}
 	return err
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
@@ -99,7 +100,7 @@ func toolFault(err error) error {
 	} else if typed {
 		return &protocol.Error{Code: protocol.CodeToolFailed, Message: fault.Message}
 	}
-	return protocol.Errorf(protocol.CodeToolFailed, "%s", strings.ToValidUTF8(err.Error(), "\uFFFD"))
+	return protocol.Errorf(protocol.CodeToolFailed, "%s", prose.Valid(err.Error()))
 }
 
 // Attempt is one attempt of a call, as the function that runs it sees it.

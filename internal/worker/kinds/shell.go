@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -113,7 +113,7 @@ func (h *Host) inShell(s sandbox.Sandbox, file string, p protocol.CommandRun, cm
 		if r.Reason != sandbox.ReasonExited || !ok {
 			return
 		}
-		if err := checkpoint.ReplaceFile(file, []byte(next.String())); err != nil {
+		if err := regular.Replace(file, []byte(next.String())); err != nil {
 			h.Logger.WarnContext(ctx, "state of the shell cannot be kept", slog.Any("error", err))
 		}
 	}}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/plain"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/results"
@@ -131,7 +132,7 @@ func toolOutput(e *protocol.Execution, isText bool) (output json.RawMessage, fau
 		return nil, fmt.Sprintf("the tool wrote %d bytes to standard output: what it returns has %d bytes at most", e.StdoutBytes, maxToolOutput)
 	}
 	if isText {
-		text := strings.TrimSuffix(strings.ToValidUTF8(string(e.Stdout), "\uFFFD"), "\n")
+		text := strings.TrimSuffix(prose.Valid(string(e.Stdout)), "\n")
 		encoded, err := json.Marshal(text)
 		if err != nil {
 			return nil, fmt.Sprintf("the tool's output cannot be sent: %v", err)
@@ -154,7 +155,7 @@ func toolOutput(e *protocol.Execution, isText bool) (output json.RawMessage, fau
 
 // complaint is the end of what a tool that failed wrote, to standard error if anything.
 func complaint(c *protocol.Call, e *protocol.Execution) string {
-	wrote := strings.TrimSpace(strings.ToValidUTF8(string(e.Stderr), "\uFFFD"))
+	wrote := strings.TrimSpace(prose.Valid(string(e.Stderr)))
 	if wrote == "" {
 		return ""
 	}

@@ -30,6 +30,7 @@ import (
 	"golang.org/x/oauth2"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -97,19 +98,7 @@ func (l *Login) write(r *record) error {
 	if err != nil {
 		return err
 	}
-	file, err := os.CreateTemp(filepath.Dir(l.file), "new-") // of mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(data)
-	err = errors.Join(err, file.Sync(), file.Close())
-	if err == nil {
-		err = os.Rename(file.Name(), l.file)
-	}
-	if err != nil {
-		_ = os.Remove(file.Name())
-	}
-	return err
+	return regular.ReplaceSynced(l.file, data)
 }
 
 // lockPeriod is how often a lock is tried that another one holds.

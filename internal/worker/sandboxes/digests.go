@@ -6,7 +6,7 @@ import (
 	"os"
 	"sync"
 
-	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -88,7 +88,7 @@ func (s *Digests) rewrite() {
 	for key, sha256 := range s.files {
 		content = appendLine(content, key, sha256)
 	}
-	if checkpoint.ReplaceFile(s.path, content) != nil {
+	if regular.Replace(s.path, content) != nil {
 		return // the next Note tries again
 	}
 	s.lines = len(s.files)

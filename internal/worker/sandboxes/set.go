@@ -32,6 +32,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/inplace"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
@@ -123,19 +124,11 @@ func New(o Options) (*Set, error) {
 	return s, nil
 }
 
-// diskID reads the id of a data directory, or gives it one. Processes that start
-// at the same time on one directory agree, because the file appears whole.
+// diskID reads the id of a data directory, or gives it one. Processes that start at the same time on
+// one directory agree.
 func diskID(path string) (string, error) {
-	temp := path + "." + uuid.NewString()
-	if err := os.WriteFile(temp, []byte(uuid.NewString()), 0o600); err != nil {
+	if err := regular.Create(path, []byte(uuid.NewString())); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
-	}
-	linkErr := os.Link(temp, path)
-	if err := os.Remove(temp); err != nil {
-		return "", err
-	}
-	if linkErr != nil && !errors.Is(linkErr, fs.ErrExist) {
-		return "", linkErr
 	}
 	content, err := os.ReadFile(path)
 	return strings.TrimSpace(string(content)), err

@@ -21,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/resident"
@@ -66,7 +67,7 @@ func (l *live) last(err error) string {
 		text = l.hide(err.Error())
 	}
 	data, _ := l.said.Read(0, maxSaid)
-	if said := strings.TrimSpace(strings.ToValidUTF8(string(data), "\uFFFD")); said != "" {
+	if said := strings.TrimSpace(prose.Valid(string(data))); said != "" {
 		text += ": " + said
 	}
 	return text

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -199,7 +200,7 @@ func someKeys(members []member) string {
 	const shown = 20
 	var keys []string
 	for _, m := range members[:min(len(members), shown)] {
-		keys = append(keys, strconv.Quote(shorten(m.key)))
+		keys = append(keys, strconv.Quote(prose.Cut(m.key, maxQuoted)))
 	}
 	if len(members) > shown {
 		keys = append(keys, fmt.Sprintf("and %d more", len(members)-shown))
@@ -215,7 +216,7 @@ func Pointer(query string) ([]string, error) {
 	}
 	if query[0] != '/' || !utf8.ValidString(query) {
 		return nil, protocol.Errorf(protocol.CodeInvalidArguments,
-			`the query %q is no JSON pointer: it must be empty, or text that starts with a slash, as in "/dependencies/react" or "/items/0"`, shorten(query))
+			`the query %q is no JSON pointer: it must be empty, or text that starts with a slash, as in "/dependencies/react" or "/items/0"`, prose.Cut(query, maxQuoted))
 	}
 	steps := strings.Split(query[1:], "/")
 	for i, step := range steps {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -135,6 +136,7 @@ func lineNumbers(lines []int) string {
 const (
 	hintLines = 5   // lines shown
 	hintWidth = 200 // bytes of each
+	maxQuoted = 80  // bytes of what a message quotes of a request
 )
 
 // hint says why the old text of an edit may not have been found.
@@ -202,7 +204,8 @@ func excerpt(lines [][]byte, n int) string {
 	var out strings.Builder
 	for _, line := range lines[:min(n, len(lines))] {
 		line = bytes.TrimRight(line, "\r\n")
-		out.WriteString(strings.ToValidUTF8(string(line[:runeBorder(line, hintWidth)]), "\uFFFD"))
+		line = line[:min(len(line), hintWidth)]
+		out.WriteString(prose.Valid(string(line[:prose.Border(line)])))
 		out.WriteByte('\n')
 	}
 	return out.String()

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -213,21 +212,4 @@ func (t *unixText) lineEnd(place int) string {
 		return "\r\n"
 	}
 	return "\n"
-}
-
-// shorten cuts text of a request for a message.
-func shorten(text string) string {
-	const limit = 80
-	if len(text) <= limit {
-		return text
-	}
-	return text[:runeBorder([]byte(text), limit)] + "..."
-}
-
-// runeBorder returns the last place at or before limit where no character is split.
-func runeBorder(content []byte, limit int) int {
-	for limit > 0 && limit < len(content) && !utf8.RuneStart(content[limit]) {
-		limit--
-	}
-	return min(limit, len(content))
 }

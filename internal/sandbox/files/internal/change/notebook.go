@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -157,7 +158,7 @@ func (c *notebookCell) output() string {
 	}
 	text := b.String()
 	if len(text) > maxOutput {
-		shown := text[:runeBorder([]byte(text), maxOutput)]
+		shown := text[:prose.Border(text[:maxOutput])]
 		text = shown + fmt.Sprintf("\n[... and %d more bytes]\n", len(text)-len(shown))
 	}
 	var lines strings.Builder

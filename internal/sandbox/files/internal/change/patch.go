@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -121,7 +122,7 @@ func (p *patchParser) preamble() error {
 			return badPatch(p.next, "it makes a new file, and an edit only changes one: write it")
 		case strings.TrimSpace(line) == "", isFileHeader(line):
 		default:
-			return badPatch(p.next, "%q is neither a header nor part of a hunk", shorten(line))
+			return badPatch(p.next, "%q is neither a header nor part of a hunk", prose.Cut(line, maxQuoted))
 		}
 	}
 	return badPatch(-1, "there is no hunk in it")
@@ -173,7 +174,7 @@ func parseHunkHeader(line string) (h hunk, old, added int, err error) {
 			continue
 		}
 		if numbers[i], err = strconv.Atoi(text); err != nil || numbers[i] > maxLine {
-			return hunk{}, 0, 0, fmt.Errorf("the number %s is too large", shorten(text))
+			return hunk{}, 0, 0, fmt.Errorf("the number %s is too large", prose.Cut(text, maxQuoted))
 		}
 	}
 	h.at = numbers[0]
@@ -217,7 +218,7 @@ func (p *patchParser) uncounted() ([]hunkLine, error) {
 	for p.next < len(p.lines) && !p.atHeader() {
 		line, ok := parseHunkLine(p.lines[p.next])
 		if !ok {
-			return nil, badPatch(p.next, `%q does not start with " ", "-" or "+"`, shorten(p.lines[p.next]))
+			return nil, badPatch(p.next, `%q does not start with " ", "-" or "+"`, prose.Cut(p.lines[p.next], maxQuoted))
 		}
 		lines = append(lines, line)
 		p.next++

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -163,7 +164,7 @@ func (a *applier) notFound(old []hunkLine) *protocol.Error {
 	if i := firstDifference(rest[at:], texts); i < len(texts) {
 		return protocol.Errorf(codes.EditNotFound,
 			"its old lines are not in %q as they stand in the patch. The most similar place is line %d, where the patch has %q and the file has:\n%s",
-			a.name, a.done+at+1, shorten(texts[i]), excerpt(rest[at:], min(len(texts), hintLines)))
+			a.name, a.done+at+1, prose.Cut(texts[i], maxQuoted), excerpt(rest[at:], min(len(texts), hintLines)))
 	}
 	return protocol.Errorf(codes.EditNotFound, "its old lines are not in %q behind the hunk before it", a.name)
 }
