@@ -17,7 +17,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -29,9 +28,7 @@ const (
 )
 
 const (
-	opTimeout = 5 * time.Second        // of one try to store a message
-	retryWait = 100 * time.Millisecond // after a try whose answer was lost
-	lookAfter = time.Second            // how often a reader that waits looks, in case it missed a notice
+	lookAfter = time.Second // how often a reader that waits looks, in case it missed a notice
 )
 
 // Store is the channels of a fleet. It is safe for concurrent use.
@@ -69,30 +66,21 @@ func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*S
 // [protocol.Error] says that the server refused it; after any other error it may be stored.
 func (s *Store) Send(ctx context.Context, channel string, m ports.ChannelMessage) error {
 	subject := wire.MessageSubject(s.fleet, channel, m.From, m.Call)
-	for {
-		err := s.publish(ctx, subject, m.Text)
-		var api *jetstream.APIError
-		switch {
-		case err == nil:
-			return s.stream.Purge(ctx, jetstream.WithPurgeSubject(wire.MessagesFilter(s.fleet, channel)), jetstream.WithPurgeKeep(MaxMessages))
-		case errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence:
-			return nil // it is stored
-		case errors.As(err, &api) && natsio.NoRoom(api):
-			return protocol.Errorf(protocol.CodeFleetFull, "The fleet has no room for messages.")
-		case errors.Is(err, nats.ErrConnectionClosed):
-			return err
+	err := natsio.UntilKnown(ctx, func(ctx context.Context) error {
+		_, err := s.js.Publish(ctx, subject, []byte(m.Text), jetstream.WithExpectLastSequencePerSubject(0))
+		if natsio.OutcomeOf(err) == natsio.Conflict { // by an earlier try
+			return nil
 		}
-		if !pause.For(ctx, retryWait) {
-			return fmt.Errorf("send to channel %s: %w", channel, err)
-		}
+		return err
+	}, nil)
+	switch {
+	case err == nil:
+		return s.stream.Purge(ctx, jetstream.WithPurgeSubject(wire.MessagesFilter(s.fleet, channel)), jetstream.WithPurgeKeep(MaxMessages))
+	case natsio.NoRoom(err):
+		return protocol.Errorf(protocol.CodeFleetFull, "The fleet has no room for messages.")
+	default:
+		return fmt.Errorf("send to channel %s: %w", channel, err)
 	}
-}
-
-func (s *Store) publish(ctx context.Context, subject, text string) error {
-	ctx, cancel := context.WithTimeout(ctx, opTimeout)
-	defer cancel()
-	_, err := s.js.Publish(ctx, subject, []byte(text), jetstream.WithExpectLastSequencePerSubject(0))
-	return err
 }
 
 // Next returns the first message behind a sequence that is not the reader's own; nil when there is

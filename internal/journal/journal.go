@@ -22,7 +22,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -39,13 +38,9 @@ type Journal struct {
 var _ loop.Journal = (*Journal)(nil)
 
 const (
-	// opTimeout bounds one try to store a message.
-	opTimeout = 5 * time.Second
 	// loadTimeout bounds the reading of one message, or of an image: a slow network transfers some
 	// MiB in that time.
 	loadTimeout = 30 * time.Second
-	// retryWait is the pause after an append whose answer was lost.
-	retryWait = 100 * time.Millisecond
 	// messageOverhead is room for the subject and the headers of a message.
 	messageOverhead = 4 << 10
 )
@@ -127,30 +122,26 @@ func (j *Journal) Append(ctx context.Context, session protocol.SessionID, expect
 	return last, nil
 }
 
-// append stores one message. If the answer was lost, append asks again: the
-// guard refuses a second copy, and the stored message shows whose it is.
-func (j *Journal) append(ctx context.Context, session protocol.SessionID, expected uint64, body []byte) (uint64, error) {
-	for retried := false; ; retried = true {
-		last, err := j.publish(ctx, session, expected, body)
-		var api *jetstream.APIError
-		switch {
-		case err == nil:
-			return last, nil
-		case errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence:
-			if retried {
-				return j.settle(ctx, session, expected, body)
-			}
-			return 0, fmt.Errorf("append to session %s behind %d: %w", session, expected, loop.ErrJournalConflict)
-		case errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant:
-			// In a cluster another append is under way, this one's first copy maybe, and whether it
-			// will be stored is not known yet.
-		case errors.As(err, &api) && (api.Code != 503 || api.ErrorCode == natsio.CodeStoreFailed && natsio.NoRoom(api)),
-			errors.Is(err, nats.ErrConnectionClosed), natsio.Unsendable(err):
-			return 0, j.refused(session, err)
+// append stores one message. If an answer was lost, the message that is stored shows whose it is.
+func (j *Journal) append(ctx context.Context, session protocol.SessionID, expected uint64, body []byte) (last uint64, err error) {
+	err = natsio.UntilKnown(ctx, func(ctx context.Context) (err error) {
+		last, err = j.publish(ctx, session, expected, body)
+		return err
+	}, func(ctx context.Context) (bool, error) {
+		msg, err := j.message(ctx, session, expected+1)
+		if err != nil {
+			return false, err
 		}
-		if !pause.For(ctx, retryWait) {
-			return 0, j.refused(session, err)
-		}
+		last = msg.Sequence
+		return string(msg.Data) == string(body), nil
+	})
+	switch {
+	case err == nil:
+		return last, nil
+	case natsio.OutcomeOf(err) == natsio.Conflict:
+		return 0, fmt.Errorf("append to session %s behind %d: %w", session, expected, loop.ErrJournalConflict)
+	default:
+		return 0, j.refused(session, err)
 	}
 }
 
@@ -159,7 +150,7 @@ var errFull error = &protocol.Error{Code: protocol.CodeFleetFull, Message: "ther
 
 // refused is the error of an append that is given up.
 func (j *Journal) refused(session protocol.SessionID, err error) error {
-	if api, answered := errors.AsType[*jetstream.APIError](err); answered && natsio.NoRoom(api) {
+	if natsio.NoRoom(err) {
 		err = fmt.Errorf("%w: stream %s is at a limit, its own or the server's (%w): raise it, or remove sessions (coordinator session rm)",
 			errFull, wire.SessionsStream(j.fleet), err)
 	} else if errors.Is(err, context.DeadlineExceeded) && j.nc.IsConnected() { // a server whose disk is full does not answer
@@ -169,26 +160,12 @@ func (j *Journal) refused(session protocol.SessionID, err error) error {
 }
 
 func (j *Journal) publish(ctx context.Context, session protocol.SessionID, expected uint64, body []byte) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, opTimeout)
-	defer cancel()
 	ack, err := j.js.Publish(ctx, wire.EventSubject(j.fleet, session), body, jetstream.WithExpectLastSequencePerSubject(expected))
 	if err != nil {
 		return 0, err
 	}
 	natsio.MarkJournal(ctx, j.nc, j.fleet, session, len(body))
 	return ack.Sequence, nil
-}
-
-// settle finds out whether the message behind expected is the one that was to be appended.
-func (j *Journal) settle(ctx context.Context, session protocol.SessionID, expected uint64, body []byte) (uint64, error) {
-	msg, err := j.message(ctx, session, expected+1)
-	if err != nil {
-		return 0, fmt.Errorf("append to session %s: %w", session, err)
-	}
-	if string(msg.Data) != string(body) {
-		return 0, fmt.Errorf("append to session %s behind %d: %w", session, expected, loop.ErrJournalConflict)
-	}
-	return msg.Sequence, nil
 }
 
 // check compares a session's last sequence with what the caller expects.

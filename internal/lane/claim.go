@@ -124,7 +124,7 @@ func (h *Holder) decline(r *readyMessage, why error) {
 	default:
 		h.retryLog.log(context.Background(), "lane cannot be claimed", //nolint:forbidigo // for the log alone
 			slog.String("lane", string(r.lane)), slog.Any("error", why))
-		h.store.Nack(r.ack, retryPause)
+		h.store.Nack(r.ack, pause.Retry)
 	}
 }
 
@@ -214,7 +214,7 @@ func (t *ownership) isFresh() bool {
 		if t.incarnation.isFresh(time.Now()) {
 			return true
 		}
-		pause.For(t.ctx, retryPause)
+		pause.For(t.ctx, pause.Retry)
 	}
 	return false
 }

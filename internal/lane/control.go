@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -177,7 +178,7 @@ func (l *heldLane) recomputeDue() {
 		}
 	}
 	if now := time.Now(); !l.control.nextDue.IsZero() && !now.Before(l.control.nextDue) {
-		l.control.nextDue = now.Add(retryPause)
+		l.control.nextDue = now.Add(pause.Retry)
 	}
 }
 

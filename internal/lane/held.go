@@ -110,7 +110,7 @@ func (l *heldLane) serve() (left, parked bool) {
 		case err != nil:
 			l.logRetry("mailbox cannot be read", err)
 			l.slots.giveBack() // calls of other lanes may end and make room in a full stream
-			wait = retryPause
+			wait = pause.Retry
 		case wait == nothingToDo:
 			if l.tryRelease() {
 				return true, false
@@ -364,8 +364,6 @@ const (
 	lookShare  = lookPeriod / 10
 	// mustHold is how long a lane stays held in which a program lives, until that is asked again.
 	mustHold = time.Minute
-	// retryPause is the pause after a failed request to the server.
-	retryPause = 100 * time.Millisecond
 )
 
 // waitBusy is how long a lane with calls waits for one to end, or for new ones.
@@ -408,7 +406,7 @@ func (l *heldLane) waitIdle() time.Duration {
 		if l.mail.listen() {
 			return 0 // entries may have been stored before
 		}
-		return retryPause
+		return pause.Retry
 	case l.usage.idle.IsZero():
 		l.usage.idle = time.Now()
 	}
@@ -565,7 +563,7 @@ func (l *heldLane) retry(trouble string, do func() error) bool {
 			return false
 		}
 		l.logRetry(trouble, err)
-		pause.For(l.ctx, retryPause)
+		pause.For(l.ctx, pause.Retry)
 	}
 	return false
 }

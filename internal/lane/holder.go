@@ -122,15 +122,8 @@ func (h *Holder) Load() (lanes, used, slots int) {
 // calls finish until drain ends, kills the rest, hands its lanes over, and returns. drain must
 // outlive ctx.
 func (h *Holder) Run(ctx, drain context.Context) error {
-	for {
-		if err := h.clock.Sync(ctx, h.store.Calls); err == nil { // the ages of calls depend on it
-			break
-		}
-		if !pause.For(ctx, retryPause) {
-			return nil
-		}
-	}
-	if !h.limits.LoadUntil(ctx) {
+	synced := func() bool { return h.clock.Sync(ctx, h.store.Calls) == nil } // the ages of calls depend on it
+	if !pause.Until(ctx, pause.Retry, synced) || !h.limits.LoadUntil(ctx) {
 		return nil
 	}
 	silence, err := h.serveQueries()

@@ -40,7 +40,7 @@ func (h *Holder) beginIncarnation(ctx context.Context) (*incarnation, error) {
 		}
 		l.end(nil)
 		l.timer.Stop()
-		if !pause.For(ctx, retryPause) {
+		if !pause.For(ctx, pause.Retry) {
 			return nil, context.Cause(ctx)
 		}
 	}
@@ -182,7 +182,7 @@ func (h *Holder) retire(ctx context.Context, l *incarnation, lost bool) {
 	if h.expireOwn(context.WithoutCancel(ctx), l) || !lost {
 		return
 	}
-	for pause.For(ctx, retryPause) && !h.store.NC.IsClosed() {
+	for pause.For(ctx, pause.Retry) && !h.store.NC.IsClosed() {
 		if h.expireOwn(ctx, l) {
 			return
 		}

@@ -142,7 +142,7 @@ func (p *Publisher) enqueueLane(ctx context.Context, lane poolLane, calls []Outg
 		}
 		switch {
 		case faults[i] != nil:
-			faults[i] = (&sending{call: out.Call, again: out.Call.Again}).failed(faults[i], true)
+			faults[i] = (&sending{call: out.Call, again: out.Call.Again}).failed(natsio.NotSent(faults[i]))
 		case out.Call.Delay() > 0:
 			faults[i] = p.enqueueLater(ctx, out)
 		default:
@@ -174,7 +174,7 @@ func (p *Publisher) isFull() bool {
 func (p *Publisher) enqueue(ctx context.Context, out Outgoing, inline bool) error {
 	s := &sending{call: out.Call, again: out.Call.Again, upload: out.Upload}
 	if err := p.admit(ctx, s, out.Header); err != nil {
-		return s.failed(err, true)
+		return s.failed(natsio.NotSent(err))
 	}
 	if seen := p.lanes.seen(laneOf(s.call)); out.Followed && !s.again && wire.IsRandomCallID(s.call.ID) && seen.Epoch > 0 {
 		s.msg.Header.Set(wire.HeaderSeen, seen.Header())
@@ -217,10 +217,10 @@ type sending struct {
 	upload func() error // see [Outgoing.Upload]
 }
 
-// failed is the error of a call that was not accepted. unsent says that this attempt did not
-// enqueue it.
-func (s *sending) failed(err error, unsent bool) error {
-	if !s.again && unsent {
+// failed is the error of a call that was not accepted. It wraps [ErrNotSent] if no attempt can have
+// enqueued it.
+func (s *sending) failed(err error) error {
+	if !s.again && natsio.OutcomeOf(err) == natsio.NotStored {
 		err = fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
 	return fmt.Errorf("publish call %s: %w", s.call.ID, err)
@@ -229,15 +229,15 @@ func (s *sending) failed(err error, unsent bool) error {
 // full is the error of a call for which a stream has no room.
 func (s *sending) full() error {
 	if s.again {
-		return s.failed(ErrFullAgain, false)
+		return s.failed(ErrFullAgain)
 	}
-	return s.failed(ErrFull, false)
+	return s.failed(ErrFull)
 }
 
 // markAgain re-encodes the call as one that may be stored already, unless the error of the last
 // attempt excludes that.
 func (s *sending) markAgain(fault error) error {
-	if store.NotStored(fault) {
+	if natsio.OutcomeOf(fault) == natsio.NotStored {
 		return nil
 	}
 	s.again = true
@@ -324,14 +324,14 @@ func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*pro
 // ready or held.
 func (p *Publisher) publishInline(ctx context.Context, s *sending) (done bool, err error) {
 	if err := p.sign(s.msg); err != nil {
-		return false, s.failed(err, true)
+		return false, s.failed(natsio.NotSent(err))
 	}
 	msg := *s.msg
 	msg.Subject = wire.ReadySubject(p.store.Fleet, s.call.Pool, wire.HashLane(s.call.Lane()))
 	_, answer, err := p.store.Publish(ctx, &msg)
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return false, s.failed(err, store.NotStored(err))
+		return false, s.failed(err)
 	case err != nil:
 		// It may be stored. Trying the mailbox is safe, because the entry says that it may be.
 		return false, s.markAgain(err)
@@ -345,7 +345,7 @@ func (p *Publisher) publishInline(ctx context.Context, s *sending) (done bool, e
 func (p *Publisher) put(ctx context.Context, s *sending) error {
 	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
 		if err := p.sign(s.msg); err != nil {
-			return s.failed(err, store.NotStored(err))
+			return s.failed(err)
 		}
 		_, answer, err := p.store.PublishOnce(ctx, wire.CallsStream(p.store.Fleet), s.msg)
 		switch {
@@ -355,18 +355,18 @@ func (p *Publisher) put(ctx context.Context, s *sending) error {
 			return nil
 		case errors.Is(err, nats.ErrNoResponders):
 			if gone := p.streams.Check(ctx); gone != nil {
-				return s.failed(fmt.Errorf("%w: %w", gone, err), store.NotStored(err))
+				return s.failed(fmt.Errorf("%w: %w", gone, err))
 			}
 		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil: // the server does not answer what it refuses
 			if refused := natsio.CheckRights(ctx, p.store.NC, natsio.SendRights(p.store.Fleet, s.call.Pool)); errors.Is(refused, natsio.ErrRights) {
-				return s.failed(refused, false)
+				return s.failed(refused)
 			}
 		}
 		if !store.Retryable(err) || !pause.For(ctx, retryWait) {
-			return s.failed(err, store.NotStored(err))
+			return s.failed(err)
 		}
 		if again := s.markAgain(err); again != nil {
-			return s.failed(again, false)
+			return s.failed(again)
 		}
 	}
 }
@@ -382,7 +382,7 @@ func (p *Publisher) enqueueLater(ctx context.Context, out Outgoing) error {
 		err = p.admit(ctx, s, out.Header)
 	}
 	if err != nil {
-		return s.failed(err, true)
+		return s.failed(natsio.NotSent(err))
 	}
 	s.msg.Subject = wire.LaterSubject(p.store.Fleet, s.call.Pool, wire.HashLane(s.call.Lane()), s.call.ID)
 	return p.put(ctx, s)

@@ -52,7 +52,7 @@ func (l releaser) RemoveReady() bool {
 			return true
 		}
 		l.logRetry("ready message cannot be removed", err)
-		if pause.For(l.ctx, retryPause); !l.isFresh() {
+		if pause.For(l.ctx, pause.Retry); !l.isFresh() {
 			return false
 		}
 	}
@@ -122,7 +122,7 @@ func (l *heldLane) handOver(killed bool, deliver func(context.Context) error) {
 				return true
 			}
 			l.logRetry("lane cannot be handed over", err)
-			pause.For(l.incarnation.ctx, retryPause)
+			pause.For(l.incarnation.ctx, pause.Retry)
 		}
 		return false
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -107,7 +108,7 @@ func (s *Spending) change(ctx context.Context, b Bucket, n float64, bounded bool
 			return 0, nil
 		}
 		s.known = false
-		if !errors.Is(err, jetstream.ErrKeyRevisionMismatch) && !errors.Is(err, jetstream.ErrKeyExists) || !pause.For(ctx, conflictPause) {
+		if !natsio.Overtaken(err) || !pause.For(ctx, conflictPause) {
 			return 0, fmt.Errorf("rate of %s: %w", s.of, err)
 		}
 	}

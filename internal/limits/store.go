@@ -8,12 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -121,13 +119,10 @@ func (s *Store) Remove(ctx context.Context, about Rule) error {
 
 // change replaces the rules on the condition that they have not changed since they were read.
 func (s *Store) change(ctx context.Context, by func([]Rule) ([]Rule, error)) error {
-	for wanted := []byte(nil); ; {
+	for {
 		rules, revision, err := s.read(ctx)
 		if err != nil {
 			return err
-		}
-		if is, err := encode(rules); wanted != nil && err == nil && bytes.Equal(is, wanted) {
-			return nil // only the answer was lost
 		}
 		list, err := by(slices.Clone(rules.List()))
 		if err != nil {
@@ -140,26 +135,26 @@ func (s *Store) change(ctx context.Context, by func([]Rule) ([]Rule, error)) err
 		if err != nil {
 			return err
 		}
-		known, err := natsio.Try(ctx, func(ctx context.Context) (err error) {
+		err = natsio.UntilKnown(ctx, func(ctx context.Context) (err error) {
 			if revision == 0 {
 				_, err = s.bucket.Create(ctx, wire.LimitsKey, body)
 			} else {
 				_, err = s.bucket.Update(ctx, wire.LimitsKey, body, revision)
 			}
 			return err
+		}, func(ctx context.Context) (bool, error) {
+			stored, _, err := s.read(ctx)
+			if err != nil {
+				return false, err
+			}
+			is, err := encode(stored)
+			return bytes.Equal(is, body), err
 		})
-		if !known && pause.For(ctx, retryAfter) {
-			wanted = body
-			continue
-		}
-		if !errors.Is(err, jetstream.ErrKeyRevisionMismatch) && !errors.Is(err, jetstream.ErrKeyExists) {
+		if natsio.OutcomeOf(err) != natsio.Conflict {
 			return err
 		}
 	}
 }
-
-// retryAfter is the pause after a write whose outcome is not known.
-const retryAfter = time.Second
 
 // encode is the record of rules; nil for none.
 func encode(rules *Rules) ([]byte, error) {

@@ -132,14 +132,11 @@ func (w *Watch) Run(ctx context.Context) {
 
 // LoadUntil reads the rules until that succeeds. It reports false when ctx ends first.
 func (w *Watch) LoadUntil(ctx context.Context) bool {
-	for {
+	return pause.Until(ctx, pause.Resume, func() bool {
 		err := w.Load(ctx)
-		if err == nil {
-			return true
+		if err != nil {
+			w.logger.WarnContext(ctx, "limits cannot be read: no call starts before they are", slog.Any("error", err))
 		}
-		w.logger.WarnContext(ctx, "limits cannot be read: no call starts before they are", slog.Any("error", err))
-		if !pause.For(ctx, time.Second) {
-			return false
-		}
-	}
+		return err == nil
+	})
 }

@@ -72,7 +72,7 @@ func (b *Blobs) Put(ctx context.Context, prefix string, body []byte) (wire.Store
 	defer cancel()
 	stored := wire.Stored{Blob: prefix + "/" + uuid.NewString(), Bytes: int64(len(body)), Digest: digest(body)}
 	_, err := PutObject(ctx, b.js, b.bucket, stored.Blob, bytes.NewReader(body))
-	if refused, ok := errors.AsType[*jetstream.APIError](err); ok && NoRoom(refused) {
+	if refused, _ := errors.AsType[*jetstream.APIError](err); NoRoom(err) {
 		err = fmt.Errorf("%w: object store %s: %s", ErrFull, b.bucket, refused.Description)
 	}
 	return stored, err

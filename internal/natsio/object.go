@@ -11,7 +11,6 @@ import (
 	"hash"
 	"io"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -64,53 +63,29 @@ func PutObject(ctx context.Context, js jetstream.JetStream, bucket, name string,
 		ObjectMeta: jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: chunkSize(js.Conn())}},
 		Bucket:     bucket, NUID: uuid.NewString(),
 	}
-	refused, before := true, (*jetstream.ObjectInfo)(nil)
+	outcome, before := NotStored, (*jetstream.ObjectInfo)(nil) // without its record there is no object
 	var chunked time.Time
 	if chunked, err = publishChunks(ctx, js, info, r); err == nil {
 		before, err = publishTrace(ctx, js, stream, info, chunked)
-		refused = Refused(err) || errors.Is(err, errStopped) // else it may be stored
+		outcome = OutcomeOf(err)
 	}
 	switch {
 	case err == nil && before.Chunks > 0:
 		return info, purgeChunks(ctx, stream, before)
 	case err == nil:
 		return info, nil
-	case refused:
+	case outcome != Unknown:
 		err = errors.Join(err, purgeChunks(context.WithoutCancel(ctx), stream, info))
 	}
 	return nil, fmt.Errorf("store object %s: %w", name, err)
 }
 
-// store repeats a request while no server answers, for up to 30 s or until ctx ends: a server whose
-// disk was full loses requests, and continues when there is room.
-func store(ctx context.Context, request func(context.Context) error) error {
-	for began := time.Now(); ; {
-		known, err := Try(ctx, request)
-		if known || errors.Is(err, errStopped) || time.Since(began) >= openPatience || !pause.For(ctx, readAgain) {
-			return err
-		}
-	}
-}
-
-// Refused reports whether the server answered that it did not do what a request asks for. One that
-// is not available at the moment may do it.
-func Refused(err error) bool {
-	api, answered := errors.AsType[*jetstream.APIError](err)
-	return answered && (api.Code != http.StatusServiceUnavailable || api.ErrorCode == CodeStoreFailed || NoRoom(api))
-}
-
-// Try makes one try of a write, whose answer may be lost. known reports whether its error says that
-// it is not made.
-func Try(ctx context.Context, write func(context.Context) error) (known bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, openTry)
+// store makes a write while no server answers, for up to 30 s: a server whose disk was full loses
+// requests, and continues when there is room.
+func store(ctx context.Context, write func(context.Context) error, isThere func(context.Context) (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, openPatience)
 	defer cancel()
-	err = write(ctx)
-	return err == nil || Refused(err) || Unsendable(err) || errors.Is(err, nats.ErrConnectionClosed), err
-}
-
-// Unsendable reports whether the client refused to send a message, which it always will.
-func Unsendable(err error) bool {
-	return errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, nats.ErrBadHeaderMsg) || errors.Is(err, nats.ErrBadSubject) || errors.Is(err, nats.ErrHeadersNotSupported)
+	return UntilKnown(ctx, write, isThere)
 }
 
 // publishChunks publishes what an object has, and notes how much that is. It returns when the last
@@ -128,7 +103,7 @@ func publishChunks(ctx context.Context, js jetstream.JetStream, info *jetstream.
 			if err := store(ctx, func(ctx context.Context) error {
 				_, err := js.Publish(ctx, chunkSubject(info.Bucket, info.NUID), chunk[:n], id)
 				return err
-			}); err != nil {
+			}, nil); err != nil {
 				return last, err
 			}
 			if info.Chunks > 0 && wasStopped(last) {
@@ -176,25 +151,21 @@ func publishTrace(ctx context.Context, js jetstream.JetStream, stream jetstream.
 			case now.NUID == info.NUID: // only the answer was lost
 				return nil
 			case wasStopped(chunked):
-				return errStopped
+				return NotSent(errStopped)
 			}
 			before = now
 			_, err = js.PublishMsg(ctx, &nats.Msg{
 				Subject: subject, Data: body, Header: nats.Header{jetstream.MsgRollup: []string{jetstream.MsgRollupSubject}},
 			}, jetstream.WithExpectLastSequencePerSubject(seq))
 			return err
+		}, func(ctx context.Context) (bool, error) {
+			now, _, err := lastTrace(ctx, stream, subject)
+			return err == nil && now.NUID == info.NUID, err
 		})
-		if !overtaken(err) || !pause.For(ctx, traceWait) {
+		if OutcomeOf(err) != Conflict || !pause.For(ctx, traceWait) {
 			return before, err
 		}
 	}
-}
-
-// overtaken reports whether another process wrote, or is about to, since the sequence that was
-// expected was read.
-func overtaken(err error) bool {
-	api, answered := errors.AsType[*jetstream.APIError](err)
-	return answered && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
 }
 
 // lastTrace reads what is said of an object last, and its sequence; 0 when nothing is.
@@ -335,9 +306,8 @@ func lastTraces(ctx context.Context, js jetstream.JetStream, stream jetstream.St
 }
 
 const (
-	// readAgain is the pause after a part that could not be had, and readPatience how long it is
-	// asked for: a server may be away, or one of several not know it yet.
-	readAgain    = 100 * time.Millisecond
+	// readPatience is how long a part is requested that could not be read: a server may be away, or
+	// one of several not know it yet.
 	readPatience = 20 * time.Second
 	// readsMeanwhile is how often an object is looked for again that one of several servers does
 	// not know.
@@ -373,7 +343,7 @@ func existing(ctx context.Context, stream jetstream.Stream, bucket, name string)
 		if err != nil || seq > 0 && !info.Deleted {
 			return info, err
 		}
-		if stream.CachedInfo().Config.Replicas <= 1 || again == readsMeanwhile || !pause.For(ctx, readAgain) {
+		if stream.CachedInfo().Config.Replicas <= 1 || again == readsMeanwhile || !pause.For(ctx, pause.Retry) {
 			return nil, jetstream.ErrObjectNotFound
 		}
 	}
@@ -436,7 +406,7 @@ func (r *objectReader) next() error {
 		if r.ctx.Err() == nil && (r.lasting(err) || time.Since(began) > readPatience) {
 			return err
 		}
-		if !pause.For(r.ctx, readAgain) {
+		if !pause.For(r.ctx, pause.Retry) {
 			return r.ctx.Err()
 		}
 	}

@@ -55,8 +55,8 @@ func RenewObject(ctx context.Context, js jetstream.JetStream, bucket, name strin
 		err, wait := renewObject(ctx, js, stream, objectTrace(bucket, name), young), traceWait
 		switch { // of several servers the one that answers may not know the object yet
 		case errors.Is(err, jetstream.ErrObjectNotFound) && stream.CachedInfo().Config.Replicas > 1 && again < readsMeanwhile:
-			wait = readAgain
-		case !overtaken(err):
+			wait = pause.Retry
+		case !Overtaken(err):
 			return err
 		}
 		if !pause.For(ctx, wait) {

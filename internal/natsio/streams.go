@@ -211,7 +211,7 @@ func isLeaderless(err error) bool {
 func each(ctx context.Context, stream jetstream.Stream, config jetstream.ConsumerConfig, tell func(jetstream.Msg) error) error {
 	config.AckPolicy, config.MemoryStorage, config.InactiveThreshold = jetstream.AckNonePolicy, true, lastIdle
 	consumer, err := stream.CreateConsumer(ctx, config)
-	for began := time.Now(); isLeaderless(err) && time.Since(began) < openPatience && pause.For(ctx, readAgain); {
+	for began := time.Now(); isLeaderless(err) && time.Since(began) < openPatience && pause.For(ctx, pause.Retry); {
 		consumer, err = stream.CreateConsumer(ctx, config)
 	}
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -508,16 +507,3 @@ const (
 	codeNoPeers     jetstream.ErrorCode = 10005 // this and the next: too few servers for the replicas
 	codeNoReplicas  jetstream.ErrorCode = 10074
 )
-
-// NoRoom reports whether the server stored nothing because it has no room: the stream, the account
-// or the server itself is at its limit.
-func NoRoom(refused *jetstream.APIError) bool {
-	switch refused.ErrorCode {
-	case codeAccountFull, codeServerFull, codeNoStorage:
-		return true
-	case CodeStoreFailed:
-		return strings.Contains(refused.Description, "maximum") || strings.Contains(refused.Description, "no space left")
-	default:
-		return false
-	}
-}

@@ -22,9 +22,8 @@ import (
 
 // Waiting of a runner.
 const (
-	maxWait    = time.Minute // at most so long: clocks are set, machines sleep, notices are lost
-	retryAfter = time.Second // after a call could not be sent
-	sendFor    = 5 * time.Second
+	maxWait = time.Minute // at most so long: clocks are set, machines sleep, notices are lost
+	sendFor = 5 * time.Second
 )
 
 // maxStarts bounds the schedules that start at once: one whose pool cannot be reached delays others
@@ -62,7 +61,7 @@ func (r *Runner) Run(ctx context.Context) {
 		if err := r.run(ctx); ctx.Err() == nil {
 			r.Logger.WarnContext(ctx, "schedules cannot be watched", slog.Any("error", err))
 		}
-		if !pause.For(ctx, retryAfter) {
+		if !pause.For(ctx, pause.Resume) {
 			return
 		}
 	}
@@ -180,7 +179,7 @@ func (r *Runner) startDue(ctx context.Context) time.Duration {
 		}
 		s.looked = s.looked && !again
 		starts.Go(func() error {
-			until := retryAfter
+			until := pause.Resume
 			if err := r.start(ctx, s); err == nil {
 				until = maxWait
 				if next := s.Next(time.Now(), 1); len(next) > 0 {

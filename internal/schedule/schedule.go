@@ -41,7 +41,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -362,39 +361,25 @@ func (st *Store) Add(ctx context.Context, s Schedule) (*Schedule, error) {
 	if err != nil {
 		return nil, err
 	}
-	known, err := natsio.Try(ctx, func(ctx context.Context) error {
+	err = natsio.UntilKnown(ctx, func(ctx context.Context) error {
 		_, err := st.bucket.Create(ctx, s.Name, body)
 		return err
+	}, func(ctx context.Context) (bool, error) {
+		stored, err := st.Get(ctx, s.Name)
+		if errors.Is(err, ErrUnknown) {
+			return false, nil
+		}
+		return err == nil && stored.Secret == s.Secret, err // the secret says whose record it is
 	})
 	switch {
-	case err == nil:
+	case errors.Is(err, natsio.ErrUnknown):
+		err = fmt.Errorf("add schedule %s: %w (schedule ls shows it)", s.Name, err)
 	case errors.Is(err, jetstream.ErrKeyExists):
 		err = fmt.Errorf("%w: %s", ErrExists, s.Name)
 	case errors.Is(err, nats.ErrMaxPayload):
 		err = fmt.Errorf("%w: call: %d bytes: larger than a message may be (max_payload)", ErrInvalid, len(body))
-	case !known:
-		err = st.confirm(ctx, &s, err)
 	}
 	return &s, err
-}
-
-// confirm finds out whether a record is stored whose answer was lost, until ctx ends. The secret
-// says whose record it is.
-func (st *Store) confirm(ctx context.Context, s *Schedule, lost error) error {
-	for {
-		stored, err := st.Get(ctx, s.Name)
-		switch {
-		case err == nil && stored.Secret == s.Secret:
-			return nil
-		case err == nil:
-			return fmt.Errorf("%w: %s", ErrExists, s.Name)
-		case errors.Is(err, ErrUnknown):
-			return lost
-		}
-		if !pause.For(ctx, retryAfter) {
-			return fmt.Errorf("it is not known whether schedule %s is stored (schedule ls shows it): %w", s.Name, lost)
-		}
-	}
 }
 
 // AddTrigger stores a schedule that the tool call By of a session sets, whose Secret is set. A call
@@ -412,17 +397,17 @@ func (st *Store) AddTrigger(ctx context.Context, s Schedule) error {
 		return err
 	}
 	s.revision = 0 // nothing was ever stored under the name; the mark of a removed record counts
-	for {
+	err := natsio.UntilKnown(ctx, func(ctx context.Context) error {
 		err := st.update(ctx, &s)
-		if api, is := errors.AsType[*jetstream.APIError](err); is && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant &&
-			pause.For(ctx, retryAfter) { // a copy is on its way, and may get lost
-			continue
+		if natsio.OutcomeOf(err) == natsio.Conflict { // by an earlier try
+			return nil
 		}
-		if err != nil && !changedMeanwhile(err) {
-			return fmt.Errorf("store trigger %s: %w", s.Name, err)
-		}
-		return nil
+		return err
+	}, nil)
+	if err != nil {
+		return fmt.Errorf("store trigger %s: %w", s.Name, err)
 	}
+	return nil
 }
 
 // Triggers returns the schedules that a session has set, the earliest first. Where a [Runner] of
@@ -601,20 +586,10 @@ func (st *Store) read(ctx context.Context, subjects ...string) ([]*Schedule, err
 
 // Remove removes a schedule. Calls that have started go on. The error wraps [ErrUnknown].
 func (st *Store) Remove(ctx context.Context, name string) error {
-	for removed := error(nil); ; {
-		_, err := st.Get(ctx, name)
-		if errors.Is(err, ErrUnknown) && removed != nil {
-			return nil //nolint:nilerr // only the answer was lost
-		}
-		if errors.Is(err, ErrUnknown) {
-			return err
-		}
-		known, err := natsio.Try(ctx, func(ctx context.Context) error { return st.bucket.Purge(ctx, name) })
-		if known || !pause.For(ctx, retryAfter) {
-			return err
-		}
-		removed = err
+	if _, err := st.Get(ctx, name); errors.Is(err, ErrUnknown) {
+		return err
 	}
+	return natsio.UntilKnown(ctx, func(ctx context.Context) error { return st.bucket.Purge(ctx, name) }, nil)
 }
 
 // Pause stops or resumes a schedule. Times that pass while it is paused are skipped.
@@ -627,7 +602,11 @@ func (st *Store) Pause(ctx context.Context, name string, paused bool) (*Schedule
 		if s.Paused = paused; !paused {
 			s.Resumed = time.Now().UTC()
 		}
-		if err := st.update(ctx, s); !changedMeanwhile(err) {
+		err = natsio.UntilKnown(ctx, func(ctx context.Context) error { return st.update(ctx, s) }, func(ctx context.Context) (bool, error) {
+			stored, err := st.Get(ctx, name)
+			return err == nil && stored.Paused == paused, err
+		})
+		if natsio.OutcomeOf(err) != natsio.Conflict {
 			return s, err
 		}
 	}
@@ -639,7 +618,10 @@ func (st *Store) update(ctx context.Context, s *Schedule) error {
 	if err != nil {
 		return err
 	}
-	s.revision, err = st.bucket.Update(ctx, s.Name, body, s.revision)
+	revision, err := st.bucket.Update(ctx, s.Name, body, s.revision)
+	if err == nil {
+		s.revision = revision
+	}
 	return err
 }
 
@@ -658,8 +640,7 @@ func (st *Store) unchanged(ctx context.Context, s *Schedule) error {
 // changedMeanwhile reports whether an operation failed because the record has changed, or, with
 // replicas, is about to.
 func changedMeanwhile(err error) bool {
-	api, is := errors.AsType[*jetstream.APIError](err)
-	return errors.Is(err, errChanged) || is && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
+	return errors.Is(err, errChanged) || natsio.Overtaken(err)
 }
 
 // forget deletes the mark of a removed record, unless there is a record again.

@@ -98,15 +98,15 @@ func bind(ctx context.Context, js jetstream.JetStream, at record) (record, error
 	if _, err := places.Create(ctx, wire.BodiesKey, body); !errors.Is(err, jetstream.ErrKeyExists) {
 		return at, err
 	}
-	for { // one of several servers may not know it yet
-		have, err := bound(ctx, js, at.Fleet)
-		if err != nil || have != (record{}) {
-			return have, err
-		}
-		if !pause.For(ctx, retryWait) {
-			return record{}, context.Cause(ctx)
-		}
+	var have record
+	known := pause.Until(ctx, pause.Retry, func() bool { // one of several servers may not know it yet
+		have, err = bound(ctx, js, at.Fleet)
+		return err != nil || have != (record{})
+	})
+	if !known {
+		return record{}, context.Cause(ctx)
 	}
+	return have, err
 }
 
 // mayBind finds out whether neither the fleet has bodies, nor another one has the store.

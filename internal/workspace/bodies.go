@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/minio/minio-go/v7"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -122,11 +121,8 @@ func (b natsBodies) remove(ctx context.Context, old []stored) error {
 // lasts reports whether an error of a store will be the same when it is asked again.
 func lasts(err error) bool {
 	if errors.Is(err, ErrMissing) || errors.Is(err, ErrInvalid) || errors.Is(err, snapshot.ErrCorrupt) ||
-		errors.Is(err, nats.ErrConnectionClosed) || natsio.Unsendable(err) || errors.Is(err, jetstream.ErrBucketNotFound) {
+		errors.Is(err, jetstream.ErrBucketNotFound) || !natsio.Repeatable(err) {
 		return true
-	}
-	if api, is := errors.AsType[*jetstream.APIError](err); is {
-		return api.Code != http.StatusServiceUnavailable || natsio.NoRoom(api)
 	}
 	response, is := errors.AsType[minio.ErrorResponse](err)
 	return is && (isFull(err) || response.StatusCode >= 400 && response.StatusCode < 500 &&
@@ -135,9 +131,6 @@ func lasts(err error) bool {
 
 // isFull reports whether a store has no room.
 func isFull(err error) bool {
-	if api, is := errors.AsType[*jetstream.APIError](err); is {
-		return natsio.NoRoom(api)
-	}
 	response, is := errors.AsType[minio.ErrorResponse](err)
-	return is && (response.StatusCode == http.StatusInsufficientStorage || strings.Contains(response.Code, "QuotaExceeded"))
+	return natsio.NoRoom(err) || is && (response.StatusCode == http.StatusInsufficientStorage || strings.Contains(response.Code, "QuotaExceeded"))
 }

@@ -37,10 +37,9 @@ var (
 )
 
 const (
-	opTimeout   = 5 * time.Second // of one request
-	bodyTimeout = 2 * time.Minute // of one body, with all tries
-	firstTry    = 2 * time.Second // of them
-	retryWait   = 100 * time.Millisecond
+	opTimeout   = 5 * time.Second  // of one request
+	bodyTimeout = 2 * time.Minute  // of one body, with all tries
+	firstTry    = 2 * time.Second  // of them
 	refresh     = 20 * time.Minute // a body that is older is stored again, lest it is removed as garbage meanwhile
 	keepAfter   = 15 * time.Minute // a body that was stored so long before its checkpoint is renewed
 )
@@ -315,7 +314,7 @@ func (s *Store) persist(ctx context.Context, do func(context.Context) error) err
 		if err == nil || ctx.Err() != nil || lasts(err) {
 			return err
 		}
-		if !pause.For(within, retryWait) {
+		if !pause.For(within, pause.Retry) {
 			return fmt.Errorf("%w: %w", ErrAway, err)
 		}
 	}
@@ -324,48 +323,31 @@ func (s *Store) persist(ctx context.Context, do func(context.Context) error) err
 // append stores the message of a checkpoint behind the last one that its writer has seen, and
 // returns its sequence. It continues until that is known, or ctx ends: if the answer was lost, it
 // looks for the token. It keeps the new bodies that the checkpoint names.
-func (s *Store) append(ctx context.Context, lane wire.LaneHash, expected uint64, token string, msg *nats.Msg, bodies []string) (uint64, error) {
-	for sent := false; ; sent = true {
-		if err := s.Keep(ctx, bodies); err != nil {
-			return s.missed(ctx, lane, token, sent, err)
+func (s *Store) append(ctx context.Context, lane wire.LaneHash, expected uint64, token string, msg *nats.Msg, bodies []string) (seq uint64, err error) {
+	err = natsio.UntilKnown(ctx, func(context.Context) error {
+		if err := s.Keep(ctx, bodies); err != nil { // which takes as long as it takes
+			return natsio.NotSent(fmt.Errorf("keep the contents of a checkpoint: %w", err))
 		}
-		seq, err := s.publish(ctx, msg, expected)
-		api, answered := errors.AsType[*jetstream.APIError](err)
-		switch {
-		case err == nil:
-			return seq, nil
-		case answered && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence:
-			last, err := s.last(ctx, lane)
-			if err == nil && last != nil && last.Token == token {
-				return last.seq, nil // an answer was lost
-			}
-			if err == nil {
-				return 0, ErrLost
-			}
-		case answered && natsio.NoRoom(api):
-			return 0, fmt.Errorf("%w: %w", ErrFull, err)
-		case answered && api.Code != 503 && api.ErrorCode != jetstream.JSErrCodeStreamWrongLastSequenceConstant,
-			errors.Is(err, nats.ErrConnectionClosed), natsio.Unsendable(err):
-			return 0, fmt.Errorf("store checkpoint of %d bytes: %w", msg.Size(), err)
+		seq, err = s.publish(ctx, msg, expected)
+		return err
+	}, func(ctx context.Context) (bool, error) {
+		last, err := s.last(ctx, lane)
+		if err != nil || last == nil || last.Token != token {
+			return false, err
 		}
-		if !pause.For(ctx, retryWait) {
-			return 0, fmt.Errorf("store checkpoint: %w", errors.Join(context.Cause(ctx), err))
-		}
+		seq = last.seq
+		return true, nil
+	})
+	switch {
+	case err == nil:
+		return seq, nil
+	case natsio.OutcomeOf(err) == natsio.Conflict:
+		return 0, ErrLost
+	case natsio.NoRoom(err):
+		return 0, fmt.Errorf("%w: %w", ErrFull, err)
+	default:
+		return 0, fmt.Errorf("store checkpoint of %d bytes: %w", msg.Size(), errors.Join(err, context.Cause(ctx)))
 	}
-}
-
-// missed is the answer about a checkpoint whose bodies cannot be kept: an earlier try may have
-// stored it.
-func (s *Store) missed(ctx context.Context, lane wire.LaneHash, token string, sent bool, cause error) (uint64, error) {
-	cause = fmt.Errorf("keep the contents of a checkpoint: %w", cause)
-	if !sent {
-		return 0, cause
-	}
-	last, err := s.last(context.WithoutCancel(ctx), lane)
-	if err == nil && last != nil && last.Token == token {
-		return last.seq, nil
-	}
-	return 0, errors.Join(cause, err)
 }
 
 func (s *Store) publish(ctx context.Context, msg *nats.Msg, expected uint64) (uint64, error) {

@@ -77,7 +77,7 @@ func (s *Store) Take(ctx context.Context, lane protocol.Lane, disk string, epoch
 			errors.Is(err, ErrAway), errors.Is(err, snapshot.ErrCorrupt):
 			return nil, fmt.Errorf("take workspace: %w", err)
 		}
-		if !pause.For(ctx, retryWait) {
+		if !pause.For(ctx, pause.Retry) {
 			return nil, fmt.Errorf("take workspace: %w", err)
 		}
 	}

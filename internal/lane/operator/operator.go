@@ -71,18 +71,14 @@ func (o *Operator) Pause(ctx context.Context, pool protocol.Pool, lane protocol.
 func (o *Operator) isPaused(ctx context.Context, pool protocol.Pool, lane protocol.Lane) bool {
 	ctx, cancel := context.WithTimeout(ctx, confirmWait)
 	defer cancel()
-	for {
+	return pause.Until(ctx, confirmPause, func() bool {
 		claim, err := o.store.Claim(ctx, pool, wire.HashLane(lane))
 		if err == nil && (claim == nil || claim.Life == "") {
-			return true // nobody holds it, and whoever claims it reads the mark first
+			return true // no worker holds it, and the next one reads the mark first
 		}
-		if holder := o.holder(ctx, pool, wire.HashLane(lane), claim); holder != nil && holder.Paused {
-			return true
-		}
-		if !pause.For(ctx, confirmPause) {
-			return false
-		}
-	}
+		holder := o.holder(ctx, pool, wire.HashLane(lane), claim)
+		return holder != nil && holder.Paused
+	})
 }
 
 // Resume ends a pause. It reports false when the lane was not paused.

@@ -25,10 +25,10 @@ func TestRequest_WithoutAnAnswer(t *testing.T) {
 
 	_, err = s.Request(t.Context(), time.Minute, nats.NewMsg("nobody"))
 	require.ErrorIs(t, err, nats.ErrNoResponders)
-	require.True(t, NotStored(err), "nobody took it")
+	require.Equal(t, natsio.NotStored, natsio.OutcomeOf(err), "nobody took it")
 	_, err = s.Request(t.Context(), time.Millisecond, nats.NewMsg("silent"))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.False(t, NotStored(err))
+	require.Equal(t, natsio.Unknown, natsio.OutcomeOf(err))
 	_, err = silent.NextMsg(time.Minute)
 	require.NoError(t, err)
 
@@ -36,7 +36,7 @@ func TestRequest_WithoutAnAnswer(t *testing.T) {
 	end()
 	_, err = s.Request(ended, time.Minute, nats.NewMsg("silent"))
 	require.ErrorIs(t, err, context.Canceled)
-	require.True(t, NotStored(err))
+	require.Equal(t, natsio.NotStored, natsio.OutcomeOf(err))
 
 	waits := make(chan error, 1)
 	go func() {
@@ -48,8 +48,8 @@ func TestRequest_WithoutAnAnswer(t *testing.T) {
 	nc.Close()
 	err = <-waits
 	require.ErrorIs(t, err, nats.ErrConnectionClosed)
-	require.False(t, NotStored(err), "it was sent before")
+	require.Equal(t, natsio.Unknown, natsio.OutcomeOf(err), "it was sent before")
 	_, err = s.Request(t.Context(), time.Minute, nats.NewMsg("silent"))
 	require.ErrorIs(t, err, nats.ErrConnectionClosed)
-	require.True(t, NotStored(err))
+	require.Equal(t, natsio.NotStored, natsio.OutcomeOf(err))
 }

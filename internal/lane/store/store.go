@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -139,13 +138,13 @@ func readAck(body []byte) (uint64, Answer, error) {
 	if err := json.Unmarshal(body, &answer); err != nil {
 		return 0, Accepted, fmt.Errorf("acknowledgement %q: %w", body, err)
 	}
-	switch api := answer.Error; {
+	api := answer.Error
+	switch {
 	case api == nil && answer.Seq == 0:
 		return 0, Accepted, fmt.Errorf("acknowledgement %q: %w", body, jetstream.ErrInvalidJSAck)
 	case api == nil:
 		return answer.Seq, Accepted, nil
-	case api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence,
-		api.ErrorCode == natsio.CodeStoreFailed && strings.Contains(api.Description, "per subject"):
+	case natsio.OutcomeOf(api) == natsio.Conflict:
 		return 0, Occupied, nil
 	case natsio.NoRoom(api):
 		return 0, Full, nil
@@ -325,12 +324,11 @@ func readMessage(body []byte) (*jetstream.RawStreamMsg, error) {
 	return msg, nil
 }
 
-// Retryable reports whether an error leaves open what happened; an answer of the server does not.
+// Retryable reports whether another try of a request may end otherwise. A store that failed is not
+// waited for.
 func Retryable(err error) bool {
-	if api, answered := errors.AsType[*jetstream.APIError](err); answered {
-		return api.Code == 503 && api.ErrorCode != natsio.CodeStoreFailed
-	}
-	return err != nil && !errors.Is(err, nats.ErrConnectionClosed) && !natsio.Unsendable(err)
+	api, answered := errors.AsType[*jetstream.APIError](err)
+	return natsio.Repeatable(err) && !(answered && api.ErrorCode == natsio.CodeStoreFailed)
 }
 
 // Token is a number that nobody has used before.
@@ -338,16 +336,6 @@ func Token() uint64 {
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // never fails
 	return binary.BigEndian.Uint64(random[:])
-}
-
-// NotStored reports whether the error of a publish proves that the message is not stored, and never
-// will be: it was not sent, no stream received it, or the server refused it.
-func NotStored(err error) bool {
-	if _, before := errors.AsType[unsent](err); before || errors.Is(err, nats.ErrNoResponders) {
-		return true
-	}
-	_, answered := errors.AsType[*jetstream.APIError](err)
-	return answered && !Retryable(err)
 }
 
 // Clock tells the server's time, so that ages of messages are right even when
@@ -380,29 +368,16 @@ func (c *Clock) AgeAt(at, stored time.Time) time.Duration {
 	return max(at.Add(time.Duration(c.offset.Load())).Sub(stored), 0)
 }
 
-// Request sends a message, and waits for the answer no longer than limit. [NotStored] tells whether
-// its error says that nothing was sent.
+// Request sends a message, and waits for the answer no longer than limit. [natsio.OutcomeOf] finds
+// out whether its error says that nothing was sent.
 func (s *Store) Request(ctx context.Context, limit time.Duration, msg *nats.Msg) (*nats.Msg, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, unsent{err}
+		return nil, natsio.NotSent(err)
 	}
 	if s.NC.IsClosed() {
-		return nil, unsent{nats.ErrConnectionClosed}
+		return nil, natsio.NotSent(nats.ErrConnectionClosed)
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	answer, err := s.NC.RequestMsgWithContext(ctx, msg)
-	for _, before := range []error{
-		nats.ErrReconnectBufExceeded, nats.ErrDisconnected, nats.ErrConnectionDraining, nats.ErrMaxPayload,
-	} {
-		if errors.Is(err, before) {
-			return nil, unsent{err}
-		}
-	}
-	return answer, err // of a connection that breaks or is closed now, maybe behind the message
+	return s.NC.RequestMsgWithContext(ctx, msg)
 }
-
-// unsent is the error of a request that did not leave this process.
-type unsent struct{ error }
-
-func (u unsent) Unwrap() error { return u.error }

@@ -173,7 +173,7 @@ func unstored(err error) string {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return "the disk of the worker is full"
 	}
-	if refused, ok := errors.AsType[*jetstream.APIError](err); ok && natsio.NoRoom(refused) {
+	if natsio.NoRoom(err) {
 		return "the fleet has no room for it"
 	}
 	return "the fleet did not answer"
