@@ -65,13 +65,7 @@ func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
 				return "", &isolation.UnusableError{Found: "version 2 is not mounted", Advice: "boot with this"}
 			}
 		}, check: "cgroup v2", state: Limited, found: "version 2 is not mounted; memory is checked", advice: "boot with this"},
-		"cgroup": {check: "cgroup v2", state: OK, found: "/sys/fs/cgroup/worker.service", noAdvice: true},
-		"no quotas": {change: func(h *host) {
-			h.quotas = func() (string, error) {
-				return "", &isolation.UnusableError{Found: "mounted without", Advice: "mount it with"}
-			}
-		}, check: "disk quotas", state: Limited, found: "mounted without; disk is checked", advice: "mount it with"},
-		"quotas":                 {check: "disk quotas", state: OK, found: "/data", noAdvice: true},
+		"cgroup":                 {check: "cgroup v2", state: OK, found: "/sys/fs/cgroup/worker.service", noAdvice: true},
 		"much disk":              {check: "disk space", state: OK, found: "1048576 MiB free in /data", noAdvice: true},
 		"some disk":              {change: func(h *host) { h.free = freeOf(900 << 20) }, check: "disk space", state: Limited, found: "900 MiB free in /data; with 1477 MiB", advice: "--data DIR"},
 		"little disk":            {change: func(h *host) { h.free = freeOf(100 << 20) }, check: "disk space", state: Missing, found: "100 MiB free in /data; run and serve --listen need 197 MiB", advice: "--data DIR"},
@@ -85,7 +79,7 @@ func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h := host{system: "linux", files: files(test.files), landlock: 7, groups: func() (string, error) { return "/sys/fs/cgroup/worker.service/toolfleet-x", nil }, quotas: func() (string, error) { return "/data", nil }, free: func() (string, int64, error) { return "/data", 1 << 40, nil }}
+			h := host{system: "linux", files: files(test.files), landlock: 7, groups: func() (string, error) { return "/sys/fs/cgroup/worker.service/toolfleet-x", nil }, free: func() (string, int64, error) { return "/data", 1 << 40, nil }}
 			if test.change != nil {
 				test.change(&h)
 			}
@@ -126,7 +120,7 @@ func TestExamine_TakesWhatIsProven(t *testing.T) {
 					return isolation.Caps{}, errors.New("uid_map: operation not permitted")
 				}
 				return isolation.Caps{Driver: name, Level: level, Networks: []isolation.NetworkMode{isolation.NetworkNone}, Warnings: []string{"mind this"}}, nil
-			}, host{system: "linux", files: files(nil), landlock: 7, groups: func() (string, error) { return "", errors.New("no groups") }, quotas: func() (string, error) { return "", errors.New("no quotas") }, free: func() (string, int64, error) { return "/data", 1 << 40, nil }})
+			}, host{system: "linux", files: files(nil), landlock: 7, groups: func() (string, error) { return "", errors.New("no groups") }, free: func() (string, int64, error) { return "/data", 1 << 40, nil }})
 			require.Equal(t, test.level, report.Level)
 			require.Len(t, report.Drivers, 2)
 			require.Equal(t, test.code, code(report.Err()))

@@ -24,7 +24,6 @@ type host struct {
 	files    fs.FS  // of the host, without the first slash
 	landlock int    // ABI; 0 is none
 	groups   func() (dir string, err error)
-	quotas   func() (dir string, err error)
 	free     func() (dir string, bytes int64, err error) // of the disk of the data
 }
 
@@ -33,8 +32,7 @@ func thisHost(data string) host {
 		system: runtime.GOOS, root: os.Geteuid() == 0, files: os.DirFS("/"),
 		engine:   os.Getenv("container") != "" || os.Getenv("KUBERNETES_SERVICE_HOST") != "",
 		landlock: landlockABI(), groups: driver.Groups,
-		quotas: func() (string, error) { return driver.Quotas(data) },
-		free:   func() (string, int64, error) { return freeBytes(cmp.Or(data, os.TempDir())) },
+		free: func() (string, int64, error) { return freeBytes(cmp.Or(data, os.TempDir())) },
 	}
 }
 
@@ -49,7 +47,7 @@ func (h host) checks(proven isolation.Level) []Check {
 	full := proven >= isolation.LevelFull
 	return []Check{
 		{Name: "kernel", State: OK, Found: h.read("proc/sys/kernel/osrelease")},
-		h.namespaces(full), h.bubblewrap(full), h.checkLandlock(), h.seccomp(), h.cgroup(), h.quota(), h.disk(), h.openFiles(), h.container(full),
+		h.namespaces(full), h.bubblewrap(full), h.checkLandlock(), h.seccomp(), h.cgroup(), h.disk(), h.openFiles(), h.container(full),
 	}
 }
 
@@ -153,15 +151,6 @@ func (h host) cgroup() Check {
 		return Check{Name: "cgroup v2", State: OK, Found: "sandboxes have groups in " + dir}
 	}
 	return unusable("cgroup v2", err, "memory is checked, not enforced")
-}
-
-// quota looks for what makes limits of the disk hard.
-func (h host) quota() Check {
-	dir, err := h.quotas()
-	if err == nil {
-		return Check{Name: "disk quotas", State: OK, Found: "sandboxes have them in " + dir}
-	}
-	return unusable("disk quotas", err, "disk is checked, not enforced")
 }
 
 // openFiles looks whether one sandbox could use up the number of open files that the host has for

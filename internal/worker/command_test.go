@@ -140,7 +140,7 @@ func TestCommand_Limits(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	o := r.options()
-	o.Caps.Limits = isolation.LimitKinds{CPU: isolation.LimitQuota} // what held for a command counts, not what the worker expects
+	o.Caps.Limits = isolation.LimitKinds{CPU: isolation.LimitNone} // what held for a command counts, not what the worker expects
 	r.work(o)
 	for name, test := range map[string]struct {
 		command string
@@ -181,7 +181,7 @@ func TestCommand_Limits(t *testing.T) {
 			require.Equal(t, test.reason, v.Reason)
 			require.True(t, strings.HasPrefix(string(v.Stdout), "partial"), "%s", v.Stdout)
 			require.NotEmpty(t, v.LimitKinds["cpu"])
-			require.NotEqual(t, string(isolation.LimitQuota), v.LimitKinds["cpu"])
+			require.NotEqual(t, string(isolation.LimitNone), v.LimitKinds["cpu"])
 			require.Equal(t, "none", got.Level)
 		})
 	}

@@ -86,7 +86,7 @@ type Execution struct {
 	Truncated   bool    `json:"truncated,omitempty"`
 	CPUMS       float64 `json:"cpu_ms"`
 	MaxRSSBytes int64   `json:"max_rss_bytes"`
-	// LimitKinds says by what each limit was enforced: cgroup, quota, rlimit, soft or none.
+	// LimitKinds says by what each limit was enforced: cgroup, rlimit, soft or none.
 	LimitKinds map[string]string `json:"limit_kinds,omitempty"`
 	// Notes are what the worker has to say about it, a sentence each.
 	Notes []string `json:"notes,omitempty"`

@@ -101,10 +101,8 @@ type Limits struct {
 	// FileSize is how big a file may become, in bytes. The write fails, and the process
 	// gets SIGXFSZ.
 	FileSize int64
-	// Disk is how many bytes workspace and scratch may take up together. Under a quota
-	// of the file system the write fails, and there may be one file for each 4 KiB, at least 1,024;
-	// otherwise the command is killed. A command that fails or is killed for it ends with
-	// [ReasonDiskLimit].
+	// Disk is how many bytes workspace and scratch may take up together. It is checked while the
+	// command runs. A command that is killed for it ends with [ReasonDiskLimit].
 	Disk int64
 	// Output is how many bytes of each stream are kept, head and tail; 0 means
 	// 128 KiB. A command may write as much as it likes.
@@ -153,7 +151,7 @@ type Result struct {
 	CPU      time.Duration
 	// MaxRSS is the most memory that one process of the command held, in bytes.
 	MaxRSS int64
-	// LimitKinds has the mechanism that enforced each limit of the command: cgroup, quota, rlimit,
+	// LimitKinds has the mechanism that enforced each limit of the command: cgroup, rlimit,
 	// soft or none, by the names of [protocol.Execution]. It is nil if they are those that the
 	// worker publishes.
 	LimitKinds map[string]string

@@ -28,7 +28,6 @@ func binaries() []binary {
 		{"ns.test", "/opt/ns.test", test, module + "internal/sandbox/ns"},
 		{"process.test", "/opt/process.test", test, module + "internal/sandbox/process"},
 		{"landlock.test", "/opt/landlock.test", test, module + "internal/sandbox/landlock"},
-		{"quota.test", "/opt/quota.test", test, module + "internal/sandbox/internal/quota"},
 	}
 }
 
@@ -51,7 +50,7 @@ const nobody = 65534
 func tests(name, binary, pattern string, uid int, group string) Step {
 	return Step{
 		Name: name, Argv: []string{"/opt/" + binary, "-test.v", "-test.run", pattern, "-test.timeout", "10m"},
-		Env: []string{"TOOLFLEET_ESCAPE_PROGRAM=/opt/probe", "TOOLFLEET_CGROUPS=required", "TOOLFLEET_QUOTA=required"}, UID: uid, Group: group, Timeout: 10 * time.Minute,
+		Env: []string{"TOOLFLEET_ESCAPE_PROGRAM=/opt/probe", "TOOLFLEET_CGROUPS=required"}, UID: uid, Group: group, Timeout: 10 * time.Minute,
 	}
 }
 
@@ -105,8 +104,6 @@ func machines() []config {
 			arm("escape-root", "ns.test", escape, 0, ""),
 			arm("escape-user", "ns.test", escape, nobody, "delegated/step"),
 			arm("shares-root", "ns.test", "TestShare_LeavesSome", 0, ""),
-			arm("quotas", "quota.test", ".", 0, ""),
-			arm("disk-limits", "ns.test", "TestQuota", 0, ""),
 			tests("limits-process", "process.test", "TestGroup|TestExec|TestDriver/(driver|processes|life)", nobody, "delegated/step"),
 			tests("limits-landlock", "landlock.test", "TestGroup", nobody, "delegated/step"),
 			tests("limits-root", "ns.test", "TestGroup", 0, ""),

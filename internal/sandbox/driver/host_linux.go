@@ -7,7 +7,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/quota"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/landlock"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
@@ -22,17 +21,6 @@ func Groups() (dir string, err error) {
 		return "", err
 	}
 	return tree.Dir(), nil
-}
-
-// Quotas tries whether what sandboxes have on disk is bounded by quotas, in a directory below which
-// they will have their workspaces or, when that does not exist, the nearest above. It returns which
-// that was, and leaves nothing there. Where there are none the error wraps a
-// [*isolation.UnusableError].
-func Quotas(data string) (dir string, err error) {
-	if dir = place(data); dir == "" {
-		dir = os.TempDir()
-	}
-	return dir, quota.Check(dir)
 }
 
 // place is a directory that can be written and is on the file system that dir is on, or will be:

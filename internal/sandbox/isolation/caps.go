@@ -51,9 +51,6 @@ type LimitKind string
 const (
 	// LimitCgroup is enforced by the kernel for a whole sandbox, its files in memory included.
 	LimitCgroup LimitKind = "cgroup"
-	// LimitQuota is enforced by the kernel for all that a sandbox has on disk, at the moment when
-	// it is reached.
-	LimitQuota LimitKind = "quota"
 	// LimitRlimit is enforced by the kernel for each process, or for a user in the sandbox.
 	LimitRlimit LimitKind = "rlimit"
 	// LimitSoft is looked at from time to time; it can be exceeded for a moment.
@@ -81,16 +78,9 @@ func (k LimitKinds) Words() map[string]string {
 	}
 }
 
-// What an [UnusableError] is about.
-const (
-	ControlGroups = "control groups"
-	Quotas        = "quotas"
-)
-
-// UnusableError says why something of the host that makes limits hard cannot be used, and what to
-// do about it.
+// UnusableError says why the control groups of the host, which make limits hard, cannot be used,
+// and what to do about it.
 type UnusableError struct {
-	What string
 	// Found is the actual state, Advice how to change it; "" if it cannot be changed.
 	Found, Advice string
 	// Err is the error of the system; nil when nothing was tried.
@@ -98,7 +88,7 @@ type UnusableError struct {
 }
 
 // Error implements the error interface.
-func (e *UnusableError) Error() string { return e.What + " cannot be used: " + e.Why() }
+func (e *UnusableError) Error() string { return "control groups cannot be used: " + e.Why() }
 
 // Why is what was found, and the error of the system.
 func (e *UnusableError) Why() string {

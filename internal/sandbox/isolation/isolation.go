@@ -133,10 +133,6 @@ type Spec struct {
 	// Scratch is an existing host directory for the home and temporary files of
 	// the sandbox; the sandbox may fill it, its owner removes it.
 	Scratch string
-	// Owned says that both directories belong to the sandbox alone and stay on their file system. A
-	// driver may make them a project of the file system, to bound their size. Then rename(2) cannot
-	// move files into them from elsewhere. It is not for directories that are used in place.
-	Owned bool
 	// Env is the complete environment of commands, but for HOME and TMPDIR, which
 	// the driver sets when they are absent. Nothing is inherited.
 	Env map[string]string

@@ -12,8 +12,8 @@ import (
 func TestUnusableError_HasWhatTheSystemSaid(t *testing.T) {
 	t.Parallel()
 	denied := errors.New("permission denied")
-	err := &isolation.UnusableError{What: isolation.Quotas, Found: "only root may", Advice: "be root", Err: denied}
-	require.EqualError(t, err, "quotas cannot be used: only root may: permission denied")
+	err := &isolation.UnusableError{Found: "only root may", Advice: "be root", Err: denied}
+	require.EqualError(t, err, "control groups cannot be used: only root may: permission denied")
 	require.ErrorIs(t, err, denied)
 	require.Equal(t, "only root may: permission denied", err.Why())
 }

@@ -15,7 +15,6 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/bounds"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
@@ -62,7 +61,6 @@ type Driver struct {
 
 	find      func() (*cgroup.Tree, error)
 	ungrouped atomic.Bool // whether control groups turned out to be of no use
-	unquoted  atomic.Bool // whether quotas did
 	unlinked  atomic.Bool // whether links did
 }
 
@@ -129,7 +127,7 @@ func (d *Driver) open(ctx context.Context, spec isolation.Spec) (*Sandbox, error
 	}
 	s := &Sandbox{
 		spec: spec, config: config, groups: d.groups(), scratch: opened,
-		disk: bounds.NewDisk(spec, !d.unquoted.Load(), d.log), log: d.log, operations: operations{stop: make(chan struct{})},
+		log: d.log, operations: operations{stop: make(chan struct{})},
 	}
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.guard.close(), s.closeDirs())

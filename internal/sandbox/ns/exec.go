@@ -68,7 +68,6 @@ func (s *Sandbox) leaseEnded() bool {
 type run struct {
 	instance *instance
 	bound    *bounds.Bound
-	disk     *bounds.DiskBound
 	id       uint64
 	replies  <-chan *reply
 	limits   sandbox.Limits
@@ -90,10 +89,6 @@ func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, c
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
 	}
 	defer r.bound.Leave()
-	if r.disk, err = s.disk.Enter(r.limits); err != nil {
-		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
-	}
-	defer r.disk.Leave()
 	r.out = capture.New(r.limits.Output, cmd.Live)
 	pipes, err := capture.OpenStreams(cmd, r.out)
 	if err != nil {
@@ -103,9 +98,6 @@ func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, c
 	request := s.request(cmd, r.limits)
 	if !r.bound.Watched() {
 		request.Limits.Memory = 0
-	}
-	if !r.disk.Watched() {
-		request.Limits.Disk = 0
 	}
 	if err := r.send(ctx, request); err != nil {
 		pipes.Abandon()
@@ -266,9 +258,7 @@ func (r *run) signal(kill bool) {
 
 // limitKinds returns the mechanism that enforced each limit of the command.
 func (r *run) limitKinds() map[string]string {
-	kinds := r.bound.Kinds(limitKinds(false))
-	kinds.Disk = r.disk.Kind()
-	return kinds.Words()
+	return r.bound.Kinds(limitKinds(false)).Words()
 }
 
 // finish collects the result.
@@ -300,14 +290,5 @@ func (r *run) finish(reason sandbox.Reason, answer *reply) (sandbox.Result, erro
 	result.CPU, result.MaxRSS = ended.Value.CPU, ended.Value.MaxRSS
 	start.Describe(&result, syscall.WaitStatus(ended.Value.Status), ended.Value.Over, r.limits)
 	r.bound.OutOfMemory(&result)
-	r.outOfDisk(&result)
 	return result, nil
-}
-
-// outOfDisk says so in result when the command has failed and there was no more room.
-func (r *run) outOfDisk(result *sandbox.Result) {
-	failed := result.Reason == sandbox.ReasonExited && result.ExitCode != 0 || result.Reason == sandbox.ReasonSignaled
-	if failed && r.disk.Full() {
-		result.Reason = sandbox.ReasonDiskLimit
-	}
 }

@@ -91,7 +91,7 @@ func (d *Driver) tryOut(ctx context.Context) (caps isolation.Caps, err error) {
 		Mode: isolation.NetworkProxy, Serve: func(ctx context.Context, _ net.Listener) { <-ctx.Done() },
 		ServeLink: func(ctx context.Context, _ io.ReadWriteCloser) { <-ctx.Done() },
 	}
-	s, err := d.open(ctx, isolation.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Owned: true, Network: network})
+	s, err := d.open(ctx, isolation.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Network: network})
 	if err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
@@ -103,14 +103,6 @@ func (d *Driver) tryOut(ctx context.Context) (caps isolation.Caps, err error) {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
 	caps.Limits = limitKinds(s.current.bounds.Group() != nil)
-	if s.disk.Bounded() {
-		caps.Limits.Disk = isolation.LimitQuota
-		if err := fill(ctx, s); err != nil {
-			d.unquoted.Store(true)
-			caps.Limits.Disk = isolation.LimitSoft
-			caps.Warnings = append(caps.Warnings, "quotas are not used, for one did not hold: "+err.Error())
-		}
-	}
 	caps = d.caps(caps, s.current.ready.Landlock)
 	caps.Copies = d.copies(ctx, workspace, scratch)
 	return caps, nil
@@ -136,19 +128,6 @@ func try(ctx context.Context, s sandbox.Sandbox) error {
 	}
 	if result.Reason != sandbox.ReasonExited || result.ExitCode != code {
 		return fmt.Errorf("a command that exits %d: %s, exit code %d: %s", code, result.Reason, result.ExitCode, result.Stderr.Data)
-	}
-	return nil
-}
-
-// fill tries to take up more of the disk than a command may.
-func fill(ctx context.Context, s sandbox.Sandbox) error {
-	const script = `for i in 1 2 3; do head -c 600000 /dev/zero >fill.$i || exit 1; done`
-	result, err := s.Exec(ctx, sandbox.Cmd{Argv: []string{"/bin/sh", "-c", script}, Limits: sandbox.Limits{Disk: 1 << 20}})
-	if err != nil {
-		return fmt.Errorf("fill the disk: %w", err)
-	}
-	if result.Reason != sandbox.ReasonDiskLimit {
-		return fmt.Errorf("a command that writes 1.8 MB under a quota of 1 MiB: %s, exit code %d: %s", result.Reason, result.ExitCode, result.Stderr.Data)
 	}
 	return nil
 }

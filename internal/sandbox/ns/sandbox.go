@@ -11,7 +11,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/bounds"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/scratch"
@@ -30,7 +29,6 @@ type Sandbox struct {
 	guard   *guard       // nil when nothing is protected; used by who holds change, or mu and sees that nothing is under way
 	groups  *cgroup.Tree // nil without control groups
 	scratch *scratch.Dir
-	disk    *bounds.Disk
 	log     *slog.Logger
 
 	change   sync.Mutex // one Reset, Close or restart at a time
@@ -300,5 +298,5 @@ func (s *Sandbox) closeDirs() error {
 		return nil
 	}
 	s.released = true
-	return errors.Join(s.disk.Close(), s.scratch.Close())
+	return s.scratch.Close()
 }

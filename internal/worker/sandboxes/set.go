@@ -235,7 +235,7 @@ func (s *Set) open(ctx context.Context, b *Box, epoch uint64) (err error) {
 		return err
 	}
 	opened, err := s.start(ctx, isolation.Spec{
-		ID: cmp.Or(ID(l), string(wire.HashLane(l))), Workspace: workspace, Scratch: scratch, Owned: !inPlace, Env: s.env(l),
+		ID: cmp.Or(ID(l), string(wire.HashLane(l))), Workspace: workspace, Scratch: scratch, Env: s.env(l),
 		Mounts: s.mounts(), Limits: s.options.Limits, Network: s.options.Network, Protection: protect.Protection, LeaseEnd: func() time.Time { return (*b.leaseEnd.Load())() },
 	})
 	if err != nil {

@@ -1,8 +1,7 @@
 //go:build linux
 
 // Package bounds has the limits that the kernel enforces for the commands of a sandbox together:
-// those of its control group ([Bounds]), and a quota of the file system that its directories are on
-// ([Disk]).
+// those of its control group.
 package bounds
 
 import (

@@ -12,7 +12,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/quota"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -85,45 +84,38 @@ func TestShared_WhatCannotBeLimitedDoesNotRun(t *testing.T) {
 // TestKinds_AreWhatHeld: a limit of the command's own holds only while the command is alone.
 func TestKinds_AreWhatHeld(t *testing.T) {
 	t.Parallel()
-	whole := sandbox.Limits{Memory: 8 << 20, Processes: 8, Disk: 8 << 20}
-	none := isolation.LimitKinds{Memory: isolation.LimitSoft, Processes: isolation.LimitRlimit, Disk: isolation.LimitSoft}
+	whole := sandbox.Limits{Memory: 8 << 20, Processes: 8}
+	none := isolation.LimitKinds{Memory: isolation.LimitSoft, Processes: isolation.LimitRlimit}
 	for name, test := range map[string]struct {
-		bounded, beside           bool
-		limits                    sandbox.Limits
-		memory, processes, onDisk isolation.LimitKind
-		watched                   bool
+		bounded, beside   bool
+		limits            sandbox.Limits
+		memory, processes isolation.LimitKind
+		watched           bool
 	}{
-		"nothing is there":        {limits: whole, memory: none.Memory, processes: none.Processes, onDisk: none.Disk, watched: true},
-		"as the sandbox":          {bounded: true, limits: whole, memory: isolation.LimitCgroup, processes: isolation.LimitCgroup, onDisk: isolation.LimitQuota},
-		"as the sandbox, beside":  {bounded: true, beside: true, limits: whole, memory: isolation.LimitCgroup, processes: isolation.LimitCgroup, onDisk: isolation.LimitQuota},
-		"its own, alone":          {bounded: true, limits: sandbox.Limits{Memory: 1, Processes: 1, Disk: 1}, memory: isolation.LimitCgroup, processes: isolation.LimitCgroup, onDisk: isolation.LimitQuota, watched: true},
-		"its own, beside another": {bounded: true, beside: true, limits: sandbox.Limits{Memory: 1, Processes: 1, Disk: 1}, memory: isolation.LimitSoft, processes: isolation.LimitNone, onDisk: isolation.LimitSoft, watched: true},
+		"nothing is there":        {limits: whole, memory: none.Memory, processes: none.Processes, watched: true},
+		"as the sandbox":          {bounded: true, limits: whole, memory: isolation.LimitCgroup, processes: isolation.LimitCgroup},
+		"as the sandbox, beside":  {bounded: true, beside: true, limits: whole, memory: isolation.LimitCgroup, processes: isolation.LimitCgroup},
+		"its own, alone":          {bounded: true, limits: sandbox.Limits{Memory: 1, Processes: 1}, memory: isolation.LimitCgroup, processes: isolation.LimitCgroup, watched: true},
+		"its own, beside another": {bounded: true, beside: true, limits: sandbox.Limits{Memory: 1, Processes: 1}, memory: isolation.LimitSoft, processes: isolation.LimitNone, watched: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b, d := &Bounds{shared: shared{whole: whole}}, &Disk{shared: shared{whole: whole}}
+			b := &Bounds{shared: shared{whole: whole}}
 			if test.bounded {
-				b.group, d.project = &cgroup.Group{}, &quota.Project{}
+				b.group = &cgroup.Group{}
 			}
 			command, err := b.Enter(test.limits)
-			require.NoError(t, err)
-			onDisk, err := d.Enter(test.limits)
 			require.NoError(t, err)
 			if test.beside {
 				other, err := b.Enter(whole)
 				require.NoError(t, err)
 				require.False(t, command.Alone())
 				other.Leave()
-				another, err := d.Enter(whole)
-				require.NoError(t, err)
-				another.Leave()
 			}
 			require.Equal(t, test.bounded, command.Alone(), "now")
 			require.Equal(t, test.memory, command.Kinds(none).Memory)
 			require.Equal(t, test.processes, command.Kinds(none).Processes)
-			require.Equal(t, test.onDisk, onDisk.Kind())
 			require.Equal(t, test.watched, command.Watched())
-			require.Equal(t, test.watched, onDisk.Watched())
 			command.Leave()
 			require.False(t, command.Alone())
 		})

@@ -24,7 +24,7 @@ const adviceDelegate = "have them delegated: Delegate=yes in the worker's system
 
 // refused is an error of the system about a group.
 func refused(dir string, err error) error {
-	return &isolation.UnusableError{What: isolation.ControlGroups, Found: dir + " is not for this process to divide", Advice: adviceDelegate, Err: err}
+	return &isolation.UnusableError{Found: dir + " is not for this process to divide", Advice: adviceDelegate, Err: err}
 }
 
 // Location is where this process is in the hierarchy of control groups.
@@ -44,24 +44,24 @@ func Locate() (*Location, error) {
 func locate(proc string, systemd bool) (*Location, error) {
 	table, err := os.ReadFile(filepath.Join(proc, "mountinfo"))
 	if err != nil {
-		return nil, &isolation.UnusableError{What: isolation.ControlGroups, Found: "there is no /proc", Err: err}
+		return nil, &isolation.UnusableError{Found: "there is no /proc", Err: err}
 	}
 	groups, err := os.ReadFile(filepath.Join(proc, "cgroup"))
 	if err != nil {
-		return nil, &isolation.UnusableError{What: isolation.ControlGroups, Found: "the kernel has none", Advice: "use a kernel with CONFIG_CGROUPS", Err: err}
+		return nil, &isolation.UnusableError{Found: "the kernel has none", Advice: "use a kernel with CONFIG_CGROUPS", Err: err}
 	}
 	mounts, err := mountinfo.Parse(string(table))
 	if err != nil {
-		return nil, &isolation.UnusableError{What: isolation.ControlGroups, Found: "the mounts cannot be read", Err: err}
+		return nil, &isolation.UnusableError{Found: "the mounts cannot be read", Err: err}
 	}
 	top, root := hierarchy(mounts)
 	own, found := ownGroup(string(groups))
 	if top == "" || !found {
-		return nil, &isolation.UnusableError{What: isolation.ControlGroups, Found: "version 2 is not mounted", Advice: "mount it, in a container at /sys/fs/cgroup, or boot with systemd.unified_cgroup_hierarchy=1"}
+		return nil, &isolation.UnusableError{Found: "version 2 is not mounted", Advice: "mount it, in a container at /sys/fs/cgroup, or boot with systemd.unified_cgroup_hierarchy=1"}
 	}
 	below, err := filepath.Rel(root, own)
 	if err != nil || below == ".." || strings.HasPrefix(below, "../") {
-		return nil, &isolation.UnusableError{What: isolation.ControlGroups, Found: fmt.Sprintf("the group of this process, %s, is not below what %s shows", own, top), Advice: "mount the hierarchy in the worker's control group namespace"}
+		return nil, &isolation.UnusableError{Found: fmt.Sprintf("the group of this process, %s, is not below what %s shows", own, top), Advice: "mount the hierarchy in the worker's control group namespace"}
 	}
 	p := &Location{Top: top, Own: filepath.Join(top, below), systemd: systemd}
 	return p, p.check()
@@ -91,7 +91,7 @@ func ownGroup(cgroup string) (path string, found bool) {
 func (p *Location) check() error {
 	have, err := words(p.Own, "cgroup.controllers")
 	if err != nil {
-		return &isolation.UnusableError{What: isolation.ControlGroups, Found: "the group of this process cannot be read", Advice: adviceDelegate, Err: err}
+		return &isolation.UnusableError{Found: "the group of this process cannot be read", Advice: adviceDelegate, Err: err}
 	}
 	missing := slices.DeleteFunc(Controllers(), func(c string) bool { return slices.Contains(have, c) })
 	if len(missing) == 0 {
@@ -100,12 +100,11 @@ func (p *Location) check() error {
 	whole, _ := words(p.Top, "cgroup.controllers") // none is an answer
 	if !slices.Contains(whole, missing[0]) {
 		return &isolation.UnusableError{
-			What:   isolation.ControlGroups,
 			Found:  fmt.Sprintf("version 2, at %s, lacks %s, which version 1 may have", p.Top, strings.Join(missing, ", ")),
 			Advice: "use version 2 alone: boot with systemd.unified_cgroup_hierarchy=1 (cgroup_no_v1=all without systemd)",
 		}
 	}
-	return &isolation.UnusableError{What: isolation.ControlGroups, Found: "without " + strings.Join(missing, ", ") + " in " + p.Own, Advice: adviceDelegate}
+	return &isolation.UnusableError{Found: "without " + strings.Join(missing, ", ") + " in " + p.Own, Advice: adviceDelegate}
 }
 
 // candidates are the groups that may be for this process to divide, the best first: the
@@ -146,7 +145,7 @@ func isRoot(dir string) bool {
 // moved out of the way.
 func (p *Location) enable(dir string) error {
 	if !p.delegated(dir) {
-		return &isolation.UnusableError{What: isolation.ControlGroups, Found: dir + " was not delegated", Advice: adviceDelegate}
+		return &isolation.UnusableError{Found: dir + " was not delegated", Advice: adviceDelegate}
 	}
 	err := control(dir, Controllers())
 	if errors.Is(err, unix.EBUSY) && dir == p.Own {
@@ -156,7 +155,6 @@ func (p *Location) enable(dir string) error {
 	}
 	if errors.Is(err, unix.EBUSY) {
 		return &isolation.UnusableError{
-			What:  isolation.ControlGroups,
 			Found: "other processes are in " + dir, Err: err,
 			Advice: "start the worker in a group of its own: a systemd unit, or systemd-run --user --scope -p Delegate=yes",
 		}
