@@ -42,7 +42,7 @@ func lookRights(nc *nats.Conn, streams ...string) Rights {
 // makeRights allow creating a missing stream.
 func makeRights(stream string) Rights {
 	rights := Rights{Publish: []string{"$JS.API.STREAM.CREATE." + stream}}
-	if strings.HasSuffix(stream, "_CALLS") { // it is made larger first, see makeCalls
+	if strings.HasSuffix(stream, "_CALLS") { // it is made larger first, see make
 		rights.Publish = append(rights.Publish, "$JS.API.STREAM.UPDATE."+stream)
 	}
 	return rights

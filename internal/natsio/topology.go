@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -42,6 +43,10 @@ const (
 	ChannelBytes  = 64 << 20
 	ScheduleBytes = 16 << 20
 	LimitBytes    = 4 << 20
+	// DefaultStreamBytes bounds the streams that workers fill, except calls and claims, and
+	// MinStreamBytes is the least that may be asked for.
+	DefaultStreamBytes = 47 << 30
+	MinStreamBytes     = 1 << 30
 	// LeastRoom is what a fleet reserves at least on its server, and WholeRoom what it reserves
 	// with a calls stream that is not halved.
 	LeastRoom = LeastCallBytes + laterBytes
@@ -69,8 +74,8 @@ type Topology struct {
 	// MaxClaims bounds claims and heartbeats together; 0 means the default. Beyond it new ones are
 	// refused, and none is dropped.
 	MaxClaims int64
-	// Bounded gives what else workers fill the sizes of [Shares], as far as nothing else is asked
-	// for, or as much of them as the server has room for. Streams that exist keep theirs.
+	// Bounded gives what else workers fill the sizes of [Topology.Share], as far as nothing else is
+	// asked for. Streams that exist keep theirs.
 	Bounded bool
 	// Logger gets a warning for each stream that has fewer replicas than Replicas, or one on
 	// servers that are several; nil discards it.
@@ -86,6 +91,9 @@ type Storage struct {
 	// Bounded. When it is reached, nothing more is kept. Both are for new streams.
 	KeepAge   time.Duration
 	KeepBytes int64
+	// StreamBytes bounds the streams together that workers fill, except calls and claims; 0 means
+	// DefaultStreamBytes, or none without Bounded. It is for new streams.
+	StreamBytes int64
 	// ResultAge is how long results are kept, and large payloads and values with them, and
 	// ResultBytes how much of results in all: beyond it the oldest go. They are those of streams
 	// that exist, too, which are edited; 0 takes what these have, or the default, which for
@@ -144,31 +152,89 @@ func (t Topology) later() int64 {
 	return laterBytes
 }
 
-// make makes the streams that are missing, and names those without the buckets' as made and found.
-func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found []string, err error) {
-	r, err := t.reserve(ctx, js)
-	if err != nil {
-		return nil, nil, err
+// shares are the default maximum sizes, in GiB, of the streams that workers fill, except calls and
+// claims. The server reserves them: a worker that floods one of them takes no space from the
+// others, nor from the journals.
+func (t Topology) shares() map[string]int64 {
+	return map[string]int64{
+		wire.ResultsStream(t.Fleet):              16, // beyond it the oldest go: waiting callers have received them
+		wire.WorkspacesStream(t.Fleet):           2,  // of this and the next ones: beyond it nothing more is taken
+		ObjectStream(wire.BlobsBucket(t.Fleet)):  4,
+		ObjectStream(wire.KeptBucket(t.Fleet)):   8,
+		ObjectStream(wire.BodiesBucket(t.Fleet)): 16,
+		"KV_" + wire.PlacesBucket(t.Fleet):       1,
 	}
-	defer r.release(ctx)
+}
+
+// Share is the maximum size of a stream that workers fill; 0 is none.
+func (t Topology) Share(stream string) int64 {
+	if !t.Bounded && t.StreamBytes == 0 {
+		return 0
+	}
+	return cmp.Or(t.StreamBytes, DefaultStreamBytes) / (DefaultStreamBytes >> 30) * t.shares()[stream]
+}
+
+const (
+	// roomPatience is how long servers of a cluster may say that they have no room: they learn each
+	// 10 s what the others have.
+	roomPatience = 15 * time.Second
+	roomPeriod   = 500 * time.Millisecond
+)
+
+// sized makes a stream with the size that was asked for, or its share. A calls stream, and what
+// coordinators make later, is halved until the server has room for it. A share for which there is
+// no room is left out, unless its size was asked for.
+func (t Topology) sized(ctx context.Context, js jetstream.JetStream, stream string, asked int64, until time.Time, create func(size int64) error) error {
+	size, calls := asked, stream == wire.CallsStream(t.Fleet)
+	if asked <= 0 {
+		size = t.Share(stream)
+	}
+	for {
+		reserved := size
+		if calls {
+			reserved += t.later()
+		}
+		err := create(reserved)
+		refused, answered := errors.AsType[*jetstream.APIError](err)
+		switch {
+		case !answered || !lacksRoom(refused):
+			return err
+		case js.Conn().ConnectedClusterName() != "" && time.Now().Before(until) && pause.For(ctx, roomPeriod):
+		case calls && size/2 >= LeastCallBytes:
+			size /= 2
+		case size <= 0 || asked > 0 || ctx.Err() != nil:
+			return err
+		case t.StreamBytes > 0:
+			return fmt.Errorf("%w; or choose a smaller --stream-size", err)
+		default:
+			if size = 0; t.Logger != nil {
+				t.Logger.WarnContext(ctx, "the servers have no room to reserve (max_file_store), so a stream that workers fill has no limit; --stream-size sets smaller ones for a new fleet",
+					slog.String("stream", stream), slog.Any("error", err))
+			}
+		}
+	}
+}
+
+// lacksRoom reports whether servers refuse a stream because of what it sets aside.
+func lacksRoom(refused *jetstream.APIError) bool {
+	return refused.ErrorCode == codeNoStorage || // a cluster says the latter, also of too few servers
+		refused.ErrorCode == codeNoPeers && strings.Contains(refused.Description, "insufficient storage")
+}
+
+// make makes the streams that are missing, and names those without the buckets' as made and found.
+// The calls stream gives back last what is left for what coordinators make later.
+func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found []string, err error) {
+	until := time.Now().Add(roomPatience)
 	first := sync.OnceValue(func() uint64 { return t.firstSequence(ctx, js) })
+	giveBack := func(int64) error { return nil }
 	for _, want := range t.streams() {
 		var stream jetstream.Stream
 		var anew bool
-		create := r.make
-		if want.Name == wire.CallsStream(t.Fleet) {
-			create = r.makeCalls
-		}
-		err := create(ctx, want.Name, want.MaxBytes, func(size int64) (err error) {
+		err := t.sized(ctx, js, want.Name, want.MaxBytes, until, func(size int64) (err error) {
 			want.MaxBytes = size
 			stream, anew, err = ensureStream(ctx, js, want, first)
 			return err
 		})
-		if later := t.later(); err == nil && anew && later > 0 && want.Name == wire.CallsStream(t.Fleet) {
-			config := stream.CachedInfo().Config
-			config.MaxBytes = want.MaxBytes - later
-			_, err = js.UpdateStream(ctx, config)
-		}
 		if err != nil {
 			return nil, nil, err
 		}
@@ -177,10 +243,21 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 		} else {
 			found = append(found, want.Name)
 		}
+		if anew && want.Name == wire.CallsStream(t.Fleet) && t.later() > 0 {
+			config := stream.CachedInfo().Config
+			giveBack = func(bytes int64) error {
+				config.MaxBytes -= bytes
+				_, err := js.UpdateStream(ctx, config)
+				return err
+			}
+			if err := giveBack(1); err != nil { // a stream without a limit needs a byte
+				return nil, nil, err
+			}
+		}
 		t.warn(ctx, want.Name, stream.CachedInfo().Config.Replicas, js.Conn().ConnectedClusterName() != "")
 	}
 	places := wire.PlacesBucket(t.Fleet)
-	err = r.make(ctx, "KV_"+places, 0, func(size int64) error {
+	err = t.sized(ctx, js, "KV_"+places, 0, until, func(size int64) error {
 		return ensureBucket(ctx, js, "KV_"+places, places, js.KeyValue, func() (jetstream.KeyValue, error) {
 			return js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: places, Replicas: t.Replicas, MaxBytes: size})
 		}, t.Replicas, size)
@@ -194,7 +271,7 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 		{Bucket: wire.BodiesBucket(t.Fleet), Replicas: t.Replicas},
 	} {
 		stream := ObjectStream(want.Bucket)
-		err := r.make(ctx, stream, want.MaxBytes, func(size int64) error {
+		err := t.sized(ctx, js, stream, want.MaxBytes, until, func(size int64) error {
 			return ensureBucket(ctx, js, stream, want.Bucket, js.ObjectStore, func() (jetstream.ObjectStore, error) {
 				want.MaxBytes = size
 				return js.CreateObjectStore(ctx, want)
@@ -204,7 +281,7 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 			return nil, nil, err
 		}
 	}
-	return made, found, nil
+	return made, found, giveBack(t.later() - 1)
 }
 
 // ensureBucket makes a bucket or object store, which has a stream, if it is missing.

@@ -2,6 +2,7 @@ package natsio_test
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -70,41 +71,35 @@ func TestEnsure_BoundsOfWhatIsKept(t *testing.T) {
 	require.Equal(t, jetstream.DiscardNew, kept.Discard, "what is kept is not pushed out by something newer")
 }
 
+// bounded are the streams that workers fill.
+var bounded = []string{"TF_RESULTS", "TF_WORKSPACES", "OBJ_TF_BLOBS", "OBJ_TF_KEPT", "OBJ_TF_BODIES", "KV_TF_PLACES"}
+
 // What workers fill has a share of the server, and journals have room beside it.
 func TestEnsure_SharesOfTheServer(t *testing.T) {
 	t.Parallel()
 	const unit = 1 << 30
-	shares := natsio.Shares(tf)
-	for room, halved := range map[int64]int{100 * unit: 0, 50 * unit: 1, 2 * unit: 7} {
+	for room, part := range map[int64]int64{49 * unit: 0, 14 * unit: 12 * unit} {
 		f := roomy(t, room)
-		require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true}))
-		account, err := f.JS.AccountInfo(t.Context())
-		require.NoError(t, err)
-		for name, share := range shares {
-			require.Equal(t, share>>halved, configuration(t, f, name).MaxBytes, "%s of %d", name, room)
+		topology := natsio.Topology{Fleet: tf, Bounded: true, Storage: natsio.Storage{StreamBytes: part}}
+		require.NoError(t, natsio.Ensure(t.Context(), f.JS, topology))
+		sum := int64(0)
+		for _, name := range bounded {
+			share := configuration(t, f, name).MaxBytes
+			require.Equal(t, topology.Share(name), share, "%s of %d", name, room)
+			sum += share
 		}
-		require.LessOrEqual(t, int64(account.ReservedStore), room-shares["OBJ_TF_BODIES"]>>halved, "journals have as much")
+		want := cmp.Or(part, natsio.DefaultStreamBytes)
+		require.LessOrEqual(t, sum, want)
+		require.Greater(t, sum, want-unit/10)
+		require.EqualValues(t, natsio.DefaultMaxBytes, configuration(t, f, wire.CallsStream(tf)).MaxBytes)
 		require.EqualValues(t, -1, configuration(t, f, wire.SessionsStream(tf)).MaxBytes)
 		require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{}))
-		require.Equal(t, shares["OBJ_TF_KEPT"]>>halved, configuration(t, f, "OBJ_TF_KEPT").MaxBytes, "a stream keeps what it has")
+		require.Equal(t, topology.Share("OBJ_TF_KEPT"), configuration(t, f, "OBJ_TF_KEPT").MaxBytes, "a stream keeps what it has")
 	}
-	f := roomy(t, unit+unit/100)
-	var log bytes.Buffer
-	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true, Logger: slog.New(slog.NewTextHandler(&log, nil))}))
-	require.EqualValues(t, -1, configuration(t, f, "OBJ_TF_KEPT").MaxBytes)
-	require.Contains(t, log.String(), "no room to reserve (max_file_store)")
-	require.EqualValues(t, natsio.DefaultMaxBytes/2, configuration(t, f, wire.CallsStream(tf)).MaxBytes)
-	for _, bounded := range []bool{true, false} {
-		f = roomy(t, natsio.LeastRoom)
-		require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: bounded}))
-		require.EqualValues(t, natsio.LeastCallBytes, configuration(t, f, wire.CallsStream(tf)).MaxBytes)
-		_, err := f.JS.CreateStream(t.Context(), jetstream.StreamConfig{Name: "LATER", MaxBytes: natsio.ChannelBytes + natsio.ScheduleBytes + natsio.LimitBytes})
-		require.NoError(t, err, "there is room for what is made later")
-		f = roomy(t, natsio.LeastRoom-1)
-		require.ErrorContains(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: bounded}), "it reserves 148 MiB, and the server has less left: its limit for files (max_file_store)")
-	}
+	require.EqualValues(t, 16*unit, natsio.Topology{Fleet: tf, Bounded: true}.Share("TF_RESULTS"))
+	require.Zero(t, natsio.Topology{Fleet: tf}.Share("TF_RESULTS"))
 
-	f = roomy(t, 100*unit)
+	f := roomy(t, 100*unit)
 	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{}))
 	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true}))
 	require.EqualValues(t, -1, configuration(t, f, "OBJ_TF_KEPT").MaxBytes, "an upgrade changes no stream")
@@ -115,57 +110,64 @@ func TestEnsure_SharesOfTheServer(t *testing.T) {
 	require.EqualValues(t, 2*unit, configuration(t, f, wire.ResultsStream(tf)).MaxBytes)
 }
 
-// Processes that start together do not take the room that another asks for to be gone.
-func TestEnsure_SharesOfManyAtOnce(t *testing.T) {
+// A server with less room reserves what it can, and always that for calls and for what is made
+// later. What was asked for is an error then.
+func TestEnsure_AServerWithLessRoom(t *testing.T) {
 	t.Parallel()
-	f := roomy(t, 100<<30)
-	for round := range 5 {
-		fleet := protocol.Fleet(fmt.Sprintf("fleet%d", round))
-		var group sync.WaitGroup
-		for range 8 {
-			group.Go(func() {
-				if err := natsio.Ensure(t.Context(), f.JS, natsio.Topology{Fleet: fleet, Bounded: true}); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		group.Wait()
-		for name, share := range natsio.Shares(fleet) {
-			require.Equal(t, share, configuration(t, f, name).MaxBytes, name)
-			require.NoError(t, f.JS.DeleteStream(t.Context(), name))
-		}
+	const unit = 1 << 30
+	f := roomy(t, 8*unit)
+	var log bytes.Buffer
+	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true, Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+	for name, size := range map[string]int64{"TF_RESULTS": -1, "TF_WORKSPACES": 2 * unit, "KV_TF_PLACES": unit, "OBJ_TF_BODIES": -1, "TF_CALLS": unit} {
+		require.Equal(t, size, configuration(t, f, name).MaxBytes, name)
+	}
+	require.Contains(t, log.String(), "no room to reserve (max_file_store), so a stream that workers fill has no limit; --stream-size sets smaller ones")
+	require.Contains(t, log.String(), "stream=TF_RESULTS")
+	asked := natsio.Topology{Bounded: true, Storage: natsio.Storage{StreamBytes: 12 * unit}}
+	require.ErrorContains(t, natsio.Ensure(t.Context(), roomy(t, 8*unit).JS, asked), "make room there, or store the server's data elsewhere; or choose a smaller --stream-size")
+
+	for _, given := range []bool{true, false} {
+		f = roomy(t, natsio.LeastRoom)
+		require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: given}))
+		require.EqualValues(t, natsio.LeastCallBytes, configuration(t, f, wire.CallsStream(tf)).MaxBytes)
+		_, err := f.JS.CreateStream(t.Context(), jetstream.StreamConfig{Name: "LATER", MaxBytes: natsio.ChannelBytes + natsio.ScheduleBytes + natsio.LimitBytes})
+		require.NoError(t, err, "there is room for what is made later")
+		f = roomy(t, natsio.LeastRoom-1)
+		require.ErrorContains(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: given}), "it reserves 148 MiB, and the server has less left: its limit for files (max_file_store)")
 	}
 }
 
-// A process that was lost while it made the fleet is waited for, and not for ever.
-func TestEnsure_SharesAfterALostProcess(t *testing.T) {
+// Processes that start together make each stream once, with its share.
+func TestEnsure_SharesOfManyAtOnce(t *testing.T) {
 	t.Parallel()
-	f := roomy(t, 100<<30)
-	lock, probe := wire.RoomStreams(tf)
-	for _, left := range []jetstream.StreamConfig{{Name: lock}, {Name: probe, MaxBytes: 60 << 30}} {
-		_, err := f.JS.CreateStream(t.Context(), left)
-		require.NoError(t, err)
+	f := roomy(t, 49<<30)
+	topology := natsio.Topology{Fleet: tf, Bounded: true}
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			if err := natsio.Ensure(t.Context(), f.JS, topology); err != nil {
+				t.Error(err)
+			}
+		})
 	}
-	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true}))
-	require.Equal(t, natsio.Shares(tf)["OBJ_TF_KEPT"], configuration(t, f, "OBJ_TF_KEPT").MaxBytes)
-	require.NotContains(t, names(t, f), lock)
+	group.Wait()
+	for _, name := range bounded {
+		require.Equal(t, topology.Share(name), configuration(t, f, name).MaxBytes, name)
+	}
 }
 
 // A cluster knows late what its servers have left.
 func TestEnsure_SharesOfACluster(t *testing.T) {
 	t.Parallel()
-	const room, fleet = 20 << 30, protocol.Fleet("small")
+	const room = 20 << 30
 	c := natsiotest.NewRoomyCluster(t, room)
-	require.NoError(t, natsio.Ensure(t.Context(), c.JS, natsio.Topology{Fleet: fleet, Storage: natsio.Storage{Replicas: 3}, Bounded: true}))
-	for name, share := range natsio.Shares(fleet) {
+	topology := natsio.Topology{Fleet: "small", Storage: natsio.Storage{Replicas: 3, StreamBytes: 16 << 30}, Bounded: true}
+	require.NoError(t, natsio.Ensure(t.Context(), c.JS, topology))
+	for _, name := range bounded {
+		name = strings.Replace(name, "TF", "SMALL", 1)
 		stream, err := c.JS.Stream(t.Context(), name)
 		require.NoError(t, err)
-		require.Equal(t, share>>2, stream.CachedInfo().Config.MaxBytes, name)
-	}
-	lock, probe := wire.RoomStreams(fleet)
-	for _, name := range []string{lock, probe} {
-		_, err := c.JS.Stream(t.Context(), name)
-		require.ErrorIs(t, err, jetstream.ErrStreamNotFound)
+		require.Equal(t, topology.Share(name), stream.CachedInfo().Config.MaxBytes, name)
 	}
 }
 

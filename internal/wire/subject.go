@@ -34,12 +34,6 @@ func SessionsStream(f protocol.Fleet) string { return stream(f, streamSessions) 
 // WorkspacesStream is the stream of the checkpoints of workspaces.
 func WorkspacesStream(f protocol.Fleet) string { return stream(f, streamWorkspaces) }
 
-// RoomStreams are there for a moment while a fleet is made: the first is the lock of who makes it,
-// the second asks how much room servers have.
-func RoomStreams(f protocol.Fleet) (lock, room string) {
-	return stream(f, "_LOCK"), stream(f, "_ROOM")
-}
-
 // BodiesBucket is the object store bucket for the contents of workspaces.
 func BodiesBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_BODIES" }
 

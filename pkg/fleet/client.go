@@ -135,6 +135,9 @@ type Storage struct {
 	// deleted. Both apply only when Connect creates the fleet.
 	KeepAge   time.Duration
 	KeepBytes int64
+	// StreamBytes is the total size of the streams that workers fill, at least 1 GiB. It applies only
+	// when Connect creates the fleet. 0 means 47 GiB on a server at URL.
+	StreamBytes int64
 	// ResultAge is how long results of calls are stored, 10 minutes to 365 days, also in an
 	// existing fleet, whose older results are deleted at once. 0 means the fleet's setting, or 7
 	// days. A call that is sent again when its result has been deleted runs again.
@@ -194,6 +197,7 @@ func (o *Options) validate() error {
 	fault(s.Replicas != 0 && s.Replicas != 1 && s.Replicas != 3 && s.Replicas != 5, "replicas %d: must be 1, 3 or 5", s.Replicas)
 	fault(s.KeepAge < 0, "keep age %s: must not be negative", s.KeepAge)
 	fault(s.KeepBytes < 0, "keep bytes %d: must not be negative", s.KeepBytes)
+	fault(s.StreamBytes != 0 && s.StreamBytes < natsio.MinStreamBytes, "stream bytes %d: must be 0 or at least %d", s.StreamBytes, natsio.MinStreamBytes)
 	fault(s.ResultAge != 0 && (s.ResultAge < natsio.MinResultAge || s.ResultAge > natsio.MaxResultAge),
 		"result age %s: must be 0 or 10m to 8760h", s.ResultAge)
 	fault(s.ResultBytes != 0 && s.ResultBytes < natsio.MinResultSize,

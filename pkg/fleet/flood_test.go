@@ -25,7 +25,7 @@ func small(t *testing.T) place {
 	p := permitted(t, "max_file_store: 100MB")
 	require.NoError(t, natsio.Ensure(t.Context(), p.js(t, p.coordinator), natsio.Topology{MaxBytes: 8 << 20}))
 	pool := p.js(t, p.pool)
-	require.NoError(t, natsio.Ensure(t.Context(), pool, natsio.Topology{Bounded: true, MaxBytes: 8 << 20, MaxClaims: 200}))
+	require.NoError(t, natsio.Ensure(t.Context(), pool, natsio.Topology{Bounded: true, MaxBytes: 8 << 20, MaxClaims: 200, Storage: natsio.Storage{StreamBytes: 47 << 20}}))
 	require.NoError(t, natsio.MakePool(t.Context(), pool, fleetName, protocol.DefaultPool))
 	return p
 }
