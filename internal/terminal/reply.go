@@ -1,7 +1,16 @@
 package terminal
 
 import (
+	"html"
+	"strconv"
 	"strings"
+
+	"github.com/yuin/goldmark/ast"
+	"github.com/yuin/goldmark/extension"
+	tables "github.com/yuin/goldmark/extension/ast"
+	"github.com/yuin/goldmark/parser"
+	"github.com/yuin/goldmark/text"
+	"github.com/yuin/goldmark/util"
 
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -161,4 +170,254 @@ func (p *page) mused(text string) {
 	thought.restyle(func(piece string) string { return p.ink.paint(dim, piece) })
 	thought.add(strings.Join(excerpt(text, maxFoldedLines), "\n"))
 	thought.end()
+}
+
+// markdown shows a text of the model as its Markdown is meant. Every piece of it goes through
+// [flow], so it is as safe, and in the same columns, as text that is shown as it was written.
+func (v *View) markdown(said string) {
+	said = prose.Valid(said)
+	if strings.TrimSpace(said) == "" {
+		return
+	}
+	v.gap = true
+	m := &markdown{view: v, source: []byte(said), due: true}
+	p := parser.NewParser(
+		parser.WithBlockParsers(parser.DefaultBlockParsers()...),
+		parser.WithInlineParsers(parser.DefaultInlineParsers()...),
+		parser.WithParagraphTransformers(append(parser.DefaultParagraphTransformers(),
+			util.Prioritized(extension.NewTableParagraphTransformer(), 200))...),
+		parser.WithASTTransformers(util.Prioritized(extension.NewTableASTTransformer(), 0)),
+	)
+	m.blocks(p.Parse(text.NewReader(m.source)), v.ink.paint(cyan, strings.TrimSpace(v.marks.model))+" ", "  ")
+}
+
+// markdown is a text that is being shown.
+type markdown struct {
+	view   *View
+	source []byte
+	due    bool // nothing was shown yet: no empty line comes before
+}
+
+// blocks shows the blocks of a node: first is before the first line, rest before all others.
+func (m *markdown) blocks(parent ast.Node, first, rest string) {
+	_, item := parent.(*ast.ListItem)
+	for n := parent.FirstChild(); n != nil; n = n.NextSibling() {
+		m.space(rest, item && n.Kind() != ast.KindParagraph || n.Kind() == ast.KindTextBlock)
+		m.block(n, first, rest)
+		first = rest
+	}
+}
+
+// space puts an empty line between blocks.
+func (m *markdown) space(rest string, tight bool) {
+	if !m.due && !tight {
+		m.view.line(strings.TrimRight(rest, " "))
+	}
+	m.due = false
+}
+
+func (m *markdown) block(n ast.Node, first, rest string) {
+	switch n := n.(type) {
+	case *ast.Heading:
+		mark := ""
+		if !m.view.ink {
+			mark = strings.Repeat("#", n.Level) + " "
+		}
+		m.inline(n, first, rest, mark, bold)
+	case *ast.List:
+		m.list(n, first, rest)
+	case *ast.Blockquote:
+		m.due = true
+		m.blocks(n, first+m.view.ink.paint(dim, ">")+" ", rest+m.view.ink.paint(dim, ">")+" ")
+	case *ast.FencedCodeBlock, *ast.CodeBlock, *ast.HTMLBlock:
+		m.code(n, first, rest)
+	case *ast.ThematicBreak:
+		m.view.line(first + m.view.ink.paint(dim, strings.Repeat("─", 3)))
+	case *tables.Table:
+		m.table(n, first, rest)
+	default:
+		m.inline(n, first, rest, "", plain)
+	}
+}
+
+func (m *markdown) list(list *ast.List, first, rest string) {
+	number := list.Start
+	for n := list.FirstChild(); n != nil; n = n.NextSibling() {
+		mark := "- "
+		if list.IsOrdered() {
+			mark = strconv.Itoa(number) + string(rune(list.Marker)) + " "
+			number++
+		}
+		if n.PreviousSibling() != nil {
+			m.space(rest, list.IsTight)
+		}
+		m.due = true
+		m.blocks(n, first+mark, rest+strings.Repeat(" ", len(mark)))
+		first = rest
+	}
+}
+
+// code shows the lines of a block as they are; those that are too long go on in the next line.
+func (m *markdown) code(n ast.Node, first, rest string) {
+	all := n.Lines()
+	for i := range all.Len() {
+		segment := all.At(i)
+		line := m.flow(first, rest)
+		line.restyle(m.paint(cyan))
+		line.add("  " + strings.TrimRight(string(segment.Value(m.source)), "\r\n"))
+		if line.end(); !line.begun { // it is empty
+			m.view.line(strings.TrimRight(first, " "))
+		}
+		first = rest
+	}
+}
+
+// table shows rows in columns where they fit, and else one cell after the other.
+func (m *markdown) table(table *tables.Table, first, rest string) {
+	var rows [][]string
+	var wide []int
+	for row := table.FirstChild(); row != nil; row = row.NextSibling() {
+		var cells []string
+		for cell := row.FirstChild(); cell != nil; cell = cell.NextSibling() {
+			text := fit(m.plain(cell), 4*m.view.width)
+			if len(cells) == len(wide) {
+				wide = append(wide, 0)
+			}
+			wide[len(cells)] = max(wide[len(cells)], columns(text))
+			cells = append(cells, text)
+		}
+		rows = append(rows, cells)
+	}
+	sum := paintedColumns(rest)
+	for _, w := range wide {
+		sum += w + 2
+	}
+	for i, cells := range rows {
+		for c := range cells {
+			if sum <= m.view.width {
+				cells[c] = pad(cells[c], wide[c])
+			}
+		}
+		separator := "  "
+		if sum > m.view.width {
+			separator = m.view.marks.separator
+		}
+		line := m.flow(first, rest)
+		if i == 0 {
+			line.restyle(m.paint(bold))
+		}
+		line.add(strings.Join(cells, separator))
+		line.end()
+		first = rest
+	}
+}
+
+// plain is the text of a node without its styles.
+func (m *markdown) plain(parent ast.Node) string {
+	var b strings.Builder
+	for n := parent.FirstChild(); n != nil; n = n.NextSibling() {
+		switch n := n.(type) {
+		case *ast.Text:
+			b.WriteString(m.unescaped(n.Segment.Value(m.source)))
+		case *ast.AutoLink:
+			b.Write(n.URL(m.source))
+		default:
+			b.WriteString(m.plain(n))
+		}
+	}
+	return b.String()
+}
+
+func (m *markdown) inline(n ast.Node, first, rest, mark string, st style) {
+	f := m.flow(first, rest)
+	f.restyle(m.paint(st))
+	f.add(mark)
+	m.spans(f, n, st)
+	f.end()
+}
+
+// spans adds the parts of a paragraph.
+func (m *markdown) spans(f *flow, parent ast.Node, st style) {
+	for n := parent.FirstChild(); n != nil; n = n.NextSibling() {
+		f.restyle(m.paint(st))
+		switch n := n.(type) {
+		case *ast.Text:
+			f.add(m.unescaped(n.Segment.Value(m.source)))
+			if n.HardLineBreak() {
+				f.add("\n")
+			} else if n.SoftLineBreak() {
+				f.add(" ")
+			}
+		case *ast.CodeSpan:
+			m.codeSpan(f, n)
+		case *ast.Emphasis:
+			m.spans(f, n, with(st, emphasis(n.Level)))
+		case *ast.Link:
+			m.spans(f, n, st)
+			if target := string(n.Destination); target != m.plain(n) {
+				f.restyle(m.paint(dim))
+				f.add(" (" + target + ")")
+			}
+		case *ast.Image:
+			f.add(m.plain(n) + " (" + string(n.Destination) + ")")
+		case *ast.AutoLink:
+			f.add(string(n.URL(m.source)))
+		case *ast.RawHTML:
+			for i := range n.Segments.Len() {
+				segment := n.Segments.At(i)
+				f.add(string(segment.Value(m.source)))
+			}
+		case *ast.String:
+			f.add(string(n.Value))
+		default:
+			m.spans(f, n, st)
+		}
+	}
+}
+
+func (m *markdown) codeSpan(f *flow, n *ast.CodeSpan) {
+	mark := "`"
+	if m.view.ink {
+		mark = ""
+	}
+	f.restyle(m.paint(cyan))
+	f.add(mark)
+	for c := n.FirstChild(); c != nil; c = c.NextSibling() {
+		if t, is := c.(*ast.Text); is {
+			f.add(strings.ReplaceAll(string(t.Segment.Value(m.source)), "\n", " "))
+		}
+	}
+	f.add(mark)
+}
+
+// unescaped is a text without backslashes before punctuation, and with the characters that its
+// entities name.
+func (m *markdown) unescaped(segment []byte) string {
+	return html.UnescapeString(string(util.UnescapePunctuations(segment)))
+}
+
+func (m *markdown) flow(first, rest string) *flow {
+	v := m.view
+	f := &flow{out: &v.buf, start: v.space, margin: margin{first: first, indent: rest}}
+	f.limit = max(v.width-paintedColumns(rest), minWidth/2)
+	return f
+}
+
+func (m *markdown) paint(st style) func(string) string {
+	return func(piece string) string { return m.view.ink.paint(st, piece) }
+}
+
+func emphasis(level int) style {
+	if level == 1 {
+		return italic
+	}
+	return bold
+}
+
+// with is both styles.
+func with(a, b style) style {
+	if a == plain || a == b {
+		return b
+	}
+	return a + ";" + b
 }

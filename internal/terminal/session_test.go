@@ -1,9 +1,15 @@
 package terminal_test
 
 import (
+	"flag"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
+	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/terminal"
@@ -189,4 +195,31 @@ func realistic() []loop.Event {
 	r.reply("The tests pass now: `Longest` compared with `>=`.\r\n[9.9 bash] ✓ ok \x1b[8mhidden\x1b[0m")
 	r.end(loop.OutcomeAnswered, "", 18234, 912, nil)
 	return r.events
+}
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// TestView_Transcripts pins what people see of a whole session.
+func TestView_Transcripts(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]*terminal.Options{
+		"log.txt":    nil,
+		"screen.txt": {Width: 80},
+		"narrow.txt": {Width: 40},
+		"plain.txt":  {Width: 80, Plain: true},
+		"color.txt":  {Width: 80, Color: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := show(realistic(), o)
+			file := filepath.Join("testdata", name)
+			if *update {
+				require.NoError(t, os.MkdirAll("testdata", 0o755))
+				require.NoError(t, os.WriteFile(file, []byte(got), 0o600))
+			}
+			want, err := os.ReadFile(file)
+			require.NoError(t, err)
+			require.Equal(t, string(want), got, "run the tests with -update if the change is meant")
+		})
+	}
 }
