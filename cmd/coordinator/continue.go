@@ -99,7 +99,7 @@ func (s *started) goOn(ctx context.Context, prompt string) error {
 	for i := range history.Events {
 		s.totals.see(&history.Events[i])
 	}
-	s.show.screen.Earlier(history.Events)
+	s.show.screen.AddHistory(history.Events)
 	turn, running := unfinished(history.Events)
 	s.open = turn > 0
 	switch {

@@ -319,7 +319,7 @@ func (s *started) turn(ctx context.Context, input loop.Input) (loop.TurnResult, 
 		s.runner = s.runner.With(s.tools.Table)
 	}
 	var before backup.Stamps
-	s.show.screen.Hold()
+	s.show.screen.DeferChanges()
 	if s.workspace != "" && s.env.Copy == nil {
 		before = backup.StampsOf(ctx, s.workspace)
 	}
@@ -331,7 +331,7 @@ func (s *started) turn(ctx context.Context, input loop.Input) (loop.TurnResult, 
 	case s.env.Copy != nil:
 		err = errors.Join(err, bringBack(ctx, s.env.Copy, s.show))
 	case s.workspace != "":
-		s.show.screen.CameBack(before.Since(ctx, s.workspace), backup.Look(s.workspace))
+		s.show.screen.ShowChanges(before.Since(ctx, s.workspace), backup.Look(s.workspace))
 	default:
 		s.show.stored(ctx, s.env.Client, s.session)
 	}
@@ -349,7 +349,7 @@ func bringBack(ctx context.Context, w *transfer.Workspace, show view) error {
 		show.warn(err.Error())
 	}
 	if err == nil {
-		show.screen.CameBack(cameBack(before, &changes), backup.Look(w.Dir))
+		show.screen.ShowChanges(cameBack(before, &changes), backup.Look(w.Dir))
 		transfer.ReportSkipped(changes, show.warn)
 	}
 	return err
@@ -392,7 +392,7 @@ func (v view) stored(ctx context.Context, client *fleet.Client, session protocol
 		}
 	}
 	if err != nil {
-		v.screen.CameBack(nil, func(string) (terminal.File, bool) { return terminal.File{Lines: -1}, true })
+		v.screen.ShowChanges(nil, func(string) (terminal.File, bool) { return terminal.File{Lines: -1}, true })
 		return
 	}
 	var found []terminal.Changed
@@ -401,7 +401,7 @@ func (v view) stored(ctx context.Context, client *fleet.Client, session protocol
 			found = append(found, terminal.Changed{Path: file.Path, Created: file.Change == "created", Gone: file.Change == "removed"})
 		}
 	}
-	v.screen.CameBack(found, func(path string) (terminal.File, bool) { return terminal.File{Lines: -1}, there[path] })
+	v.screen.ShowChanges(found, func(path string) (terminal.File, bool) { return terminal.File{Lines: -1}, there[path] })
 }
 
 // approver asks about calls: the person at this terminal, or anybody who follows the session in the

@@ -29,7 +29,7 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 		return err
 	}
 	defer show.screen.Close()
-	show.screen.Hold()
+	show.screen.DeferChanges()
 	answers := prompt.NewAnswers(prompt.New(p.Stdin, show.screen, prompt.StoredFiles(client, desk.id)), client, c.Reach(), show.warn)
 	defer answers.Close()
 	silent, err := show.output(client, desk.id)

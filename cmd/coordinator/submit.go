@@ -51,7 +51,7 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	}
 	defer show.screen.Close()
 	if !c.Detach {
-		show.screen.Hold()
+		show.screen.DeferChanges()
 	}
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()

@@ -89,7 +89,7 @@ func (d Stamps) Since(ctx context.Context, dir string) (changed []terminal.Chang
 const maxCounted = 1 << 20
 
 // Look returns a function that says what a path of a directory is now.
-func Look(dir string) terminal.LookFunc {
+func Look(dir string) terminal.FileState {
 	return func(path string) (terminal.File, bool) {
 		found := terminal.File{Lines: -1}
 		root, err := os.OpenRoot(dir)

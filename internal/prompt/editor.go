@@ -113,7 +113,7 @@ func (e *Editor) edit(ctx context.Context, live bool) (text string, later bool, 
 	}
 	if live {
 		input.show = e.view.Typing
-		e.view.Through(rawWriter{e.out})
+		e.view.SetWriter(rawWriter{e.out})
 	}
 	screen := e.screen(input)
 	_, _ = io.WriteString(e.out, pasteOn) // fails when the terminal is gone
@@ -123,7 +123,7 @@ func (e *Editor) edit(ctx context.Context, live bool) (text string, later bool, 
 			below = ""
 			e.view.TypingEnds()
 		}
-		e.view.Through(e.out)
+		e.view.SetWriter(e.out)
 		_, _ = io.WriteString(e.out, pasteOff+below)
 		err = errors.Join(err, term.Restore(descriptor, state))
 	}()
@@ -179,7 +179,7 @@ func (e *Editor) screen(input *noted) *term.Terminal {
 		}
 	}
 	if input.show == nil {
-		e.view.Through(screen)
+		e.view.SetWriter(screen)
 	}
 	return screen
 }

@@ -19,8 +19,8 @@ func (v *View) turnEnded(e *loop.Event) {
 	v.summary("", e, &v.turn)
 }
 
-// Earlier counts what the session did in earlier processes, so that its sum is that of the session.
-func (v *View) Earlier(events []loop.Event) {
+// AddHistory counts what the session did in earlier processes, so that its sum is that of the session.
+func (v *View) AddHistory(events []loop.Event) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for i := range events {
@@ -74,14 +74,14 @@ func (v *View) summary(what string, e *loop.Event, t *tally) {
 		text.end()
 	}
 	switch {
-	case !v.holds:
+	case !v.deferred:
 		v.files(t.files)
 	case t != &v.turn:
 		v.files(v.settled(t.files))
-	case v.back:
+	case v.arrived:
 		v.files(v.merged())
 	default:
-		v.waits = true
+		v.awaited = true
 	}
 	v.gap = true
 }
@@ -98,24 +98,24 @@ type File struct {
 	Modified time.Time // by the clock of this process; zero is unknown
 }
 
-// LookFunc returns what a file of the workspace is now; there is false if there is none.
-type LookFunc func(path string) (f File, there bool)
+// FileState returns what a file of the workspace is now; there is false if there is none.
+type FileState func(path string) (f File, there bool)
 
-// Hold defers the changes of each turn until [View.CameBack].
-func (v *View) Hold() {
+// DeferChanges defers the changes of each turn until [View.ShowChanges].
+func (v *View) DeferChanges() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.holds = true
+	v.deferred = true
 }
 
-// CameBack shows what the last turn has changed, by tools and by commands.
-func (v *View) CameBack(found []Changed, look LookFunc) {
+// ShowChanges shows what the last turn has changed, by tools and by commands.
+func (v *View) ShowChanges(found []Changed, look FileState) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.measure()
-	v.back, v.found, v.look, v.gap = true, found, look, false
-	if v.waits { // else the turn's summary shows it
-		v.waits = false
+	v.arrived, v.found, v.look, v.gap = true, found, look, false
+	if v.awaited { // else the turn's summary shows it
+		v.awaited = false
 		v.files(v.merged())
 	}
 	v.gap = true

@@ -108,11 +108,11 @@ type totals struct {
 
 // changes is what the last turn has changed in the workspace.
 type changes struct {
-	holds bool // changes are shown when they have come back
-	waits bool // the turn has ended, and its changes have not come back
-	back  bool // they have
-	found []Changed
-	look  LookFunc
+	deferred bool // changes are shown by [View.ShowChanges]
+	awaited  bool // the turn has ended, and its changes have not arrived
+	arrived  bool // they have
+	found    []Changed
+	look     FileState
 }
 
 // New returns a View that writes to w.
@@ -307,8 +307,8 @@ func (v *View) say(first string, st style, said string) {
 	v.flush()
 }
 
-// Through has all be written to w from now on.
-func (v *View) Through(w io.Writer) {
+// SetWriter has all be written to w from now on.
+func (v *View) SetWriter(w io.Writer) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.w = w
@@ -378,7 +378,7 @@ func (v *View) Typed() {
 }
 
 func (v *View) turnStarted(e *loop.Event) {
-	v.turn, v.ended, v.waits, v.back = tally{since: e.Time}, "", false, false
+	v.turn, v.ended, v.awaited, v.arrived = tally{since: e.Time}, "", false, false
 	v.labels, v.calls = labels{}, nil
 	v.inputAdded(e)
 	for i := range e.Attachments {

@@ -218,12 +218,12 @@ func TestView_ChangesOfACopyAreShownWhenTheyAreBack(t *testing.T) {
 	r.end(loop.OutcomeAnswered, "", 0, 0, nil)
 	var out bytes.Buffer
 	view := terminal.New(&out, nil)
-	view.Hold()
+	view.DeferChanges()
 	for _, e := range r.events {
 		view.Observe(e)
 	}
 	require.NotContains(t, out.String(), "changed")
-	view.CameBack([]terminal.Changed{{Path: "f"}, {Path: "made", Created: true}, {Path: "gone", Gone: true}, {Path: "other"}},
+	view.ShowChanges([]terminal.Changed{{Path: "f"}, {Path: "made", Created: true}, {Path: "gone", Gone: true}, {Path: "other"}},
 		func(path string) (terminal.File, bool) { return terminal.File{Lines: -1}, path != "gone" })
 	require.Contains(t, out.String(), "  changed  f      +2 −1\n           made          new\n           gone          deleted\n           other\n")
 }
@@ -245,7 +245,7 @@ func TestView_NumbersAreOfTheFilesAsTheyAre(t *testing.T) {
 	r.end(loop.OutcomeAnswered, "", 0, 0, nil)
 	var out bytes.Buffer
 	view := terminal.New(&out, nil)
-	view.Hold()
+	view.DeferChanges()
 	for _, e := range r.events {
 		view.Observe(e)
 	}
@@ -253,7 +253,7 @@ func TestView_NumbersAreOfTheFilesAsTheyAre(t *testing.T) {
 		"made": {Lines: 3, Modified: reported.Add(time.Second)}, "edited": {Lines: 1, Modified: reported.Add(-time.Hour)},
 		"later": {Lines: 9, Modified: reported.Add(time.Second)}, "command": {Lines: 7}, "found": {Lines: 2},
 	}
-	view.CameBack([]terminal.Changed{{Path: "made", Created: true}, {Path: "command", Created: true}, {Path: "found", Created: true}},
+	view.ShowChanges([]terminal.Changed{{Path: "made", Created: true}, {Path: "command", Created: true}, {Path: "found", Created: true}},
 		func(path string) (terminal.File, bool) { return now[path], true })
 	require.Contains(t, out.String(), "  changed  made     +3 −0  new\n           edited   +1 −1\n           later    +1 −1  and more\n"+
 		"           command  +7 −0  new\n           found    +2 −0  new\n")

@@ -63,7 +63,7 @@ func (a *assembler) read(data []byte, delta func(loop.Delta)) error {
 		err = a.start(event)
 	case "content_block_delta":
 		err = a.grow(event)
-		a.Tell(delta)
+		a.Emit(delta)
 	case "message_delta":
 		var change lenient.Fields
 		if change, err = lenient.Object("delta", event["delta"]); err == nil {

@@ -64,8 +64,8 @@ func (e *Endpoint) Reply(ctx context.Context, delta func(loop.Delta), attempt fu
 }
 
 // delay is the back-off, or what the server asked for when that is longer. On top of
-// the latter comes a part of the jittered back-off, so that those who were told the
-// same time do not all come back at once.
+// the latter comes a part of the jittered back-off, so that clients with the same
+// time do not all send at once.
 func (e *Endpoint) delay(failure *Error, delays backoff.BackOff) time.Duration {
 	next := delays.NextBackOff()
 	if failure.RetryAfter == 0 {
@@ -100,13 +100,13 @@ func (e *Endpoint) Stream(ctx context.Context, path string, body any, headers ma
 		case errors.Is(err, io.EOF), errors.Is(err, ErrNotDone) && parts.Finish != "":
 			return nil
 		default:
-			return e.streamError(err)
+			return e.typed(err)
 		}
 	}
 }
 
-// streamError gives every error of a stream its type.
-func (e *Endpoint) streamError(err error) error {
+// typed gives every error of a stream its type.
+func (e *Endpoint) typed(err error) error {
 	if _, ok := errors.AsType[*Error](err); ok {
 		return err
 	}
@@ -129,7 +129,7 @@ type Assembler struct {
 	Native    []loop.NativeCall
 
 	calls   []*partialCall
-	told    int // of calls, that were passed to delta as complete; -1 for no more
+	emitted int // of calls, that were passed to delta as complete; -1 for no more
 	byIndex map[int]*partialCall
 }
 
@@ -144,30 +144,30 @@ type CallPiece struct {
 	ID, Name, Arguments string
 }
 
-// Tell passes what is new of the texts to delta.
-func (a *Assembler) Tell(delta func(loop.Delta)) {
+// Emit passes what is new of the texts to delta.
+func (a *Assembler) Emit(delta func(loop.Delta)) {
 	if piece := a.Thought.Fresh(); piece != "" {
 		delta(loop.Delta{Reasoning: piece})
 	}
 	if piece := a.Text.Fresh(); piece != "" {
 		delta(loop.Delta{Text: piece})
 	}
-	for a.told >= 0 && a.told < len(a.calls)-1 { // the last one may grow
-		a.tellCall(delta)
+	for a.emitted >= 0 && a.emitted < len(a.calls)-1 { // the last one may grow
+		a.emitCall(delta)
 	}
 }
 
-// tellCall passes the next call on, unless it is not complete, or has no id of its own.
-func (a *Assembler) tellCall(delta func(loop.Delta)) {
-	next := a.calls[a.told]
+// emitCall passes the next call on, unless it is not complete, or has no id of its own.
+func (a *Assembler) emitCall(delta func(loop.Delta)) {
+	next := a.calls[a.emitted]
 	call := &loop.ToolCall{ID: next.id, Name: next.name, Arguments: next.arguments.Raw()}
 	same := func(other *partialCall) bool { return other.id == call.ID }
-	if call.ID == "" || call.Name == "" || !json.Valid([]byte(call.Arguments)) || slices.ContainsFunc(a.calls[:a.told], same) {
-		a.told = -1
+	if call.ID == "" || call.Name == "" || !json.Valid([]byte(call.Arguments)) || slices.ContainsFunc(a.calls[:a.emitted], same) {
+		a.emitted = -1
 		return
 	}
-	delta(loop.Delta{Call: call, Index: a.told})
-	a.told++
+	delta(loop.Delta{Call: call, Index: a.emitted})
+	a.emitted++
 }
 
 // AddCall adds a piece of a tool call.

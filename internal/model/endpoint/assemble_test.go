@@ -11,7 +11,7 @@ import (
 
 // Calls are passed on in their order once they are complete, which the last one of a stream is only
 // at the end. Nothing is passed on behind one that may be another in the reply.
-func TestAssembler_TellsCallsThatAreComplete(t *testing.T) {
+func TestAssembler_EmitsCallsThatAreComplete(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		pieces []endpoint.CallPiece
@@ -27,17 +27,17 @@ func TestAssembler_TellsCallsThatAreComplete(t *testing.T) {
 		"no arguments":  {[]endpoint.CallPiece{{0, "a", "now", ``}, {1, "b", "bash", `{}`}}, []string{"", ""}},
 	} {
 		var parts endpoint.Assembler
-		told := ""
+		reported := ""
 		for i, piece := range test.pieces {
 			parts.AddCall(piece)
-			parts.Tell(func(d loop.Delta) {
-				require.Equal(t, len(told), d.Index, name)
-				told += d.Call.ID
+			parts.Emit(func(d loop.Delta) {
+				require.Equal(t, len(reported), d.Index, name)
+				reported += d.Call.ID
 			})
-			require.Equal(t, test.want[i], told, "%s: piece %d", name, i)
+			require.Equal(t, test.want[i], reported, "%s: piece %d", name, i)
 		}
-		for i, call := range parts.Reply().ToolCalls[:len(told)] {
-			require.Equal(t, told[i:i+1], call.ID, name)
+		for i, call := range parts.Reply().ToolCalls[:len(reported)] {
+			require.Equal(t, reported[i:i+1], call.ID, name)
 		}
 	}
 }

@@ -263,15 +263,15 @@ func (e *Endpoint) refuse(resp *http.Response) *Error {
 		refused.Status = resp.StatusCode
 		return refused
 	}
-	failure, told := parseError(body, false)
-	if !told {
+	failure, reported := parseError(body, false)
+	if !reported {
 		failure.Message = string(body)
 		if isHTML(resp) {
 			failure.Message = "the server answered with an HTML page"
 		}
 	}
 	if resp.StatusCode == http.StatusOK {
-		if told {
+		if reported {
 			return e.serverError(typeInStream(failure), failure)
 		}
 		return e.NewError(TypeInvalidResponse, fmt.Sprintf("answered with content type %q instead of a stream of events: %s (check the base URL%s)",
@@ -283,17 +283,17 @@ func (e *Endpoint) refuse(resp *http.Response) *Error {
 	return refused
 }
 
-// Told is the error of a message that a server sent in a stream, in a form of its API.
-func (e *Endpoint) Told(message, code, kind string) *Error {
-	told := serverReply{Message: message, Code: code, Type: kind}
-	return e.serverError(typeInStream(told), told)
+// StreamError is the error of a message that a server sent in a stream, in a form of its API.
+func (e *Endpoint) StreamError(message, code, kind string) *Error {
+	reported := serverReply{Message: message, Code: code, Type: kind}
+	return e.serverError(typeInStream(reported), reported)
 }
 
-func (e *Endpoint) serverError(kind string, told serverReply) *Error {
-	failure := e.NewError(kind, told.Message)
-	failure.Code, failure.param = told.Code, told.Param
+func (e *Endpoint) serverError(kind string, reported serverReply) *Error {
+	failure := e.NewError(kind, reported.Message)
+	failure.Code, failure.param = reported.Code, reported.Param
 	if failure.Code == "" {
-		failure.Code = told.Type
+		failure.Code = reported.Type
 	}
 	return failure
 }
@@ -366,8 +366,8 @@ func (w *watchdog) fire() {
 	w.cancel(failure)
 }
 
-// heard says that bytes have arrived.
-func (w *watchdog) heard() {
+// restart begins the idle time: bytes have arrived.
+func (w *watchdog) restart() {
 	w.begun.Store(true)
 	w.timer.Reset(w.endpoint.opts.IdleTimeout)
 }

@@ -72,7 +72,7 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Unwrap returns what caused the error on this side; nil when the server told it.
+// Unwrap returns what caused the error on this side; nil when the server reported it.
 func (e *Error) Unwrap() error { return e.cause }
 
 // Is makes the error of a conversation that is too long a [loop.ErrTooLong].

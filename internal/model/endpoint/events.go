@@ -33,20 +33,20 @@ type Events struct {
 }
 
 func newEvents(body io.ReadCloser, e *Endpoint, dog *watchdog) *Events {
-	return &Events{body: body, lines: bufio.NewReader(heardReader{body, dog}), endpoint: e, dog: dog}
+	return &Events{body: body, lines: bufio.NewReader(watchedReader{body, dog}), endpoint: e, dog: dog}
 }
 
-// heardReader reports every read to the watchdog.
-type heardReader struct {
+// watchedReader reports every read to the watchdog.
+type watchedReader struct {
 	io.Reader
 
 	dog *watchdog
 }
 
-func (r heardReader) Read(p []byte) (int, error) {
+func (r watchedReader) Read(p []byte) (int, error) {
 	n, err := r.Reader.Read(p)
 	if n > 0 {
-		r.dog.heard()
+		r.dog.restart()
 	}
 	return n, err
 }
@@ -71,8 +71,8 @@ func (e *Events) Next() ([]byte, error) {
 		if len(data) == 0 && err != nil {
 			data = e.take()
 		}
-		if told, ok := e.serverError(data); ok {
-			e.end = told
+		if reported, ok := e.serverError(data); ok {
+			e.end = reported
 		} else if len(data) > 0 {
 			return data, nil
 		}
@@ -119,11 +119,11 @@ func (e *Events) serverError(data []byte) (*Error, bool) {
 	if !bytes.Contains(data, []byte(`"error"`)) {
 		return nil, false // every form has it; this saves decoding each chunk twice
 	}
-	told, ok := parseError(data, true)
+	reported, ok := parseError(data, true)
 	if !ok {
 		return nil, false
 	}
-	return e.endpoint.serverError(typeInStream(told), told), true
+	return e.endpoint.serverError(typeInStream(reported), reported), true
 }
 
 // line reads up to the next end of a line, which it leaves out, or what stands before the end.

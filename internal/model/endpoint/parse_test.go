@@ -123,7 +123,7 @@ func TestEvents_FormsDoNotMatter(t *testing.T) {
 	}
 }
 
-// A line that ends in CR is told at once, not when the next byte comes.
+// A line that ends in CR is returned at once, not when the next byte comes.
 func TestEvents_CarriageReturnEndsALine(t *testing.T) {
 	t.Parallel()
 	r, w := io.Pipe()

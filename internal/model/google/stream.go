@@ -42,7 +42,7 @@ func (a *assembler) read(data []byte, delta func(loop.Delta)) error {
 	for i := 0; err == nil && i < min(len(candidates), 1); i++ { // others were never asked for
 		err = a.readCandidate(candidates[i])
 	}
-	a.Tell(delta)
+	a.Emit(delta)
 	return err
 }
 

@@ -240,8 +240,8 @@ func surrogate(b []byte) rune {
 // Text is a text that comes in pieces. They may be cut in the middle of a character, between its
 // bytes or between the halves of a surrogate pair.
 type Text struct {
-	text []byte
-	told int // so many bytes were returned by Fresh
+	text     []byte
+	returned int // bytes that Fresh has returned
 }
 
 // Add appends the next piece.
@@ -259,9 +259,9 @@ func (g *Text) Len() int { return len(g.text) }
 
 // Fresh returns what was added since the last time, but for a character that is not whole yet.
 func (g *Text) Fresh() string {
-	end := len(g.text) - unfinished(g.text[g.told:])
-	piece := string(g.text[g.told:end])
-	g.told = end
+	end := len(g.text) - unfinished(g.text[g.returned:])
+	piece := string(g.text[g.returned:end])
+	g.returned = end
 	return strings.ToValidUTF8(piece, "\uFFFD")
 }
 

@@ -126,12 +126,12 @@ func (m *Model) request(req loop.Request, lessons *endpoint.Lessons) *request {
 		tool, _ := toolOf(definition)
 		out.Declared = append(out.Declared, tool)
 	}
-	out.tell(lessons.Notes(req.Tools))
+	out.instruct(lessons.Notes(req.Tools))
 	return out
 }
 
-// tell adds to the instructions, behind them so that places in the conversation stay.
-func (r *request) tell(notes string) {
+// instruct adds to the instructions, behind them so that positions in the conversation stay.
+func (r *request) instruct(notes string) {
 	switch {
 	case notes == "":
 	case len(r.Conversation) > 0 && r.Conversation[0].Role == loop.RoleSystem:
@@ -310,7 +310,7 @@ func (a *assembler) readMessage(where string, message lenient.Fields, delta func
 	a.think(message, thinks)
 	a.Text.Add(text)
 	a.Text.Add(refusal)
-	a.Tell(delta)
+	a.Emit(delta)
 	calls, err := lenient.List(where+".tool_calls", message["tool_calls"])
 	for i := 0; err == nil && i < len(calls); i++ {
 		err = a.readCall(fmt.Sprintf("%s.tool_calls[%d]", where, i), calls[i])

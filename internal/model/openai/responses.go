@@ -226,7 +226,7 @@ func (a *responsesAssembler) read(data []byte, delta func(loop.Delta)) error {
 		item.arguments = true
 		a.AddCall(endpoint.CallPiece{Index: item.number, Arguments: lenient.Written(event["delta"])})
 	}
-	a.Tell(delta)
+	a.Emit(delta)
 	return err
 }
 
@@ -331,7 +331,7 @@ func (a *responsesAssembler) readResponse(end string, event lenient.Fields) erro
 
 // failed is an error that came instead of the rest of the stream.
 func (a *responsesAssembler) failed(failure lenient.Fields) error {
-	return a.endpoint.Told(lenient.String(failure["message"]), lenient.String(failure["code"]), lenient.String(failure["type"]))
+	return a.endpoint.StreamError(lenient.String(failure["message"]), lenient.String(failure["code"]), lenient.String(failure["type"]))
 }
 
 // responsesOpaque is what [loop.Reasoning].Opaque holds of the Responses API.
