@@ -132,7 +132,7 @@ func (c *runCommand) howToGoOn(session protocol.SessionID) string {
 // unfinished returns the number of the open turn, 0 if there is none, and its calls without result.
 func unfinished(events []loop.Event) (turn int, running []string) {
 	open := loop.StateOf(events)
-	for _, e := range open.Calls {
+	for _, e := range open.Calls() {
 		if e.CallID != "" && e.Status == "" { // else it was not sent, or refused
 			running = append(running, terminal.About(e.Name, e.Arguments))
 		}

@@ -137,7 +137,7 @@ func (a *follower) journaled(events []loop.Event, waits bool) *loop.TurnResult {
 		a.ask(*state.Approval)
 	}
 	for _, e := range state.Questions {
-		a.ask(e)
+		a.ask(*e)
 	}
 	return a.result
 }

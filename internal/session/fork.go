@@ -327,13 +327,14 @@ func leftOutOf(before, behind []loop.Event) []loop.Event {
 
 // endsOf are the events that end what is open where events were cut off.
 func endsOf(open *loop.SessionState) (events []loop.Event) {
-	for _, c := range open.Calls {
+	for _, c := range open.Calls() {
 		events = append(events, loop.Event{
 			Type: loop.EventToolResult, Turn: c.Turn, Step: c.Step,
 			CallFields: loop.CallFields{Index: c.Index, Name: c.Name, ToolCallID: c.ToolCallID},
 		})
 	}
-	for _, job := range open.Jobs {
+	for _, j := range open.Jobs {
+		job := *j
 		job.Type, job.Handle, job.Image, job.Arguments, job.Lane = loop.EventJobEnded, "", nil, "", ""
 		events = append(events, job)
 	}

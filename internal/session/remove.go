@@ -340,7 +340,7 @@ func (r *remover) sent(ctx context.Context, id protocol.SessionID, sent map[ownL
 			open.Apply(e)
 		}
 	}
-	for _, e := range slices.Concat(open.Calls, open.Jobs) {
+	for _, e := range slices.Concat(open.Calls(), open.Jobs) {
 		if e.Name == wire.AgentTool && e.CallID != "" {
 			if err := r.sent(ctx, protocol.SessionID(e.CallID), sent); err != nil {
 				return err

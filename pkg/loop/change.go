@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -27,14 +26,11 @@ func CompleteChanges(ctx context.Context, journal Journal, dispatcher Dispatcher
 		if err != nil {
 			return ended, fmt.Errorf("load session %s: %w", id, err)
 		}
-		var s session
-		for i := range history.Events {
-			s.noteChange(&history.Events[i])
-		}
-		if len(s.changes) == 0 {
+		open := StateOf(history.Events).Changes
+		if len(open) == 0 {
 			return ended, nil
 		}
-		change := s.changes[0]
+		change := open[0]
 		result, err := resend(ctx, dispatcher, change.Call)
 		if err != nil {
 			return ended, fmt.Errorf("complete the change of session %s that began at %s (%s): %w", id, change.Time.Format(time.RFC3339), change.Name, err)
@@ -45,16 +41,6 @@ func CompleteChanges(ctx context.Context, journal Journal, dispatcher Dispatcher
 		case !errors.Is(err, ErrJournalConflict): // else another process has ended it, or adds to it
 			return ended, err
 		}
-	}
-}
-
-// noteChange notes that a change begins or ends.
-func (s *session) noteChange(e *Event) {
-	switch {
-	case e.Type == EventChangeStarted && len(e.Call) > 0: // else it is one of the origin of this session
-		s.changes = append(s.changes, *e)
-	case e.Type == EventChangeEnded:
-		s.changes = slices.DeleteFunc(s.changes, func(c Event) bool { return c.CallID == e.CallID })
 	}
 }
 

@@ -40,8 +40,7 @@ type session struct {
 	project []protocol.InstructionFile
 	// postponed are the inputs whose turns were postponed or refused: they begin none.
 	postponed map[protocol.CallID]bool
-	changes   []Event // of people, that were begun and have not ended
-	first     int     // of turns, that is the session's own: those before it are of its origin
+	first     int // of turns, that is the session's own: those before it are of its origin
 	length
 	spending
 	state SessionState
@@ -204,8 +203,6 @@ func (s *session) apply(e *Event) error {
 	case EventSessionForked: // what its origin used is the origin's
 		s.first, s.spent, s.warned, s.postponed = len(s.turns), protocol.Spending{}, false, nil
 		s.showReferred()
-	case EventChangeStarted, EventChangeEnded:
-		s.noteChange(e)
 	case EventTurnPostponed:
 		if s.postponed == nil {
 			s.postponed = make(map[protocol.CallID]bool)

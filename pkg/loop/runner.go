@@ -144,7 +144,7 @@ func (r *Runner) Run(ctx context.Context, session protocol.SessionID, input Inpu
 // settled loads a session, in which no change of a person is left to be completed.
 func (r *Runner) settled(ctx context.Context, session protocol.SessionID) (*recorder, error) {
 	rec, err := r.newRecorder(ctx, session)
-	if err != nil || len(rec.session.changes) == 0 {
+	if err != nil || len(rec.session.state.Changes) == 0 {
 		return rec, err
 	}
 	following, leave := context.WithCancelCause(context.WithoutCancel(ctx)) // the end of a turn ends no change

@@ -1,33 +1,44 @@
 package loop
 
 import (
+	"cmp"
+	"maps"
 	"slices"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// SessionState is what the events of a journal say of a session as a whole: what has not ended, what a
-// person is asked, which outcomes are unknown, and what the replies took. [SessionState.Apply] accepts
-// every event, so that a journal is described too which no [Runner] could continue.
+// SessionState is what the events of a journal say of a session as a whole: what has not ended,
+// what a person is asked, which outcomes are unknown, and what the replies took.
+// [SessionState.Apply] accepts every event, so that a journal is described too which no [Runner]
+// could continue.
 type SessionState struct {
 	// Turn is the beginning of the turn that has not ended; nil without one.
 	Turn *Event
-	// Calls are the tool calls of that turn without a result: each as its tool_call, or without a
-	// CallID while only the reply has it. Jobs are the results of the calls that continue in the
-	// background, with the Arguments and the Lane of the calls.
-	Calls, Jobs []Event
+	// Jobs are the results of the calls that continue in the background, with the Arguments and the
+	// Lane of the calls.
+	Jobs []*Event
 	// Approval is the call that waits for a person's approval; nil without one. Questions are what
 	// running calls ask: each call asks one question after another.
 	Approval  *Event
-	Questions []Event
+	Questions []*Event
 	// Unknown are the ends of the calls of unknown outcome that no person has resolved, with the
 	// Arguments of the calls.
-	Unknown []Event
+	Unknown []*Event
+	// Changes are the beginnings of what people have begun to change between two turns, and that has
+	// not ended; see [CompleteChanges].
+	Changes []*Event
 	// Bill is that of the session without its sub-agents, and without the origin of a fork.
 	Bill Bill
 
-	sent map[protocol.CallID]Event // the beginnings of calls that have not ended
+	calls map[callAt]*Event          // of the open turn, see [SessionState.Calls]
+	sent  map[protocol.CallID]*Event // the beginnings of calls that have not ended
 }
+
+// callAt identifies a tool call of a session.
+type callAt struct{ turn, step, index int }
+
+func (e *Event) at() callAt { return callAt{e.Turn, e.Step, e.Index} }
 
 // StateOf returns the state behind some events.
 func StateOf(events []Event) (s SessionState) {
@@ -48,7 +59,7 @@ func (s *SessionState) Apply(e *Event) {
 	s.noteQuestion(e)
 	switch e.Type {
 	case EventTurnStarted:
-		s.Turn, s.Calls = new(*e), nil
+		s.Turn, s.calls = new(*e), nil
 	case EventModelReply:
 		s.addReply(e)
 	case EventApprovalAsked:
@@ -59,8 +70,14 @@ func (s *SessionState) Apply(e *Event) {
 		s.end(e)
 	case EventCallResolved:
 		s.Unknown = without(s.Unknown, e.CallID)
+	case EventChangeStarted:
+		if len(e.Call) > 0 { // else it is one of the origin of this session
+			s.Changes = append(s.Changes, new(*e))
+		}
+	case EventChangeEnded:
+		s.Changes = without(s.Changes, e.CallID)
 	case EventTurnEnded:
-		s.Turn, s.Calls = nil, nil
+		s.Turn, s.calls = nil, nil
 	case EventSessionForked: // what its origin used is the origin's
 		s.Bill = Bill{}
 	default:
@@ -70,47 +87,45 @@ func (s *SessionState) Apply(e *Event) {
 	}
 }
 
-// sameCall reports whether two events are about the same tool call of a turn.
-func sameCall(e *Event) func(Event) bool {
-	return func(call Event) bool { return call.Turn == e.Turn && call.Step == e.Step && call.Index == e.Index }
+// Calls are the tool calls of the open turn that have no result, in their order: each as its
+// tool_call, or without a CallID while only the reply has it.
+func (s *SessionState) Calls() []*Event {
+	return slices.SortedFunc(maps.Values(s.calls), func(a, b *Event) int {
+		return cmp.Or(a.Step-b.Step, a.Index-b.Index)
+	})
 }
 
 // addReply adds the calls of a reply; some may have been sent before it was whole.
 func (s *SessionState) addReply(e *Event) {
 	for i, c := range e.ToolCalls {
-		call := Event{
+		call := &Event{
 			Type: EventToolCall, SessionID: e.SessionID, Time: e.Time, Turn: e.Turn, Step: e.Step,
 			CallFields: CallFields{Index: i, Name: c.Name, ToolCallID: c.ID, Arguments: c.Arguments},
 		}
-		if !slices.ContainsFunc(s.Calls, sameCall(&call)) {
-			s.Calls = append(s.Calls, call)
+		if s.calls[call.at()] == nil {
+			put(&s.calls, call.at(), call)
 		}
 	}
 }
 
 // begin notes that a call is sent.
 func (s *SessionState) begin(e *Event) {
-	if s.sent == nil {
-		s.sent = make(map[protocol.CallID]Event)
-	}
-	s.sent[e.CallID] = *e
-	if e.Type != EventToolCall {
-		return
-	}
-	if at := slices.IndexFunc(s.Calls, sameCall(e)); at >= 0 {
-		s.Calls[at] = *e
-	} else {
-		s.Calls = append(s.Calls, *e)
+	call := new(*e)
+	put(&s.sent, e.CallID, call)
+	if e.Type == EventToolCall {
+		put(&s.calls, e.at(), call)
 	}
 }
 
 // end notes the end of a call, or that it continues in the background.
 func (s *SessionState) end(e *Event) {
-	ended := *e
-	ended.Arguments, ended.Lane = s.sent[e.CallID].Arguments, s.sent[e.CallID].Lane
+	ended := new(*e)
+	if begun := s.sent[e.CallID]; begun != nil {
+		ended.Arguments, ended.Lane = begun.Arguments, begun.Lane
+	}
 	switch e.Type {
 	case EventToolResult:
-		s.Calls = slices.DeleteFunc(s.Calls, sameCall(e))
+		delete(s.calls, e.at())
 	case EventJobEnded:
 		s.Jobs = without(s.Jobs, e.CallID)
 	default:
@@ -127,7 +142,7 @@ func (s *SessionState) end(e *Event) {
 
 // noteQuestion notes what a running call asks, or that it asks it no more.
 func (s *SessionState) noteQuestion(e *Event) {
-	s.Questions = slices.DeleteFunc(s.Questions, func(q Event) bool {
+	s.Questions = slices.DeleteFunc(s.Questions, func(q *Event) bool {
 		switch e.Type {
 		case EventTurnEnded:
 			return true
@@ -140,12 +155,19 @@ func (s *SessionState) noteQuestion(e *Event) {
 		}
 	})
 	if e.Type == EventQuestionAsked && e.Question != nil {
-		s.Questions = append(s.Questions, *e)
+		s.Questions = append(s.Questions, new(*e))
 	}
 }
 
-func without(events []Event, id protocol.CallID) []Event {
-	return slices.DeleteFunc(events, func(e Event) bool { return e.CallID == id })
+func without(events []*Event, id protocol.CallID) []*Event {
+	return slices.DeleteFunc(events, func(e *Event) bool { return e.CallID == id })
+}
+
+func put[K comparable](m *map[K]*Event, key K, e *Event) {
+	if *m == nil {
+		*m = make(map[K]*Event)
+	}
+	(*m)[key] = e
 }
 
 // EndsCall reports whether an event is the end of a tool call. The result of a call that continues

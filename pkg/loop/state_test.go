@@ -30,7 +30,7 @@ func inLane(e *loop.Event) { e.Arguments, e.Lane = `{"n":1}`, "default/account/7
 
 func inBackground(e *loop.Event) { e.Job = "job-1" }
 
-func ids(events []loop.Event) (list []protocol.CallID) {
+func ids(events []*loop.Event) (list []protocol.CallID) {
 	for _, e := range events {
 		list = append(list, e.CallID)
 	}
@@ -48,12 +48,12 @@ func TestSessionState_WhatIsOpen(t *testing.T) {
 	}
 	s := loop.StateOf(events)
 	require.Equal(t, 1, s.Turn.Turn)
-	require.Equal(t, []protocol.CallID{"c0", "c1", ""}, ids(s.Calls))
-	require.Equal(t, "z", s.Calls[2].ToolCallID)
+	require.Equal(t, []protocol.CallID{"c0", "c1", ""}, ids(s.Calls()))
+	require.Equal(t, "z", s.Calls()[2].ToolCallID)
 
 	events = append(events, onCall(loop.EventToolResult, 0, "c0", inBackground), onCall(loop.EventToolResult, 1, "c1", ending(protocol.StatusOutcomeUnknown)))
 	s = loop.StateOf(events)
-	require.Equal(t, []protocol.CallID{""}, ids(s.Calls))
+	require.Equal(t, []protocol.CallID{""}, ids(s.Calls()))
 	require.Equal(t, []protocol.CallID{"c0"}, ids(s.Jobs))
 	require.Equal(t, "default/account/7", s.Jobs[0].Lane)
 	require.JSONEq(t, `{"n":1}`, s.Jobs[0].Arguments)
@@ -65,7 +65,7 @@ func TestSessionState_WhatIsOpen(t *testing.T) {
 		onCall(loop.EventRevertStarted, 0, "u1", inLane), undone, onCall(loop.EventCallResolved, 0, "c1"))
 	s = loop.StateOf(events)
 	require.Nil(t, s.Turn)
-	require.Empty(t, s.Calls)
+	require.Empty(t, s.Calls())
 	require.Empty(t, s.Jobs)
 	require.Equal(t, []protocol.CallID{"u1"}, ids(s.Unknown))
 	require.JSONEq(t, `{"n":1}`, s.Unknown[0].Arguments)
