@@ -1,31 +1,33 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/signing"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // contextCommand stores connection flags under names.
 type contextCommand struct {
 	Add contextAdd `cmd:"" help:"Store connection flags under a name, also those that variables set."`
-	Ls  contextLs  `cmd:"" help:"List contexts; * marks the one in use."`
+	Ls  contextLs  `cmd:"" help:"List contexts, also those of the nats tool; * marks the one in use."`
 	Use contextUse `cmd:"" help:"Select the context of commands that name no other one; none selects no context."`
-	Rm  contextRm  `cmd:"" help:"Remove a context. The files that it names stay."`
+	Rm  contextRm  `cmd:"" help:"Remove a context, also of the nats tool. The files that it names stay."`
 }
 
 type contextAdd struct {
-	Name        string `arg:"" help:"Name of the context."`
-	Nats        string `required:"" placeholder:"URL" help:"NATS server or servers of the fleet, separated by commas."`
-	NatsContext string `placeholder:"NAME" help:"Context of the nats tool with the servers and credentials; instead of --nats."`
+	Name string `arg:"" help:"Name of the context."`
+	Nats string `placeholder:"URL" help:"NATS server or servers of the fleet, separated by commas. Without it the context is one that the nats tool has."`
 	cli.Login
 	cli.Pools
 	cli.Signing
@@ -36,21 +38,20 @@ func (c *contextAdd) run(context.Context, program) error {
 	if _, err := protocol.ParseFleet(c.Fleet); err != nil {
 		return cli.Usagef("--fleet: %v", err)
 	}
-	if err := errors.Join(natsio.CheckURLs(c.Nats), c.Check(), c.CheckPools(c.Nats), c.CheckKey()); err != nil {
+	if context, is := strings.CutPrefix(c.Nats, natsio.ContextScheme); is {
+		return cli.Usagef("--nats %s: is a context itself: coordinator context add %s adds flags to it", c.Nats, context)
+	}
+	nats := cmp.Or(c.Nats, natsio.ContextScheme+c.Name)
+	if err := errors.Join(natsio.CheckURLs(nats), c.Check(), c.CheckPools(nats), c.CheckKey()); err != nil {
 		return err
 	}
-	values := map[string]any{"nats": c.Nats, "fleet": c.Fleet} // --nats-context is a URL of --nats
-	for flag, file := range map[string]string{
-		"creds": c.Creds, "tls-ca": c.TLS.CA, "tls-cert": c.TLS.Cert, "tls-key": c.TLS.Key, "sign-key": c.SignKey,
-	} {
-		if file == "" {
-			continue
-		}
-		path, err := filepath.Abs(file)
-		if err != nil {
+	flags := map[string]any{"fleet": c.Fleet}
+	for flag, file := range map[string]string{"creds": c.Creds, "tls-ca": c.TLS.CA, "tls-cert": c.TLS.Cert, "tls-key": c.TLS.Key, "sign-key": cmp.Or(c.SignKey, signing.Beside(c.Creds))} {
+		if path, err := filepath.Abs(file); err != nil {
 			return err
+		} else if file != "" {
+			flags[flag] = path
 		}
-		values[flag] = path
 	}
 	for pool, file := range c.PoolCreds {
 		path, err := filepath.Abs(file)
@@ -61,10 +62,10 @@ func (c *contextAdd) run(context.Context, program) error {
 	}
 	for flag, pools := range map[string]map[string]string{"pool-nats": c.PoolNats, "pool-creds": c.PoolCreds} {
 		if len(pools) > 0 {
-			values[flag] = pools
+			flags[flag] = pools
 		}
 	}
-	return cli.AddContext(c.Name, values)
+	return cli.AddContext(c.Name, c.Nats, flags)
 }
 
 type contextLs struct {

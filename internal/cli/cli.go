@@ -66,6 +66,7 @@ type Program struct {
 	Args        []string
 	Examples    map[string][]string // command lines that --help shows, by the name of the command; "" is the program
 	Files       Files               // settings beside flags and variables
+	Defaults    map[string]string   // of flags, by the name that their tags have for it
 	Stdin       io.Reader
 	Stdout      *os.File
 	Stderr      *os.File
@@ -142,7 +143,7 @@ func Run(p Program, grammar any, common *Common, run func(Selected) error) int {
 		return report(p, command, from.explain(kctx, err))
 	}
 	if common.PrintConfig {
-		return report(p, command, printConfig(p.Stdout, kctx))
+		return report(p, command, from.printConfig(p.Stdout, kctx))
 	}
 	err = run(selected(kctx))
 	if exit, _ := errors.AsType[*ExitError](err); exit == nil || exit.Code != ExitLimit { // which comes first
@@ -177,7 +178,7 @@ func Parse(p Program, grammar any, args []string) error {
 func newParser(p Program, grammar any, from *sources, more ...kong.Option) (*kong.Kong, error) {
 	return kong.New(grammar, append(append(from.options(),
 		kong.Name(p.Name), kong.Description(p.Description), kong.Writers(p.Stdout, p.Stderr),
-		kong.DefaultEnvars(EnvPrefix), kong.Vars{"version": p.Name + " " + p.Version},
+		kong.DefaultEnvars(EnvPrefix), kong.Vars{"version": p.Name + " " + p.Version}, kong.Vars(p.Defaults),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: helpWidth}), kong.Help(p.help),
 		kong.TypeMapper(reflect.TypeFor[[]string](), kong.MapperFunc(list)),
 	), more...)...)
@@ -213,17 +214,10 @@ func report(p Program, command string, err error) int {
 }
 
 // printConfig prints every flag of the selected command with its value.
-func printConfig(w io.Writer, kctx *kong.Context) error {
+func (s *sources) printConfig(w io.Writer, kctx *kong.Context) error {
 	config := map[string]any{}
-	for _, flag := range kctx.Flags() {
-		switch flag.Name {
-		case "help", "help-all", "version", "print-config", "no-project-config":
-			continue
-		}
-		if flag.Hidden && !flag.HasDefault { // it is only refused
-			continue
-		}
-		config[flag.Name] = printable(flag.Name, flag.Target.Interface())
+	for _, setting := range s.settings(kctx) {
+		config[setting.Name] = setting.Value
 	}
 	if limit := memory.Limit(); limit < math.MaxInt64 {
 		config["GOMEMLIMIT"] = limit

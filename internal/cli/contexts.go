@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -8,11 +10,11 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/alecthomas/kong"
+	"github.com/synadia-io/orbit.go/natscontext"
 	"go.yaml.in/yaml/v3"
 	"mvdan.cc/sh/v3/syntax"
 
@@ -20,11 +22,13 @@ import (
 	"github.com/toolfleet/toolfleet/internal/regular"
 )
 
-// Contexts choose stored connection flags, as flags. A context has a name, and is a file that only
-// its user can read.
+// A context is one of the nats tool: a file with servers, credentials and certificates. What that
+// tool would drop from it, such as the name of the fleet, is in a second file, of flags, which
+// overrides it. Contexts of earlier versions have only the second one.
+
+// Contexts choose stored connection flags, as flags.
 type Contexts struct {
-	Context     string `placeholder:"NAME" brief:"Connection flags under a name, see coordinator context." help:"Context whose connection flags apply where neither a flag nor a variable says otherwise (coordinator context add); none for no context. Default: the one in use (coordinator context use), unless --nats is given."`
-	NatsContext string `placeholder:"NAME" help:"Context of the nats tool with the servers and credentials; instead of --nats."`
+	Context string `placeholder:"NAME" aliases:"nats-context" env:"TOOLFLEET_CONTEXT,TOOLFLEET_NATS_CONTEXT" brief:"Connection flags under a name, see coordinator context." help:"Context whose connection flags apply where neither a flag nor a variable says otherwise: one of coordinator context add or of the nats tool; none for no context. Default: the one in use (coordinator context use), unless --nats is given."`
 
 	reach string // see Reach
 }
@@ -47,38 +51,90 @@ type Context struct {
 	Values map[string]string `json:"values"` // by the name of the flag, without secrets
 }
 
-var contextName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
-
-// contextFile is the file of a context.
-func contextFile(name string) (string, error) {
-	if !contextName.MatchString(name) || name == noContext {
-		return "", Usagef("context %q: a name is 1 to 64 letters, digits, '.', '-' or '_', and not %s", name, noContext)
+// contextFiles are the files of a context: that of the nats tool, and that with more flags.
+func contextFiles(name string) (tool, more string, err error) {
+	if name == "" || name == noContext || strings.Contains(name, "..") || strings.ContainsAny(name, `/\`) {
+		return "", "", Usagef("context %q: a name is that of a file, without .., and not %s", name, noContext)
 	}
-	return ConfigDir(filepath.Join("contexts", name+".yaml"))
+	if more, err = ConfigDir(filepath.Join("contexts", name+".yaml")); err == nil {
+		tool, err = ConfigDir(filepath.Join("..", "nats", "context", name+".json"))
+	}
+	return tool, more, err
 }
 
-// AddContext stores a new context with the values of flags; empty ones are left out.
-func AddContext(name string, values map[string]any) error {
-	path, err := contextFile(name)
+// readContext reads the flags of a context, and its servers; nil if there is none.
+func readContext(name string) (s *settings, servers string, err error) {
+	tool, more, err := contextFiles(name)
+	if err != nil {
+		return nil, "", err
+	}
+	s = &settings{path: more, label: contextLabel + name, values: map[string]setting{}}
+	read := func(path string, parse func([]byte, any) error, into any) bool {
+		content, failed := regular.Read(path, maxSettings)
+		if failed == nil {
+			failed = parse(content, into)
+		}
+		if failed != nil && !errors.Is(failed, fs.ErrNotExist) {
+			err = errors.Join(err, Usagef("context %s: %s: %v", name, path, failed))
+		}
+		return failed == nil
+	}
+	var fields natscontext.Settings
+	var flags map[string]any
+	if read(tool, json.Unmarshal, &fields) {
+		servers, s.values[flagNats] = fields.URL, setting{value: natsio.ContextScheme + tool}
+	}
+	read(more, yaml.Unmarshal, &flags)
+	for key, value := range flags {
+		if known := append(connectionFlags(), "fleet"); !slices.Contains(known, key) {
+			err = errors.Join(err, Usagef("context %s: %s: %s must be %s", name, more, key, strings.Join(known, ", ")))
+		}
+		s.values[key] = setting{value: value}
+	}
+	if url, is := flags[flagNats]; is {
+		servers = fmt.Sprint(url)
+	}
+	if err != nil || s.values[flagNats].value == nil { // the nats tool has removed it
+		return nil, "", err
+	}
+	return s, servers, nil
+}
+
+// AddContext stores a new context with servers and flags. Without servers the flags are for a
+// context that the nats tool has. A token stays in its file.
+func AddContext(name, servers string, flags map[string]any) error {
+	tool, more, err := contextFiles(name)
 	if err != nil {
 		return err
 	}
-	content, err := yaml.Marshal(values)
-	if err != nil {
+	context, _, err := readContext(name)
+	switch {
+	case err != nil:
 		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
-	}
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if errors.Is(err, fs.ErrExist) {
+	case context == nil && servers == "":
+		return Usagef("there is no context %s of the nats tool: give its servers with --nats URL", name)
+	case context != nil && (servers != "" || exists(more)):
 		return Usagef("context %s exists: remove it first, with coordinator context rm %s", name, name)
 	}
-	if err != nil {
+	fields := natscontext.Settings{URL: servers, InboxPrefix: natsio.InboxPrefix(servers)}
+	for flag, field := range map[string]*string{"creds": &fields.Creds, "tls-ca": &fields.CA, "tls-cert": &fields.Cert, "tls-key": &fields.Key} {
+		file, _ := flags[flag].(string)
+		if servers != "" && (flag != "creds" || natsio.IsCredentials(file)) {
+			*field = file
+			delete(flags, flag)
+		}
+	}
+	content, err := yaml.Marshal(flags)
+	if err = errors.Join(err, os.MkdirAll(filepath.Dir(more), 0o700), os.MkdirAll(filepath.Dir(tool), 0o700)); err != nil {
 		return err
 	}
-	_, err = file.Write(content)
-	return errors.Join(err, file.Close())
+	if err := regular.Replace(more, content); err != nil || servers == "" { // alone this file is no context
+		return err
+	}
+	if content, err = json.MarshalIndent(fields, "", "  "); err != nil {
+		return err
+	}
+	return regular.Create(tool, content)
 }
 
 // contextLabel begins the label of a context's settings.
@@ -92,24 +148,22 @@ func (s *sources) reach(kctx *kong.Context) string {
 	for _, from := range s.list {
 		if name, is := strings.CutPrefix(from.label, contextLabel); is {
 			add(flagContext, name)
-			always = append(always, "("+from.label+")")
+			always = append(always, from.label)
 		}
 	}
 	if name, _ := given(kctx, flagContext); name == noContext && find(kctx, flagNats).Target.IsZero() {
 		add(flagContext, noContext) // another one may be in use
 	}
-	for _, name := range []string{flagNats, "pool-nats", "pool-creds", "creds", "tls-ca", "tls-cert", "tls-key", "sign-key", flagBodies, "fleet"} {
+	for _, name := range append(connectionFlags(), flagBodies, "fleet") {
 		flag := find(kctx, name)
 		if flag == nil || flag.Target.IsZero() {
 			continue
 		}
 		origin := s.origin(kctx, flag)
-		value, secret := flagText(flag)
+		value := shown(name, flag.Target.Interface())
 		switch {
 		case origin == "", slices.ContainsFunc(always, func(from string) bool { return strings.HasSuffix(origin, from) }):
-		case strings.HasPrefix(value, natsio.ContextScheme):
-			add(flagNatsContext, strings.TrimPrefix(value, natsio.ContextScheme))
-		case secret && strings.HasPrefix(origin, ofVariable): // which other commands have, too
+		case strings.HasPrefix(origin, ofVariable) && value != asText(flag.Target.Interface(), strings.Clone): // a secret, which other commands have, too
 		default:
 			add(name, value)
 		}
@@ -117,27 +171,14 @@ func (s *sources) reach(kctx *kong.Context) string {
 	return flags.String()
 }
 
+// connectionFlags are the flags that say how a fleet is reached, in the order in which hints have
+// them.
+func connectionFlags() []string {
+	return []string{flagNats, "pool-nats", "pool-creds", "creds", "tls-ca", "tls-cert", "tls-key", "sign-key"}
+}
+
 // flagBodies is the flag of a URL without secrets: its credentials are in variables.
 const flagBodies = "bodies"
-
-// flagText is the value of a connection flag, as one gives it, without the secrets of URLs, and
-// whether it has some.
-func flagText(flag *kong.Flag) (text string, secret bool) {
-	entries, is := reflect.TypeAssert[map[string]string](flag.Target)
-	if !is {
-		value := flag.Target.String()
-		if text = value; flag.Name != flagBodies {
-			text = withoutSecrets(flag.Name, value)
-		}
-		return text, text != value
-	}
-	texts := make([]string, 0, len(entries))
-	for _, key := range slices.Sorted(maps.Keys(entries)) {
-		value := withoutSecrets(flag.Name, entries[key])
-		texts, secret = append(texts, key+"="+value), secret || value != entries[key]
-	}
-	return strings.Join(texts, ";"), secret
-}
 
 // ShellWord quotes a word for a shell.
 func ShellWord(word string) string {
@@ -147,13 +188,13 @@ func ShellWord(word string) string {
 	return word // no shell accepts it
 }
 
-// contextNamed reads a context.
-func (r *reader) contextNamed(name string) (*settings, error) {
-	path, err := contextFile(name)
+// contextNamed reads a context, with paths as flags name them.
+func contextNamed(name string, flags map[string]*kong.Flag) (*settings, error) {
+	context, _, err := readContext(name)
 	if err != nil {
 		return nil, err
 	}
-	if !exists(path) {
+	if context == nil {
 		all, _ := ListContexts() // only to say which there are
 		var names []string
 		for _, c := range all {
@@ -164,56 +205,71 @@ func (r *reader) contextNamed(name string) (*settings, error) {
 		}
 		return nil, Usagef("there is no context %s: must be %s, or %s for no context", name, strings.Join(names, ", "), noContext)
 	}
-	context, err := r.read(path, contextLabel+name, false)
-	if err != nil {
-		return nil, err
-	}
-	context.rebase(r.flags())
+	context.rebase(flags)
 	return context, nil
 }
 
 // ListContexts returns the stored contexts by name.
 func ListContexts() ([]Context, error) {
-	dir, err := ConfigDir("contexts")
+	tool, more, err := contextFiles("x")
 	if err != nil {
 		return nil, err
 	}
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+	names := map[string]bool{}
+	for _, file := range []string{tool, more} {
+		entries, err := os.ReadDir(filepath.Dir(file))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		for _, entry := range entries {
+			if name, is := strings.CutSuffix(entry.Name(), filepath.Ext(file)); is {
+				names[name] = true
+			}
+		}
 	}
 	all, inUse := []Context{}, ContextInUse()
-	for _, entry := range entries {
-		name, is := strings.CutSuffix(entry.Name(), ".yaml")
-		if !is || !contextName.MatchString(name) {
-			continue
-		}
-		root, _, err := parseYAML(filepath.Join(dir, entry.Name()))
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		s, servers, err := readContext(name)
 		if err != nil {
 			return nil, err
 		}
+		if s == nil {
+			continue
+		}
 		c := Context{Name: name, InUse: name == inUse, Values: map[string]string{}}
-		if root != nil {
-			for key, node := range pairs(root) {
-				c.Values[key.Value] = shown(key.Value, node)
-			}
+		for key, value := range s.values {
+			c.Values[key] = shown(key, value.value)
+		}
+		if servers != "" {
+			c.Values[flagNats] = shown(flagNats, servers)
 		}
 		all = append(all, c)
 	}
 	return all, nil
 }
 
-// shown is the value of a flag as contexts are listed.
-func shown(flag string, node *yaml.Node) string {
-	if node.Kind == yaml.ScalarNode {
-		return withoutSecrets(flag, node.Value)
+// shown is the value of a connection flag, as one gives it, without the secrets of URLs.
+func shown(flag string, value any) string {
+	return asText(value, func(text string) string {
+		if flag == flagBodies {
+			return text
+		}
+		return withoutSecrets(flag, text)
+	})
+}
+
+// asText is a value as one gives it for a flag, with each text of it changed.
+func asText(value any, change func(string) string) string {
+	entries := reflect.ValueOf(value)
+	if entries.Kind() != reflect.Map {
+		return change(fmt.Sprint(value))
 	}
-	var entries []string
-	for key, value := range pairs(node) {
-		entries = append(entries, key.Value+"="+withoutSecrets(flag, value.Value))
+	var texts []string
+	for key, entry := range entries.Seq2() {
+		texts = append(texts, key.String()+"="+change(fmt.Sprint(entry)))
 	}
-	slices.Sort(entries)
-	return strings.Join(entries, ";")
+	slices.Sort(texts)
+	return strings.Join(texts, ";")
 }
 
 // inUseFile has the name of the context in use.
@@ -231,15 +287,6 @@ func ContextInUse() string {
 
 // UseContext has commands use a context, or none.
 func UseContext(name string) error {
-	if name != noContext {
-		path, err := contextFile(name)
-		if err != nil {
-			return err
-		}
-		if !exists(path) {
-			return fmt.Errorf("there is no context %s: coordinator context ls lists them", name)
-		}
-	}
 	path, err := inUseFile()
 	if err != nil {
 		return err
@@ -250,19 +297,29 @@ func UseContext(name string) error {
 		}
 		return err
 	}
-	return regular.Replace(path, []byte(name+"\n"))
+	if context, _, err := readContext(name); context == nil {
+		return cmp.Or(err, errNoContext(name))
+	}
+	return errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), regular.Replace(path, []byte(name+"\n")))
 }
 
-// RemoveContext removes a context; if it was in use, none is.
+func errNoContext(name string) error {
+	return fmt.Errorf("there is no context %s: coordinator context ls lists them", name)
+}
+
+// RemoveContext removes a context, also of the nats tool; if it was in use, none is.
 func RemoveContext(name string) error {
-	path, err := contextFile(name)
+	nats, more, err := contextFiles(name)
 	if err != nil {
 		return err
 	}
-	if err := os.Remove(path); errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("there is no context %s: coordinator context ls lists them", name)
-	} else if err != nil {
-		return err
+	if !exists(nats) && !exists(more) {
+		return errNoContext(name)
+	}
+	for _, path := range []string{nats, more} { // alone the second is no context
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	if ContextInUse() == name {
 		return UseContext(noContext)

@@ -2,6 +2,7 @@ package cli_test
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -19,13 +20,19 @@ type connects struct {
 
 type group struct {
 	Nats string `placeholder:"URL"`
-	cli.Contexts
-	cli.Login
+	cli.Connection
 	cli.Pools
 	cli.Signing
-	Fleet  string   `default:"tf"`
-	Bodies string   `placeholder:"URL"`
-	Look   struct{} `cmd:""`
+	Look struct{} `cmd:""`
+}
+
+// words are the words of a command line; ~ is a space in one.
+func words(line string) []string {
+	fields := strings.Fields(line)
+	for i := range fields {
+		fields[i] = strings.ReplaceAll(fields[i], "~", " ")
+	}
+	return fields
 }
 
 // reached returns the flags that the hints of a command print.
@@ -33,7 +40,7 @@ func reached(t *testing.T, args string) string {
 	t.Helper()
 	var g connects
 	p := cli.Program{
-		Name: "prog", Files: cli.Files{User: true}, Args: append([]string{"group", "look"}, strings.Fields(args)...),
+		Name: "prog", Files: cli.Files{User: true}, Args: append([]string{"group", "look"}, words(args)...),
 		Stdin: strings.NewReader(""), Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv,
 	}
 	require.Equal(t, cli.ExitOK, cli.Run(p, &g, &g.Common, func(cli.Selected) error { return nil }))
@@ -42,9 +49,13 @@ func reached(t *testing.T, args string) string {
 
 // TestReach_IsTheShortestThatReachesTheFleet: other commands print it in their hints.
 func TestReach_IsTheShortestThatReachesTheFleet(t *testing.T) {
-	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
-	require.NoError(t, cli.AddContext("prod", map[string]any{
-		"nats": "nats://ann:s3cret@host:1", "creds": "/c/prod.creds", "fleet": "p", "pool-nats": map[string]string{"wide": "nats://host:2"},
+	dir := t.TempDir()
+	t.Setenv("XDG_CONFIG_HOME", dir)
+	tool := filepath.Join(dir, "nats", "context")
+	require.NoError(t, os.MkdirAll(tool, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(tool, "my fleet.json"), []byte(`{"url": "nats://host:3"}`), 0o600))
+	require.NoError(t, cli.AddContext("prod", "nats://ann:s3cret@host:1", map[string]any{
+		"creds": "/c/prod.creds", "fleet": "p", "pool-nats": map[string]string{"wide": "nats://host:2"},
 	}))
 	for args, want := range map[string]string{
 		"":                                     "",
@@ -54,7 +65,7 @@ func TestReach_IsTheShortestThatReachesTheFleet(t *testing.T) {
 		"--nats nats://bob:s3cret@h --fleet a": " --nats nats://xxxxx@h --fleet a",
 		"--nats nats://h --pool-nats b=nats://bob:s3cret@i;a=nats://j": ` --nats nats://h --pool-nats 'a=nats://j;b=nats://xxxxx@i'`,
 		"--nats nats://h --bodies s3://b/p?endpoint=http://e":          ` --nats nats://h --bodies 's3://b/p?endpoint=http://e'`,
-		"--nats-context local":         " --nats-context local",
+		"--context my~fleet":           ` --context 'my fleet'`,
 		"--context prod":               " --context prod",
 		"--context prod --fleet other": " --context prod --fleet other",
 	} {

@@ -11,6 +11,22 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
+// Connection is how a fleet is reached, and which one, as flags.
+type Connection struct {
+	Contexts
+	Login
+	Fleet  string `default:"tf" brief:"Name of the fleet." help:"Name of the fleet: the prefix of its subjects and streams."`
+	Bodies string `placeholder:"URL" help:"S3 store of the fleet's workspace contents: s3://BUCKET/PREFIX?endpoint=URL&region=NAME, with credentials from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. The first process of a new fleet decides; all others need the same URL, because credentials are sent to no other store. Default: the fleet's NATS servers."`
+}
+
+// CheckFleet returns the fault of the name.
+func (c *Connection) CheckFleet() error {
+	if _, err := protocol.ParseFleet(c.Fleet); err != nil {
+		return Usagef("--fleet: %v", err)
+	}
+	return nil
+}
+
 // Login is how a process shows the fleet's NATS servers who it is, and how it checks theirs, as
 // flags.
 type Login struct {

@@ -31,7 +31,7 @@ const maxSettings = 256 << 10
 // setting is the value of a flag in a file: a string, []string or map of texts.
 type setting struct {
 	value any
-	line  int
+	line  int // 0 in a context
 }
 
 // settings are those of a file for one command.
@@ -46,6 +46,9 @@ type settings struct {
 
 // at says where a setting is.
 func (s *settings) at(key string) string {
+	if s.values[key].line == 0 {
+		return s.label
+	}
 	return fmt.Sprintf("%s:%d (%s)", s.path, s.values[key].line, s.label)
 }
 
@@ -76,8 +79,8 @@ const (
 	noFiles     = "none"
 )
 
-// read reads a file. Without sections every key is a flag for any command.
-func (r *reader) read(path, label string, sections bool) (*settings, error) {
+// read reads a file.
+func (r *reader) read(path, label string) (*settings, error) {
 	s := &settings{path: path, label: label, values: map[string]setting{}}
 	var err error
 	if s.root, s.content, err = parseYAML(path); err != nil || s.root == nil {
@@ -90,7 +93,7 @@ func (r *reader) read(path, label string, sections bool) (*settings, error) {
 	inSection := map[string]setting{}
 	for key, node := range pairs(s.root) {
 		switch {
-		case sections && node.Kind == yaml.MappingNode && r.isSection(key.Value):
+		case node.Kind == yaml.MappingNode && r.isSection(key.Value):
 			values, err := r.section(path, key.Value, node)
 			if err != nil {
 				return nil, err
@@ -98,7 +101,7 @@ func (r *reader) read(path, label string, sections bool) (*settings, error) {
 			if key.Value == name {
 				inSection = values
 			}
-		case sections && r.files.Section != "": // checked by the program whose flags these are
+		case r.files.Section != "": // checked by the program whose flags these are
 		default:
 			if err := r.add(s.values, path, key, node, r.flags()); err != nil {
 				return nil, err
@@ -109,6 +112,7 @@ func (r *reader) read(path, label string, sections bool) (*settings, error) {
 		clear(s.values)
 	}
 	maps.Copy(s.values, inSection)
+	s.rebase(r.flags())
 	return s, nil
 }
 

@@ -13,27 +13,23 @@ import (
 	"github.com/alecthomas/kong"
 	"golang.org/x/term"
 
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/prose"
 )
 
 // sources give flags that are neither on the command line nor set by a variable their values: of
 // the context, then of the project's file, then of the user's.
 type sources struct {
-	p        Program
-	look     bool        // leave out what is not trusted, instead of an error or a question
-	list     []*settings // first come first
-	natsFrom string      // NATS context of a flag or variable
-	byFlag   bool        // and it is a flag
-	origins  map[*kong.Flag]string
-	notes    []string // what was left out
+	p       Program
+	look    bool        // leave out what is not trusted, instead of an error or a question
+	list    []*settings // first come first
+	origins map[*kong.Flag]string
+	notes   []string // what was left out
 }
 
 // Names of flags that the sources read.
 const (
-	flagNats        = "nats"
-	flagNatsContext = "nats-context"
-	flagContext     = "context"
+	flagNats    = "nats"
+	flagContext = "context"
 )
 
 // noContext is the name that stands for no context at all.
@@ -49,31 +45,16 @@ func (s *sources) Validate(*kong.Application) error { return nil }
 
 // Resolve implements [kong.Resolver].
 func (s *sources) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
-	isNats := flag.Name == flagNats && s.natsFrom != ""
-	if isNats && s.byFlag {
-		return s.natsContext(flag, s.natsFrom, "--"+flagNatsContext), nil
-	}
 	if envName(flag) != "" {
 		return nil, nil //nolint:nilnil // kong's word for none
-	}
-	if isNats {
-		return s.natsContext(flag, s.natsFrom, "--"+flagNatsContext), nil
 	}
 	for _, from := range s.list {
 		if value, is := from.values[flag.Name]; is {
 			s.origins[flag] = from.at(flag.Name)
 			return value.value, nil
 		}
-		if value, is := from.values[flagNatsContext]; is && flag.Name == flagNats {
-			return s.natsContext(flag, fmt.Sprint(value.value), from.at(flagNatsContext)), nil
-		}
 	}
 	return nil, nil //nolint:nilnil // kong's word for none
-}
-
-func (s *sources) natsContext(flag *kong.Flag, name, origin string) string {
-	s.origins[flag] = origin
-	return natsio.ContextScheme + name
 }
 
 // load reads the sources for the selected command, once: kong calls it for each word of that.
@@ -101,13 +82,6 @@ func (s *sources) load(kctx *kong.Context) error {
 			s.list = append(s.list, from)
 		}
 	}
-	if name, origin := given(kctx, flagNatsContext); name != "" {
-		_, other := given(kctx, flagNats)
-		s.natsFrom, s.byFlag = name, origin == originFlag
-		if other != "" && s.byFlag == (other == originFlag) { // a flag wins over a variable
-			return Usagef("--nats and --nats-context: give one of them")
-		}
-	}
 	return nil
 }
 
@@ -117,10 +91,9 @@ func (s *sources) files(kctx *kong.Context, r *reader) (user, project *settings,
 		return nil, nil, nil
 	}
 	if path, err := ConfigDir("config.yaml"); err == nil && exists(path) {
-		if user, err = r.read(path, "user", true); err != nil {
+		if user, err = r.read(path, "user"); err != nil {
 			return nil, nil, err
 		}
-		user.rebase(r.flags())
 		if at, is := user.values[flagContext]; is {
 			return nil, nil, Usagef("%s:%d: context: choose it with coordinator context use", path, at.line)
 		}
@@ -134,10 +107,9 @@ func (s *sources) files(kctx *kong.Context, r *reader) (user, project *settings,
 	if path == "" {
 		return user, nil, nil
 	}
-	if project, err = r.read(path, "project", true); err != nil {
+	if project, err = r.read(path, "project"); err != nil {
 		return nil, nil, err
 	}
-	project.rebase(r.flags())
 	trusted, err := s.trusted(kctx, project)
 	if !trusted {
 		project = nil
@@ -215,15 +187,12 @@ func (s *sources) context(kctx *kong.Context, r *reader, user, project *settings
 		}
 	}
 	if name == "" {
-		for _, key := range []string{flagNats, flagNatsContext} {
-			_, here := given(kctx, key)
-			for _, from := range []*settings{user, project} {
-				if from != nil && from.values[key].value != nil {
-					here = from.label
-				}
-			}
-			if here != "" {
-				return nil, nil //nolint:nilnil // the one in use is for other servers
+		if _, here := given(kctx, flagNats); here != "" {
+			return nil, nil //nolint:nilnil // the one in use is for other servers
+		}
+		for _, from := range []*settings{user, project} {
+			if from != nil && from.values[flagNats].value != nil {
+				return nil, nil //nolint:nilnil // the same
 			}
 		}
 		name = ContextInUse()
@@ -231,7 +200,7 @@ func (s *sources) context(kctx *kong.Context, r *reader, user, project *settings
 	if name == "" || name == noContext {
 		return nil, nil //nolint:nilnil // none is wanted
 	}
-	return r.contextNamed(name)
+	return contextNamed(name, r.flags())
 }
 
 // Origins of values: the command line, or a variable, whose name follows.
@@ -322,13 +291,17 @@ func Settings(p Program, grammar any, args []string) (all []Setting, notes []str
 	if kctx.Selected() == nil {
 		return nil, nil, Usagef("expected one of %s", commandNames(kctx.Model.Node))
 	}
+	return from.settings(kctx), from.notes, nil
+}
+
+// settings are the flags of the selected command, but for those that are only refused.
+func (s *sources) settings(kctx *kong.Context) (all []Setting) {
 	for _, flag := range kctx.Flags() {
-		if slices.Contains([]string{"help", "help-all", "version", "print-config"}, flag.Name) {
-			continue
+		if flag.Name == "session" || !slices.Contains(perCommandLine(), flag.Name) && (!flag.Hidden || flag.HasDefault) {
+			all = append(all, Setting{Name: flag.Name, Value: printable(flag.Name, flag.Target.Interface()), From: cmp.Or(s.origin(kctx, flag), "default")})
 		}
-		all = append(all, Setting{Name: flag.Name, Value: printable(flag.Name, flag.Target.Interface()), From: cmp.Or(from.origin(kctx, flag), "default")})
 	}
-	return all, from.notes, nil
+	return all
 }
 
 // findProject finds the file of the project that a directory is in ("" is the current directory):

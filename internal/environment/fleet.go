@@ -36,23 +36,17 @@ type ExistingFleet struct {
 
 // Connection is how a fleet is reached, and which one.
 type Connection struct {
-	cli.Contexts
-	cli.Login
+	cli.Connection
 	cli.Pools
 	cli.Signing
-	Fleet  string `default:"tf" help:"Name of the fleet: the prefix of its subjects and streams."`
-	Bodies string `placeholder:"URL" help:"S3 store of the fleet's workspace contents: s3://BUCKET/PREFIX?endpoint=URL&region=NAME; see worker --help. Credentials are sent to this store alone. Default: the fleet's NATS servers."`
 }
 
 // checkFor checks the flags, but for those of the login, next to a URL.
 func (c *Connection) checkFor(nats string) error {
-	if _, err := protocol.ParseFleet(c.Fleet); err != nil {
-		return cli.Usagef("--fleet: %v", err)
-	}
 	if err := workspace.CheckURL(c.Bodies); err != nil {
 		return cli.Usagef("--bodies: %v", err)
 	}
-	return errors.Join(c.CheckPools(nats), c.CheckKey())
+	return errors.Join(c.CheckFleet(), c.CheckPools(nats), c.CheckKey())
 }
 
 // options are the flags as [fleet.Connect] takes them.

@@ -93,7 +93,7 @@ type Host struct {
 // open decides what sandboxes of a worker see of the host. The session uses the directory workspace
 // in place, unless it is "", and data has sessions.
 func (f *HostFlags) open(ctx context.Context, w *worker, workspace, data string) (*Host, error) {
-	view := hostenv.ViewOf(w.caps)
+	view := hostenv.ViewOf(w.Caps)
 	home, _ := os.UserHomeDir() // "" is none
 	state, _ := cli.StateDir("")
 	limits := hostenv.Limits{View: view, Home: home, Workspace: workspace, Data: []string{data, state}}
@@ -118,7 +118,7 @@ func (f *HostFlags) open(ctx context.Context, w *worker, workspace, data string)
 	if outside := gitguard.FindOutside(ctx, workspace); workspace != "" && outside != nil && !view.Host {
 		h.addRepository(ctx, limits, outside)
 	}
-	if h.access, err = f.openAccess(ctx, w.caps.Driver, view, w.allow, workspace); err != nil {
+	if h.access, err = f.openAccess(ctx, w.Caps.Driver, view, w.Allow, workspace); err != nil {
 		return nil, errors.Join(err, h.close())
 	}
 	if doors := h.access.doors; doors != nil {

@@ -47,7 +47,9 @@ func TestHost_RepositoryOutsideOfTheWorkspace(t *testing.T) {
 		"mounted by the user": {"work", "ns", HostFlags{Mount: []string{common}}, nil, ""},
 	} {
 		test.flags.Cache, test.flags.Toolchains = flagNone, flagNone
-		h, err := test.flags.open(t.Context(), &worker{caps: isolation.Caps{Driver: test.driver, Level: isolation.LevelFull}}, filepath.Join(base, test.workspace), t.TempDir())
+		w := &worker{}
+		w.Caps = isolation.Caps{Driver: test.driver, Level: isolation.LevelFull}
+		h, err := test.flags.open(t.Context(), w, filepath.Join(base, test.workspace), t.TempDir())
 		require.NoError(t, err, name)
 		require.Contains(t, h.git, test.told, name)
 		require.Equal(t, test.told == "", h.git == "", name)

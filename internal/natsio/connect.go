@@ -96,6 +96,7 @@ const (
 
 // ContextScheme begins the URL that stands for a context of the nats tool, with its servers,
 // credentials and certificates.
+// The name, or the absolute path of its file, follows.
 const ContextScheme = "nats-context://"
 
 // Connect connects to servers, which may be several URLs separated by commas, or the URL of a
@@ -134,17 +135,24 @@ func Connect(ctx context.Context, servers string, o ConnectOptions) (*nats.Conn,
 		return nil, err
 	}
 	options = append(append(options, credentials...), o.TLS.options()...)
-	options = append(options, inboxOption(servers)...)
+	if prefix := InboxPrefix(servers); prefix != "" {
+		options = append(options, nats.CustomInboxPrefix(prefix))
+	}
 	if servers != "" || len(o.Options) == 0 { // an embedded server has none
 		if err := CheckURLs(servers); err != nil {
 			return nil, err
 		}
 	}
 	var nc *nats.Conn
-	if name, is := strings.CutPrefix(servers, ContextScheme); is { // which may have a dialer of its own
+	options = append(options, func(o *nats.Options) error {
+		if o.CustomDialer == nil { // a context may have a proxy
+			o.CustomDialer = dial
+		}
+		return nil
+	})
+	if name, is := strings.CutPrefix(servers, ContextScheme); is {
 		nc, _, err = natscontext.Connect(name, append(options, o.Options...)...)
 	} else {
-		options = append(options, nats.SetCustomDialer(dial))
 		nc, err = nats.Connect(servers, append(options, o.Options...)...)
 	}
 	if err != nil {
@@ -154,18 +162,18 @@ func Connect(ctx context.Context, servers string, o ConnectOptions) (*nats.Conn,
 	return nc, nil
 }
 
-// inboxOption gives the user that a URL names inboxes of its own, _INBOX_<user>.>, so that one user
-// need not be able to read what another is answered. Others have the client's, _INBOX.>.
-func inboxOption(list string) []nats.Option {
+// InboxPrefix begins the inboxes of the user that a URL names, _INBOX_<user>.>, so that one user
+// need not be able to read what another is answered. Others, with "", have the client's, _INBOX.>.
+func InboxPrefix(list string) string {
 	first, _, _ := strings.Cut(list, ",")
 	u, err := url.Parse(strings.TrimSpace(first))
 	if err != nil || u.User == nil || !plainUser.MatchString(u.User.Username()) {
-		return nil
+		return ""
 	}
 	if _, secret := u.User.Password(); !secret { // a token
-		return nil
+		return ""
 	}
-	return []nats.Option{nats.CustomInboxPrefix("_INBOX_" + u.User.Username())}
+	return "_INBOX_" + u.User.Username()
 }
 
 var plainUser = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
@@ -204,7 +212,7 @@ func credentialsOption(path string) ([]nats.Option, error) {
 	if err != nil {
 		return nil, fmt.Errorf("credentials: %w", err)
 	}
-	if bytes.Contains(content, []byte("BEGIN NATS USER JWT")) {
+	if IsCredentials(path) {
 		return []nats.Option{nats.UserCredentials(path)}, nil
 	}
 	token := string(bytes.TrimSpace(content))
@@ -217,6 +225,12 @@ func credentialsOption(path string) ([]nats.Option, error) {
 		}
 		return token
 	})}, nil
+}
+
+// IsCredentials reports whether a file has NATS credentials, and not a token.
+func IsCredentials(path string) bool {
+	content, err := regular.Read(path, maxCredentials)
+	return err == nil && bytes.Contains(content, []byte("BEGIN NATS USER JWT"))
 }
 
 var errCredentials = errors.New("neither a NATS credentials file nor a single token")
@@ -331,6 +345,9 @@ func known(part string) bool {
 // Redact returns the URL list without user names, passwords and tokens. Of an invalid URL it shows
 // only the text after the last "@".
 func Redact(list string) string {
+	if strings.HasPrefix(list, ContextScheme) {
+		return list
+	}
 	var out []string
 	for part := range strings.SplitSeq(list, ",") {
 		out = append(out, redact(strings.TrimSpace(part)))

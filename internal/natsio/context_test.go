@@ -28,6 +28,7 @@ func TestConnect_TakesContextsOfTheNatsTool(t *testing.T) {
 	defer nc.Close()
 	require.Equal(t, server.ClientURL(), nc.ConnectedUrl())
 	require.Equal(t, "test", nc.Opts.Name)
+	require.NotNil(t, nc.Opts.CustomDialer, "what a lost holder has not sent yet must not arrive later")
 	_, err = natsio.Connect(t.Context(), natsio.ContextScheme+"other", natsio.ConnectOptions{})
 	require.ErrorContains(t, err, `connect to NATS at nats-context://other: unknown context "other"`)
 }

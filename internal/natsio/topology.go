@@ -103,6 +103,23 @@ type Storage struct {
 	ResultBytes int64
 }
 
+// Validate reports every invalid field.
+func (s *Storage) Validate() error {
+	var faults []error
+	fault := func(wrong bool, format string, args ...any) {
+		if wrong {
+			faults = append(faults, fmt.Errorf(format, args...))
+		}
+	}
+	fault(s.Replicas != 0 && s.Replicas != 1 && s.Replicas != 3 && s.Replicas != 5, "replicas %d: must be 1, 3 or 5", s.Replicas)
+	fault(s.KeepAge != 0 && s.KeepAge < time.Second, "keep age %s: must be 0 or at least 1s", s.KeepAge)
+	fault(s.KeepBytes < 0, "keep bytes %d: must not be negative", s.KeepBytes)
+	fault(s.StreamBytes != 0 && s.StreamBytes < MinStreamBytes, "stream bytes %d: must be 0 or at least 1G", s.StreamBytes)
+	fault(s.ResultAge != 0 && (s.ResultAge < MinResultAge || s.ResultAge > MaxResultAge), "result age %s: must be 0 or 10m to 8760h", s.ResultAge)
+	fault(s.ResultBytes != 0 && s.ResultBytes < MinResultSize, "result bytes %d: must be 0 or at least 64M", s.ResultBytes)
+	return errors.Join(faults...)
+}
+
 // ErrTopology is wrapped by errors about streams that exist with another configuration.
 var ErrTopology = errors.New("stream exists with another configuration")
 

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,7 +21,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/doctor"
 	"github.com/toolfleet/toolfleet/internal/hostenv"
-	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
@@ -46,20 +46,15 @@ type flags struct {
 	Name           string `placeholder:"NAME" help:"Name of this worker, shown wherever workers are: up to 32 letters, digits, '-' and '_'. Its id is the name and a random suffix. Default: the host's name."`
 	sandboxFlags   `group:"Sandbox:"`
 	workspaceFlags `group:"Workspaces:"`
-	McpEnv         []string      `placeholder:"NAME" help:"Variables of this process that MCP servers of sessions may be given (\"env\": {\"TOKEN\": \"$${TOKEN}\"}), separated by commas."`
 	Tools          string        `placeholder:"DIR" brief:"Folder with the programs of your own tools." help:"Folder with the programs of your own tools; sandboxes can read it."`
 	Background     time.Duration `default:"1h" help:"Maximum lifetime of a background process. While it runs, its sandbox stays on this worker."`
 	Drain          time.Duration `default:"30s" help:"Time that running calls get after SIGTERM."`
-
-	handlers bool // the program has some
 }
 
 // fleetFlags say which calls the worker takes, and how it reaches them.
 type fleetFlags struct {
-	cli.Contexts
-	cli.Login
+	cli.Connection
 	CallKeys string        `placeholder:"FILE" brief:"Public keys of trusted signers; others are rejected." help:"Public keys (PEM, Ed25519) of the trusted signers; other calls are rejected. The file is read again when it changes. Default: run every call of the fleet."`
-	Fleet    string        `default:"tf" brief:"Name of the fleet." help:"Name of the fleet: the prefix of its subjects and streams."`
 	Pool     string        `default:"default" brief:"Pool whose calls the worker runs." help:"Pool whose calls the worker runs."`
 	Lease    time.Duration `default:"0s" help:"Lease, applied only when the pool is created; 0 means the pool's lease, or 10s."`
 	cli.Storage
@@ -67,14 +62,39 @@ type fleetFlags struct {
 
 // sandboxFlags say what the sandboxes of the worker are.
 type sandboxFlags struct {
-	Sandbox      string            `placeholder:"DRIVER" brief:"Isolation: auto, ns, landlock, process or none." help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only), process (no isolation) or none (no sandboxes: the worker runs only calls of its handlers). Default: auto; none for a program with its own handlers."`
-	MinLevel     string            `default:"none" enum:"none,paths,full,kernel" placeholder:"LEVEL" brief:"Start only if sandboxes prove this level." help:"Minimum level that sandboxes must prove: none, paths, full or kernel. Otherwise the worker does not start, and says what to set."`
-	Env          map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" brief:"Environment variable for sandboxes." help:"Environment variable for sandboxes; may be given several times."`
-	WarmMemory   *cli.Size         `placeholder:"SIZE" help:"Memory for idle open sandboxes, 2M each, in addition to one per slot: a session that uses one again need not wait for a new sandbox. 0 means none. Default: an eighth of the memory of this machine or container. At most a sixth as many are open as this process may open files."`
-	SandboxCheck bool              `brief:"Test the sandboxes of this host, and exit." help:"Test the sandboxes of this host, print the proven level and how to fix what is missing, and exit: 0 for level full, 4 for less, 1 for none."`
-	JSON         bool              `name:"json" help:"Print the result of --sandbox-check as JSON."`
+	SandboxFlags
+	MinLevel     string   `default:"none" enum:"none,paths,full,kernel" placeholder:"LEVEL" brief:"Start only if sandboxes prove this level." help:"Minimum level that sandboxes must prove: none, paths, full or kernel. Otherwise the worker does not start, and says what to set."`
+	WarmMemory   cli.Size `default:"${warm_memory}" placeholder:"SIZE" help:"Memory for idle open sandboxes, 2M each, in addition to one per slot: a session that uses one again need not wait for a new sandbox. 0 means none. Default: an eighth of the memory of this machine or container. At most a sixth as many are open as this process may open files."`
+	SandboxCheck bool     `brief:"Test the sandboxes of this host, and exit." help:"Test the sandboxes of this host, print the proven level and how to fix what is missing, and exit: 0 for level full, 4 for less, 1 for none."`
+	JSON         bool     `name:"json" help:"Print the result of --sandbox-check as JSON."`
+}
+
+// SandboxFlags set up the sandboxes of a worker, which may be inside a coordinator.
+type SandboxFlags struct {
+	Sandbox string            `default:"${sandbox=auto}" placeholder:"DRIVER" brief:"Isolation: auto, ns, landlock, process or none." help:"Sandbox driver: auto (the best that isolates here), ns (namespaces), landlock (paths only), process (no isolation) or, for a worker program, none (no sandboxes: the worker runs only calls of its handlers). Default: auto; none for a program with its own handlers."`
+	Env     map[string]string `mapsep:"none" sep:"none" placeholder:"KEY=VALUE" brief:"Environment variable for sandboxes." help:"Environment variable for sandboxes; may be given several times."`
+	McpEnv  []string          `placeholder:"NAME" help:"Variables of this process that MCP servers may be given (\"env\": {\"TOKEN\": \"$${TOKEN}\"}), separated by commas."`
 	cli.Network
 	Limits cli.Limits `embed:"" prefix:"limit-"`
+}
+
+// Options are the flags as a worker takes them, with the number of its slots. Drivers are the names
+// that --sandbox takes beside those of all.
+func (f *SandboxFlags) Options(slots int, drivers ...string) (o worker.Options, err error) {
+	if slots < 1 || slots > worker.MaxSlots {
+		return o, cli.Usagef("--slots %d: must be 1 to %d", slots, worker.MaxSlots)
+	}
+	if err := driver.Valid(f.Sandbox); err != nil && !slices.Contains(drivers, f.Sandbox) {
+		return o, cli.Usagef("--sandbox: %s", strings.Join(append([]string{err.Error()}, drivers...), ", "))
+	}
+	if err := cli.CheckEnv(f.Env); err != nil {
+		return o, err
+	}
+	o.Slots, o.Env, o.MCPEnv = slots, f.Env, f.McpEnv
+	if o.Limits, err = f.Limits.Sandbox(); err == nil {
+		o.Allow, o.AllowPrivate, err = f.Reachable()
+	}
+	return o, err
 }
 
 // workspaceFlags say where workspaces are, and what nothing changes in them.
@@ -82,23 +102,7 @@ type workspaceFlags struct {
 	Data       string   `placeholder:"DIR" brief:"Directory of workspaces." help:"Directory of workspaces. Default: ~/.local/state/toolfleet/worker."`
 	DataCache  cli.Size `default:"20G" placeholder:"SIZE" help:"Disk space in --data for cached copies of idle workspaces, which the fleet stores anyway; 0 means no cache."`
 	Durability string   `hidden:""` // only to refuse the values that it once had
-	Bodies     string   `placeholder:"URL" help:"Storage for workspace contents of a new fleet: s3://BUCKET/PREFIX?endpoint=URL, with credentials from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. The first process decides; all others need the same URL, because credentials are sent to no other store. Default: the fleet's NATS servers."`
 	cli.Protect
-}
-
-// AfterApply implements a hook of kong: defaults that depend on the program and the machine.
-func (f *flags) AfterApply() error {
-	if f.WarmMemory == nil {
-		f.WarmMemory = new(cli.Size(sandboxes.DefaultWarmBytes()))
-	}
-	switch {
-	case f.Sandbox != "":
-	case f.handlers:
-		f.Sandbox = worker.NoSandboxes
-	default:
-		f.Sandbox = driver.Auto
-	}
-	return nil
 }
 
 // FromProcess returns the surroundings of this process.
@@ -122,7 +126,11 @@ func Run(p cli.Program, handlers kinds.Handlers) int {
 	if len(p.Args) > 0 && p.Args[0] == "login" {
 		return logIn(p)
 	}
-	f := flags{handlers: handlers.Any()}
+	var f flags
+	p.Defaults = map[string]string{"warm_memory": cli.Size(sandboxes.DefaultWarmBytes()).String()}
+	if handlers.Any() {
+		p.Defaults["sandbox"] = worker.NoSandboxes
+	}
 	ctx := context.Background() //nolint:forbidigo // the root of a program
 	return cli.Run(p, &f, &f.Common, func(cli.Selected) error {
 		if f.SandboxCheck {
@@ -147,27 +155,19 @@ func (f *flags) validate() error {
 		return cli.Usagef("--pool %s: is the pool of turns, which coordinator serve takes; choose another name", f.Pool)
 	case f.Name != "" && !workerName.MatchString(f.Name):
 		return cli.Usagef("--name %s: must be 1 to 32 letters, digits, '-' or '_'", f.Name)
-	case f.Slots < 1 || f.Slots > worker.MaxSlots:
-		return cli.Usagef("--slots %d: must be 1 to %d", f.Slots, worker.MaxSlots)
 	case f.Lease != 0 && (f.Lease < cli.MinLease || f.Lease > natsio.MaxAckWait):
 		return cli.Usagef("--lease %s: must be 0 or %s to %s", f.Lease, cli.MinLease, natsio.MaxAckWait)
-	case *f.WarmMemory != 0 && *f.WarmMemory < sandboxes.WarmSandbox:
-		return cli.Usagef("--warm-memory %s: must be 0 or at least 2M, the memory of one sandbox", *f.WarmMemory)
+	case f.WarmMemory != 0 && f.WarmMemory < sandboxes.WarmSandbox:
+		return cli.Usagef("--warm-memory %s: must be 0 or at least 2M, the memory of one sandbox", f.WarmMemory)
 	case f.Drain < 0:
 		return cli.Usagef("--drain %s: must not be negative", f.Drain)
 	case f.Background <= 0:
 		return cli.Usagef("--background %s: must be more than 0", f.Background)
 	}
-	if err := driver.Valid(f.Sandbox); err != nil && f.Sandbox != worker.NoSandboxes {
-		return cli.Usagef("--sandbox: %v, %s", err, worker.NoSandboxes)
-	}
 	if err := workspace.CheckURL(f.Bodies); err != nil {
 		return cli.Usagef("--bodies: %v", err)
 	}
-	if err := f.Check(); err != nil {
-		return err
-	}
-	return errors.Join(f.CheckStorage(), cli.CheckEnv(f.Env))
+	return errors.Join(f.CheckFleet(), f.Check(), f.CheckStorage())
 }
 
 // options are the flags as the worker takes them, after every check that needs no server.
@@ -175,56 +175,38 @@ func (f *flags) options() (worker.Options, error) {
 	if err := f.validate(); err != nil {
 		return worker.Options{}, err
 	}
-	fleet, err := protocol.ParseFleet(f.Fleet)
+	o, err := f.SandboxFlags.Options(f.Slots, worker.NoSandboxes)
 	if err != nil {
-		return worker.Options{}, cli.Usagef("--fleet: %v", err)
+		return o, err
 	}
 	pool, err := protocol.ParsePool(f.Pool)
 	if err != nil {
-		return worker.Options{}, cli.Usagef("--pool: %v", err)
+		return o, cli.Usagef("--pool: %v", err)
 	}
-	data, err := f.data()
-	if err != nil {
-		return worker.Options{}, err
+	if o.Data, err = f.data(); err != nil {
+		return o, err
 	}
-	tools := ""
 	if f.Tools != "" {
 		folder, err := manifest.Open(f.Tools)
 		if err != nil {
-			return worker.Options{}, cli.Usagef("--tools: %v", err)
+			return o, cli.Usagef("--tools: %v", err)
 		}
-		tools = folder.Dir()
+		o.Tools = folder.Dir()
 	}
-	limits, err := f.Limits.Sandbox()
-	if err != nil {
-		return worker.Options{}, err
-	}
-	allow, private, err := f.Reachable()
-	if err != nil {
-		return worker.Options{}, err
-	}
-	protect, err := f.Places()
-	if err != nil {
-		return worker.Options{}, err
+	if o.Protect, err = f.Places(); err != nil {
+		return o, err
 	}
 	if f.Durability != "" && f.Durability != "checkpoint" {
-		return worker.Options{}, cli.Usagef("--durability %s: was removed, because the fleet stores all workspaces; omit it", f.Durability)
+		return o, cli.Usagef("--durability %s: was removed, because the fleet stores all workspaces; omit it", f.Durability)
 	}
-	var keys *signing.Keys
 	if f.CallKeys != "" {
-		if keys, err = signing.Open(f.CallKeys); err != nil {
-			return worker.Options{}, cli.Usagef("--call-keys: %v", err)
+		if o.Keys, err = signing.Open(f.CallKeys); err != nil {
+			return o, cli.Usagef("--call-keys: %v", err)
 		}
 	}
-	return worker.Options{
-		Options: lane.Options{Fleet: fleet, Pool: pool, Slots: f.Slots, Keys: keys, AckWait: f.Lease},
-		Settings: sandboxes.Settings{
-			Env: f.Env, Limits: limits, Tools: tools, Protect: protect,
-			WarmBytes: cmp.Or(int64(*f.WarmMemory), -1), CacheBytes: cmp.Or(int64(f.DataCache), -1),
-		},
-		Capabilities: kinds.Capabilities{MCPEnv: f.McpEnv, Background: f.Background},
-		Data:         data, Bodies: f.Bodies, Allow: allow, AllowPrivate: private,
-	}, nil
+	o.Fleet, o.Pool, o.AckWait, o.Bodies, o.Background = protocol.Fleet(f.Fleet), pool, f.Lease, f.Bodies, f.Background
+	o.WarmBytes, o.CacheBytes = cmp.Or(int64(f.WarmMemory), -1), cmp.Or(int64(f.DataCache), -1)
+	return o, nil
 }
 
 // data is the directory of workspaces.

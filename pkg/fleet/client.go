@@ -193,16 +193,8 @@ func (o *Options) validate() error {
 	if err := workspace.CheckURL(o.Bodies); err != nil {
 		fault(true, "%v", err)
 	}
-	s := &o.Storage
-	fault(s.Replicas != 0 && s.Replicas != 1 && s.Replicas != 3 && s.Replicas != 5, "replicas %d: must be 1, 3 or 5", s.Replicas)
-	fault(s.KeepAge < 0, "keep age %s: must not be negative", s.KeepAge)
-	fault(s.KeepBytes < 0, "keep bytes %d: must not be negative", s.KeepBytes)
-	fault(s.StreamBytes != 0 && s.StreamBytes < natsio.MinStreamBytes, "stream bytes %d: must be 0 or at least %d", s.StreamBytes, natsio.MinStreamBytes)
-	fault(s.ResultAge != 0 && (s.ResultAge < natsio.MinResultAge || s.ResultAge > natsio.MaxResultAge),
-		"result age %s: must be 0 or 10m to 8760h", s.ResultAge)
-	fault(s.ResultBytes != 0 && s.ResultBytes < natsio.MinResultSize,
-		"result bytes %d: must be 0 or at least %d", s.ResultBytes, natsio.MinResultSize)
-	return errors.Join(faults...)
+	storage := natsio.Storage(o.Storage)
+	return errors.Join(append(faults, storage.Validate())...)
 }
 
 // inner are the options of the connection, for a client with a name and a directory.

@@ -54,7 +54,7 @@ var opened = map[string]use{
 	"cmd/coordinator/turn.go":                           {1, root},
 	"internal/backup/backup.go":                         {5, root + "; " + own},
 	"internal/backup/stamps.go":                         {3, root + "; " + list},
-	"internal/cli/contexts.go":                          {2, own},
+	"internal/cli/contexts.go":                          {1, own},
 	"internal/cli/trust.go":                             {1, list},
 	"internal/doctor/host.go":                           {2, system},
 	"internal/environment/branch.go":                    {1, own},
