@@ -26,7 +26,7 @@ func TestAnswers_NothingIsAskedAfterTheEnd(t *testing.T) {
 // A session asks for one approval at a time; what a running call asks meanwhile stays.
 func TestAnswers_AnApprovalReplacesAnApproval(t *testing.T) {
 	t.Parallel()
-	p := &Prompt{always: map[string]bool{}, asking: make(chan struct{}, 1), wanted: make(chan struct{}, 1)}
+	p := &Prompt{always: map[string]bool{}, asking: make(chan struct{}, 1), wanted: make(chan struct{})}
 	p.asking <- struct{}{} // a question is shown
 	question, answered := context.WithCancel(t.Context())
 	a := &Answers{prompt: p, open: map[protocol.CallID]context.CancelFunc{"question": answered}}

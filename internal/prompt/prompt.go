@@ -38,7 +38,7 @@ type Prompt struct {
 	files  Files
 	always map[string]bool // calls that were allowed for the whole session
 	asking chan struct{}   // holds one token while a question is shown, or a message is typed
-	wanted chan struct{}   // asks the editor for the terminal; holds one token
+	wanted chan struct{}   // asks the editor for the terminal: received while a message is typed
 }
 
 // Files returns how to read the current content of a workspace's files, for the difference that a
@@ -51,7 +51,7 @@ func New(stdin io.Reader, screen *terminal.View, files Files) *Prompt {
 	if !isFile || !terminal.IsTerminal(file) {
 		return nil
 	}
-	return &Prompt{screen: screen, keys: newKeyboard(file), files: files, always: map[string]bool{}, asking: make(chan struct{}, 1), wanted: make(chan struct{}, 1)}
+	return &Prompt{screen: screen, keys: newKeyboard(file), files: files, always: map[string]bool{}, asking: make(chan struct{}, 1), wanted: make(chan struct{})}
 }
 
 // ask shows a question and reads a line that was typed after it.
@@ -68,22 +68,16 @@ func (q *Prompt) ask(ctx context.Context, question terminal.Question) (string, e
 }
 
 // begin waits until no other question is shown, and no message is typed: the editor leaves the
-// terminal to questions. Who waits gets the terminal in the order of the calls.
+// terminal to questions. It may be back before the question has the terminal; it then leaves again.
 func (q *Prompt) begin(ctx context.Context) (end func(), err error) {
-	select {
-	case q.asking <- struct{}{}:
-		return func() { <-q.asking }, nil
-	default:
-	}
-	select {
-	case q.wanted <- struct{}{}:
-	default: // it was asked already
-	}
-	select {
-	case q.asking <- struct{}{}:
-		return func() { <-q.asking }, nil
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	for {
+		select {
+		case q.asking <- struct{}{}:
+			return func() { <-q.asking }, nil
+		case q.wanted <- struct{}{}:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
 	}
 }
 

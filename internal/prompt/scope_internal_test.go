@@ -2,6 +2,7 @@ package prompt
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -47,7 +48,7 @@ func TestApprove_ThatWaitedIsAskedAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				q := &Prompt{always: map[string]bool{}, asking: make(chan struct{}, 1), wanted: make(chan struct{}, 1)}
+				q := &Prompt{always: map[string]bool{}, asking: make(chan struct{}, 1), wanted: make(chan struct{})}
 				end, err := q.begin(t.Context())
 				require.NoError(t, err)
 				time.AfterFunc(2*time.Minute, end)
@@ -61,4 +62,34 @@ func TestApprove_ThatWaitedIsAskedAgain(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The editor returns to the terminal at once, often before the question that asked for it is there.
+func TestPrompt_AQuestionGetsTheTerminalFromAnEditorThatReturns(t *testing.T) {
+	t.Parallel()
+	q := &Prompt{asking: make(chan struct{}, 1), wanted: make(chan struct{})}
+	ctx, cancel := context.WithCancel(t.Context())
+	var editor sync.WaitGroup
+	editor.Go(func() {
+		for ctx.Err() == nil {
+			end, err := q.begin(ctx)
+			if err != nil {
+				return
+			}
+			select {
+			case <-q.wanted:
+			case <-ctx.Done():
+			}
+			end()
+		}
+	})
+	for i := range 20_000 {
+		limited, cancel := context.WithTimeout(ctx, time.Minute)
+		end, err := q.begin(limited)
+		require.NoError(t, err, "question %d", i)
+		end()
+		cancel()
+	}
+	cancel()
+	editor.Wait()
 }
