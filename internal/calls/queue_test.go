@@ -236,10 +236,12 @@ func TestQueue_BehindAFullLane(t *testing.T) {
 func TestResults_LargeOnesHoldUpNoOther(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
+	r.MaxPayload = 128 << 10
+	const large = 200 << 10
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
 		result := succeed(run)
 		if run.Call.Index < 10 {
-			result.Value = protocol.CommandRunResult{Execution: protocol.Execution{Stdout: protocol.Bytes(strings.Repeat("x", 9<<20))}}
+			result.Value = protocol.CommandRunResult{Execution: protocol.Execution{Stdout: protocol.Bytes(strings.Repeat("x", large))}}
 		}
 		return result
 	})
@@ -269,7 +271,7 @@ func TestResults_LargeOnesHoldUpNoOther(t *testing.T) {
 				result, err := f.Result()
 				require.NoError(t, err)
 				value, _ := result.Value.(protocol.CommandRunResult)
-				require.Len(t, value.Stdout, 9<<20)
+				require.Len(t, value.Stdout, large)
 			}
 		})
 	}

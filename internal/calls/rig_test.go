@@ -75,7 +75,8 @@ func (r *rig) hold(e executor) { r.holdPool(protocol.DefaultPool, e) }
 
 func (r *rig) holdPool(pool protocol.Pool, e executor) {
 	r.t.Helper()
-	h, err := lane.NewHolder(r.t.Context(), r.Connect(), host{execute: e}, lane.Options{
+	nc, _ := r.ConnectVia()
+	h, err := lane.NewHolder(r.t.Context(), nc, host{execute: e}, lane.Options{
 		Fleet: r.Name, Pool: pool, Worker: "w", Slots: 16, AckWait: patience, Logger: r.Logger, // a busy machine ends no lease
 	})
 	require.NoError(r.t, err)
