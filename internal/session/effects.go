@@ -135,40 +135,35 @@ func withAgents(ctx context.Context, journal loop.Journal, events []loop.Event) 
 	return all, nil
 }
 
-// Revert undoes effects in the order given, and stops at the first that cannot be undone. Each call
-// that undoes one is in the journal of the session before it is sent, and its id derives from the
-// call that it undoes, so it runs once however often Revert is interrupted and repeated. One that
+// Revert undoes effects in the order given, and stops at the first that cannot be undone. Each is
+// undone by a change, whose call has an id that derives from the call that it undoes, so it runs
+// once however often Revert is interrupted and repeated; see [loop.CompleteChanges]. One that
 // failed is attempted again by the next Revert; of one that was killed the outcome is unknown,
 // unless it is idempotent. The error wraps [ErrBusy] when the session has an open turn or
 // unfinished calls; then nothing was undone.
 func Revert(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool, effects []Effect) error {
-	if _, err := idle(ctx, f, f.Journal, id, pool); err != nil {
+	return revert(ctx, f, f.Journal, id, pool, effects)
+}
+
+func revert(ctx context.Context, f *fleet.Fleet, journal loop.Journal, id protocol.SessionID, pool protocol.Pool, effects []Effect) error {
+	r, err := idle(ctx, f, journal, id, pool)
+	if err != nil {
 		return fmt.Errorf("revert calls of session %s: %w", id, err)
 	}
-	return reverter{f.Journal, f.Dispatcher.One, id}.all(ctx, effects)
-}
-
-// reverter undoes effects of a session.
-type reverter struct {
-	journal loop.Journal
-	do      func(context.Context, *protocol.Call) (*protocol.Result, error)
-	id      protocol.SessionID
-}
-
-func (r reverter) all(ctx context.Context, effects []Effect) error {
 	for i := range effects {
 		e := &effects[i]
 		if e.call == nil || e.Reverted {
 			continue
 		}
-		if err := r.one(ctx, e); err != nil {
+		if err := r.revert(ctx, e); err != nil {
 			return fmt.Errorf("revert call %s of %s by %s: %w", e.CallID, e.Tool, e.Revert, err)
 		}
 	}
 	return nil
 }
 
-func (r reverter) one(ctx context.Context, e *Effect) error {
+// revert undoes an effect, unless an earlier attempt, or another process, has done so.
+func (r *remover) revert(ctx context.Context, e *Effect) error {
 	if e.unknown != "" {
 		return fmt.Errorf("the outcome of an earlier revert, call %s, is unknown: run session resolve for it first", e.unknown)
 	}
@@ -180,52 +175,29 @@ func (r reverter) one(ctx context.Context, e *Effect) error {
 		return fmt.Errorf("it is a call of session %s, and only that session can revert it", call.SessionID)
 	}
 	call.ID, call.IssuedAt = wire.RevertCallID(e.CallID, e.attempts), time.Now().UTC()
-	event := loop.Event{
-		Type: loop.EventRevertStarted, NoteFields: loop.NoteFields{Reverts: e.CallID},
-		CallFields: loop.CallFields{CallID: call.ID, Name: e.Revert, Arguments: e.call.Arguments},
-	}
-	if call.Again, err = r.note(ctx, event); err != nil {
-		return err
-	}
-	result, err := r.do(ctx, call)
-	if err != nil {
-		return err
-	}
-	event.Type, event.Status, event.Error, event.Arguments = loop.EventRevertEnded, string(outcomeOf(call, result)), result.Error, ""
-	event.Text = fmt.Sprintf("[A person rewound the session: %s %s was to undo a call of %s, and ended as %s.]", e.Revert, e.call.Arguments, e.Tool, result.Status)
-	if _, err := r.note(ctx, event); err != nil {
-		return err
-	}
-	e.attempted(&event, "")
-	if result.Error != nil {
-		return result.Error
-	}
-	return nil
-}
-
-// outcomeOf is the status of an attempt to undo an effect. One that was killed while it ran may
-// have undone it, so it is not attempted again under another id.
-func outcomeOf(call *protocol.Call, r *protocol.Result) protocol.Status {
-	killed := r.Attempt > 0 && (r.Status == protocol.StatusTimeout || r.Status == protocol.StatusCancelled)
-	if killed && call.Delivery != protocol.Idempotent {
-		return protocol.StatusOutcomeUnknown
-	}
-	return r.Status
-}
-
-// note adds an event to the journal, unless it is there: an earlier attempt, or another process
-// that undoes the same, has added it.
-func (r reverter) note(ctx context.Context, e loop.Event) (there bool, err error) {
-	history, err := r.journal.Load(ctx, r.id)
-	if err != nil {
-		return false, err
-	}
-	for i := range history.Events {
-		if history.Events[i].Type == e.Type && history.Events[i].CallID == e.CallID {
-			return true, nil
+	ended := func(event loop.Event) bool { return event.Type == loop.EventRevertEnded && event.CallID == call.ID }
+	at := slices.IndexFunc(r.history.Events, ended)
+	if at < 0 {
+		_, err := r.completes(ctx, call, loop.Event{
+			Type: loop.EventRevertStarted, Text: "was to undo a call of " + e.Tool, NoteFields: loop.NoteFields{Reverts: e.CallID},
+			CallFields: loop.CallFields{Name: e.Revert, Arguments: e.call.Arguments},
+		})
+		if err == nil {
+			r.history, err = r.journals.Load(ctx, r.id)
+		}
+		if err != nil {
+			return err
+		}
+		if at = slices.IndexFunc(r.history.Events, ended); at < 0 {
+			return fmt.Errorf("the journal has no end of call %s", call.ID)
 		}
 	}
-	return false, note(ctx, r.journal, history, r.id, e)
+	end := &r.history.Events[at]
+	e.attempted(end, "")
+	if end.Error != nil {
+		return end.Error
+	}
+	return nil
 }
 
 // Resolve notes what a person found out about a call of unknown outcome, which the model reads. The

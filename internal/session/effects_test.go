@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // undoing are the events of a call whose revert appends a word to a file.
@@ -111,7 +113,7 @@ func TestRevert_CrashAtAnyAppendRunsEachOnce(t *testing.T) {
 			effects, err := Effects(t.Context(), journal, id, at)
 			require.NoError(t, err)
 			require.Len(t, effects, 2)
-			if err := (reverter{journal, r.Dispatcher.One, id}).all(t.Context(), effects); err != nil {
+			if err := revert(t.Context(), r.Fleet, journal, id, "", effects); err != nil {
 				require.ErrorIs(t, err, errCrash)
 				crashed = true
 				effects, err = Effects(t.Context(), r.Journal, id, at)
@@ -370,7 +372,7 @@ func TestEffects_OfAttempts(t *testing.T) {
 		got := effects[0]
 		require.Equal(t, test.want, Effect{Effect: report.Effect{Reverted: got.Reverted}, attempts: got.attempts, unknown: got.unknown}, name)
 		if got.unknown != "" {
-			err := reverter{journal, nil, "s"}.all(t.Context(), effects)
+			err := (&remover{}).revert(t.Context(), &effects[0])
 			require.ErrorContains(t, err, "the outcome of an earlier revert, call r-1, is unknown")
 		}
 	}
@@ -411,25 +413,34 @@ func TestEffects_OfJobsAndOfDeepSubAgents(t *testing.T) {
 	require.Len(t, effects, 1, "the end of a sub-agent's turn is not that of the session's")
 }
 
-// A call that undoes an effect, and may have been sent before, says so.
-func TestRevert_IsSentAgain(t *testing.T) {
+// A turn that begins while an effect is being undone first completes that: its model reads what
+// became of it, and what it does then is not undone.
+func TestRevert_ThatIsInterruptedBeforeATurn(t *testing.T) {
 	t.Parallel()
-	journal := &looptest.Journal{}
-	begin(t, journal, "s", "", turnOf(undoing(t, "log", "w-0", "", ""), undoing(t, "log", "w-1", "", ""))...)
-	effects, err := Effects(t.Context(), journal, "s", At{Call: "w-0"})
-	require.NoError(t, err)
-	effects = append(effects, Effect{}) // which nothing undoes
-	var again []bool
-	do := func(_ context.Context, call *protocol.Call) (*protocol.Result, error) {
-		if again = append(again, call.Again); !call.Again {
-			return nil, errCrash
+	r := newRig(t)
+	for left := 1; left <= 2; left++ { // its beginning, which is stored, and its end, which is not
+		log, id := filepath.Join(t.TempDir(), "log"), protocol.NewSessionID()
+		begin(t, r.Journal, id, "", turnOf(undoing(t, log, string(id)+"-a", "one", ""), undoing(t, log, string(id)+"-b", "two", ""))...)
+		effects, err := Effects(t.Context(), r.Journal, id, At{Call: protocol.CallID(id) + "-a"})
+		require.NoError(t, err)
+		effects = append([]Effect{{}}, effects...) // which nothing undoes
+		require.ErrorIs(t, revert(t.Context(), r.Fleet, &brittle{Journal: r.Journal, left: left, stores: left == 1}, id, "", effects), errCrash)
+		table, err := tools.NewTable()
+		require.NoError(t, err)
+		model := &listens{}
+		runner, err := loop.New(model, r.Dispatcher, r.Journal, table, &loop.Options{ModelName: "m"})
+		require.NoError(t, err)
+		_, err = runner.Run(t.Context(), id, loop.Input{Text: "what is new?"})
+		require.NoError(t, err)
+		require.True(t, slices.ContainsFunc(model.messages, func(m loop.Message) bool {
+			return strings.Contains(m.Text, `[A person rewound the session: undo {"id":1} was to undo a call of order, and ended as ok.]`)
+		}), model.messages)
+		for range 2 {
+			require.NoError(t, Revert(t.Context(), r.Fleet, id, "", effects), "it is undone")
+			content, err := os.ReadFile(log)
+			require.NoError(t, err)
+			require.Equal(t, "two\n", string(content))
 		}
-		return &protocol.Result{Status: protocol.StatusOK}, nil
 	}
-	require.ErrorIs(t, reverter{journal, do, "s"}.all(t.Context(), effects), errCrash)
-	for range 2 {
-		require.NoError(t, reverter{journal, do, "s"}.all(t.Context(), effects))
-	}
-	require.Equal(t, []bool{false, true}, again)
-	require.ErrorIs(t, note(t.Context(), journal, loop.History{}, "none", loop.Event{}), ErrNone)
+	require.ErrorIs(t, note(t.Context(), r.Journal, loop.History{}, "none", loop.Event{}), ErrNone)
 }

@@ -367,29 +367,35 @@ func Restore(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool pr
 	return restored, nil
 }
 
-// change has a worker change the workspace of a session that is idle, see [loop.CompleteChanges].
-// about has more of the event that begins it. Without a conversation nothing can be between: the
-// call is all. The error wraps [ErrBusy] if the session was extended since it was found idle.
+// change has a worker change the workspace of a session that is idle. Without a conversation
+// nothing can be between: the call is all.
 func (r *remover) change(ctx context.Context, id protocol.CallID, about loop.Event, payload protocol.Payload) (protocol.Value, error) {
 	if len(r.history.Events) == 0 {
 		return r.call(ctx, id, payload)
 	}
 	call := r.callOf(id, payload)
-	body, err := wire.EncodeCall(&call)
+	about.Type, about.Name = loop.EventChangeStarted, call.Tool
+	ended, err := r.completes(ctx, &call, about)
 	if err != nil {
 		return nil, err
 	}
-	about.Type, about.CallFields, about.Call = loop.EventChangeStarted, loop.CallFields{CallID: id, Name: call.Tool}, body
+	return r.outcome(ctx, &call, ended)
+}
+
+// completes begins a change of a session that is idle, and completes it, see
+// [loop.CompleteChanges]. about has more of the event that begins it. The error wraps [ErrBusy] if
+// the session was extended since it was found idle.
+func (r *remover) completes(ctx context.Context, call *protocol.Call, about loop.Event) (ended []protocol.Result, err error) {
+	about.CallID = call.ID
+	if about.Call, err = wire.EncodeCall(call); err != nil {
+		return nil, err
+	}
 	if err := note(ctx, r.journals, r.history, r.id, about); errors.Is(err, loop.ErrJournalConflict) {
 		return nil, errBegun
 	} else if err != nil {
 		return nil, err
 	}
-	ended, err := loop.CompleteChanges(ctx, r.journals, r.fleet.Dispatcher, r.id)
-	if err != nil {
-		return nil, err
-	}
-	return r.outcome(ctx, &call, ended)
+	return loop.CompleteChanges(ctx, r.journals, r.fleet.Dispatcher, r.id)
 }
 
 // outcome is what a change did, which this process has ended, or another one.

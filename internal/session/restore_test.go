@@ -62,7 +62,7 @@ func TestRestore_AndATurnAtOnce(t *testing.T) {
 	require.ErrorIs(t, err, ErrBusy)
 	effect := Effect{Effect: report.Effect{CallID: "c", Tool: "x", Revert: "y"}, session: "s"}
 	effect.call = undoing(t, "log", "c", "one", "")[1].Effect.Revert
-	require.ErrorIs(t, reverter{r.Journal, r.Dispatcher.One, "s"}.all(t.Context(), []Effect{effect}), ErrBusy)
+	require.ErrorIs(t, look.revert(t.Context(), &effect), ErrBusy)
 	_, err = r.Journal.Append(t.Context(), "s", last, loop.Event{Type: loop.EventTurnEnded, Turn: 2, Status: "answered"})
 	require.NoError(t, err, "nothing was added")
 

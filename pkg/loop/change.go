@@ -13,9 +13,11 @@ import (
 )
 
 // CompleteChanges completes what people have begun to change of a session between two turns: a
-// merge of a fork, a restore of the workspace. A change is one call, and three writes:
+// merge of a fork, a restore of the workspace, a revert of an effect. A change is one call, and
+// three writes:
 //
 //	change_started, with the call ──► the call ──► change_ended, with session_merged
+//	revert_started, with the call ──► the call ──► revert_ended
 //
 // Its beginning is journaled behind what its process has read, so no turn is open then. A turn that
 // begins later, and a further change, first complete it: they send the same call, which runs once,
@@ -31,11 +33,11 @@ func CompleteChanges(ctx context.Context, journal Journal, dispatcher Dispatcher
 			return ended, nil
 		}
 		change := open[0]
-		result, err := resend(ctx, dispatcher, change.Call)
+		call, result, err := resend(ctx, dispatcher, change.Call)
 		if err != nil {
 			return ended, fmt.Errorf("complete the change of session %s that began at %s (%s): %w", id, change.Time.Format(time.RFC3339), change.Name, err)
 		}
-		switch _, err = journal.Append(ctx, id, history.Last, change.ends(history.Events, result)...); {
+		switch _, err = journal.Append(ctx, id, history.Last, change.ends(history.Events, call, result)...); {
 		case err == nil:
 			ended = append(ended, *result)
 		case !errors.Is(err, ErrJournalConflict): // else another process has ended it, or adds to it
@@ -45,10 +47,9 @@ func CompleteChanges(ctx context.Context, journal Journal, dispatcher Dispatcher
 }
 
 // resend has the fleet run a call, or returns the result that it has.
-func resend(ctx context.Context, dispatcher Dispatcher, body []byte) (result *protocol.Result, err error) {
-	call, err := wire.DecodeCall(body)
-	if err != nil {
-		return nil, err
+func resend(ctx context.Context, dispatcher Dispatcher, body []byte) (call *protocol.Call, result *protocol.Result, err error) {
+	if call, err = wire.DecodeCall(body); err != nil {
+		return nil, nil, err
 	}
 	call.Again = true
 	err = dispatcher.Dispatch(ctx, []protocol.Call{*call}, func(u Update) {
@@ -62,17 +63,24 @@ func resend(ctx context.Context, dispatcher Dispatcher, body []byte) (result *pr
 	if err == nil && result == nil {
 		err = fmt.Errorf("call %s: the fleet returned no result", call.ID)
 	}
-	return result, err
+	return call, result, err
 }
 
 // ends are the events that end a change. A merge that changed something since the last one, or has
 // another answer, is a message for the model.
-func (e *Event) ends(events []Event, result *protocol.Result) []Event {
+func (e *Event) ends(events []Event, call *protocol.Call, result *protocol.Result) []Event {
 	end := Event{
 		Type: EventChangeEnded, SessionID: e.SessionID, Time: time.Now().UTC(), Turn: e.Turn,
-		CallFields: CallFields{CallID: e.CallID, Name: e.Name}, NoteFields: NoteFields{From: e.From}, Status: string(result.Status),
+		CallFields: CallFields{CallID: e.CallID, Name: e.Name}, NoteFields: NoteFields{From: e.From, Reverts: e.Reverts}, Status: string(result.Status),
 	}
 	end.Error = result.Error
+	if e.Type == EventRevertStarted {
+		end.Type, end.Text = EventRevertEnded, fmt.Sprintf("[A person rewound the session: %s %s %s, and ended as %s.]", e.Name, e.Arguments, e.Text, result.Status)
+		if killed := result.Status == protocol.StatusTimeout || result.Status == protocol.StatusCancelled; killed && result.Attempt > 0 && call.Delivery != protocol.Idempotent {
+			end.Status = string(protocol.StatusOutcomeUnknown) // it may have undone the effect: it is not attempted under another id
+		}
+		return []Event{end}
+	}
 	merged, is := result.Value.(wire.WorkspaceMergeResult)
 	if !is || result.Error != nil {
 		return []Event{end}

@@ -187,8 +187,8 @@ type NoteFields struct {
 	// merged one (session_merged).
 	From       protocol.SessionID `json:"from,omitempty"`
 	Checkpoint uint64             `json:"checkpoint,omitempty"`
-	// Call is the call of a change as it is sent (change_started). Whoever extends the session next
-	// sends it again, unless the change has ended.
+	// Call is the call of a change as it is sent (change_started, revert_started). The next process
+	// that extends the session sends it again, unless the change has ended.
 	Call json.RawMessage `json:"call,omitempty"`
 	// Reverts is the call whose effect is undone (revert_started, revert_ended).
 	Reverts protocol.CallID `json:"reverts,omitempty"`

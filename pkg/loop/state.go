@@ -57,6 +57,7 @@ func (s *SessionState) Apply(e *Event) {
 		s.Approval = nil
 	}
 	s.noteQuestion(e)
+	s.noteChange(e)
 	switch e.Type {
 	case EventTurnStarted:
 		s.Turn, s.calls = new(*e), nil
@@ -70,12 +71,6 @@ func (s *SessionState) Apply(e *Event) {
 		s.end(e)
 	case EventCallResolved:
 		s.Unknown = without(s.Unknown, e.CallID)
-	case EventChangeStarted:
-		if len(e.Call) > 0 { // else it is one of the origin of this session
-			s.Changes = append(s.Changes, new(*e))
-		}
-	case EventChangeEnded:
-		s.Changes = without(s.Changes, e.CallID)
 	case EventTurnEnded:
 		s.Turn, s.calls = nil, nil
 	case EventSessionForked: // what its origin used is the origin's
@@ -93,6 +88,19 @@ func (s *SessionState) Calls() []*Event {
 	return slices.SortedFunc(maps.Values(s.calls), func(a, b *Event) int {
 		return cmp.Or(a.Step-b.Step, a.Index-b.Index)
 	})
+}
+
+// noteChange notes that a change begins or ends.
+func (s *SessionState) noteChange(e *Event) {
+	switch e.Type {
+	case EventChangeStarted, EventRevertStarted:
+		if len(e.Call) > 0 { // else it is one of the origin of this session
+			s.Changes = append(s.Changes, new(*e))
+		}
+	case EventChangeEnded, EventRevertEnded:
+		s.Changes = without(s.Changes, e.CallID)
+	default:
+	}
 }
 
 // addReply adds the calls of a reply; some may have been sent before it was whole.
