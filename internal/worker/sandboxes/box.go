@@ -256,25 +256,6 @@ func (b *Box) Notes(ctx context.Context, cmd *sandbox.Cmd, r *sandbox.Result) (n
 	return notes
 }
 
-// watchRepositories remembers the repositories of a directory that a lane uses in place, at its
-// first use.
-func (s *Set) watchRepositories(ctx context.Context, l protocol.Lane) error {
-	dir, inPlace := s.InPlace(l)
-	if !inPlace || s.options.KeepGitSettings {
-		return nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, known := s.aside[dir]; known {
-		return nil
-	}
-	aside, err := gitguard.NewAside(ctx, dir)
-	if err == nil {
-		s.aside[dir] = aside
-	}
-	return err
-}
-
 // SetAside sets aside what a call of a lane has left for git to run in a directory used in place.
 // It returns what that was.
 func (s *Set) SetAside(ctx context.Context, l protocol.Lane) ([]string, error) {
@@ -282,10 +263,7 @@ func (s *Set) SetAside(ctx context.Context, l protocol.Lane) ([]string, error) {
 	if !inPlace {
 		return nil, nil
 	}
-	s.mu.Lock()
-	aside := s.aside[dir]
-	s.mu.Unlock()
-	return aside.Move(context.WithoutCancel(ctx))
+	return s.directory(dir).aside.Load().Move(context.WithoutCancel(ctx))
 }
 
 // SetAsideLater is SetAside when no call of the lane returns what it returns: the log has it, and
@@ -304,11 +282,11 @@ func (s *Set) SetAsideLater(ctx context.Context, l protocol.Lane) {
 func (s *Set) closeAside() {
 	ctx := context.Background() //nolint:forbidigo // it is short, and must be done
 	s.mu.Lock()
-	all := s.aside
-	s.aside = map[string]*gitguard.Aside{}
+	all := s.inPlace
+	s.inPlace = map[string]*directory{}
 	s.mu.Unlock()
-	for dir, aside := range all {
-		if moved, err := aside.Close(ctx); err != nil || len(moved) > 0 {
+	for dir, d := range all {
+		if moved, err := d.aside.Load().Close(ctx); err != nil || len(moved) > 0 {
 			s.options.Logger.WarnContext(ctx, "set aside what the user's git would have run", slog.String("directory", dir), slog.Any("paths", moved), slog.Any("error", err))
 		}
 	}
@@ -357,25 +335,55 @@ func protectedHint(paths []string, r *sandbox.Result) string {
 	return strings.Join(slices.Compact(named), ", ") + ": protected, can be read and not changed, moved or removed in this workspace, because programs of the user run what is there. Leave it as it is."
 }
 
-// protected are the paths of a lane's workspace that nothing changes. Those of a directory that is
-// used in place are looked up once: what commands make afterwards they may change.
-func (s *Set) protected(ctx context.Context, l protocol.Lane) (gitguard.Protection, error) {
-	if s.options.Protect != nil || !s.options.Caps.Protect {
-		return gitguard.Only(s.options.Protect), nil
-	}
-	dir, inPlace := s.InPlace(l)
-	if !inPlace {
-		return gitguard.Protection{}, nil
-	}
+// directory is what its first use has shown of a directory that is used in place.
+type directory struct {
+	looks   chan struct{} // holds one token while the directory is looked at
+	protect *gitguard.Protection
+	watched bool
+	aside   atomic.Pointer[gitguard.Aside] // nil if nothing is set aside
+}
+
+func (s *Set) directory(dir string) *directory {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	protection, known := s.protect[dir]
-	if known {
-		return protection, nil
+	if s.inPlace[dir] == nil {
+		s.inPlace[dir] = &directory{looks: make(chan struct{}, 1)}
 	}
-	protection, err := gitguard.Protected(ctx, dir)
-	if err == nil {
-		s.protect[dir] = protection
+	return s.inPlace[dir]
+}
+
+// protected are the paths of a lane's workspace that nothing changes. A directory that is used in
+// place is looked at once: what commands make afterwards they may change, and its repositories are
+// those that are there then. That may take long, for the lanes of this directory only.
+func (s *Set) protected(ctx context.Context, l protocol.Lane) (p gitguard.Protection, err error) {
+	p = gitguard.Only(s.options.Protect)
+	dir, inPlace := s.InPlace(l)
+	if !inPlace {
+		return p, nil
 	}
-	return protection, err
+	d := s.directory(dir)
+	select {
+	case d.looks <- struct{}{}:
+		defer func() { <-d.looks }()
+	case <-ctx.Done():
+		return p, context.Cause(ctx)
+	}
+	if d.protect == nil {
+		if s.options.Protect == nil && s.options.Caps.Protect {
+			p, err = gitguard.Protected(ctx, dir)
+		}
+		if err != nil {
+			return p, err
+		}
+		d.protect = &p
+	}
+	if !d.watched && !s.options.KeepGitSettings {
+		aside, err := gitguard.NewAside(ctx, dir)
+		if err != nil {
+			return p, err
+		}
+		d.watched = true
+		d.aside.Store(aside)
+	}
+	return *d.protect, nil
 }

@@ -104,16 +104,15 @@ type Set struct {
 	options Options
 	disk    string // id of the data directory
 
-	mu       sync.Mutex
+	mu       sync.Mutex // never held while a directory is looked at
 	boxes    map[protocol.Lane]*Box
-	protect  map[string]gitguard.Protection // by directories that are used in place: what is protected by default
 	settings map[protocol.Lane]*gitguard.Copies
-	aside    map[string]*gitguard.Aside // by directories that are used in place
+	inPlace  map[string]*directory
 }
 
 // New prepares the data directory.
 func New(o Options) (*Set, error) {
-	s := &Set{options: o, boxes: map[protocol.Lane]*Box{}, protect: map[string]gitguard.Protection{}, settings: map[protocol.Lane]*gitguard.Copies{}, aside: map[string]*gitguard.Aside{}}
+	s := &Set{options: o, boxes: map[protocol.Lane]*Box{}, settings: map[protocol.Lane]*gitguard.Copies{}, inPlace: map[string]*directory{}}
 	if err := errors.Join(os.MkdirAll(filepath.Join(o.Data, "sandboxes"), 0o700), os.MkdirAll(s.Spools(), 0o700)); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
@@ -221,9 +220,6 @@ func (s *Set) open(ctx context.Context, b *Box, epoch uint64) (err error) {
 		b.temporary = filepath.Dir(workspace)
 	}
 	protect, err := s.protected(ctx, l)
-	if err == nil {
-		err = s.watchRepositories(ctx, l)
-	}
 	if err != nil {
 		return protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)
 	}

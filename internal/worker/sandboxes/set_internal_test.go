@@ -2,8 +2,10 @@ package sandboxes
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 func TestReplace_LeavesTheWorkspaceOfALaneThatIsLost(t *testing.T) {
@@ -131,4 +134,49 @@ func TestStaging_RemovesWhatAKilledWorkerLeft(t *testing.T) {
 	require.DirExists(t, next)
 	require.NoDirExists(t, left)
 	require.DirExists(t, mine)
+}
+
+// Law: a call waits for no call of another lane: also not while the repositories of a directory that
+// the other one uses in place are looked at.
+func TestOpen_ASlowRepositoryHoldsUpNoOtherLane(t *testing.T) {
+	git, err := exec.LookPath("git")
+	if err != nil {
+		t.Skip("needs git")
+	}
+	bin, slow, other := t.TempDir(), t.TempDir(), t.TempDir()
+	begun, ends := filepath.Join(bin, "begun"), filepath.Join(bin, "ends")
+	script := fmt.Sprintf("#!/bin/sh\nif mkdir '%s' 2>/dev/null; then while [ ! -e '%s' ]; do sleep 0.05; done; fi\nexec '%s' \"$@\"\n", begun, ends, git)
+	require.NoError(t, os.WriteFile(filepath.Join(bin, "git"), []byte(script), 0o700)) //nolint:gosec // a program
+	t.Setenv("XDG_STATE_HOME", t.TempDir())
+	for _, dir := range []string{slow, other} {
+		out, err := exec.CommandContext(t.Context(), git, "init", "-q", dir).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	o := Options{Data: t.TempDir(), Settings: Settings{Driver: process.New(nil), Workspace: func(id string) (string, bool) {
+		return map[string]string{"slow": slow, "same": slow, "other": other}[id], id != "own"
+	}}}
+	s, err := New(o)
+	require.NoError(t, err)
+	t.Cleanup(s.CloseAll)
+	opened := make(chan error, 2)
+	open := func(id protocol.Lane) {
+		_, _, err := s.Open(t.Context(), "sandbox/"+id, 1, time.Now)
+		opened <- err
+	}
+	go open("slow")
+	require.Eventually(t, func() bool { _, err := os.Stat(begun); return err == nil }, time.Minute, time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	_, _, err = s.Open(ctx, "sandbox/same", 1, time.Now)
+	require.ErrorContains(t, err, context.DeadlineExceeded.Error(), "a lane of the same directory waits until its call ends")
+	for _, id := range []protocol.Lane{"own", "other"} {
+		_, _, err := s.Open(t.Context(), "sandbox/"+id, 1, time.Now)
+		require.NoError(t, err)
+	}
+	require.Empty(t, opened, "its repository is still looked at")
+	go open("same")
+	require.NoError(t, os.WriteFile(ends, nil, 0o600))
+	require.NoError(t, <-opened)
+	require.NoError(t, <-opened)
 }
