@@ -187,7 +187,7 @@ func (f Files) Compare(ctx context.Context, id, other protocol.SessionID) (strin
 func (f Files) present(ctx context.Context, id protocol.SessionID) (snapshot.Tree, error) {
 	if f.InPlace != nil {
 		if dir, in := f.InPlace(id); in {
-			files, err := checkpoint.Present(ctx, f.store, dir, "", sandboxHash(id))
+			files, err := checkpoint.Present(ctx, f.store, dir, "", sandboxHash(id), nil)
 			return workspace.TreeOf(files), err
 		}
 	}
@@ -251,7 +251,7 @@ func (f Files) ForkDirectory(ctx context.Context, journal loop.Journal, from pro
 		if _, known, err := Behind(ctx, journal, from, at); err != nil || at != (At{}) && !known {
 			return cmp.Or(err, at.unknown())
 		}
-		_, err := checkpoint.ForkDirectory(ctx, f.store, dir, "", sandboxHash(from), sandboxLane(to), wire.RandomCallID())
+		_, err := checkpoint.ForkDirectory(ctx, f.store, dir, "", sandboxHash(from), sandboxLane(to), wire.RandomCallID(), nil)
 		return err
 	})
 }

@@ -205,7 +205,7 @@ func TestCrash_Upload(t *testing.T) {
 			if err != nil {
 				return nil, err
 			}
-			tree, _, err := store.Receive(ctx, name, "w", up)
+			tree, _, err := store.Receive(ctx, name, "w", up, nil)
 			return tree, err
 		}
 		died := w.dying(n, made, func(ctx context.Context, store *workspace.Store) { _, _ = send(ctx, store) })

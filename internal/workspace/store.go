@@ -443,7 +443,7 @@ func (s *Store) lastReadable(ctx context.Context, lane wire.LaneHash) (m *messag
 // behind is the workspace that begins again, empty, behind a checkpoint.
 func (s *Store) behind(lane wire.LaneHash, last *message) *Workspace {
 	w := s.unbegun(lane)
-	w.owner, w.epoch, w.last = last.Owner, last.Epoch, last.seq
+	w.owner, w.epoch, w.last = last.owner(lane), last.Epoch, last.seq
 	if wire.HashLane(last.lane) == lane {
 		w.name = last.lane
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Ref names a checkpoint in the journal of a lane, or of an upload; the zero Ref names none.
@@ -43,6 +44,19 @@ const uploads = "upload-"
 const uploadsKept = 30 * 24 * time.Hour
 
 var uploadName = regexp.MustCompile(`^[a-z0-9]{1,64}$`)
+
+// Owned refuses to write the upload of an owner; nil refuses none. A write is behind the checkpoint
+// that says who the owner is.
+type Owned func(owner protocol.Tenant) error
+
+// own makes an upload that is to be written one of a tenant, unless it has an owner already.
+func (w *Workspace) own(ctx context.Context, owned Owned) error {
+	if w.owner != "" && owned != nil {
+		return owned(w.owner)
+	}
+	w.owner = cmp.Or(w.owner, natsio.TenantOf(ctx))
+	return nil
+}
 
 // IsUpload reports whether something can be the name of an upload.
 func IsUpload(name string) bool { return uploadName.MatchString(name) }
@@ -121,9 +135,12 @@ func ReadUpload(from io.Reader) (*Upload, error) {
 // Receive keeps an upload in its journal, so that its bodies stay, and returns what it has and
 // where it is kept. The error wraps [ErrLost] when the journal has gone on, or away, since it was
 // read, or when it has to be sent whole; [ErrMissing] when contents were removed while it waited;
-// and [ErrInvalid] when the upload cannot be a workspace.
-func (s *Store) Receive(ctx context.Context, name string, disk string, upload *Upload) (snapshot.Tree, Ref, error) {
+// [ErrInvalid] when the upload cannot be a workspace; and the error of owned.
+func (s *Store) Receive(ctx context.Context, name string, disk string, upload *Upload, owned Owned) (snapshot.Tree, Ref, error) {
 	known, whole, err := s.loadUpload(ctx, name, upload.Whole)
+	if err == nil {
+		err = known.own(ctx, owned)
+	}
 	if err != nil {
 		return nil, Ref{}, fmt.Errorf("upload: %w", err)
 	}
@@ -134,7 +151,7 @@ func (s *Store) Receive(ctx context.Context, name string, disk string, upload *U
 	if err := tree.Validate(snapshot.Limits{}); err != nil || len(upload.Delta.Inline) > 0 || slices.ContainsFunc(tree.Bodies(), isInline) {
 		return nil, Ref{}, errors.Join(fmt.Errorf("upload: %w", ErrInvalid), err)
 	}
-	known.disk, known.owner = disk, cmp.Or(known.owner, natsio.TenantOf(ctx))
+	known.disk = disk
 	if err = s.renew(ctx, upload.Delta.Set.Bodies()); err == nil { // another process has stored them, some time ago
 		err = known.follow(ctx, &upload.Delta)
 	}
@@ -144,16 +161,20 @@ func (s *Store) Receive(ctx context.Context, name string, disk string, upload *U
 	return tree, UploadRef(name, known.last), nil
 }
 
-// Bring keeps what a session made of an upload in its journal, and returns where.
-func (s *Store) Bring(ctx context.Context, name string, disk string, files snapshot.Tree) (Ref, error) {
+// Bring stores what a session made of an upload in its journal, and returns where. The error may
+// wrap that of owned.
+func (s *Store) Bring(ctx context.Context, name string, disk string, files snapshot.Tree, owned Owned) (Ref, error) {
 	for {
 		known, _, err := s.loadUpload(ctx, name, false)
+		if err == nil {
+			err = known.own(ctx, owned)
+		}
 		if err == nil {
 			files.Reuse(known.Tree())
 			err = s.outline(ctx, files)
 		}
 		if err == nil {
-			known.disk, known.owner = disk, cmp.Or(known.owner, natsio.TenantOf(ctx))
+			known.disk = disk
 			err = known.follow(ctx, known.tree.To(files))
 		}
 		switch {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -64,7 +65,7 @@ func upload(t *testing.T, store *workspace.Store, root *os.Root) (snapshot.Tree,
 	require.NoError(t, err)
 	received, err := workspace.ReadUpload(bytes.NewReader(wire))
 	require.NoError(t, err)
-	tree, at, err := store.Receive(t.Context(), "dir", "w", received)
+	tree, at, err := store.Receive(t.Context(), "dir", "w", received, nil)
 	require.NoError(t, err)
 	require.Equal(t, up.Tree, tree)
 	return tree, at, bodies.sent + len(wire)
@@ -97,7 +98,7 @@ func TestUpload_SendsWhatIsNew(t *testing.T) {
 	delta, err := snapshot.Save(t.Context(), session, files, snapshot.Index{}, store, nil)
 	require.NoError(t, err)
 	require.NoError(t, delta.Outline(t.Context(), store))
-	at, err := store.Bring(t.Context(), "dir", "w", files.With(delta))
+	at, err := store.Bring(t.Context(), "dir", "w", files.With(delta), nil)
 	require.NoError(t, err)
 	base, err := files.Manifest(t.Context(), store)
 	require.NoError(t, err)
@@ -123,10 +124,10 @@ func TestReceive_RefusesWhatDoesNotFit(t *testing.T) {
 		"device": {Set: snapshot.Tree{"d": {Type: "device"}}},
 		"inline": {Set: snapshot.Tree{"d": {Type: protocol.TypeFile, Size: 1, Parts: []snapshot.Part{{Size: 1, Sum: "x", Body: "@1"}}}}},
 	} {
-		_, _, err := store.Receive(t.Context(), "dir", "w", &workspace.Upload{After: at.Checkpoint, Delta: delta})
+		_, _, err := store.Receive(t.Context(), "dir", "w", &workspace.Upload{After: at.Checkpoint, Delta: delta}, nil)
 		require.ErrorIs(t, err, workspace.ErrInvalid, name)
 	}
-	_, _, err := store.Receive(t.Context(), "dir", "w", &workspace.Upload{Delta: snapshot.Delta{Set: tree}})
+	_, _, err := store.Receive(t.Context(), "dir", "w", &workspace.Upload{Delta: snapshot.Delta{Set: tree}}, nil)
 	require.ErrorIs(t, err, workspace.ErrLost)
 	last, err := store.Last(t.Context(), "dir")
 	require.NoError(t, err)
@@ -151,7 +152,7 @@ func TestSweep_KeepsWhatUploadsNeed(t *testing.T) {
 	require.NoError(t, err)
 
 	require.NoError(t, store.SweepUploads(t.Context(), time.Now().Add(time.Hour)))
-	_, _, err = store.Receive(t.Context(), "dir", "w", up)
+	_, _, err = store.Receive(t.Context(), "dir", "w", up, nil)
 	require.ErrorIs(t, err, workspace.ErrLost)
 	_, err = store.Sweep(t.Context(), 0)
 	require.NoError(t, err)
@@ -202,7 +203,7 @@ func TestSweep_KeepsWhatAWaitingUploadNames(t *testing.T) {
 	n, err := store.Sweep(t.Context(), 0)
 	require.NoError(t, err)
 	require.Zero(t, n)
-	tree, _, err := store.Receive(t.Context(), "dir", "w", up)
+	tree, _, err := store.Receive(t.Context(), "dir", "w", up, nil)
 	require.NoError(t, err)
 	require.NoError(t, natsio.DeleteObjects(t.Context(), f.JS, wire.BlobsBucket(f.Name), blob))
 	n, err = store.Sweep(t.Context(), 0)
@@ -240,10 +241,10 @@ func TestReceive_RefusesWhatIsMissing(t *testing.T) {
 	n, err := store.Sweep(t.Context(), 0)
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	_, _, err = store.Receive(t.Context(), "dir", "w", up)
+	_, _, err = store.Receive(t.Context(), "dir", "w", up, nil)
 	require.ErrorIs(t, err, workspace.ErrMissing)
 	up, _ = send(t, store, root, false)
-	tree, _, err := store.Receive(t.Context(), "dir", "w", up)
+	tree, _, err := store.Receive(t.Context(), "dir", "w", up, nil)
 	require.NoError(t, err)
 	_, err = snapshot.Restore(t.Context(), directory(t), tree, snapshot.Index{}, store, nil)
 	require.NoError(t, err)
@@ -264,7 +265,7 @@ func TestUpload_WholeAfterALoss(t *testing.T) {
 		require.NoError(t, natsio.DeleteTheseObjects(t.Context(), f.JS, wire.BodiesBucket(f.Name), objects...))
 	}
 	fill := func(up *workspace.Upload) error {
-		tree, _, err := store.Receive(t.Context(), "dir", "w", up)
+		tree, _, err := store.Receive(t.Context(), "dir", "w", up, nil)
 		require.NoError(t, err)
 		_, err = snapshot.Restore(t.Context(), directory(t), tree, snapshot.Index{}, store, nil)
 		return err
@@ -315,4 +316,54 @@ func TestCommit_LongAfterItsContentsWereStored(t *testing.T) {
 	store.Age()
 	require.NoError(t, w.Commit(t.Context(), delta, result("c1")))
 	require.Equal(t, w.content("f"), take(t, store, 2).content("f"))
+}
+
+// Two tenants begin an upload of one name at once, after both have found none: the first one that
+// writes owns it, and nothing of the other one is stored.
+func TestUpload_BelongsToTheFirstThatWrites(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	refused := errors.New("it belongs to another tenant")
+	tenants := []protocol.Tenant{"acme", "other"}
+	for n := range 10 {
+		name, begin, ended := fmt.Sprint("dir", n), make(chan struct{}), make(chan error)
+		for i, tenant := range tenants {
+			ctx := natsio.StoredBy(t.Context(), tenant)
+			owned := func(owner protocol.Tenant) error {
+				if owner != tenant {
+					return refused
+				}
+				return nil
+			}
+			files := snapshot.Tree{string(tenant): {Type: protocol.TypeDir, Mode: 0o700}}
+			go func() {
+				<-begin
+				var err error
+				if n>>i&1 == 0 {
+					_, err = store.Bring(ctx, name, "w", files, owned)
+				} else {
+					_, _, err = store.Receive(ctx, name, "w", &workspace.Upload{Delta: snapshot.Delta{Set: files}}, owned)
+				}
+				ended <- err
+			}()
+		}
+		_, err := store.Owner(t.Context(), workspace.UploadRef(name, 0).Lane)
+		require.ErrorIs(t, err, workspace.ErrNone)
+		close(begin)
+		won := 0
+		for range tenants {
+			if err := <-ended; err == nil {
+				won++
+			} else if !errors.Is(err, workspace.ErrLost) {
+				require.ErrorIs(t, err, refused)
+			}
+		}
+		require.Equal(t, 1, won)
+		owner, err := store.Owner(t.Context(), workspace.UploadRef(name, 0).Lane)
+		require.NoError(t, err)
+		files, err := store.Last(t.Context(), name)
+		require.NoError(t, err)
+		require.Len(t, files, 1)
+		require.Contains(t, files, string(owner))
+	}
 }

@@ -240,11 +240,11 @@ func Upload(ctx context.Context, store *workspace.Store, dir, name string) (_ sn
 
 // Present stores the files of a directory without checkpoints, which a lane uses, and returns them.
 // They stay until another state of it is stored, so that this stores only what changed.
-func Present(ctx context.Context, store *workspace.Store, dir, disk string, of wire.LaneHash) (snapshot.Tree, error) {
+func Present(ctx context.Context, store *workspace.Store, dir, disk string, of wire.LaneHash, owned workspace.Owned) (snapshot.Tree, error) {
 	name := "fork" + string(of)
 	files, err := Upload(ctx, store, dir, name)
 	if err == nil {
-		_, err = store.Bring(ctx, name, disk, files)
+		_, err = store.Bring(ctx, name, disk, files, owned)
 	}
 	return files, err
 }
@@ -252,8 +252,8 @@ func Present(ctx context.Context, store *workspace.Store, dir, disk string, of w
 // ForkDirectory begins the workspace of a lane with the files of a directory without checkpoints,
 // which another lane uses, and returns them. The error wraps [workspace.ErrExists] if the lane has
 // a workspace.
-func ForkDirectory(ctx context.Context, store *workspace.Store, dir, disk string, of wire.LaneHash, to protocol.Lane, call protocol.CallID) (snapshot.Tree, error) {
-	files, err := Present(ctx, store, dir, disk, of)
+func ForkDirectory(ctx context.Context, store *workspace.Store, dir, disk string, of wire.LaneHash, to protocol.Lane, call protocol.CallID, owned workspace.Owned) (snapshot.Tree, error) {
+	files, err := Present(ctx, store, dir, disk, of, owned)
 	if err != nil {
 		return nil, err
 	}

@@ -43,7 +43,7 @@ func workspaceFork(ctx context.Context, a *Attempt, p wire.WorkspaceFork) (proto
 	}
 	var files snapshot.Tree
 	if c := a.box.Checkpoints(); c == nil {
-		files, err = checkpoint.ForkDirectory(ctx, h.Workspaces, a.box.Workspace(), h.Sandboxes.Disk(), lane, laneOf(p.To), a.Run.Call.ID)
+		files, err = checkpoint.ForkDirectory(ctx, h.Workspaces, a.box.Workspace(), h.Sandboxes.Disk(), lane, laneOf(p.To), a.Run.Call.ID, a.ownsUpload("of the directory"))
 	} else if files, err = c.Files(ctx); err == nil {
 		err = h.Workspaces.ForkFiles(ctx, lane, files, laneOf(p.To), a.Run.Call.ID)
 	}

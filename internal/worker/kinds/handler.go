@@ -164,7 +164,19 @@ func (a *Attempt) Owned(ctx context.Context) *protocol.Error {
 	if upload == "" {
 		return nil
 	}
-	return a.owns(ctx, "of the upload "+upload, fleetspace.UploadRef(upload, 0).Lane)
+	return a.owns(ctx, ofUpload+upload, fleetspace.UploadRef(upload, 0).Lane)
+}
+
+const ofUpload = "of the upload "
+
+// ownsUpload is Owned for the moment in which an upload is written.
+func (a *Attempt) ownsUpload(id string) fleetspace.Owned {
+	return func(owner protocol.Tenant) error {
+		if refusal := a.Run.Owns(id, owner); refusal != nil {
+			return refusal
+		}
+		return nil
+	}
 }
 
 // owns refuses a call about the workspace of a lane, or an upload, that another tenant owns.

@@ -46,7 +46,7 @@ func workspaceImport(ctx context.Context, a *Attempt, p wire.WorkspaceImport) (_
 	if used {
 		return wire.WorkspaceImportResult{}, nil
 	}
-	tree, at, err := h.receive(ctx, p)
+	tree, at, err := h.receive(ctx, p, a.ownsUpload(ofUpload+p.Upload))
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +75,7 @@ func workspaceImport(ctx context.Context, a *Attempt, p wire.WorkspaceImport) (_
 }
 
 // receive keeps an upload in its journal, and returns what it has.
-func (h *Host) receive(ctx context.Context, p wire.WorkspaceImport) (tree snapshot.Tree, at fleetspace.Ref, err error) {
+func (h *Host) receive(ctx context.Context, p wire.WorkspaceImport, owned fleetspace.Owned) (tree snapshot.Tree, at fleetspace.Ref, err error) {
 	blob, err := natsio.GetObject(ctx, h.JS, wire.BlobsBucket(h.Fleet), p.Blob)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil, at, protocol.Errorf(protocol.CodeNotFound, "upload %q is not in the fleet's object store", p.Blob)
@@ -88,7 +88,7 @@ func (h *Host) receive(ctx context.Context, p wire.WorkspaceImport) (tree snapsh
 	if err != nil {
 		return nil, at, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "upload %q cannot be read: %v", p.Blob, err)
 	}
-	tree, at, err = h.Workspaces.Receive(ctx, p.Upload, h.Sandboxes.Disk(), upload)
+	tree, at, err = h.Workspaces.Receive(ctx, p.Upload, h.Sandboxes.Disk(), upload, owned)
 	switch {
 	case errors.Is(err, fleetspace.ErrLost):
 		return nil, at, protocol.Errorf(protocol.CodeNotFound, "the directory was uploaded once more meanwhile: send it again: %v", err)
@@ -127,7 +127,7 @@ func workspaceExport(ctx context.Context, a *Attempt, p wire.WorkspaceExport) (p
 	if err != nil {
 		return nil, fmt.Errorf("export workspace: %w", err)
 	}
-	at, err := store.Bring(ctx, p.Upload, h.Sandboxes.Disk(), files)
+	at, err := store.Bring(ctx, p.Upload, h.Sandboxes.Disk(), files, a.ownsUpload(ofUpload+p.Upload))
 	if err != nil {
 		return nil, fmt.Errorf("export workspace: %w", err)
 	}
