@@ -89,7 +89,7 @@ func (r *remover) merge(ctx context.Context, about loop.Event, forkLast uint64) 
 		default:
 		}
 	}
-	if len(r.history.Events) == 0 { // no conversation that says what was merged
+	if len(r.history.Events) == 0 { // no conversation: the workspace says what was merged
 		return r.call(ctx, wire.RandomCallID(), payload)
 	}
 	if ended > 0 {

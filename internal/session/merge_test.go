@@ -217,3 +217,45 @@ func TestMerge_OfSiblingsAndIntoWhatIsThere(t *testing.T) {
 	_, err = Merge(t.Context(), r.Fleet, fork(left, "true"), right, "")
 	require.NoError(t, err, "a removed origin is still the common one")
 }
+
+// A session of single calls has no conversation that says what was merged: its workspace does, as it
+// was at each of its checkpoints.
+func TestMerge_IntoASessionWithoutAConversation(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	files, err := OpenFiles(t.Context(), r.Fleet, "")
+	require.NoError(t, err)
+	into, fork := protocol.NewSessionID(), protocol.NewSessionID()
+	change := func(id protocol.SessionID, command string) protocol.CallID {
+		t.Helper()
+		result := r.call(t.Context(), t, id, protocol.CommandRun{Command: command})
+		require.Nil(t, result.Error)
+		return result.CallID
+	}
+	begin := change(into, "echo old > old")
+	require.NoError(t, files.fork(t.Context(), r.Journal, into, At{}, sandboxLane(fork)))
+	change(fork, "echo new > new; echo newer > newer")
+	written := func(want ...string) {
+		t.Helper()
+		merged, err := Merge(t.Context(), r.Fleet, fork, into, "")
+		require.NoError(t, err)
+		require.Equal(t, want, merged.Written)
+	}
+	written("new", "newer")
+	change(into, "rm new")
+	written()
+	change(fork, "echo newest > newer")
+	written("newer")
+	_, err = files.Read(t.Context(), into, "new", "")
+	require.ErrorIs(t, err, ErrNoFile, "it was removed after it was merged")
+
+	_, err = Restore(t.Context(), r.Fleet, into, "", begin)
+	require.NoError(t, err)
+	written("new", "newer")
+
+	_, err = Remove(t.Context(), r.Fleet, fork, Options{Used: true})
+	require.NoError(t, err)
+	require.NoError(t, files.fork(t.Context(), r.Journal, into, At{}, sandboxLane(fork)))
+	change(fork, "echo last > new")
+	written("new")
+}

@@ -42,7 +42,7 @@ type WorkspaceFork struct {
 type WorkspaceMerge struct {
 	// From is the id of the fork's sandbox.
 	From string `json:"from"`
-	// After is the fork's checkpoint that was merged last, 0 if none was.
+	// After is the fork's checkpoint that was merged last, 0 if only the workspace may know.
 	After uint64 `json:"after,omitempty"`
 }
 

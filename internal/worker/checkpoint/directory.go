@@ -40,11 +40,12 @@ const (
 	ShellFile     = "shell"          // state of the shell
 	DigestsFile   = "seen.jsonl"     // digests of the files that sessions have read or written
 	ProcessesFile = "processes.json" // background processes that have ended
+	MergedFile    = "merged.json"    // the checkpoint of each fork that was merged last
 	indexFile     = "index.json"     // digests of the workspace's files, so that only changes are read
 )
 
 // state are the files next to the workspace that belong to it.
-func state() []string { return []string{ShellFile, DigestsFile, ProcessesFile} }
+func state() []string { return []string{ShellFile, DigestsFile, ProcessesFile, MergedFile} }
 
 // outside reports whether a path of a sandbox's directory is in no checkpoint.
 func outside(name string, _ bool) bool {

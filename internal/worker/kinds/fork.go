@@ -1,9 +1,12 @@
 package kinds
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 
@@ -54,12 +57,17 @@ func workspaceFork(ctx context.Context, a *Attempt, p wire.WorkspaceFork) (proto
 	return wire.WorkspaceForkResult{Files: n, Bytes: size}, nil
 }
 
-// workspaceMerge brings the changes of a fork into the workspace. When that fails, the next call
-// finds the workspace as it was before; a directory in place has part of the changes then, and the
-// same call makes the rest.
+// workspaceMerge brings the changes of a fork into the workspace, and notes up to which checkpoint,
+// in one commit: another merge has only what came later. When that fails, the next call finds the
+// workspace as it was before; a directory in place has part of the changes then, and the same call
+// makes the rest.
 func workspaceMerge(ctx context.Context, a *Attempt, p wire.WorkspaceMerge) (_ protocol.Value, err error) {
 	store := a.host.Workspaces
-	base, files, at, err := store.Forked(ctx, hashOf(p.From), wire.HashLane(a.lane()), p.After)
+	merged, err := readMerged(a.box.MergedFile())
+	if err != nil {
+		return nil, checkpoint.RestoreError(a.lane(), err)
+	}
+	base, files, at, err := store.Forked(ctx, hashOf(p.From), wire.HashLane(a.lane()), cmp.Or(p.After, merged[p.From]))
 	switch {
 	case errors.Is(err, fleetspace.ErrNone):
 		return nil, protocol.Errorf(protocol.CodeNotFound, "merge workspace of %s: %v", p.From, err)
@@ -74,6 +82,10 @@ func workspaceMerge(ctx context.Context, a *Attempt, p wire.WorkspaceMerge) (_ p
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
 	changes, err := snapshot.Merge(ctx, root, base, files, store, &snapshot.Options{Protect: a.box.Protected(), Skip: inRepository})
+	if err == nil {
+		merged[p.From] = at.Checkpoint
+		err = writeMerged(a.box.MergedFile(), merged)
+	}
 	if err != nil {
 		a.box.Reclaim()
 		return nil, checkpoint.RestoreError(a.lane(), err)
@@ -83,6 +95,27 @@ func workspaceMerge(ctx context.Context, a *Attempt, p wire.WorkspaceMerge) (_ p
 		Conflicts: changes.Conflicts, Theirs: changes.Theirs, Protected: changes.Protected,
 		Commits: committed(base, files), Checkpoint: at.Checkpoint,
 	}, nil
+}
+
+// readMerged reads the checkpoint of each fork that was merged last.
+func readMerged(path string) (merged map[string]uint64, err error) {
+	merged = map[string]uint64{}
+	body, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return merged, nil
+	case err == nil:
+		err = json.Unmarshal(body, &merged)
+	}
+	return merged, err
+}
+
+func writeMerged(path string, merged map[string]uint64) error {
+	body, err := json.Marshal(merged)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, body, 0o600)
 }
 
 // inRepository reports whether a path is the database of a git repository, or in it. Two of them

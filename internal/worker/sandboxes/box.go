@@ -86,6 +86,10 @@ func (b *Box) Checkpoints() *checkpoint.Directory {
 // that has it.
 func (b *Box) ShellFile() string { return filepath.Join(b.set.home(b.lane), checkpoint.ShellFile) }
 
+// MergedFile is the file that says which forks were merged: next to the workspace, with which it is
+// stored.
+func (b *Box) MergedFile() string { return filepath.Join(b.set.home(b.lane), checkpoint.MergedFile) }
+
 // Undos is how often changes of the lane's calls were undone.
 func (b *Box) Undos() int64 {
 	if b == nil {
