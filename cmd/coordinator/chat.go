@@ -89,19 +89,27 @@ func newConversation(c *chatCommand, p program, s *started) *conversation {
 func (v *conversation) run(ctx context.Context) (last loop.TurnResult, err error) {
 	v.say("/help lists commands. Ctrl-C stops a turn; twice at the prompt it ends chat.")
 	v.states = v.openStates()
-	if turn := v.session.sums().turn; v.session.open {
-		v.begin = v.states.Resume(ctx, turn)
+	sums, text := v.session.sums(), strings.TrimSpace(v.command.Prompt)
+	if sums.open != nil {
+		v.begin = v.states.Resume(ctx, sums.turn)
 	} else {
-		v.begin = v.states.Save(ctx, turn+1, backup.Before)
+		v.begin = v.states.Save(ctx, sums.turn+1, backup.Before)
 	}
 	signal.Notify(v.interrupts, os.Interrupt)
 	defer signal.Stop(v.interrupts)
-	if v.session.open && v.command.Prompt == "" {
+	if sums.open != nil { // its changes are not those of the prompt's turn
 		if last, err = v.turn(ctx, ""); err != nil {
 			return last, err
 		}
+		switch prompt := (loop.Input{Text: text, Attachments: v.attached}); {
+		case prompt.Same(*sums.open): // the command was repeated
+			text, v.attached = "", nil
+		case last.Outcome == loop.OutcomeInterrupted:
+			v.editor.Begin(text)
+			text = ""
+		}
 	}
-	for text := v.command.Prompt; ; text = "" {
+	for ; ; text = "" {
 		if text == "" && len(v.kept) > 0 {
 			text, v.kept = strings.Join(v.kept, "\n\n"), nil
 		}
@@ -155,7 +163,11 @@ func (v *conversation) turn(ctx context.Context, text string) (result loop.TurnR
 	if len(v.before) > maxUndone {
 		v.before = v.before[1:]
 	}
-	defer func() { v.states.Save(context.WithoutCancel(ctx), v.session.sums().turn, backup.End) }()
+	defer func() {
+		if sums := v.session.sums(); sums.open == nil { // else the files are changed by halves
+			v.states.Save(context.WithoutCancel(ctx), sums.turn, backup.End)
+		}
+	}()
 	if v.undone > 0 {
 		text = undoneNote(v.undone) + "\n\n" + text
 		v.typed = false

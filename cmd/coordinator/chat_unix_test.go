@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,8 +14,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/backup"
+	innerfleet "github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // A conversation has several turns in one session; what one changed can be seen and undone.
@@ -412,6 +416,60 @@ func TestChat_AQuestionWhileALineIsTyped(t *testing.T) {
 	require.FileExists(t, filepath.Join(m.dir, "made.txt"))
 	m.keys("C-d")
 	m.shows("[ended: 0]")
+}
+
+// A turn that a lost process has left open is continued before the prompt: the state between the two
+// is that at its end. A prompt that is repeated only continues it.
+func TestChat_ContinuesAnOpenTurnBeforeThePrompt(t *testing.T) {
+	t.Parallel()
+	data, state, workspace := t.TempDir(), "XDG_STATE_HOME="+t.TempDir(), t.TempDir()
+	write := func(text string) string {
+		return `{"tool_calls": [{"name": "write", "arguments": {"path": "a", "content": "` + text + `"}}]}, {"text": "` + text + ` is done."}`
+	}
+	model := script(t, write("first")+", "+write("second")+", "+write("third")+`, {"text": "fourth is done."}`)
+	chat := func(prompt string) *tmux {
+		return inTmux(t, 100, []string{state}, "chat", "--session", "s", "--sandbox", "process", "--workspace", workspace, "--data", data, "--model", model, prompt)
+	}
+	ends := func(m *tmux) {
+		m.keys("/quit", "Enter")
+		m.shows("[ended: 0]")
+	}
+	lost := func(input string) { // a process begins a turn, changes half of the files, and is lost
+		f, err := innerfleet.Connect(t.Context(), innerfleet.Options{Name: protocol.DefaultFleet, Embedded: innerfleet.Embedded{Data: data}, Logger: slog.New(slog.DiscardHandler)})
+		require.NoError(t, err)
+		defer f.Close()
+		history, err := f.Journal.Load(t.Context(), "s")
+		require.NoError(t, err)
+		turn := history.Events[len(history.Events)-1].Turn + 1
+		_, err = f.Journal.Append(t.Context(), "s", history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: turn, SessionID: "s", StartFields: loop.StartFields{Input: input}})
+		require.NoError(t, err)
+		backup.Open(workspace, backup.Folder(data, "s")).Save(t.Context(), turn, backup.Before)
+		require.NoError(t, os.WriteFile(filepath.Join(workspace, "a"), []byte("half"), 0o600))
+	}
+	m := chat("one")
+	m.shows("first is done.", "answered")
+	ends(m)
+	lost("two")
+	m = chat("three")
+	m.shows("second is done.", "third is done.", "answered")
+	require.Equal(t, "third", contentOf(t, filepath.Join(workspace, "a")))
+	m.keys("/undo", "Enter")
+	m.shows("undone: 1 file as before")
+	require.Equal(t, "second", contentOf(t, filepath.Join(workspace, "a")))
+	m.keys("/undo", "Enter")
+	require.Eventually(t, func() bool { return contentOf(t, filepath.Join(workspace, "a")) == "first" }, 3*time.Minute, 10*time.Millisecond)
+	ends(m)
+	lost("four")
+	m = chat("four")
+	m.shows("fourth is done.", "answered")
+	ends(m)
+	var inputs []string
+	for _, e := range journalOf(t, data) {
+		if e.Type == loop.EventTurnStarted {
+			inputs = append(inputs, e.Input)
+		}
+	}
+	require.Equal(t, []string{"one", "two", "three", "four"}, inputs)
 }
 
 // The conversation goes back with its files: for another answer, for another input, or to its

@@ -70,8 +70,9 @@ func (c *runCommand) remember(session protocol.SessionID) {
 
 // totals are what a session has used in its turns, whichever process ran them.
 type totals struct {
-	turns int // that have ended
-	turn  int // the number of the last one that began
+	turns int         // that have ended
+	turn  int         // the number of the last one that began
+	open  *loop.Input // of that one, while it has not ended
 	bill  loop.Bill
 }
 
@@ -81,8 +82,9 @@ func (t *totals) see(e *loop.Event) {
 	case loop.EventSessionForked:
 		*t = totals{turn: t.turn}
 	case loop.EventTurnStarted:
-		t.turn = e.Turn
+		t.turn, t.open = e.Turn, &loop.Input{ID: e.CallID, Text: e.Input, Attachments: e.Attachments}
 	case loop.EventTurnEnded:
+		t.open = nil
 		t.turns++
 	default:
 	}
@@ -101,11 +103,10 @@ func (s *started) goOn(ctx context.Context, prompt string) error {
 	}
 	s.show.screen.AddHistory(history.Events)
 	turn, running := unfinished(history.Events)
-	s.open = turn > 0
 	switch {
-	case !s.open && prompt == "" && !s.talks:
+	case turn == 0 && prompt == "" && !s.talks:
 		return cli.Usagef("PROMPT is empty, and session %s has no unfinished turn to continue: say what the agent is to do", s.session)
-	case !s.open:
+	case turn == 0:
 		return nil
 	}
 	text := fmt.Sprintf("turn %d of this session did not end, because the process that ran it was lost", turn)

@@ -287,7 +287,6 @@ type started struct {
 	turns  int
 	seen   sync.Mutex // held while totals change
 	totals totals
-	open   bool // a process that was lost has left a turn open
 	talks  bool // the terminal asks for prompts
 }
 

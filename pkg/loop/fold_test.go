@@ -207,7 +207,7 @@ func TestInput_SameTurn(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			require.Equal(t, test.want, test.input.same(test.started))
+			require.Equal(t, test.want, test.input.Same(test.started))
 		})
 	}
 }

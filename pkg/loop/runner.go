@@ -80,9 +80,9 @@ type Input struct {
 // isZero reports whether the input only resumes.
 func (in *Input) isZero() bool { return in.Text == "" && in.ID == "" && len(in.Attachments) == 0 }
 
-// same reports whether the input is the one that started a turn. Without an id the text decides,
+// Same reports whether the input is the one that started a turn. Without an id the text decides,
 // and the attachments if it has some; the zero Input stands for whatever is open.
-func (in Input) same(started Input) bool {
+func (in Input) Same(started Input) bool {
 	switch {
 	case in.isZero():
 		return true
@@ -165,7 +165,7 @@ func (r *Runner) runLoaded(ctx context.Context, rec *recorder, input Input) (Tur
 	if result := rec.session.ended(input.ID); result != nil {
 		return *result, nil
 	}
-	if open := rec.session.open(); open != nil && !input.same(open.input) {
+	if open := rec.session.open(); open != nil && !input.Same(open.input) {
 		result, err := r.runOther(ctx, rec)
 		if err != nil || ctx.Err() != nil && result.Outcome == OutcomeInterrupted {
 			return result, err
