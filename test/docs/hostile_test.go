@@ -120,7 +120,7 @@ var opened = map[string]use{
 	"internal/worker/checkpoint/commit.go":              {1, root},
 	"internal/worker/checkpoint/directory.go":           {5, root + "; " + own},
 	"internal/worker/kinds/files.go":                    {1, "a pattern in the sandbox"},
-	"internal/worker/kinds/fork.go":                     {1, root},
+	"internal/worker/kinds/fork.go":                     {2, root + ", and " + own},
 	"internal/worker/kinds/shell.go":                    {1, own},
 	"internal/worker/kinds/workspace.go":                {1, root},
 	"internal/worker/login/store.go":                    {1, own},
