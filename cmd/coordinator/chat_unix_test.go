@@ -418,8 +418,8 @@ func TestChat_AQuestionWhileALineIsTyped(t *testing.T) {
 	m.shows("[ended: 0]")
 }
 
-// A turn that a lost process has left open is continued before the prompt: the state between the two
-// is that at its end. A prompt that is repeated only continues it.
+// A turn that a lost process has left open is continued before the prompt: the state between the
+// two is that at its end. A prompt that is repeated only continues it.
 func TestChat_ContinuesAnOpenTurnBeforeThePrompt(t *testing.T) {
 	t.Parallel()
 	data, state, workspace := t.TempDir(), "XDG_STATE_HOME="+t.TempDir(), t.TempDir()

@@ -218,8 +218,8 @@ func TestMerge_OfSiblingsAndIntoWhatIsThere(t *testing.T) {
 	require.NoError(t, err, "a removed origin is still the common one")
 }
 
-// A session of single calls has no conversation that says what was merged: its workspace does, as it
-// was at each of its checkpoints.
+// A session of single calls has no conversation that says what was merged: its workspace does, as
+// it was at each of its checkpoints.
 func TestMerge_IntoASessionWithoutAConversation(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

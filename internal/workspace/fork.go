@@ -100,9 +100,9 @@ func TreeOf(files snapshot.Tree) snapshot.Tree {
 var ErrNoFork = errors.New("the workspace is no fork of this one, and both are no forks of the same one")
 
 // Forked returns the current files of a fork of a lane's workspace, or of another fork of the same
-// origin; their checkpoint; and as base the files of the fork's checkpoint after, or, with 0,
-// those with which it began, as also if it was made again later. The error wraps [ErrNoFork] if they have no common origin, [ErrNone]
-// if there is no such workspace.
+// origin; their checkpoint; and as base the files of the fork's checkpoint after, or, with 0, those
+// with which it began, as also if it was made again later. The error wraps [ErrNoFork] if they have
+// no common origin, [ErrNone] if there is no such workspace.
 func (s *Store) Forked(ctx context.Context, fork, of wire.LaneHash, after uint64) (base, files snapshot.Tree, at Ref, err error) {
 	first, err := s.next(ctx, fork, 1)
 	switch {

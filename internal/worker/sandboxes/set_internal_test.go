@@ -136,8 +136,8 @@ func TestStaging_RemovesWhatAKilledWorkerLeft(t *testing.T) {
 	require.DirExists(t, mine)
 }
 
-// Law: a call waits for no call of another lane: also not while the repositories of a directory that
-// the other one uses in place are looked at.
+// Law: a call waits for no call of another lane: also not while the repositories of a directory
+// that the other one uses in place are looked at.
 func TestOpen_ASlowRepositoryHoldsUpNoOtherLane(t *testing.T) {
 	git, err := exec.LookPath("git")
 	if err != nil {
