@@ -308,11 +308,11 @@ func (f *Fleet) IsUnused() bool {
 // unusedTimeout bounds [Fleet.IsUnused].
 const unusedTimeout = 2 * time.Second
 
-// Logger is that of [Options]. While an embedded server can store nothing, records count as debug.
+// Logger is that of [Options]. When an embedded server can store nothing more, records count as debug.
 func (f *Fleet) Logger() *slog.Logger { return f.logger }
 
 // Close ends everything that Connect and StartWorker started, last first. Each step is bounded in
-// time. While an embedded server can store nothing Close does not wait for running calls.
+// time. When an embedded server can store nothing more, Close does not wait for running calls.
 func (f *Fleet) Close() {
 	f.mu.Lock()
 	closers, abort := f.closers, f.Abort

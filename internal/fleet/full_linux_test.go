@@ -64,39 +64,44 @@ func fill(t *testing.T, disk string) (empty func()) {
 	}
 }
 
-// TestFleet_GoesOnWhenItsDiskHasRoomAgain: a server refuses all that follows a failed write without
-// an answer, so it is started again.
-func TestFleet_GoesOnWhenItsDiskHasRoomAgain(t *testing.T) {
+// TestFleet_AServerOnAFullDiskEnds: it refuses all that follows a failed write without an answer, so
+// it ends with the reason. The next one has what was stored.
+func TestFleet_AServerOnAFullDiskEnds(t *testing.T) {
 	t.Parallel()
 	disk := onDisk(t)
 	if disk == "" {
 		return
 	}
-	f, err := fleet.Connect(t.Context(), fleet.Options{Name: "tf", Embedded: fleet.Embedded{Data: filepath.Join(disk, "data")}, Client: "test", Logger: slog.New(slog.DiscardHandler)})
+	options := fleet.Options{Name: "tf", Embedded: fleet.Embedded{Data: filepath.Join(disk, "data")}, Client: "test", Logger: slog.New(slog.DiscardHandler)}
+	f, err := fleet.Connect(t.Context(), options)
 	require.NoError(t, err)
-	defer f.Close()
+	failed := make(chan error, 1)
+	f.Server.WhenFailed(func(err error) { failed <- err })
 	session, more := protocol.NewSessionID(), loop.Event{Type: loop.EventModelReply, Turn: 1, Text: "more"}
 	last, err := f.Journal.Append(t.Context(), session, 0, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
 	require.NoError(t, err)
 
 	empty := fill(t, disk)
-	for err == nil {
-		var next uint64
+	stored := 1
+	for ; err == nil; stored++ {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-		if next, err = f.Journal.Append(ctx, session, last, more); err == nil {
+		if next, appendErr := f.Journal.Append(ctx, session, last, more); appendErr == nil {
 			last = next
+		} else {
+			err = appendErr
 		}
 		cancel()
 	}
-	require.ErrorContains(t, err, "look whether the disk of its JetStream directory is full")
+	require.ErrorContains(t, <-failed, "the disk of "+filepath.Join(disk, "data", fleet.ServerDir)+" (--data) is full: make room there, then start again")
+	f.Close()
 	empty()
-	require.Eventually(t, func() bool {
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-		defer cancel()
-		_, err := f.Journal.Append(ctx, session, last, more)
-		return err == nil
-	}, time.Minute, 10*time.Millisecond)
+	f, err = fleet.Connect(t.Context(), options)
+	require.NoError(t, err)
+	defer f.Close()
 	history, err := f.Journal.Load(t.Context(), session)
 	require.NoError(t, err)
 	require.Equal(t, loop.EventTurnStarted, history.Events[0].Type)
+	require.GreaterOrEqual(t, len(history.Events), stored-1, "what was stored is there")
+	_, err = f.Journal.Append(t.Context(), session, history.Last, more)
+	require.NoError(t, err)
 }

@@ -1,16 +1,17 @@
 package integration
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
@@ -36,12 +37,6 @@ exec "$@"
 
 // disk is a disk of a process, which can be full.
 type disk struct{ dir, control string }
-
-// onDisk runs a coordinator with a disk of its own, which args tell it of.
-func onDisk(t *testing.T, args func(dir string) []string) (*process, disk) {
-	t.Helper()
-	return programOnDisk(t, coordinator, args)
-}
 
 // programOnDisk runs a program with a disk of its own.
 func programOnDisk(t *testing.T, program string, args func(dir string) []string) (*process, disk) {
@@ -75,66 +70,72 @@ func (d disk) empty(t *testing.T) {
 	waitUntil(t, func() bool { return !exists(filepath.Join(d.control, "is-full")) })
 }
 
-// TestRun_OnAFullDisk: it ends within its limit, or goes on when there is room; and one sentence
-// says why nothing happens.
-func TestRun_OnAFullDisk(t *testing.T) {
-	t.Parallel()
-	tests := map[string]struct {
-		limit, answer string
-		room          bool
-		code          int
-		says          string
-	}{
-		"ends within its limit":      {limit: "20s", code: 3, says: "the turn reached its limit of 20s"},
-		"goes on when it has room":   {limit: "0s", room: true, answer: "Answered.\n"},
-		"ends when there stays none": {limit: "0s", code: 1, says: "(--data) is full: make room there, then start again"},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			hold := newGate(t)
-			model := script(t, say("Once.", bash("c1", hold.pass()+"; echo done")), say("Answered."))
-			p, disk := onDisk(t, func(dir string) []string {
-				return []string{"run", "--model", model, "--data", filepath.Join(dir, "data"), "--sandbox", "process", "--timeout", test.limit, "do it"}
-			})
-			p.waitFor(t, `\[1\.1 bash\] +. running on (\S+)\n`)
-			disk.fill(t)
-			hold.open(t)
-			p.waitFor(t, `the disk of `+disk.dir+`/data/\S+ \(--data\) is full: nothing can be stored; if there is room within 30s, it continues`)
-			full := time.Now()
-			if test.room {
-				disk.empty(t)
-			}
-			require.Equal(t, test.code, p.wait(t), p)
-			if test.code != 1 {
-				require.Less(t, time.Since(full), 30*time.Second, "without a limit it tries so long")
-			}
-			require.Contains(t, p.stderr.String(), test.says)
-			require.Equal(t, test.answer, p.stdout.String(), p)
-			require.NotContains(t, p.stderr.String(), "level=", "what follows from it is not told: %s", p)
-		})
-	}
+// restarted runs the rest of its arguments, again after each end with 1, when the file of its first
+// argument is there.
+const restarted = `
+go=$1; shift
+until "$@"; [ $? -ne 1 ]; do echo "it has ended" >&2; until [ -e "$go" ]; do sleep 0.05; done; done
+`
+
+// restartOnDisk runs a coordinator with a disk of its own, and again when it has ended and the
+// returned function is called.
+func restartOnDisk(t *testing.T, args func(dir string) []string) (p *process, d disk, again func()) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "go")
+	p, d = programOnDisk(t, "sh", func(dir string) []string {
+		return append([]string{"-c", restarted, "sh", file, coordinator}, args(dir)...)
+	})
+	return p, d, func() { require.NoError(t, os.WriteFile(file, nil, 0o600)) }
 }
 
-// TestServe_OnAFullDisk: one sentence names the disk, and the turn goes on when there is room.
-func TestServe_OnAFullDisk(t *testing.T) {
+// TestRun_OnAFullDisk: it ends with one sentence, and the next start completes its turn when there
+// is room.
+func TestRun_OnAFullDisk(t *testing.T) {
 	t.Parallel()
 	hold := newGate(t)
 	model := script(t, say("Once.", bash("c1", hold.pass()+"; echo done")), say("Answered."))
-	p, disk := onDisk(t, func(dir string) []string {
-		return []string{"serve", "--model", model, "--listen", "127.0.0.1:0", "--data", filepath.Join(dir, "data")}
+	p, disk, again := restartOnDisk(t, func(dir string) []string {
+		return []string{"run", "--model", model, "--data", filepath.Join(dir, "data"), "--session", "s-full", "--sandbox", "process", "do it"}
+	})
+	p.waitFor(t, `\[1\.1 bash\] +. running on (\S+)\n`)
+	disk.fill(t)
+	hold.open(t)
+	p.waitFor(t, `the disk of `+disk.dir+`/data/\S+ \(--data\) is full: make room there, then start again`)
+	p.waitFor(t, `it has ended`)
+	require.NotContains(t, p.stderr.String(), "level=", "what follows from it is not reported: %s", p)
+	disk.empty(t)
+	again()
+	require.Equal(t, 0, p.wait(t), p)
+	require.Equal(t, "Answered.\n", p.stdout.String(), p)
+}
+
+// TestServe_OnAFullDisk: it ends with one sentence. The next start has what was stored, and the
+// turn, its call and the output, for which there was no room, are complete.
+func TestServe_OnAFullDisk(t *testing.T) {
+	t.Parallel()
+	hold := newGate(t)
+	reached := filepath.Join(t.TempDir(), "reached")
+	model := script(t, say("Once.", bash("c1", ": >'"+reached+"'; "+hold.pass()+"; seq 500000")), say("Answered."))
+	listen := fmt.Sprintf("127.0.0.1:%d", natsiotest.FreePorts(t, 1)[0])
+	p, disk, again := restartOnDisk(t, func(dir string) []string {
+		return []string{"serve", "--model", model, "--listen", listen, "--data", filepath.Join(dir, "data")}
 	})
 	flags := seen(p, pasted(t, p.waitFor(t, `start workers with: worker (.*)\n`)[1]))
 	w := start(t, worker, launch{args: append([]string{"--sandbox", "process", "--data", t.TempDir()}, flags...)})
 	w.waitFor(t, `takes calls of pool default`)
-	submitted := start(t, coordinator, launch{args: append([]string{"submit", "do it"}, flags[:4]...)})
-	submitted.waitFor(t, `\[1\.1 bash\] +. running on (\S+)\n`)
+	submitted := start(t, coordinator, launch{args: append([]string{"submit", "--json", "do it"}, flags[:4]...)})
+	waitUntil(t, func() bool { return exists(reached) })
 	disk.fill(t)
 	hold.open(t)
-	p.waitFor(t, `the disk of `+disk.dir+`/data\S* \(--data\) is full: nothing can be stored; if there is room within 30s, it continues`)
+	p.waitFor(t, `the disk of `+disk.dir+`/data\S* \(--data\) is full: make room there, then start again`)
+	p.waitFor(t, `it has ended`)
 	disk.empty(t)
+	again()
 	require.Equal(t, 0, submitted.wait(t), submitted)
-	require.Equal(t, "Answered.\n", submitted.stdout.String())
+	all := results(events(t, submitted.stdout.String()))
+	require.Equal(t, "ok", all["c1"].Status)
+	require.Contains(t, all["c1"].Content, "\n500000\n", "the end of the output")
+	require.Contains(t, all["c1"].Content, "all of it: read it from")
 }
 
 // TestWorker_OnAFullDisk: the model is told of the disk of the worker's workspaces, and the session
@@ -169,34 +170,6 @@ func TestWorker_OnAFullDisk(t *testing.T) {
 	require.Contains(t, p.stderr.String(), disk.dir+"/data/", "the operator reads which disk it is")
 	require.Equal(t, "room", strings.TrimSpace(all["c4"].Content))
 	require.Equal(t, "ok", all["c5"].Status)
-}
-
-// TestServe_AnOutputOnAFullDisk: an output for which there is no room is stored when there is.
-func TestServe_AnOutputOnAFullDisk(t *testing.T) {
-	t.Parallel()
-	hold := newGate(t)
-	reached := filepath.Join(t.TempDir(), "reached")
-	const large = "seq 500000"
-	model := script(t, say("Once.", bash("c1", ": >'"+reached+"'; "+hold.pass()+"; "+large)), say("Again.", bash("c2", large)), say("Answered."))
-	p, disk := onDisk(t, func(dir string) []string {
-		return []string{"serve", "--model", model, "--listen", "127.0.0.1:0", "--data", filepath.Join(dir, "data")}
-	})
-	flags := seen(p, pasted(t, p.waitFor(t, `start workers with: worker (.*)\n`)[1]))
-	w := start(t, worker, launch{args: append([]string{"--sandbox", "process", "--data", t.TempDir()}, flags...)})
-	w.waitFor(t, `takes calls of pool default`)
-	submitted := start(t, coordinator, launch{args: append([]string{"submit", "--json", "do it"}, flags[:4]...)})
-	waitUntil(t, func() bool { return exists(reached) })
-	disk.fill(t)
-	hold.open(t)
-	p.waitFor(t, `the disk of `+disk.dir+`/data\S* \(--data\) is full: nothing can be stored; if there is room within 30s, it continues`)
-	disk.empty(t)
-	require.Equal(t, 0, submitted.wait(t), submitted)
-	all := results(events(t, submitted.stdout.String()))
-	for _, call := range []string{"c1", "c2"} {
-		require.Equal(t, "ok", all[call].Status)
-		require.Contains(t, all[call].Content, "\n500000\n", "the end of the output")
-		require.Contains(t, all[call].Content, "all of it: read it from")
-	}
 }
 
 // seen names the files of a process on a disk of its own, as others reach them.

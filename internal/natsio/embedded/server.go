@@ -61,8 +61,7 @@ type Options struct {
 	SyncAlways bool
 	// Logger gets the server's warnings and errors; nil discards.
 	Logger *slog.Logger
-	// Notify gets a sentence for people when nothing can be stored any more, when that is over, and
-	// when Start waits for a process that drains; nil discards.
+	// Notify gets a sentence for people when Start waits for a process that drains; nil discards.
 	Notify func(sentence string)
 }
 
@@ -73,13 +72,10 @@ type Server struct {
 	holder  holder // this process
 	token   string
 	file    string
-	tidy    func() // ends what gives memory back, and what opens stores again
+	tidy    func() // ends what gives memory back, and what watches the stores
+	server  *server.Server
 
-	mu     sync.Mutex
-	server *server.Server // the last one that was made
-
-	failing atomic.Bool     // nothing is stored
-	quiet   atomic.Bool     // so it is, or was a moment ago
+	failing atomic.Bool     // nothing is stored any more
 	broken  chan string     // why a store failed
 	failed  context.Context //nolint:containedctx // its cause is why the server is down
 	fail    context.CancelCauseFunc
@@ -102,7 +98,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if err := s.acquire(ctx); err != nil {
 		return nil, err
 	}
-	if err := s.start(ctx, s.options); err != nil {
+	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.release())
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -113,7 +109,8 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	return s, nil
 }
 
-func (s *Server) start(ctx context.Context, o Options) error {
+func (s *Server) start(ctx context.Context) error {
+	o := s.options
 	options, err := s.configure(o)
 	if err != nil {
 		return err
@@ -128,20 +125,11 @@ func (s *Server) start(ctx context.Context, o Options) error {
 		made.Shutdown()
 		return fmt.Errorf("embedded NATS in %s on %q: not ready after %s (is the address in use?)", o.Data, o.Listen, readyTimeout)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.server == nil && s.file != "" { // later ones get the same port
+	if s.file != "" {
 		s.options.Listen = made.Addr().String()
 	}
 	s.server = made
 	return nil
-}
-
-// current is the server that runs, or was the last one to.
-func (s *Server) current() *server.Server {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.server
 }
 
 func (s *Server) configure(o Options) (*server.Options, error) {
@@ -166,12 +154,9 @@ func (s *Server) configure(o Options) (*server.Options, error) {
 	if err := probe(host, port); err != nil {
 		return nil, err
 	}
-	if s.file == "" {
-		file := filepath.Join(o.Data, TokenFile)
-		if s.token, err = LoadToken(file); err != nil {
-			return nil, fmt.Errorf("embedded NATS: %w", err)
-		}
-		s.file = file
+	s.file = filepath.Join(o.Data, TokenFile)
+	if s.token, err = LoadToken(s.file); err != nil {
+		return nil, fmt.Errorf("embedded NATS: %w", err)
 	}
 	options.Authorization, options.AuthTimeout = s.token, authTimeout.Seconds()
 	return options, nil
@@ -235,7 +220,7 @@ func (s *Server) URL() string {
 	if s.file == "" {
 		return ""
 	}
-	return s.current().ClientURL()
+	return s.server.ClientURL()
 }
 
 // CredentialFile is the file with the token that they need; "" when the server does not listen.
@@ -253,7 +238,7 @@ func (s *Server) Options() []nats.Option {
 }
 
 // InProcessConn implements [nats.InProcessConnProvider].
-func (s *Server) InProcessConn() (net.Conn, error) { return s.current().InProcessConn() }
+func (s *Server) InProcessConn() (net.Conn, error) { return s.server.InProcessConn() }
 
 // listener dials one address, whichever is asked for.
 type listener struct{ address string }
@@ -266,8 +251,8 @@ func (l listener) Dial(network, _ string) (net.Conn, error) {
 // Close stops the server and returns when it is down.
 func (s *Server) Close() {
 	s.tidy()
-	s.current().Shutdown()
-	s.current().WaitForShutdown()
+	s.server.Shutdown()
+	s.server.WaitForShutdown()
 	_ = s.release() // the lock ends with the process anyway
 }
 
