@@ -19,7 +19,8 @@ func (v *View) turnEnded(e *loop.Event) {
 	v.summary("", e, &v.turn)
 }
 
-// AddHistory counts what the session did in earlier processes, so that its sum is that of the session.
+// AddHistory counts what the session did in earlier processes, so that its sum is that of the
+// session.
 func (v *View) AddHistory(events []loop.Event) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

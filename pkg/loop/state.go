@@ -25,8 +25,8 @@ type SessionState struct {
 	// Unknown are the ends of the calls of unknown outcome that no person has resolved, with the
 	// Arguments of the calls.
 	Unknown []*Event
-	// Changes are the beginnings of what people have begun to change between two turns, and that has
-	// not ended; see [CompleteChanges].
+	// Changes are the beginnings of what people have begun to change between two turns, and that
+	// has not ended; see [CompleteChanges].
 	Changes []*Event
 	// Bill is that of the session without its sub-agents, and without the origin of a fork.
 	Bill Bill

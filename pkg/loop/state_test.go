@@ -79,7 +79,8 @@ func TestSessionState_WhatIsOpen(t *testing.T) {
 func TestSessionState_WhoIsAsked(t *testing.T) {
 	t.Parallel()
 	asked := []loop.Event{
-		{Type: loop.EventTurnStarted, Turn: 1}, onCall(loop.EventQuestionAsked, 0, "c0", asking("q1")), onCall(loop.EventQuestionAsked, 1, "c1", asking("q2")),
+		{Type: loop.EventTurnStarted, Turn: 1},
+		onCall(loop.EventQuestionAsked, 0, "c0", asking("q1")), onCall(loop.EventQuestionAsked, 1, "c1", asking("q2")),
 		onCall(loop.EventQuestionAsked, 1, "c1", asking("q3")), onCall(loop.EventApprovalAsked, 2, "c2"), onCall(loop.EventJobEnded, 0, "j"),
 	}
 	for name, test := range map[string]struct {

@@ -81,9 +81,9 @@ func afterAttempts(err error, attempts int) error {
 	return fmt.Errorf("after %d attempts: %w", attempts, err)
 }
 
-// Stream sends a request as [Endpoint.post] does, and passes the data of each event of its answer to
-// read, until the stream ends. A stream that ends without [DONE] is whole if parts has then read why
-// the reply ended.
+// Stream sends a request as [Endpoint.post] does, and passes the data of each event of its answer
+// to read, until the stream ends. A stream that ends without [DONE] is whole if parts has then read
+// why the reply ended.
 func (e *Endpoint) Stream(ctx context.Context, path string, body any, headers map[string]string, parts *Assembler, read func(data []byte) error) error {
 	events, err := e.post(ctx, path, body, headers)
 	if err != nil {

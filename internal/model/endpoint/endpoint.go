@@ -227,7 +227,7 @@ func (e *Endpoint) post(ctx context.Context, path string, body any, headers map[
 		}
 	}
 	dog := e.watch(cancel)
-	resp, err := e.opts.HTTPClient.Do(req) //nolint:bodyclose,gosec // the reader of the stream closes it; the user names the server
+	resp, err := e.opts.HTTPClient.Do(req) //nolint:bodyclose // the reader of the stream closes it
 	if err != nil {
 		dog.stop()
 		return nil, dog.explain(e.connectionError(err))

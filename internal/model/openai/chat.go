@@ -164,17 +164,17 @@ func (m *Model) viewable(asked *loop.Message) (text string, list []loop.Attachme
 }
 
 // attach makes the content of a message of the user a text with attachments behind it.
-func (to *message) attach(text string, list []loop.Attachment) {
-	to.Content = endpoint.TextOf(text)
+func (m *message) attach(text string, list []loop.Attachment) {
+	m.Content = endpoint.TextOf(text)
 	if len(list) == 0 {
 		return
 	}
 	parts := []contentPart{{Type: "text", Text: endpoint.TextOf(text)}}
-	to.shown = []loop.Part{{}}
+	m.shown = []loop.Part{{}}
 	for i := range list {
-		parts, to.shown = append(parts, partOf(&list[i].Image, list[i].Name)), append(to.shown, endpoint.AttachmentPart(&list[i]))
+		parts, m.shown = append(parts, partOf(&list[i].Image, list[i].Name)), append(m.shown, endpoint.AttachmentPart(&list[i]))
 	}
-	to.Content = parts
+	m.Content = parts
 }
 
 // partOf is an image or document as a part of a content.
