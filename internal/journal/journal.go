@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -92,7 +93,15 @@ func (j *Journal) load(ctx context.Context, session protocol.SessionID) (loop.Hi
 		}
 		history.Events = append(history.Events, events...)
 		history.Last = msg.Sequence
+		if isRecord(events) {
+			history.Events, history.Removed = nil, loop.Removal{Sequence: msg.Sequence, At: events[0].Time}
+		}
 	}
+}
+
+// isRecord reports whether a message is the record of [Journal.Forget].
+func isRecord(events []loop.Event) bool {
+	return len(events) == 1 && events[0].Type == loop.EventRemoved && events[0].Status == loop.RemovalCompleted
 }
 
 // message reads the first message of a session at or behind a sequence.
@@ -115,7 +124,7 @@ func (j *Journal) Append(ctx context.Context, session protocol.SessionID, expect
 		return j.check(ctx, session, expected)
 	}
 	for _, body := range batches {
-		if last, err = j.append(ctx, session, last, body); err != nil {
+		if last, err = j.append(ctx, session, last, body, nil); err != nil {
 			return 0, err
 		}
 	}
@@ -123,9 +132,9 @@ func (j *Journal) Append(ctx context.Context, session protocol.SessionID, expect
 }
 
 // append stores one message. If an answer was lost, the message that is stored shows whose it is.
-func (j *Journal) append(ctx context.Context, session protocol.SessionID, expected uint64, body []byte) (last uint64, err error) {
+func (j *Journal) append(ctx context.Context, session protocol.SessionID, expected uint64, body []byte, header nats.Header) (last uint64, err error) {
 	err = natsio.UntilKnown(ctx, func(ctx context.Context) (err error) {
-		last, err = j.publish(ctx, session, expected, body)
+		last, err = j.publish(ctx, session, expected, body, header)
 		return err
 	}, func(ctx context.Context) (bool, error) {
 		msg, err := j.message(ctx, session, expected+1)
@@ -159,8 +168,9 @@ func (j *Journal) refused(session protocol.SessionID, err error) error {
 	return fmt.Errorf("append to session %s: %w", session, err)
 }
 
-func (j *Journal) publish(ctx context.Context, session protocol.SessionID, expected uint64, body []byte) (uint64, error) {
-	ack, err := j.js.Publish(ctx, wire.EventSubject(j.fleet, session), body, jetstream.WithExpectLastSequencePerSubject(expected))
+func (j *Journal) publish(ctx context.Context, session protocol.SessionID, expected uint64, body []byte, header nats.Header) (uint64, error) {
+	msg := &nats.Msg{Subject: wire.EventSubject(j.fleet, session), Header: maps.Clone(header), Data: body}
+	ack, err := j.js.PublishMsg(ctx, msg, jetstream.WithExpectLastSequencePerSubject(expected))
 	if err != nil {
 		return 0, err
 	}
@@ -194,16 +204,15 @@ func (j *Journal) last(ctx context.Context, session protocol.SessionID) (*jetstr
 }
 
 // Mark ends the journal of a session with the mark [loop.EventRemoved]: no process can append to it
-// from then on, and none that loads it begins a turn. It is the first step of a removal. Mark
-// returns false if the journal ends with a mark already.
-func (j *Journal) Mark(ctx context.Context, session protocol.SessionID) (bool, error) {
+// from then on, and none that loads it begins a turn. It is the first step of a removal. A journal
+// that ends with a mark stays as it is.
+func (j *Journal) Mark(ctx context.Context, session protocol.SessionID) error {
 	for {
 		var expected uint64
 		msg, err := j.last(ctx, session)
 		if msg != nil {
-			var events []loop.Event
-			if json.Unmarshal(msg.Data, &events) == nil && len(events) > 0 && events[len(events)-1].Type == loop.EventRemoved {
-				return false, nil // by a removal that was cut short
+			if isMark(msg) { // of a removal that was cut short
+				return nil
 			}
 			expected = msg.Sequence
 		}
@@ -211,30 +220,128 @@ func (j *Journal) Mark(ctx context.Context, session protocol.SessionID) (bool, e
 			err = j.MarkBehind(ctx, session, expected)
 		}
 		if !errors.Is(err, loop.ErrJournalConflict) {
-			return err == nil, err
+			return err
 		}
 	}
 }
 
+// isMark reports whether a message has the mark of a removal that was not completed.
+func isMark(msg *jetstream.RawStreamMsg) bool {
+	var events []loop.Event
+	return json.Unmarshal(msg.Data, &events) == nil && len(events) > 0 && events[len(events)-1].Type == loop.EventRemoved && !isRecord(events)
+}
+
 // MarkBehind is [Journal.Mark] unless the session was extended since it was read: then the error
-// wraps [loop.ErrJournalConflict]. In a stream without room the mark takes that of earlier
-// messages; what is left of the journal is invalid, so no turn continues there either.
+// wraps [loop.ErrJournalConflict]. In a stream without room the mark takes that of earlier messages,
+// but for the last one, which is the guard; what is left of the journal is invalid, so no turn
+// continues there either. The error wraps a [protocol.Error] with [protocol.CodeFleetFull] if that
+// is not enough.
 func (j *Journal) MarkBehind(ctx context.Context, session protocol.SessionID, expected uint64) error {
 	mark := loop.Event{Type: loop.EventRemoved, SessionID: session, Time: time.Now().UTC()}
 	_, err := j.Append(ctx, session, expected, mark)
-	for _, keep := range []uint64{1, 0} { // the last message is the guard, as long as there is room
-		if !errors.Is(err, errFull) {
-			break
-		}
-		options := []jetstream.StreamPurgeOpt{jetstream.WithPurgeSubject(wire.EventSubject(j.fleet, session)), jetstream.WithPurgeKeep(keep)}
-		if keep == 0 {
-			options, expected = options[:1], 0
-		}
-		if err = j.stream.Purge(ctx, options...); err == nil {
+	if errors.Is(err, errFull) {
+		if err = j.purge(ctx, session, jetstream.WithPurgeKeep(1)); err == nil {
 			_, err = j.Append(ctx, session, expected, mark)
 		}
 	}
 	return err
+}
+
+// MarkAlone is [Journal.Mark] for a stream in which the mark has no room beside the last message. For
+// a moment the journal is empty, so nothing of the session may be unfinished: a turn would begin
+// from scratch. The error wraps [loop.ErrJournalConflict] if one has begun.
+func (j *Journal) MarkAlone(ctx context.Context, session protocol.SessionID) error {
+	if err := j.purge(ctx, session); err != nil {
+		return err
+	}
+	return j.MarkBehind(ctx, session, 0)
+}
+
+// RemovedAge is how long the record of a removed session is stored.
+const RemovedAge = 7 * 24 * time.Hour
+
+// Forget completes a removal, and returns how many messages of the session it removed. The record
+// that the session was removed takes the place of its journal in one write, and stays for
+// [RemovedAge]. Processes that have read the journal before cannot append, also if it was empty, and
+// requests that were made before begin no session ([loop.Removal.Outlived]). There is no record in
+// a stream without room for it, or if an earlier version made the stream and no process with the
+// rights for it has edited it.
+func (j *Journal) Forget(ctx context.Context, session protocol.SessionID) (removed uint64, err error) {
+	record := loop.Event{Type: loop.EventRemoved, SessionID: session, Time: time.Now().UTC()}
+	record.Status = loop.RemovalCompleted
+	body, err := json.Marshal([]loop.Event{record})
+	if err != nil {
+		return 0, err
+	}
+	header := nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}, jetstream.MsgTTLHeader: {RemovedAge.String()}}
+	if removed, err = j.messages(ctx, session); err == nil {
+		err = j.purge(ctx, session, jetstream.WithPurgeKeep(1)) // which makes room
+	}
+	for err == nil {
+		var last *jetstream.RawStreamMsg
+		if last, err = j.last(ctx, session); err != nil {
+			break
+		}
+		var expected uint64
+		if last != nil {
+			expected = last.Sequence
+		}
+		_, err = j.append(ctx, session, expected, body, header)
+		var api *jetstream.APIError
+		switch {
+		case err == nil:
+			return removed, nil
+		case errors.Is(err, errFull), errors.As(err, &api) && (api.ErrorCode == codeNoTTL || api.ErrorCode == codeNoRollup):
+			return removed, j.purge(ctx, session)
+		}
+	}
+	return removed, fmt.Errorf("forget session %s: %w", session, err)
+}
+
+// messages counts the messages of a session, without marks and records of removals.
+func (j *Journal) messages(ctx context.Context, session protocol.SessionID) (n uint64, err error) {
+	stream, err := j.js.Stream(ctx, wire.SessionsStream(j.fleet))
+	if err != nil {
+		return 0, err
+	}
+	subject := wire.EventSubject(j.fleet, session)
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(subject))
+	if err != nil {
+		return 0, err
+	}
+	n = info.State.Subjects[subject]
+	first, err := j.message(ctx, session, 1)
+	if err == nil && first.Header.Get(jetstream.MsgTTLHeader) != "" {
+		n--
+	}
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return 0, nil
+	}
+	last, lastErr := j.last(ctx, session)
+	if last != nil && isMark(last) {
+		n--
+	}
+	return n, errors.Join(err, lastErr)
+}
+
+// Now returns the last sequence of all journals; 0 if it is not known. A request with it was made
+// behind every removal until now, see [loop.Removal.Outlived].
+func (j *Journal) Now(ctx context.Context) uint64 {
+	stream, err := j.js.Stream(ctx, wire.SessionsStream(j.fleet))
+	if err != nil {
+		return 0
+	}
+	return stream.CachedInfo().State.LastSeq
+}
+
+// Codes of a stream that stores no messages with an age of their own, or in place of others.
+const (
+	codeNoTTL    = 10166
+	codeNoRollup = 10111
+)
+
+func (j *Journal) purge(ctx context.Context, session protocol.SessionID, keep ...jetstream.StreamPurgeOpt) error {
+	return j.stream.Purge(ctx, append(keep, jetstream.WithPurgeSubject(wire.EventSubject(j.fleet, session)))...)
 }
 
 // batches encodes events as JSON arrays that each fit into a message. Images that do not

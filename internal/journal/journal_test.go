@@ -268,3 +268,91 @@ func TestAppend_AnImageThatIsNotKept(t *testing.T) {
 	require.Equal(t, &loop.Image{MediaType: "image/png"}, history.Events[0].Image)
 	require.Equal(t, "look", history.Events[0].Text)
 }
+
+// What was read before a removal, also an empty journal, is no ground to append on: the record of
+// the removal stays, for its age, and only a process that has read it begins the session again.
+func TestForget_FencesWhatWasReadBefore(t *testing.T) {
+	t.Parallel()
+	nc := natsiotest.New(t, natsio.Topology{}).NC
+	j := open(t, nc)
+	var err error
+	for _, messages := range []uint64{0, 3} {
+		id := protocol.SessionID(fmt.Sprintf("s-%d", messages))
+		var last uint64
+		for range messages {
+			last, err = j.Append(t.Context(), id, last, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
+			require.NoError(t, err)
+		}
+		before := j.Now(t.Context())
+		require.NoError(t, j.Mark(t.Context(), id))
+		removed, err := j.Forget(t.Context(), id)
+		require.NoError(t, err)
+		require.Equal(t, messages, removed)
+		_, err = j.Append(t.Context(), id, last, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
+		require.ErrorIs(t, err, loop.ErrJournalConflict)
+
+		history, err := j.Load(t.Context(), id)
+		require.NoError(t, err)
+		require.Empty(t, history.Events)
+		require.True(t, history.Removed.Outlived(before, time.Time{}) || before == 0)
+		require.False(t, history.Removed.Outlived(j.Now(t.Context()), time.Time{}))
+		require.True(t, history.Removed.Outlived(0, history.Removed.At.Add(-time.Second)), "without a sequence the time decides")
+		require.False(t, history.Removed.Outlived(0, history.Removed.At.Add(time.Second)))
+		_, err = j.Append(t.Context(), id, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
+		require.NoError(t, err)
+		again, err := j.Load(t.Context(), id)
+		require.NoError(t, err)
+		require.Len(t, again.Events, 1)
+		require.Equal(t, history.Removed, again.Removed, "requests that were made before it are still refused")
+
+		require.NoError(t, j.Mark(t.Context(), id))
+		removed, err = j.Forget(t.Context(), id)
+		require.NoError(t, err)
+		require.EqualValues(t, 1, removed)
+		removed, err = j.Forget(t.Context(), id)
+		require.NoError(t, err)
+		require.Zero(t, removed)
+	}
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	stream, err := js.Stream(t.Context(), wire.SessionsStream("tf"))
+	require.NoError(t, err)
+	record, err := stream.GetLastMsgForSubject(t.Context(), wire.EventSubject("tf", "s-3"))
+	require.NoError(t, err)
+	age, err := time.ParseDuration(record.Header.Get(jetstream.MsgTTLHeader))
+	require.NoError(t, err)
+	require.Equal(t, journal.RemovedAge, age)
+	require.EqualValues(t, 2, stream.CachedInfo().State.Msgs, "one message is left of each session")
+}
+
+// A stream of an earlier version stores no such records, and the session is removed all the same.
+func TestForget_InAStreamOfAnEarlierVersion(t *testing.T) {
+	t.Parallel()
+	nc := natsiotest.New(t, natsio.Topology{}).NC
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	stream, err := js.Stream(t.Context(), wire.SessionsStream("tf"))
+	require.NoError(t, err)
+	config := stream.CachedInfo().Config
+	require.NoError(t, js.DeleteStream(t.Context(), config.Name))
+	config.AllowMsgTTL, config.AllowRollup = false, false
+	_, err = js.CreateStream(t.Context(), config)
+	require.NoError(t, err)
+	j := open(t, nc)
+	_, err = j.Append(t.Context(), "s", 0, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
+	require.NoError(t, err)
+	require.NoError(t, j.Mark(t.Context(), "s"))
+	_, err = j.Forget(t.Context(), "s")
+	require.NoError(t, err)
+	history, err := j.Load(t.Context(), "s")
+	require.NoError(t, err)
+	require.Zero(t, history.Last)
+
+	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{Fleet: "tf"}), "a process of this version edits the stream")
+	require.NoError(t, j.Mark(t.Context(), "s"))
+	_, err = j.Forget(t.Context(), "s")
+	require.NoError(t, err)
+	history, err = j.Load(t.Context(), "s")
+	require.NoError(t, err)
+	require.NotZero(t, history.Removed.Sequence)
+}

@@ -469,6 +469,7 @@ func (t Topology) streams() []jetstream.StreamConfig {
 			Description: "session journals",
 			Storage:     jetstream.FileStorage, Replicas: t.Replicas,
 			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardNew, MaxMsgSize: -1,
+			AllowMsgTTL: true, AllowRollup: true, // of the records of removed sessions
 		},
 		{
 			Name: wire.WorkspacesStream(t.Fleet), Subjects: wire.WorkspacesSubjects(t.Fleet),
@@ -516,7 +517,16 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 	if err != nil {
 		return nil, false, fmt.Errorf("stream %s: %w%s", want.Name, err, remedy(err, want.Replicas, want.MaxBytes))
 	}
-	return stream, made, checkStream(stream, want)
+	if err := checkStream(stream, want); err != nil {
+		return nil, false, err
+	}
+	if have := stream.CachedInfo().Config; want.AllowMsgTTL && !(have.AllowMsgTTL && have.AllowRollup) { // of an earlier version
+		have.AllowMsgTTL, have.AllowRollup = true, true
+		if CheckRights(ctx, js.Conn(), Rights{Publish: []string{"$JS.API.STREAM.UPDATE." + want.Name}}) == nil {
+			_, err = js.UpdateStream(ctx, have)
+		}
+	}
+	return stream, made, err
 }
 
 // checkStream compares a stream with what it must be.

@@ -15,19 +15,21 @@ import (
 // refused is a turn that was accepted and never began: no coordinator could run it as it was asked
 // for, or its call ended while it waited.
 type refused struct {
-	id      protocol.CallID // of the input
-	tenant  protocol.Tenant
-	input   string
-	model   string // that the turn asked for
-	outcome loop.Outcome
-	err     *protocol.Error
+	id        protocol.CallID // of the input
+	madeAfter uint64          // see [loop.Input]
+	madeAt    time.Time
+	tenant    protocol.Tenant
+	input     string
+	model     string // that the turn asked for
+	outcome   loop.Outcome
+	err       *protocol.Error
 }
 
 // maxRefusedInput bounds the input of a refused turn that the journal does not take whole.
 const maxRefusedInput = 4096
 
 // record journals the turn as begun and ended, and reports whether it did: it does nothing when the
-// session has a turn of that input, or an open one. The caller holds the session.
+// session has a turn of that input, or an open one, or was removed since. The caller holds the session.
 func (r refused) record(ctx context.Context, journal loop.Journal, session protocol.SessionID) (bool, error) {
 	history, err := journal.Load(ctx, session)
 	if err != nil {
@@ -37,7 +39,7 @@ func (r refused) record(ctx context.Context, journal loop.Journal, session proto
 	if err != nil {
 		return false, fmt.Errorf("load session %s: %w", session, err)
 	}
-	if open || slices.ContainsFunc(history.Events, func(e loop.Event) bool { return e.Type == loop.EventTurnStarted && e.CallID == r.id }) {
+	if open || history.Removed.Outlived(r.madeAfter, r.madeAt) || slices.ContainsFunc(history.Events, func(e loop.Event) bool { return e.Type == loop.EventTurnStarted && e.CallID == r.id }) {
 		return false, nil
 	}
 	_, err = journal.Append(ctx, session, history.Last, r.events(session, turns+1)...)

@@ -150,13 +150,17 @@ func (s *Server) userTools(builtIn []tools.Tool) ([]tools.Tool, []mcp.Server) {
 
 // served are the tools of servers, which live in the session's sandbox. What is wrong with one is
 // logged.
-func (s *Server) served(ctx context.Context, session protocol.SessionID, rules mcptools.Rules, own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
-	if len(servers) > 0 { // they would be started in the sandbox of a session that is being removed
-		if _, err := s.options.Journal.Load(ctx, session); err != nil {
+func (s *Server) served(ctx context.Context, c *protocol.Call, rules mcptools.Rules, own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
+	if len(servers) > 0 { // they would be started in the sandbox of a session that is being removed, or was
+		history, err := s.options.Journal.Load(ctx, c.SessionID)
+		if err == nil && history.Removed.Outlived(c.MadeAfter, c.IssuedAt) {
+			err = loop.ErrRemoved
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
-	made, problems, err := mcptools.Open(ctx, s.options.Do, session, rules, servers, own)
+	made, problems, err := mcptools.Open(ctx, s.options.Do, c.SessionID, rules, servers, own)
 	for _, problem := range problems {
 		s.options.Logger.WarnContext(ctx, "MCP server is not whole", slog.Any("problem", problem))
 	}

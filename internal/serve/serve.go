@@ -285,7 +285,7 @@ func (s *Server) recordRefused(ctx context.Context, c *protocol.Call, r *protoco
 		prompt = turn.Prompt
 	}
 	return refused{
-		id: c.ID, tenant: c.Tenant, input: prompt, model: cmp.Or(need.Model, s.options.Default), outcome: outcome(r), err: r.Error,
+		id: c.ID, madeAfter: c.MadeAfter, madeAt: c.IssuedAt, tenant: c.Tenant, input: prompt, model: cmp.Or(need.Model, s.options.Default), outcome: outcome(r), err: r.Error,
 	}.record(ctx, s.options.Journal, c.SessionID)
 }
 
@@ -408,7 +408,7 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 func (s *Server) patientRunner(ctx context.Context, c *protocol.Call, turn wire.TurnRun, observe func(loop.Event)) (runner *loop.Runner, fault *protocol.Error) {
 	pause.Until(ctx, pause.Resume, func() bool {
 		runner, fault = s.runner(turn, func(rules mcptools.Rules, own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
-			return s.served(ctx, c.SessionID, rules, own, servers)
+			return s.served(ctx, c, rules, own, servers)
 		}, observe)
 		if fault == nil || fault.Code != protocol.CodeFleetUnavailable {
 			return true
@@ -463,7 +463,7 @@ func turnCause(cause error, c *protocol.Call) error {
 // Once ctx has ended, one try is made to end the turn in the journal, whatever the cause; if it
 // fails, conclude ends the turn when the call has its result.
 func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.Call, turn wire.TurnRun) (loop.TurnResult, error) {
-	input := loop.Input{Text: turn.Prompt, ID: c.ID, Attachments: attachments(turn)}
+	input := loop.Input{Text: turn.Prompt, ID: c.ID, Attachments: attachments(turn), MadeAfter: c.MadeAfter, MadeAt: c.IssuedAt}
 	for {
 		stopped := ctx.Err() != nil
 		result, err := runner.Run(s.unattended(s.withTriggers(ctx, c), c), c.SessionID, input)

@@ -869,3 +869,39 @@ func TestTurn_IsOfWhoHasSignedIt(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, protocol.Tenant("acme"), history.Tenant())
 }
+
+// A turn that was made before its session was removed does not begin the session again, whenever
+// its call comes: also if no coordinator has seen it before, or if it only is to be recorded as
+// refused. One that is made after the removal does.
+func TestTurn_MadeBeforeItsSessionWasRemoved(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, answer)
+	r.serve(r.Connect(), "a", nil)
+	j, err := journal.Open(t.Context(), r.Connect(), r.Name)
+	require.NoError(t, err)
+	session := protocol.NewSessionID()
+	made := func(turn wire.TurnRun) protocol.Call {
+		call := serve.NewCall(session, turn, 0)
+		call.MadeAfter = j.Now(t.Context())
+		return call
+	}
+	require.Nil(t, r.submit(t.Context(), made(wire.TurnRun{Prompt: "p"})).Error)
+	late, unknown, refused := made(wire.TurnRun{Prompt: "late"}), serve.NewCall(session, wire.TurnRun{Prompt: "late"}, 0), made(wire.TurnRun{Prompt: "late", Toolsets: []string{"none"}})
+	require.NoError(t, j.Mark(t.Context(), session))
+	_, err = j.Forget(t.Context(), session)
+	require.NoError(t, err)
+
+	for _, call := range []protocol.Call{late, unknown} {
+		got := r.submit(t.Context(), call)
+		requireFault(t, got, protocol.StatusFailed, protocol.CodeNotFound)
+		require.Contains(t, got.Error.Message, "the session was removed")
+	}
+	requireFault(t, r.submit(t.Context(), refused), protocol.StatusRejected, codes.InvalidPayload)
+	require.Empty(t, r.events(session))
+
+	require.Nil(t, r.submit(t.Context(), made(wire.TurnRun{Prompt: "p"})).Error)
+	require.Equal(t, loop.EventSessionStarted, r.events(session)[0].Type)
+	late.ID = wire.RandomCallID()
+	requireFault(t, r.submit(t.Context(), late), protocol.StatusFailed, protocol.CodeNotFound)
+	require.Equal(t, []string{"1 turn_ended answered"}, r.ends(session))
+}

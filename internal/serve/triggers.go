@@ -75,7 +75,7 @@ func (t triggers) Add(ctx context.Context, trigger ports.Trigger) error {
 	turn.System, turn.Project, turn.Budget, turn.Compact = "", nil, nil, false // as in the turn before
 	turn.Trigger = &wire.TurnTrigger{Name: trigger.Firing.Name, By: trigger.Firing.By, Channel: trigger.Firing.Channel}
 	call := NewCall(t.call.SessionID, turn, t.call.RunFor())
-	call.Tenant, call.Priority = t.call.Tenant, t.call.Priority
+	call.Tenant, call.Priority, call.MadeAfter = t.call.Tenant, t.call.Priority, t.call.MadeAfter
 	record := schedule.Schedule{
 		Name: trigger.ID, Cron: trigger.Cron, TimeZone: trigger.TimeZone, Call: call, KeepSession: true,
 		Trigger: schedule.Trigger{Channel: trigger.Channel, After: trigger.After, By: trigger.Call}, Secret: trigger.Secret,
@@ -91,7 +91,11 @@ func (t triggers) Add(ctx context.Context, trigger ports.Trigger) error {
 		return err
 	}
 	// A removal marks the journal before it removes triggers: it has found this one, or is found.
-	if _, err := t.journal.Load(ctx, t.call.SessionID); errors.Is(err, loop.ErrRemoved) {
+	history, err := t.journal.Load(ctx, t.call.SessionID)
+	if err == nil && history.Removed.Outlived(t.call.MadeAfter, t.call.IssuedAt) {
+		err = loop.ErrRemoved
+	}
+	if errors.Is(err, loop.ErrRemoved) {
 		return errors.Join(err, t.Remove(ctx, trigger.ID))
 	}
 	return nil

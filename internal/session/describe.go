@@ -66,7 +66,9 @@ func (i *folded) apply(e *loop.Event) {
 	case loop.EventCopyStarted: // what is before was interrupted
 		*i = folded{Session: report.Session{SessionID: i.SessionID, CreatedAt: i.CreatedAt, UpdatedAt: e.Time, Parent: e.From}, copies: e.CallID}
 	case loop.EventRemoved:
-		i.removed = true
+		if i.removed = true; e.Status == loop.RemovalCompleted { // what is behind it is another session
+			*i = folded{Session: report.Session{SessionID: i.SessionID}}
+		}
 	case loop.EventSessionStarted:
 		i.Model, i.Workspace, i.Tenant = e.Model, e.Workspace, e.Tenant
 		if e.Parent != nil {
@@ -202,6 +204,7 @@ func (r *Reader) journals(ctx context.Context, of []change) (map[protocol.Sessio
 		case err != nil || info == nil:
 		case info.last >= c.last && info.Messages > 0:
 			found[c.id] = info
+		case info.last >= c.last: // removed
 		default:
 			var alone *folded
 			if alone, err = r.journal(ctx, c.id); err == nil {
@@ -225,8 +228,11 @@ func (i *folded) read(body []byte, seq uint64, at time.Time) {
 	for n := range events {
 		i.apply(&events[n])
 	}
-	i.JournalBytes, i.last = size+int64(len(body)), seq
-	i.Messages = messages + 1
+	i.last = seq
+	if i.CreatedAt == nil && !i.invalid { // the record of a session that was removed
+		return
+	}
+	i.JournalBytes, i.Messages = size+int64(len(body)), messages+1
 }
 
 // sizes adds the size of what is stored of a session outside of its journal.

@@ -247,11 +247,26 @@ func (r *Reader) ids(ctx context.Context) ([]protocol.SessionID, error) {
 		return nil, fmt.Errorf("look into stream %s: %w", wire.SessionsStream(r.fleet), err)
 	}
 	ids := make([]protocol.SessionID, 0, len(info.State.Subjects))
-	for subject := range info.State.Subjects {
+	var short []string // which may be records of removed sessions
+	for subject, messages := range info.State.Subjects {
+		if messages == 1 {
+			short = append(short, subject)
+			continue
+		}
 		ids = append(ids, r.owner(subject))
 	}
-	return ids, nil
+	err = natsio.EachFrom(ctx, r.events, short, 0, true, func(msg jetstream.Msg) error {
+		if !isRecord(msg) {
+			ids = append(ids, r.owner(msg.Subject()))
+		}
+		return nil
+	})
+	return ids, err
 }
+
+// isRecord reports whether a message is the record of a session that was removed. Only these
+// messages of journals have an age of their own.
+func isRecord(msg jetstream.Msg) bool { return msg.Headers().Get(jetstream.MsgTTLHeader) != "" }
 
 // owner is whose journal a subject is.
 func (r *Reader) owner(subject string) protocol.SessionID {
@@ -281,8 +296,9 @@ func (r *Reader) changed(ctx context.Context, ids []protocol.SessionID, limit in
 	latest := make(map[protocol.SessionID]change, min(len(ids), tail*limit))
 	note := func(msg jetstream.Msg) error {
 		about, err := msg.Metadata()
-		if err == nil {
-			id := r.owner(msg.Subject())
+		if id := r.owner(msg.Subject()); err == nil && isRecord(msg) {
+			delete(latest, id)
+		} else if err == nil {
 			latest[id] = change{id: id, at: about.Timestamp, last: about.Sequence.Stream}
 		}
 		return err

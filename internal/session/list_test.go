@@ -101,9 +101,15 @@ func TestReader_ListsManySessions(t *testing.T) {
 	r := newRig(t)
 	at := time.Unix(1, 0).UTC()
 	for i := range 1500 {
-		body, err := json.Marshal([]loop.Event{{Type: loop.EventSessionStarted, Time: at}})
-		require.NoError(t, err)
-		_, err = r.JS.Publish(t.Context(), wire.EventSubject(r.Name, protocol.SessionID(fmt.Sprintf("s%d", 5000-i))), body)
+		for _, event := range []loop.EventType{loop.EventSessionStarted, loop.EventTurnStarted} { // one of a single message is read
+			body, err := json.Marshal([]loop.Event{{Type: event, Time: at}})
+			require.NoError(t, err)
+			_, err = r.JS.Publish(t.Context(), wire.EventSubject(r.Name, protocol.SessionID(fmt.Sprintf("s%d", 5000-i))), body)
+			require.NoError(t, err)
+		}
+	}
+	for i := range 3 {
+		_, err := Remove(t.Context(), r.Fleet, protocol.SessionID(fmt.Sprintf("removed-%d", i)), Options{})
 		require.NoError(t, err)
 	}
 	reader := r.reader(t)

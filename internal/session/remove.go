@@ -96,8 +96,9 @@ type remover struct {
 	id      protocol.SessionID
 	options Options
 	history loop.History // when it was found idle
-	marked  bool         // by this remover
 	removed report.Removed
+
+	unmarked bool // the stream of journals has no room for the mark
 
 	journals  loop.Journal      // of a change
 	completed []protocol.Result // of changes that were interrupted
@@ -133,7 +134,7 @@ func (r *remover) operator(pool protocol.Pool) *operator.Operator {
 // steps are what is done, in its order.
 func (r *remover) steps() []func(context.Context) error {
 	return []func(context.Context) error{
-		r.mark, r.triggers, r.calls, r.workspace, r.released, r.triggers, // of a turn that ran meanwhile
+		r.mark, r.triggers, r.calls, r.workspace, r.released, r.markAlone, r.triggers, // of a turn that ran meanwhile
 		r.inEach(r.leftover), r.inEach(r.listed), r.inEach(r.results), r.inEach(r.bodies), r.journal,
 	}
 }
@@ -239,8 +240,7 @@ func (r *remover) mark(ctx context.Context) (err error) {
 	case r.options.Used: // single calls, whose user may have no right to write journals
 		return nil
 	case r.options.Force:
-		r.marked, err = r.fleet.Journal.Mark(ctx, r.id)
-		return err
+		return r.noRoom(r.fleet.Journal.Mark(ctx, r.id))
 	}
 	if _, err = r.fleet.Journal.Load(ctx, r.id); errors.Is(err, loop.ErrRemoved) {
 		return nil // by a removal that was cut short
@@ -248,23 +248,48 @@ func (r *remover) mark(ctx context.Context) (err error) {
 	if err = r.fleet.Journal.MarkBehind(ctx, r.id, r.history.Last); errors.Is(err, loop.ErrJournalConflict) {
 		err = errBegun
 	}
-	r.marked = err == nil
+	return r.noRoom(err)
+}
+
+// noRoom is the error of a mark, but for that of a stream without room: then the mark takes the
+// place of the journal when nothing of the session is unfinished any more.
+func (r *remover) noRoom(err error) error {
+	r.unmarked = errors.Is(err, &protocol.Error{Code: protocol.CodeFleetFull})
+	if r.unmarked {
+		return nil
+	}
+	return err
+}
+
+// markAlone marks a journal in whose stream there was no room for the mark.
+func (r *remover) markAlone(ctx context.Context) error {
+	if !r.unmarked {
+		return nil
+	}
+	err := r.fleet.Journal.MarkAlone(ctx, r.id)
+	if errors.Is(err, loop.ErrJournalConflict) {
+		err = errBegun
+	}
 	return err
 }
 
 // errBegun means that a turn or another change of a session has begun since it was found idle.
 var errBegun = fmt.Errorf("%w: it was extended meanwhile; nothing was changed", ErrBusy)
 
-// journal removes the journal with its mark.
+// journal removes the journal with its mark. A record stays that the session was removed; one of
+// single calls has had no mark, and leaves none.
 func (r *remover) journal(ctx context.Context) error {
-	removed, err := r.purge(ctx, r.fleet, wire.SessionsStream(r.fleet.Name), wire.EventSubject(r.fleet.Name, r.id), 0)
-	if r.marked && removed > 0 {
-		removed-- // the mark is none of its events
+	stream, subject := wire.SessionsStream(r.fleet.Name), wire.EventSubject(r.fleet.Name, r.id)
+	if r.options.Used {
+		removed, err := r.purge(ctx, r.fleet, stream, subject, 0)
+		r.removed.Events += removed
+		return err
 	}
-	r.removed.Events += removed
+	removed, err := r.fleet.Journal.Forget(ctx, r.id)
 	if err != nil {
 		return err
 	}
+	r.removed.Events += removed
 	return natsio.RemoveJournalMarks(ctx, r.fleet.JS, r.fleet.Name, r.id)
 }
 

@@ -79,7 +79,9 @@ func (r *rig) dispatch(ctx context.Context, id protocol.SessionID, payload proto
 // lived makes a session with a turn, files, a background process, and output that is kept apart.
 func (r *rig) lived(t *testing.T, id protocol.SessionID) {
 	t.Helper()
-	_, err := r.Journal.Append(t.Context(), id, 0,
+	history, err := r.Journal.Load(t.Context(), id)
+	require.NoError(t, err)
+	_, err = r.Journal.Append(t.Context(), id, history.Last,
 		loop.Event{Type: loop.EventTurnStarted, Turn: 1}, loop.Event{Type: loop.EventTurnEnded, Turn: 1})
 	require.NoError(t, err)
 	for _, command := range []protocol.CommandRun{
@@ -90,6 +92,13 @@ func (r *rig) lived(t *testing.T, id protocol.SessionID) {
 		require.Nil(t, r.call(t.Context(), t, id, command).Error)
 	}
 	require.NotNil(t, r.call(t.Context(), t, id, protocol.FilesRead{Path: "long"}).Kept)
+}
+
+// recorded reports whether all that the journal has is the record that the session was removed.
+func (r *rig) recorded(t *testing.T, id protocol.SessionID) bool {
+	t.Helper()
+	history, err := r.Journal.Load(t.Context(), id)
+	return err == nil && len(history.Events) == 0 && history.Removed.Sequence == history.Last
 }
 
 // left is what the fleet has of a session.
@@ -105,6 +114,9 @@ func (r *rig) left(t *testing.T, id protocol.SessionID) []string {
 		info, err := stream.Info(t.Context(), jetstream.WithSubjectFilter(subject))
 		require.NoError(t, err)
 		for subject := range info.State.Subjects {
+			if name == wire.SessionsStream(r.Name) && r.recorded(t, id) {
+				continue
+			}
 			left = append(left, subject)
 		}
 	}
@@ -491,8 +503,14 @@ func TestRemove_FromAStreamWithoutRoom(t *testing.T) {
 		config.MaxBytes = int64(info.State.Bytes)
 		_, err = r.JS.UpdateStream(t.Context(), config)
 		require.NoError(t, err)
-		_, err = Remove(t.Context(), r.Fleet, "s", Options{Force: true})
+		removal, err := newRemover(t.Context(), r.Fleet, "s", Options{Force: true})
 		require.NoError(t, err)
+		for i, step := range removal.steps() {
+			require.NoError(t, step(t.Context()))
+			history, err := r.Journal.Load(t.Context(), "s")
+			require.NotErrorIs(t, err, loop.ErrJournalInvalid)
+			require.True(t, len(history.Events) > 0 || i == len(removal.steps())-1, "a process that is lost behind step %d leaves an empty session", i)
+		}
 		require.Empty(t, r.left(t, "s"))
 		config.MaxBytes = -1
 		_, err = r.JS.UpdateStream(t.Context(), config)

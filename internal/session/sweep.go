@@ -116,7 +116,7 @@ func (s *Sweeper) ofClients(ctx context.Context, r *Reader, before time.Time) (s
 	err = natsio.EachLast(ctx, r.main.JS, r.events, []string{wire.EventSubject(r.fleet, "*")}, true, func(msg jetstream.Msg) error {
 		about, err := msg.Metadata()
 		id := r.owner(msg.Subject())
-		if err == nil && about.Timestamp.Before(before) && s.stays[id] != about.Sequence.Stream {
+		if err == nil && about.Timestamp.Before(before) && !isRecord(msg) && s.stays[id] != about.Sequence.Stream {
 			old = append(old, change{id: id, at: about.Timestamp, last: about.Sequence.Stream})
 		}
 		return err
@@ -161,6 +161,9 @@ func (s *Sweeper) end(ctx context.Context, id protocol.SessionID, journal *chang
 	}
 	if journal != nil { // from now on no turn begins
 		marked := s.Fleet.Journal.MarkBehind(ctx, id, journal.last)
+		if errors.Is(marked, &protocol.Error{Code: protocol.CodeFleetFull}) {
+			marked = s.Fleet.Journal.MarkAlone(ctx, id)
+		}
 		if errors.Is(marked, loop.ErrJournalConflict) {
 			return false, nil
 		}

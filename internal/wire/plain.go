@@ -28,7 +28,7 @@ type plain struct {
 // nothing is plain.
 const (
 	plainCall = "ID SessionID ToolCallID Tool Turn Step Index Pool Tenant Priority Resources Delivery MaxAttempts Retry " +
-		"MinLevel Roots IssuedAt NotBefore QueueTimeout RunTimeout Deadline After Again Digest Payload"
+		"MinLevel Roots IssuedAt NotBefore QueueTimeout RunTimeout Deadline After MadeAfter Again Digest Payload"
 	plainResult = "CallID SessionID Status Error WorkerID Attempt Sequence Epoch Checkpoint Tries Level Network QueueMS LaneMS RunMS Waits FinishedAt Tool Digest Kept Value"
 )
 
@@ -68,6 +68,7 @@ func (p *plain) callFieldsOf(c *protocol.Call) {
 	whole(p, "queue_timeout_ms", &c.QueueTimeout)
 	whole(p, "run_timeout_ms", &c.RunTimeout)
 	p.time("deadline", &c.Deadline, ifSet)
+	whole(p, "made_after", &c.MadeAfter)
 	if p.field("again", c.Again) {
 		p.literal("true")
 		c.Again = true

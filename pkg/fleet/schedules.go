@@ -146,6 +146,7 @@ func (s Schedules) AddCall(ctx context.Context, request Schedule, call Call) (ad
 // add stores a schedule after a check.
 func (s Schedules) add(ctx context.Context, request Schedule, call protocol.Call, keepSession bool, check func(context.Context) error) (added Schedule, err error) {
 	err = s.with(ctx, func(ctx context.Context, store *schedule.Store) error {
+		call.MadeAfter = s.client.inner.Journal.Now(ctx)
 		if err := check(ctx); err != nil {
 			return err
 		}

@@ -110,6 +110,7 @@ func send[T any](ctx context.Context, s Sessions, turn *Turn, method func(contex
 	}
 	result, err = do(ctx, s.client, []natsio.Rights{natsio.CallRights(s.client.inner.Name, protocol.SessionPool)}, func(ctx context.Context) (T, error) {
 		began = true
+		call.MadeAfter = s.client.inner.Journal.Now(ctx)
 		return method(ctx, &call)
 	})
 	if err != nil && !began {

@@ -42,7 +42,7 @@ const (
 	EventCopyStarted    EventType = "copy_started"   // a fork of From, or an import, begins; until its CallID comes again there is no session
 	EventSessionForked  EventType = "session_forked" // the events before are those of another session
 	EventImported       EventType = "session_imported"
-	EventRemoved        EventType = "session_removed" // the session is being removed: it takes no turn, and nothing follows
+	EventRemoved        EventType = "session_removed" // the session is being removed: it takes no turn, and nothing follows; see [RemovalCompleted]
 	EventSessionEnded   EventType = "session_ended"   // live: the run of this process is over
 
 	EventTextDelta      EventType = "text_delta"      // live: a piece of the model's text
@@ -53,6 +53,10 @@ const (
 	EventToolRunning    EventType = "tool_running"    // live: a worker started it, or a lost worker came back
 	EventWorkerLost     EventType = "worker_lost"     // live: the call's worker is lost; Text says what comes next
 )
+
+// RemovalCompleted is the status of a [EventRemoved] that is the record of a session which was
+// removed. It is alone in its journal, for some days, and fences requests that were made before it.
+const RemovalCompleted = "completed"
 
 // Event is one journal entry of a session, or one live event. Its Type decides which groups of
 // fields are set; the comment of a group names the types that have it. The JSON form has all

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -257,7 +258,7 @@ var ErrEventTooLarge = errors.New("too large for the session journal")
 // Errors of [Journal.Load] for what is no session, or not any more: no turn begins in it.
 var (
 	// ErrRemoved says that the session is being removed, or was removed since its turn began.
-	ErrRemoved = errors.New("the session was removed, or is being removed (session rm completes that)")
+	ErrRemoved = errors.New("the session was removed, or is being removed (session rm completes that); a turn that is asked for after that begins a new session")
 	// ErrUncompleted says that a fork or an import was interrupted before it had stored everything.
 	ErrUncompleted = errors.New("the fork or import that makes the session was not completed: the same command again completes it, and session rm removes it")
 )
@@ -285,6 +286,25 @@ type History struct {
 	Events []Event
 	// Last is the sequence to pass to [Journal.Append]; 0 for a new session.
 	Last uint64
+	// Removed is the last removal of a session of this name, as long as the journal has its record:
+	// Events are those behind it.
+	Removed Removal
+}
+
+// Removal is the record of a session that was removed. It fences requests that were made before.
+type Removal struct {
+	Sequence uint64    // in the sequences of [History.Last]; 0 is none
+	At       time.Time // by the clock of the process that completed it
+}
+
+// Outlived reports whether a request was made before the removal, so that it begins no session of
+// that name. madeAfter is the last sequence of all journals when the request was made. If that is
+// not known, 0, the time decides at which it was made; the zero time is not known, either.
+func (r Removal) Outlived(madeAfter uint64, at time.Time) bool {
+	if madeAfter > 0 {
+		return r.Sequence > madeAfter
+	}
+	return r.Sequence > 0 && !at.IsZero() && at.Before(r.At)
 }
 
 // Whole returns the history of what a journal stores: without the attempts at a fork or an import
@@ -295,7 +315,7 @@ func (h History) Whole() (History, error) {
 	for i := range h.Events {
 		switch e := &h.Events[i]; e.Type {
 		case EventRemoved:
-			return History{h.Events[:i+1], h.Last}, ErrRemoved
+			return History{h.Events[:i+1], h.Last, h.Removed}, ErrRemoved
 		case EventCopyStarted:
 			begun = i
 		default:
@@ -306,9 +326,9 @@ func (h History) Whole() (History, error) {
 	}
 	mark, copied := h.Events[begun], h.Events[begun+1:]
 	if slices.ContainsFunc(copied, mark.completedBy) {
-		return History{copied, h.Last}, nil
+		return History{copied, h.Last, h.Removed}, nil
 	}
-	return History{[]Event{mark}, h.Last}, ErrUncompleted
+	return History{[]Event{mark}, h.Last, h.Removed}, ErrUncompleted
 }
 
 // completedBy reports whether an event completes the fork or import that e begins.

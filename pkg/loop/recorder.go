@@ -34,6 +34,8 @@ type recorder struct {
 	mu      sync.Mutex
 	session *session // written under mu; the turn reads it while nothing else runs
 	last    uint64   // sequence that the next append builds on
+	fresh   bool     // nothing was journaled when the session was loaded
+	removed Removal  // the last removal of a session of its name
 	lost    error    // the first failed append; nothing is journaled after it
 	above   *account // of the parents of a sub-agent; nil without
 	author  string   // the person
@@ -52,7 +54,7 @@ func (r *Runner) newRecorder(ctx context.Context, id protocol.SessionID) (*recor
 	}
 	return &recorder{
 		id: id, journal: r.journal, observe: r.opts.Observe, logger: r.opts.Logger,
-		session: s, last: history.Last, author: prose.Valid(r.opts.Author.Name),
+		session: s, last: history.Last, fresh: len(history.Events) == 0, removed: history.Removed, author: prose.Valid(r.opts.Author.Name),
 	}, nil
 }
 

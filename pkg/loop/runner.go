@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
@@ -75,6 +76,10 @@ type Input struct {
 	// Again says that an earlier try of this process found turns in the session. If it has none
 	// now, it was removed meanwhile: the input begins no turn, and the error wraps [ErrRemoved].
 	Again bool
+	// MadeAfter and MadeAt say when the input was made, as [Removal.Outlived] reads them: if the
+	// session was removed since, the input begins no turn, and the error wraps [ErrRemoved].
+	MadeAfter uint64
+	MadeAt    time.Time
 }
 
 // isZero reports whether the input only resumes.
@@ -177,7 +182,7 @@ func (r *Runner) runLoaded(ctx context.Context, rec *recorder, input Input) (Tur
 	switch cause := context.Cause(ctx); {
 	case input.isZero():
 		return unfinished(ctx, TurnResult{}, ErrNoInput), ErrNoInput
-	case input.Again && len(rec.session.turns) == 0:
+	case input.Again && len(rec.session.turns) == 0, rec.removed.Outlived(input.MadeAfter, input.MadeAt):
 		return unfinished(ctx, TurnResult{}, ErrRemoved), ErrRemoved
 	case errors.Is(cause, ErrDetached): // another process has the session, or nothing has it any more
 		return unfinished(ctx, TurnResult{}, cause), cause
@@ -268,7 +273,7 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 		return err
 	}
 	var events []Event
-	if rec.last == 0 {
+	if rec.fresh {
 		events = append(events, Event{
 			Type: EventSessionStarted, StartFields: StartFields{
 				Model: r.opts.ModelName, Tools: r.table.Names(), Workspace: r.opts.Workspace, Instructions: namesOf(r.opts.Project), Parent: r.lineage.parent,

@@ -115,6 +115,11 @@ type Call struct {
 	// one is rejected with after_unmet.
 	After []CallRef `json:"after,omitempty"`
 
+	// MadeAfter is the last sequence of the fleet's session journals when the call was made; 0 is
+	// unknown. A turn that was made before its session was removed does not begin the session
+	// again.
+	MadeAfter uint64 `json:"made_after,omitempty"`
+
 	// Again means that the call may have been enqueued before, by a restarted coordinator or
 	// because an acknowledgement was lost: the worker looks for a stored result first.
 	Again bool `json:"again,omitempty"`
