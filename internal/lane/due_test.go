@@ -139,3 +139,32 @@ func TestDue_ACallThatWaitsForItsTime(t *testing.T) {
 	require.Equal(t, protocol.StatusOK, f.await(p, first).Status)
 	f.requireQuiet()
 }
+
+// Law: a holder that only settles answers what is due in its lanes, and runs nothing. What is not due
+// waits there for a worker, in its order, and other lanes are as they were.
+func TestDue_InTheLanesOfAHolderThatOnlySettles(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	b := newBlocks(t)
+	settles := f.hold(b, lane.Options{Settles: []protocol.Lane{"account/x"}})
+	stays, other := newCall("s", exclusive("account/x")), newCall("s", exclusive("account/other"))
+	put(t, p, stays, other)
+	answersOverdue(t, f, p, "account/x")
+	call := later("account/x", time.Hour)
+	put(t, p, call)
+	require.NoError(t, f.operator().Skip(t.Context(), pool, "account/x", call.ID))
+	require.Equal(t, protocol.StatusCancelled, f.await(p, call).Status)
+	require.NoError(t, p.Cancel(t.Context(), other))
+	require.Empty(t, b.ran)
+	settles.stop()
+	r, err := p.Result(t.Context(), other.SessionID, other.ID)
+	require.NoError(t, err)
+	require.Nil(t, r)
+	f.hold(b, lane.Options{Slots: 1})
+	require.Equal(t, protocol.StatusOK, f.await(p, stays).Status)
+	require.Equal(t, protocol.StatusCancelled, f.await(p, other).Status)
+	f.requireQuiet()
+	require.Equal(t, stays.ID, <-b.ran)
+	require.Empty(t, b.ran)
+}

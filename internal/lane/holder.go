@@ -164,9 +164,13 @@ func (h *Holder) serveIncarnation(ctx, drain context.Context) {
 	h.mu.Unlock()
 	var keeper, taker sync.WaitGroup
 	keeper.Go(func() { h.keepRenewing(l) })
-	taker.Go(func() { h.tickets.run(living) })
 	lost := context.AfterFunc(l.ctx, stop) //nolint:contextcheck // the incarnation is over before ctx, or with it
-	h.pull(living)
+	if len(h.options.Settles) > 0 {
+		<-living.Done() // the reaper does all that there is to do
+	} else {
+		taker.Go(func() { h.tickets.run(living) })
+		h.pull(living)
+	}
 	lost()
 	stop()
 	taker.Wait()

@@ -127,6 +127,10 @@ type Options struct {
 	Disk string
 	// Slots is the maximum number of concurrent calls; default 1.
 	Slots int
+	// Settles, if set, are the only lanes that the holder looks after, and it runs no call: while no
+	// worker holds such a lane, it answers the calls that are cancelled or whose time is over, and
+	// removes those that have a result.
+	Settles []protocol.Lane
 	// AckWait is the length of a lease, and the time after which an unanswered ready message is
 	// delivered again; it must match an existing pool. 0 takes the pool's.
 	AckWait time.Duration
@@ -144,7 +148,9 @@ const maxLingering = 1024
 
 func (o Options) withDefaults() Options {
 	o.Fleet, o.Pool = cmp.Or(o.Fleet, protocol.DefaultFleet), cmp.Or(o.Pool, protocol.DefaultPool)
-	o.Slots = max(o.Slots, 1)
+	if o.Slots = max(o.Slots, 1); len(o.Settles) > 0 {
+		o.Slots = 0
+	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}

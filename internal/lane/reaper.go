@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -34,7 +35,8 @@ import (
 // that lane. So after connecting each worker inspects all ready messages, twice: the first time
 // makes owners delete claims on lanes that they do not hold.
 //
-// Calls that are due or cancelled while all slots of all workers are used: see dueLane.
+// Calls that are due or cancelled while all slots of all workers are used: see dueLane. A holder that
+// only settles has nothing else to do.
 type reaper struct {
 	holder   *Holder
 	consumer jetstream.Consumer // delivers entries; opened when it is needed
@@ -401,11 +403,17 @@ type dueLane struct {
 
 // answerDue reads new messages, and answers the calls that are due.
 func (c *reaper) answerDue(ctx context.Context) error {
-	if c.holder.slots.available() > 0 {
+	switch settles := c.holder.options.Settles; {
+	case len(settles) > 0:
+		for _, lane := range settles {
+			c.due[wire.HashLane(lane)] = dueLane{lane: lane}
+		}
+	case c.holder.slots.available() > 0:
 		return nil // nothing waits
-	}
-	if err := c.readDue(ctx); err != nil {
-		return err
+	default:
+		if err := c.readDue(ctx); err != nil {
+			return err
+		}
 	}
 	for hash, due := range c.due {
 		if time.Now().Before(due.at) {
@@ -465,6 +473,9 @@ func (c *reaper) answerLane(ctx context.Context, lane protocol.Lane) (again time
 	visited, err := c.holder.claimIdle(ctx, lane, func(l *heldLane) {
 		l.control.hasCancels = true
 		l.refuseDue()
+		if len(c.holder.options.Settles) > 0 {
+			l.finishSettled()
+		}
 		l.retry(sweepTrouble, l.sweep)
 		if l.schedule.Len() > 0 || l.isPinned() || !l.tryRelease() {
 			l.handOver(false, l.redeliver) // to its old place in the queue
@@ -480,6 +491,16 @@ func (c *reaper) answerLane(ctx context.Context, lane protocol.Lane) (again time
 		return time.Time{}, nil
 	}
 	return again, err
+}
+
+// finishSettled removes the calls that have a result.
+func (l *heldLane) finishSettled() {
+	for _, e := range slices.Clone(l.schedule.Entries()) {
+		if known, err := l.isSettled(e); err == nil && known {
+			l.onAlreadySettled(e)
+			l.finishEntry(e)
+		}
+	}
 }
 
 func (c *reaper) isEmpty(ctx context.Context, lane protocol.Lane) bool {

@@ -18,11 +18,15 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/dispatch"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
@@ -81,6 +85,10 @@ func Remove(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Option
 			return report.Removed{}, fmt.Errorf("remove session %s: %w", id, err)
 		}
 	}
+	settling, stop := context.WithCancel(ctx)
+	defer r.settlers.Wait()
+	defer stop()
+	r.settling = settling
 	for _, step := range r.steps() {
 		if err := step(ctx); err != nil {
 			return r.removed, fmt.Errorf("remove session %s: %w; some of it may be left: remove it again", id, err)
@@ -99,6 +107,10 @@ type remover struct {
 	removed report.Removed
 
 	unmarked bool // the stream of journals has no room for the mark
+
+	settling context.Context //nolint:containedctx // of the settlers: they end with the removal
+	settlers sync.WaitGroup
+	settled  map[ownLane]bool // has a settler
 
 	journals  loop.Journal      // of a change
 	completed []protocol.Result // of changes that were interrupted
@@ -379,9 +391,50 @@ func (r *remover) sent(ctx context.Context, id protocol.SessionID, sent map[ownL
 	return nil
 }
 
+// settleAfter is how long a removal waits for the worker or coordinator that has a lane.
+const settleAfter = 2 * time.Second
+
+// settle has the calls of a lane answered that are cancelled, if they have waited since begun for a
+// worker or a coordinator. This process may claim the lane as they do when it is free: if its holder
+// was lost, when its lease is over. So the removal needs nothing else that runs.
+func (r *remover) settle(p ownLane, begun time.Time) {
+	if r.settling == nil || r.settled[p] || time.Since(begun) < settleAfter {
+		return
+	}
+	if r.settled == nil {
+		r.settled = map[ownLane]bool{}
+	}
+	r.settled[p] = true
+	r.settlers.Go(func() {
+		for {
+			holder, err := lane.NewHolder(r.settling, r.fleet.Conn(p.pool), settler{}, lane.Options{
+				Fleet: r.fleet.Name, Pool: p.pool, Worker: wire.NewWorkerID("remove"), Settles: []protocol.Lane{p.lane},
+			})
+			if err == nil {
+				_ = holder.Run(r.settling, r.settling)
+			}
+			if !pause.For(r.settling, settleAfter) { // without the rights of a worker it waits for one
+				return
+			}
+		}
+	})
+}
+
+// settler is a host that runs nothing.
+type settler struct{ lane.DefaultHost }
+
+// Execute implements [lane.Executor]; it is not called.
+func (settler) Execute(_ context.Context, run *lane.Run) protocol.Result {
+	return wire.NewResult(run.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeInternal, "a process that removes a session runs no calls"))
+}
+
+// Release implements [lane.Executor].
+func (settler) Release(protocol.Lane) {}
+
 // cancel cancels what is unfinished of a lane, and waits for its end.
 func (r *remover) cancel(ctx context.Context, p ownLane, only []protocol.CallID) (cancelled []protocol.CallID, err error) {
-	for {
+	for begun := time.Now(); ; {
+		r.settle(p, begun)
 		calls, err := r.unfinished(ctx, p)
 		calls = slices.DeleteFunc(calls, func(c operator.CallStatus) bool { return only != nil && !slices.Contains(only, c.CallID) })
 		if err != nil || len(calls) == 0 {
@@ -403,18 +456,40 @@ func (r *remover) cancel(ctx context.Context, p ownLane, only []protocol.CallID)
 	}
 }
 
-// workspace has a worker remove the workspace, if there is one.
+// workspace has a worker remove the workspace, if there is one. If no worker of the pool answers, it
+// is left to [remover.leftover].
 func (r *remover) workspace(ctx context.Context) error {
 	if !r.options.Used {
 		if there, err := HasWorkspace(ctx, r.fleet.At(r.options.Pool), r.id); err != nil || !there {
 			return err
 		}
 	}
-	if _, err := r.call(ctx, wire.RandomCallID(), wire.WorkspaceRemove{}); err != nil {
+	served, leave := context.WithCancelCause(ctx)
+	defer leave(nil)
+	r.settlers.Go(func() { r.awaitLoss(served, leave) })
+	_, err := r.call(served, wire.RandomCallID(), wire.WorkspaceRemove{})
+	if errors.Is(context.Cause(served), errUnserved) {
+		_, err = r.cancel(ctx, r.ownLanes()[1], nil)
+	}
+	if err != nil {
 		return fmt.Errorf("%w (is a worker of pool %s running?)", err, r.options.Pool)
 	}
 	r.removed.Workspace = true
 	return nil
+}
+
+// errUnserved is the cause with which the context of a call ends that no worker can run.
+var errUnserved = errors.New("no worker answers")
+
+// awaitLoss ends a context when no worker of the pool answers.
+func (r *remover) awaitLoss(ctx context.Context, end context.CancelCauseFunc) {
+	for pause.For(ctx, settleAfter) {
+		workers, err := dispatch.Workers(ctx, r.fleet.Conn(r.options.Pool), r.fleet.Name, r.options.Pool, settleAfter)
+		if ctx.Err() == nil && (errors.Is(err, nats.ErrNoResponders) || err == nil && len(workers) == 0) {
+			end(errUnserved)
+			return
+		}
+	}
 }
 
 // call has a worker do something with the whole workspace.
@@ -459,7 +534,9 @@ func (r *remover) leftover(ctx context.Context, p *part) error {
 func (r *remover) released(ctx context.Context) error {
 	for _, p := range r.ownLanes() {
 		var err error
+		begun := time.Now()
 		pause.Until(ctx, lookPeriod, func() bool {
+			r.settle(p, begun)
 			_, err = r.operator(p.pool).Show(ctx, p.pool, p.lane, 1)
 			return err != nil
 		})

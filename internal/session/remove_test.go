@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -20,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/model/scripted"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/schedule"
@@ -39,7 +41,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type rig struct {
 	*fleet.Fleet
 
-	data string
+	data   string
+	worker *fleet.Worker
 }
 
 func newRig(t *testing.T) *rig {
@@ -55,9 +58,9 @@ func rigOf(t *testing.T, o worker.Options) *rig {
 	t.Cleanup(f.Close)
 	driver := process.New(nil)
 	o.Data, o.Driver, o.Caps, o.AckWait = data, driver, isolation.Caps{Driver: driver.Name()}, time.Minute // a busy machine ends no lease
-	_, err = f.StartWorker(t.Context(), o)
+	w, err := f.StartWorker(t.Context(), o)
 	require.NoError(t, err)
-	return &rig{Fleet: f, data: data}
+	return &rig{Fleet: f, data: data, worker: w}
 }
 
 func (r *rig) call(ctx context.Context, t *testing.T, id protocol.SessionID, payload protocol.Payload) *protocol.Result {
@@ -395,8 +398,14 @@ func requireNoSession(t *testing.T, r *rig, id protocol.SessionID, state string,
 // serve starts a coordinator.
 func (r *rig) serve(t *testing.T, model loop.Model, schedules *schedule.Store) {
 	t.Helper()
-	server, err := serve.New(t.Context(), r.NC, serve.Options{
-		Fleet: r.Name, Holder: serve.Holder{ID: "server", Slots: 4, AckWait: time.Minute}, Dispatcher: r.Dispatcher, Journal: r.Journal,
+	r.serveOn(t, r.NC, model, schedules, time.Minute)
+}
+
+// serveOn is serve with a connection of its own, and a lease; 0 is that of the pool.
+func (r *rig) serveOn(t *testing.T, nc *nats.Conn, model loop.Model, schedules *schedule.Store, lease time.Duration) {
+	t.Helper()
+	server, err := serve.New(t.Context(), nc, serve.Options{
+		Fleet: r.Name, Holder: serve.Holder{ID: "server", Slots: 4, AckWait: lease}, Dispatcher: r.Dispatcher, Journal: r.Journal,
 		Served: serve.Served{Models: map[string]loop.Model{"m": model}, Default: "m"}, Toolbox: serve.Toolbox{Schedules: schedules},
 	})
 	require.NoError(t, err)
@@ -463,6 +472,60 @@ func TestRemove_ForcedAndLostAfterItsFirstStep(t *testing.T) {
 	require.NoError(t, err, "nothing of it is busy")
 	require.Empty(t, r.left(t, "s"))
 	require.Equal(t, protocol.StatusOK, (<-r.turn(t, serve.NewCall("s", wire.TurnRun{Prompt: "p"}, 0))).Status, "the id can be used again")
+}
+
+// never is a model that reports that it was asked, and does not answer.
+type never struct{ asked chan struct{} }
+
+func (m never) Reply(ctx context.Context, _ loop.Request, _ func(loop.Delta)) (loop.Reply, error) {
+	m.asked <- struct{}{}
+	<-ctx.Done()
+	return loop.Reply{}, ctx.Err()
+}
+
+// A forced removal needs nothing that runs: neither the coordinator of a turn, nor a worker for the
+// workspace, nor the holder of a lane that was lost. What it has cancelled does not run later.
+func TestRemove_ForcedNeedsNothingThatRuns(t *testing.T) {
+	t.Parallel()
+	for name, ends := range map[string]protocol.Status{"the turn waits": protocol.StatusCancelled, "its coordinator is lost": protocol.StatusOutcomeUnknown} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.lived(t, "s")
+			require.NoError(t, r.worker.Drain(t.Context()))
+			ended := r.turn(t, serve.NewCall("s", wire.TurnRun{Prompt: "p"}, 0))
+			if ends == protocol.StatusOutcomeUnknown {
+				nc, err := natsio.Connect(t.Context(), "", natsio.ConnectOptions{Name: "lost", Options: r.Server.Options(), Logger: slog.New(slog.DiscardHandler)})
+				require.NoError(t, err)
+				model := never{asked: make(chan struct{}, 1)}
+				r.serveOn(t, nc, model, nil, 2*time.Second)
+				<-model.asked
+				nc.Close()
+			} else {
+				require.Eventually(t, func() bool {
+					turns, _, err := Unfinished(t.Context(), r.Fleet, "s", "")
+					return err == nil && len(turns) == 1
+				}, time.Minute, time.Millisecond)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			removed, err := Remove(ctx, r.Fleet, "s", Options{Force: true})
+			require.NoError(t, err)
+			require.True(t, removed.Workspace)
+			require.Equal(t, ends, (<-ended).Status)
+			left := slices.DeleteFunc(r.left(t, "s"), func(path string) bool { return strings.HasPrefix(path, r.data) })
+			require.Empty(t, left, "but the copy on the disk of a worker that does not run")
+			_, err = Remove(ctx, r.Fleet, "s", Options{Force: true})
+			require.NoError(t, err, "it is done once more")
+
+			script, err := scripted.Parse("script", []byte(`{"steps":[{"text":"done"}]}`))
+			require.NoError(t, err)
+			asked := make(chan struct{}, 10)
+			r.serveOn(t, r.NC, asks{script, asked}, nil, 0)
+			require.Equal(t, protocol.StatusOK, (<-r.turn(t, serve.NewCall("s", wire.TurnRun{Prompt: "another"}, 0))).Status)
+			require.Len(t, asked, 1, "nothing else is run")
+		})
+	}
 }
 
 // A turn that begins between the look at a session and the mark of its removal refuses that.

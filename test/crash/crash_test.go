@@ -53,8 +53,6 @@ type operation struct {
 	// cancel ends what the operation has begun; nil is the operation itself, whose context has
 	// ended.
 	cancel func(ctx context.Context, p *process) error
-	// serving does something while another process serves turns; nil needs none.
-	serving func(ctx context.Context, p *process, do func(context.Context) error) error
 	// between is done by a process without faults between the fault and a continuation that
 	// resumes.
 	between func(ctx context.Context, t *testing.T, p *process)
@@ -261,15 +259,8 @@ func (w *world) play(t *testing.T, c *crash) bool {
 			p.policies = append(p.policies, policy.Policy{Tools: policy.Names{Deny: []string{"*"}}})
 			require.NoError(t, o.act(ctx, p), "the continuation under another policy")
 		case removes:
-			remove := func(ctx context.Context) error {
-				_, err := w.client.Sessions("").Remove(ctx, session, true)
-				return err
-			}
-			if o.serving == nil {
-				require.NoError(t, remove(ctx))
-			} else {
-				require.NoError(t, o.serving(ctx, p, remove))
-			}
+			_, err := w.client.Sessions("").Remove(ctx, session, true)
+			require.NoError(t, err)
 		}
 	})
 	w.requireLaws(t, c, session)

@@ -92,19 +92,6 @@ func served(o *operation) *operation {
 			return err
 		})
 	}
-	o.serving = func(ctx context.Context, p *process, do func(context.Context) error) error {
-		return p.coordinate(ctx, func(ctx context.Context) error {
-			err := do(ctx)
-			for err == nil { // what is left begins now
-				left, err := p.client.Sessions("").Unfinished(ctx, p.session)
-				if err != nil || len(left) == 0 {
-					return err
-				}
-				time.Sleep(10 * time.Millisecond)
-			}
-			return err
-		})
-	}
 	return o
 }
 
