@@ -205,10 +205,15 @@ func (d *Dispatcher) Find(ctx context.Context, pool protocol.Pool, ref protocol.
 	if errors.Is(err, wire.ErrInvalidResult) {
 		return nil, unreadable(&protocol.Call{ID: ref.ID, SessionID: ref.SessionID}, err), nil
 	}
-	if err != nil {
+	if err != nil || r != nil && r.Digest == lane.DigestVoid {
 		return nil, nil, err
 	}
 	return nil, r, nil
+}
+
+// Void implements [ports.Finder].
+func (d *Dispatcher) Void(ctx context.Context, pool protocol.Pool, lane protocol.Lane, ref protocol.CallRef) error {
+	return d.of(pool).publisher.Void(ctx, pool, lane, ref)
 }
 
 // how says how the calls of a batch are followed.
@@ -406,7 +411,11 @@ func (d *Dispatcher) sent(ctx context.Context, f *followed, fault error) (refuse
 // ended ends the spans and metrics of a call that has a result, and returns the result as the
 // caller may believe it.
 func (d *Dispatcher) ended(ctx context.Context, f *followed, r *protocol.Result) *protocol.Result {
-	if own := f.call.Digest; own != "" && r.Digest != "" && r.Digest != own {
+	if r.Digest == lane.DigestVoid {
+		void := wire.NewResult(f.call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "another process has refused the call before it was sent; it was not run"))
+		void.FinishedAt = r.FinishedAt
+		r = &void
+	} else if own := f.call.Digest; own != "" && r.Digest != "" && r.Digest != own {
 		other := wire.NewResult(f.call, protocol.StatusRejected, reused(f.call, r))
 		other.FinishedAt = r.FinishedAt
 		r = &other

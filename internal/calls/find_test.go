@@ -2,6 +2,7 @@ package calls_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -75,4 +76,76 @@ func TestFind(t *testing.T) {
 	}
 	require.NoError(t, front.Dispatch(t.Context(), again, func(loop.Update) {}))
 	require.Eventually(t, func() bool { return slices.Equal(states(), []string{"ok", "ok", "ok", "unknown"}) }, patience, time.Millisecond)
+}
+
+// A call that was void before it is sent does not run, whether its lane is held, idle or without a
+// worker, and however often it comes. One that was sent before runs once, and is found.
+func TestVoid(t *testing.T) {
+	t.Parallel()
+	for _, delivery := range []protocol.Delivery{protocol.Idempotent, protocol.AtMostOnce} {
+		for _, held := range []bool{false, true} {
+			t.Run(fmt.Sprint(delivery, " held ", held), func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t, natsio.Topology{})
+				var ran sync.Map
+				hold := func() {
+					r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
+						ran.Store(run.Call.ID, true)
+						return succeed(run)
+					})
+				}
+				calls := sameLane(newCalls(5), protocol.Exclusive)
+				for i := range calls {
+					calls[i].Delivery = delivery
+				}
+				last := calls[4]
+				void := func(c *protocol.Call) (*protocol.Call, *protocol.Result) {
+					ref := protocol.CallRef{SessionID: c.SessionID, ID: c.ID}
+					require.NoError(t, r.dispatcher.Void(t.Context(), c.Pool, c.Lane(), ref))
+					call, result, err := r.dispatcher.Find(t.Context(), c.Pool, ref)
+					require.NoError(t, err)
+					return call, result
+				}
+				if held {
+					hold()
+					r.requireOK(t, &calls[3])
+				}
+				for i := range 2 {
+					call, result := void(&calls[i])
+					require.Nil(t, call)
+					require.Nil(t, result)
+				}
+				require.NoError(t, r.dispatcher.Submit(t.Context(), &calls[2])) // it may be the ready message itself
+				call, result := void(&calls[2])
+				require.True(t, call != nil || result != nil, "it was sent before")
+				if !held {
+					hold()
+					r.requireOK(t, &calls[3])
+				}
+				for range 2 {
+					for i := range 2 {
+						got, err := r.dispatcher.One(t.Context(), &calls[i])
+						require.NoError(t, err)
+						require.Equal(t, protocol.StatusCancelled, got.Status, "%+v", got.Error)
+						require.Contains(t, got.Error.Message, "another process has refused the call")
+					}
+				}
+				calls[2].Again = true
+				r.requireOK(t, &calls[2])
+				r.requireOK(t, &last)
+				for i, runs := range []bool{false, false, true, true, true} {
+					_, did := ran.Load(calls[i].ID)
+					require.Equal(t, runs, did, "call %d", i)
+				}
+			})
+		}
+	}
+}
+
+// requireOK runs a call.
+func (r *rig) requireOK(t *testing.T, call *protocol.Call) {
+	t.Helper()
+	got, err := r.dispatcher.One(t.Context(), call)
+	require.NoError(t, err)
+	require.Equal(t, protocol.StatusOK, got.Status)
 }

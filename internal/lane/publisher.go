@@ -402,8 +402,30 @@ func (p *Publisher) roomForLater(ctx context.Context) error {
 	return nil
 }
 
-// Find returns a stored call without a result; nil if there is none in this account. A call that is
-// the ready message of its lane is found by reading all ready messages.
+// DigestVoid is the digest of what [Publisher.Void] stores, and of its result.
+const DigestVoid = "void"
+
+// Void makes an id that no call has the id of one that is cancelled. Whatever is sent with that id
+// later does not run, since it has a result by then, or finds the id occupied. It has no effect on a
+// call that was stored before: [Publisher.Find] and [Publisher.Result] say which of both came first.
+func (p *Publisher) Void(ctx context.Context, pool protocol.Pool, lane protocol.Lane, ref protocol.CallRef) error {
+	call := &protocol.Call{
+		ID: ref.ID, SessionID: ref.SessionID, Pool: pool, Resources: []protocol.Use{{Key: protocol.ResourceKey(lane), Access: protocol.Exclusive}},
+		Delivery: protocol.Idempotent, IssuedAt: time.Now().UTC(), Again: true, Digest: DigestVoid, Payload: protocol.UnknownPayload{Name: DigestVoid, Raw: []byte(`{"type":"void"}`)},
+	}
+	s := &sending{call: call, again: true}
+	if err := p.encode(ctx, s, nats.Header{wire.HeaderCancelled: {"1"}}); err != nil {
+		return s.failed(err, true)
+	}
+	if err := p.put(ctx, s); err != nil {
+		return err
+	}
+	p.lanes.makeReady(laneOf(call)) // if that is lost, a worker does so
+	return nil
+}
+
+// Find returns a stored call without a result; nil if there is none in this account, or if it is
+// void. A call that is the ready message of its lane is found by reading all ready messages.
 func (p *Publisher) Find(ctx context.Context, session protocol.SessionID, id protocol.CallID) (*protocol.Call, error) {
 	fleet := p.store.Fleet
 	for _, filter := range []string{wire.CallSubject(fleet, "*", "*", id), wire.LaterSubject(fleet, "*", "*", id)} {
@@ -415,7 +437,7 @@ func (p *Publisher) Find(ctx context.Context, session protocol.SessionID, id pro
 			if msg == nil {
 				break
 			}
-			if call, err := wire.DecodeCall(msg.Data); err == nil && call.SessionID == session && call.ID == id {
+			if call, err := wire.DecodeCall(msg.Data); err == nil && call.SessionID == session && call.ID == id && call.Digest != DigestVoid {
 				return call, nil
 			}
 			seq = msg.Sequence + 1

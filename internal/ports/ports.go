@@ -46,6 +46,9 @@ type Finder interface {
 	// Find returns a call as the fleet has it, or its result; neither if the fleet has none of
 	// both.
 	Find(ctx context.Context, pool protocol.Pool, ref protocol.CallRef) (*protocol.Call, *protocol.Result, error)
+	// Void fences a call that was not found: if it comes later, it does not run. One that came
+	// before is found.
+	Void(ctx context.Context, pool protocol.Pool, lane protocol.Lane, ref protocol.CallRef) error
 }
 
 // Channels are how sessions send each other messages. Without them, tools about channels fail. A

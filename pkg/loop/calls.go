@@ -154,7 +154,7 @@ func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.
 	unsentJob := failure == nil && p.plan.Background && ctx.Err() != nil && !detached(ctx)
 	switch {
 	case recorded.sent && (failure != nil || unsentJob || recorded.lane != "" && recorded.lane != p.lane):
-		found, result, err := b.find(ctx, recorded.lane, p.place.ID)
+		found, result, err := b.findOrVoid(ctx, recorded.lane, p.place.ID)
 		switch {
 		case err != nil:
 			return err

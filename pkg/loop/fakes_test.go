@@ -125,6 +125,7 @@ type fleet struct {
 	ends    map[protocol.CallID]time.Time
 	runs    []protocol.Call
 	stopped []protocol.CallID
+	void    []protocol.CallID
 	over    map[protocol.CallID]*protocol.Result // results that were told
 }
 
@@ -144,6 +145,14 @@ func (f *fleet) Find(_ context.Context, _ protocol.Pool, ref protocol.CallRef) (
 		}
 	}
 	return nil, nil, nil
+}
+
+// Void implements ports.Finder.
+func (f *fleet) Void(_ context.Context, _ protocol.Pool, _ protocol.Lane, ref protocol.CallRef) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.void = append(f.void, ref.ID)
+	return f.err
 }
 
 func (f *fleet) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {

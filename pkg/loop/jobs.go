@@ -325,7 +325,7 @@ func (w *followers) resolved(p *pendingCall, j *job, planned *protocol.Call, den
 			sent := denied == nil
 			var err error
 			if !sent {
-				sent, err = w.wasSent(ctx, name, lane, p.place.ID)
+				sent, err = w.wasSent(ctx, name, lane, p.place.ID, true)
 			}
 			if sent || err != nil {
 				return planned, nil, err
@@ -333,7 +333,7 @@ func (w *followers) resolved(p *pendingCall, j *job, planned *protocol.Call, den
 			ended := p.local(protocol.StatusRejected, "", denied, 0)
 			return nil, &ended, nil
 		}
-		call, result, err := w.find(ctx, lane, p.place.ID)
+		call, result, err := w.findOrVoid(ctx, lane, p.place.ID)
 		if call != nil || err != nil {
 			return call, nil, err
 		}

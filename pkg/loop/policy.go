@@ -129,10 +129,24 @@ func (t *turnRun) decide(ctx context.Context) (map[int]verdict, error) {
 }
 
 // verdict is what a call's decision in the journal says, or else the policy. A call that an earlier
-// run has journaled was let through: the policy decides again only if it was not sent.
+// run has journaled was let through: the policy decides again only if it was not sent. If it decides
+// otherwise, the call cannot be sent any more.
 func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked policy.Call, about string) (verdict, error) {
+	call, judged := &turn.last().calls[index], t.judge(asked, about)
+	v, err := t.newVerdict(ctx, turn, index, judged)
+	if err != nil || v.denied == nil || !call.sent || call.ranHere() || call.lane == "" {
+		return v, err
+	}
+	sent, err := t.wasSent(ctx, call.Name, call.lane, t.pending(turn, index).place.ID, true)
+	if sent { // meanwhile, by a process that was stopped before
+		return binding(judged), err
+	}
+	return v, err
+}
+
+// newVerdict is verdict for a call that may still be sent by an earlier run.
+func (t *turnRun) newVerdict(ctx context.Context, turn *turn, index int, judged policy.Verdict) (verdict, error) {
 	call := &turn.last().calls[index]
-	judged := t.judge(asked, about)
 	v := binding(judged)
 	approved := call.decision != nil && call.decision.status == decisionApproved
 	if approved {
@@ -141,7 +155,7 @@ func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked poli
 	sent := call.sent
 	if stricter := judged.Decision == policy.Denied || judged.Decision == policy.Ask && !approved; sent && stricter && context.Cause(ctx) == nil {
 		var err error
-		if sent, err = t.wasSent(ctx, call.Name, call.lane, t.pending(turn, index).place.ID); err != nil {
+		if sent, err = t.wasSent(ctx, call.Name, call.lane, t.pending(turn, index).place.ID, false); err != nil {
 			return v, err
 		}
 	}

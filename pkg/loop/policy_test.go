@@ -112,6 +112,7 @@ func TestPolicy_ADeniedCallIsSentAgainOnlyIfTheFleetHasIt(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, []string{c.want}, statuses(r))
 			require.Len(t, r.fleet.ran(), map[string]int{"ok": 1, "rejected": 0}[c.want])
+			require.Len(t, r.fleet.void, map[string]int{"ok": 0, "rejected": 1}[c.want], "what is refused cannot be sent later")
 			requireOneResultEach(t, r.events(t))
 		})
 	}

@@ -85,9 +85,28 @@ func (t *turnRun) find(ctx context.Context, lane string, id protocol.CallID) (*p
 	return call, result, nil
 }
 
+// findOrVoid is find for a call that is refused if the fleet has neither it nor its result. A process
+// that was stopped between journaling the call and sending it may send it still: it does not run
+// then.
+func (t *turnRun) findOrVoid(ctx context.Context, lane string, id protocol.CallID) (*protocol.Call, *protocol.Result, error) {
+	call, result, err := t.find(ctx, lane, id)
+	finder, is := t.dispatcher.(ports.Finder)
+	if !is || lane == "" || call != nil || result != nil || err != nil {
+		return call, result, err
+	}
+	fencing, cancel := context.WithTimeout(context.WithoutCancel(ctx), findTimeout)
+	defer cancel()
+	pool, key, _ := strings.Cut(lane, "/")
+	if err := finder.Void(fencing, protocol.Pool(pool), protocol.Lane(key), protocol.CallRef{SessionID: t.id, ID: id}); err != nil {
+		return nil, nil, fmt.Errorf("refuse call %s: %w", id, err)
+	}
+	return t.find(ctx, lane, id)
+}
+
 // wasSent reports whether a call that is journaled was sent: whether the fleet has it or its
-// result, or its sub-agent has begun. It is true if that cannot be known.
-func (t *turnRun) wasSent(ctx context.Context, name, lane string, id protocol.CallID) (bool, error) {
+// result, or its sub-agent has begun. It is true if that cannot be known. With final, a call that was
+// not sent is refused, see findOrVoid.
+func (t *turnRun) wasSent(ctx context.Context, name, lane string, id protocol.CallID, final bool) (bool, error) {
 	if name == wire.AgentTool {
 		child, err := t.Runner.journal.Load(ctx, protocol.SessionID(id))
 		return len(child.Events) > 0, err
@@ -95,7 +114,11 @@ func (t *turnRun) wasSent(ctx context.Context, name, lane string, id protocol.Ca
 	if _, is := t.dispatcher.(ports.Finder); !is || lane == "" {
 		return true, nil
 	}
-	call, result, err := t.find(ctx, lane, id)
+	look := t.find
+	if final {
+		look = t.findOrVoid
+	}
+	call, result, err := look(ctx, lane, id)
 	return call != nil || result != nil, err
 }
 
