@@ -24,7 +24,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/toolfleet/toolfleet/internal/dispatch"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
@@ -484,7 +484,7 @@ var errUnserved = errors.New("no worker answers")
 // awaitLoss ends a context when no worker of the pool answers.
 func (r *remover) awaitLoss(ctx context.Context, end context.CancelCauseFunc) {
 	for pause.For(ctx, settleAfter) {
-		workers, err := dispatch.Workers(ctx, r.fleet.Conn(r.options.Pool), r.fleet.Name, r.options.Pool, settleAfter)
+		workers, err := calls.Workers(ctx, r.fleet.Conn(r.options.Pool), r.fleet.Name, r.options.Pool, settleAfter)
 		if ctx.Err() == nil && (errors.Is(err, nats.ErrNoResponders) || err == nil && len(workers) == 0) {
 			end(errUnserved)
 			return
