@@ -415,7 +415,7 @@ func (p *Publisher) Void(ctx context.Context, pool protocol.Pool, lane protocol.
 	}
 	s := &sending{call: call, again: true}
 	if err := p.encode(ctx, s, nats.Header{wire.HeaderCancelled: {"1"}}); err != nil {
-		return s.failed(err, true)
+		return s.failed(err)
 	}
 	if err := p.put(ctx, s); err != nil {
 		return err
