@@ -285,6 +285,11 @@ func (c *callCommand) inFleet(
 		return err
 	}
 	defer func() { env.Close(err) }()
+	if c.Session != "" {
+		if err := env.Fleet.Journal.CheckCall(ctx, session); err != nil {
+			return err
+		}
+	}
 	limited, done := within(ctx, c.Timeout)
 	defer done()
 	if err := env.Begin(limited, c.Timeout > 0); err != nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -296,6 +297,37 @@ func (j *Journal) Forget(ctx context.Context, session protocol.SessionID) (remov
 		}
 	}
 	return removed, fmt.Errorf("forget session %s: %w", session, err)
+}
+
+// checkTimeout bounds what [Journal.CheckCall] takes of a call's time: servers do not answer a user
+// without the right to read journals.
+const checkTimeout = 5 * time.Second
+
+// CheckCall returns an error, which names the session, if a call from outside of turns must not use
+// its sandbox: the session is being removed, or was removed and has not begun again. It is nil if
+// the user may not read journals.
+func (j *Journal) CheckCall(ctx context.Context, session protocol.SessionID) error {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	stream, err := j.js.Stream(ctx, wire.SessionsStream(j.fleet))
+	if err != nil {
+		return nil //nolint:nilerr // see above
+	}
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(wire.EventSubject(j.fleet, session)))
+	if err != nil || len(info.State.Subjects) == 0 { // as of a sandbox of single calls
+		return nil //nolint:nilerr // see above
+	}
+	last, err := j.last(ctx, session)
+	switch {
+	case err != nil || last == nil:
+		return nil //nolint:nilerr // see above
+	case isMark(last):
+		return codes.As(codes.ErrNotFound, fmt.Errorf("session %s is being removed (session rm completes that): use another --session", session))
+	case last.Header.Get(jetstream.MsgTTLHeader) != "":
+		return codes.As(codes.ErrNotFound, fmt.Errorf("session %s was removed: use another --session, or begin it again with run or submit", session))
+	default:
+		return nil
+	}
 }
 
 // messages counts the messages of a session, without marks and records of removals.

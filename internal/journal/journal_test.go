@@ -284,12 +284,16 @@ func TestForget_FencesWhatWasReadBefore(t *testing.T) {
 			require.NoError(t, err)
 		}
 		before := j.Now(t.Context())
+		require.NoError(t, j.CheckCall(t.Context(), id))
 		require.NoError(t, j.Mark(t.Context(), id))
+		require.ErrorContains(t, j.CheckCall(t.Context(), id), "session "+string(id)+" is being removed")
 		removed, err := j.Forget(t.Context(), id)
 		require.NoError(t, err)
 		require.Equal(t, messages, removed)
 		_, err = j.Append(t.Context(), id, last, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
 		require.ErrorIs(t, err, loop.ErrJournalConflict)
+
+		require.ErrorContains(t, j.CheckCall(t.Context(), id), "session "+string(id)+" was removed")
 
 		history, err := j.Load(t.Context(), id)
 		require.NoError(t, err)
@@ -303,6 +307,7 @@ func TestForget_FencesWhatWasReadBefore(t *testing.T) {
 		again, err := j.Load(t.Context(), id)
 		require.NoError(t, err)
 		require.Len(t, again.Events, 1)
+		require.NoError(t, j.CheckCall(t.Context(), id))
 		require.Equal(t, history.Removed, again.Removed, "requests that were made before it are still refused")
 
 		require.NoError(t, j.Mark(t.Context(), id))

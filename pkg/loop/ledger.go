@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
@@ -49,7 +50,10 @@ func (l *Ledger) Flush(ctx context.Context) error {
 
 // page is a session's journal, as far as the ledger knows it.
 type page struct {
+	asked time.Time // for the last time; under the lock of the ledger
+
 	mu     sync.Mutex
+	gone   bool // the ledger has forgotten it
 	known  bool
 	last   uint64
 	turns  int
@@ -61,34 +65,83 @@ type page struct {
 
 const (
 	// maxPages is how many sessions' pages a ledger has in memory. With a journal, those that it
-	// forgets are read again; without one it knows no more sessions.
+	// forgets are read again. Without one it forgets a session that has no counted calls, or else
+	// the one that has made none for the longest time, at least forgetAfter.
 	maxPages = 10_000
+	// forgetAfter is how long a session without a journal must be idle until its calls may count no
+	// more.
+	forgetAfter = 24 * time.Hour
 	// maxJudged is how many calls of a session may be sent again without counting again.
 	maxJudged = 1000
 )
 
 // errPages means that a ledger without a journal can count no calls of another session.
-var errPages = fmt.Errorf("%d sessions are counted in memory, and that is the limit", maxPages)
+var errPages = fmt.Errorf("the calls of %d sessions of the last %s are counted in memory, and that is the limit: end sessions, or serve them from a fleet, whose journals have the counts", maxPages, forgetAfter)
 
 // errTurnOpen means that the session's journal is written by the process of its turn.
 var errTurnOpen = errors.New("a turn of the session is open: calls from outside are not journaled until it ends")
 
+// page returns the page of a session, locked.
 func (l *Ledger) page(session protocol.SessionID) (*page, error) {
+	for {
+		p, err := l.find(session)
+		if err != nil {
+			return nil, err
+		}
+		if p.mu.Lock(); !p.gone {
+			return p, nil
+		}
+		p.mu.Unlock() // it was forgotten meanwhile
+	}
+}
+
+func (l *Ledger) find(session protocol.SessionID) (*page, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if p := l.pages[session]; p != nil {
+		p.asked = time.Now()
 		return p, nil
 	}
 	full := len(l.pages) >= maxPages
-	if full && l.journal == nil {
+	if full && l.journal == nil && !l.forgetOne() {
 		return nil, errPages
 	}
-	if l.pages == nil || full {
+	if l.pages == nil || full && l.journal != nil {
 		l.pages = map[protocol.SessionID]*page{}
 	}
-	p := &page{known: l.journal == nil, used: map[string]int{}, judged: map[protocol.CallID]string{}}
+	p := &page{asked: time.Now(), known: l.journal == nil, used: map[string]int{}, judged: map[protocol.CallID]string{}}
 	l.pages[session] = p
 	return p, nil
+}
+
+// forgetOne forgets a session of a ledger without a journal, and reports whether there is one that
+// may be forgotten. The lock is held.
+func (l *Ledger) forgetOne() bool {
+	var oldest *page
+	var id protocol.SessionID
+	for session, p := range l.pages {
+		if (oldest == nil || p.asked.Before(oldest.asked)) && p.forget(false) {
+			oldest, id = p, session
+		}
+	}
+	if oldest == nil || !oldest.forget(true) {
+		return false
+	}
+	delete(l.pages, id)
+	return true
+}
+
+// forget reports whether the page may be forgotten, and marks it as gone if that is final. One in use
+// may not. The lock of the ledger is held.
+func (p *page) forget(final bool) bool {
+	if !p.mu.TryLock() {
+		return false
+	}
+	defer p.mu.Unlock()
+	counts := slices.ContainsFunc(slices.Collect(maps.Values(p.used)), func(n int) bool { return n > 0 })
+	may := !counts || time.Since(p.asked) >= forgetAfter
+	p.gone = may && final
+	return may
 }
 
 // Forget drops what is known of a session that has ended.
@@ -159,7 +212,6 @@ func (l *Ledger) used(ctx context.Context, session protocol.SessionID, call prot
 	if err != nil {
 		return map[string]int{}, err
 	}
-	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.read(ctx, l.journal, session); err != nil {
 		return map[string]int{}, err
@@ -188,7 +240,6 @@ func (l *Ledger) append(ctx context.Context, session protocol.SessionID, entries
 	if err != nil {
 		return err
 	}
-	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
 		if err := p.read(ctx, l.journal, session); err != nil {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -142,27 +144,39 @@ func TestLedger_WhatIsHeldCountsTogether(t *testing.T) {
 }
 
 // TestLedger_InMemoryIsBounded: without a journal a ledger counts so many sessions. Calls of one
-// more are refused, and those of the others count on; one that has ended makes room.
+// more are refused, and those of the others count on. One that has ended makes room, and so does one
+// that has made no calls, or none for a day.
 func TestLedger_InMemoryIsBounded(t *testing.T) {
 	t.Parallel()
-	judge := bounded(t, policy.Policy{MaxCalls: 2})
-	ledger := loop.NewLedger(nil)
-	tools := table(t)
-	one := func(session string) *loop.Single {
-		return loop.PlanSingle(t.Context(), tools, protocol.SessionID(session), "work", "{}", &loop.SingleOptions{Policy: judge, Ledger: ledger})
-	}
-	const most = 10_000
-	for i := range most {
-		require.NotNil(t, one(fmt.Sprint("s", i)).Call)
-	}
-	more := one("more")
-	require.Nil(t, more.Call)
-	require.Contains(t, more.Text, "10000 sessions are counted in memory, and that is the limit")
-	require.NotNil(t, one("s0").Call)
-	require.Contains(t, one("s0").Text, "used up its 2 tool calls", "it is not forgotten")
-	ledger.Forget("s1")
-	require.NotNil(t, one("more").Call)
-	require.Nil(t, one("yet another").Call)
+	synctest.Test(t, func(t *testing.T) {
+		judge := bounded(t, policy.Policy{MaxCalls: 2, Tools: policy.Names{Deny: []string{"greedy"}}})
+		ledger := loop.NewLedger(nil)
+		tools := table(t)
+		plan := func(session, tool string) *loop.Single {
+			return loop.PlanSingle(t.Context(), tools, protocol.SessionID(session), tool, "{}", &loop.SingleOptions{Policy: judge, Ledger: ledger})
+		}
+		one := func(session string) *loop.Single { return plan(session, "work") }
+		const most = 10_000
+		for i := range most {
+			require.NotNil(t, one(fmt.Sprint("s", i)).Call)
+		}
+		more := one("more")
+		require.Nil(t, more.Call)
+		require.Contains(t, more.Text, "the calls of 10000 sessions of the last 24h0m0s are counted in memory, and that is the limit: end sessions")
+		require.NotNil(t, one("s0").Call)
+		require.Contains(t, one("s0").Text, "used up its 2 tool calls", "it is not forgotten")
+		ledger.Forget("s1")
+		require.Nil(t, plan("without-calls", "greedy").Call)
+		require.NotNil(t, one("more").Call, "it has no calls that count")
+		require.Nil(t, one("yet-another").Call)
+		time.Sleep(24*time.Hour - time.Second)
+		require.Nil(t, one("yet-another").Call)
+		require.Nil(t, one("s0").Call)
+		time.Sleep(time.Second)
+		last := one("yet-another")
+		require.NotNil(t, last.Call, last.Text)
+		require.Nil(t, one("s0").Call, "it was used since")
+	})
 }
 
 // TestLedger_CallsSentAgainAreBounded: a call counts once when it is sent again, and as another one
