@@ -25,12 +25,6 @@ func Shown(text string, call protocol.CallID, kept *protocol.Kept) string {
 	return prose.Clip(text, prose.MaxText-utf8.RuneCountInString(mark)) + mark
 }
 
-// FailureText returns the text of a call that failed before a worker had it, with the status that
-// its result will have.
-func FailureText(status protocol.Status, err *protocol.Error) string {
-	return prose.Clip(prose.Valid(Failure(&protocol.Result{Status: status, Error: err}, "")), prose.MaxText)
-}
-
 // Diff returns the unified diff of a write or an edit; "" for every other result.
 func Diff(result *protocol.Result) string {
 	if result == nil {

@@ -137,7 +137,7 @@ func (s *session) callRaw(tool, raw string) answer {
 			return got
 		}
 	}
-	return answer{status: protocol.StatusRejected, code: refusal.Code, text: found.Failure(protocol.StatusRejected, refusal)}
+	return answer{status: protocol.StatusRejected, code: refusal.Code, text: found.Failure(&protocol.Result{Status: protocol.StatusRejected, Error: refusal})}
 }
 
 // ok makes a tool call that must succeed, and returns its text.

@@ -13,7 +13,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
-	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -393,6 +392,7 @@ func failed(session protocol.SessionID, err error) (Result, error) {
 		status, code = protocol.StatusRejected, protocol.CodeFleetUnavailable
 	}
 	fault := protocol.Errorf(code, "%v", err)
-	r := Result{Result: protocol.Result{SessionID: session, Status: status, Error: fault}, Text: render.FailureText(status, fault)}
+	r := Result{Result: protocol.Result{SessionID: session, Status: status, Error: fault}}
+	r.Text = (*tools.Tool)(nil).Failure(&r.Result)
 	return r, mayRun(err)
 }

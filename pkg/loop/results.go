@@ -152,7 +152,7 @@ func (p *pendingCall) local(status protocol.Status, text string, callErr *protoc
 	event := p.as(EventToolResult)
 	event.Status, event.Error, event.Content = string(status), carried(callErr), text
 	if callErr != nil {
-		event.Content = p.tool.Failure(status, callErr)
+		event.Content = p.tool.Failure(&protocol.Result{Status: status, Error: callErr})
 	}
 	event.Content = p.tool.WithNote(event.Content, p.note)
 	queued, running := 0.0, float64(ran)/float64(time.Millisecond)
@@ -201,14 +201,11 @@ func (k keeping) fitted(ctx context.Context, call protocol.CallID, text string) 
 
 // failed is what a model is shown of a failure.
 func (k keeping) failed(ctx context.Context, call protocol.CallID, status protocol.Status, callErr *protocol.Error) string {
-	if len(callErr.Message) <= plain.MaxError {
-		return k.tool.Failure(status, callErr)
+	result := &protocol.Result{CallID: call, Status: status, Error: callErr}
+	if len(callErr.Message) > plain.MaxError {
+		result.Kept = k.keep(ctx, call, callErr.Message)
 	}
-	tool := k.tool
-	if tool != nil && tool.Format == nil {
-		tool = nil // failures look alike
-	}
-	return tool.Text(&protocol.Result{CallID: call, Status: status, Error: callErr, Kept: k.keep(ctx, call, callErr.Message)})
+	return k.tool.Failure(result)
 }
 
 // keep returns nil when the text is not kept.

@@ -210,7 +210,7 @@ func (s *Single) Bind(call *protocol.Call) { s.bound.bind(call, call.MinLevel) }
 
 // Failed sets and returns the outcome of a call without a result.
 func (s *Single) Failed(status protocol.Status, callErr *protocol.Error) *Single {
-	s.Status, s.Text, s.Error = status, s.tool.Failure(status, callErr), callErr
+	s.Status, s.Text, s.Error = status, s.tool.Failure(&protocol.Result{Status: status, Error: callErr}), callErr
 	return s
 }
 

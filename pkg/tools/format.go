@@ -20,13 +20,13 @@ type Format struct {
 	Loose bool
 }
 
-// Failure is the text of a call that came to nothing: an error of [Table.Plan] or [Plan.RunInline]
-// under the status that its result will have. A nil tool has that of a call without a tool.
-func (t *Tool) Failure(status protocol.Status, err *protocol.Error) string {
-	if t == nil || t.Format == nil {
-		return render.FailureText(status, err)
+// Failure is the text of a call that came to nothing: the result has an error of [Table.Plan] or
+// [Plan.RunInline], and the status of the call. A nil tool has that of a call without a tool.
+func (t *Tool) Failure(result *protocol.Result) string {
+	if t != nil && t.Format == nil {
+		t = nil // failures look alike
 	}
-	return t.Text(&protocol.Result{Status: status, Error: err})
+	return t.Text(result)
 }
 
 // Returned returns the output of [Plan.RunInline] as the model reads it: by the tool's Format, or

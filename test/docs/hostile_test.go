@@ -73,7 +73,7 @@ var opened = map[string]use{
 	"internal/hostenv/toolchains.go":                    {1, list},
 	"internal/hostenv/view.go":                          {1, list},
 	"internal/inplace/queue.go":                         {3, own},
-	"internal/natsio/embedded/reopen.go":                {1, own},
+	"internal/natsio/embedded/failed.go":                {1, own},
 	"internal/natsio/embedded/server.go":                {1, named},
 	"internal/prompt/editor.go":                         {5, root + "; " + list + "; " + own},
 	"internal/prompt/prompt.go":                         {1, root},

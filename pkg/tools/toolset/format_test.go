@@ -144,7 +144,7 @@ func TestFormat_Smithers(t *testing.T) {
 	for what, raw := range map[string]string{"write": `{"path":"a","content":"%s"}`, "edit": `{"path":"a","patch":"%s"}`} {
 		tool, _, refusal := setTable(t, "smithers").Plan(scope, what, fmt.Sprintf(raw, strings.Repeat("x", 200_001)))
 		want := map[string]string{"write": "TOOL_CONTENT_TOO_LARGE: Content too large (200001 bytes)", "edit": "TOOL_PATCH_TOO_LARGE: Patch too large (200001 bytes)"}
-		require.Equal(t, want[what], tool.Failure(protocol.StatusRejected, refusal))
+		require.Equal(t, want[what], tool.Failure(&protocol.Result{Status: protocol.StatusRejected, Error: refusal}))
 	}
 }
 
@@ -273,7 +273,7 @@ func TestFormat_OfOnesOwnTools(t *testing.T) {
 		table := newTable(t, append(flat(sets), mine...)...)
 		tool, _, refusal := table.Plan(scope, name, `{}`)
 		if refusal != nil {
-			return tool.Failure(protocol.StatusRejected, refusal)
+			return tool.Failure(&protocol.Result{Status: protocol.StatusRejected, Error: refusal})
 		}
 		if name == "inline" {
 			return tool.Returned("two words", "c-1", nil)

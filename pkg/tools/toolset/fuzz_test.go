@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/prose"
-	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -62,7 +61,7 @@ func FuzzPlan(f *testing.F) {
 		if refusal != nil {
 			require.Equal(t, tools.Plan{}, plan)
 			require.True(t, utf8.ValidString(refusal.Message))
-			require.LessOrEqual(t, utf8.RuneCountInString(render.FailureText(protocol.StatusRejected, refusal)), prose.MaxText)
+			require.LessOrEqual(t, utf8.RuneCountInString((*tools.Tool)(nil).Failure(&protocol.Result{Status: protocol.StatusRejected, Error: refusal})), prose.MaxText)
 			require.NotEqual(t, protocol.CodePanic, refusal.Code, refusal.Message)
 			require.NotEqual(t, protocol.CodeInternal, refusal.Code, refusal.Message)
 			return

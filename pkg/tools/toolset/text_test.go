@@ -359,7 +359,7 @@ func TestText_FailuresSayWhatToDoNext(t *testing.T) {
 			t.Parallel()
 			err := protocol.Errorf(test.code, "M.")
 			require.Contains(t, text(t, "read", protocol.Result{Status: test.status, Error: err}), test.says)
-			require.Equal(t, text(t, "read", protocol.Result{Status: test.status, Error: err}), render.FailureText(test.status, err))
+			require.Equal(t, text(t, "read", protocol.Result{Status: test.status, Error: err}), (*tools.Tool)(nil).Failure(&protocol.Result{Status: test.status, Error: err}))
 		})
 	}
 }
