@@ -233,10 +233,10 @@ func isMark(msg *jetstream.RawStreamMsg) bool {
 }
 
 // MarkBehind is [Journal.Mark] unless the session was extended since it was read: then the error
-// wraps [loop.ErrJournalConflict]. In a stream without room the mark takes that of earlier messages,
-// but for the last one, which is the guard; what is left of the journal is invalid, so no turn
-// continues there either. The error wraps a [protocol.Error] with [protocol.CodeFleetFull] if that
-// is not enough.
+// wraps [loop.ErrJournalConflict]. In a stream without room the mark takes that of earlier
+// messages, but for the last one, which is the guard; what is left of the journal is invalid, so no
+// turn continues there either. The error wraps a [protocol.Error] with [protocol.CodeFleetFull] if
+// that is not enough.
 func (j *Journal) MarkBehind(ctx context.Context, session protocol.SessionID, expected uint64) error {
 	mark := loop.Event{Type: loop.EventRemoved, SessionID: session, Time: time.Now().UTC()}
 	_, err := j.Append(ctx, session, expected, mark)
@@ -248,9 +248,9 @@ func (j *Journal) MarkBehind(ctx context.Context, session protocol.SessionID, ex
 	return err
 }
 
-// MarkAlone is [Journal.Mark] for a stream in which the mark has no room beside the last message. For
-// a moment the journal is empty, so nothing of the session may be unfinished: a turn would begin
-// from scratch. The error wraps [loop.ErrJournalConflict] if one has begun.
+// MarkAlone is [Journal.Mark] for a stream in which the mark has no room beside the last message.
+// For a moment the journal is empty, so nothing of the session may be unfinished: a turn would
+// begin from scratch. The error wraps [loop.ErrJournalConflict] if one has begun.
 func (j *Journal) MarkAlone(ctx context.Context, session protocol.SessionID) error {
 	if err := j.purge(ctx, session); err != nil {
 		return err
@@ -263,9 +263,9 @@ const RemovedAge = 7 * 24 * time.Hour
 
 // Forget completes a removal, and returns how many messages of the session it removed. The record
 // that the session was removed takes the place of its journal in one write, and stays for
-// [RemovedAge]. Processes that have read the journal before cannot append, also if it was empty, and
-// requests that were made before begin no session ([loop.Removal.Outlived]). There is no record in
-// a stream without room for it, or if an earlier version made the stream and no process with the
+// [RemovedAge]. Processes that have read the journal before cannot append, also if it was empty,
+// and requests that were made before begin no session ([loop.Removal.Outlived]). There is no record
+// in a stream without room for it, or if an earlier version made the stream and no process with the
 // rights for it has edited it.
 func (j *Journal) Forget(ctx context.Context, session protocol.SessionID) (removed uint64, err error) {
 	record := loop.Event{Type: loop.EventRemoved, SessionID: session, Time: time.Now().UTC()}

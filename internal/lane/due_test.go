@@ -140,8 +140,8 @@ func TestDue_ACallThatWaitsForItsTime(t *testing.T) {
 	f.requireQuiet()
 }
 
-// Law: a holder that only settles answers what is due in its lanes, and runs nothing. What is not due
-// waits there for a worker, in its order, and other lanes are as they were.
+// Law: a holder that only settles answers what is due in its lanes, and runs nothing. What is not
+// due waits there for a worker, in its order, and other lanes are as they were.
 func TestDue_InTheLanesOfAHolderThatOnlySettles(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

@@ -127,9 +127,9 @@ type Options struct {
 	Disk string
 	// Slots is the maximum number of concurrent calls; default 1.
 	Slots int
-	// Settles, if set, are the only lanes that the holder looks after, and it runs no call: while no
-	// worker holds such a lane, it answers the calls that are cancelled or whose time is over, and
-	// removes those that have a result.
+	// Settles, if set, are the only lanes that the holder looks after, and it runs no call: while
+	// no worker holds such a lane, it answers the calls that are cancelled or whose time is over,
+	// and removes those that have a result.
 	Settles []protocol.Lane
 	// AckWait is the length of a lease, and the time after which an unanswered ready message is
 	// delivered again; it must match an existing pool. 0 takes the pool's.

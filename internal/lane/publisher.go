@@ -406,8 +406,9 @@ func (p *Publisher) roomForLater(ctx context.Context) error {
 const DigestVoid = "void"
 
 // Void makes an id that no call has the id of one that is cancelled. Whatever is sent with that id
-// later does not run, since it has a result by then, or finds the id occupied. It has no effect on a
-// call that was stored before: [Publisher.Find] and [Publisher.Result] say which of both came first.
+// later does not run, since it has a result by then, or finds the id occupied. It has no effect on
+// a call that was stored before: [Publisher.Find] and [Publisher.Result] say which of both came
+// first.
 func (p *Publisher) Void(ctx context.Context, pool protocol.Pool, lane protocol.Lane, ref protocol.CallRef) error {
 	call := &protocol.Call{
 		ID: ref.ID, SessionID: ref.SessionID, Pool: pool, Resources: []protocol.Use{{Key: protocol.ResourceKey(lane), Access: protocol.Exclusive}},

@@ -35,8 +35,8 @@ import (
 // that lane. So after connecting each worker inspects all ready messages, twice: the first time
 // makes owners delete claims on lanes that they do not hold.
 //
-// Calls that are due or cancelled while all slots of all workers are used: see dueLane. A holder that
-// only settles has nothing else to do.
+// Calls that are due or cancelled while all slots of all workers are used: see dueLane. A holder
+// that only settles has nothing else to do.
 type reaper struct {
 	holder   *Holder
 	consumer jetstream.Consumer // delivers entries; opened when it is needed

@@ -29,7 +29,8 @@ type refused struct {
 const maxRefusedInput = 4096
 
 // record journals the turn as begun and ended, and reports whether it did: it does nothing when the
-// session has a turn of that input, or an open one, or was removed since. The caller holds the session.
+// session has a turn of that input, or an open one, or was removed since. The caller holds the
+// session.
 func (r refused) record(ctx context.Context, journal loop.Journal, session protocol.SessionID) (bool, error) {
 	history, err := journal.Load(ctx, session)
 	if err != nil {

@@ -395,8 +395,8 @@ func (r *remover) sent(ctx context.Context, id protocol.SessionID, sent map[ownL
 const settleAfter = 2 * time.Second
 
 // settle has the calls of a lane answered that are cancelled, if they have waited since begun for a
-// worker or a coordinator. This process may claim the lane as they do when it is free: if its holder
-// was lost, when its lease is over. So the removal needs nothing else that runs.
+// worker or a coordinator. This process may claim the lane as they do when it is free: if its
+// holder was lost, when its lease is over. So the removal needs nothing else that runs.
 func (r *remover) settle(p ownLane, begun time.Time) {
 	if r.settling == nil || r.settled[p] || time.Since(begun) < settleAfter {
 		return
@@ -456,8 +456,8 @@ func (r *remover) cancel(ctx context.Context, p ownLane, only []protocol.CallID)
 	}
 }
 
-// workspace has a worker remove the workspace, if there is one. If no worker of the pool answers, it
-// is left to [remover.leftover].
+// workspace has a worker remove the workspace, if there is one. If no worker of the pool answers,
+// it is left to [remover.leftover].
 func (r *remover) workspace(ctx context.Context) error {
 	if !r.options.Used {
 		if there, err := HasWorkspace(ctx, r.fleet.At(r.options.Pool), r.id); err != nil || !there {
