@@ -131,8 +131,8 @@ func (l *Ledger) forgetOne() bool {
 	return true
 }
 
-// forget reports whether the page may be forgotten, and marks it as gone if that is final. One in use
-// may not. The lock of the ledger is held.
+// forget reports whether the page may be forgotten, and marks it as gone if that is final. One in
+// use may not. The lock of the ledger is held.
 func (p *page) forget(final bool) bool {
 	if !p.mu.TryLock() {
 		return false

@@ -144,8 +144,8 @@ func TestLedger_WhatIsHeldCountsTogether(t *testing.T) {
 }
 
 // TestLedger_InMemoryIsBounded: without a journal a ledger counts so many sessions. Calls of one
-// more are refused, and those of the others count on. One that has ended makes room, and so does one
-// that has made no calls, or none for a day.
+// more are refused, and those of the others count on. One that has ended makes room, and so does
+// one that has made no calls, or none for a day.
 func TestLedger_InMemoryIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

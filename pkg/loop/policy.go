@@ -129,8 +129,8 @@ func (t *turnRun) decide(ctx context.Context) (map[int]verdict, error) {
 }
 
 // verdict is what a call's decision in the journal says, or else the policy. A call that an earlier
-// run has journaled was let through: the policy decides again only if it was not sent. If it decides
-// otherwise, the call cannot be sent any more.
+// run has journaled was let through: the policy decides again only if it was not sent. If it
+// decides otherwise, the call cannot be sent any more.
 func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked policy.Call, about string) (verdict, error) {
 	call, judged := &turn.last().calls[index], t.judge(asked, about)
 	v, err := t.newVerdict(ctx, turn, index, judged)

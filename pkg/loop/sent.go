@@ -85,9 +85,9 @@ func (t *turnRun) find(ctx context.Context, lane string, id protocol.CallID) (*p
 	return call, result, nil
 }
 
-// findOrVoid is find for a call that is refused if the fleet has neither it nor its result. A process
-// that was stopped between journaling the call and sending it may send it still: it does not run
-// then.
+// findOrVoid is find for a call that is refused if the fleet has neither it nor its result. A
+// process that was stopped between journaling the call and sending it may send it still: it does
+// not run then.
 func (t *turnRun) findOrVoid(ctx context.Context, lane string, id protocol.CallID) (*protocol.Call, *protocol.Result, error) {
 	call, result, err := t.find(ctx, lane, id)
 	finder, is := t.dispatcher.(ports.Finder)
@@ -104,8 +104,8 @@ func (t *turnRun) findOrVoid(ctx context.Context, lane string, id protocol.CallI
 }
 
 // wasSent reports whether a call that is journaled was sent: whether the fleet has it or its
-// result, or its sub-agent has begun. It is true if that cannot be known. With final, a call that was
-// not sent is refused, see findOrVoid.
+// result, or its sub-agent has begun. It is true if that cannot be known. With final, a call that
+// was not sent is refused, see findOrVoid.
 func (t *turnRun) wasSent(ctx context.Context, name, lane string, id protocol.CallID, final bool) (bool, error) {
 	if name == wire.AgentTool {
 		child, err := t.Runner.journal.Load(ctx, protocol.SessionID(id))
