@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/environment"
 	"github.com/toolfleet/toolfleet/internal/prompt"
@@ -320,7 +321,7 @@ func (c *callCommand) observed(ctx context.Context, env *environment.Environment
 	answers := prompt.NewAnswers(c.asks, env.Client, c.Reach(), show.warn)
 	answers.Alone = c.Nats == ""
 	defer answers.Close()
-	return env.Fleet.Dispatcher.Observed(ctx, call, func(u loop.Update) {
+	return env.Fleet.Dispatcher.CallWith(ctx, call, calls.CallOptions{Observe: func(u loop.Update) {
 		if u.Waits != "" {
 			show.warn(c.Tool + " waits for: " + u.Waits)
 		}
@@ -328,5 +329,5 @@ func (c *callCommand) observed(ctx context.Context, env *environment.Environment
 			show.warn(c.Tool + ": " + u.Lost)
 		}
 		answers.Question(ctx, &report.Question{SessionID: call.SessionID, CallID: call.ID, Tool: c.Tool, Question: u.Question, Lane: string(call.Pool)})
-	})
+	}})
 }

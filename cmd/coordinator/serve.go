@@ -196,7 +196,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		p.warn(fmt.Sprintf("this coordinator starts no turns by messages: %v", err))
 	}
 	host, _ := os.Hostname() // only a name
-	options.Fleet, options.Dispatcher, options.Journal, options.Do = fl.Name, fl.Dispatcher, fl.Journal, fl.Dispatcher.One
+	options.Fleet, options.Dispatcher, options.Journal, options.Do = fl.Name, fl.Dispatcher, fl.Journal, fl.Dispatcher.Call
 	options.Holder = serve.Holder{ID: wire.NewWorkerID(host), Build: p.Version, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin}
 	if options.Keys, err = c.keys(fl); err != nil {
 		return err

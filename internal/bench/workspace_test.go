@@ -287,7 +287,7 @@ func (f *benchFleet) do(b *testing.B, payload protocol.Payload) {
 	if write, is := payload.(protocol.FilesWrite); is {
 		call.Resources[0].Key += protocol.ResourceKey("/" + write.Path)
 	}
-	result, err := f.dispatcher.One(b.Context(), &call)
+	result, err := f.dispatcher.Call(b.Context(), &call)
 	require.NoError(b, err)
 	require.Nil(b, result.Error)
 }

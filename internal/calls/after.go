@@ -17,29 +17,25 @@ const maxUnsent = 4096
 // before orders calls by their After as long as the fleet does not have them: it knows nothing of a
 // call that is refused or never sent, and would let those that wait for it wait until their time is
 // over. So a call is sent after those that it waits for, and is rejected when one was not sent. The
-// lock of futures guards all fields.
+// lock of the table guards all fields.
 type before struct {
-	begun  uint64                      // calls
 	trials map[protocol.CallRef]*trial // calls that are being sent
 	failed map[protocol.CallRef]bool   // calls that were not sent
 	oldest []protocol.CallRef          // of failed, in order; some may be sent again
-	parked map[futureLane]*time.Timer  // lanes whose first call waits for a trial; nil without an end
+	parked map[poolLane]*time.Timer    // lanes whose first call waits for a trial; nil without an end
 }
 
 // trial is a call that is being sent, by one or more senders at the same time.
 type trial struct {
 	senders int
-	number  uint64        // of the first sender's call, in the order in which calls began
-	lanes   []futureLane  // wait for its end
-	over    chan struct{} // closed at its end; nil if only lanes wait
+	lanes   []poolLane // wait for its end
 }
 
 // begin notes that a call is being sent; the lock is held.
 func (b *before) begin(ref protocol.CallRef) {
 	delete(b.failed, ref)
-	b.begun++
 	if b.trials[ref] == nil {
-		b.trials[ref] = &trial{number: b.begun}
+		b.trials[ref] = &trial{}
 	}
 	b.trials[ref].senders++
 }
@@ -65,7 +61,7 @@ func (b *before) fail(ref protocol.CallRef) {
 }
 
 // endTrial notes that a call was sent or, if failed is set, was not; the lock is held.
-func (t *futures) endTrial(ref protocol.CallRef, failed bool) {
+func (t *table) endTrial(ref protocol.CallRef, failed bool) {
 	if failed {
 		t.fail(ref)
 	}
@@ -74,9 +70,6 @@ func (t *futures) endTrial(ref protocol.CallRef, failed bool) {
 		return
 	}
 	delete(t.trials, ref)
-	if a.over != nil {
-		close(a.over)
-	}
 	for _, at := range a.lanes {
 		t.wake(at)
 	}
@@ -86,22 +79,28 @@ func (t *futures) endTrial(ref protocol.CallRef, failed bool) {
 // rejected.
 func (d *Dispatcher) NotSent(ref protocol.CallRef) {
 	for _, part := range d.parts() {
-		part.futures.mu.Lock()
-		part.futures.fail(ref)
-		part.futures.mu.Unlock()
+		part.table.mu.Lock()
+		part.table.fail(ref)
+		part.table.mu.Unlock()
 	}
+}
+
+// awaited returns the calls that a call waits for and that are being sent, while it may wait; the
+// lock is held.
+func (t *table) awaited(h *Handle) []*trial {
+	if !h.mayWait(0) {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(h.after), func(a *trial) bool { return a.senders == 0 })
 }
 
 // park has a lane wait whose first call waits for one that is being sent; the lock is held. It
 // reports false if nothing is to be waited for any more.
-func (t *futures) park(f *Future, at futureLane) bool {
-	for _, a := range f.after {
-		if a.senders == 0 || !f.mayWait(0) {
-			continue
-		}
+func (t *table) park(h *Handle, at poolLane) bool {
+	for _, a := range t.awaited(h) {
 		a.lanes = append(a.lanes, at)
 		t.parked[at] = nil
-		if end := f.lastStart(); !end.IsZero() {
+		if end := h.lastStart(); !end.IsZero() {
 			t.parked[at] = time.AfterFunc(time.Until(end), func() {
 				t.mu.Lock()
 				defer t.mu.Unlock()
@@ -109,21 +108,15 @@ func (t *futures) park(f *Future, at futureLane) bool {
 			})
 		}
 		for _, waiting := range t.lanes[at] {
-			waiting.look() // it may be cancelled now
+			waiting.change() // it may be cancelled now
 		}
 		return true
 	}
 	return false
 }
 
-// isParked reports whether the first call of a lane waits for a trial; the lock is held.
-func (t *futures) isParked(at futureLane) bool {
-	_, parked := t.parked[at]
-	return parked
-}
-
 // wake has the calls of a parked lane sent; the lock is held.
-func (t *futures) wake(at futureLane) {
+func (t *table) wake(at poolLane) {
 	timer, parked := t.parked[at]
 	if !parked {
 		return
@@ -136,62 +129,10 @@ func (t *futures) wake(at futureLane) {
 	t.startSender()
 }
 
-// sendAfter waits until the calls that a call waits for were sent, and notes that the call is being
-// sent until done is called; another call of done changes nothing. It returns a result instead if
-// the call cannot run, or an error that wraps [lane.ErrNotSent] if ctx ends.
-func (t *futures) sendAfter(ctx context.Context, call *protocol.Call) (done func(failed bool), unmet *protocol.Result, err error) {
-	ref := refOf(call)
-	t.mu.Lock()
-	all := t.trialsOf(call)
-	for _, a := range all {
-		if a.over == nil {
-			a.over = make(chan struct{})
-		}
-	}
-	t.begin(ref)
-	t.mu.Unlock()
-	open := true
-	done = func(failed bool) {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if open {
-			open = false
-			t.endTrial(ref, failed)
-		}
-	}
-	if unmet, err = t.awaitTrials(ctx, call, all); err != nil || unmet != nil {
-		done(true)
-	}
-	return done, unmet, err
-}
-
-func (t *futures) awaitTrials(ctx context.Context, call *protocol.Call, all []*trial) (unmet *protocol.Result, err error) {
-	limit := ctx
-	if end := lastStart(call, time.Now()); len(all) > 0 && !end.IsZero() {
-		var cancel context.CancelFunc
-		limit, cancel = context.WithDeadline(ctx, end)
-		defer cancel()
-	}
-	for _, a := range all {
-		select {
-		case <-a.over:
-			continue
-		case <-t.ctx.Done():
-			return nil, neverSent(call, ErrClosed)
-		case <-limit.Done():
-		}
-		if ctx.Err() != nil {
-			return nil, t.d.notSent(ctx, call)
-		}
-		break // its time is over
-	}
-	return t.unmet(ctx, call, all), nil
-}
-
 // unmet is the result of a call that cannot run, because one that it waits for was not sent, or not
 // in time. It is nil if this process knows of no such call, or if the fleet has that call from
 // another process or an earlier attempt.
-func (t *futures) unmet(ctx context.Context, call *protocol.Call, trials []*trial) *protocol.Result {
+func (t *table) unmet(ctx context.Context, call *protocol.Call, trials []*trial) *protocol.Result {
 	if len(call.After) == 0 {
 		return nil
 	}

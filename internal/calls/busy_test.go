@@ -77,7 +77,7 @@ func TestDispatch_ABusyPoolIsWaitedForUntilTheDeadline(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	late := newCalls(1)
-	_, err = r.dispatcher.One(ctx, &late[0])
+	_, err = r.dispatcher.Call(ctx, &late[0])
 	require.ErrorIs(t, err, lane.ErrNotSent, "a call that was never sent will not run")
 }
 

@@ -5,115 +5,81 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
+	"sync"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Grace is the longest time that [Dispatcher.Promptly] continues after its context has ended.
+// Grace is the longest time that a brief call continues after its context has ended.
 const Grace = 100 * time.Millisecond
 
 // graceWait is the part of [Grace] in which a worker may answer a cancel. The rest is for asking
 // whether there is one.
 const graceWait = Grace / 2
 
-// ErrUnreachable is wrapped by errors about a fleet that did not answer.
-var ErrUnreachable = errors.New("the fleet cannot be reached")
+var errTwice = errors.New("dispatched twice in one step")
 
-// One runs a single call and returns its result, or an error of [Dispatcher.Dispatch], or one that
-// wraps [lane.ErrNotSent] if ctx ended before the call was sent.
-func (d *Dispatcher) One(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
-	return d.Observed(ctx, call, nil)
-}
-
-// Told is [Dispatcher.One], and reports what the call waits for if no worker can run it or its
-// worker is lost.
-func (d *Dispatcher) Told(ctx context.Context, call *protocol.Call, tell func(waits string)) (*protocol.Result, error) {
-	return d.Observed(ctx, call, func(u loop.Update) {
-		if waits := cmp.Or(u.Waits, u.Lost); waits != "" {
-			tell(waits)
+// Dispatch implements [loop.Dispatcher].
+func (d *Dispatcher) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
+	seen := make(map[protocol.CallID]bool, len(calls))
+	for i := range calls {
+		if seen[calls[i].ID] {
+			return fmt.Errorf("call %s: %w", calls[i].ID, errTwice)
 		}
-	})
-}
-
-// Observed is [Dispatcher.One], and reports every change of the call; observe may be nil.
-func (d *Dispatcher) Observed(ctx context.Context, call *protocol.Call, observe func(loop.Update)) (*protocol.Result, error) {
-	if err := d.enter(call); err != nil {
-		return nil, err
+		seen[calls[i].ID] = true
 	}
-	defer d.left.Done()
-	return d.one(ctx, call, d.options.CancelWait, observe)
-}
-
-// one is [Dispatcher.Observed] with a time to wait for results after a cancel; observe may be nil.
-func (d *Dispatcher) one(ctx context.Context, call *protocol.Call, cancelWait time.Duration, observe func(loop.Update)) (*protocol.Result, error) {
-	var result *protocol.Result
-	err := d.dispatch(ctx, []protocol.Call{*call}, how{cancelWait: cancelWait, alone: true}, func(u loop.Update) {
-		result = u.Result
-		if observe != nil {
-			observe(u)
+	s := d.sendAndWait(ctx, calls, SendOptions{UnsentResult: true, inline: true})
+	if faults := s.run(observe, nil); len(faults) > 0 {
+		if cause := context.Cause(ctx); errors.Is(cause, loop.ErrDetached) {
+			return cause
 		}
-	})
-	if err != nil {
-		return nil, err
+		return errors.Join(faults...)
 	}
-	return result, nil
+	return nil
 }
 
-// Promptly is [Dispatcher.One] for those who do not wait for what becomes of a cancel: it returns
-// within [Grace] of the end of ctx. Should the server not answer by then, the request to cancel the
-// call is still on its way, and [Dispatcher.Close] waits for it. An error that wraps
-// [lane.ErrNotSent] says that the call will not run; after any other it may. observe gets every
-// change of the call, until Promptly returns or a little longer, and may be nil.
-func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call, observe func(loop.Update)) (*protocol.Result, error) {
-	if ctx.Err() != nil {
-		return nil, d.notSent(ctx, call)
+// CallOptions say how a caller waits for one call.
+type CallOptions struct {
+	// Observe gets every change of the call; nil is no observer.
+	Observe func(loop.Update)
+	// Frames is that of [SendOptions].
+	Frames func(*wire.Frame)
+	// Brief is for callers that do not wait for what becomes of a cancel: they wait for [Grace]
+	// after the end of the context. Should the server not answer by then, the request to cancel the
+	// call is still on its way, and [Dispatcher.Close] waits for it.
+	Brief bool
+}
+
+// Call runs one call and returns its result, or an error: one that wraps [lane.ErrNotSent] says
+// that the call does not run.
+func (d *Dispatcher) Call(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
+	return d.CallWith(ctx, call, CallOptions{})
+}
+
+// CallWith is [Dispatcher.Call] with options.
+func (d *Dispatcher) CallWith(ctx context.Context, call *protocol.Call, o CallOptions) (*protocol.Result, error) {
+	options, ended := SendOptions{Frames: o.Frames, inline: !o.Brief, quiet: o.Observe == nil}, (<-chan struct{})(nil)
+	if o.Brief {
+		if ctx.Err() != nil {
+			return nil, d.notSent(ctx, call)
+		}
+		options.CancelWait, ended = graceWait, ctx.Done()
 	}
-	tried, unmet, err := d.of(call.Pool).futures.sendAfter(ctx, call)
-	if err != nil || unmet != nil {
-		return unmet, err
+	s := d.sendAndWait(ctx, []protocol.Call{*call}, options)
+	faults, h := s.run(o.Observe, ended), s.handles[0]
+	switch {
+	case len(faults) > 0:
+		return nil, faults[0]
+	case s.open == 0:
+		return h.result, nil
 	}
-	type outcome struct {
-		result *protocol.Result
-		err    error
-	}
-	var accepted atomic.Bool
-	done := make(chan outcome, 1)
-	if err := d.enter(call); err != nil {
-		tried(true)
-		return nil, err
-	}
-	go func() {
-		defer d.left.Done()
-		result, err := d.one(ctx, call, graceWait, func(u loop.Update) {
-			if u.Result == nil && u.Waits == "" { // else it may be held back, or was refused
-				accepted.Store(true)
-				tried(false)
-			}
-			if observe != nil {
-				observe(u)
-			}
-		})
-		tried(notRun(result, err))
-		done <- outcome{result, err}
-	}()
-	select {
-	case o := <-done:
-		return o.result, o.err
-	case <-ctx.Done():
-	}
-	limit := time.NewTimer(Grace)
-	defer limit.Stop()
-	select {
-	case o := <-done:
-		return o.result, o.err
-	case <-limit.C:
-	}
-	if !accepted.Load() {
+	h.table.mu.Lock()
+	accepted := h.accepted
+	h.table.mu.Unlock()
+	if !accepted {
 		return nil, maySent(ctx, call)
 	}
 	unknown := wire.NewResult(call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
@@ -121,64 +87,120 @@ func (d *Dispatcher) Promptly(ctx context.Context, call *protocol.Call, observe 
 	return &unknown, nil
 }
 
-// enter has Close wait for a call: left.Done ends that.
-func (d *Dispatcher) enter(call *protocol.Call) error {
-	d.futures.mu.Lock()
-	defer d.futures.mu.Unlock()
-	if d.futures.closed {
-		return neverSent(call, ErrClosed)
+// OnWaits is an observer that gets what a call waits for if no worker can run it, or its worker is
+// lost.
+func OnWaits(report func(waits string)) func(loop.Update) {
+	return func(u loop.Update) {
+		if waits := cmp.Or(u.Waits, u.Lost); waits != "" {
+			report(waits)
+		}
 	}
-	d.left.Add(1)
+}
+
+// Submit stores a call with the fleet, in the order of [Dispatcher.Send], without following it.
+func (d *Dispatcher) Submit(ctx context.Context, call *protocol.Call) error {
+	return d.Send(ctx, []protocol.Call{*call}, SendOptions{StoreOnly: true})[0].Accepted()
+}
+
+// step is calls whose caller waits for them.
+type step struct {
+	handles []*Handle
+	open    int           // handles that have not ended, as far as the caller knows
+	wake    chan struct{} // has room while the caller knows of all changes
+
+	size int // the number of changes that wait at most, in addition to ends
+
+	mu      sync.Mutex
+	changes []change
+}
+
+// change is an update that the caller of a step has not got yet.
+type change struct {
+	handle *Handle
+	loop.Update
+}
+
+// sendAndWait sends calls whose caller waits for them.
+func (d *Dispatcher) sendAndWait(ctx context.Context, calls []protocol.Call, o SendOptions) *step {
+	s := &step{wake: make(chan struct{}, 1), open: len(calls), size: maxChanges * len(calls)}
+	o.waited, o.Observe = true, s.add
+	var serve func()
+	if s.handles, serve = d.send(ctx, calls, o); serve != nil {
+		serve()
+	}
+	return s
+}
+
+// maxChanges is how many changes of a call, in addition to its end, wait for the caller of a step
+// on average; more are dropped.
+const maxChanges = 16
+
+func (s *step) add(h *Handle, u loop.Update) {
+	s.mu.Lock()
+	if u.State == loop.StateDone || len(s.changes) < s.size {
+		s.changes = append(s.changes, change{h, u})
+	}
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *step) next() []change {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changes := s.changes
+	s.changes = nil
+	return changes
+}
+
+// run passes changes to observe, which may be nil, until all handles have ended, or until [Grace]
+// after ended is closed. The fleet may fail for one of the calls: then the others are left to
+// themselves, once an attempt was made to send them.
+func (s *step) run(observe func(loop.Update), ended <-chan struct{}) (faults []error) {
+	var over <-chan time.Time
+	for s.open > 0 {
+		select {
+		case <-s.wake:
+		case <-ended:
+			limit := time.NewTimer(Grace)
+			defer limit.Stop()
+			ended, over = nil, limit.C
+			continue
+		case <-over:
+			return nil
+		}
+		if faults = s.pass(nil, observe); len(faults) == 0 {
+			continue
+		}
+		for _, h := range s.handles {
+			h.await(nil, func() bool {
+				return h.state != handleSending && (h.state != handleQueued || h.table.waits(h))
+			})
+		}
+		faults = s.pass(faults, observe)
+		for _, h := range s.handles {
+			h.Detach()
+		}
+		return faults
+	}
 	return nil
 }
 
-// closeWait bounds the time of [Dispatcher.Close]. An observer of the user's may never return.
-const closeWait = 5 * time.Second
-
-// Close ends all futures with [ErrClosed]; their calls continue. Requests to cancel single calls
-// whose contexts have ended are stored first, which takes a few seconds at most. By
-// [Dispatcher.Dispatch] no call may be dispatched meanwhile.
-func (d *Dispatcher) Close() {
-	d.futures.close()
-	stored := make(chan struct{})
-	go func() {
-		defer close(stored)
-		d.left.Wait()
-	}()
-	limit := time.NewTimer(closeWait)
-	defer limit.Stop()
-	select {
-	case <-stored:
-	case <-limit.C:
+// pass passes on the changes that are there, and adds the errors of handles.
+func (s *step) pass(faults []error, observe func(loop.Update)) []error {
+	for _, c := range s.next() {
+		if c.State == loop.StateDone {
+			s.open--
+			if c.handle.err != nil {
+				faults = append(faults, c.handle.err)
+				continue
+			}
+		}
+		if observe != nil {
+			observe(c.Update)
+		}
 	}
-}
-
-// maySent is the error of a call that may have been sent.
-func maySent(ctx context.Context, call *protocol.Call) error {
-	return fmt.Errorf("call %s: %w, but may have accepted the call: %w", call.ID, ErrUnreachable, context.Cause(ctx))
-}
-
-// notSent is the error of a call whose context ended before it was sent.
-func (d *Dispatcher) notSent(ctx context.Context, call *protocol.Call) error {
-	return neverSent(call, d.whyNot(ctx, context.Cause(ctx)))
-}
-
-// neverSent is the error of a call that this process did not send. It wraps [lane.ErrNotSent],
-// unless an earlier attempt may have sent the call.
-func neverSent(call *protocol.Call, err error) error {
-	if call.Again {
-		return fmt.Errorf("call %s: it was not sent again: %w", call.ID, err)
-	}
-	return fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, err)
-}
-
-// whyNot adds to an error the cause of a context that has ended, and that the server is away.
-func (d *Dispatcher) whyNot(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
-		err = fmt.Errorf("%w: %w", cause, err)
-	}
-	if (ctx.Err() == nil || !d.nc.IsConnected()) && !errors.Is(err, ErrUnreachable) {
-		err = fmt.Errorf("%w: %w", ErrUnreachable, err)
-	}
-	return err
+	return faults
 }

@@ -14,19 +14,19 @@ import (
 )
 
 // A server that takes what is sent, and whose answers are lost, may have the call.
-func TestPromptly_WhatMayHaveBeenSentIsToldAsSuch(t *testing.T) {
+func TestCallWith_WhatMayHaveBeenSentIsToldAsSuch(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
 	nc, link := r.ConnectVia()
 	d := r.newDispatcher(nc, calls.Options{})
 	call := newCalls(2)
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
-	_, err := d.Promptly(t.Context(), &call[0], nil) // so that the session is heard
+	_, err := d.CallWith(t.Context(), &call[0], calls.CallOptions{Brief: true}) // so that the session is heard
 	require.NoError(t, err)
 	link.Deafen()
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	_, err = d.Promptly(ctx, &call[1], nil)
+	_, err = d.CallWith(ctx, &call[1], calls.CallOptions{Brief: true})
 	require.ErrorIs(t, err, calls.ErrUnreachable)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.NotErrorIs(t, err, lane.ErrNotSent)
@@ -48,12 +48,12 @@ func TestDispatch_AContextThatHasEndedSendsNothing(t *testing.T) {
 		require.Contains(t, result.Error.Message, "before it was sent")
 	}
 	r.requireQuiet()
-	_, err = r.dispatcher.One(ctx, &calls[0])
+	_, err = r.dispatcher.Call(ctx, &calls[0])
 	require.ErrorIs(t, err, lane.ErrNotSent)
 }
 
 // A call whose context ends is not waited for, however long its worker takes.
-func TestPromptly_DoesNotWaitForTheOutcomeOfACancel(t *testing.T) {
+func TestCallWith_DoesNotWaitForTheOutcomeOfACancel(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
 	d := r.newDispatcher(r.NC, calls.Options{CancelWait: time.Hour})
@@ -67,7 +67,7 @@ func TestPromptly_DoesNotWaitForTheOutcomeOfACancel(t *testing.T) {
 	})
 	returned := make(chan *protocol.Result, 1)
 	go func() {
-		result, err := d.Promptly(ctx, &newCalls(1)[0], nil)
+		result, err := d.CallWith(ctx, &newCalls(1)[0], calls.CallOptions{Brief: true})
 		if err != nil {
 			t.Error(err)
 		}

@@ -1,15 +1,3 @@
-// Package calls is the coordinator's side of a call: it enqueues the calls of a
-// step, follows them, and brings each one's result back to the session loop.
-//
-//	Dispatch ──► Publisher.Put ──► accepted (queued)
-//	                                  │ frames: a worker started it (running)
-//	                                  ▼
-//	             results stream ──► received from NATS, or looked up (done)
-//
-// Messages of NATS may be lost, so every unfinished call is also looked up now and then. Nothing
-// else depends on the process that waits: workers look after lanes in which something waits. A call
-// whose context ends is cancelled durably; the dispatcher still waits a moment for its result,
-// which says what a worker did.
 package calls
 
 import (
@@ -20,14 +8,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	noopmetric "go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/trace"
@@ -35,6 +22,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/approval"
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/ports"
@@ -99,14 +87,13 @@ type Dispatcher struct {
 	fleet     protocol.Fleet
 	publisher *lane.Publisher
 	results   *Results
-	futures   *futures
+	table     *table
 	channels  channels
 	metrics   *telemetry.CallMetrics
-	others    map[protocol.Pool]*Dispatcher // see [Dispatcher.Leave]
-	blind     atomic.Bool                   // without the right to see which workers are lost
-	laneless  atomic.Bool                   // without the right to look at lanes
-	left      sync.WaitGroup                // single calls; see Close
+	others    map[protocol.Pool]*Dispatcher // see [Dispatcher.RoutePool]
 	publish   []trace.SpanStartOption       // of the span of a call that is published
+
+	cannotReadHeartbeats, cannotReadLanes atomic.Bool // for lack of rights
 }
 
 var (
@@ -137,7 +124,7 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 			trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(telemetry.Published(wire.CallsStream(fleet))...),
 		},
 	}
-	d.futures = newFutures(d)
+	d.table = newTable(d)
 	return d, nil
 }
 
@@ -216,228 +203,36 @@ func (d *Dispatcher) Void(ctx context.Context, pool protocol.Pool, lane protocol
 	return d.of(pool).publisher.Void(ctx, pool, lane, ref)
 }
 
-// how says how the calls of a batch are followed.
-type how struct {
-	cancelWait time.Duration // see [Options]
-	alone      bool          // that a call was not sent is an error, not its result
-}
-
-// Dispatch implements [loop.Dispatcher].
-func (d *Dispatcher) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
-	return d.dispatch(ctx, calls, how{cancelWait: d.options.CancelWait}, observe)
-}
-
-// dispatchOwn carries calls of pools that are not left to others.
-func (d *Dispatcher) dispatchOwn(ctx context.Context, calls []protocol.Call, how how, observe func(loop.Update)) error {
-	if len(calls) == 0 {
-		return nil
-	}
-	ids := make([]protocol.CallID, len(calls))
-	seen := make(map[protocol.CallID]bool, len(calls))
-	for i := range calls {
-		if seen[calls[i].ID] {
-			return fmt.Errorf("call %s: %w", calls[i].ID, errTwice)
-		}
-		ids[i], seen[calls[i].ID] = calls[i].ID, true
-	}
-	b := &batch{dispatcher: d, how: how, observe: observe, open: map[protocol.CallID]*followed{}, news: make(chan news, 4*len(calls))}
-	defer b.abandon(ctx)
-	if cause := context.Cause(ctx); errors.Is(cause, loop.ErrDetached) {
-		return cause
-	}
-	again, listen := slices.ContainsFunc(calls, func(c protocol.Call) bool { return c.Again }), ctx
-	if again { // also when ctx has ended: what an earlier process sent is to be cancelled
-		listen = context.WithoutCancel(ctx)
-	}
-	watch, err := d.results.Watch(listen, calls[0].SessionID, b.result, b.frame, ids...)
-	if err == nil {
-		defer watch.Stop()
-		var deaf func()
-		if deaf, err = b.hear(calls); err == nil {
-			defer deaf()
-		}
-	}
-	switch {
-	case err == nil:
-	case again:
-		return fmt.Errorf("%w: %w", ErrUnreachable, err)
-	case ctx.Err() == nil:
-		return fmt.Errorf("%w: %w: %w", lane.ErrNotSent, ErrUnreachable, err)
-	} // else nothing is sent
-	if err := b.put(ctx, calls); err != nil {
-		return err
-	}
-	return b.follow(ctx)
-}
-
-var errTwice = errors.New("dispatched twice in one step")
-
-// codeOf is the code for which a call could not be published; "" when it was.
-func codeOf(fault error) protocol.Code {
-	switch {
-	case fault == nil:
-		return ""
-	case errors.Is(fault, lane.ErrBusy):
-		return protocol.CodeBusy
-	case errors.Is(fault, lane.ErrQuota):
-		return protocol.CodeQuota
-	case errors.Is(fault, lane.ErrFull):
-		return protocol.CodeFleetFull
-	case errors.Is(fault, lane.ErrTooLarge):
-		return codes.PayloadTooLarge
-	default:
-		return protocol.CodeFleetUnavailable
-	}
-}
-
-// put enqueues the calls and settles those that were refused. Calls that an earlier process may
-// have sent have their stored results first, and are not sent then. Its error is about a fleet that
-// could not be reached for any of them.
-func (b *batch) put(ctx context.Context, calls []protocol.Call) error {
-	all := make([]*followed, len(calls))
-	for i := range calls {
-		f := b.dispatcher.begin(ctx, &calls[i])
-		f.at, all[i] = i, f
-		b.mu.Lock()
-		b.open[f.call.ID] = f
-		b.mu.Unlock()
-	}
-	unsent := slices.DeleteFunc(all, func(f *followed) bool {
-		known := f.call.Again && b.known(ctx, f)
-		if known {
-			f.publish.End()
-		}
-		return known
-	})
-	if len(unsent) == 0 {
-		return nil
-	}
-	return b.send(ctx, unsent)
-}
-
-// send enqueues open calls. Those that meet a full lane or pool are sent again later.
-func (b *batch) send(ctx context.Context, all []*followed) error {
-	outgoing := make([]lane.Outgoing, len(all))
-	for i, f := range all {
-		outgoing[i] = lane.Outgoing{Call: f.call, Header: f.header, Followed: true, Turn: func(ctx context.Context) error {
-			return b.dispatcher.futures.waitTurn(ctx, f.call, f.since)
-		}}
-	}
-	faults := b.dispatcher.publisher.Enqueue(ctx, outgoing)
-	unreachable := 0
-	for i, fault := range faults {
-		f := all[i]
-		if errors.Is(fault, lane.ErrBusy) && b.holdBack(f, fault) {
-			continue
-		}
-		refused := b.dispatcher.sent(ctx, f, fault)
-		switch {
-		case f.accepted:
-			b.observe(loop.Update{CallID: f.call.ID, State: loop.StateQueued})
-		case refused != nil:
-			b.done(ctx, refused)
-		case errors.Is(context.Cause(ctx), loop.ErrDetached): // who runs the session next sends it
-		case ctx.Err() != nil && errors.Is(fault, lane.ErrNotSent) && b.how.alone:
-			return b.notSent(ctx, f, fault)
-		case ctx.Err() != nil && errors.Is(fault, lane.ErrNotSent):
-			b.stopUnsent(ctx, f)
-		case ctx.Err() != nil:
-			// Whether it was accepted is not known; the cancel that follows settles it.
-		case errors.Is(fault, lane.ErrFullAgain) && b.known(ctx, f):
-		default:
-			unreachable++
-		}
-	}
-	if unreachable > 0 {
-		return fmt.Errorf("%w: %w", ErrUnreachable, errors.Join(faults...))
-	}
-	return nil
-}
-
-// stopUnsent ends a call whose context ended before it was sent.
-func (b *batch) stopUnsent(ctx context.Context, f *followed) {
-	r := wire.NewResult(f.call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was stopped before it was sent; it does not run"))
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		r = wire.NewResult(f.call, protocol.StatusRejected, protocol.Errorf(protocol.CodeDeadline, "the deadline passed before the call was sent; it does not run"))
-	}
-	b.done(ctx, &r)
-}
-
-// begin starts the spans and metrics of a call that is sent and followed, with the headers that
-// carry its trace context.
-func (d *Dispatcher) begin(ctx context.Context, call *protocol.Call) *followed {
-	spanCtx, span := d.options.Tracer.Start(ctx, telemetry.SpanDispatch(call.Tool))
-	if span.IsRecording() {
-		span.SetAttributes(attributes(call)...)
-	}
-	header := nats.Header{}
-	publishCtx, publish := d.options.Tracer.Start(spanCtx, telemetry.SpanPublish, d.publish...) //nolint:spancheck // sent ends it
-	telemetry.Inject(publishCtx, header)
-	d.metrics.Begun(ctx, string(call.Pool), string(call.Tenant))
-	return &followed{ //nolint:spancheck // see above
-		call: call, header: header, since: time.Now(), span: span, publish: publish, progress: progress{state: loop.StateQueued},
-	}
-}
-
-// sent notes that a call was enqueued, or not because of a fault. It returns a result if the fleet
-// refused the call.
-func (d *Dispatcher) sent(ctx context.Context, f *followed, fault error) (refused *protocol.Result) {
-	telemetry.Fail(f.publish, fault)
-	f.publish.End()
-	code := codeOf(fault)
-	d.metrics.Sent(ctx, string(f.call.Pool), string(f.call.Tenant), string(code))
-	message, after := "", protocol.Millis(0)
-	switch code {
-	case "":
-		f.accepted = true
-		return nil
-	case protocol.CodeBusy, protocol.CodeQuota:
-		if bound, ok := errors.AsType[*protocol.Error](fault); ok {
-			after = bound.RetryAfter
-			message = fmt.Sprintf("%s; the call was not run, try again in %s", bound.Message, after.Duration())
-		}
-	case protocol.CodeFleetFull:
-		message = "the fleet's queue is full; the call was not run, try again later"
-	case codes.PayloadTooLarge:
-		message = fault.Error() + "; it was not run, send less at once"
-	default:
-		return nil
-	}
-	r := wire.NewResult(f.call, protocol.StatusRejected, protocol.Errorf(code, "%s", message))
-	r.Error.RetryAfter = after
-	return &r
-}
-
-// ended ends the spans and metrics of a call that has a result, and returns the result as the
-// caller may believe it.
-func (d *Dispatcher) ended(ctx context.Context, f *followed, r *protocol.Result) *protocol.Result {
+// ended ends the span and metrics of a call, and returns its result. A result of another call with
+// the same id becomes a rejection; one of a lower sandbox level than the call demands, a failure.
+func (d *Dispatcher) ended(ctx context.Context, h *Handle, r *protocol.Result) *protocol.Result {
 	if r.Digest == lane.DigestVoid {
-		void := wire.NewResult(f.call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "another process has refused the call before it was sent; it was not run"))
+		void := wire.NewResult(h.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "another process has refused the call before it was sent; it was not run"))
 		void.FinishedAt = r.FinishedAt
 		r = &void
-	} else if own := f.call.Digest; own != "" && r.Digest != "" && r.Digest != own {
-		other := wire.NewResult(f.call, protocol.StatusRejected, reused(f.call, r))
+	} else if own := h.Call.Digest; own != "" && r.Digest != "" && r.Digest != own {
+		other := wire.NewResult(h.Call, protocol.StatusRejected, reused(h.Call, r))
 		other.FinishedAt = r.FinishedAt
 		r = &other
 	}
-	if level := f.call.MinLevel; r.Status == protocol.StatusOK && r.Level != "" && wire.HigherLevel(r.Level, level) != r.Level {
-		worse := wire.NewResult(f.call, protocol.StatusFailed, protocol.Errorf(codes.SandboxLevel,
+	if level := h.Call.MinLevel; r.Status == protocol.StatusOK && r.Level != "" && wire.HigherLevel(r.Level, level) != r.Level {
+		worse := wire.NewResult(h.Call, protocol.StatusFailed, protocol.Errorf(codes.SandboxLevel,
 			"the call requires level %s, but worker %s reports that it ran at level %q: its result is ignored, and the call may have had effects",
 			level, r.WorkerID, r.Level))
 		worse.WorkerID, worse.Attempt = r.WorkerID, r.Attempt
 		r = &worse
 	}
-	if f.span.IsRecording() {
-		f.span.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeyAttempt.Int(r.Attempt),
+	if h.span.IsRecording() {
+		h.span.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeyAttempt.Int(r.Attempt),
 			telemetry.KeyQueueMS.Float64(r.QueueMS), telemetry.KeyLaneMS.Float64(r.LaneMS), telemetry.KeyRunMS.Float64(r.RunMS))
-		f.span.SetAttributes(waited(&r.Waits)...)
-		ctx = trace.ContextWithSpan(ctx, f.span) // what is measured then leads to the trace
+		h.span.SetAttributes(waited(&r.Waits)...)
+		ctx = trace.ContextWithSpan(ctx, h.span) // what is measured then leads to the trace
 	}
 	if r.Error != nil {
-		telemetry.Fail(f.span, r.Error)
+		telemetry.Fail(h.span, r.Error)
 	}
-	f.span.End()
-	d.metrics.Ended(ctx, string(f.call.Pool), string(f.call.Tenant), f.call.Tool, string(r.Status), r.Error.ErrorType(), time.Since(f.since))
+	h.span.End()
+	d.metrics.Ended(ctx, string(h.Call.Pool), string(h.Call.Tenant), h.Call.Tool, string(r.Status), r.Error.ErrorType(), time.Since(h.since))
 	return r
 }
 
@@ -452,11 +247,32 @@ func reused(c *protocol.Call, r *protocol.Result) *protocol.Error {
 		c.ID, c.SessionID, earlier, this)
 }
 
-// notSent is the error of a single call whose context ended before the fleet could be reached, if
-// it could not.
-func (b *batch) notSent(ctx context.Context, f *followed, fault error) error {
-	if cause := context.Cause(ctx); !errors.Is(fault, ctx.Err()) {
-		return fmt.Errorf("%w: %w: %w", ErrUnreachable, cause, fault)
+// waited is attributes that say for how long a call waited, and why.
+func waited(w *protocol.Waits) (all []attribute.KeyValue) {
+	for why, ms := range map[string]float64{
+		"not_before_ms": w.NotBeforeMS, "slot_ms": w.SlotMS, "lane_ms": w.LaneMS, "after_ms": w.AfterMS, "limit_ms": w.LimitMS, "rate_ms": w.RateMS, "pause_ms": w.PauseMS,
+	} {
+		if ms > 0 {
+			all = append(all, attribute.Float64(telemetry.KeyWait+why, ms))
+		}
 	}
-	return b.dispatcher.notSent(ctx, f.call)
+	return all
+}
+
+func attributes(c *protocol.Call) []attribute.KeyValue {
+	attributes := []attribute.KeyValue{
+		telemetry.KeyCallID.String(string(c.ID)), genaiconv.ConversationID.String(string(c.SessionID)),
+		genaiconv.ToolName.String(c.Tool), telemetry.KeyPayload.String(string(wire.KindOf(c.Payload))),
+		telemetry.KeyLane.String(string(c.Lane())), telemetry.KeyPool.String(string(c.Pool)),
+	}
+	if c.Tenant != "" {
+		attributes = append(attributes, telemetry.KeyTenant.String(string(c.Tenant)))
+	}
+	if c.ToolCallID != "" { // else no model asked for it
+		attributes = append(attributes, genaiconv.ToolCallID.String(c.ToolCallID))
+	}
+	if c.Turn > 0 {
+		attributes = append(attributes, telemetry.KeyTurn.Int(c.Turn), telemetry.KeyStep.Int(c.Step))
+	}
+	return attributes
 }

@@ -23,7 +23,7 @@ func TestFind(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
 	front := r.newDispatcher(r.NC, calls.Options{})
-	front.Leave(protocol.DefaultPool, r.dispatcher)
+	front.RoutePool(protocol.DefaultPool, r.dispatcher)
 	calls := sameLane(newCalls(4), protocol.Exclusive) // the first may be the lane's ready message
 	ref := func(i int) protocol.CallRef { return protocol.CallRef{SessionID: calls[i].SessionID, ID: calls[i].ID} }
 	states := func() (found []string) {
@@ -124,7 +124,7 @@ func TestVoid(t *testing.T) {
 				}
 				for range 2 {
 					for i := range 2 {
-						got, err := r.dispatcher.One(t.Context(), &calls[i])
+						got, err := r.dispatcher.Call(t.Context(), &calls[i])
 						require.NoError(t, err)
 						require.Equal(t, protocol.StatusCancelled, got.Status, "%+v", got.Error)
 						require.Contains(t, got.Error.Message, "another process has refused the call")
@@ -145,7 +145,7 @@ func TestVoid(t *testing.T) {
 // requireOK runs a call.
 func (r *rig) requireOK(t *testing.T, call *protocol.Call) {
 	t.Helper()
-	got, err := r.dispatcher.One(t.Context(), call)
+	got, err := r.dispatcher.Call(t.Context(), call)
 	require.NoError(t, err)
 	require.Equal(t, protocol.StatusOK, got.Status)
 }

@@ -4,355 +4,285 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/sync/errgroup"
 
-	"github.com/toolfleet/toolfleet/internal/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// answeredWithin is how long after the result of a call the end of its question may arrive: each
-// has a subscription of its own.
-const answeredWithin = 50 * time.Millisecond
+const (
+	// maxLooks bounds the results that are looked up at the same time.
+	maxLooks = 4
+	// longestLook is the longest time between two lookups of a result for which no caller waits.
+	longestLook = 30 * time.Second
+	// answeredWithin is how long after the result of a call the end of its question may arrive:
+	// each has a subscription of its own.
+	answeredWithin = 50 * time.Millisecond
+)
 
-// batch is the calls of one Dispatch. Its callbacks only pass news on; everything
-// else happens in the goroutine of the caller.
-type batch struct {
-	dispatcher *Dispatcher
-	how        how
-	observe    func(loop.Update)
-	news       chan news
-	fault      error       // the fleet failed: nothing more comes
-	wondered   time.Time   // when it was asked last who could run what waits
-	doubting   atomic.Bool // heartbeats are read
-	heldBack   heldBack
-	looked     int // see nextLooked
-
-	mu   sync.Mutex // guards open, and heard of each: callbacks ask whether a call is theirs
-	open map[protocol.CallID]*followed
+// lookups is when the result of a call is looked up.
+type lookups struct {
+	loading bool          // the result is known, and its value is being loaded
+	wait    time.Duration // before the next lookup
+	lookAt  time.Time
+	giveUp  time.Time // when the outcome is unknown, after a cancel; zero is never
 }
 
-// followed is a call without a result.
-type followed struct {
-	at            int // in the step
-	call          *protocol.Call
-	header        nats.Header
-	since         time.Time // when it was published
-	heard         time.Time // when its worker last reported something
-	span, publish trace.Span
-	progress
-}
-
-// progress is how far a call is, as last reported.
+// progress is how far a call is, for its observer.
 type progress struct {
-	state     loop.State
-	accepted  bool
-	cancelled bool    // a request to cancel it is stored
-	waits     string  // what for
-	taken     bool    // a worker has it, which says what it waits for
-	asking    bool    // its question is not answered
-	attempt   attempt // the one that runs
+	running   bool
+	taken     bool      // a worker has it, which says what it waits for
+	waits     string    // what for, as last reported
+	asked     time.Time // when workers were last asked what it waits for
+	attempt   attempt   // the one that runs
+	heard     time.Time // when its worker last reported something
+	asking    bool      // its question is not answered
+	questions *nats.Subscription
 }
 
-// news is a result, a frame, a question of a call, the reason why calls wait, or a report on silent
-// workers; exactly one is set.
-type news struct {
-	result   *protocol.Result
-	frame    *wire.Frame
-	asked    *asked
-	waits    map[protocol.CallID]string
-	attempts map[protocol.CallID]attempt
-}
-
-// asked is a call's question to a person, or the outcome of one; one of the two is set.
-type asked struct {
-	call     protocol.CallID
-	question *protocol.Question
-	answered *protocol.Answer
-}
-
-// result takes a result from NATS. When the channel is full it is dropped, to be
-// found by looking.
-func (b *batch) result(r *protocol.Result) {
-	if b.mine(r.CallID) {
-		b.tell(news{result: r})
-	}
-}
-
-func (b *batch) frame(f *wire.Frame) {
-	b.mu.Lock()
-	mine := b.open[f.CallID]
-	if mine != nil {
-		mine.heard = time.Now()
-	}
-	b.mu.Unlock()
-	if (f.Kind == wire.FrameStarted || f.Kind == wire.FrameWaiting) && mine != nil {
-		b.tell(news{frame: f})
-	}
-}
-
-// hear listens to what calls of MCP servers ask, which others never do.
-func (b *batch) hear(calls []protocol.Call) (stop func(), err error) {
-	var all []*nats.Subscription
-	stop = func() {
-		for _, subscription := range all {
-			_ = subscription.Unsubscribe() // fails only when the connection is closed
+// follow returns when the result and the frames of a call arrive, and what it asks its observer.
+func (t *table) follow(ctx context.Context, h *Handle) error {
+	t.mu.Lock()
+	watch, done := h.watch, h.state == handleDone
+	t.mu.Unlock()
+	if watch == nil {
+		var err error
+		if watch, err = t.d.results.open(h.Call.SessionID, h.Call.ID, h.onResult, h.onFrame); err != nil { //nolint:contextcheck // what it subscribes outlives the caller
+			return err
 		}
-	}
-	for i := range calls {
-		c := &calls[i]
-		if wire.KindOf(c.Payload) != wire.KindMCPCall {
-			continue
+		t.mu.Lock()
+		if h.watch, done = watch, h.state == handleDone; done {
+			watch.Stop()
 		}
-		subscription, err := b.dispatcher.nc.Subscribe(wire.QuestionSubject(b.dispatcher.fleet, c.Pool, c.SessionID, c.ID), func(message *nats.Msg) {
-			if question, err := wire.DecodeQuestion(message.Data); err == nil {
-				b.tell(news{asked: &asked{call: c.ID, question: &question}})
-			} else if answered, err := wire.DecodeAnswer(message.Data); err == nil {
-				b.tell(news{asked: &asked{call: c.ID, answered: &answered}})
-			} // else the worker declines it
-		})
-		if err != nil {
-			stop()
-			return nil, err
-		}
-		all = append(all, subscription)
+		t.mu.Unlock()
 	}
-	return stop, nil
+	if done {
+		return nil
+	}
+	if err := watch.confirm(ctx); err != nil {
+		return err
+	}
+	return t.subscribeQuestions(h)
 }
 
-func (b *batch) tell(n news) {
-	select {
-	case b.news <- n:
-	default:
+// subscribeQuestions listens to what a call of an MCP server asks; others ask nothing.
+func (t *table) subscribeQuestions(h *Handle) error {
+	if !h.observed() || wire.KindOf(h.Call.Payload) != wire.KindMCPCall {
+		return nil
 	}
-}
-
-func (b *batch) mine(id protocol.CallID) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.open[id] != nil
-}
-
-// follow waits for every result, then for as long as ctx and the time after a cancel allow.
-func (b *batch) follow(ctx context.Context) error {
-	if b.wait(ctx) {
-		return b.fault
-	}
-	if cause := context.Cause(ctx); errors.Is(cause, loop.ErrDetached) {
-		return cause
-	}
-	for _, f := range b.takeHeldBack() {
-		if b.how.alone {
-			return b.dispatcher.notSent(ctx, f.call)
-		}
-		b.stopUnsent(ctx, f)
-	}
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) && b.overdue(ctx) {
-		return b.fault
-	}
-	wait := b.cancelWait()
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) { // the caller's time is over
-		wait = b.how.cancelWait
-		if !b.dispatcher.nc.IsConnected() {
-			wait = min(wait, time.Second)
-		}
-	}
-	if errors.Is(context.Cause(ctx), ErrClosed) { // the connection ends soon
-		wait = min(wait, time.Second)
-	}
-	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), wait)
-	defer cancel()
-	for _, f := range slices.Backward(b.unfinished()) { // the last first, so that none starts because one before it was stopped
-		if err := b.dispatcher.publisher.Cancel(after, f.call); err != nil {
-			b.dispatcher.options.Logger.WarnContext(ctx, "call cannot be cancelled",
-				slog.String("call_id", string(f.call.ID)), slog.Any("error", err))
+	subscription, err := t.d.nc.Subscribe(wire.QuestionSubject(t.d.fleet, h.Call.Pool, h.Call.SessionID, h.Call.ID), func(message *nats.Msg) {
+		u := loop.Update{State: loop.StateRunning}
+		if question, err := wire.DecodeQuestion(message.Data); err == nil {
+			u.Question = &question
+		} else if answered, err := wire.DecodeAnswer(message.Data); err == nil {
+			u.Answered = &answered
 		} else {
-			f.cancelled = true
+			return // the worker declines it
 		}
-	}
-	b.look(after)
-	if b.wait(after) {
-		return b.fault
-	}
-	for _, f := range b.unfinished() {
-		if b.how.alone && !f.accepted && !f.cancelled {
-			return maySent(ctx, f.call)
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if h.state != handleDone {
+			h.asking = u.Question != nil
+			t.report(h, u)
 		}
-		r := wire.NewResult(f.call, protocol.StatusOutcomeUnknown, b.dispatcher.unanswered(context.WithoutCancel(ctx), f))
-		b.done(context.WithoutCancel(ctx), &r)
+	})
+	if err != nil {
+		return err
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h.state == handleDone || h.questions != nil {
+		_ = subscription.Unsubscribe() // fails only when the connection is closed
+		return nil
+	}
+	h.questions = subscription
 	return nil
 }
 
-// overdue waits for the fleet to end the calls by their own deadlines, if all of them have one: a
-// cancel at that moment would race with these, for one outcome or another. It reports whether
-// nothing is open.
-func (b *batch) overdue(ctx context.Context) bool {
-	var last time.Time
-	for _, f := range b.unfinished() {
-		if f.call.Deadline.IsZero() {
-			return false
-		}
-		if f.call.Deadline.After(last) {
-			last = f.call.Deadline
-		}
+func (h *Handle) onResult(r *protocol.Result) {
+	t := h.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h.asking {
+		h.asking = false
+		time.AfterFunc(answeredWithin, func() { h.onResult(r) })
+		return
 	}
-	const part = 5
-	limit := b.how.cancelWait / part
-	answered, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(max(time.Until(last), 0), limit)+limit)
-	defer cancel()
-	return b.wait(answered)
+	t.end(h, r, nil)
 }
 
-// cancelWait is how long results are waited for after a cancel, see [Options].
-func (b *batch) cancelWait() time.Duration {
-	wait := b.how.cancelWait
-	if slices.ContainsFunc(b.unfinished(), func(f *followed) bool { return f.call.Pool == protocol.SessionPool }) {
-		wait *= 2
+func (h *Handle) onFrame(frame *wire.Frame) {
+	t := h.table
+	t.mu.Lock()
+	if h.state != handleDone {
+		t.progressed(h, frame)
 	}
-	return wait
+	frames := h.frames
+	t.mu.Unlock()
+	if frames != nil {
+		frames(frame)
+	}
 }
 
-// wait handles news until nothing is open, or the batch has a fault; it reports false when ctx
-// ended first.
-func (b *batch) wait(ctx context.Context) bool {
-	look := time.NewTicker(b.dispatcher.options.LookAfter)
-	defer look.Stop()
-	var group sync.WaitGroup
-	defer group.Wait()
-	wondering, stop := context.WithCancel(ctx)
-	defer stop()
-	for len(b.open) > 0 && b.fault == nil {
+// progressed notes what a frame says of a call; the lock is held.
+func (t *table) progressed(h *Handle, frame *wire.Frame) {
+	h.heard = time.Now()
+	switch frame.Kind {
+	case wire.FrameWaiting:
+		h.taken = true
+		t.waitsFor(h, string(frame.Data))
+	case wire.FrameStarted:
+		h.running, h.attempt = true, attempt{worker: frame.WorkerID, number: frame.Attempt}
+		h.span.AddEvent(telemetry.EventStarted, trace.WithAttributes(
+			telemetry.KeyWorkerID.String(string(frame.WorkerID)), telemetry.KeyAttempt.Int(frame.Attempt)))
+		t.report(h, loop.Update{State: loop.StateRunning, WorkerID: frame.WorkerID, Attempt: frame.Attempt})
+	default: // output
+	}
+}
+
+// waitsFor reports what a call waits for, if that has changed; the lock is held.
+func (t *table) waitsFor(h *Handle, why string) {
+	if h.state != handleDone && !h.running && h.waits != why {
+		h.waits = why
+		t.report(h, loop.Update{State: loop.StateQueued, Waits: why})
+	}
+}
+
+// schedule has the result of a call looked up; the lock is held.
+func (t *table) schedule(h *Handle) {
+	if h.state == handleDone {
+		return
+	}
+	h.wait = t.d.options.LookAfter
+	h.lookAt = time.Now().Add(h.wait)
+	t.startLooking()
+}
+
+// startLooking starts the goroutine that looks up results; the lock is held.
+func (t *table) startLooking() {
+	if !t.looking && !t.closed && len(t.open) > 0 {
+		t.looking = true
+		t.group.Go(t.look)
+	}
+}
+
+// look looks up the results of open handles now and then: each after a second, and then less and
+// less often unless a caller waits, because a result is seldom missed. After a reconnect all are
+// looked up.
+func (t *table) look() {
+	period := time.NewTicker(t.d.options.LookAfter / 4)
+	defer period.Stop()
+	reconnects := t.d.nc.Stats().Reconnects
+	for {
 		select {
-		case n := <-b.news:
-			b.handle(ctx, n)
-		case <-b.heldBack.again:
-			b.fault = b.sendAgain(ctx)
-		case <-look.C:
-			b.look(ctx)
-			b.wonder(wondering, &group)
-			b.doubt(wondering, &group)
-		case <-ctx.Done():
-			return false
-		}
-	}
-	return true
-}
-
-func (b *batch) handle(ctx context.Context, n news) {
-	if n.result != nil {
-		if f := b.open[n.result.CallID]; f != nil && f.asking {
-			f.asking = false
-			time.AfterFunc(answeredWithin, func() { b.tell(news{result: n.result}) })
+		case <-period.C:
+		case <-t.sending.Done():
 			return
 		}
-		b.done(ctx, n.result)
-		return
-	}
-	if n.asked != nil {
-		if f := b.open[n.asked.call]; f != nil {
-			f.asking = n.asked.question != nil
-			b.observe(loop.Update{CallID: f.call.ID, State: loop.StateRunning, Question: n.asked.question, Answered: n.asked.answered})
+		again := reconnects != t.d.nc.Stats().Reconnects
+		reconnects = t.d.nc.Stats().Reconnects
+		now := time.Now()
+		var due, observed []*Handle
+		t.mu.Lock()
+		if len(t.open) == 0 {
+			t.looking = false
+			t.mu.Unlock()
+			return
 		}
-		return
-	}
-	if n.frame == nil {
-		b.reportWaits(n.waits)
-		b.believe(n.attempts)
-		return
-	}
-	f := b.open[n.frame.CallID]
-	if f == nil {
-		return
-	}
-	if n.frame.Kind == wire.FrameWaiting {
-		f.taken = true
-		b.reportWaits(map[protocol.CallID]string{f.call.ID: string(n.frame.Data)})
-		return
-	}
-	f.state, f.attempt = loop.StateRunning, attempt{worker: n.frame.WorkerID, number: n.frame.Attempt}
-	f.span.AddEvent(telemetry.EventStarted, trace.WithAttributes(
-		telemetry.KeyWorkerID.String(string(n.frame.WorkerID)), telemetry.KeyAttempt.Int(n.frame.Attempt)))
-	b.observe(loop.Update{CallID: f.call.ID, State: loop.StateRunning, WorkerID: n.frame.WorkerID, Attempt: n.frame.Attempt})
-}
-
-// done ends a call; a second result for it changes nothing.
-func (b *batch) done(ctx context.Context, r *protocol.Result) {
-	f := b.open[r.CallID]
-	if f == nil {
-		return
-	}
-	b.close(f, r)
-	r = b.dispatcher.ended(ctx, f, r)
-	b.observe(loop.Update{CallID: r.CallID, State: loop.StateDone, Result: r})
-}
-
-func (b *batch) close(f *followed, r *protocol.Result) {
-	b.mu.Lock()
-	delete(b.open, f.call.ID)
-	b.mu.Unlock()
-	if f.accepted {
-		b.dispatcher.publisher.Ended(f.call, r)
-	}
-}
-
-// known ends a call whose result is stored, and reports whether there is one.
-func (b *batch) known(ctx context.Context, f *followed) bool {
-	r, err := b.dispatcher.publisher.Result(ctx, f.call.SessionID, f.call.ID)
-	if err != nil || r == nil {
-		return false
-	}
-	b.done(ctx, r)
-	return true
-}
-
-// look asks the results stream for every open call.
-func (b *batch) look(ctx context.Context) {
-	if err := b.dispatcher.publisher.Streams(ctx); err != nil {
-		b.fault = fmt.Errorf("%w: %w", ErrUnreachable, err)
-		return
-	}
-	for _, f := range b.nextLooked() {
-		r, err := b.dispatcher.stored(ctx, f.call, f.since)
-		if err != nil {
-			b.dispatcher.options.Logger.DebugContext(ctx, "result cannot be looked up",
-				slog.String("call_id", string(f.call.ID)), slog.Any("error", err))
-			if r == nil {
-				return // without a connection the others fail too
+		for h := range t.open {
+			if h.observed() {
+				observed = append(observed, h)
 			}
-			continue // its value alone cannot be had
+			if h.state != handleSent || h.loading || now.Before(h.lookAt) && !again {
+				continue
+			}
+			if !h.group.waited {
+				h.wait = min(2*h.wait, longestLook)
+			}
+			if h.lookAt = now.Add(h.wait); !h.giveUp.IsZero() {
+				h.lookAt = now
+			}
+			due = append(due, h)
 		}
-		if r != nil {
-			b.done(ctx, r)
-		}
+		t.askForWorkers(now, observed)
+		t.checkHeartbeats(now, observed)
+		t.mu.Unlock()
+		t.lookUp(due)
 	}
 }
 
-// stored is the result of a call that was sent then; nil when there is none yet. One that cannot be
-// read, or was deleted with its stream, is there for good.
-func (d *Dispatcher) stored(ctx context.Context, call *protocol.Call, since time.Time) (*protocol.Result, error) {
-	return d.readable(ctx, call, since, d.publisher.Result)
+func (t *table) lookUp(due []*Handle) {
+	if len(due) == 0 {
+		return
+	}
+	if err := t.d.publisher.Streams(t.ctx); err != nil {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		for _, h := range due {
+			t.end(h, nil, fmt.Errorf("%w: %w", ErrUnreachable, err))
+		}
+		return
+	}
+	group, ctx := errgroup.WithContext(t.ctx)
+	group.SetLimit(maxLooks)
+	for _, h := range due {
+		group.Go(func() error { return t.lookUpOne(ctx, h) })
+	}
+	_ = group.Wait() // without a connection the others fail too, and are looked up again
 }
 
-// recorded is [Dispatcher.stored], and loads no value that is a [wire.Stored].
+func (t *table) lookUpOne(ctx context.Context, h *Handle) error {
+	t.mu.Lock()
+	call, skip := h.Call, h.state != handleSent || h.loading
+	t.mu.Unlock()
+	if skip || ctx.Err() != nil {
+		return nil
+	}
+	r, err := t.d.recorded(ctx, call, h.since)
+	switch {
+	case err != nil || r == nil:
+		return err
+	case isLarge(r): // the lookups of others do not wait for it
+		t.mu.Lock()
+		h.loading = true
+		t.mu.Unlock()
+		t.group.Go(func() { t.load(h, r) })
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.end(h, r, nil)
+	return nil
+}
+
+// load ends a handle whose result has a large value, once that is loaded. After an error it is
+// looked up again.
+func (t *table) load(h *Handle, r *protocol.Result) {
+	err := t.d.results.load(t.ctx, r)
+	if errors.Is(err, wire.ErrInvalidResult) {
+		r, err = unreadable(h.Call, err), nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch h.loading = false; {
+	case err == nil:
+		t.end(h, r, nil)
+	case !h.giveUp.IsZero() && time.Now().After(h.giveUp):
+		t.giveUp([]*Handle{h})
+	}
+}
+
+// recorded is the stored result of a call that was sent then; nil when there is none yet. One that
+// cannot be read, or was deleted with its stream, is there for good. It loads no value that is a
+// [wire.Stored].
 func (d *Dispatcher) recorded(ctx context.Context, call *protocol.Call, since time.Time) (*protocol.Result, error) {
-	return d.readable(ctx, call, since, d.publisher.Recorded)
-}
-
-func (d *Dispatcher) readable(
-	ctx context.Context, call *protocol.Call, since time.Time, read func(context.Context, protocol.SessionID, protocol.CallID) (*protocol.Result, error),
-) (*protocol.Result, error) {
-	r, err := read(ctx, call.SessionID, call.ID)
+	r, err := d.publisher.Recorded(ctx, call.SessionID, call.ID)
 	switch {
 	case errors.Is(err, wire.ErrInvalidResult):
 		return unreadable(call, err), nil
@@ -374,70 +304,4 @@ func lostWithStream(call *protocol.Call) *protocol.Result {
 	r := wire.NewResult(call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
 		"the call, or its result, is gone with a stream of the fleet that was deleted and made again; it may have had effects"))
 	return &r
-}
-
-// maxLooked bounds the results that are looked up in a round.
-const maxLooked = 256
-
-// nextLooked returns the calls whose results are looked up next, in turns if there are many.
-func (b *batch) nextLooked() []*followed {
-	all := b.unfinished()
-	if len(all) <= maxLooked {
-		return all
-	}
-	first, _ := slices.BinarySearchFunc(all, b.looked, func(f *followed, at int) int { return f.at - at })
-	first = min(first, len(all)-maxLooked)
-	if b.looked = 0; first+maxLooked < len(all) {
-		b.looked = all[first+maxLooked].at
-	}
-	return all[first : first+maxLooked]
-}
-
-// unfinished returns the open calls that the fleet may have, in the order of the step.
-func (b *batch) unfinished() []*followed {
-	out := make([]*followed, 0, len(b.open))
-	for _, f := range b.open {
-		out = append(out, f)
-	}
-	slices.SortFunc(out, func(x, y *followed) int { return x.at - y.at })
-	return out
-}
-
-// abandon ends the spans of calls that were given up because the fleet cannot be reached.
-func (b *batch) abandon(ctx context.Context) {
-	for _, f := range b.unfinished() {
-		b.close(f, nil)
-		f.span.End()
-		b.dispatcher.metrics.Left(ctx, string(f.call.Pool), string(f.call.Tenant))
-	}
-}
-
-// waited is attributes that say for how long a call waited, and why.
-func waited(w *protocol.Waits) (all []attribute.KeyValue) {
-	for why, ms := range map[string]float64{
-		"not_before_ms": w.NotBeforeMS, "slot_ms": w.SlotMS, "lane_ms": w.LaneMS, "after_ms": w.AfterMS, "limit_ms": w.LimitMS, "rate_ms": w.RateMS, "pause_ms": w.PauseMS,
-	} {
-		if ms > 0 {
-			all = append(all, attribute.Float64(telemetry.KeyWait+why, ms))
-		}
-	}
-	return all
-}
-
-func attributes(c *protocol.Call) []attribute.KeyValue {
-	attributes := []attribute.KeyValue{
-		telemetry.KeyCallID.String(string(c.ID)), genaiconv.ConversationID.String(string(c.SessionID)),
-		genaiconv.ToolName.String(c.Tool), telemetry.KeyPayload.String(string(wire.KindOf(c.Payload))),
-		telemetry.KeyLane.String(string(c.Lane())), telemetry.KeyPool.String(string(c.Pool)),
-	}
-	if c.Tenant != "" {
-		attributes = append(attributes, telemetry.KeyTenant.String(string(c.Tenant)))
-	}
-	if c.ToolCallID != "" { // else no model asked for it
-		attributes = append(attributes, genaiconv.ToolCallID.String(c.ToolCallID))
-	}
-	if c.Turn > 0 {
-		attributes = append(attributes, telemetry.KeyTurn.Int(c.Turn), telemetry.KeyStep.Int(c.Step))
-	}
-	return attributes
 }

@@ -1,18 +1,19 @@
 package calls
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
+	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -23,148 +24,177 @@ var (
 	ErrClosed = errors.New("the client is closed")
 	// ErrNoCall says that a call has no result and is not stored.
 	ErrNoCall = operator.ErrNoCall
+	// ErrUnreachable is wrapped by errors about a fleet that did not answer.
+	ErrUnreachable = errors.New("the fleet cannot be reached")
 )
 
-const (
-	// maxSenders bounds the goroutines that enqueue and cancel calls of futures.
-	maxSenders = 16
-	// maxUploads bounds the payloads that are uploaded at the same time, since no message can carry
-	// them. A sender that uploads counts no more as one of maxSenders, so that small calls pass.
-	maxUploads = 4
-	// maxLooks bounds the results that are looked up at the same time.
-	maxLooks = 4
-	// longestLook is the longest time between two lookups of the result of one future.
-	longestLook = 30 * time.Second
-)
-
-// Future is a call that is sent, and followed, without a goroutine of its own.
-type Future struct {
+// Handle is a call that was sent, or waits to be sent. It needs no goroutine, and may be used by
+// several.
+type Handle struct {
 	Call *protocol.Call
 
-	futures *futures
-	ctx     context.Context //nolint:containedctx // its end cancels the call
-	done    chan struct{}   // closed when result and err are set
-	result  *protocol.Result
-	err     error
+	table  *table
+	group  *group
+	done   chan struct{} // closed when result and err are set
+	result *protocol.Result
+	err    error
 
-	// The lock of futures guards the rest.
-	*followed
-	state futureState
-	stop  func() bool // ends the wait for the end of ctx
-	due
-	watch    func(*wire.Frame) // may be nil
-	submit   bool              // it ends when it is stored, without a result; see [Dispatcher.Enqueue]
-	tried    chan struct{}     // closed after the next attempt to send it; nil if nothing waits for that
-	passed   chan struct{}     // closed when its lane is past it; nil if nothing waits for that
-	heldBack error             // why it is to be sent again, after a wait; nil if it is not
-	trial    bool              // others that wait for it wait until it was sent
-	number   uint64            // of the calls that began
-	after    []*trial          // of the calls that it waits for
+	// The lock of the table guards the rest.
+	changed   chan struct{} // closed at the next change of the state; nil if nothing waits for that
+	state     handleState
+	accepted  bool // the fleet has it
+	cancelled bool // a request to cancel it is stored
+	since     time.Time
+	span      trace.Span
+	queued
+	lookups
+	progress
+	watch  *Watch            // nil until it is opened
+	frames func(*wire.Frame) // gets the frames; may be nil
 }
 
-// due is when something is done about a future.
-type due struct {
-	loading bool // its result is known, and its value is being loaded
-
-	wait   time.Duration // before the next lookup, or before it is sent again to a full lane
-	lookAt time.Time
-	giveUp time.Time // when it ends as unknown, after a cancel; zero is never
-}
-
-type futureState uint8
+type handleState uint8
 
 const (
-	futureQueued  futureState = iota // not sent yet
-	futureSending                    // a sender has it
-	futureSent                       // it may be enqueued
-	futureDone
+	handleQueued  handleState = iota // not sent yet
+	handleSending                    // a sender has it
+	handleSent                       // it may be stored
+	handleDone
 )
 
-// futures are the futures of a dispatcher. Results arrive by the subscriptions of their sessions. A
-// few senders enqueue calls, those of one lane in order, and one goroutine looks up results that
-// may have been missed.
-type futures struct {
-	d      *Dispatcher
-	ctx    context.Context //nolint:containedctx // ends when the dispatcher is closed
-	cancel context.CancelCauseFunc
-	group  sync.WaitGroup
+// SendOptions say how calls are sent and followed.
+type SendOptions struct {
+	// Observe gets each change of a call: progress, and once a change with State
+	// [loop.StateDone] as the handle ends. It is called with a lock held, so it must neither block
+	// nor use a handle. With nil only the result is looked for.
+	Observe func(*Handle, loop.Update)
+	// Frames gets the live frames of the calls. It must not block; nil ignores them.
+	Frames func(*wire.Frame)
+	// Findable says that the call can be found by its id while it has no result, see
+	// [lane.Outgoing].
+	Findable bool
+	// StoreOnly ends the handle once its call is stored, without a result. A full lane or pool is
+	// not waited for.
+	StoreOnly bool
+	// UnsentResult makes a result of the end of the context before a call was sent, instead of an
+	// error that wraps [lane.ErrNotSent].
+	UnsentResult bool
+	// CancelWait replaces that of [Options].
+	CancelWait time.Duration
 
-	mu       sync.Mutex
-	open     map[protocol.CallRef][]*Future
-	sessions map[protocol.SessionID]*futureSession
-	unsent
-	before
-	looking bool
-	closed  bool
+	waited bool                                        // a caller waits for the handles, and sends them
+	inline bool                                        // that caller sends in its own goroutine
+	quiet  bool                                        // Observe gets the end alone
+	bring  func(context.Context, *protocol.Call) error // before the call is sent; nil does nothing
 }
 
-// futureSession is the watch of a session that has open futures.
-type futureSession struct {
-	open  func() (*Watch, error) // once
-	watch *Watch                 // nil until it is open
-	users int
+// group is the handles of one Send that a table has. Their context ends them together.
+type group struct {
+	SendOptions
+	ctx     context.Context //nolint:containedctx // its end stops the calls
+	stop    func() bool     // ends the wait for the end of ctx
+	handles []*Handle
+	open    int  // handles that have not ended
+	sending int  // handles that a sender has
+	due     bool // the deadlines of the calls have passed
 }
 
-func newFutures(d *Dispatcher) *futures {
-	t := &futures{
-		d: d, open: map[protocol.CallRef][]*Future{}, sessions: map[protocol.SessionID]*futureSession{}, unsent: unsent{lanes: map[futureLane][]*Future{}, uploads: make(chan struct{}, maxUploads)},
-		before: before{trials: map[protocol.CallRef]*trial{}, failed: map[protocol.CallRef]bool{}, parked: map[futureLane]*time.Timer{}},
+// Send queues calls behind those of their lanes that were queued before, and returns a handle for
+// each. It does not wait, and the calls must not be changed any more. The end of ctx stops the
+// calls, see the package comment.
+func (d *Dispatcher) Send(ctx context.Context, calls []protocol.Call, o SendOptions) []*Handle {
+	handles, _ := d.send(ctx, calls, o)
+	return handles
+}
+
+// send is [Dispatcher.Send]. A caller that waits calls serve, unless it is nil, which sends calls.
+func (d *Dispatcher) send(ctx context.Context, calls []protocol.Call, o SendOptions) (handles []*Handle, serve func()) {
+	calls = wire.ApplyFlow(ctx, calls)
+	o.CancelWait = cmp.Or(o.CancelWait, d.options.CancelWait)
+	handles = make([]*Handle, len(calls))
+	if len(d.others) == 0 {
+		g := &group{SendOptions: o, ctx: ctx, handles: handles, open: len(handles)}
+		for i := range calls {
+			handles[i] = d.begin(ctx, &calls[i])
+		}
+		return handles, d.table.queue(g)
 	}
-	t.ctx, t.cancel = context.WithCancelCause(context.Background()) //nolint:forbidigo // of the dispatcher's whole life
-	return t
+	o.inline, o.bring = false, d.bring
+	groups := map[*Dispatcher]*group{}
+	for i := range calls {
+		part := d.of(calls[i].Pool)
+		if groups[part] == nil {
+			groups[part] = &group{SendOptions: o, ctx: ctx}
+		}
+		handles[i] = part.begin(ctx, &calls[i])
+		groups[part].handles = append(groups[part].handles, handles[i])
+		groups[part].open++
+	}
+	for part, g := range groups {
+		part.table.queue(g)
+	}
+	return handles, nil
 }
 
-// Go enqueues a call, after those of its lane and of its After that were enqueued so before, and
-// follows it. It does not wait. When ctx ends the call is cancelled; it ends as unknown if that is
-// not answered for the time of [Options].CancelWait.
-func (d *Dispatcher) Go(ctx context.Context, call *protocol.Call) *Future {
-	return d.queue(ctx, call, false)
+// Go is [Dispatcher.Send] for one call, which others may attach to.
+func (d *Dispatcher) Go(ctx context.Context, call *protocol.Call) *Handle {
+	return d.Send(ctx, []protocol.Call{*call}, SendOptions{Findable: true})[0]
 }
 
-func (d *Dispatcher) hasResult(ctx context.Context, call *protocol.Call) bool {
-	r, err := d.publisher.Result(ctx, call.SessionID, call.ID)
-	return err == nil && r != nil
+// begin returns the handle of a call with its spans and metrics, and the headers that carry its
+// trace context.
+func (d *Dispatcher) begin(ctx context.Context, call *protocol.Call) *Handle {
+	spanCtx, span := d.options.Tracer.Start(ctx, telemetry.SpanDispatch(call.Tool))
+	if span.IsRecording() {
+		span.SetAttributes(attributes(call)...)
+	}
+	header := nats.Header{}
+	publishCtx, publish := d.options.Tracer.Start(spanCtx, telemetry.SpanPublish, d.publish...) //nolint:spancheck // end ends it
+	telemetry.Inject(publishCtx, header)
+	d.metrics.Begun(ctx, string(call.Pool), string(call.Tenant))
+	return &Handle{ //nolint:spancheck // see above
+		Call: call, table: d.table, done: make(chan struct{}), since: time.Now(), span: span, queued: queued{header: header, publish: publish},
+	}
 }
 
 // Attach follows a call that any process has sent. The error wraps [ErrNoCall] if it has no result
 // and is not stored; the result of such a call may have been deleted.
-func (d *Dispatcher) Attach(ctx context.Context, ref protocol.CallRef) (*Future, error) {
+func (d *Dispatcher) Attach(ctx context.Context, ref protocol.CallRef) (*Handle, error) {
 	for _, part := range d.parts() {
-		f, err := part.attach(ctx, ref)
-		if f != nil || err != nil {
-			return f, err
+		h, err := part.attach(ctx, ref)
+		if h != nil || err != nil {
+			return h, err
 		}
 	}
 	return nil, fmt.Errorf("%w: %s: it has no result and does not wait", ErrNoCall, ref)
 }
 
-func (d *Dispatcher) attach(ctx context.Context, ref protocol.CallRef) (*Future, error) {
-	call := &protocol.Call{ID: ref.ID, SessionID: ref.SessionID, Pool: protocol.DefaultPool}
-	t := d.futures
-	f := &Future{Call: call, futures: t, ctx: t.ctx, done: make(chan struct{}), state: futureSent, stop: func() bool { return true }}
-	f.followed = d.begin(ctx, call)
-	f.publish.End()
+func (d *Dispatcher) attach(ctx context.Context, ref protocol.CallRef) (*Handle, error) {
+	t := d.table
+	h := d.begin(ctx, &protocol.Call{ID: ref.ID, SessionID: ref.SessionID, Pool: protocol.DefaultPool})
+	h.publish.End()
+	h.state, h.group = handleSent, &group{ctx: t.ctx, stop: func() bool { return true }, handles: []*Handle{h}, open: 1}
 	t.mu.Lock()
 	if t.closed {
 		t.mu.Unlock()
 		return nil, ErrClosed
 	}
-	t.add(f) //nolint:contextcheck // what it subscribes outlives the caller
+	t.open[h] = true
 	t.mu.Unlock()
-	found, err := f.find(ctx)
+	found, err := h.find(ctx)
 	for tries := 1; tries < findTries && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil; tries++ {
-		found, err = f.find(ctx) // the server is busy
+		found, err = h.find(ctx) // the server is busy
 	}
 	if err != nil || !found {
 		t.mu.Lock()
-		t.end(f, nil, err)
+		t.end(h, nil, err)
 		t.mu.Unlock()
 		if err != nil && ctx.Err() == nil {
 			err = fmt.Errorf("%w: %w", ErrUnreachable, err)
 		}
 		return nil, err // nil if it is not in this part
 	}
-	return f, nil
+	return h, nil
 }
 
 // findTries is how often an attached call is looked for while the server does not answer in time.
@@ -172,331 +202,298 @@ const findTries = 5
 
 // find looks where an attached call is: it has a result, or is stored. A call ends in between, so
 // the result is looked up once more.
-func (f *Future) find(ctx context.Context) (found bool, err error) {
-	t := f.futures
-	if err := t.listen(ctx, f.Call.SessionID); err != nil {
+func (h *Handle) find(ctx context.Context) (found bool, err error) {
+	t := h.table
+	if err := t.follow(ctx, h); err != nil {
 		return false, err
 	}
 	for range 2 {
-		r, err := t.d.publisher.Result(ctx, f.Call.SessionID, f.Call.ID)
+		r, err := t.d.publisher.Result(ctx, h.Call.SessionID, h.Call.ID)
 		if errors.Is(err, wire.ErrInvalidResult) {
-			r, err = unreadable(f.Call, err), nil
+			r, err = unreadable(h.Call, err), nil
 		}
 		if r != nil && err == nil {
-			t.onResult(r)
+			h.onResult(r)
 			return true, nil
 		}
 		if err != nil {
 			return false, err
 		}
-		call, err := t.d.publisher.Find(ctx, f.Call.SessionID, f.Call.ID)
+		call, err := t.d.publisher.Find(ctx, h.Call.SessionID, h.Call.ID)
 		if err != nil {
 			return false, err
 		}
 		if call != nil {
 			t.mu.Lock()
 			defer t.mu.Unlock()
-			f.Call, f.call = call, call
-			t.schedule(f)
+			h.Call = call
+			t.schedule(h)
 			return true, nil
 		}
 	}
 	return false, nil
 }
 
-// Done is closed when the call has ended.
-func (f *Future) Done() <-chan struct{} { return f.done }
+// Done is closed when the handle has ended.
+func (h *Handle) Done() <-chan struct{} { return h.done }
 
-// Result is the result of a call that has ended, or why there is none.
-func (f *Future) Result() (*protocol.Result, error) { return f.result, f.err }
+// Result is the result of a call whose handle has ended, or why there is none.
+func (h *Handle) Result() (*protocol.Result, error) { return h.result, h.err }
+
+// Accepted returns when the fleet has the call. An error says why it is not known to have it; that
+// of a call that was refused wraps [lane.ErrNotSent].
+func (h *Handle) Accepted() error {
+	accepted := false
+	h.await(nil, func() bool {
+		accepted = h.accepted
+		return accepted || h.state == handleDone
+	})
+	switch {
+	case accepted:
+		return nil
+	case h.result != nil && notRun(h.result, nil):
+		return fmt.Errorf("%w: %w", lane.ErrNotSent, h.result.Error)
+	}
+	return h.err
+}
+
+// await returns true once ready does, which is called with the lock held after each change of the
+// state, or false when ended is closed.
+func (h *Handle) await(ended <-chan struct{}, ready func() bool) bool {
+	for {
+		h.table.mu.Lock()
+		is := ready()
+		if h.changed == nil {
+			h.changed = make(chan struct{})
+		}
+		changed := h.changed
+		h.table.mu.Unlock()
+		if is {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ended:
+			return false
+		}
+	}
+}
+
+// change has those that wait for the handle look at its state again; the lock is held.
+func (h *Handle) change() {
+	if h.changed != nil {
+		close(h.changed)
+		h.changed = nil
+	}
+}
+
+// Watch passes on the live frames of the call. frame must not block.
+func (h *Handle) Watch(frame func(*wire.Frame)) {
+	h.table.mu.Lock()
+	defer h.table.mu.Unlock()
+	h.frames = frame
+}
+
+// Detach ends the handle with [loop.ErrDetached], and leaves the call to itself.
+func (h *Handle) Detach() {
+	h.table.mu.Lock()
+	defer h.table.mu.Unlock()
+	h.table.detach(h, loop.ErrDetached)
+}
 
 // Cancel requests that the call ends as cancelled. Once it returns nil the request is stored, or
 // the call has ended, or was not sent because its lane or pool is full, or because it waits for a
 // call that is being sent. A call that is about to be sent is sent first: a request before it would
 // have no effect, and others may wait for its result.
-func (f *Future) Cancel(ctx context.Context) error {
-	for t := f.futures; ; {
-		t.mu.Lock()
-		if f.state == futureQueued { // an attached call may have no lane
-			if at := (futureLane{f.Call.Pool, f.Call.Lane()}); !f.Call.Again && (t.isHeldBack(at) || t.isParked(at)) {
-				r := wire.NewResult(f.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was cancelled before it was sent; it does not run"))
-				t.end(f, &r, nil)
-				t.wake(at)
-			}
+func (h *Handle) Cancel(ctx context.Context) error {
+	t, state := h.table, handleQueued
+	if !h.await(ctx.Done(), func() bool {
+		if h.state == handleQueued && !h.Call.Again && t.waits(h) {
+			r := wire.NewResult(h.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was cancelled before it was sent; it does not run"))
+			t.end(h, &r, nil)
+			t.wake(laneOf(h.Call))
 		}
-		state := f.state
-		if f.tried == nil {
-			f.tried = make(chan struct{})
-		}
-		tried := f.tried
-		t.mu.Unlock()
-		switch state {
-		case futureSent:
-			err := t.d.publisher.Cancel(ctx, f.Call)
-			if err != nil {
-				err = t.d.whyNot(ctx, err)
-			}
-			return err
-		case futureDone:
-			if errors.Is(f.err, ErrClosed) && !errors.Is(f.err, lane.ErrNotSent) {
-				return ErrClosed // its call continues
-			}
-			return nil
-		case futureQueued, futureSending:
-		}
-		select {
-		case <-tried:
-		case <-f.done:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+		state = h.state
+		return state == handleSent || state == handleDone
+	}) {
+		return context.Cause(ctx)
 	}
+	if state == handleDone {
+		if errors.Is(h.err, ErrClosed) && !errors.Is(h.err, lane.ErrNotSent) {
+			return ErrClosed // its call continues
+		}
+		return nil
+	}
+	if err := t.d.publisher.Cancel(ctx, h.Call); err != nil {
+		return t.d.whyNot(ctx, err)
+	}
+	return nil
 }
 
-// Watch passes on the live frames of the call. frame must not block.
-func (f *Future) Watch(frame func(*wire.Frame)) {
-	f.futures.mu.Lock()
-	defer f.futures.mu.Unlock()
-	f.watch = frame
+// table is the handles of a dispatcher. Results arrive by the subscriptions of their sessions, and
+// one goroutine looks up results that may have been missed.
+type table struct {
+	d       *Dispatcher
+	ctx     context.Context //nolint:containedctx // ends when the dispatcher is closed
+	cancel  context.CancelCauseFunc
+	sending context.Context //nolint:containedctx // ends when the dispatcher begins to close
+	halt    context.CancelCauseFunc
+	group   sync.WaitGroup
+
+	mu   sync.Mutex
+	open map[*Handle]bool
+	unsent
+	before
+	looking  bool
+	asking   bool      // workers are asked what calls wait for
+	reading  bool      // heartbeats are read
+	read     time.Time // when that began last
+	closed   bool
+	finished chan struct{} // closed when the table is closed and no handle is open
+}
+
+func newTable(d *Dispatcher) *table {
+	t := &table{
+		d: d, open: map[*Handle]bool{}, finished: make(chan struct{}),
+		unsent: unsent{lanes: map[poolLane][]*Handle{}, uploads: make(chan struct{}, maxUploads)},
+		before: before{trials: map[protocol.CallRef]*trial{}, failed: map[protocol.CallRef]bool{}, parked: map[poolLane]*time.Timer{}},
+	}
+	t.ctx, t.cancel = context.WithCancelCause(context.Background()) //nolint:forbidigo // of the dispatcher's whole life
+	t.sending, t.halt = context.WithCancelCause(t.ctx)
+	return t
 }
 
 func refOf(c *protocol.Call) protocol.CallRef {
 	return protocol.CallRef{SessionID: c.SessionID, ID: c.ID}
 }
 
-// add opens a future; the lock is held.
-func (t *futures) add(f *Future) {
-	ref := refOf(f.Call)
-	t.open[ref] = append(t.open[ref], f)
-	s := t.sessions[ref.SessionID]
-	if s == nil {
-		s = &futureSession{open: sync.OnceValues(func() (*Watch, error) {
-			return t.d.results.open(ref.SessionID, t.onResult, func(frame *wire.Frame) { t.onFrame(ref.SessionID, frame) })
-		})}
-		t.sessions[ref.SessionID] = s
-	}
-	s.users++
-}
-
-// end ends a future; the lock is held.
-func (t *futures) end(f *Future, r *protocol.Result, err error) {
-	if f.state == futureDone {
+// end ends a handle; the lock is held.
+func (t *table) end(h *Handle, r *protocol.Result, err error) {
+	if h.state == handleDone {
 		return
 	}
-	f.state = futureDone
-	if f.stop != nil {
-		f.stop()
+	if h.state == handleSending && r != nil && !h.accepted { // its result is there before the answer of the server
+		t.report(h, loop.Update{State: loop.StateQueued})
 	}
-	ref := refOf(f.Call)
-	if f.trial {
-		f.trial = false
-		t.endTrial(ref, notRun(r, err))
+	h.state = handleDone
+	delete(t.open, h)
+	if h.watch != nil {
+		h.watch.Stop()
 	}
-	if left := slices.DeleteFunc(slices.Clone(t.open[ref]), func(o *Future) bool { return o == f }); len(left) < len(t.open[ref]) {
-		if t.open[ref] = left; len(left) == 0 {
-			delete(t.open, ref)
-		}
-		s := t.sessions[ref.SessionID]
-		if s.users--; s.users == 0 {
-			delete(t.sessions, ref.SessionID)
-			if s.watch != nil {
-				s.watch.Stop()
-			}
-		}
+	if questions := h.questions; questions != nil {
+		t.group.Go(func() { _ = questions.Unsubscribe() }) // fails only when the connection is closed
 	}
-	if f.accepted && !f.submit {
-		t.d.publisher.Ended(f.Call, r)
+	ctx := h.group.ctx
+	if h.accepted && !h.group.StoreOnly {
+		t.d.publisher.Ended(h.Call, r)
 	}
+	h.publish.End()
 	if r != nil {
-		f.result = t.d.ended(f.ctx, f.followed, r)
+		r = t.d.ended(ctx, h, r)
 	} else {
-		f.span.End()
-		t.d.metrics.Left(f.ctx, string(f.Call.Pool), string(f.Call.Tenant))
+		h.span.End()
+		t.d.metrics.Left(ctx, string(h.Call.Pool), string(h.Call.Tenant))
 	}
-	f.err = err
-	close(f.done)
+	h.result, h.err = r, err
+	if h.trial {
+		h.trial = false
+		t.endTrial(refOf(h.Call), notRun(r, err))
+	}
+	close(h.done)
+	h.change()
+	t.report(h, loop.Update{State: loop.StateDone, Result: r})
+	if h.group.open--; h.group.open == 0 && h.group.stop != nil {
+		h.group.stop()
+	}
+	t.finish()
 }
 
-// listen returns when the results of a session arrive.
-func (t *futures) listen(ctx context.Context, session protocol.SessionID) error {
+// observed reports whether there is an observer of what happens before the end.
+func (h *Handle) observed() bool { return h.group.Observe != nil && !h.group.quiet }
+
+// report passes a change of a call to its observer; the lock is held.
+func (t *table) report(h *Handle, u loop.Update) {
+	if h.group.Observe != nil && (h.observed() || u.State == loop.StateDone) {
+		u.CallID = h.Call.ID
+		h.group.Observe(h, u)
+	}
+}
+
+// detach ends a handle whose call continues, or is sent by the next process; the lock is held.
+func (t *table) detach(h *Handle, cause error) {
+	queued := h.state == handleQueued
+	t.end(h, nil, cause)
+	if queued {
+		t.wake(laneOf(h.Call))
+	}
+}
+
+// closeWait bounds the time of [Dispatcher.Close].
+const closeWait = 5 * time.Second
+
+// Close ends all handles with [ErrClosed]; their calls continue. Requests to cancel calls whose
+// contexts have ended are stored first, which takes a few seconds at most.
+func (d *Dispatcher) Close() { d.table.close() }
+
+func (t *table) close() {
+	t.halt(ErrClosed)
 	t.mu.Lock()
-	s := t.sessions[session]
-	t.mu.Unlock()
-	if s == nil {
-		return nil // its future has ended
-	}
-	watch, err := s.open()
-	if err != nil {
-		return err
-	}
-	t.mu.Lock()
-	if s.watch = watch; t.sessions[session] != s {
-		watch.Stop()
-	}
-	t.mu.Unlock()
-	return watch.confirm(ctx)
-}
-
-func (t *futures) onResult(r *protocol.Result) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, f := range slices.Clone(t.open[protocol.CallRef{SessionID: r.SessionID, ID: r.CallID}]) {
-		t.end(f, r, nil)
-	}
-}
-
-func (t *futures) onFrame(session protocol.SessionID, frame *wire.Frame) {
-	t.mu.Lock()
-	var watches []func(*wire.Frame)
-	for _, f := range t.open[protocol.CallRef{SessionID: session, ID: frame.CallID}] {
-		if frame.Kind == wire.FrameStarted {
-			f.followed.state = loop.StateRunning
-		}
-		if f.watch != nil {
-			watches = append(watches, f.watch)
-		}
-	}
-	t.mu.Unlock()
-	for _, watch := range watches {
-		watch(frame)
-	}
-}
-
-// schedule has the result of a call looked up; the lock is held.
-func (t *futures) schedule(f *Future) {
-	if f.state == futureDone {
-		return
-	}
-	f.wait = t.d.options.LookAfter
-	f.lookAt = time.Now().Add(f.wait)
-	t.startLooking()
-}
-
-// startLooking starts the goroutine that looks up results; the lock is held.
-func (t *futures) startLooking() {
-	if !t.looking && !t.closed && len(t.open) > 0 {
-		t.looking = true
-		t.group.Go(t.look)
-	}
-}
-
-// look looks up the results of open futures now and then: each after a second, and then less and
-// less often, because a result is seldom missed. After a reconnect all are looked up.
-func (t *futures) look() {
-	period := time.NewTicker(t.d.options.LookAfter / 4)
-	defer period.Stop()
-	reconnects := t.d.nc.Stats().Reconnects
-	for {
-		select {
-		case <-period.C:
-		case <-t.ctx.Done():
-			return
-		}
-		again := reconnects != t.d.nc.Stats().Reconnects
-		reconnects = t.d.nc.Stats().Reconnects
-		now := time.Now()
-		var due []*Future
-		t.mu.Lock()
-		if len(t.open) == 0 {
-			t.looking = false
-			t.mu.Unlock()
-			return
-		}
-		for _, same := range t.open {
-			for _, f := range same {
-				if f.state != futureSent || f.loading || now.Before(f.lookAt) && !again {
-					continue
-				}
-				f.wait = min(2*f.wait, longestLook)
-				if f.lookAt = now.Add(f.wait); !f.giveUp.IsZero() {
-					f.lookAt = now
-				}
-				due = append(due, f)
-			}
-		}
+	if t.closed {
 		t.mu.Unlock()
-		t.lookUp(due)
-	}
-}
-
-func (t *futures) lookUp(due []*Future) {
-	if len(due) == 0 {
+		t.group.Wait()
 		return
 	}
-	if err := t.d.publisher.Streams(t.ctx); err != nil {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		for _, f := range due {
-			t.end(f, nil, fmt.Errorf("%w: %w", ErrUnreachable, err))
+	for h := range t.open {
+		if h.group.ctx.Err() != nil { // a moment ago
+			t.stop(h.group)
 		}
-		return
 	}
-	var group errgroup.Group
-	group.SetLimit(maxLooks)
-	for _, f := range due {
-		group.Go(func() error {
-			t.lookUpOne(f)
-			return nil
-		})
-	}
-	_ = group.Wait() // they return none
-}
-
-func (t *futures) lookUpOne(f *Future) {
-	t.mu.Lock()
-	call, giveUp := f.Call, f.giveUp // which find and a cancel replace
-	t.mu.Unlock()
-	r, err := t.d.recorded(t.ctx, call, f.since)
-	if isLarge(r) && err == nil {
-		t.mu.Lock()
-		f.loading = true
-		t.mu.Unlock()
-		t.group.Go(func() { t.load(f, r) }) // the lookups of others do not wait for it
-		return
-	}
-	if err != nil || r == nil {
-		if giveUp.IsZero() || time.Now().Before(giveUp) {
-			return
-		}
-		unknown := wire.NewResult(call, protocol.StatusOutcomeUnknown, t.d.unanswered(t.ctx, f.followed))
-		r = &unknown
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.end(f, r, nil)
-}
-
-// load ends a future whose result has a large value, once that is loaded. After an error it is
-// looked up again.
-func (t *futures) load(f *Future, r *protocol.Result) {
-	err := t.d.results.load(t.ctx, r)
-	if errors.Is(err, wire.ErrInvalidResult) {
-		r, err = unreadable(f.Call, err), nil
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if f.loading = false; err == nil {
-		t.end(f, r, nil)
-	}
-}
-
-// close ends all futures with [ErrClosed]. Their calls continue.
-func (t *futures) close() {
-	t.cancel(ErrClosed)
-	t.mu.Lock()
 	t.closed = true
 	for _, queue := range t.lanes {
-		for _, f := range queue {
-			if f.state == futureQueued {
-				t.end(f, nil, neverSent(f.Call, ErrClosed))
+		for _, h := range queue {
+			if h.state == handleQueued {
+				t.end(h, nil, neverSent(h.Call, ErrClosed))
 			}
 		}
 	}
-	for _, f := range slices.Concat(slices.Collect(maps.Values(t.open))...) {
-		if f.state == futureSent { // those that are being sent are ended by their senders
-			t.end(f, nil, fmt.Errorf("call %s: %w", f.Call.ID, ErrClosed))
+	for h := range t.open {
+		if h.state == handleQueued {
+			t.end(h, nil, neverSent(h.Call, ErrClosed))
 		}
 	}
+	t.endOpen(func(h *Handle) bool { return h.giveUp.IsZero() })
+	t.finish()
+	t.mu.Unlock()
+	limit := time.NewTimer(closeWait)
+	defer limit.Stop()
+	select {
+	case <-t.finished:
+	case <-limit.C:
+	}
+	t.cancel(ErrClosed)
+	t.mu.Lock()
+	t.endOpen(func(*Handle) bool { return true })
 	t.mu.Unlock()
 	t.group.Wait()
+}
+
+// endOpen ends those of the open handles that were sent with [ErrClosed]; senders end the others.
+// The lock is held.
+func (t *table) endOpen(which func(*Handle) bool) {
+	for h := range t.open {
+		if h.state == handleSent && which(h) {
+			t.end(h, nil, fmt.Errorf("call %s: %w", h.Call.ID, ErrClosed))
+		}
+	}
+}
+
+// finish notes that the table is closed and empty; the lock is held.
+func (t *table) finish() {
+	if t.closed && len(t.open) == 0 {
+		select {
+		case <-t.finished:
+		default:
+			close(t.finished)
+		}
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -30,57 +29,71 @@ type attempt struct {
 	next   time.Time
 }
 
-// doubt reads, concurrently with everything else, the heartbeats of workers that have been silent.
-func (b *batch) doubt(ctx context.Context, group *sync.WaitGroup) {
-	if b.dispatcher.blind.Load() || b.doubting.Load() {
+// checkHeartbeats reads, concurrently with everything else, the heartbeats of those workers of
+// calls that have been silent. The lock is held.
+func (t *table) checkHeartbeats(now time.Time, calls []*Handle) {
+	if t.reading || t.closed || t.d.cannotReadHeartbeats.Load() || now.Sub(t.read) < t.d.options.LookAfter {
 		return
 	}
-	now := time.Now()
-	attempts := map[*protocol.Call]attempt{}
-	b.mu.Lock()
-	for _, f := range b.open {
-		if f.state == loop.StateRunning && now.Sub(f.heard) > silentAfter && now.After(f.attempt.next) {
-			attempts[f.call] = f.attempt
+	t.read = now
+	attempts := map[*Handle]attempt{}
+	for _, h := range calls {
+		if h.running && now.Sub(h.heard) > silentAfter && now.After(h.attempt.next) {
+			attempts[h] = h.attempt
 		}
 	}
-	b.mu.Unlock()
 	if len(attempts) == 0 {
 		return
 	}
-	b.doubting.Store(true)
-	group.Go(func() {
-		defer b.doubting.Store(false)
-		type place struct {
-			pool protocol.Pool
-			lane protocol.Lane
-		}
-		owners := map[place]*lane.Owner{}
-		found := map[protocol.CallID]attempt{}
-		for call, a := range attempts {
-			at := place{call.Pool, call.Lane()}
-			owner, known := owners[at]
-			if !known {
-				var err error
-				if owner, err = b.dispatcher.publisher.Owner(ctx, call); err != nil {
-					b.dispatcher.checkSight(ctx, call.Pool)
-					break
-				}
-				owners[at] = owner
-			}
-			found[call.ID] = b.dispatcher.judge(ctx, call, a, owner)
-		}
-		b.tell(news{attempts: found})
+	t.reading = true
+	t.group.Go(func() {
+		t.readHeartbeats(t.sending, attempts)
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.reading = false
 	})
+}
+
+func (t *table) readHeartbeats(ctx context.Context, attempts map[*Handle]attempt) {
+	owners := map[poolLane]*lane.Owner{}
+	for h, a := range attempts {
+		at := laneOf(h.Call)
+		owner, known := owners[at]
+		if !known {
+			var err error
+			if owner, err = t.d.publisher.Owner(ctx, h.Call); err != nil {
+				t.d.checkSight(ctx, h.Call.Pool)
+				return
+			}
+			owners[at] = owner
+		}
+		a = t.d.judge(ctx, h.Call, a, owner)
+		t.mu.Lock()
+		t.applyHeartbeat(h, a)
+		t.mu.Unlock()
+	}
+}
+
+// applyHeartbeat records the state of an attempt, and reports a change; the lock is held.
+func (t *table) applyHeartbeat(h *Handle, a attempt) {
+	if h.state == handleDone || h.attempt.number != a.number || h.attempt.worker != a.worker {
+		return
+	}
+	before := h.attempt
+	h.attempt = a
+	if (before.lost == "") != (a.lost == "") || before.over != a.over || before.lacks != a.lacks {
+		t.report(h, loop.Update{State: loop.StateRunning, WorkerID: a.worker, Attempt: a.number, Lost: a.lost})
+	}
 }
 
 // checkSight stops all reading of heartbeats for a user who may not read them.
 func (d *Dispatcher) checkSight(ctx context.Context, pool protocol.Pool) {
 	if errors.Is(natsio.CheckRights(ctx, d.nc, natsio.OwnerRights(d.fleet, pool)), natsio.ErrRights) {
-		d.blind.Store(true)
+		d.cannotReadHeartbeats.Store(true)
 	}
 }
 
-// judge returns what follows for an attempt from the owner of its lane.
+// judge returns what is known of an attempt, by the heartbeat of the owner of its lane.
 func (d *Dispatcher) judge(ctx context.Context, call *protocol.Call, a attempt, owner *lane.Owner) attempt {
 	who := "worker"
 	if call.Pool == protocol.SessionPool {
@@ -112,19 +125,4 @@ func (d *Dispatcher) judge(ctx context.Context, call *protocol.Call, a attempt, 
 		a.lost = fmt.Sprintf("%s %s is lost; its lease ends in %d s, %s", who, a.worker, int(owner.Left.Round(time.Second).Seconds()), next)
 	}
 	return a
-}
-
-// believe records the state of attempts, and reports changes.
-func (b *batch) believe(attempts map[protocol.CallID]attempt) {
-	for id, a := range attempts {
-		f := b.open[id]
-		if f == nil || f.attempt.number != a.number || f.attempt.worker != a.worker {
-			continue
-		}
-		before := f.attempt
-		f.attempt = a
-		if (before.lost == "") != (a.lost == "") || before.over != a.over || before.lacks != a.lacks {
-			b.observe(loop.Update{CallID: id, State: loop.StateRunning, WorkerID: a.worker, Attempt: a.number, Lost: a.lost})
-		}
-	}
 }

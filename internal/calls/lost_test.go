@@ -76,7 +76,7 @@ func TestDispatch_SaysThatAWorkerIsLost(t *testing.T) {
 			d := r.newDispatcher(r.NC, calls.Options{CancelWait: time.Millisecond})
 			ended := make(chan error, 1)
 			go func() {
-				_, err := d.Observed(ctx, call, func(u loop.Update) { updates <- u })
+				_, err := d.CallWith(ctx, call, calls.CallOptions{Observe: func(u loop.Update) { updates <- u }})
 				ended <- err
 			}()
 			hear := func(state loop.State) loop.Update {

@@ -138,7 +138,7 @@ type sentCall struct {
 	cancellable bool // it may have been cancelled
 	bounded     bool // its context ended soon
 	moved       bool // it was sent again, maybe behind later ones
-	waiting     []*calls.Future
+	waiting     []*calls.Handle
 	results     []*protocol.Result // what callers got at once
 }
 
@@ -301,7 +301,7 @@ func (p *program) send(rt *judge, how string) {
 	case "call":
 		go func() {
 			defer close(done)
-			result, err := o.d.Promptly(ctx, &call, nil)
+			result, err := o.d.CallWith(ctx, &call, calls.CallOptions{Brief: true})
 			if s.unsent, s.claim = errors.Is(err, lane.ErrNotSent), err; result != nil {
 				s.results = append(s.results, result)
 			}
@@ -371,7 +371,7 @@ func (p *program) next(rt *judge) {
 				unsent, s.claim = true, err
 			}
 		}
-		s.waiting = slices.DeleteFunc(s.waiting, func(f *calls.Future) bool {
+		s.waiting = slices.DeleteFunc(s.waiting, func(f *calls.Handle) bool {
 			result, _ := f.Result()
 			return result == nil
 		})
@@ -450,7 +450,7 @@ func (p *program) cancelled(d *calls.Dispatcher, s *sentCall) error {
 	return f.Cancel(p.t.Context())
 }
 
-func isDone(f *calls.Future) bool {
+func isDone(f *calls.Handle) bool {
 	select {
 	case <-f.Done():
 		return true
@@ -459,7 +459,7 @@ func isDone(f *calls.Future) bool {
 	}
 }
 
-func (p *program) awaits(rt *judge, f *calls.Future) {
+func (p *program) awaits(rt *judge, f *calls.Handle) {
 	select {
 	case <-f.Done():
 	case <-time.After(patience / 2):

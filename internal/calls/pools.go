@@ -6,21 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/nats-io/nats.go/jetstream"
-	"golang.org/x/sync/errgroup"
 
-	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Leave has another dispatcher, which has a connection of its own, carry the calls of a pool. It
-// precedes the first call.
-func (d *Dispatcher) Leave(pool protocol.Pool, to *Dispatcher) {
+// RoutePool has another dispatcher, which has a connection of its own, carry the calls of a pool.
+// It precedes the first call.
+func (d *Dispatcher) RoutePool(pool protocol.Pool, to *Dispatcher) {
 	if d.others == nil {
 		d.others = map[protocol.Pool]*Dispatcher{}
 	}
@@ -46,39 +42,14 @@ func (d *Dispatcher) parts() []*Dispatcher {
 	return parts
 }
 
-// dispatch has each call dispatched by whose it is.
-func (d *Dispatcher) dispatch(ctx context.Context, calls []protocol.Call, how how, observe func(loop.Update)) error {
-	calls = wire.ApplyFlow(ctx, calls)
-	if len(d.others) == 0 {
-		return d.dispatchOwn(ctx, calls, how, observe)
+// bring copies what is stored of a call's result to where a call that reads it runs, if it is
+// elsewhere.
+func (d *Dispatcher) bring(ctx context.Context, read *protocol.Call) error {
+	request, is := read.Payload.(wire.ResultRead)
+	if !is {
+		return nil
 	}
-	byOwner := map[*Dispatcher][]protocol.Call{}
-	for i := range calls {
-		if read, is := calls[i].Payload.(wire.ResultRead); is && ctx.Err() == nil { // else it is not sent
-			if err := d.bring(ctx, &calls[i], read.CallID); err != nil {
-				return fmt.Errorf("%w: %w: %w", lane.ErrNotSent, ErrUnreachable, err)
-			}
-		}
-		owner := d.of(calls[i].Pool)
-		byOwner[owner] = append(byOwner[owner], calls[i])
-	}
-	var mu sync.Mutex
-	var group errgroup.Group
-	for owner, own := range byOwner {
-		group.Go(func() error {
-			return owner.dispatchOwn(ctx, own, how, func(u loop.Update) {
-				mu.Lock()
-				defer mu.Unlock()
-				observe(u)
-			})
-		})
-	}
-	return group.Wait()
-}
-
-// bring copies what is kept of a call's result to where one that reads it runs, if it is elsewhere.
-func (d *Dispatcher) bring(ctx context.Context, read *protocol.Call, of protocol.CallID) error {
-	reader, session := d.of(read.Pool), read.SessionID
+	reader, session, of := d.of(read.Pool), read.SessionID, request.CallID
 	names := []string{
 		wire.KeptText(session, of), wire.KeptValue(session, of),
 		wire.KeptPart(session, of, wire.PartStdout), wire.KeptPart(session, of, wire.PartStderr), wire.KeptPart(session, of, wire.PartMedia),

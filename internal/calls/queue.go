@@ -4,197 +4,169 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// The queue of calls that are to be sent
-//
-// Calls of one lane are sent in the order in which they were queued, by a few senders. Calls that
-// are not queued, as those of a step, wait for those that were queued before, see waitTurn. A call
-// that meets a full lane holds back those behind it. A large payload is uploaded by a sender that
-// counts no more, so calls of other lanes pass.
+const (
+	// maxSenders bounds the goroutines that send and cancel calls for which no caller waits.
+	maxSenders = 16
+	// maxUploads bounds the payloads that are uploaded at the same time, since no message can carry
+	// them. A sender that uploads counts no more as one of maxSenders, so that small calls pass.
+	maxUploads = 4
+	// maxBusyPause bounds the pause before a call is sent again that met a full lane or pool.
+	maxBusyPause = 2 * time.Second
+)
 
-// unsent is what senders have to send.
+// unsent is what senders have to do.
 type unsent struct {
-	lanes   map[futureLane][]*Future // in order
-	turns   []futureLane             // lanes that no sender has
-	cancels []*Future
+	lanes   map[poolLane][]*Handle // in order
+	turns   []poolLane             // lanes that no sender has
+	cancels []*cancel
 	senders int           // all of them busy, except those that upload
 	uploads chan struct{} // payloads that are being uploaded
 }
 
-type futureLane struct {
+type poolLane struct {
 	pool protocol.Pool
 	lane protocol.Lane
 }
 
-// Submit is [Dispatcher.Enqueue], and waits.
-func (d *Dispatcher) Submit(ctx context.Context, call *protocol.Call) error {
-	return d.Enqueue(ctx, call)()
+func laneOf(c *protocol.Call) poolLane { return poolLane{c.Pool, c.Lane()} }
+
+// queued is the part of a handle that its call needs until it is sent.
+type queued struct {
+	header   nats.Header
+	publish  trace.Span
+	heldBack error // why it is to be sent again, after a pause; nil if it is not
+	pause    time.Duration
+	trial    bool     // calls that wait for it wait until it was sent
+	after    []*trial // of the calls that it waits for
 }
 
-// Enqueue enqueues a call in the order of [Dispatcher.Go], without following it. It does not wait:
-// that is what stored is for, which returns nil once the call is stored. A call behind those that a
-// full lane or pool holds back is refused as they are.
-func (d *Dispatcher) Enqueue(ctx context.Context, call *protocol.Call) (stored func() error) {
-	f := d.queue(ctx, call, true)
-	return func() error {
-		<-f.done
-		if f.result != nil {
-			return fmt.Errorf("%w: %w", lane.ErrNotSent, f.result.Error)
-		}
-		return f.err
-	}
-}
-
-// queue appends a call to those of its lane that are to be sent: there is no other way for a call
-// that may not overtake them, see also [futures.waitTurn].
-func (d *Dispatcher) queue(ctx context.Context, call *protocol.Call, submit bool) *Future {
-	call = &wire.ApplyFlow(ctx, []protocol.Call{*call})[0]
-	d = d.of(call.Pool)
-	t := d.futures
-	f := &Future{Call: call, futures: t, ctx: ctx, done: make(chan struct{}), submit: submit}
-	f.followed = d.begin(ctx, call)
+// queue appends the calls of a group to those of their lanes that are to be sent. Calls for which a
+// caller waits are sent at once if their lane has none, each lane by a sender of its own; serve,
+// unless it is nil, does so for the first lane.
+func (t *table) queue(g *group) (serve func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	f.after = t.trialsOf(call)
-	t.begin(refOf(call))
-	f.trial, f.number = true, t.begun
-	at := futureLane{call.Pool, call.Lane()}
-	queue, had := t.lanes[at]
-	switch {
-	case t.closed:
-		t.end(f, nil, neverSent(call, ErrClosed))
-		return f
-	case ctx.Err() != nil:
-		t.end(f, nil, d.notSent(ctx, call))
-		return f
-	case submit && !call.Again && had && queue[0].heldBack != nil:
-		t.refuse(f, queue[0].heldBack)
-		return f
-	case !submit:
-		t.add(f) //nolint:contextcheck // what it subscribes outlives the caller
+	var direct map[poolLane][]*Handle
+	for _, h := range g.handles {
+		h.group, h.frames = g, g.Frames
+		h.after = t.trialsOf(h.Call)
+		t.begin(refOf(h.Call))
+		h.trial = true
+		at := laneOf(h.Call)
+		full := t.heldBack(at)
+		_, had := t.lanes[at]
+		switch {
+		case t.closed:
+			t.end(h, nil, neverSent(h.Call, ErrClosed))
+			continue
+		case g.StoreOnly && !h.Call.Again && full != nil:
+			t.refuse(h, full)
+			continue
+		case !g.StoreOnly:
+			t.open[h] = true
+		}
+		if g.waited && !had {
+			if direct == nil {
+				direct = map[poolLane][]*Handle{}
+			}
+			direct[at] = append(direct[at], h)
+			continue
+		}
+		t.enqueue(at, h)
+		if full != nil {
+			t.waitsFor(h, full.Error())
+		}
 	}
-	t.lanes[at] = append(queue, f)
-	if !had {
+	for at, own := range direct {
+		if g.inline && serve == nil {
+			serve = func() { t.serve(at, own) }
+			continue
+		}
+		t.group.Go(func() { t.serve(at, own) })
+	}
+	switch {
+	case g.open == 0:
+	case g.ctx.Err() != nil:
+		t.stop(g)
+	default:
+		g.stop = context.AfterFunc(g.ctx, func() {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			t.stop(g)
+		})
+	}
+	return serve
+}
+
+// enqueue appends calls to those of their lane for the shared senders; the lock is held.
+func (t *table) enqueue(at poolLane, calls ...*Handle) {
+	queue, had := t.lanes[at]
+	if t.lanes[at] = append(queue, calls...); !had {
 		t.turns = append(t.turns, at)
 		t.startSender()
 	}
-	f.stop = context.AfterFunc(ctx, func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.cancelled(f)
-	})
-	return f
 }
 
-// waitTurn returns when the lane of a call is past all that was queued before it: before it began,
-// if others may wait for it, so that no two calls wait for each other. It returns an error that
-// wraps [lane.ErrBusy] when the time of the call ends before that.
-func (t *futures) waitTurn(ctx context.Context, call *protocol.Call, since time.Time) error {
+// serve sends calls of one lane whose caller waits for them. From the first one that has to wait
+// they are left to the shared senders.
+func (t *table) serve(at poolLane, own []*Handle) {
 	t.mu.Lock()
-	queue := t.lanes[futureLane{call.Pool, call.Lane()}]
-	if own := t.trials[refOf(call)]; own != nil {
-		later := slices.IndexFunc(queue, func(f *Future) bool { return f.number >= own.number })
-		if later >= 0 {
-			queue = queue[:later]
+	defer t.mu.Unlock()
+	defer t.startLooking()
+	for i, h := range own {
+		sent := h.state != handleQueued || len(t.awaited(h)) == 0 && t.sendCall(h, true)
+		h.change()
+		if sent {
+			continue
 		}
-	}
-	if len(queue) == 0 {
-		t.mu.Unlock()
-		return nil
-	}
-	last := queue[len(queue)-1]
-	if last.passed == nil {
-		last.passed = make(chan struct{})
-	}
-	passed := last.passed
-	t.mu.Unlock()
-	limit := ctx
-	if end := lastStart(call, since); !end.IsZero() && !call.Again { // else the fleet may have it, and says how it ended
-		var cancel context.CancelFunc
-		limit, cancel = context.WithDeadline(ctx, end)
-		defer cancel()
-	}
-	select {
-	case <-passed:
-		return nil
-	case <-t.ctx.Done():
-		return ErrClosed
-	case <-limit.Done():
-	}
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	busy := protocol.Errorf(protocol.CodeBusy, "earlier calls of lane %s are not sent yet", call.Lane())
-	busy.RetryAfter = protocol.MillisOf(maxBusyPause)
-	return busy
-}
-
-// cancelled cancels a call whose context has ended; the lock is held.
-func (t *futures) cancelled(f *Future) {
-	switch f.state {
-	case futureQueued:
-		if f.Call.Again && !f.submit {
-			f.state = futureSent // by an earlier attempt, maybe
-			t.cancels = append(t.cancels, f)
-			t.startSender()
-			t.wake(futureLane{f.Call.Pool, f.Call.Lane()})
+		if _, had := t.lanes[at]; had || h.heldBack == nil {
+			t.enqueue(at, own[i:]...)
 			return
 		}
-		t.end(f, nil, t.d.notSent(f.ctx, f.Call))
-		t.wake(futureLane{f.Call.Pool, f.Call.Lane()})
-	case futureSent:
-		t.cancels = append(t.cancels, f)
-		t.startSender()
-	case futureSending, futureDone: // the sender sees it
+		t.lanes[at] = slices.Clone(own[i:])
+		t.holdBack(at)
+		return
 	}
 }
 
 // startSender starts a sender for what no sender has; the lock is held. Those that run are busy.
-func (t *futures) startSender() {
-	if t.closed || t.senders >= maxSenders || len(t.turns)+len(t.cancels) == 0 {
+func (t *table) startSender() {
+	if t.closed && len(t.cancels) == 0 || t.senders >= maxSenders || len(t.turns)+len(t.cancels) == 0 {
 		return
 	}
 	t.senders++
 	t.group.Go(t.send)
 }
 
-// send enqueues and cancels calls until there is none left.
-func (t *futures) send() {
+// send sends and cancels calls until there is none left. Once the table is closed it only cancels.
+func (t *table) send() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for ; len(t.cancels)+len(t.turns) > 0 && !t.closed && t.senders <= maxSenders; t.startLooking() {
+	for ; len(t.cancels) > 0 || len(t.turns) > 0 && !t.closed && t.senders <= maxSenders; t.startLooking() {
 		if len(t.cancels) > 0 {
-			f := t.cancels[0]
+			c := t.cancels[0]
 			t.cancels = t.cancels[1:]
-			t.sendCancel(f)
+			t.sendCancels(c)
 			continue
 		}
 		at := t.turns[0]
 		t.turns = t.turns[1:]
-		f := t.lanes[at][0]
-		if f.state == futureQueued && t.park(f, at) {
-			continue
-		}
-		sent := f.state != futureQueued || t.sendCall(f)
-		f.look()
-		if !sent {
-			t.holdBack(at)
-			time.AfterFunc(f.wait, func() { t.sendAgain(at) })
-			continue
-		}
-		if f.passed != nil {
-			close(f.passed)
-		}
-		if t.lanes[at] = t.lanes[at][1:]; len(t.lanes[at]) == 0 {
-			delete(t.lanes, at)
-		} else {
+		if t.sendFirst(at) {
 			t.turns = append(t.turns, at)
 		}
 	}
@@ -202,36 +174,99 @@ func (t *futures) send() {
 	t.startSender() // this one may have been one too many
 }
 
-// holdBack applies what holds back the first call of a lane to those behind it: calls that do not
-// wait for room, or whose time ends before the next attempt, are refused. The lock is held.
-func (t *futures) holdBack(at futureLane) {
-	first := t.lanes[at][0]
-	for _, f := range t.lanes[at][1:] {
-		if f.state == futureQueued && !f.Call.Again && (f.submit || !f.mayWait(first.wait)) {
-			t.refuse(f, first.heldBack)
-		}
-		f.look() // it can be cancelled now
+// sendFirst sends the first call of a lane, and reports whether there is a next one to be sent now.
+// The lock is held, and released meanwhile.
+func (t *table) sendFirst(at poolLane) (more bool) {
+	h := t.lanes[at][0]
+	if h.state == handleQueued && t.park(h, at) {
+		return false
 	}
+	sent := h.state != handleQueued || t.sendCall(h, false)
+	h.change()
+	if !sent {
+		t.holdBack(at)
+		return false
+	}
+	if t.lanes[at] = t.lanes[at][1:]; len(t.lanes[at]) == 0 {
+		delete(t.lanes, at)
+		return false
+	}
+	return true
 }
 
-// isHeldBack reports whether the first call of a lane waits for room; the lock is held.
-func (t *futures) isHeldBack(at futureLane) bool {
-	queue := t.lanes[at]
-	return len(queue) > 0 && queue[0].state == futureQueued && queue[0].heldBack != nil
+// holdBack has a lane wait until its first call, which met a full lane or pool, is sent again.
+// Those behind it that do not wait for room, or whose time ends before, are refused. The lock is
+// held.
+func (t *table) holdBack(at poolLane) {
+	first := t.lanes[at][0]
+	for _, h := range t.lanes[at] {
+		switch {
+		case h.state != handleQueued:
+		case h != first && !h.Call.Again && (h.group.StoreOnly || !h.mayWait(first.pause)):
+			t.refuse(h, first.heldBack)
+		default:
+			t.waitsFor(h, first.heldBack.Error())
+		}
+		h.change() // it can be cancelled now
+	}
+	time.AfterFunc(first.pause, func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.turns = append(t.turns, at)
+		t.startSender()
+	})
+}
+
+// waits reports whether a queued call waits because the first one of its lane waits, for room or
+// for a trial; the lock is held.
+func (t *table) waits(h *Handle) bool {
+	at := laneOf(h.Call)
+	_, parked := t.parked[at]
+	return parked || t.heldBack(at) != nil
+}
+
+// heldBack is why the first call of a lane waits for room; nil if it does not. The lock is held.
+func (t *table) heldBack(at poolLane) error {
+	if queue := t.lanes[at]; len(queue) > 0 && queue[0].state == handleQueued {
+		return queue[0].heldBack
+	}
+	return nil
 }
 
 // refuse ends a call that was not sent for a reason of [codeOf]; the lock is held.
-func (t *futures) refuse(f *Future, fault error) {
-	t.end(f, t.d.sent(f.ctx, f.followed, fault), nil)
+func (t *table) refuse(h *Handle, fault error) {
+	t.end(h, t.d.sent(h, fault), nil)
 }
 
-// upload has a sender of small calls replace the one that is about to upload a payload, and waits
-// until few others upload. done is to be called when the call was sent.
-func (t *futures) upload(ctx context.Context) (done func(), err error) {
-	t.mu.Lock()
-	t.senders--
-	t.startSender()
-	t.mu.Unlock()
+// mayWait reports whether a call that was not sent could be sent after a pause.
+func (h *Handle) mayWait(pause time.Duration) bool {
+	end := h.lastStart()
+	return end.IsZero() || !time.Now().Add(pause).After(end)
+}
+
+// lastStart is when the call starts at the latest; zero is any time.
+func (h *Handle) lastStart() time.Time {
+	end := h.Call.Deadline
+	if wait := h.Call.QueueTimeout.Duration(); wait > 0 {
+		if last := h.since.Add(wait); end.IsZero() || last.Before(end) {
+			end = last
+		}
+	}
+	return end
+}
+
+// upload waits until few others upload a payload. A shared sender is replaced meanwhile. done is to
+// be called when the call was sent.
+func (t *table) upload(ctx context.Context, shared bool) (done func(), err error) {
+	count := func(n int) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.senders += n
+		t.startSender()
+	}
+	if shared {
+		count(-1)
+	}
 	free := func() {}
 	select {
 	case t.uploads <- struct{}{}:
@@ -240,136 +275,175 @@ func (t *futures) upload(ctx context.Context) (done func(), err error) {
 		err = context.Cause(ctx)
 	}
 	return func() {
-		free()
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.senders++
+		if free(); shared {
+			count(1)
+		}
 	}, err
 }
 
-// look has those who want to cancel a call look at its state again; the lock is held.
-func (f *Future) look() {
-	if f.tried != nil {
-		close(f.tried)
-		f.tried = nil
-	}
-}
-
-// sendAgain sends the calls of a lane that was full.
-func (t *futures) sendAgain(at futureLane) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.turns = append(t.turns, at)
-	t.startSender()
-}
-
-// sendCall enqueues a call; the lock is held, and released meanwhile. It reports false for a call
-// that is to be sent again after a wait, because its lane or pool is full.
-func (t *futures) sendCall(f *Future) bool {
-	f.state = futureSending
+// sendCall sends a call; the lock is held, and released meanwhile. It reports false for a call that
+// is to be sent again after a pause, because its lane or pool is full.
+func (t *table) sendCall(h *Handle, byCaller bool) bool {
+	g := h.group
+	h.state = handleSending
+	g.sending++
 	t.mu.Unlock()
-	unmet, known, fault := t.trySend(f)
+	known, unmet, fault := t.trySend(h, byCaller)
 	t.mu.Lock()
-	if unmet != nil {
-		t.end(f, unmet, nil)
-		return true
-	}
-	if t.waitsForRoom(f, fault) {
+	g.sending--
+	defer t.cancelGroup(g)
+	if t.waitsForRoom(h, fault) {
 		return false
 	}
-	refused := t.d.sent(f.ctx, f.followed, fault)
-	if f.state == futureDone { // its result came first
-		if f.accepted {
-			t.d.publisher.Ended(f.Call, f.result)
+	if unmet == nil && known == nil {
+		unmet = t.d.sent(h, fault)
+	}
+	if h.state == handleDone { // its result came first, or it was detached
+		if h.accepted {
+			t.d.publisher.Ended(h.Call, h.result)
 		}
 		return true
 	}
-	f.state = futureSent
+	h.state = handleSent
 	switch notSent := errors.Is(fault, lane.ErrNotSent); {
-	case refused != nil:
-		t.end(f, refused, nil)
-	case f.submit && (f.accepted || known):
-		t.end(f, nil, nil)
+	case unmet != nil:
+		t.end(h, unmet, nil)
+	case g.StoreOnly && (h.accepted || known != nil):
+		t.end(h, nil, nil)
+	case known != nil:
+		t.end(h, known, nil)
 	case t.closed && notSent:
-		t.end(f, nil, neverSent(f.Call, ErrClosed))
+		t.end(h, nil, neverSent(h.Call, ErrClosed))
 	case t.closed:
-		t.end(f, nil, fmt.Errorf("call %s: %w", f.Call.ID, ErrClosed))
-	case f.accepted || known:
-		t.schedule(f)
-	case f.ctx.Err() != nil && notSent:
-		t.end(f, nil, t.d.notSent(f.ctx, f.Call))
-	case f.submit:
-		t.end(f, nil, t.d.whyNot(f.ctx, fault))
-	case f.ctx.Err() != nil: // whether it was enqueued is unknown, and cancelling it settles that
-		t.schedule(f)
+		t.end(h, nil, fmt.Errorf("call %s: %w", h.Call.ID, ErrClosed))
+	case h.accepted:
+		t.report(h, loop.Update{State: loop.StateQueued})
+		t.schedule(h)
+	case g.ctx.Err() != nil && notSent:
+		t.endUnsent(h, fault)
+	case g.StoreOnly:
+		t.end(h, nil, t.d.whyNot(g.ctx, fault))
+	case g.ctx.Err() != nil: // whether it was stored is unknown, and cancelling it settles that
+		t.schedule(h)
 	default:
-		t.end(f, nil, fmt.Errorf("%w: %w", ErrUnreachable, fault))
+		t.end(h, nil, fmt.Errorf("%w: %w", ErrUnreachable, fault))
 	}
-	if f.trial {
-		f.trial = false
-		t.endTrial(refOf(f.Call), false)
-	}
-	if f.state == futureSent && f.ctx.Err() != nil {
-		t.cancels = append(t.cancels, f)
+	if h.trial {
+		h.trial = false
+		t.endTrial(refOf(h.Call), false)
 	}
 	return true
 }
 
-// trySend sends a call, unless it cannot run because of those that it waits for. known says that
-// the fleet has its result.
-func (t *futures) trySend(f *Future) (unmet *protocol.Result, known bool, fault error) {
-	ctx, cancel := context.WithCancelCause(f.ctx)
+// trySend sends a call, unless the fleet has its result already (known), or it cannot run because
+// of the calls that it waits for (unmet).
+func (t *table) trySend(h *Handle, byCaller bool) (known, unmet *protocol.Result, fault error) {
+	ctx, cancel := context.WithCancelCause(h.group.ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(t.ctx, func() { cancel(ErrClosed) })()
-	if unmet = t.unmet(ctx, f.Call, f.after); unmet != nil {
-		return unmet, false, nil
+	defer context.AfterFunc(t.sending, func() { cancel(ErrClosed) })()
+	if unmet = t.unmet(ctx, h.Call, h.after); unmet != nil {
+		return nil, unmet, nil
 	}
-	if !f.submit {
-		if err := t.listen(ctx, f.Call.SessionID); err != nil {
-			return nil, false, neverSent(f.Call, err)
+	if !h.group.StoreOnly {
+		if err := t.follow(ctx, h); err != nil {
+			return nil, nil, neverSent(h.Call, err)
+		}
+	}
+	if h.group.waited && h.Call.Again {
+		if known = t.d.known(ctx, h.Call); known != nil {
+			return known, nil, nil
+		}
+	}
+	if h.group.bring != nil && ctx.Err() == nil { // else it is not sent
+		if err := h.group.bring(ctx, h.Call); err != nil {
+			return nil, nil, neverSent(h.Call, err)
 		}
 	}
 	uploaded := func() {}
 	fault = t.d.publisher.Enqueue(ctx, []lane.Outgoing{{
-		Call: f.Call, Header: f.header, Followed: !f.submit, Findable: true,
+		Call: h.Call, Header: h.header, Followed: !h.group.StoreOnly, Findable: h.group.Findable || h.group.StoreOnly,
 		Upload: func() (err error) {
-			uploaded, err = t.upload(ctx)
+			uploaded, err = t.upload(ctx, !byCaller)
 			return err
 		},
 	}})[0]
 	uploaded()
-	return nil, errors.Is(fault, lane.ErrFullAgain) && t.d.hasResult(ctx, f.Call), fault
+	if errors.Is(fault, lane.ErrFullAgain) {
+		known = t.d.known(ctx, h.Call)
+	}
+	return known, nil, fault
+}
+
+// known is the result of a call that is stored; nil if there is none, or it cannot be read now.
+func (d *Dispatcher) known(ctx context.Context, call *protocol.Call) *protocol.Result {
+	r, err := d.publisher.Result(ctx, call.SessionID, call.ID)
+	if err != nil {
+		return nil
+	}
+	return r
 }
 
 // waitsForRoom has a call queue again that met a full lane or pool, unless it does not wait for
 // that; the lock is held.
-func (t *futures) waitsForRoom(f *Future, fault error) bool {
+func (t *table) waitsForRoom(h *Handle, fault error) bool {
 	bound, ok := errors.AsType[*protocol.Error](fault)
-	if !ok || !errors.Is(fault, lane.ErrBusy) || f.submit || f.state == futureDone || t.closed || f.ctx.Err() != nil {
+	if !ok || !errors.Is(fault, lane.ErrBusy) || h.group.StoreOnly || h.state == handleDone || t.closed || h.group.ctx.Err() != nil {
 		return false
 	}
-	pause := min(max(2*f.wait, bound.RetryAfter.Duration()), maxBusyPause)
-	if !f.mayWait(pause) {
+	pause := min(max(2*h.pause, bound.RetryAfter.Duration()), maxBusyPause)
+	if !h.mayWait(pause) {
 		return false
 	}
-	f.wait, f.state, f.heldBack = pause, futureQueued, fault
+	const part = 5
+	h.pause = pause + rand.N(pause/part+1) //nolint:gosec // no secret
+	h.state, h.heldBack = handleQueued, bound
 	return true
 }
 
-// sendCancel stores a request to cancel a call; the lock is held, and released meanwhile.
-func (t *futures) sendCancel(f *Future) {
-	if f.state == futureDone {
-		return
+// sent notes that a call was stored, or not because of a fault. It returns a result if the fleet
+// refused the call. The lock is held.
+func (d *Dispatcher) sent(h *Handle, fault error) (refused *protocol.Result) {
+	telemetry.Fail(h.publish, fault)
+	h.publish.End()
+	code := codeOf(fault)
+	d.metrics.Sent(h.group.ctx, string(h.Call.Pool), string(h.Call.Tenant), string(code))
+	message, after := "", protocol.Millis(0)
+	switch code {
+	case "":
+		h.accepted, h.waits = true, ""
+		h.change()
+		return nil
+	case protocol.CodeBusy, protocol.CodeQuota:
+		if bound, ok := errors.AsType[*protocol.Error](fault); ok {
+			after = bound.RetryAfter
+			message = fmt.Sprintf("%s; the call was not run, try again in %s", bound.Message, after.Duration())
+		}
+	case protocol.CodeFleetFull:
+		message = "the fleet's queue is full; the call was not run, try again later"
+	case codes.PayloadTooLarge:
+		message = fault.Error() + "; it was not run, send less at once"
+	default:
+		return nil
 	}
-	t.mu.Unlock()
-	ctx, cancel := context.WithTimeout(t.ctx, t.d.options.CancelWait)
-	err := t.d.publisher.Cancel(ctx, f.Call)
-	cancel()
-	t.mu.Lock()
-	f.cancelled = err == nil
-	f.giveUp = time.Now().Add(t.d.options.CancelWait)
-	f.lookAt = time.Now()
-	if errors.Is(f.ctx.Err(), context.DeadlineExceeded) && f.Call.Deadline.IsZero() && !t.d.nc.IsConnected() {
-		f.giveUp = time.Now().Add(time.Second)
+	r := wire.NewResult(h.Call, protocol.StatusRejected, protocol.Errorf(code, "%s", message))
+	r.Error.RetryAfter = after
+	return &r
+}
+
+// codeOf is the code for which a call could not be stored; "" when it was.
+func codeOf(fault error) protocol.Code {
+	switch {
+	case fault == nil:
+		return ""
+	case errors.Is(fault, lane.ErrBusy):
+		return protocol.CodeBusy
+	case errors.Is(fault, lane.ErrQuota):
+		return protocol.CodeQuota
+	case errors.Is(fault, lane.ErrFull):
+		return protocol.CodeFleetFull
+	case errors.Is(fault, lane.ErrTooLarge):
+		return codes.PayloadTooLarge
+	default:
+		return protocol.CodeFleetUnavailable
 	}
 }

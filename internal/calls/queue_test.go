@@ -36,14 +36,14 @@ func TestQueue_NoWayOvertakesAnother(t *testing.T) {
 		return succeed(run)
 	})
 	sent := sameLane(newCalls(24), protocol.Exclusive)
-	var last *calls.Future
+	var last *calls.Handle
 	for i := 0; i < len(sent); i += 6 {
 		sent[i].Payload = large(9 << 20) // it takes long to send
 		r.dispatcher.Go(t.Context(), &sent[i])
 		r.dispatcher.Go(t.Context(), &sent[i+1])
 		require.NoError(t, r.dispatcher.Submit(t.Context(), &sent[i+2]))
 		r.dispatcher.Go(t.Context(), &sent[i+3])
-		_, err := r.dispatcher.Promptly(t.Context(), &sent[i+4], nil)
+		_, err := r.dispatcher.CallWith(t.Context(), &sent[i+4], calls.CallOptions{Brief: true})
 		require.NoError(t, err)
 		last = r.dispatcher.Go(t.Context(), &sent[i+5])
 	}
@@ -74,7 +74,7 @@ func TestQueue_UploadsOfOtherLanesHoldUpNothing(t *testing.T) {
 	release := link.HoldWrites(func(subject string) bool { return strings.Contains(subject, wire.BlobsBucket(r.Name)) })
 	defer release()
 	uploads := newCalls(20)
-	sent := make([]*calls.Future, 0, len(uploads))
+	sent := make([]*calls.Handle, 0, len(uploads))
 	for i := range uploads {
 		uploads[i].Payload = large(9 << 20)
 		sent = append(sent, d.Go(t.Context(), &uploads[i]))
@@ -83,7 +83,7 @@ func TestQueue_UploadsOfOtherLanesHoldUpNothing(t *testing.T) {
 	small := newCalls(3)
 	one := d.Go(t.Context(), &small[0])
 	require.NoError(t, d.Submit(t.Context(), &small[1]))
-	_, err := d.Promptly(t.Context(), &small[2], nil)
+	_, err := d.CallWith(t.Context(), &small[2], calls.CallOptions{Brief: true})
 	require.NoError(t, err)
 	<-one.Done()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -136,7 +136,7 @@ func TestQueue_OneContextEndsNoOtherCall(t *testing.T) {
 	ended := d.Go(first, &sent[0])
 	alone := make(chan error, 1)
 	go func() { alone <- d.Dispatch(first, sent[5:], func(loop.Update) {}) }()
-	var others []*calls.Future
+	var others []*calls.Handle
 	for i := range sent[1:5] {
 		others = append(others, d.Go(t.Context(), &sent[i+1]))
 	}
@@ -198,6 +198,104 @@ func TestQueue_WhatMayBeStoredIsNotSaidToBeUnsent(t *testing.T) {
 	require.ErrorIs(t, err, lane.ErrNotSent)
 }
 
+// Law: a call waits for those of its After that began before it, and for none that begins later.
+func TestQueue_NoTwoCallsWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
+	nc, link := r.ConnectVia()
+	d := r.newDispatcher(nc, calls.Options{})
+	defer d.Close()
+	sent := newCalls(4)
+	ref := func(i int) []protocol.CallRef {
+		return []protocol.CallRef{{SessionID: sent[i].SessionID, ID: sent[i].ID}}
+	}
+	sent[0].After = ref(1)
+	require.NoError(t, d.Submit(t.Context(), &sent[0]), "it is stored before the other one begins")
+	release := link.HoldWrites(func(subject string) bool { return strings.HasSuffix(subject, "."+string(sent[1].ID)) })
+	defer release()
+	first := d.Go(t.Context(), &sent[1])
+	require.Eventually(t, func() bool { return link.Held() > 0 }, patience, time.Millisecond)
+	sent[2].After, sent[3].Resources = ref(1), sent[2].Resources
+	second, third := d.Go(t.Context(), &sent[2]), d.Go(t.Context(), &sent[3])
+	_, err := r.dispatcher.Attach(t.Context(), ref(3)[0])
+	require.ErrorIs(t, err, calls.ErrNoCall, "it is behind a call that waits")
+	release()
+	for _, h := range []*calls.Handle{first, second, third} {
+		<-h.Done()
+		result, err := h.Result()
+		require.NoError(t, err)
+		require.Equal(t, protocol.StatusOK, result.Status)
+	}
+}
+
+// Law: callers that wait for calls of one lane do not wait for each other to send them.
+func TestQueue_CallersOfOneLaneSendConcurrently(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
+	nc, link := r.ConnectVia()
+	d := r.newDispatcher(nc, calls.Options{})
+	defer d.Close()
+	sent := sameLane(newCalls(3), protocol.Exclusive)
+	_, err := d.Call(t.Context(), &sent[0])
+	require.NoError(t, err)
+	release := link.HoldWrites(func(subject string) bool { return strings.HasSuffix(subject, "."+string(sent[1].ID)) })
+	defer release()
+	held := make(chan error, 1)
+	go func() {
+		_, err := d.Call(t.Context(), &sent[1])
+		held <- err
+	}()
+	require.Eventually(t, func() bool { return link.Held() > 0 }, patience, time.Millisecond)
+	_, err = d.Call(t.Context(), &sent[2])
+	require.NoError(t, err)
+	release()
+	require.NoError(t, <-held)
+}
+
+// Law: what a step waits for by After, and is not sent, rejects it at once.
+func TestDispatch_AfterACallThatWasNotSent(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	sent := newCalls(1)
+	missing := protocol.CallRef{SessionID: sent[0].SessionID, ID: "missing"}
+	sent[0].After = []protocol.CallRef{missing}
+	r.dispatcher.NotSent(missing)
+	o, err := r.dispatch(t.Context(), sent)
+	require.NoError(t, err)
+	requireDone(t, o, sent[0], protocol.StatusRejected, protocol.CodeAfterUnmet)
+}
+
+// Law: Close stores the requests to cancel calls whose contexts have ended.
+func TestClose_StoresCancels(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	d := r.newDispatcher(r.NC, calls.Options{})
+	ctx, cancel := context.WithCancel(t.Context())
+	sent := newCalls(2)
+	for i := range sent {
+		require.NoError(t, d.Go([]context.Context{ctx, t.Context()}[i], &sent[i]).Accepted())
+	}
+	cancel()
+	d.Close()
+	ran := make(chan protocol.CallID, len(sent))
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
+		ran <- run.Call.ID
+		return succeed(run)
+	})
+	for i, want := range []protocol.Status{protocol.StatusCancelled, protocol.StatusOK} {
+		h, err := r.dispatcher.Attach(t.Context(), protocol.CallRef{SessionID: sent[i].SessionID, ID: sent[i].ID})
+		require.NoError(t, err)
+		<-h.Done()
+		result, err := h.Result()
+		require.NoError(t, err)
+		require.Equal(t, want, result.Status)
+	}
+	require.Equal(t, sent[1].ID, <-ran)
+	require.Empty(t, ran)
+}
+
 // Law: a full lane refuses a submitted call at once, also behind calls that wait for room; what
 // waits there can be cancelled, and ends when its own time does.
 func TestQueue_BehindAFullLane(t *testing.T) {
@@ -218,7 +316,7 @@ func TestQueue_BehindAFullLane(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, protocol.CodeBusy, result.Error.Code)
 	sent[6].QueueTimeout = 200
-	result, err = r.dispatcher.Promptly(t.Context(), &sent[6], nil)
+	result, err = r.dispatcher.CallWith(t.Context(), &sent[6], calls.CallOptions{Brief: true})
 	require.NoError(t, err)
 	require.Equal(t, protocol.CodeBusy, result.Error.Code, "its time ends while it waits for its turn")
 	result, err = cancelled.Result()
@@ -258,7 +356,7 @@ func TestResults_LargeOnesHoldUpNoOther(t *testing.T) {
 				link.LoseMessages(func(subject string) bool { return strings.HasPrefix(subject, string(r.Name)+".done.") })
 			}
 			sent := newCalls(11)
-			var futures []*calls.Future
+			var futures []*calls.Handle
 			for i := range sent[:10] {
 				futures = append(futures, d.Go(t.Context(), &sent[i]))
 			}

@@ -15,7 +15,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -84,17 +83,15 @@ type Watch struct {
 	results *Results
 	session protocol.SessionID
 	state   *sessionWatch
-	calls   []protocol.CallID
+	call    protocol.CallID // "" is all calls
 	result  func(*protocol.Result)
 	frame   func(*wire.Frame)
 }
 
-// Watch starts to listen to calls of a session, to all if it names none: every result stored and
-// every frame sent after Watch returned is passed on, unless NATS loses it. frame may be nil.
-func (r *Results) Watch(
-	ctx context.Context, session protocol.SessionID, result func(*protocol.Result), frame func(*wire.Frame), calls ...protocol.CallID,
-) (*Watch, error) {
-	w, err := r.open(session, result, frame, calls...) //nolint:contextcheck // what it subscribes outlives the caller
+// Watch starts to listen to all calls of a session: every result stored and every frame sent after
+// Watch returned is passed on, unless NATS loses it. frame may be nil.
+func (r *Results) Watch(ctx context.Context, session protocol.SessionID, result func(*protocol.Result), frame func(*wire.Frame)) (*Watch, error) {
+	w, err := r.open(session, "", result, frame) //nolint:contextcheck // what it subscribes outlives the caller
 	if err != nil {
 		return nil, err
 	}
@@ -105,11 +102,9 @@ func (r *Results) Watch(
 	return w, nil
 }
 
-// open is [Results.Watch] without waiting for the server, see [Watch.confirm].
-func (r *Results) open(session protocol.SessionID, result func(*protocol.Result), frame func(*wire.Frame), calls ...protocol.CallID) (*Watch, error) {
-	if len(calls) == 0 {
-		calls = []protocol.CallID{""}
-	}
+// open is [Results.Watch] for one call, or all calls if that is "". It does not wait for the
+// server, see [Watch.confirm].
+func (r *Results) open(session protocol.SessionID, call protocol.CallID, result func(*protocol.Result), frame func(*wire.Frame)) (*Watch, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	state, known := r.sessions[session]
@@ -121,10 +116,8 @@ func (r *Results) open(session protocol.SessionID, result func(*protocol.Result)
 		r.sessions[session] = state
 		state.idle = time.AfterFunc(keepIdle, func() { r.forget(session, state) })
 	}
-	w := &Watch{results: r, session: session, state: state, calls: calls, result: result, frame: frame}
-	for _, call := range calls {
-		state.watches[call] = append(state.watches[call], w)
-	}
+	w := &Watch{results: r, session: session, state: state, call: call, result: result, frame: frame}
+	state.watches[call] = append(state.watches[call], w)
 	state.idle.Stop()
 	return w, nil
 }
@@ -156,11 +149,9 @@ func (w *Watch) Stop() {
 	if !known {
 		return
 	}
-	for _, call := range w.calls {
-		left := slices.DeleteFunc(slices.Clone(state.watches[call]), func(other *Watch) bool { return other == w }) // each may be passing on
-		if state.watches[call] = left; len(left) == 0 {
-			delete(state.watches, call)
-		}
+	left := slices.DeleteFunc(slices.Clone(state.watches[w.call]), func(other *Watch) bool { return other == w }) // each may be passing on
+	if state.watches[w.call] = left; len(left) == 0 {
+		delete(state.watches, w.call)
 	}
 	if len(state.watches) == 0 {
 		state.idle.Reset(keepIdle)
@@ -333,45 +324,6 @@ func (r *Results) each(session protocol.SessionID, call protocol.CallID, tell fu
 	for _, w := range all {
 		tell(w)
 	}
-}
-
-// whoWait bounds the question whether a pool has workers. That there is none is
-// answered by the server, at once unless the machine is busy.
-const whoWait = 2 * time.Second
-
-// unanswered is why there is no result of a call that was cancelled. Of a call that
-// another process sent before this one, it is not known what was seen.
-func (d *Dispatcher) unanswered(ctx context.Context, f *followed) *protocol.Error {
-	switch {
-	case !f.cancelled:
-		return protocol.Errorf(protocol.CodeOutcomeUnknown,
-			"no worker answered in time, and the fleet did not take a request to cancel the call; it may have had effects, or run later")
-	case f.state == loop.StateRunning:
-		return protocol.Errorf(protocol.CodeOutcomeUnknown,
-			"the worker that ran the call did not answer in time; a request to cancel it is stored, but it may have had effects")
-	case f.call.Again:
-		return protocol.Errorf(protocol.CodeOutcomeUnknown,
-			"no worker answered in time; a request to cancel the call is stored, but it may have had effects")
-	case d.deserted(ctx, f.call.Pool):
-		return protocol.Errorf(protocol.CodeNoWorker,
-			"pool %s has no worker, and none was seen to take the call; a request to cancel it is stored, so that a later worker does not run it", f.call.Pool)
-	default:
-		return protocol.Errorf(protocol.CodeNoWorker,
-			"no worker of pool %s was seen to take the call in time; a request to cancel it is stored", f.call.Pool)
-	}
-}
-
-// deserted reports whether a pool has no process that takes its calls: no worker and, for the pool
-// of sessions, no coordinator.
-func (d *Dispatcher) deserted(ctx context.Context, pool protocol.Pool) bool {
-	ctx, cancel := context.WithTimeout(ctx, whoWait)
-	defer cancel()
-	for _, subject := range []wire.Subject{wire.WhoSubject(d.fleet, pool), wire.AskAllSubject(d.fleet, pool)} { // coordinators of earlier versions answer the second one only
-		if _, err := d.nc.RequestWithContext(ctx, subject, nil); !errors.Is(err, nats.ErrNoResponders) {
-			return false
-		}
-	}
-	return true
 }
 
 // Result returns the stored result of a call of any sender; nil when there is none yet. It reads

@@ -9,6 +9,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -47,25 +48,22 @@ func (r *rig) publishEnd(worker *nats.Conn, call *protocol.Call, pieces int) {
 	require.NoError(r.t, worker.Publish(wire.DoneSubject(r.Name, call.SessionID, call.ID), body))
 }
 
-// A watch gets what its calls have, and one without calls everything, until each is stopped.
-func TestResults_AWatchGetsItsCalls(t *testing.T) {
+// A watch gets everything of its session until it is stopped, and a handle what its call has.
+func TestResults_EachGetsWhatItWatches(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
 	results := calls.NewResults(r.NC, r.Name, func(err error) { t.Error(err) })
-	sent := newCalls(3)
+	sent := newCalls(2)
 	got := make(chan string, 100)
-	watch := func(name string, of ...protocol.CallID) *calls.Watch {
+	watch := func(name string) *calls.Watch {
 		w, err := results.Watch(t.Context(), sent[0].SessionID,
 			func(result *protocol.Result) { got <- name + " result of " + string(result.CallID) },
-			func(f *wire.Frame) { got <- name + " frame of " + string(f.CallID) }, of...)
+			func(f *wire.Frame) { got <- name + " frame of " + string(f.CallID) })
 		require.NoError(t, err)
 		t.Cleanup(w.Stop)
 		return w
 	}
-	first := watch("first", sent[0].ID)
-	watch("twin", sent[0].ID)
-	watch("others", sent[1].ID, sent[2].ID)
-	all := watch("all")
+	first, all := watch("first"), watch("all")
 	worker := r.Connect()
 	ends := func(call protocol.Call) (seen []string) {
 		r.publishEnd(worker, &call, 1)
@@ -83,11 +81,30 @@ func TestResults_AWatchGetsItsCalls(t *testing.T) {
 		}
 		return lines
 	}
-	require.Equal(t, of(sent[0], "first", "twin", "all"), ends(sent[0]))
-	require.Equal(t, of(sent[1], "others", "all"), ends(sent[1]))
+	require.Equal(t, of(sent[0], "first", "all"), ends(sent[0]))
 	first.Stop()
-	require.Equal(t, of(sent[0], "twin", "all"), ends(sent[0]))
-	require.Equal(t, of(sent[2], "others", "all"), ends(sent[2]))
+	require.Equal(t, of(sent[1], "all"), ends(sent[1]))
 	all.Stop()
 	require.Empty(t, got)
+
+	frames := make(chan protocol.CallID, 100)
+	handles := r.dispatcher.Send(t.Context(), sent, calls.SendOptions{Frames: func(f *wire.Frame) { frames <- f.CallID }})
+	for _, h := range handles {
+		require.NoError(t, h.Accepted())
+	}
+	other := sent[0]
+	other.ID = "other"
+	r.publishEnd(worker, &other, 1)
+	r.publishEnd(worker, &sent[0], 2)
+	<-handles[0].Done()
+	require.Equal(t, sent[0].ID, <-frames)
+	require.Equal(t, sent[0].ID, <-frames)
+	require.Empty(t, frames)
+	handles[1].Detach()
+	_, err := handles[1].Result()
+	require.ErrorIs(t, err, loop.ErrDetached)
+	attached, err := r.dispatcher.Attach(t.Context(), protocol.CallRef{SessionID: sent[1].SessionID, ID: sent[1].ID})
+	require.NoError(t, err, "a detached call stays")
+	r.publishEnd(worker, &sent[1], 0)
+	<-attached.Done()
 }

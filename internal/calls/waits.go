@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -17,7 +16,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -95,53 +93,66 @@ func AddUnmet(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool pro
 	}
 }
 
-// wonder asks, once in a while and beside everything else, whether there are workers for the calls
-// that have waited for long.
-func (b *batch) wonder(ctx context.Context, group *sync.WaitGroup) {
-	var waiting []*followed
-	for _, f := range b.unfinished() {
-		if f.accepted && f.state != loop.StateRunning && !f.taken && time.Since(f.since) > waitsAfter+f.call.Delay() {
-			waiting = append(waiting, f)
-		}
-	}
-	if len(waiting) == 0 || time.Since(b.wondered) < waitsAgain {
+// askForWorkers asks, once in a while and concurrently with everything else, whether there are
+// workers for the calls that have waited for long. The lock is held.
+func (t *table) askForWorkers(now time.Time, calls []*Handle) {
+	if t.asking || t.closed {
 		return
 	}
-	b.wondered = time.Now()
-	calls := make([]*protocol.Call, len(waiting))
-	for i, f := range waiting {
-		calls[i] = f.call
-	}
-	group.Go(func() {
-		found := map[protocol.CallID]string{}
-		lacking := map[protocol.Pool]func(lane.Need) string{}
-		for _, call := range calls {
-			if frame := b.dispatcher.started(ctx, call); frame != nil {
-				b.tell(news{frame: frame})
-				continue
-			}
-			lacks, asked := lacking[call.Pool]
-			if !asked {
-				lacks = Lacking(ctx, b.dispatcher.nc, b.dispatcher.fleet, call.Pool)
-				lacking[call.Pool] = lacks
-			}
-			if lacks != nil {
-				found[call.ID] = lacks(lane.NeedOf(call))
-			}
+	var waiting []*Handle
+	for _, h := range calls {
+		if h.accepted && !h.running && !h.taken && now.Sub(h.since) > waitsAfter+h.Call.Delay() && now.Sub(h.asked) > waitsAgain {
+			h.asked = now
+			waiting = append(waiting, h)
 		}
-		b.tell(news{waits: found})
+	}
+	if len(waiting) == 0 {
+		return
+	}
+	t.asking = true
+	t.group.Go(func() {
+		t.reportUnmet(t.sending, waiting)
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.asking = false
 	})
+}
+
+// reportUnmet reports what calls wait for if no worker can run them, or that they run.
+func (t *table) reportUnmet(ctx context.Context, waiting []*Handle) {
+	lacking := map[protocol.Pool]func(lane.Need) string{}
+	for _, h := range waiting {
+		frame := t.d.started(ctx, h.Call)
+		lacks, asked := lacking[h.Call.Pool]
+		if frame == nil && !asked {
+			lacks = Lacking(ctx, t.d.nc, t.d.fleet, h.Call.Pool)
+			lacking[h.Call.Pool] = lacks
+		}
+		why := ""
+		if frame == nil && lacks != nil {
+			why = lacks(lane.NeedOf(h.Call))
+		}
+		t.mu.Lock()
+		switch {
+		case h.state == handleDone:
+		case frame != nil:
+			t.progressed(h, frame)
+		case lacks != nil:
+			t.waitsFor(h, why)
+		}
+		t.mu.Unlock()
+	}
 }
 
 // started is the report of a start that this process missed: an earlier one sent the call, and only
 // that one got the report. It is nil if the call does not run, or if the user may not look at
 // lanes.
 func (d *Dispatcher) started(ctx context.Context, call *protocol.Call) *wire.Frame {
-	if !call.Again || d.laneless.Load() {
+	if !call.Again || d.cannotReadLanes.Load() {
 		return nil
 	}
 	if errors.Is(natsio.CheckRights(ctx, d.nc, natsio.LaneRights(d.fleet, call.Pool)), natsio.ErrRights) {
-		d.laneless.Store(true)
+		d.cannotReadLanes.Store(true)
 		return nil
 	}
 	o, err := operator.New(ctx, d.nc, d.fleet)
@@ -158,16 +169,6 @@ func (d *Dispatcher) started(ctx context.Context, call *protocol.Call) *wire.Fra
 		}
 	}
 	return nil
-}
-
-// reportWaits reports what calls wait for, where that has changed.
-func (b *batch) reportWaits(waits map[protocol.CallID]string) {
-	for id, why := range waits {
-		if f := b.open[id]; f != nil && f.state != loop.StateRunning && f.waits != why {
-			f.waits = why
-			b.observe(loop.Update{CallID: id, State: loop.StateQueued, Waits: why})
-		}
-	}
 }
 
 // lacks names the requirement of a call that no worker of the pool meets; "" if one meets all.

@@ -1,6 +1,7 @@
 package calls
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -40,9 +41,9 @@ func TestJudge_OnlyARenewalBringsAWorkerBack(t *testing.T) {
 	require.Equal(t, attempt{number: 1, worker: "w1"}, d.judge(t.Context(), &protocol.Call{}, lost, &owner))
 }
 
-// A result can arrive before the server has acknowledged the call. Then nothing ends the future a
+// A result can arrive before the server has acknowledged the call. Then nothing ends the handle a
 // second time, also when the client is closed meanwhile.
-func TestFuture_EndsOnceWhenItsResultIsFirst(t *testing.T) {
+func TestHandle_EndsOnceWhenItsResultIsFirst(t *testing.T) {
 	t.Parallel()
 	r := natsiotest.New(t, natsio.Topology{})
 	d, err := New(t.Context(), r.NC, r.Name, nil)
@@ -51,65 +52,36 @@ func TestFuture_EndsOnceWhenItsResultIsFirst(t *testing.T) {
 		ID: "c", SessionID: "s", Tool: "noop", Pool: protocol.DefaultPool, Resources: []protocol.Use{{Key: "sandbox/s", Access: protocol.Exclusive}},
 		Delivery: protocol.Idempotent, IssuedAt: time.Now().UTC(), Payload: wire.Noop{},
 	}
-	f := &Future{Call: call, futures: d.futures, ctx: t.Context(), done: make(chan struct{}), stop: func() bool { return true }}
-	f.followed = d.begin(t.Context(), call)
+	h := d.begin(t.Context(), call)
+	h.group = &group{ctx: t.Context(), handles: []*Handle{h}, open: 1}
 	listening := make(chan struct{})
-	d.futures.mu.Lock()
-	d.futures.add(f)
-	open := d.futures.sessions["s"].open
-	d.futures.sessions["s"].open = func() (*Watch, error) {
-		<-listening // so that it is not sent yet
-		return open()
+	h.group.bring = func(context.Context, *protocol.Call) error { // so that it is not sent yet
+		<-listening
+		return nil
 	}
-	d.futures.mu.Unlock()
+	d.table.mu.Lock()
+	d.table.open[h] = true
+	d.table.mu.Unlock()
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
-		d.futures.mu.Lock()
-		defer d.futures.mu.Unlock()
-		d.futures.sendCall(f)
+		d.table.mu.Lock()
+		defer d.table.mu.Unlock()
+		d.table.sendCall(h, false)
 	}()
 	require.Eventually(t, func() bool {
-		d.futures.mu.Lock()
-		defer d.futures.mu.Unlock()
-		return f.state == futureSending
+		d.table.mu.Lock()
+		defer d.table.mu.Unlock()
+		return h.state == handleSending
 	}, time.Minute, time.Millisecond)
 	result := wire.NewResult(call, protocol.StatusOK, nil)
-	d.futures.onResult(&result)
-	d.futures.mu.Lock()
-	d.futures.closed = true
-	d.futures.mu.Unlock()
+	h.onResult(&result)
+	d.table.mu.Lock()
+	d.table.closed = true
+	d.table.mu.Unlock()
 	close(listening)
 	<-sent
-	got, err := f.Result()
+	got, err := h.Result()
 	require.NoError(t, err)
 	require.Equal(t, protocol.StatusOK, got.Status)
-}
-
-// Calls of one lane that wait for each other by After wait for none that began later.
-func TestWaitTurn_NoTwoCallsWaitForEachOther(t *testing.T) {
-	t.Parallel()
-	r := natsiotest.New(t, natsio.Topology{})
-	d, err := New(t.Context(), r.NC, r.Name, nil)
-	require.NoError(t, err)
-	defer d.Close()
-	first := &protocol.Call{
-		ID: "first", SessionID: "s", Tool: "noop", Pool: protocol.DefaultPool, Resources: []protocol.Use{{Key: "sandbox/s", Access: protocol.Exclusive}},
-		Delivery: protocol.Idempotent, IssuedAt: time.Now().UTC(), Payload: wire.Noop{},
-	}
-	sent, unmet, err := d.futures.sendAfter(t.Context(), first)
-	require.NoError(t, err)
-	require.Nil(t, unmet)
-	second := *first
-	second.ID, second.After = "second", []protocol.CallRef{refOf(first)}
-	f := d.Go(t.Context(), &second) // it is not sent before the first
-	require.NoError(t, d.futures.waitTurn(t.Context(), first, time.Now()))
-	require.False(t, f.accepted)
-	sent(false)
-	third := second
-	third.ID, third.After = "third", nil
-	require.NoError(t, d.Submit(t.Context(), &third))
-	d.futures.mu.Lock()
-	defer d.futures.mu.Unlock()
-	require.True(t, f.accepted)
 }

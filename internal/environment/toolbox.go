@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/mcptools"
@@ -164,7 +165,7 @@ func (b *Toolbox) Follow(
 // that fail, and those that the rules deny, are reported to warn, and left out.
 func (b *Toolbox) List(ctx context.Context, fl *fleet.Fleet, session protocol.SessionID, warn func(string)) error {
 	do := func(ctx context.Context, call *protocol.Call) (*protocol.Result, error) {
-		return fl.Dispatcher.Told(ctx, call, func(waits string) { warn(call.Tool + " waits for: " + waits) })
+		return fl.Dispatcher.CallWith(ctx, call, calls.CallOptions{Observe: calls.OnWaits(func(waits string) { warn(call.Tool + " waits for: " + waits) })})
 	}
 	served, problems, err := mcptools.Open(ctx, do, session, b.Rules, b.Servers, b.own)
 	if err != nil {

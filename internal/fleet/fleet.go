@@ -150,7 +150,7 @@ func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
 		return nil, err
 	}
 	for pool, part := range f.parts {
-		f.Dispatcher.Leave(pool, part.Dispatcher)
+		f.Dispatcher.RoutePool(pool, part.Dispatcher)
 	}
 	if f.Journal, err = journal.Open(ctx, f.NC, o.Name); err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -93,15 +94,12 @@ func (s *Server) ordered(ctx context.Context, request *mcp.CallToolRequest) (*mc
 			return answer(session, instead)
 		}
 	}
-	p, err := s.progress(ctx, request, single.Call)
-	if err != nil {
-		return nil, err
-	}
+	p := s.progress(ctx, request)
 	defer p.stop()
 	stored, once := make(chan struct{}), sync.Once{}
 	told := func(u *loop.Update) {
 		turn.sent()
-		if u.Result == nil {
+		if u.Result == nil && u.Waits == "" { // else it may wait for room
 			once.Do(func() { close(stored) })
 		}
 		p.state(u)
@@ -109,14 +107,19 @@ func (s *Server) ordered(ctx context.Context, request *mcp.CallToolRequest) (*mc
 	work := func(ctx context.Context) (*mcp.CallToolResult, error) {
 		var asks sync.WaitGroup
 		asking, stop := context.WithCancel(ctx)
-		result, err := s.follow(ctx, single.Call, func(u *loop.Update) {
-			if told(u); u.Question != nil {
+		observe := func(u loop.Update) {
+			if told(&u); u.Question != nil {
 				asks.Go(func() { s.elicit(asking, request, single.Call, u.Question) })
 			}
-		})
+		}
+		result, err := s.options.Dispatcher.CallWith(ctx, single.Call, calls.CallOptions{Observe: observe, Frames: p.frame})
 		stop() // what is asked needs no answer any more
 		asks.Wait()
-		if err != nil {
+		switch {
+		case errors.Is(err, loop.ErrDetached):
+			return nil, loop.ErrDetached
+		case err != nil:
+			s.options.Logger.WarnContext(ctx, "call is not followed", slog.String("call", string(single.Call.ID)), slog.Any("error", err))
 			return nil, err
 		}
 		return finish(ctx, single.Finish(ctx, result))
@@ -147,25 +150,6 @@ func (s *Server) journal(ctx context.Context, request *mcp.CallToolRequest, sess
 	if err := s.ledger.Append(wire.WithFlow(context.WithoutCancel(ctx), principal(request).Tenant, ""), session, "(called by "+client+")", request.Params.Name, arguments, o); err != nil {
 		s.options.Logger.WarnContext(ctx, "call is not journaled", slog.String("session", string(session)), slog.Any("error", err))
 	}
-}
-
-// follow dispatches a call until its result is there.
-func (s *Server) follow(ctx context.Context, call *protocol.Call, told func(*loop.Update)) (*protocol.Result, error) {
-	var result *protocol.Result
-	err := s.options.Dispatcher.Dispatch(ctx, []protocol.Call{*call}, func(u loop.Update) {
-		told(&u)
-		if u.Result != nil {
-			result = u.Result
-		}
-	})
-	if errors.Is(context.Cause(ctx), loop.ErrDetached) && result == nil {
-		return nil, loop.ErrDetached
-	}
-	if err != nil {
-		s.options.Logger.WarnContext(ctx, "call is not followed", slog.String("call", string(call.ID)), slog.Any("error", err))
-		return nil, err
-	}
-	return result, nil
 }
 
 // answer returns an outcome for a client: the text that a model reads or the tool's own content, an

@@ -18,6 +18,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/mcpserver"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -91,18 +92,18 @@ type recorder struct {
 	calls []protocol.Call
 }
 
-func (r *recorder) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
+func (r *recorder) CallWith(ctx context.Context, call *protocol.Call, o calls.CallOptions) (*protocol.Result, error) {
 	r.mu.Lock()
-	r.calls = append(r.calls, calls...)
+	r.calls = append(r.calls, *call)
 	r.mu.Unlock()
-	return r.Dispatcher.Dispatch(ctx, calls, observe)
+	return r.Dispatcher.CallWith(ctx, call, o)
 }
 
 // TestResources_AreOfTheTenant: as calls of tools are.
 func TestResources_AreOfTheTenant(t *testing.T) {
 	t.Parallel()
-	calls := &recorder{}
-	s, workspace := open(t, shared, func(o *mcpserver.Options) { o.Dispatcher, calls.Dispatcher = calls, o.Dispatcher })
+	recorded := &recorder{}
+	s, workspace := open(t, shared, func(o *mcpserver.Options) { o.Dispatcher, recorded.Dispatcher = recorded, o.Dispatcher })
 	c := client(t, overHTTP(tokened(t, s, "ann use "+useToken+" acme"), useToken), nil)
 	result := bash(t, c, "echo text >f; seq 1 100000")
 	require.DirExists(t, filepath.Join(workspace, "shared"))
@@ -110,8 +111,8 @@ func TestResources_AreOfTheTenant(t *testing.T) {
 		_, err := c.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri})
 		require.NoError(t, err, uri)
 	}
-	require.Len(t, calls.calls, 3)
-	for _, call := range calls.calls {
+	require.Len(t, recorded.calls, 3)
+	for _, call := range recorded.calls {
 		require.EqualValues(t, "acme", call.Tenant)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
-	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
@@ -17,7 +16,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 const (
@@ -34,24 +32,19 @@ const (
 type progress struct {
 	stop func() // sends what has arrived, and ends
 
-	call   *protocol.Call
-	frames chan *nats.Msg
-	output []byte // not sent yet
+	frames chan *wire.Frame // nil without a client that listens
+	output []byte           // not sent yet
 
 	mu    sync.Mutex
 	doing string
 }
 
-func (s *Server) progress(ctx context.Context, request *mcp.CallToolRequest, call *protocol.Call) (*progress, error) {
+func (s *Server) progress(ctx context.Context, request *mcp.CallToolRequest) *progress {
 	token, logs := request.Params.GetProgressToken(), s.listeners.want(request)
 	if token == nil && !logs {
-		return &progress{stop: func() {}}, nil
+		return &progress{stop: func() {}}
 	}
-	p := &progress{doing: "queued", call: call, frames: make(chan *nats.Msg, maxFrames)}
-	subscription, err := s.options.At(call.Pool).ChanSubscribe(wire.OutputFilter(s.options.Name, call.SessionID), p.frames)
-	if err != nil {
-		return nil, fmt.Errorf("listen to output of session %s: %w", call.SessionID, err)
-	}
+	p := &progress{doing: "queued", frames: make(chan *wire.Frame, maxFrames)}
 	ended := make(chan struct{})
 	var telling sync.WaitGroup
 	telling.Go(func() {
@@ -69,19 +62,25 @@ func (s *Server) progress(ctx context.Context, request *mcp.CallToolRequest, cal
 		})
 	})
 	p.stop = func() {
-		_ = subscription.Unsubscribe() // fails only when the connection is closed
 		close(ended)
 		telling.Wait()
 	}
-	return p, nil
+	return p
 }
 
-// hear receives live output, and ignores the output of other calls.
-func (p *progress) hear(message *nats.Msg) {
-	f, err := wire.DecodeFrame(message.Data)
-	if err != nil || f.CallID != p.call.ID || f.Kind != wire.FrameStdout && f.Kind != wire.FrameStderr {
+// frame takes live output of the call; a nil channel takes none.
+func (p *progress) frame(f *wire.Frame) {
+	if f.Kind != wire.FrameStdout && f.Kind != wire.FrameStderr {
 		return
 	}
+	select {
+	case p.frames <- f:
+	default:
+	}
+}
+
+// add adds live output to what is sent next.
+func (p *progress) add(f *wire.Frame) {
 	p.output = append(p.output, f.Data...)
 	if n := len(p.output); n > maxSaid {
 		p.output = append(p.output[:0], p.output[n-maxSaid:]...)
@@ -116,13 +115,13 @@ func (p *progress) tell(ended <-chan struct{}, say func(said string, output bool
 	}
 	for {
 		select {
-		case message := <-p.frames:
-			p.hear(message)
+		case f := <-p.frames:
+			p.add(f)
 			continue
 		case <-ticker.C:
 		case <-ended:
 			for len(p.frames) > 0 {
-				p.hear(<-p.frames)
+				p.add(<-p.frames)
 			}
 			flush()
 			return

@@ -14,6 +14,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -87,8 +88,7 @@ func (s *Server) plan(ctx context.Context, request *mcp.ReadResourceRequest, pat
 
 // ask has a worker read what was planned.
 func (s *Server) ask(ctx context.Context, request *mcp.ReadResourceRequest, single *loop.Single) (*protocol.Result, error) {
-	var result *protocol.Result
-	err := s.options.Dispatcher.Dispatch(ctx, []protocol.Call{*single.Call}, func(u loop.Update) { result = u.Result })
+	result, err := s.options.Dispatcher.CallWith(ctx, single.Call, calls.CallOptions{})
 	if err == nil {
 		single.Finish(ctx, result)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -29,6 +30,7 @@ import (
 type Dispatcher interface {
 	loop.Dispatcher
 	ports.Keeper
+	CallWith(ctx context.Context, call *protocol.Call, o calls.CallOptions) (*protocol.Result, error)
 	Result(ctx context.Context, call *protocol.Call) (*protocol.Result, error)
 	Cancel(ctx context.Context, call *protocol.Call) error
 }

@@ -71,7 +71,7 @@ func TestTurn_WaitsForACoordinatorThatServesItsModel(t *testing.T) {
 	waits := make(chan string, 1)
 	done := make(chan *protocol.Result, 1)
 	go func() {
-		result, err := r.dispatcher.Told(t.Context(), &call, func(why string) { waits <- why })
+		result, err := r.dispatcher.CallWith(t.Context(), &call, calls.CallOptions{Observe: calls.OnWaits(func(why string) { waits <- why })})
 		if err != nil {
 			t.Errorf("submit: %v", err)
 		}
@@ -108,11 +108,11 @@ func TestTurn_ThatNeverBeganIsInTheJournal(t *testing.T) {
 	sent := make(chan struct{})
 	done := make(chan *protocol.Result, 1)
 	go func() {
-		result, err := r.dispatcher.Observed(ctx, &waiting, func(u loop.Update) {
+		result, err := r.dispatcher.CallWith(ctx, &waiting, calls.CallOptions{Observe: func(u loop.Update) {
 			if u.State == loop.StateQueued {
 				close(sent)
 			}
-		})
+		}})
 		if err != nil {
 			t.Errorf("submit: %v", err)
 		}
@@ -182,7 +182,7 @@ func TestServer_CompactsASession(t *testing.T) {
 	session := protocol.NewSessionID()
 	ask := func(turn wire.TurnRun) *protocol.Result {
 		call := serve.NewCall(session, turn, 0)
-		result, err := r.dispatcher.One(t.Context(), &call)
+		result, err := r.dispatcher.Call(t.Context(), &call)
 		require.NoError(t, err)
 		return result
 	}
@@ -229,7 +229,7 @@ func TestServer_SubAgentContinuesElsewhere(t *testing.T) {
 	call := serve.NewCall(session, wire.TurnRun{Prompt: "go", Toolsets: []string{"core", "agents"}}, 0)
 	results := make(chan *protocol.Result, 1)
 	go func() {
-		result, err := r.dispatcher.One(t.Context(), &call)
+		result, err := r.dispatcher.Call(t.Context(), &call)
 		if err != nil {
 			t.Errorf("turn: %v", err)
 		}

@@ -144,7 +144,7 @@ func (r *rig) serve(nc *nats.Conn, name string, change func(*serve.Options)) (st
 
 // submit has a call executed, from any goroutine.
 func (r *rig) submit(ctx context.Context, call protocol.Call) *protocol.Result {
-	result, err := r.dispatcher.One(ctx, &call)
+	result, err := r.dispatcher.Call(ctx, &call)
 	if err != nil {
 		r.t.Errorf("submit: %v", err)
 	}
@@ -822,7 +822,7 @@ func TestTurn_IsOfWhoHasSignedIt(t *testing.T) {
 		require.NoError(t, err)
 		call := serve.NewCall(session, wire.TurnRun{Prompt: "go"}, 0)
 		call.Tenant = tenant
-		result, err := d.One(t.Context(), &call)
+		result, err := d.Call(t.Context(), &call)
 		require.NoError(t, err)
 		return result
 	}

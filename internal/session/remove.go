@@ -495,7 +495,7 @@ func (r *remover) awaitLoss(ctx context.Context, end context.CancelCauseFunc) {
 // call has a worker do something with the whole workspace.
 func (r *remover) call(ctx context.Context, id protocol.CallID, payload protocol.Payload) (protocol.Value, error) {
 	call := r.callOf(id, payload)
-	result, err := r.fleet.Dispatcher.One(ctx, &call)
+	result, err := r.fleet.Dispatcher.Call(ctx, &call)
 	if err == nil && result.Error != nil {
 		err = result.Error
 	}

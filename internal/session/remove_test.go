@@ -76,7 +76,7 @@ func (r *rig) dispatch(ctx context.Context, id protocol.SessionID, payload proto
 		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(id)), Access: protocol.Exclusive}},
 		Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: payload,
 	}
-	return r.Dispatcher.One(ctx, &call)
+	return r.Dispatcher.Call(ctx, &call)
 }
 
 // lived makes a session with a turn, files, a background process, and output that is kept apart.
@@ -338,7 +338,7 @@ func TestRemove_AForkEndsNoCallsOfItsOrigin(t *testing.T) {
 	require.NoError(t, err)
 	ended := make(chan *protocol.Result, 1)
 	go func() {
-		result, _ := r.Dispatcher.One(t.Context(), &call)
+		result, _ := r.Dispatcher.Call(t.Context(), &call)
 		ended <- result
 	}()
 	home := filepath.Join(r.data, "sandboxes", "s", "workspace")
@@ -420,7 +420,7 @@ func (r *rig) turn(t *testing.T, call protocol.Call) <-chan *protocol.Result {
 	t.Helper()
 	ended := make(chan *protocol.Result, 1)
 	go func() {
-		result, err := r.Dispatcher.One(t.Context(), &call)
+		result, err := r.Dispatcher.Call(t.Context(), &call)
 		if err != nil {
 			t.Error(err)
 		}

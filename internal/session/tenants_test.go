@@ -50,7 +50,7 @@ func TestTenant_KeysReachTheirOwnSessions(t *testing.T) {
 		t.Helper()
 		d, err := calls.New(t.Context(), r.NC, r.Name, &calls.Options{Signer: key})
 		require.NoError(t, err)
-		result, err := d.One(t.Context(), &protocol.Call{
+		result, err := d.Call(t.Context(), &protocol.Call{
 			ID: wire.RandomCallID(), SessionID: session, Tenant: tenant, Tool: "test", Pool: protocol.DefaultPool,
 			Resources: []protocol.Use{{Key: protocol.SandboxKey(sandbox), Access: protocol.Exclusive}},
 			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: payload,

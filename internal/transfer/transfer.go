@@ -23,6 +23,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/gitguard"
 	"github.com/toolfleet/toolfleet/internal/inplace"
@@ -205,11 +206,11 @@ func (w *Workspace) call(ctx context.Context, payload protocol.Payload, access p
 		accepted = func() { timer.Stop() }
 		defer timer.Stop()
 	}
-	result, err := w.Fleet.Dispatcher.Observed(ctx, &call, func(u loop.Update) {
+	result, err := w.Fleet.Dispatcher.CallWith(ctx, &call, calls.CallOptions{Observe: func(u loop.Update) {
 		if accepted(); u.Waits != "" {
 			w.Warn("copying the workspace waits for: " + u.Waits)
 		}
-	})
+	}})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", wire.KindOf(payload), err)
 	}

@@ -27,7 +27,7 @@ func (r *rig) lose(call *protocol.Call, covered protocol.CallID) <-chan *protoco
 	stop()
 	done := make(chan *protocol.Result, 1)
 	go func() {
-		result, err := r.dispatcher.One(r.t.Context(), call)
+		result, err := r.dispatcher.Call(r.t.Context(), call)
 		if err != nil {
 			r.t.Errorf("call: %v", err)
 		}

@@ -105,7 +105,7 @@ func TestMCP_AServerOfOthersThatIsKilled(t *testing.T) {
 	defer func() { require.NoError(t, watching.Unsubscribe()) }()
 	result := make(chan *protocol.Result, 1)
 	go func() {
-		r, err := s.dispatcher.One(t.Context(), &call)
+		r, err := s.dispatcher.Call(t.Context(), &call)
 		if err != nil {
 			t.Error(err)
 		}

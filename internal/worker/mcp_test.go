@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/approval"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/mcptools"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -124,11 +125,11 @@ func (r *rig) asking(ctx context.Context, call protocol.Call, answer func(approv
 	r.t.Helper()
 	var group sync.WaitGroup
 	defer group.Wait()
-	result, err := r.dispatcher.Observed(ctx, &call, func(u loop.Update) {
+	result, err := r.dispatcher.CallWith(ctx, &call, calls.CallOptions{Observe: func(u loop.Update) {
 		if u.Question != nil {
 			group.Go(func() { answer(approval.Asked{Pool: call.Pool, Session: call.SessionID, Call: call.ID}, *u.Question) })
 		}
-	})
+	}})
 	require.NoError(r.t, err)
 	return result
 }
@@ -201,7 +202,7 @@ func TestMCP_NobodyIsAskedWhenTwoCallsRun(t *testing.T) {
 	go func() {
 		defer close(ended)
 		call := beside("wait", file)
-		if _, err := r.dispatcher.One(ctx, &call); err != nil {
+		if _, err := r.dispatcher.Call(ctx, &call); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -344,7 +345,7 @@ func TestMCP_WhatCannotBeStarted(t *testing.T) {
 // serverTools makes a table of the tools of test servers, as a session has it.
 func serverTools(t *testing.T, r *rig, session protocol.SessionID, servers ...mcp.Server) *tools.Table {
 	t.Helper()
-	made, problems, err := mcptools.Open(t.Context(), r.dispatcher.One, session, mcptools.Rules{}, servers, nil)
+	made, problems, err := mcptools.Open(t.Context(), r.dispatcher.Call, session, mcptools.Rules{}, servers, nil)
 	require.NoError(t, err)
 	require.Empty(t, problems)
 	table, err := tools.NewTable(made...)
@@ -389,7 +390,7 @@ func TestMCP_AServerNeverHasTwoCallsAtOnceAndTwoServersRunSideBySide(t *testing.
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan *protocol.Result, 1)
 	go func() {
-		result, err := r.dispatcher.One(ctx, &waiting)
+		result, err := r.dispatcher.Call(ctx, &waiting)
 		if err != nil {
 			t.Error(err)
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -41,7 +42,7 @@ func TestTakes_WhatItCanRun(t *testing.T) {
 	waits := make(chan string, 9)
 	ran := make(chan *protocol.Result, 1)
 	go func() {
-		result, err := r.dispatcher.Told(t.Context(), &command, func(why string) { waits <- why })
+		result, err := r.dispatcher.CallWith(t.Context(), &command, calls.CallOptions{Observe: calls.OnWaits(func(why string) { waits <- why })})
 		if err != nil {
 			t.Errorf("dispatch: %v", err)
 		}

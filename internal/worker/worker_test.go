@@ -138,7 +138,7 @@ func (r *rig) do(session protocol.SessionID, payload protocol.Payload) *protocol
 
 func (r *rig) dispatch(ctx context.Context, call protocol.Call) *protocol.Result {
 	r.t.Helper()
-	result, err := r.dispatcher.One(ctx, &call)
+	result, err := r.dispatcher.Call(ctx, &call)
 	require.NoError(r.t, err)
 	return result
 }

@@ -24,7 +24,7 @@ func (c *Client) ServerTools(
 		return nil, nil, invalid(err)
 	}
 	made, err = do(ctx, c, nil, func(ctx context.Context) (made []tools.Tool, err error) {
-		made, problems, err = mcptools.Open(ctx, c.inner.Dispatcher.One, session, mcptools.Rules{MinLevel: c.least()}, servers, taken)
+		made, problems, err = mcptools.Open(ctx, c.inner.Dispatcher.Call, session, mcptools.Rules{MinLevel: c.least()}, servers, taken)
 		return made, err
 	})
 	return made, problems, err

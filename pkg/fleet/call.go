@@ -314,13 +314,6 @@ func (c *Client) checkServed(pool protocol.Pool) error {
 		protocol.ErrInvalidCall, pool, strings.Join(others, ", "), pool)
 }
 
-// update passes what happens to the call to its observer.
-func (p *planned) update(u loop.Update) {
-	if p.single != nil {
-		p.single.Update(u)
-	}
-}
-
 // finish is the result of a call that was sent.
 func (p *planned) finish(ctx context.Context, result *protocol.Result) Result {
 	if p.single == nil {
@@ -359,7 +352,11 @@ func (c *Client) Call(ctx context.Context, call Call) (Result, error) {
 	if p.call == nil {
 		return resultOf(p.session, p.single), nil
 	}
-	result, err := c.inner.Dispatcher.Promptly(ctx, p.call, p.update)
+	options := calls.CallOptions{Brief: true}
+	if call.Observe != nil {
+		options.Observe = p.single.Update
+	}
+	result, err := c.inner.Dispatcher.CallWith(ctx, p.call, options)
 	if err != nil {
 		return p.failed(err)
 	}

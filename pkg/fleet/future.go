@@ -21,7 +21,7 @@ import (
 type Future struct {
 	ref    protocol.CallRef
 	plan   *planned      // nil when attached
-	follow *calls.Future // nil when the call was not sent
+	follow *calls.Handle // nil when the call was not sent
 	output output
 
 	done    <-chan struct{}
@@ -102,8 +102,8 @@ func (c *Client) submit(ctx context.Context, call Call) (ref protocol.CallRef, s
 	switch {
 	case err != nil:
 	case f.plan.call != nil:
-		stored := c.inner.Dispatcher.Enqueue(ctx, f.plan.call)
-		return f.ref, func() error { return mayRun(stored()) }
+		stored := c.inner.Dispatcher.Send(ctx, []protocol.Call{*f.plan.call}, calls.SendOptions{StoreOnly: true})[0]
+		return f.ref, func() error { return mayRun(stored.Accepted()) }
 	case f.plan.single.Error != nil:
 		err = fmt.Errorf("%w: %w", ErrNotSent, f.plan.single.Error)
 	default:
@@ -128,7 +128,7 @@ func (c *Client) Attach(ctx context.Context, ref protocol.CallRef) (*Future, err
 }
 
 // started is the future of a call that was sent.
-func (f *Future) started(ctx context.Context, follow *calls.Future) *Future {
+func (f *Future) started(ctx context.Context, follow *calls.Handle) *Future {
 	f.follow, f.done = follow, follow.Done()
 	f.outcome = sync.OnceValues(func() (Result, error) {
 		plan := f.plan

@@ -167,9 +167,9 @@ func (s Sessions) run(ctx context.Context, call *protocol.Call, observe func(loo
 		return loop.TurnResult{}, fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
 	defer watch.Stop()
-	result, err := f.Dispatcher.Told(ctx, call, func(waits string) {
+	result, err := f.Dispatcher.CallWith(ctx, call, calls.CallOptions{Observe: calls.OnWaits(func(waits string) {
 		observe(loop.Event{Type: loop.EventToolQueued, SessionID: call.SessionID, CallFields: loop.CallFields{CallID: call.ID, Name: call.Tool}, Text: waits})
-	})
+	})})
 	if err == nil && s.client.closed() != nil && result.Status == protocol.StatusOutcomeUnknown {
 		err = s.client.interrupted(ctx, result)
 	}

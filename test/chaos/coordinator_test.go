@@ -59,7 +59,7 @@ func (c *coordinatorRole) run(ctx context.Context) error {
 			Models: map[string]loop.Model{"acting": acting{c.Dir}}, Default: "acting",
 			About: func(string) (*loop.Price, *loop.Compaction) { return nil, &loop.Compaction{At: compactAt} },
 		},
-		Toolbox: serve.Toolbox{Tools: folder, Do: f.Dispatcher.One, Schedules: schedules},
+		Toolbox: serve.Toolbox{Tools: folder, Do: f.Dispatcher.Call, Schedules: schedules},
 	})
 	if err != nil {
 		return err

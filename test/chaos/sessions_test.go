@@ -124,7 +124,7 @@ func (s *stage) turn(ctx context.Context, id protocol.SessionID, turn wire.TurnR
 	turn.Toolsets = []string{"core", "agents", "channels", "triggers"}
 	call := serve.NewCall(id, turn, 0)
 	return insist(ctx, func() error { // the same call: it is accepted once
-		result, err := s.fleet.Dispatcher.One(ctx, &call)
+		result, err := s.fleet.Dispatcher.Call(ctx, &call)
 		if err == nil && result.Error != nil {
 			return fmt.Errorf("turn %q of session %s: %w", turn.Prompt, id, result.Error)
 		}

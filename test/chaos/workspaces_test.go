@@ -299,7 +299,7 @@ func (b *builder) do(ctx context.Context, payload protocol.Payload) (protocol.Va
 		Resources: []protocol.Use{{Key: protocol.SandboxKey(string(b.session)), Access: protocol.Exclusive}},
 		Delivery:  protocol.Rollback, MaxAttempts: 1000, IssuedAt: time.Now(), Payload: payload,
 	}
-	r, err := b.dispatcher.One(ctx, &call)
+	r, err := b.dispatcher.Call(ctx, &call)
 	if err != nil {
 		return nil, err
 	}
