@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
@@ -53,11 +54,6 @@ func firstDifference(recorded, now string) string {
 	for n < min(len(a), len(b))-1 && a[n] == b[n] {
 		n++
 	}
-	short := func(line string) string {
-		if runes := []rune(line); len(runes) > maxDifference {
-			line = string(runes[:maxDifference]) + "..."
-		}
-		return line
-	}
-	return fmt.Sprintf("line %d of the transcript (session export --transcript) differs\nrecorded: %s\nnow:      %s", n+1, short(a[n]), short(b[n]))
+	return fmt.Sprintf("line %d of the transcript (session export --transcript) differs\nrecorded: %s\nnow:      %s",
+		n+1, prose.Short(a[n], maxDifference), prose.Short(b[n], maxDifference))
 }

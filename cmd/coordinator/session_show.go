@@ -296,11 +296,7 @@ func printSession(w io.Writer, s *report.Session, reach string) error {
 
 // promptOf is the beginning of a prompt, on one line.
 func promptOf(text string, most int) string {
-	text = strings.Join(strings.Fields(text), " ")
-	if runes := []rune(text); len(runes) > most {
-		text = string(runes[:most]) + "..."
-	}
-	return prose.OneLine(text)
+	return prose.OneLine(prose.Short(strings.Join(strings.Fields(text), " "), most))
 }
 
 // ago is how long something is ago, roughly.

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
+
+	"github.com/toolfleet/toolfleet/internal/prose"
 )
 
 // Version is that of open-telemetry/semantic-conventions-genai. Its names are in development.
@@ -98,8 +100,5 @@ const maxCaptured = 16 << 10
 
 // Captured is a text as an attribute.
 func Captured(key attribute.Key, text string) attribute.KeyValue {
-	if len(text) > maxCaptured {
-		text = text[:maxCaptured] + "..."
-	}
-	return key.String(strings.ToValidUTF8(text, "\uFFFD"))
+	return key.String(prose.Valid(prose.Cut(text, maxCaptured)))
 }

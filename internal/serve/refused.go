@@ -44,8 +44,8 @@ func (r refused) record(ctx context.Context, journal loop.Journal, session proto
 		return false, nil
 	}
 	_, err = journal.Append(ctx, session, history.Last, r.events(session, turns+1)...)
-	if text := []rune(r.input); errors.Is(err, loop.ErrEventTooLarge) && len(text) > maxRefusedInput {
-		r.input = string(text[:maxRefusedInput]) + "..."
+	if errors.Is(err, loop.ErrEventTooLarge) {
+		r.input = prose.Short(r.input, maxRefusedInput)
 		_, err = journal.Append(ctx, session, history.Last, r.events(session, turns+1)...)
 	}
 	return err == nil, err

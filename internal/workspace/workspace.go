@@ -67,20 +67,16 @@ type Workspace struct {
 // can no longer commit. It tries until the holder is known, or ctx ends. The error wraps
 // [ErrLost] when the workspace was taken under a later epoch, [ErrInvalid] when it cannot be read,
 // [ErrAway] when the store of its bodies does not answer.
-func (s *Store) Take(ctx context.Context, lane protocol.Lane, disk string, epoch uint64) (*Workspace, error) {
-	for {
-		w, err := s.take(ctx, lane, disk, epoch)
-		switch {
-		case err == nil:
-			return w, nil
-		case errors.Is(err, errTooLate), errors.Is(err, ErrInvalid), errors.Is(err, ErrMissing), errors.Is(err, ErrFull),
-			errors.Is(err, ErrAway), errors.Is(err, snapshot.ErrCorrupt):
-			return nil, fmt.Errorf("take workspace: %w", err)
-		}
-		if !pause.For(ctx, pause.Retry) {
-			return nil, fmt.Errorf("take workspace: %w", err)
-		}
+func (s *Store) Take(ctx context.Context, lane protocol.Lane, disk string, epoch uint64) (w *Workspace, err error) {
+	pause.Until(ctx, pause.Retry, func() bool {
+		w, err = s.take(ctx, lane, disk, epoch)
+		return err == nil || slices.ContainsFunc([]error{errTooLate, ErrInvalid, ErrMissing, ErrFull, ErrAway, snapshot.ErrCorrupt},
+			func(final error) bool { return errors.Is(err, final) })
+	})
+	if err != nil {
+		return nil, fmt.Errorf("take workspace: %w", err)
 	}
+	return w, nil
 }
 
 var errTooLate = fmt.Errorf("%w, under a later claim", ErrLost)

@@ -226,7 +226,7 @@ func (s *session) inputOf(t *turn) Message {
 	for i := range input.Attachments {
 		a := &input.Attachments[i]
 		if reason := s.leftOut[Part{a.ID, PartAttachment}]; isReference(reason) && a.MediaType == mediaText && len(a.Data) > maxCut {
-			a.Data = []byte(strings.ToValidUTF8(string(a.Data[:maxCut]), "") + "\n" + reason)
+			a.Data = slices.Concat(a.Data[:prose.Border(a.Data[:maxCut])], []byte("\n"+reason))
 		}
 	}
 	return input.message()

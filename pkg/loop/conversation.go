@@ -70,8 +70,7 @@ func (c *conversation) leaveOut(ctx context.Context, refused *RefusedError) bool
 		if c.refused == nil {
 			c.refused = make(map[Part]string)
 		}
-		reason := []rune(prose.Valid(refused.Error()))
-		c.refused[part], changed = string(reason[:min(len(reason), maxReason)]), true
+		c.refused[part], changed = prose.Short(prose.Valid(refused.Error()), maxReason), true
 		c.logger.WarnContext(ctx, "the model's server refuses a part of the conversation, which is left out",
 			slog.String("session_id", string(c.id)), slog.String("tool_call_id", part.ToolCallID),
 			slog.String("part", string(part.Kind)), slog.Any("error", refused.Err))
@@ -256,11 +255,11 @@ const conversationLong = "the conversation is long"
 
 // cut returns the beginning of a long text, and says how much is missing, and why.
 func cut(text, why string) string {
-	if utf8.RuneCountInString(text) <= 2*maxCut {
+	length := utf8.RuneCountInString(text)
+	if length <= 2*maxCut {
 		return text
 	}
-	head := []rune(text)[:maxCut]
-	return string(head) + fmt.Sprintf("\n[%d more characters were here, and are left out because %s]", utf8.RuneCountInString(text)-maxCut, why)
+	return text[:prose.Offset(text, maxCut)] + fmt.Sprintf("\n[%d more characters were here, and are left out because %s]", length-maxCut, why)
 }
 
 // cutArguments does the same to arguments, which have to stay a JSON object.

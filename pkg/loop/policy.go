@@ -292,11 +292,7 @@ func askOnce(ctx context.Context, approve asker, most time.Duration, request App
 
 // noteOf is the note of an answer, cut when it is very long.
 func noteOf(said protocol.Approval) string {
-	note := []rune(strings.TrimSpace(prose.Valid(said.Note)))
-	if len(note) > maxNote {
-		return string(note[:maxNote]) + "..."
-	}
-	return string(note)
+	return prose.Short(strings.TrimSpace(prose.Valid(said.Note)), maxNote)
 }
 
 // decision is the event of a decision, which is also logged.

@@ -287,7 +287,7 @@ func TestPolicy_TheNoteOfAYesReachesTheModel(t *testing.T) {
 	_, err := r.run(t.Context(), t, "go")
 	require.NoError(t, err)
 	seen := r.model.lastSeen()
-	for i, want := range []string{"for greedy", "for inline", "only\uFFFD once " + strings.Repeat("n", 1989) + "..."} {
+	for i, want := range []string{"for greedy", "for inline", "only\uFFFD once " + strings.Repeat("n", 1988) + "…"} {
 		require.True(t, strings.HasSuffix(seen[3+i].Text, "\n[the call was approved by a person, who said: "+want+"]"), seen[3+i].Text)
 	}
 	require.NotContains(t, seen[6].Text, "approved")

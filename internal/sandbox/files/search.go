@@ -313,7 +313,7 @@ const maxNearLine = 500
 func (a *surroundings) line(text []byte) string {
 	text = bytes.TrimRight(text, "\r\n")
 	if len(text) > maxNearLine {
-		text = text[:maxNearLine]
+		text = text[:prose.Border(text[:maxNearLine])]
 	}
 	if a.room.bytes -= len(text); a.room.bytes < 0 {
 		return ""
