@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -103,32 +105,77 @@ func TestRunner_ATriggerOfARemovedSession(t *testing.T) {
 	require.Empty(t, started)
 }
 
-// A schedule that is stored, and whose answer is lost, is added; that of another one is not.
-func TestAdd_TheAnswerIsLost(t *testing.T) {
+// Whatever becomes of the first try of a change, it is made, once, and no error is returned.
+func TestStore_ChangesAreMadeUntilTheyAreKnown(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	nc, link := f.ConnectVia()
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Second))
-	require.NoError(t, err)
-	store, err := schedule.Open(t.Context(), js, "tf")
-	require.NoError(t, err)
 	direct, err := jetstream.New(f.NC)
 	require.NoError(t, err)
 	other, err := schedule.Open(t.Context(), direct, "tf")
 	require.NoError(t, err)
-	s := schedule.Schedule{Name: "mine", Cron: "@hourly", Call: turn(protocol.NewSessionID())}
-	link.Deafen()
-	done := make(chan error, 1)
-	go func() {
-		_, err := store.Add(t.Context(), s)
-		done <- err
-	}()
-	require.Eventually(t, func() bool {
-		_, err := other.Get(t.Context(), s.Name)
-		return err == nil
-	}, time.Minute, time.Millisecond)
-	link.Mend()
-	require.NoError(t, <-done)
-	_, err = store.Add(t.Context(), s)
-	require.ErrorIs(t, err, schedule.ErrExists)
+	ended := func(name string) bool {
+		_, err := other.Get(t.Context(), name)
+		return errors.Is(err, schedule.ErrUnknown)
+	}
+	isPaused := func(name string) bool {
+		s, err := other.Get(t.Context(), name)
+		return err == nil && s.Paused
+	}
+	for change, do := range map[string]func(t *testing.T, store *schedule.Store, name string){
+		"add": func(t *testing.T, store *schedule.Store, name string) {
+			t.Helper()
+			s := schedule.Schedule{Name: name, Cron: "@hourly", Call: turn(protocol.NewSessionID())}
+			added, err := store.Add(t.Context(), s)
+			require.NoError(t, err)
+			stored, err := other.Get(t.Context(), name)
+			require.NoError(t, err)
+			require.Equal(t, added.Secret, stored.Secret)
+			_, err = store.Add(t.Context(), s)
+			require.ErrorIs(t, err, schedule.ErrExists)
+		},
+		"trigger": func(t *testing.T, store *schedule.Store, name string) {
+			t.Helper()
+			s := trigger(protocol.NewSessionID())
+			s.Name, s.Once = name, time.Now().Add(time.Hour)
+			require.NoError(t, store.AddTrigger(t.Context(), s))
+			require.False(t, ended(name))
+		},
+		"pause": func(t *testing.T, store *schedule.Store, name string) {
+			t.Helper()
+			_, err := other.Add(t.Context(), schedule.Schedule{Name: name, Cron: "@hourly", Call: turn(protocol.NewSessionID())})
+			require.NoError(t, err)
+			_, err = store.Pause(t.Context(), name, true)
+			require.NoError(t, err)
+			require.True(t, isPaused(name))
+		},
+		"remove": func(t *testing.T, store *schedule.Store, name string) {
+			t.Helper()
+			_, err := other.Add(t.Context(), schedule.Schedule{Name: name, Cron: "@hourly", Call: turn(protocol.NewSessionID())})
+			require.NoError(t, err)
+			require.NoError(t, store.Remove(t.Context(), name))
+			require.True(t, ended(name))
+		},
+	} {
+		for fault, fate := range map[string]natsiotest.Fate{
+			"lost": natsiotest.Lost, "unanswered": natsiotest.Unanswered, "unavailable": natsiotest.Refused, "made": natsiotest.Made,
+		} {
+			t.Run(change+"/"+fault, func(t *testing.T) {
+				t.Parallel()
+				nc, link := f.ConnectVia()
+				js, err := jetstream.New(nc)
+				require.NoError(t, err)
+				store, err := schedule.Open(t.Context(), js, "tf")
+				require.NoError(t, err)
+				name, met := change+"-"+fault, atomic.Bool{}
+				link.OnWrite(func(subject string) natsiotest.Fate {
+					if strings.HasPrefix(subject, "$KV.") && met.CompareAndSwap(false, true) {
+						return fate
+					}
+					return natsiotest.Passes
+				})
+				do(t, store, name)
+				require.True(t, met.Load())
+			})
+		}
+	}
 }
