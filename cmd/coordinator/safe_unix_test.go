@@ -78,13 +78,13 @@ func TestSession_FilesDoNothingToATerminal(t *testing.T) {
 	var calls []struct{ Calls []string }
 	require.NoError(t, json.Unmarshal(out, &calls))
 
-	const named, escaped = csi + "evil" + clipboard, `evil\u001b]52;c;cm0gLXJmIH4=\u0007`
+	const named, escaped, quoted = csi + "evil" + clipboard, `evil\u001b]52;c;cm0gLXJmIH4=\u0007`, `evil\x1b]52;c;cm0gLXJmIH4=\a"`
 	for verb, c := range map[string]struct {
 		args           []string
 		screen, inPipe string
 	}{
 		"files":       {session("files", "s-1", named), "evil" + shown, named},
-		"files all":   {session("files", "s-1"), "evil" + shown, "evil" + shown},
+		"files all":   {session("files", "s-1"), quoted, quoted},
 		"diff":        {session("diff", "s-1", calls[0].Calls[0]), "evil" + shown + "\r\n", "+++ b/" + named + "\n"},
 		"diff --json": {session("diff", "--json", "s-1", calls[0].Calls[0]), escaped, escaped},
 		"log":         {session("log", "s-1"), "evil" + shown, "evil" + shown},
