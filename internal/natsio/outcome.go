@@ -43,7 +43,7 @@ func OutcomeOf(err error) Outcome {
 	if errors.Is(err, ErrUnknown) {
 		return Unknown
 	}
-	if _, before := errors.AsType[notSent](err); before || Unsendable(err) {
+	if _, before := errors.AsType[notSentError](err); before || Unsendable(err) {
 		return NotStored
 	}
 	if api, answered := errors.AsType[*jetstream.APIError](err); answered {
@@ -74,7 +74,7 @@ func Repeatable(err error) bool {
 		return api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant ||
 			api.Code == http.StatusServiceUnavailable && !NoRoom(api) && !isSecondOfSubject(api)
 	}
-	_, before := errors.AsType[notSent](err)
+	_, before := errors.AsType[notSentError](err)
 	return err != nil && !before && !errors.Is(err, nats.ErrConnectionClosed) && !Unsendable(err)
 }
 
@@ -112,10 +112,10 @@ func isSecondOfSubject(api *jetstream.APIError) bool {
 	return api.ErrorCode == CodeStoreFailed && strings.Contains(api.Description, "per subject")
 }
 
-// notSent is the error of a write that ended before its message was sent.
-type notSent struct{ error }
+// notSentError is the error of a write that ended before its message was sent.
+type notSentError struct{ error }
 
-func (n notSent) Unwrap() error { return n.error }
+func (n notSentError) Unwrap() error { return n.error }
 
 // NotSent returns the error of a write that ended before its message was sent, and that is not
 // tried again.
@@ -123,7 +123,7 @@ func NotSent(err error) error {
 	if err == nil {
 		return nil
 	}
-	return notSent{err}
+	return notSentError{err}
 }
 
 // UntilKnown makes a write until its outcome is known, and returns nil when it is stored. A try has

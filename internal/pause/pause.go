@@ -15,8 +15,8 @@ const (
 	Resume = time.Second
 )
 
-// For waits for d and reports true, or reports false as soon as ctx has ended. With a d of 0 or less
-// it waits for nothing, and reports whether ctx has not ended.
+// For waits for d and reports true, or reports false as soon as ctx has ended. With a d of 0 or
+// less it waits for nothing, and reports whether ctx has not ended.
 func For(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil

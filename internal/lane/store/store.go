@@ -328,7 +328,7 @@ func readMessage(body []byte) (*jetstream.RawStreamMsg, error) {
 // waited for.
 func Retryable(err error) bool {
 	api, answered := errors.AsType[*jetstream.APIError](err)
-	return natsio.Repeatable(err) && !(answered && api.ErrorCode == natsio.CodeStoreFailed)
+	return natsio.Repeatable(err) && (!answered || api.ErrorCode != natsio.CodeStoreFailed)
 }
 
 // Token is a number that nobody has used before.

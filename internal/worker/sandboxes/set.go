@@ -123,8 +123,8 @@ func New(o Options) (*Set, error) {
 	return s, nil
 }
 
-// diskID reads the id of a data directory, or gives it one. Processes that start at the same time on
-// one directory agree.
+// diskID reads the id of a data directory, or gives it one. Processes that start at the same time
+// on one directory agree.
 func diskID(path string) (string, error) {
 	if err := regular.Create(path, []byte(uuid.NewString())); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
