@@ -139,7 +139,10 @@ func (j *Journal) append(ctx context.Context, session protocol.SessionID, expect
 		return err
 	}, func(ctx context.Context) (bool, error) {
 		msg, err := j.message(ctx, session, expected+1)
-		if err != nil {
+		switch {
+		case errors.Is(err, jetstream.ErrMsgNotFound):
+			return false, nil
+		case err != nil:
 			return false, err
 		}
 		last = msg.Sequence
@@ -438,7 +441,7 @@ func (j *Journal) storeImage(ctx context.Context, session protocol.SessionID, im
 	sum := sha256.Sum256(image.Data)
 	stored := &loop.Image{MediaType: image.MediaType, Blob: wire.ImageBlob(session, hex.EncodeToString(sum[:]))}
 	_, err := natsio.PutObject(ctx, j.js, wire.KeptBucket(j.fleet), stored.Blob, bytes.NewReader(image.Data))
-	if api, answered := errors.AsType[*jetstream.APIError](err); answered && natsio.NoRoom(api) {
+	if natsio.NoRoom(err) {
 		err = fmt.Errorf("%w: %w", errFull, err)
 	}
 	if err != nil {
