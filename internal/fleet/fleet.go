@@ -308,7 +308,8 @@ func (f *Fleet) IsUnused() bool {
 // unusedTimeout bounds [Fleet.IsUnused].
 const unusedTimeout = 2 * time.Second
 
-// Logger is that of [Options]. When an embedded server can store nothing more, records count as debug.
+// Logger is that of [Options]. When an embedded server can store nothing more, records count as
+// debug.
 func (f *Fleet) Logger() *slog.Logger { return f.logger }
 
 // Close ends everything that Connect and StartWorker started, last first. Each step is bounded in

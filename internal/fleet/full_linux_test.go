@@ -64,8 +64,8 @@ func fill(t *testing.T, disk string) (empty func()) {
 	}
 }
 
-// TestFleet_AServerOnAFullDiskEnds: it refuses all that follows a failed write without an answer, so
-// it ends with the reason. The next one has what was stored.
+// TestFleet_AServerOnAFullDiskEnds: it refuses all that follows a failed write without an answer,
+// so it ends with the reason. The next one has what was stored.
 func TestFleet_AServerOnAFullDiskEnds(t *testing.T) {
 	t.Parallel()
 	disk := onDisk(t)

@@ -25,8 +25,12 @@ var (
 	options      = regexp.MustCompile(`^([-+][eufvxC]*o?|errexit|nounset|pipefail|xtrace|noglob)$`) // of set, which change no meaning
 	setsVariable = regexp.MustCompile(`^-|%[^a-zA-Z%]*[hlLjztq]*n`)                                 // in printf's first word
 	isName       = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
-	unary        = "-a -b -c -d -e -f -g -h -k -p -r -s -t -u -w -x -G -L -N -O -S -z -n"
-	binary       = "= == != < > -eq -ne -lt -le -gt -ge -nt -ot -ef"
+)
+
+// Operators of test that evaluate nothing.
+const (
+	unary  = "-a -b -c -d -e -f -g -h -k -p -r -s -t -u -w -x -G -L -N -O -S -z -n"
+	binary = "= == != < > -eq -ne -lt -le -gt -ge -nt -ot -ef"
 )
 
 // builtin returns the variables that a builtin sets. The error says that it is not understood, with
@@ -88,8 +92,8 @@ type wrapper struct {
 	judged   bool           // it does more than to run the program
 }
 
-// options of GNU's programs, and of bash.
-var wrappers = map[string]wrapper{
+// wrappers has the options of GNU's programs, and of bash.
+var wrappers = map[string]wrapper{ //nolint:gochecknoglobals // a constant table
 	"env":     {flags: whole(`-|-i|-u.+|--ignore-environment|--unset=.+`), valued: whole(`-u|--unset`), assigns: true},
 	"timeout": {flags: whole(`-v|-[ks].+|--(foreground|preserve-status|verbose)|--(kill-after|signal)=.+`), valued: whole(`-[ks]|--kill-after|--signal`), operands: 1},
 	"nice":    {flags: whole(`-n?-?[0-9]+|--adjustment=.+`), valued: whole(`-n`)},

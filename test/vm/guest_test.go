@@ -104,27 +104,7 @@ func setUp() error {
 			return err
 		}
 	}
-	return errors.Join(unix.Sethostname([]byte("guest")), loopback(), load(), os.Setenv("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"))
-}
-
-// load loads the parts of the kernel that came with it, packed or not.
-func load() error {
-	paths, err := filepath.Glob(modulesDir + "/*")
-	for _, path := range paths {
-		file, openErr := os.Open(path)
-		if openErr != nil {
-			return openErr
-		}
-		flags := 0
-		if filepath.Ext(path) != ".ko" {
-			flags = unix.MODULE_INIT_COMPRESSED_FILE
-		}
-		if loadErr := unix.FinitModule(int(file.Fd()), "", flags); loadErr != nil && !errors.Is(loadErr, unix.EEXIST) {
-			err = errors.Join(err, fmt.Errorf("load %s: %w", path, loadErr))
-		}
-		err = errors.Join(err, file.Close())
-	}
-	return err
+	return errors.Join(unix.Sethostname([]byte("guest")), loopback(), os.Setenv("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"))
 }
 
 func loopback() error {

@@ -57,22 +57,6 @@ func kernel(ctx context.Context, dir string) (string, error) {
 	return "", errors.New("there is no kernel in " + packages[0])
 }
 
-// wanted are the parts of Debian's kernel that are not in it, in the order in which they are
-// loaded: what file systems with quotas take.
-var wanted = []string{"drivers/block/loop", "fs/quota/quota_tree", "fs/quota/quota_v2", "lib/libcrc32c", "fs/xfs/xfs"}
-
-// modules are the files of the parts of the kernel that was fetched. A kernel that was given has to
-// have them built in.
-func (o *options) modules() (paths []string) {
-	for _, name := range wanted {
-		found, _ := filepath.Glob(filepath.Join(o.dir, "kernel", "usr", "lib", "modules", "*", "kernel", name+".ko*")) // the pattern is right
-		if !o.given && len(found) > 0 {
-			paths = append(paths, found[0])
-		}
-	}
-	return paths
-}
-
 // apt is Debian's package manager with a state of its own.
 type apt struct{ dir string }
 

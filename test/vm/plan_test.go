@@ -11,9 +11,6 @@ import (
 // planFile is where the plan lies in the machine, as JSON.
 const planFile = "/plan.json"
 
-// modulesDir is the folder of parts of the kernel, which are loaded in the order of their names.
-const modulesDir = "/modules"
-
 // Plan is what a machine does before it turns itself off.
 type Plan struct {
 	Steps []Step `json:"steps"`

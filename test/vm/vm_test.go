@@ -50,7 +50,6 @@ func TestMachines(t *testing.T) {
 type options struct {
 	dir, kernel, machine, run string
 	emulate, verbose          bool
-	given                     bool // the kernel, not fetched
 }
 
 func run(ctx context.Context, o options, out io.Writer) error {
@@ -82,7 +81,7 @@ func (o *options) prepare(ctx context.Context) error {
 	if err := os.MkdirAll(o.dir, 0o755); err != nil {
 		return err
 	}
-	if o.given = o.kernel != ""; !o.given {
+	if o.kernel == "" {
 		var err error
 		if o.kernel, err = kernel(ctx, o.dir); err != nil {
 			return err
@@ -148,7 +147,6 @@ var programs = []string{
 	"bash", "sh", "setpriv", "unshare", "mount", "umount", "su", "cat", "chmod", "chown", "cp", "cut", "date", "dd", "df", "du", "echo", "env", "false", "find", "grep",
 	"head", "id", "kill", "ln", "ls", "mkdir", "mkfifo", "mknod", "mv", "nice", "nohup", "printf", "ps", "pwd", "readlink", "rm", "rmdir", "sed", "seq", "setsid", "sleep",
 	"sort", "stat", "sync", "tail", "tee", "test", "[", "timeout", "touch", "tr", "true", "truncate", "uname", "wc", "whoami", "xargs", "yes", "awk", "bwrap", "base64", "fallocate",
-	"mkfs.ext4", "mkfs.xfs",
 }
 
 // pack makes the file system of a machine.
@@ -166,9 +164,6 @@ func (o *options) pack(p Plan, name string) error {
 	}
 	for _, b := range binaries() {
 		i.add(b.at, entry{mode: kindFile | 0o755, from: filepath.Join(o.dir, b.name)})
-	}
-	for n, path := range o.modules() {
-		i.add(fmt.Sprintf("%s/%02d-%s", modulesDir, n, filepath.Base(path)), entry{mode: kindFile | 0o644, from: path})
 	}
 	text, err := json.Marshal(p)
 	if err != nil {

@@ -22,8 +22,8 @@ import (
 // fewFilesData makes this test binary a process without any descriptor left for some time.
 const fewFilesData = "TEST_FEW_FILES_DATA"
 
-// TestServer_AStoreThatFailedEndsItsServer: the process ends with the reason, and the next start has
-// all messages that were stored.
+// TestServer_AStoreThatFailedEndsItsServer: the process ends with the reason, and the next start
+// has all messages that were stored.
 func TestServer_AStoreThatFailedEndsItsServer(t *testing.T) {
 	t.Parallel()
 	for _, listen := range []string{"", "127.0.0.1:0"} {
@@ -64,9 +64,14 @@ const (
 func exhaust(data string) {
 	if err := exhausted(context.Background(), data, os.Getenv("TEST_LISTEN")); err != nil {
 		fmt.Println(err)
+		if errors.Is(err, errUnlimited) {
+			os.Exit(unlimited)
+		}
 		os.Exit(1)
 	}
 }
+
+var errUnlimited = errors.New("the descriptors of this process have no limit")
 
 func exhausted(ctx context.Context, data, listen string) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
@@ -100,8 +105,7 @@ func exhausted(ctx context.Context, data, listen string) error {
 	}
 	giveBack, err := takeFiles()
 	if err != nil {
-		fmt.Println(err)
-		os.Exit(unlimited)
+		return fmt.Errorf("%w: %w", errUnlimited, err)
 	}
 	after, full := fill(ctx, js, "AFTER")
 	if full == nil {

@@ -158,8 +158,8 @@ func harmless(variable string) bool {
 	}
 }
 
-// doesMatch reports whether a command surely begins with the words of a pattern. A pattern without a
-// slash means the program that PATH has, not any file of that name.
+// doesMatch reports whether a command surely begins with the words of a pattern. A pattern without
+// a slash means the program that PATH has, not any file of that name.
 func doesMatch(patterns []string, command *shell.Command) bool {
 	return slices.ContainsFunc(patterns, func(pattern string) bool {
 		words, is := strings.Fields(pattern), command.Words
@@ -167,7 +167,7 @@ func doesMatch(patterns []string, command *shell.Command) bool {
 			return false
 		}
 		for i, word := range words {
-			if (word != "*" || i == 0) && !(is[i].Known && matches(word, is[i].Text)) {
+			if (word != "*" || i == 0) && (!is[i].Known || !matches(word, is[i].Text)) {
 				return false
 			}
 		}
