@@ -142,13 +142,17 @@ func (p *parser) simple(c *Command) error {
 		if p.pos == len(p.text) || p.is("\n;&|)") {
 			return nil
 		}
-		if p.find(redirected) != "" {
+		if p.is("<>0123456789") && p.find(redirected) != "" {
 			if err := p.redirect(); err != nil {
 				return err
 			}
 			continue
 		}
-		if set := assignment.FindStringSubmatch(p.text[p.pos:]); set != nil && len(c.Words) == 0 {
+		var set []string
+		if len(c.Words) == 0 {
+			set = assignment.FindStringSubmatch(p.text[p.pos:])
+		}
+		if set != nil {
 			if set[2] != "" || Evaluated(set[1]) {
 				return p.fail("%s: write x=$x... for x+=; and of some variables the shell may evaluate the value as code", set[0])
 			}
