@@ -7,7 +7,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // use is what an operation does with a place.
@@ -18,40 +17,17 @@ const (
 	writing
 )
 
-// Within implements [sandbox.FS].
-//
-// A path is resolved, judged, and then used. Whoever could exchange a link in between is
-// a command, and a command is not bound by roots in the first place: no file operation
-// makes a link.
-func (f *FS) Within(roots ...protocol.Roots) sandbox.FS {
-	bound := *f
-	bound.bounds = slices.Concat(f.bounds, roots)
-	return &bound
-}
-
-// reach is [clean] for a path that is used so; the fault of a place that the FS is not
+// reach is [clean] for a path that is used so; the fault of a place that the operation is not
 // bound to is [protocol.CodePolicyDenied].
+//
+// A path is resolved, judged, and then used. Only a command could exchange a link in between, and a
+// command is not bound by roots in the first place: no file operation makes a link.
 func (f *FS) reach(p string, as use) (string, error) {
 	name, err := clean(f.root.Name(), p)
 	if err != nil {
 		return "", err
 	}
 	return name, f.allow(name, as)
-}
-
-// operate does an operation with a path that is used so. It returns a result or an error, which is
-// a fault wherever that is to be expected.
-func operate[R any](f *FS, p string, as use, op string, do func(name string) (R, error)) (R, error) {
-	var none R
-	name, err := f.reach(p, as)
-	if err != nil {
-		return none, err
-	}
-	result, err := do(name)
-	if err != nil {
-		return none, f.fault(op, name, err)
-	}
-	return result, nil
 }
 
 // reachEntry is reach for the entry itself: it does not follow a link.

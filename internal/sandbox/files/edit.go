@@ -18,11 +18,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Edit implements [sandbox.FS].
-func (f *FS) Edit(ctx context.Context, req protocol.FilesEdit) (protocol.FilesEditResult, error) {
-	return operate(f, req.Path, writing, "edit", func(name string) (protocol.FilesEditResult, error) { return f.edit(ctx, name, req) })
-}
-
 func (f *FS) edit(ctx context.Context, name string, req protocol.FilesEdit) (protocol.FilesEditResult, error) {
 	result := protocol.FilesEditResult{Path: req.Path}
 	edits := req.Edits
@@ -32,7 +27,7 @@ func (f *FS) edit(ctx context.Context, name string, req protocol.FilesEdit) (pro
 	if err := checkEdit(req, edits); err != nil {
 		return result, err
 	}
-	written, err := f.write(ctx, name, expected{req.ExpectSHA256, req.Guard}, func(file current) ([]byte, error) {
+	written, err := f.replace(ctx, name, expected{req.ExpectSHA256, req.Guard}, func(file current) ([]byte, error) {
 		switch {
 		case !file.exists:
 			return nil, fs.ErrNotExist

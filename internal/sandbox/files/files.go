@@ -1,4 +1,5 @@
-// Package files implements [sandbox.FS] over an [os.Root].
+// Package files does the operations of a [sandbox.FS] over an [os.Root]. The table in operations.go
+// has one row for each: to add one, write its function and a row.
 //
 // Confinement is the root's: every name is resolved by the kernel from the directory's descriptor,
 // one component at a time, so that no symbolic link, and no swap of one while a call runs, leads
@@ -34,16 +35,13 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
-
-var _ sandbox.FS = (*FS)(nil)
 
 // FS is the file operations of one workspace. It is safe for concurrent use.
 type FS struct {
 	root   *root
 	turns  *turns           // of those who change a file
-	bounds []protocol.Roots // see Within
+	bounds []protocol.Roots // of one operation
 
 	protected []string // see Protect
 }

@@ -24,10 +24,10 @@ func TestFS(t *testing.T) {
 	})
 }
 
-func open(tb testing.TB, dir string) *files.FS {
+func open(tb testing.TB, dir string) sandbox.FS {
 	tb.Helper()
 	fs, err := files.Open(dir)
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, fs.Close()) })
-	return fs
+	return sandbox.NewFS(fs.Do)
 }

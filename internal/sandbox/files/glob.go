@@ -19,11 +19,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Glob implements [sandbox.FS].
-func (f *FS) Glob(ctx context.Context, req protocol.FilesGlob) (protocol.FilesGlobResult, error) {
-	return operate(f, req.Path, reading, "search", func(name string) (protocol.FilesGlobResult, error) { return f.glob(ctx, name, req) })
-}
-
 func (f *FS) glob(ctx context.Context, name string, req protocol.FilesGlob) (protocol.FilesGlobResult, error) {
 	result := protocol.FilesGlobResult{Paths: []string{}}
 	if info, err := f.root.Stat(name); err != nil {

@@ -12,11 +12,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// ReadJSON implements [sandbox.FS].
-func (f *FS) ReadJSON(ctx context.Context, req protocol.FilesJSONRead) (protocol.FilesJSONReadResult, error) {
-	return operate(f, req.Path, reading, "read", func(name string) (protocol.FilesJSONReadResult, error) { return f.readJSON(ctx, name, req) })
-}
-
 func (f *FS) readJSON(ctx context.Context, name string, req protocol.FilesJSONRead) (protocol.FilesJSONReadResult, error) {
 	var result protocol.FilesJSONReadResult
 	steps, err := change.Pointer(req.Query)
@@ -42,30 +37,24 @@ func (f *FS) readJSON(ctx context.Context, name string, req protocol.FilesJSONRe
 	return result, nil
 }
 
-// WriteJSON implements [sandbox.FS].
-func (f *FS) WriteJSON(ctx context.Context, req protocol.FilesJSONWrite) (protocol.FilesJSONWriteResult, error) {
-	return operate(f, req.Path, writing, "write", func(name string) (protocol.FilesJSONWriteResult, error) {
-		result, err := f.writeJSON(ctx, name, req)
-		result.Path = req.Path
-		return protocol.FilesJSONWriteResult{FilesWriteResult: result}, err
-	})
-}
-
-func (f *FS) writeJSON(ctx context.Context, name string, req protocol.FilesJSONWrite) (protocol.FilesWriteResult, error) {
+func (f *FS) writeJSON(ctx context.Context, name string, req protocol.FilesJSONWrite) (protocol.FilesJSONWriteResult, error) {
+	var result protocol.FilesJSONWriteResult
 	steps, err := change.Pointer(req.Query)
 	if err != nil {
-		return protocol.FilesWriteResult{}, err
+		return result, err
 	}
 	if !json.Valid(req.Content) {
-		return protocol.FilesWriteResult{}, protocol.Errorf(codes.InvalidJSON, "the new content is not JSON; nothing was changed")
+		return result, protocol.Errorf(codes.InvalidJSON, "the new content is not JSON; nothing was changed")
 	}
-	return f.write(ctx, name, expected{req.ExpectSHA256, req.Guard}, func(file current) ([]byte, error) {
+	result.FilesWriteResult, err = f.replace(ctx, name, expected{req.ExpectSHA256, req.Guard}, func(file current) ([]byte, error) {
 		after, err := replaceJSON(name, file, steps, bytes.TrimSpace(req.Content))
 		if err == nil && len(after) > isolation.MaxFileSize {
 			err = tooLarge(name, int64(len(after)), isolation.MaxFileSize)
 		}
 		return after, err
 	})
+	result.Path = req.Path
+	return result, err
 }
 
 // replaceJSON returns the document with value at a place, and nothing else changed.

@@ -19,31 +19,22 @@ import (
 // listChunk is how many entries are read at a time.
 const listChunk = 4096
 
-// List implements [sandbox.FS].
-func (f *FS) List(ctx context.Context, req protocol.FilesList) (protocol.FilesListResult, error) {
-	return operate(f, req.Path, reading, "list", func(name string) (protocol.FilesListResult, error) {
-		result, err := f.list(ctx, name)
-		if result.Path = req.Path; req.Follow {
-			f.follow(name, result.Entries)
-		}
-		return result, err
-	})
-}
-
-func (f *FS) list(ctx context.Context, name string) (result protocol.FilesListResult, err error) {
+func (f *FS) list(ctx context.Context, name string, req protocol.FilesList) (result protocol.FilesListResult, err error) {
 	dir, err := f.openDir(name)
 	if err != nil {
 		return result, err
 	}
 	defer dir.Close()
-	result.Entries = []protocol.DirEntry{}
+	result.Path, result.Entries = req.Path, []protocol.DirEntry{}
 	for {
 		if err := ctx.Err(); err != nil {
 			return result, err
 		}
 		chunk, err := dir.ReadDir(listChunk)
 		if errors.Is(err, io.EOF) {
-			result.Entries = fit(result.Entries)
+			if result.Entries = fit(result.Entries); req.Follow {
+				f.follow(name, result.Entries)
+			}
 			return result, nil
 		}
 		if err != nil {
@@ -100,8 +91,7 @@ func (f *FS) openDir(name string) (*os.File, error) {
 	return f.root.OpenFile(name, os.O_RDONLY|nonblock, 0)
 }
 
-// Stat implements [sandbox.FS].
-func (f *FS) Stat(ctx context.Context, req protocol.FilesExists) (protocol.FilesExistsResult, error) {
+func (f *FS) stat(ctx context.Context, req protocol.FilesExists) (protocol.FilesExistsResult, error) {
 	reach, stat := f.reachEntry, f.root.Lstat
 	if req.Follow {
 		reach, stat = func(p string) (string, error) { return f.reach(p, reading) }, f.root.Stat

@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/files"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -20,9 +19,7 @@ func TestWrite_TheOwnerStays(t *testing.T) {
 		t.Skip("only root can give files away")
 	}
 	dir := t.TempDir()
-	f, err := files.Open(dir)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, f.Close()) })
+	f := open(t, dir)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "theirs"), []byte("old"), 0o600))
 	require.NoError(t, os.Chown(dir, 1234, 2345))
 	require.NoError(t, os.Chown(filepath.Join(dir, "theirs"), 3456, 4567))

@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/files"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // While operations go through whole trees, directories and files are exchanged, in one step, with
@@ -89,7 +89,7 @@ func TestFS_NoEscapeWhileTreesAreExchanged(t *testing.T) {
 }
 
 // treeOperations go through trees; they return what they have seen of contents.
-func treeOperations(fs *files.FS) []func(context.Context) (string, error) {
+func treeOperations(fs sandbox.FS) []func(context.Context) (string, error) {
 	read := func(path string) func(context.Context) (string, error) {
 		return func(ctx context.Context) (string, error) {
 			r, err := fs.Read(ctx, protocol.FilesRead{Path: path})

@@ -12,8 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/files"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // While file operations run, names change between files, directories and symbolic
@@ -94,7 +94,7 @@ func swap(t *testing.T, stop <-chan struct{}, dir, name string, targets ...strin
 }
 
 // useAll tries every operation through the names that are swapped.
-func useAll(t *testing.T, fs *files.FS, user int) (ok, failed int) {
+func useAll(t *testing.T, fs sandbox.FS, user int) (ok, failed int) {
 	t.Helper()
 	count := func(err error) bool {
 		if err != nil {

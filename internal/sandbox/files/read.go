@@ -17,19 +17,11 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // readChunk is how much of a file is read at a time.
 const readChunk = 128 << 10
-
-// Read implements [sandbox.FS].
-func (f *FS) Read(ctx context.Context, req protocol.FilesRead) (protocol.FilesReadResult, error) {
-	return operate(f, req.Path, reading, "read", func(name string) (protocol.FilesReadResult, error) {
-		result, err := f.read(ctx, name, req)
-		result.Path, result.Raw = req.Path, req.Raw
-		return result, err
-	})
-}
 
 func (f *FS) read(ctx context.Context, name string, req protocol.FilesRead) (protocol.FilesReadResult, error) {
 	if err := ctx.Err(); err != nil {
@@ -54,7 +46,9 @@ func (f *FS) read(ctx context.Context, name string, req protocol.FilesRead) (pro
 		s.take(rest[:n:n])
 		rest = rest[n:]
 		if errors.Is(err, io.EOF) {
-			return f.text(ctx, name, req, s.result())
+			result, err := f.text(ctx, name, req, s.result())
+			result.Path, result.Raw = req.Path, req.Raw
+			return result, err
 		}
 		if err = errors.Join(err, ctx.Err()); err != nil {
 			return protocol.FilesReadResult{}, err
@@ -95,12 +89,7 @@ func (f *FS) text(ctx context.Context, name string, req protocol.FilesRead, r pr
 	return decoded, nil
 }
 
-// ReadAt implements [sandbox.FS].
-func (f *FS) ReadAt(ctx context.Context, p string, from int64, count int) ([]byte, error) {
-	return operate(f, p, reading, "read", func(name string) ([]byte, error) { return f.readAt(ctx, name, from, count) })
-}
-
-func (f *FS) readAt(ctx context.Context, name string, from int64, count int) ([]byte, error) {
+func (f *FS) readAt(ctx context.Context, name string, req sandbox.FilesReadAt) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -109,11 +98,11 @@ func (f *FS) readAt(ctx context.Context, name string, from int64, count int) ([]
 		return nil, err
 	}
 	defer file.Close()
-	if count <= 0 || count > isolation.MaxChunk {
-		count = isolation.MaxChunk
+	if req.Count <= 0 || req.Count > isolation.MaxChunk {
+		req.Count = isolation.MaxChunk
 	}
-	content := make([]byte, count)
-	n, err := file.ReadAt(content, max(from, 0))
+	content := make([]byte, req.Count)
+	n, err := file.ReadAt(content, max(req.From, 0))
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}

@@ -15,32 +15,34 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // checkEvery is how many lines of one file are searched between looks at the context.
 const checkEvery = 4096
 
-// Search implements [sandbox.FS].
-func (f *FS) Search(ctx context.Context, req protocol.FilesSearch, patience time.Duration) (protocol.FilesSearchResult, error) {
-	return operate(f, req.Path, reading, "search", func(name string) (protocol.FilesSearchResult, error) {
-		s, err := f.newSearch(req, patience)
-		if err != nil {
-			return protocol.FilesSearchResult{}, err
-		}
-		if s.glob, err = f.newGlob(ctx, req.Glob, true, name, req.NoIgnore); err != nil {
-			return protocol.FilesSearchResult{}, err
-		}
-		inside := s.glob.base
-		s.glob.base = ""
-		err = s.run(ctx, name, inside, req.NoIgnore)
-		if s.result.Stopped = errors.Is(err, errStopped); s.result.Stopped {
-			err = nil
-		}
-		return s.result, err
-	})
+func (f *FS) searchAll(ctx context.Context, name string, req protocol.FilesSearch) (protocol.FilesSearchResult, error) {
+	return f.search(ctx, name, sandbox.FilesSearch{FilesSearch: req})
 }
 
-// search is one run of Search.
+func (f *FS) search(ctx context.Context, name string, req sandbox.FilesSearch) (protocol.FilesSearchResult, error) {
+	s, err := f.newSearch(req)
+	if err != nil {
+		return protocol.FilesSearchResult{}, err
+	}
+	if s.glob, err = f.newGlob(ctx, req.Glob, true, name, req.NoIgnore); err != nil {
+		return protocol.FilesSearchResult{}, err
+	}
+	inside := s.glob.base
+	s.glob.base = ""
+	err = s.run(ctx, name, inside, req.NoIgnore)
+	if s.result.Stopped = errors.Is(err, errStopped); s.result.Stopped {
+		err = nil
+	}
+	return s.result, err
+}
+
+// search is one run of a search.
 type search struct {
 	fs      *FS
 	pattern *regexp.Regexp
@@ -57,7 +59,7 @@ type search struct {
 // errStopped ends a search whose time is over.
 var errStopped = errors.New("the time of the search is over")
 
-func (f *FS) newSearch(req protocol.FilesSearch, patience time.Duration) (*search, error) {
+func (f *FS) newSearch(req sandbox.FilesSearch) (*search, error) {
 	pattern, err := regexp.Compile(req.Pattern)
 	if err != nil {
 		return nil, badPattern(req.Pattern, err)
@@ -70,8 +72,8 @@ func (f *FS) newSearch(req protocol.FilesSearch, patience time.Duration) (*searc
 	}
 	s := &search{fs: f, pattern: pattern, literal: literalOf(pattern), returns: needsReturn(req.Pattern), room: newRoom(req.Limit), context: req.Context}
 	s.result.Matches = []protocol.Match{}
-	if patience > 0 {
-		s.until = time.Now().Add(patience)
+	if req.Patience > 0 {
+		s.until = time.Now().Add(req.Patience)
 	}
 	return s, nil
 }

@@ -162,11 +162,6 @@ func walkKey(entry fs.DirEntry) string {
 // defaultDepth is how many levels a tree has when none are asked for.
 const defaultDepth = 3
 
-// Tree implements [sandbox.FS].
-func (f *FS) Tree(ctx context.Context, req protocol.FilesTree) (protocol.FilesTreeResult, error) {
-	return operate(f, req.Path, reading, "list", func(name string) (protocol.FilesTreeResult, error) { return f.tree(ctx, name, req) })
-}
-
 func (f *FS) tree(ctx context.Context, name string, req protocol.FilesTree) (protocol.FilesTreeResult, error) {
 	result := protocol.FilesTreeResult{Path: req.Path, Entries: []protocol.TreeEntry{}}
 	depth := req.Depth

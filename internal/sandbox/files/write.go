@@ -22,21 +22,18 @@ const (
 	dirMode  fs.FileMode = 0o755
 )
 
-// Write implements [sandbox.FS].
-func (f *FS) Write(ctx context.Context, req protocol.FilesWrite) (protocol.FilesWriteResult, error) {
-	return operate(f, req.Path, writing, "write", func(name string) (protocol.FilesWriteResult, error) {
-		if len(req.Content) > isolation.MaxFileSize {
-			return protocol.FilesWriteResult{}, protocol.Errorf(codes.TooLarge,
-				"the content has %d bytes, at most %d can be written", len(req.Content), isolation.MaxFileSize)
-		}
-		if strings.EqualFold(path.Ext(name), ".ipynb") && change.IsNotebookText(req.Content) {
-			return protocol.FilesWriteResult{}, protocol.Errorf(protocol.CodeInvalidArguments,
-				"%q is a notebook, which is written whole as JSON; change its cells with an edit", name)
-		}
-		result, err := f.write(ctx, name, expected{req.ExpectSHA256, req.Guard}, func(file current) ([]byte, error) { return keepMark(file.content, req.Content) })
-		result.Path = req.Path
-		return result, err
-	})
+func (f *FS) write(ctx context.Context, name string, req protocol.FilesWrite) (protocol.FilesWriteResult, error) {
+	if len(req.Content) > isolation.MaxFileSize {
+		return protocol.FilesWriteResult{}, protocol.Errorf(codes.TooLarge,
+			"the content has %d bytes, at most %d can be written", len(req.Content), isolation.MaxFileSize)
+	}
+	if strings.EqualFold(path.Ext(name), ".ipynb") && change.IsNotebookText(req.Content) {
+		return protocol.FilesWriteResult{}, protocol.Errorf(protocol.CodeInvalidArguments,
+			"%q is a notebook, which is written whole as JSON; change its cells with an edit", name)
+	}
+	result, err := f.replace(ctx, name, expected{req.ExpectSHA256, req.Guard}, func(file current) ([]byte, error) { return keepMark(file.content, req.Content) })
+	result.Path = req.Path
+	return result, err
 }
 
 // current is a file as it is before a change.
@@ -46,8 +43,8 @@ type current struct {
 	oversize error // why the content was not loaded, when it is too large
 }
 
-// write puts what change makes of a file in its place.
-func (f *FS) write(
+// replace puts what change makes of a file in its place.
+func (f *FS) replace(
 	ctx context.Context, name string, expect expected, change func(current) ([]byte, error),
 ) (protocol.FilesWriteResult, error) {
 	var result protocol.FilesWriteResult
@@ -79,7 +76,7 @@ func (f *FS) write(
 			return result, err
 		}
 	}
-	if err := f.replace(target, after, info); err != nil {
+	if err := f.rename(target, after, info); err != nil {
 		return result, err
 	}
 	result.Bytes, result.SHA256 = int64(len(after)), digest(after)
@@ -141,9 +138,9 @@ func (f *FS) makeParents(name string) error {
 	return nil
 }
 
-// replace puts content at name by rename. was describes the file that is replaced;
+// rename puts content at name by rename. was describes the file that is replaced;
 // nil when there is none.
-func (f *FS) replace(name string, content []byte, was fs.FileInfo) error {
+func (f *FS) rename(name string, content []byte, was fs.FileInfo) error {
 	like, mode := was, fileMode
 	if was == nil {
 		dir, err := f.root.Stat(path.Dir(name))

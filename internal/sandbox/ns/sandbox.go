@@ -104,7 +104,7 @@ func (s *Sandbox) use(i *instance) {
 }
 
 // FS implements [sandbox.Sandbox]. The operations are done inside of the sandbox.
-func (s *Sandbox) FS() sandbox.FS { return wire.RemoteFS{Do: s.files} }
+func (s *Sandbox) FS() sandbox.FS { return wire.RemoteFS(s.files) }
 
 func (s *Sandbox) files(ctx context.Context, request *wire.FileRequest) (*wire.FileReply, error) {
 	i, _, err := s.begin(ctx)

@@ -48,7 +48,7 @@ func newSandbox(spec isolation.Spec, workspace *files.FS, scratch *scratch.Dir, 
 }
 
 // FS implements [sandbox.Sandbox].
-func (s *Sandbox) FS() sandbox.FS { return s.workspace }
+func (s *Sandbox) FS() sandbox.FS { return sandbox.NewFS(s.workspace.Do) }
 
 // begin counts a command in, once no reset is under way. Every success is followed
 // by running.Done. The channel is closed when the command has to be killed.

@@ -39,6 +39,27 @@ func runFiles(t *testing.T, s sandbox.Sandbox, ops fileOps, payload protocol.Pay
 	return err
 }
 
+// Every payload about files is an operation of every sandbox.
+func TestFiles_HaveEveryPayload(t *testing.T) {
+	t.Parallel()
+	s, _ := opened(t)
+	samples, err := filepath.Glob("../../wire/testdata/v1/payload/files_*.json")
+	require.NoError(t, err)
+	require.NotEmpty(t, samples)
+	for _, sample := range samples {
+		body, err := os.ReadFile(sample)
+		require.NoError(t, err)
+		payload, err := wire.DecodePayload(body)
+		require.NoError(t, err, sample)
+		if _, err = s.FS().Do(t.Context(), payload); err != nil {
+			var fault *protocol.Error
+			require.ErrorAs(t, err, &fault, sample)
+		}
+	}
+	_, err = s.FS().Do(t.Context(), protocol.CommandRun{})
+	require.ErrorContains(t, err, `unknown file operation "protocol.CommandRun"`)
+}
+
 func TestGuards(t *testing.T) {
 	t.Parallel()
 	s, dir := opened(t)

@@ -16,21 +16,16 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// changing is a workspace with one file, which has other content from the second piece on.
-type changing struct {
-	sandbox.FS
-
-	before, after string
-	piece         int
-}
-
-func (c *changing) ReadAt(_ context.Context, _ string, at int64, _ int) ([]byte, error) {
-	content := c.before
-	if at > 0 {
-		content = c.after
-	}
-	from := min(int(at), len(content))
-	return []byte(content[from:min(from+c.piece, len(content))]), nil
+// changingFS is a workspace with one file, which has other content from the second piece on.
+func changingFS(before, after string, piece int) sandbox.FS {
+	return sandbox.NewFS(func(_ context.Context, payload protocol.Payload, _ []protocol.Roots) (protocol.Value, error) {
+		at, content := int(payload.(sandbox.FilesReadAt).From), before
+		if at > 0 {
+			content = after
+		}
+		from := min(at, len(content))
+		return []byte(content[from:min(from+piece, len(content))]), nil
+	})
 }
 
 // TestFileReader_KeepsWhatWasRead: or nothing, when the file is another by now.
@@ -46,7 +41,7 @@ func TestFileReader_KeepsWhatWasRead(t *testing.T) {
 		"as it was": {content, true}, "other text": {"one two three FOUR", false},
 		"longer": {content + " five", false}, "shorter": {"one two", false}, "gone": {"", false},
 	} {
-		fs := &changing{before: content, after: test.after, piece: 4}
+		fs := changingFS(content, test.after, 4)
 		got, err := io.ReadAll(iotest.OneByteReader(&fileReader{ctx: t.Context(), fs: fs, file: file, digest: sha256.New()}))
 		if test.same {
 			require.NoError(t, err, name)
@@ -65,7 +60,7 @@ func TestFileReader_LeavesTheMarkOut(t *testing.T) {
 	sum := sha256.Sum256([]byte(content))
 	for raw, want := range map[bool]string{false: "one two", true: content} {
 		file := protocol.FilesReadResult{Path: "f", Bytes: int64(len(content)), SHA256: hex.EncodeToString(sum[:]), BOM: true, Raw: raw}
-		got, err := io.ReadAll(&fileReader{ctx: t.Context(), fs: &changing{before: content, after: content, piece: 4}, file: file, digest: sha256.New()})
+		got, err := io.ReadAll(&fileReader{ctx: t.Context(), fs: changingFS(content, content, 4), file: file, digest: sha256.New()})
 		require.NoError(t, err)
 		require.Equal(t, want, string(got))
 	}

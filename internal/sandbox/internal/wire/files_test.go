@@ -23,7 +23,7 @@ func TestRemoteFS(t *testing.T) {
 		fs, err := files.Open(dir)
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, fs.Close()) })
-		return wire.RemoteFS{Do: func(ctx context.Context, req *wire.FileRequest) (*wire.FileReply, error) {
+		return wire.RemoteFS(func(ctx context.Context, req *wire.FileRequest) (*wire.FileReply, error) {
 			there, err := carry(req)
 			if err != nil {
 				return nil, err
@@ -33,7 +33,7 @@ func TestRemoteFS(t *testing.T) {
 				return nil, ctx.Err()
 			}
 			return carry(reply)
-		}}, dir
+		}), dir
 	})
 }
 
@@ -50,6 +50,6 @@ func TestServeFiles_RefusesWhatItDoesNotKnow(t *testing.T) {
 	defer fs.Close()
 	reply := wire.ServeFiles(t.Context(), fs, &wire.FileRequest{Operation: "chmod"})
 	require.Contains(t, reply.Failure, `"chmod"`)
-	reply = wire.ServeFiles(t.Context(), fs, &wire.FileRequest{Operation: "read", Body: []byte{1, 2}})
+	reply = wire.ServeFiles(t.Context(), fs, &wire.FileRequest{Operation: "protocol.FilesRead", Body: []byte{1, 2}})
 	require.NotEmpty(t, reply.Failure)
 }

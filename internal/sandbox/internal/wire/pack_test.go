@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // fill sets every field of a value to something of its own.
@@ -83,6 +84,8 @@ func TestPack_EveryRequestAndReplyComesBack(t *testing.T) {
 		filled[protocol.FilesGlobResult](t, n)
 		filled[protocol.FilesSearch](t, n)
 		filled[protocol.FilesSearchResult](t, n)
+		filled[sandbox.FilesReadAt](t, n)
+		filled[sandbox.FilesSearch](t, n)
 	}
 	roundTrip(t, wire.FileRequest{})
 	roundTrip(t, protocol.FilesListResult{Entries: []protocol.DirEntry{}})
@@ -91,7 +94,7 @@ func TestPack_EveryRequestAndReplyComesBack(t *testing.T) {
 
 func TestUnpack_RefusesWhatIsNoValue(t *testing.T) {
 	t.Parallel()
-	packed := wire.Pack(wire.FileRequest{Operation: "write", Body: []byte("text")})
+	packed := wire.Pack(wire.FileRequest{Operation: "protocol.FilesWrite", Body: []byte("text")})
 	for n := range packed {
 		require.ErrorIs(t, wire.Unpack(packed[:n], &wire.FileRequest{}), wire.ErrMalformed, n)
 	}
