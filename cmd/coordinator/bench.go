@@ -110,7 +110,7 @@ func (c *benchCommand) server(ctx context.Context, dir string, logger *slog.Logg
 	switch {
 	case c.Nats != "":
 		connect = func(name string) (*nats.Conn, error) {
-			return natsio.Connect(ctx, c.Nats, natsio.ConnectOptions{Name: name, Creds: c.Creds, TLS: c.Files(), Logger: logger})
+			return natsio.Connect(ctx, c.Nats, natsio.ConnectOptions{Name: name, Creds: c.Creds, TLS: natsio.TLS(c.TLS), Logger: logger})
 		}
 		return connect, func() {}, nil
 	case c.Replicas > 1:

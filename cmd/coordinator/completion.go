@@ -140,10 +140,10 @@ func sessionCandidates(ctx context.Context, words []string) []cli.Candidate {
 
 // connectionFlags are those of words that say where a fleet is.
 func connectionFlags(words []string) (flags []string) {
-	names := []string{"--nats", "--context", "--nats-context", "--creds", "--tls-ca", "--tls-cert", "--tls-key", "--fleet"}
+	names := append(cli.ConnectionFlags(), "context", "fleet")
 	for i, word := range words[:len(words)-1] {
 		name, value, assigned := strings.Cut(word, "=")
-		if !slices.Contains(names, name) {
+		if flag, is := strings.CutPrefix(name, "--"); !is || !slices.Contains(names, flag) {
 			continue
 		}
 		if !assigned {

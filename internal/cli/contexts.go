@@ -86,7 +86,7 @@ func readContext(name string) (s *settings, servers string, err error) {
 	}
 	read(more, yaml.Unmarshal, &flags)
 	for key, value := range flags {
-		if known := append(connectionFlags(), "fleet"); !slices.Contains(known, key) {
+		if known := append(ConnectionFlags(), "fleet"); !slices.Contains(known, key) {
 			err = errors.Join(err, Usagef("context %s: %s: %s must be %s", name, more, key, strings.Join(known, ", ")))
 		}
 		s.values[key] = setting{value: value}
@@ -119,7 +119,7 @@ func AddContext(name, servers string, flags map[string]any) error {
 	fields := natscontext.Settings{URL: servers, InboxPrefix: natsio.InboxPrefix(servers)}
 	for flag, field := range map[string]*string{"creds": &fields.Creds, "tls-ca": &fields.CA, "tls-cert": &fields.Cert, "tls-key": &fields.Key} {
 		file, _ := flags[flag].(string)
-		if servers != "" && (flag != "creds" || natsio.IsCredentials(file)) {
+		if servers != "" && (flag != "creds" || natsio.IsCredentials(file) && !strings.Contains(file, "$")) { // the tool expands variables
 			*field = file
 			delete(flags, flag)
 		}
@@ -128,7 +128,7 @@ func AddContext(name, servers string, flags map[string]any) error {
 	if err = errors.Join(err, os.MkdirAll(filepath.Dir(more), 0o700), os.MkdirAll(filepath.Dir(tool), 0o700)); err != nil {
 		return err
 	}
-	if err := regular.Replace(more, content); err != nil || servers == "" { // alone this file is no context
+	if err := regular.Replace(more, content); err != nil || servers == "" { // the next file makes it a context
 		return err
 	}
 	if content, err = json.MarshalIndent(fields, "", "  "); err != nil {
@@ -154,7 +154,7 @@ func (s *sources) reach(kctx *kong.Context) string {
 	if name, _ := given(kctx, flagContext); name == noContext && find(kctx, flagNats).Target.IsZero() {
 		add(flagContext, noContext) // another one may be in use
 	}
-	for _, name := range append(connectionFlags(), flagBodies, "fleet") {
+	for _, name := range append(ConnectionFlags(), flagBodies, "fleet") {
 		flag := find(kctx, name)
 		if flag == nil || flag.Target.IsZero() {
 			continue
@@ -171,9 +171,9 @@ func (s *sources) reach(kctx *kong.Context) string {
 	return flags.String()
 }
 
-// connectionFlags are the flags that say how a fleet is reached, in the order in which hints have
+// ConnectionFlags are the flags that say how a fleet is reached, in the order in which hints have
 // them.
-func connectionFlags() []string {
+func ConnectionFlags() []string {
 	return []string{flagNats, "pool-nats", "pool-creds", "creds", "tls-ca", "tls-cert", "tls-key", "sign-key"}
 }
 

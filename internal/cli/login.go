@@ -69,11 +69,11 @@ func (p *Pools) CheckPools(nats string) error {
 	return nil
 }
 
-// Servers are the flags as [fleet.Options] take them.
-func (p *Pools) Servers() map[protocol.Pool]natsio.Server {
+// Servers are the flags as [fleet.Options] take them, with the certificates of a login.
+func (p *Pools) Servers(l *Login) map[protocol.Pool]natsio.Server {
 	servers := map[protocol.Pool]natsio.Server{}
 	for pool, url := range p.PoolNats {
-		servers[protocol.Pool(pool)] = natsio.Server{URL: url, Creds: p.PoolCreds[pool]}
+		servers[protocol.Pool(pool)] = natsio.Server{URL: url, Creds: p.PoolCreds[pool], TLS: natsio.TLS(l.TLS)}
 	}
 	return servers
 }
@@ -151,5 +151,7 @@ func checkFile(flag, file string) error {
 	return nil
 }
 
-// Files are the flags as [natsio.Connect] takes them.
-func (l *Login) Files() natsio.TLS { return natsio.TLS(l.TLS) }
+// Server is a URL with the flags.
+func (l *Login) Server(url string) natsio.Server {
+	return natsio.Server{URL: url, Creds: l.Creds, TLS: natsio.TLS(l.TLS)}
+}

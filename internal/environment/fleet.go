@@ -52,7 +52,7 @@ func (c *Connection) checkFor(nats string) error {
 // options are the flags as [fleet.Connect] takes them.
 func (c *Connection) options(nats, client string, logger *slog.Logger) fleet.Options {
 	return fleet.Options{
-		Name: protocol.Fleet(c.Fleet), URL: nats, Login: fleet.Login{Creds: c.Creds, SignKey: c.SignKey, TLS: c.Files()}, Pools: c.Servers(), Bodies: c.Bodies, Client: client, Logger: logger,
+		Name: protocol.Fleet(c.Fleet), Server: c.Server(nats), SignKey: c.SignKey, Pools: c.Servers(&c.Login), Bodies: c.Bodies, Client: client, Logger: logger,
 	}
 }
 

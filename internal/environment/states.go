@@ -11,6 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/transfer"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -142,11 +143,7 @@ func (f *InPlaceFiles) Pull(ctx context.Context, dir string, point public.At) (r
 		base, protect = &first, places.Protect
 	}
 	changes, err := f.states.Pull(ctx, state, base, dir, protect)
-	list := func(names []string) []string { return append([]string{}, names...) }
-	return report.Pulled{
-		Dir: dir, Written: list(changes.Written), Removed: list(changes.Removed), Conflicts: list(changes.Conflicts),
-		Theirs: list(changes.Theirs), Protected: list(changes.Protected),
-	}, f.about(err)
+	return transfer.Pulled(dir, changes), f.about(err)
 }
 
 // Restore makes the directory what it was at a point; last is the session's last turn.

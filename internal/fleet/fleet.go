@@ -42,11 +42,14 @@ const ServerDir = "nats"
 type Options struct {
 	// Name is the name of the fleet. Required.
 	Name protocol.Fleet
-	// URL is the NATS server or servers; "" starts one inside this process.
-	URL string
-	// Conn is a connection to use instead of URL; [Fleet.Close] leaves it open.
+	// Server is where the fleet is; without a URL a server is started inside this process.
+	natsio.Server
+	// Conn is a connection to use instead of Server; [Fleet.Close] leaves it open.
 	Conn *nats.Conn
-	Login
+	// SignKey is the file of the private key that signs calls, see [signing.Load]. "" means the key
+	// in the directory of Creds, or the key of an embedded server that listens; without either,
+	// calls are not signed.
+	SignKey string
 	// Existing makes a fleet that is not there an error, which wraps [natsio.ErrNoFleet];
 	// otherwise it is made. It needs a URL.
 	Existing bool
@@ -66,18 +69,6 @@ type Options struct {
 	Meter  metric.Meter
 	// Logger is required.
 	Logger *slog.Logger
-}
-
-// Login is how a process identifies itself.
-type Login struct {
-	// Creds is a credentials file, or a file with a token; "" for none.
-	Creds string
-	// TLS is for servers whose certificates the system does not know, and for those that want one.
-	TLS natsio.TLS
-	// SignKey is the file of the private key that signs calls, see [signing.Load]. "" means the key
-	// in the directory of Creds, or the key of an embedded server that listens; without either,
-	// calls are not signed.
-	SignKey string
 }
 
 // Embedded are the options of a server inside this process, see [embedded.Options].
@@ -175,7 +166,7 @@ func (f *Fleet) connectParts(ctx context.Context, o Options) (err error) {
 			part := &Fleet{Name: o.Name, Bodies: o.Bodies, closing: closing{Abort: func() {}}, tracer: o.Tracer, meter: o.Meter, logger: o.Logger, signer: f.signer}
 			f.closers = append(f.closers, part.Close)
 			of := o
-			of.URL, of.Conn, of.Creds, of.Pools = server.URL, nil, server.Creds, nil
+			of.Server, of.Conn, of.Pools = server, nil, nil
 			if err := part.connect(ctx, of); err != nil {
 				return fmt.Errorf("servers of pool %s: %w", pool, err)
 			}

@@ -39,10 +39,11 @@ import (
 	"github.com/toolfleet/toolfleet/internal/regular"
 )
 
-// Server is a NATS server or servers, and a process's credentials for them.
+// Server is a NATS server or servers, and who a process is there.
 type Server struct {
 	URL   string // several are separated by commas
 	Creds string // a credentials file, or a file with a token; "" for none
+	TLS   TLS
 }
 
 // ConnectOptions say how to reach a server. The zero value is usable but for Name.

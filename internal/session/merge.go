@@ -16,14 +16,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// mergedOf is what a merge did, with the answer of the fork.
-func mergedOf(r wire.WorkspaceMergeResult, answer string) report.Merged {
-	return report.Merged{
-		Written: r.Written, Removed: r.Removed, Merged: r.Merged, Conflicts: r.Conflicts, Theirs: r.Theirs, Protected: r.Protected,
-		Commits: r.Commits, Checkpoint: r.Checkpoint, Answer: answer, Text: render.MergeText(r),
-	}
-}
-
 // Merge brings what a fork of a session has changed in its workspace since it began, or since it
 // was merged last, into the session, and adds its answer to the conversation, as one message. A
 // merge that was interrupted is completed by the same merge, or by the session's next turn,
@@ -71,7 +63,7 @@ func merge(ctx context.Context, f *fleet.Fleet, journal loop.Journal, from, into
 	if !is {
 		return merged, errors.New("the worker returned no result of a merge")
 	}
-	return mergedOf(result, answer), nil
+	return report.Merged{MergedFiles: result, Answer: answer, Text: render.MergeText(result)}, nil
 }
 
 // merge has a worker merge a fork whose journal ends at forkLast, unless that is what the

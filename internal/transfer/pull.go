@@ -32,11 +32,16 @@ func Pull(ctx context.Context, o Options, at protocol.CallID) (report.Pulled, er
 	if err != nil {
 		return report.Pulled{}, err
 	}
+	return Pulled(w.Dir, changes), nil
+}
+
+// Pulled are changes that were made in a directory, with lists that are not nil.
+func Pulled(dir string, c snapshot.Changes) report.Pulled {
 	list := func(names []string) []string { return append([]string{}, names...) }
 	return report.Pulled{
-		Dir: w.Dir, Written: list(changes.Written), Removed: list(changes.Removed), Conflicts: list(changes.Conflicts),
-		Theirs: list(changes.Theirs), Protected: list(changes.Protected),
-	}, nil
+		Dir: dir, Written: list(c.Written), Removed: list(c.Removed), Conflicts: list(c.Conflicts),
+		Theirs: list(c.Theirs), Protected: list(c.Protected),
+	}
 }
 
 // into prepares to copy a session's workspace into a directory. It is not made yet. One with files

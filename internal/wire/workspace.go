@@ -1,6 +1,9 @@
 package wire
 
-import "github.com/toolfleet/toolfleet/pkg/protocol"
+import (
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
 
 // WorkspaceImport fills a sandbox's empty workspace with an upload. Done twice it does nothing.
 type WorkspaceImport struct {
@@ -68,23 +71,8 @@ type WorkspaceForkResult struct {
 	Bytes int64 `json:"bytes"`
 }
 
-// WorkspaceMergeResult answers [WorkspaceMerge]. Every list is of paths, sorted.
-type WorkspaceMergeResult struct {
-	Written []string `json:"written,omitempty"`
-	Removed []string `json:"removed,omitempty"`
-	// Merged are those of Written that have the changes of both sides.
-	Merged []string `json:"merged,omitempty"`
-	// Conflicts changed on both sides, and stayed as they are here; Theirs are the files that have
-	// the fork's version of them.
-	Conflicts []string `json:"conflicts,omitempty"`
-	Theirs    []string `json:"theirs,omitempty"`
-	// Protected are paths of this workspace that nothing changes.
-	Protected []string `json:"protected,omitempty"`
-	// Commits reports that the fork has commits, or other references of git, that stay there.
-	Commits bool `json:"commits,omitempty"`
-	// Checkpoint is the fork's that was merged.
-	Checkpoint uint64 `json:"checkpoint"`
-}
+// WorkspaceMergeResult answers [WorkspaceMerge].
+type WorkspaceMergeResult = report.MergedFiles
 
 // WorkspaceRemoveResult answers [WorkspaceRemove].
 type WorkspaceRemoveResult struct{}

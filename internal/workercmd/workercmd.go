@@ -257,9 +257,7 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers kinds.Handlers
 	for _, warning := range append(cli.Warnings(o.Limits, o.Caps), cli.FewFiles(o.Slots)...) {
 		_, _ = fmt.Fprintln(p.Stderr, "worker: warning: "+warning)
 	}
-	nc, err := Join(ctx, f.Nats, natsio.ConnectOptions{Name: "worker " + string(o.Worker), Creds: f.Creds, TLS: f.Files(), Logger: o.Logger}, natsio.Topology{
-		Fleet: o.Fleet, Storage: f.Bounds(), Bounded: true, Logger: o.Logger,
-	}, f.Bodies)
+	nc, err := Join(ctx, f.Server(f.Nats), o, f.Bounds())
 	if err != nil {
 		return err
 	}
@@ -325,19 +323,18 @@ func advice() string {
 	return strings.Join(append([]string{""}, doctor.Advice()...), "\n  -> ")
 }
 
-// Join connects to a fleet, and makes its streams where they are missing. bodies is where a new
-// fleet stores the contents of workspaces, see [workspace.Bind].
-func Join(ctx context.Context, url string, o natsio.ConnectOptions, topology natsio.Topology, bodies string) (*nats.Conn, error) {
-	nc, err := natsio.Connect(ctx, url, o)
+// Join connects a worker to its fleet, and makes the fleet's streams where they are missing.
+func Join(ctx context.Context, server natsio.Server, o worker.Options, bounds natsio.Storage) (*nats.Conn, error) {
+	nc, err := natsio.Connect(ctx, server.URL, natsio.ConnectOptions{Name: "worker " + string(o.Worker), Creds: server.Creds, TLS: server.TLS, Logger: o.Logger})
 	if err != nil {
 		return nil, err
 	}
 	js, err := jetstream.New(nc)
 	if err == nil {
-		err = natsio.Ensure(ctx, js, topology)
+		err = natsio.Ensure(ctx, js, natsio.Topology{Fleet: o.Fleet, Storage: bounds, Bounded: true, Logger: o.Logger})
 	}
 	if err == nil {
-		err = workspace.Bind(ctx, nc, topology.Fleet, bodies)
+		err = workspace.Bind(ctx, nc, o.Fleet, o.Bodies)
 	}
 	if err != nil {
 		nc.Close()

@@ -7,10 +7,10 @@ import (
 	"os"
 	"regexp"
 	"strings"
-	"time"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -20,14 +20,6 @@ const Dir = "workspace"
 
 // isFile reports whether a path of a tree is one of the workspace itself.
 func isFile(path string) bool { return path == Dir || strings.HasPrefix(path, Dir+"/") }
-
-// Template is a workspace that others begin with.
-type Template struct {
-	Name  string    `json:"name"`
-	Files int       `json:"files"`
-	Bytes int64     `json:"bytes"`
-	Time  time.Time `json:"time"`
-}
 
 var templateName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
 
@@ -91,12 +83,12 @@ func (s *Store) RemoveTemplate(ctx context.Context, name string) error {
 
 // Templates returns all templates, by name. With an error that is about single ones it returns the
 // others.
-func (s *Store) Templates(ctx context.Context) ([]Template, error) {
+func (s *Store) Templates(ctx context.Context) ([]report.Template, error) {
 	names, err := s.journals(ctx, templates)
 	if err != nil {
 		return nil, fmt.Errorf("list templates: %w", err)
 	}
-	list, unreadable := []Template{}, []error(nil)
+	list, unreadable := []report.Template{}, []error(nil)
 	for _, name := range names {
 		last, err := s.last(ctx, templateLane(name))
 		if err != nil {
@@ -113,7 +105,7 @@ func (s *Store) Templates(ctx context.Context) ([]Template, error) {
 			unreadable = append(unreadable, fmt.Errorf("template %s: %w", name, err))
 			continue
 		}
-		t := Template{Name: name, Time: last.at}
+		t := report.Template{Name: name, Time: last.at}
 		for _, node := range tree.Tree {
 			if node.Type == protocol.TypeFile {
 				t.Files, t.Bytes = t.Files+1, t.Bytes+node.Size

@@ -200,7 +200,7 @@ func (o *Options) validate() error {
 // inner are the options of the connection, for a client with a name and a directory.
 func (o *Options) inner(name protocol.Fleet, c *Client) fleet.Options {
 	inner := fleet.Options{
-		Name: name, URL: o.URL, Conn: o.Conn, Existing: o.Existing, Login: fleet.Login{Creds: o.Creds, SignKey: o.SignKey, TLS: natsio.TLS{CA: o.TLSCA, Cert: o.TLSCert, Key: o.TLSKey}},
+		Name: name, Server: natsio.Server{URL: o.URL, Creds: o.Creds, TLS: natsio.TLS{CA: o.TLSCA, Cert: o.TLSCert, Key: o.TLSKey}}, Conn: o.Conn, SignKey: o.SignKey, Existing: o.Existing,
 		Client: filepath.Base(os.Args[0]), Embedded: fleet.Embedded{Data: c.data}, Bodies: o.Bodies, Storage: natsio.Storage(o.Storage), Logger: c.logger,
 	}
 	if o.TracerProvider != nil {
@@ -213,7 +213,7 @@ func (o *Options) inner(name protocol.Fleet, c *Client) fleet.Options {
 		if inner.Pools == nil {
 			inner.Pools = map[protocol.Pool]natsio.Server{}
 		}
-		inner.Pools[pool] = natsio.Server(server)
+		inner.Pools[pool] = natsio.Server{URL: server.URL, Creds: server.Creds, TLS: inner.TLS}
 	}
 	return inner
 }

@@ -5,22 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"time"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/transfer"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
-
-// Template is a workspace that new sessions begin with.
-type Template struct {
-	Name  string    `json:"name"`
-	Files int       `json:"files"`
-	Bytes int64     `json:"bytes"`
-	Time  time.Time `json:"time"` // when it was created
-}
 
 // Templates are the templates of a fleet. A name has 1 to 63 lower case letters, digits, '-' and
 // '_', and begins with a letter or digit.
@@ -30,13 +22,9 @@ type Templates struct{ client *Client }
 func (c *Client) Templates() Templates { return Templates{c} }
 
 // List returns the templates, sorted by name.
-func (t Templates) List(ctx context.Context) ([]Template, error) {
-	list := []Template{}
-	err := t.with(ctx, natsio.TemplateListRights(t.client.inner.Name), func(ctx context.Context, store *workspace.Store) error {
-		all, err := store.Templates(ctx)
-		for _, one := range all {
-			list = append(list, Template(one))
-		}
+func (t Templates) List(ctx context.Context) (list []report.Template, err error) {
+	err = t.with(ctx, natsio.TemplateListRights(t.client.inner.Name), func(ctx context.Context, store *workspace.Store) error {
+		list, err = store.Templates(ctx)
 		return err
 	})
 	return list, err

@@ -111,14 +111,11 @@ func Run(ctx context.Context, o Options) error {
 			setup.Logger.WarnContext(ctx, "calls do not wait for other processes that use the same directory, and may overlap with their calls", slog.Any("error", err))
 		}
 	}
-	server := natsio.ConnectOptions{
-		Name: "worker " + string(setup.Worker), Creds: o.Server.Creds, Logger: setup.Logger,
-		TLS: natsio.TLS{CA: o.Server.TLSCA, Cert: o.Server.TLSCert, Key: o.Server.TLSKey},
-	}
 	if setup.Driver, setup.Caps, err = internal.OpenDriver(ctx, o.Driver, &driver.Options{Logger: setup.Logger, Data: setup.Data}, setup.Handlers); err != nil {
 		return err
 	}
-	nc, err := workercmd.Join(ctx, o.Server.URL, server, natsio.Topology{Fleet: setup.Fleet, Bounded: true, Logger: setup.Logger}, "")
+	s := &o.Server
+	nc, err := workercmd.Join(ctx, natsio.Server{URL: s.URL, Creds: s.Creds, TLS: natsio.TLS{CA: s.TLSCA, Cert: s.TLSCert, Key: s.TLSKey}}, setup, natsio.Storage{})
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/channel"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/serve"
@@ -78,7 +79,7 @@ func (c *coordinatorRole) run(ctx context.Context) error {
 func (c *coordinatorRole) connect(ctx context.Context, logger *slog.Logger) (*fleet.Fleet, error) {
 	for {
 		f, err := fleet.Connect(ctx, fleet.Options{
-			Name: protocol.DefaultFleet, URL: c.URL, Login: fleet.Login{Creds: c.Creds}, Existing: true, Client: string(c.ID), Logger: logger,
+			Name: protocol.DefaultFleet, Server: natsio.Server{URL: c.URL, Creds: c.Creds}, Existing: true, Client: string(c.ID), Logger: logger,
 		})
 		if err == nil || !pause.For(ctx, 100*time.Millisecond) {
 			return f, err

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -76,7 +77,7 @@ func removedSchedule() *operation {
 }
 
 // template is the template of the case; nil if there is none.
-func (p *process) template(t *testing.T) *fleet.Template {
+func (p *process) template(t *testing.T) *report.Template {
 	t.Helper()
 	all, err := p.client.Templates().List(t.Context())
 	require.NoError(t, err)

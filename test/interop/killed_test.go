@@ -18,6 +18,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
@@ -159,7 +160,7 @@ func TestKilled_ATaskIsFound(t *testing.T) {
 		server := []string{"serve", "--model", "script:" + script, "--data", data, "--listen", fmt.Sprintf("127.0.0.1:%d", natsiotest.FreePorts(t, 1)[0])}
 		at, kill := startCommand(t, "NATS", server...)
 		creds := filepath.Join(data, fleet.ServerDir, embedded.TokenFile)
-		_, files := startWorker(t, "task", fleet.Options{URL: at, Login: fleet.Login{Creds: creds}})
+		_, files := startWorker(t, "task", fleet.Options{Server: natsio.Server{URL: at, Creds: creds}})
 		url, _ := start(t, "--nats", at, "--creds", creds, "--session", "task", "--mcp-task-after", "0s")
 		id, goOn := begin(t, url, files)
 		kill()

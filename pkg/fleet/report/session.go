@@ -136,8 +136,17 @@ type Removed struct {
 	Schedules []string `json:"schedules,omitempty"`
 }
 
-// Merged is what the merge of a fork did. Every list is of paths, sorted.
+// Merged is what the merge of a fork did.
 type Merged struct {
+	MergedFiles
+	// Answer is the last that the model of the fork said.
+	Answer string `json:"answer,omitempty"`
+	// Text says all that in sentences, as the session's model reads it.
+	Text string `json:"-"`
+}
+
+// MergedFiles is what the merge of a fork did in the workspace. Every list is of paths, sorted.
+type MergedFiles struct {
 	Written []string `json:"written,omitempty"`
 	Removed []string `json:"removed,omitempty"`
 	// Merged are those of Written that have the changes of both sides.
@@ -152,10 +161,6 @@ type Merged struct {
 	Commits bool `json:"commits,omitempty"`
 	// Checkpoint is the fork's that was merged.
 	Checkpoint uint64 `json:"checkpoint"`
-	// Answer is the last that the model of the fork said.
-	Answer string `json:"answer,omitempty"`
-	// Text says all that in sentences, as the session's model reads it.
-	Text string `json:"-"`
 }
 
 // Change is a state of a workspace that is stored: what the calls before it changed.
@@ -193,4 +198,12 @@ type Pulled struct {
 	Theirs    []string `json:"theirs"`
 	// Protected are paths that a session must not change.
 	Protected []string `json:"protected"`
+}
+
+// Template is a workspace that new sessions begin with.
+type Template struct {
+	Name  string    `json:"name"`
+	Files int       `json:"files"`
+	Bytes int64     `json:"bytes"`
+	Time  time.Time `json:"time"` // when it was created
 }
