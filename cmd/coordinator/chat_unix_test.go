@@ -435,7 +435,7 @@ func TestChat_ContinuesAnOpenTurnBeforeThePrompt(t *testing.T) {
 		m.shows("[ended: 0]")
 	}
 	lost := func(input string) { // a process begins a turn, changes half of the files, and is lost
-		f, err := innerfleet.Connect(t.Context(), innerfleet.Options{Name: protocol.DefaultFleet, Embedded: innerfleet.Embedded{Data: data}, Logger: slog.New(slog.DiscardHandler)})
+		f, err := innerfleet.Connect(t.Context(), innerfleet.Options{Name: protocol.DefaultFleet, Data: data, Logger: slog.New(slog.DiscardHandler)})
 		require.NoError(t, err)
 		defer f.Close()
 		history, err := f.Journal.Load(t.Context(), "s")

@@ -69,15 +69,6 @@ func (p *Pools) CheckPools(nats string) error {
 	return nil
 }
 
-// Servers are the flags as [fleet.Options] take them, with the certificates of a login.
-func (p *Pools) Servers(l *Login) map[protocol.Pool]natsio.Server {
-	servers := map[protocol.Pool]natsio.Server{}
-	for pool, url := range p.PoolNats {
-		servers[protocol.Pool(pool)] = natsio.Server{URL: url, Creds: p.PoolCreds[pool], TLS: natsio.TLS(l.TLS)}
-	}
-	return servers
-}
-
 // Signing is what calls are signed with, as a flag.
 type Signing struct {
 	SignKey string `placeholder:"FILE" help:"Private key (PEM, Ed25519) that signs calls, for workers that run only signed calls. Default: calls.key next to --creds, if it exists."`

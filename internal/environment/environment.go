@@ -144,14 +144,13 @@ func Open(ctx context.Context, o Options) (_ context.Context, _ *Environment, er
 	}
 	e.onClose(func(error) { e.Git.Close(ctx) }) // after the worker, when nothing of the session runs
 	if o.Existing != nil {
-		e.Fleet, err = o.Existing.connect(ctx, &o)
+		err = o.Existing.connect(ctx, e)
 	} else {
-		e.Fleet, err = o.Flags.connect(ctx, &o, e.Data)
+		err = o.Flags.connect(ctx, e)
 	}
 	if err != nil {
 		return ctx, nil, err
 	}
-	e.Client = clientOf(ctx, e.Fleet, e.Data)
 	e.onClose(func(error) {
 		e.unused = e.fresh && e.Fleet.IsUnused()
 		_ = e.Client.Close() // nothing of it is left to lose

@@ -49,11 +49,17 @@ func (c *Connection) checkFor(nats string) error {
 	return errors.Join(c.CheckFleet(), c.CheckPools(nats), c.CheckKey())
 }
 
-// options are the flags as [fleet.Connect] takes them.
-func (c *Connection) options(nats, client string, logger *slog.Logger) fleet.Options {
-	return fleet.Options{
-		Name: protocol.Fleet(c.Fleet), Server: c.Server(nats), SignKey: c.SignKey, Pools: c.Servers(&c.Login), Bodies: c.Bodies, Client: client, Logger: logger,
+// options are the flags as [public.Connect] takes them. opened gets the fleet of the client.
+func (c *Connection) options(nats, client string, logger *slog.Logger, opened func(*fleet.Fleet)) public.Options {
+	o := public.Options{
+		URL: nats, Creds: c.Creds, TLSCA: c.TLS.CA, TLSCert: c.TLS.Cert, TLSKey: c.TLS.Key, SignKey: c.SignKey,
+		Pools: map[protocol.Pool]public.Server{}, Fleet: protocol.Fleet(c.Fleet), Bodies: c.Bodies, Logger: logger,
 	}
+	for pool, url := range c.PoolNats {
+		o.Pools[protocol.Pool(pool)] = public.Server{URL: url, Creds: c.PoolCreds[pool]}
+	}
+	o.Client, o.Opened = client, opened
+	return o
 }
 
 // warnUnsigned warns that calls are not signed, although the token is that of a coordinator serve,
@@ -66,45 +72,37 @@ func (c *Connection) warnUnsigned(fl *fleet.Fleet, warn func(string)) {
 }
 
 // connect reaches the fleet for a process that sends turns.
-func (f *ExistingFleet) connect(ctx context.Context, o *Options) (*fleet.Fleet, error) {
-	fl, err := f.reach(ctx, o.Client, o.Logger)
+func (f *ExistingFleet) connect(ctx context.Context, e *Environment) error {
+	o := &e.options
+	if err := f.reach(ctx, e, o.Client, o.Logger); err != nil {
+		return err
+	}
+	f.warnUnsigned(e.Fleet, o.Warn)
+	err := e.Fleet.CheckRights(ctx, natsio.CallRights(e.Fleet.Name, protocol.SessionPool)) // without rights the server never answers requests
 	if err != nil {
-		return nil, err
+		err = errors.Join(err, e.Client.Close())
 	}
-	f.warnUnsigned(fl, o.Warn)
-	if err := fl.CheckRights(ctx, natsio.CallRights(fl.Name, protocol.SessionPool)); err != nil { // without rights the server never answers requests
-		fl.Close()
-		return nil, err
-	}
-	return fl, nil
+	return err
 }
 
 // Client reaches the fleet as a program does that has no more than the public API.
 func (f *ExistingFleet) Client(ctx context.Context, logger *slog.Logger) (*public.Client, error) {
-	fl, err := f.reach(ctx, "coordinator", logger)
-	if err != nil {
-		return nil, err
-	}
-	return clientOf(ctx, fl, ""), nil
+	var e Environment
+	err := f.reach(ctx, &e, "coordinator", logger)
+	return e.Client, err
 }
 
-func (f *ExistingFleet) reach(ctx context.Context, client string, logger *slog.Logger) (*fleet.Fleet, error) {
+func (f *ExistingFleet) reach(ctx context.Context, e *Environment, client string, logger *slog.Logger) (err error) {
 	if err := f.check(); err != nil {
-		return nil, err
+		return err
 	}
-	options := f.options(f.Nats, client, logger)
+	options := f.options(f.Nats, client, logger, e.opened)
 	options.Existing = true
-	fl, err := fleet.Connect(ctx, options)
+	e.Client, err = public.Connect(ctx, options)
 	if errors.Is(err, natsio.ErrNoFleet) {
-		return nil, fmt.Errorf("there is no fleet %s at %s: choose another --fleet, or start a coordinator or worker first: %w", f.Fleet, natsio.Redact(f.Nats), err)
+		return fmt.Errorf("there is no fleet %s at %s: choose another --fleet, or start a coordinator or worker first: %w", f.Fleet, natsio.Redact(f.Nats), err)
 	}
-	return fl, err
-}
-
-// clientOf is the public client of a fleet, with a data directory of this process.
-func clientOf(ctx context.Context, fl *fleet.Fleet, data string) *public.Client {
-	client, _ := fleet.NewClient(ctx, fl, data).(*public.Client) // it is no other
-	return client
+	return err
 }
 
 // check checks the flags before anything is connected.
@@ -133,33 +131,37 @@ func (f *FleetFlags) consistent() error {
 }
 
 // connect reaches the fleet, or starts one inside this process.
-func (f *FleetFlags) connect(ctx context.Context, o *Options, data string) (*fleet.Fleet, error) {
+func (f *FleetFlags) connect(ctx context.Context, e *Environment) (err error) {
 	if err := f.makeData(); err != nil {
-		return nil, err
+		return err
 	}
-	options := f.options(f.Nats, o.Client, o.Logger)
-	options.Embedded, options.Storage = fleet.Embedded{Data: data, Listen: o.Listen, Notify: o.Warn}, f.Bounds()
-	fl, err := fleet.Connect(ctx, options)
+	o, data := &e.options, e.Data
+	options := f.options(f.Nats, o.Client, o.Logger, e.opened)
+	options.Data, options.Listen, options.Notify, options.Storage = data, o.Listen, o.Warn, public.Storage(f.Bounds())
+	e.Client, err = public.Connect(ctx, options)
 	switch {
 	case errors.Is(err, embedded.ErrInUse) && f.Data == "" && o.Session == nil:
-		return nil, fmt.Errorf("you already run a coordinator serve on this machine%s: submit to it, or stop it, or start a second coordinator of its fleet with --nats, or start another fleet with --data and another --listen", embedded.Holder(filepath.Join(data, fleet.ServerDir)))
+		return fmt.Errorf("you already run a coordinator serve on this machine%s: submit to it, or stop it, or start a second coordinator of its fleet with --nats, or start another fleet with --data and another --listen", embedded.Holder(filepath.Join(data, fleet.ServerDir)))
 	case errors.Is(err, embedded.ErrInUse) && f.Data == "":
 		used := "session " + string(o.ID)
 		if of := filepath.Base(data); of != string(o.ID) {
 			used = "the directory of session " + of + ", which has this fork,"
 		}
-		return nil, fmt.Errorf("%s is in use by another process on this machine%s: wait until that ends, or stop it, or begin a new session without --session and --continue",
+		return fmt.Errorf("%s is in use by another process on this machine%s: wait until that ends, or stop it, or begin a new session without --session and --continue",
 			used, embedded.Holder(filepath.Join(data, fleet.ServerDir)))
-	case err == nil && fl.Server == nil:
-		f.warnUnsigned(fl, o.Warn)
+	case err == nil && e.Fleet.Server == nil:
+		f.warnUnsigned(e.Fleet, o.Warn)
 	case err == nil:
-		fl.Server.WhenFailed(func(reason error) {
+		e.Fleet.Server.WhenFailed(func(reason error) {
 			o.Program.End(reason)
-			fl.NC.Close() // requests to it then fail at once
+			e.Fleet.NC.Close() // requests to it then fail at once
 		})
 	}
-	return fl, err
+	return err
 }
+
+// opened takes over the fleet of the client.
+func (e *Environment) opened(fl *fleet.Fleet) { e.Fleet = fl }
 
 // dataDir returns the directory of the server and the worker in this process. Without --data it is
 // the session's own, a temporary one, which remove removes, or that of serve.

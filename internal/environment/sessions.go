@@ -315,11 +315,14 @@ func (l LocalSessions) search(ctx context.Context, id protocol.SessionID) (*Loca
 }
 
 func (l LocalSessions) start(ctx context.Context, data string) (*LocalDirectory, error) {
-	f, err := fleet.Connect(ctx, fleet.Options{Name: l.fleet, Embedded: fleet.Embedded{Data: data}, Client: "coordinator session", Logger: l.logger})
-	if err != nil {
+	d := &LocalDirectory{data: data}
+	o := public.Options{Fleet: l.fleet, Data: data, Logger: l.logger}
+	o.Client, o.Opened = "coordinator session", func(f *fleet.Fleet) { d.fleet = f }
+	var err error
+	if d.Client, err = public.Connect(ctx, o); err != nil {
 		return nil, err
 	}
-	return &LocalDirectory{clientOf(ctx, f, data), f, data}, nil
+	return d, nil
 }
 
 // Create starts the server of a session that this machine does not have, or whose import was

@@ -24,7 +24,7 @@ func TestLocalSessions_AreDirectories(t *testing.T) {
 	require.Empty(t, list)
 	require.Zero(t, leftOut)
 	for i, id := range []protocol.SessionID{"old", "open", "new"} {
-		f, err := fleet.Connect(t.Context(), fleet.Options{Name: l.fleet, Embedded: fleet.Embedded{Data: filepath.Join(l.dir, string(id))}, Client: "test", Logger: l.logger})
+		f, err := fleet.Connect(t.Context(), fleet.Options{Name: l.fleet, Data: filepath.Join(l.dir, string(id)), Logger: l.logger})
 		require.NoError(t, err)
 		outcome := loop.OutcomeAnswered
 		if id == "open" {

@@ -59,9 +59,9 @@ type Options struct {
 	Pools map[protocol.Pool]natsio.Server
 	// Bodies is the S3 store of the fleet's workspaces, see [workspace.Open]; "" without one.
 	Bodies string
-	// Client is the name of this process, for the server's monitoring.
-	Client string
-	Embedded
+	// Data is the directory of a server inside this process.
+	Data string
+	Command
 	// Storage bounds what the fleet stores.
 	natsio.Storage
 	// Tracer and Meter make spans and metrics; nil means those of the process.
@@ -71,12 +71,16 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Embedded are the options of a server inside this process, see [embedded.Options].
-type Embedded struct {
-	// Data is the directory of the server, and Listen the address on which others reach it; ""
-	// does not listen.
-	Data, Listen string
-	Notify       func(sentence string)
+// Command are the options that commands of this module have in addition to those of programs.
+type Command struct {
+	// Client is the name of this process, for the server's monitoring.
+	Client string
+	// Listen is the address on which others reach a server inside this process, and Notify gets
+	// sentences about that server, see [embedded.Options].
+	Listen string
+	Notify func(sentence string)
+	// Opened gets the fleet below the client of a program, which closes it.
+	Opened func(*Fleet)
 }
 
 // Fleet is a connection to a fleet. Its fields are read only.
@@ -204,10 +208,6 @@ func (f *Fleet) At(pool protocol.Pool) *Fleet {
 
 // Conn is the connection to the part that a pool is in.
 func (f *Fleet) Conn(pool protocol.Pool) *nats.Conn { return f.At(pool).NC }
-
-// NewClient makes the public client of a fleet, a *fleet.Client of pkg/fleet, which sets it: that
-// package imports this one. Closing the client closes the fleet.
-var NewClient func(ctx context.Context, f *Fleet, data string) any //nolint:gochecknoglobals // see above
 
 // Parts are all that [Fleet.At] may return, each once, the fleet itself first.
 func (f *Fleet) Parts() []*Fleet {

@@ -17,7 +17,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestConnect_NamesTheDirectoryThatHasTooLittleRoom(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
-	_, err := fleet.Connect(t.Context(), fleet.Options{Name: "tf", Embedded: fleet.Embedded{Data: data}, Storage: natsio.Storage{KeepBytes: 1 << 60}, Client: "test", Logger: slog.New(slog.DiscardHandler)})
+	_, err := fleet.Connect(t.Context(), fleet.Options{Name: "tf", Data: data, Storage: natsio.Storage{KeepBytes: 1 << 60}, Logger: slog.New(slog.DiscardHandler)})
 	require.ErrorContains(t, err, "embedded NATS in "+data+" (--data): make bucket TF_KEPT: ")
 	require.ErrorContains(t, err, "it reserves 1099511627776 MiB, and the server has less left")
 }

@@ -72,7 +72,7 @@ func TestFleet_AServerOnAFullDiskEnds(t *testing.T) {
 	if disk == "" {
 		return
 	}
-	options := fleet.Options{Name: "tf", Embedded: fleet.Embedded{Data: filepath.Join(disk, "data")}, Client: "test", Logger: slog.New(slog.DiscardHandler)}
+	options := fleet.Options{Name: "tf", Data: filepath.Join(disk, "data"), Logger: slog.New(slog.DiscardHandler)}
 	f, err := fleet.Connect(t.Context(), options)
 	require.NoError(t, err)
 	failed := make(chan error, 1)

@@ -14,7 +14,7 @@ import (
 // All that ask at once, and those that come after them, get one secret.
 func TestSecret_IsOneForAFleet(t *testing.T) {
 	t.Parallel()
-	o := fleet.Options{Name: protocol.DefaultFleet, Embedded: fleet.Embedded{Data: t.TempDir()}, Client: "test", Logger: slog.New(slog.DiscardHandler)}
+	o := fleet.Options{Name: protocol.DefaultFleet, Data: t.TempDir(), Logger: slog.New(slog.DiscardHandler)}
 	connect := func() *fleet.Fleet {
 		f, err := fleet.Connect(t.Context(), o)
 		require.NoError(t, err)

@@ -49,7 +49,7 @@ func TestMain(m *testing.M) {
 func open(tb testing.TB, changes ...func(*mcpserver.Options)) (*mcpserver.Server, string) {
 	tb.Helper()
 	logger := slog.New(slog.DiscardHandler)
-	fl, err := fleet.Connect(tb.Context(), fleet.Options{Name: protocol.DefaultFleet, Embedded: fleet.Embedded{Data: tb.TempDir()}, Client: "test", Logger: logger})
+	fl, err := fleet.Connect(tb.Context(), fleet.Options{Name: protocol.DefaultFleet, Data: tb.TempDir(), Logger: logger})
 	require.NoError(tb, err)
 	tb.Cleanup(fl.Close)
 	workspace, driver := tb.TempDir(), process.New(nil)

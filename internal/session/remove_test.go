@@ -53,7 +53,7 @@ func newRig(t *testing.T) *rig {
 func rigOf(t *testing.T, o worker.Options) *rig {
 	t.Helper()
 	data := t.TempDir()
-	f, err := fleet.Connect(t.Context(), fleet.Options{Name: "tf", Embedded: fleet.Embedded{Data: data}, Client: "test", Logger: slog.New(slog.DiscardHandler)})
+	f, err := fleet.Connect(t.Context(), fleet.Options{Name: "tf", Data: data, Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	t.Cleanup(f.Close)
 	driver := process.New(nil)

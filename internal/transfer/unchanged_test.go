@@ -26,7 +26,7 @@ func TestFetch_BringsNothingBackThatHasNotChanged(t *testing.T) {
 	t.Parallel()
 	servers := natsiotest.New(t, natsio.Topology{})
 	connect := func() *fleet.Fleet {
-		f, err := fleet.Connect(t.Context(), fleet.Options{Name: servers.Name, Conn: servers.Connect(), Client: "test", Logger: servers.Logger})
+		f, err := fleet.Connect(t.Context(), fleet.Options{Name: servers.Name, Conn: servers.Connect(), Logger: servers.Logger})
 		require.NoError(t, err)
 		t.Cleanup(f.Close)
 		return f

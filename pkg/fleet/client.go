@@ -121,7 +121,12 @@ type Options struct {
 	MeterProvider  metric.MeterProvider
 	// Logger gets warnings; nil discards them.
 	Logger *slog.Logger
+
+	command
 }
+
+// command are options of this module's commands: no other module can name the type of Opened.
+type command = fleet.Command
 
 // Server is the server of a pool, with URL and Creds as in [Options].
 type Server struct{ URL, Creds string }
@@ -201,8 +206,9 @@ func (o *Options) validate() error {
 func (o *Options) inner(name protocol.Fleet, c *Client) fleet.Options {
 	inner := fleet.Options{
 		Name: name, Server: natsio.Server{URL: o.URL, Creds: o.Creds, TLS: natsio.TLS{CA: o.TLSCA, Cert: o.TLSCert, Key: o.TLSKey}}, Conn: o.Conn, SignKey: o.SignKey, Existing: o.Existing,
-		Client: filepath.Base(os.Args[0]), Embedded: fleet.Embedded{Data: c.data}, Bodies: o.Bodies, Storage: natsio.Storage(o.Storage), Logger: c.logger,
+		Command: o.command, Data: c.data, Bodies: o.Bodies, Storage: natsio.Storage(o.Storage), Logger: c.logger,
 	}
+	inner.Client = cmp.Or(o.Client, filepath.Base(os.Args[0]))
 	if o.TracerProvider != nil {
 		inner.Tracer = o.TracerProvider.Tracer(telemetry.Scope)
 	}
@@ -247,14 +253,16 @@ func Connect(ctx context.Context, options Options) (*Client, error) {
 	if c.logger == nil {
 		c.logger = slog.New(slog.DiscardHandler)
 	}
-	if c.data == "" {
+	if c.data == "" && options.Opened == nil {
 		if c.data, err = os.MkdirTemp("", "toolfleet-"); err != nil {
 			return nil, fmt.Errorf("data directory: %w", err)
 		}
 		c.cleanup = func() error { return removal.Tree(c.data) }
 	}
-	if c.data, err = filepath.Abs(c.data); err != nil {
-		return nil, fmt.Errorf("data directory: %w", err)
+	if c.data != "" {
+		if c.data, err = filepath.Abs(c.data); err != nil {
+			return nil, fmt.Errorf("data directory: %w", err)
+		}
 	}
 	if c.inner, err = fleet.Connect(ctx, options.inner(name, c)); err != nil {
 		if isInterruption(err) && ctx.Err() == nil {
@@ -262,21 +270,12 @@ func Connect(ctx context.Context, options Options) (*Client, error) {
 		}
 		return nil, errors.Join(err, c.cleanup())
 	}
-	c.ledger = loop.NewLedger(c.inner.Journal)
+	c.logger, c.ledger = c.inner.Logger(), loop.NewLedger(c.inner.Journal)
 	c.open, c.close = context.WithCancelCause(context.WithoutCancel(ctx))
-	return c, nil
-}
-
-// Commands of this module, which connect with more options than programs have, need a client too.
-func init() { //nolint:gochecknoinits // internal/fleet cannot import this package
-	fleet.NewClient = func(ctx context.Context, f *fleet.Fleet, data string) any {
-		c := &Client{
-			inner: f, data: data, cleanup: func() error { return nil }, logger: f.Logger(),
-			session: protocol.NewSessionID(), elsewhere: f.Server == nil, ledger: loop.NewLedger(f.Journal),
-		}
-		c.open, c.close = context.WithCancelCause(context.WithoutCancel(ctx))
-		return c
+	if options.Opened != nil {
+		options.Opened(c.inner)
 	}
+	return c, nil
 }
 
 // Close ends the workers of this process, the embedded server, and the connection. Calls that still

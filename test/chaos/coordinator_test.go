@@ -79,7 +79,7 @@ func (c *coordinatorRole) run(ctx context.Context) error {
 func (c *coordinatorRole) connect(ctx context.Context, logger *slog.Logger) (*fleet.Fleet, error) {
 	for {
 		f, err := fleet.Connect(ctx, fleet.Options{
-			Name: protocol.DefaultFleet, Server: natsio.Server{URL: c.URL, Creds: c.Creds}, Existing: true, Client: string(c.ID), Logger: logger,
+			Name: protocol.DefaultFleet, Server: natsio.Server{URL: c.URL, Creds: c.Creds}, Existing: true, Command: fleet.Command{Client: string(c.ID)}, Logger: logger,
 		})
 		if err == nil || !pause.For(ctx, 100*time.Millisecond) {
 			return f, err

@@ -50,7 +50,7 @@ func newStage(t *testing.T, s setup, coordinators, machines, slots int) *stage {
 	_, _, err := natsio.EnsurePool(t.Context(), st.js, protocol.DefaultFleet, protocol.SessionPool, st.setup.lease)
 	require.NoError(t, err)
 	st.fleet, err = fleet.Connect(t.Context(), fleet.Options{
-		Name: protocol.DefaultFleet, Server: natsio.Server{URL: st.url(), Creds: st.creds()}, Existing: true, Client: "test", Logger: slog.New(slog.DiscardHandler),
+		Name: protocol.DefaultFleet, Server: natsio.Server{URL: st.url(), Creds: st.creds()}, Existing: true, Command: fleet.Command{Client: "test"}, Logger: slog.New(slog.DiscardHandler),
 	})
 	require.NoError(t, err)
 	t.Cleanup(st.fleet.Close)

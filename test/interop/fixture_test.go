@@ -51,7 +51,7 @@ type fixtureTool struct {
 func startFixture(t *testing.T) (url string) {
 	t.Helper()
 	logger := slog.New(slog.DiscardHandler)
-	fl, err := fleet.Connect(t.Context(), fleet.Options{Name: protocol.DefaultFleet, Embedded: fleet.Embedded{Data: t.TempDir()}, Client: "test", Logger: logger})
+	fl, err := fleet.Connect(t.Context(), fleet.Options{Name: protocol.DefaultFleet, Data: t.TempDir(), Logger: logger})
 	require.NoError(t, err)
 	t.Cleanup(fl.Close)
 	driver := process.New(nil)

@@ -32,7 +32,7 @@ import (
 // coordinators for them and the directory of a session's files.
 func startFleet(t *testing.T, session string) (flags []string, files string) {
 	t.Helper()
-	fl, files := startWorker(t, session, fleet.Options{Embedded: fleet.Embedded{Data: t.TempDir(), Listen: "127.0.0.1:0"}})
+	fl, files := startWorker(t, session, fleet.Options{Data: t.TempDir(), Command: fleet.Command{Listen: "127.0.0.1:0"}})
 	return []string{"--nats", fl.Server.URL(), "--creds", fl.Server.CredentialFile(), "--session", session}, files
 }
 
