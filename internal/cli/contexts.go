@@ -131,7 +131,7 @@ func AddContext(name, servers string, flags map[string]any) error {
 	if err := regular.Replace(more, content); err != nil || servers == "" { // the next file makes it a context
 		return err
 	}
-	if content, err = json.MarshalIndent(fields, "", "  "); err != nil {
+	if content, err = json.MarshalIndent(fields, "", "  "); err != nil { //nolint:gosec // a password is only in the URL, as the person gave it
 		return err
 	}
 	return regular.Create(tool, content)

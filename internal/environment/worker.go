@@ -33,7 +33,7 @@ type worker struct {
 // checkWorker checks the flags of the worker; nil with --nats, where the fleet has workers.
 func (f *Flags) checkWorker() (w *worker, err error) {
 	w = &worker{sandbox: f.Sandbox}
-	if w.Options, err = f.WorkerFlags.Options(f.Slots); err != nil {
+	if w.Options, err = f.Options(f.Slots); err != nil {
 		return nil, err
 	}
 	if w.Tools, err = f.folder(); err != nil {

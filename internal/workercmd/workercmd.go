@@ -175,7 +175,7 @@ func (f *flags) options() (worker.Options, error) {
 	if err := f.validate(); err != nil {
 		return worker.Options{}, err
 	}
-	o, err := f.SandboxFlags.Options(f.Slots, worker.NoSandboxes)
+	o, err := f.Options(f.Slots, worker.NoSandboxes)
 	if err != nil {
 		return o, err
 	}
