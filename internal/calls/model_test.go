@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -40,13 +41,25 @@ var modelPrograms = flag.Int("senders", 20, "programs of senders, if -rapid.chec
 // again, under their ids, what that one sent.
 func TestModel_RandomProgramsOfSendersAndTheirWrites(t *testing.T) {
 	t.Parallel()
+	const worlds = 4 // which mostly wait
+	for n := range worlds {
+		t.Run(strconv.Itoa(n), func(t *testing.T) {
+			t.Parallel()
+			runPrograms(t, (*modelPrograms+worlds-1)/worlds)
+		})
+	}
+}
+
+// runPrograms runs so many programs in a world of their own.
+func runPrograms(t *testing.T, most int) {
+	t.Helper()
 	r := newRig(t, natsio.Topology{})
 	r.setLimit(limits.Rule{Tenant: "acme", Rate: limits.Rate{N: 100_000, Per: time.Second}, Concurrent: 1_000_000}) // more writes
 	w := &world{rig: r, starts: map[protocol.CallID]int{}, order: map[protocol.Lane][]protocol.CallID{}, does: map[protocol.CallID]string{}}
 	r.hold(w.execute)
 	programs, steps, faults := 0, 0, 0
 	rapid.Check(t, func(drawn *rapid.T) {
-		if programs >= *modelPrograms {
+		if programs >= most {
 			return
 		}
 		rt := &judge{drawn, t}

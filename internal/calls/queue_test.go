@@ -20,13 +20,20 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// large is a payload that no message can carry.
-func large(n int) protocol.Payload { return protocol.CommandRun{Command: strings.Repeat("x", n)} }
+// smallMessages has the clients that connect from now on believe in messages so small that a payload
+// of [large] needs several.
+func (r *rig) smallMessages() { r.MaxPayload = 128 << 10 }
+
+// large is a payload that no message of such a client can carry.
+func large() protocol.Payload { return protocol.CommandRun{Command: strings.Repeat("x", 400<<10)} }
 
 // Law: whichever way calls of one lane are sent, none overtakes an earlier one of its process.
 func TestQueue_NoWayOvertakesAnother(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
+	r.smallMessages()
+	nc, _ := r.ConnectVia()
+	r.dispatcher = r.newDispatcher(nc, calls.Options{})
 	var mu sync.Mutex
 	var ran []int
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
@@ -38,7 +45,7 @@ func TestQueue_NoWayOvertakesAnother(t *testing.T) {
 	sent := sameLane(newCalls(24), protocol.Exclusive)
 	var last *calls.Handle
 	for i := 0; i < len(sent); i += 6 {
-		sent[i].Payload = large(9 << 20) // it takes long to send
+		sent[i].Payload = large() // it takes long to send
 		r.dispatcher.Go(t.Context(), &sent[i])
 		r.dispatcher.Go(t.Context(), &sent[i+1])
 		require.NoError(t, r.dispatcher.Submit(t.Context(), &sent[i+2]))
@@ -52,7 +59,7 @@ func TestQueue_NoWayOvertakesAnother(t *testing.T) {
 	require.Len(t, ran, len(sent))
 
 	behind := sameLane(newCalls(2), protocol.Exclusive)
-	behind[0].Payload = large(9 << 20)
+	behind[0].Payload = large()
 	first := r.dispatcher.Go(t.Context(), &behind[0])
 	_, err := r.dispatch(t.Context(), behind[1:])
 	require.NoError(t, err)
@@ -67,6 +74,7 @@ func TestQueue_NoWayOvertakesAnother(t *testing.T) {
 func TestQueue_UploadsOfOtherLanesHoldUpNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
+	r.smallMessages()
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
 	nc, link := r.ConnectVia()
 	d := r.newDispatcher(nc, calls.Options{})
@@ -76,7 +84,7 @@ func TestQueue_UploadsOfOtherLanesHoldUpNothing(t *testing.T) {
 	uploads := newCalls(20)
 	sent := make([]*calls.Handle, 0, len(uploads))
 	for i := range uploads {
-		uploads[i].Payload = large(9 << 20)
+		uploads[i].Payload = large()
 		sent = append(sent, d.Go(t.Context(), &uploads[i]))
 	}
 	require.Eventually(t, func() bool { return link.Held() > 0 }, patience, time.Millisecond)
@@ -334,7 +342,7 @@ func TestQueue_BehindAFullLane(t *testing.T) {
 func TestResults_LargeOnesHoldUpNoOther(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	r.MaxPayload = 128 << 10
+	r.smallMessages()
 	const large = 200 << 10
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
 		result := succeed(run)

@@ -21,7 +21,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	natsiotest.Overlap()
+	goleak.VerifyTestMain(m)
+}
 
 const patience = time.Minute
 

@@ -14,17 +14,33 @@ import (
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
+
+// newFleetOfSmallMessages is newFleet for clients that believe in messages of 128 KiB, so that what
+// no message can carry is small, too.
+func newFleetOfSmallMessages(t *testing.T) *fleet {
+	t.Helper()
+	nf := natsiotest.New(t, natsio.Topology{})
+	nf.MaxPayload = 128 << 10
+	f := around(t, nf)
+	f.dial = func() *nats.Conn {
+		nc, _ := nf.ConnectVia()
+		return nc
+	}
+	f.nc = f.dial()
+	return f
+}
 
 // A payload and a value that no message can carry go through the object store,
 // inline and through the mailbox, and leave nothing of the call behind.
 func TestLane_LargePayloadsAndValues(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t)
+	f := newFleetOfSmallMessages(t)
 	p := f.publisher()
-	large := strings.Repeat("0123456789abcdef", int(f.nc.MaxPayload())/16+1) // bytes are encoded several times more slowly
+	large := strings.Repeat("0123456789abcdef", int(f.nc.MaxPayload())/16+1)
 	started := make(chan int, 4)
 	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
 		payload, ok := run.Call.Payload.(protocol.CommandRun)
@@ -109,7 +125,7 @@ func TestLane_TroubleWithTheObjectStore(t *testing.T) {
 	})
 	t.Run("a value for which there is no room is left out", func(t *testing.T) {
 		t.Parallel()
-		f := newFleet(t)
+		f := newFleetOfSmallMessages(t)
 		f.fillObjects()
 		p := f.publisher()
 		call := newCall("s", exclusive("account/a"))
@@ -126,7 +142,7 @@ func TestLane_TroubleWithTheObjectStore(t *testing.T) {
 	})
 	t.Run("a payload for which there is no room is refused", func(t *testing.T) {
 		t.Parallel()
-		f := newFleet(t)
+		f := newFleetOfSmallMessages(t)
 		f.fillObjects()
 		call := newCall("s", exclusive("account/a"))
 		call.Payload = protocol.CommandRun{Command: strings.Repeat("x", int(f.nc.MaxPayload()))}

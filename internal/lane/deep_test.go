@@ -73,8 +73,8 @@ func drain(t *testing.T, waiting int) (each, other time.Duration) {
 func TestLane_ADeepLaneIsAsFastAsAShallowOne(t *testing.T) {
 	t.Parallel()
 	for range 5 { // a machine that is busy for one of the two measures them again
-		shallow, beside := drain(t, 300)
-		deep, besideDeep := drain(t, 2500)
+		shallow, beside := drain(t, 150)
+		deep, besideDeep := drain(t, 1500)
 		t.Logf("a call in a shallow lane takes %s, one beside it %s; in a deep one %s, and %s", shallow, beside, deep, besideDeep)
 		if deep < 2*shallow && besideDeep < 2*beside {
 			return
@@ -87,7 +87,7 @@ func TestLane_ADeepLaneIsAsFastAsAShallowOne(t *testing.T) {
 // put meanwhile than the server can tell in time.
 func TestLane_ADeepLaneIsRarelyGoneThrough(t *testing.T) {
 	t.Parallel()
-	const waiting = 2000
+	const waiting = 1300 // more than the server tells at once
 	for name, held := range map[string]bool{"while the lane is held": true, "before it is claimed": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -239,23 +239,37 @@ func TestRetry_DeadlineBehindALimit(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	f.setLimit(limits.Rule{Lane: "account/*", Rate: limits.Rate{N: 1, Per: time.Hour}})
-	begun, fail := make(chan struct{}), make(chan struct{})
-	f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
-		close(begun)
-		<-fail
-		return wire.NewResult(run.Call, protocol.StatusFailed, &toolFailed)
+	fail := make(chan protocol.CallID)
+	f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		select {
+		case fail <- run.Call.ID:
+			return wire.NewResult(run.Call, protocol.StatusFailed, &toolFailed)
+		case <-ctx.Done():
+			return interrupted(ctx, run)
+		}
 	}), lane.Options{})
 	p := f.publisher()
-	call := retried(9, 10*time.Millisecond)
-	call.Deadline = call.IssuedAt.Add(30 * time.Second)
-	put(t, p, call)
-	<-begun
-	require.Equal(t, protocol.StatusRejected, f.result(p, waiting("account/a/x", queueTimeout)).Status)
-	close(fail)
-	r := f.await(p, call)
-	require.Equal(t, protocol.StatusFailed, r.Status)
-	require.Equal(t, protocol.CodeToolFailed, r.Error.Code)
-	f.requireQuiet()
+	for life := 3 * time.Second; ; life *= 4 { // a busy machine may not start a call before its deadline
+		call := retried(9, 10*time.Millisecond)
+		key := "account/" + life.String()
+		call.Resources = []protocol.Use{exclusive(key)}
+		call.Deadline = call.IssuedAt.Add(life)
+		put(t, p, call)
+		require.Equal(t, protocol.StatusRejected, f.result(p, waiting(key, queueTimeout)).Status)
+		select {
+		case id := <-fail:
+			require.Equal(t, call.ID, id)
+		case <-time.After(time.Until(call.Deadline)):
+		}
+		r := f.await(p, call)
+		if r.Error.Code == protocol.CodeDeadline && life < patience {
+			continue
+		}
+		require.Equal(t, protocol.StatusFailed, r.Status)
+		require.Equal(t, protocol.CodeToolFailed, r.Error.Code)
+		f.requireQuiet()
+		return
+	}
 }
 
 // A call that is due to be started again in a paused lane costs the server no requests.

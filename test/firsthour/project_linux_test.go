@@ -35,7 +35,7 @@ import (
 // A % in the arguments of a tool is the name of the background process that was started last.
 type project struct {
 	needs, net, index, flags, outside, found, after, here []string
-	only                                                  string // "in place", as an ordinary user, or "over a fleet", as root; anything else is never
+	only                                                  string // "in place" or "over a fleet"; anything else is never
 	calls                                                 []call
 	files                                                 []txtar.File
 }

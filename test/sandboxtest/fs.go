@@ -22,7 +22,8 @@ import (
 // NewFS makes file operations, and tells the workspace's directory on the host.
 type NewFS func(t *testing.T) (fs sandbox.FS, workspace string)
 
-// RunFS tests file operations.
+// RunFS tests file operations. The tests of a group have one workspace after the other: to open a
+// sandbox for each of them took longer than all that they do.
 func RunFS(t *testing.T, newFS NewFS) {
 	t.Helper()
 	groups := map[string]map[string]func(*testing.T, *tree){
@@ -42,11 +43,16 @@ func RunFS(t *testing.T, newFS NewFS) {
 	for name, group := range groups {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for name, test := range group {
+			fs, dir := newFS(t)
+			for name, test := range group { //nolint:paralleltest // as said above
 				t.Run(name, func(t *testing.T) {
-					t.Parallel()
-					fs, dir := newFS(t)
-					test(t, &tree{FS: fs, dir: dir})
+					f := &tree{FS: fs, dir: dir}
+					t.Cleanup(func() {
+						for _, left := range f.names(t, "") {
+							require.NoError(t, os.RemoveAll(f.host(left)))
+						}
+					})
+					test(t, f)
 				})
 			}
 		})

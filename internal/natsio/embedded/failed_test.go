@@ -26,33 +26,41 @@ const fewFilesData = "TEST_FEW_FILES_DATA"
 // has all messages that were stored.
 func TestServer_AStoreThatFailedEndsItsServer(t *testing.T) {
 	t.Parallel()
-	for _, listen := range []string{"", "127.0.0.1:0"} {
-		data := t.TempDir()
-		command := exec.CommandContext(t.Context(), os.Args[0])
-		command.Env = append(os.Environ(), fewFilesData+"="+data, "TEST_LISTEN="+listen)
-		output, err := command.CombinedOutput()
-		if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == unlimited {
-			t.Skipf("no process here can be left without descriptors: %s", output)
-		}
-		require.NoError(t, err, "listen %q:\n%s", listen, output)
-		require.Contains(t, string(output), "embedded NATS in "+data+" (--data) can no longer store: ")
-		require.Contains(t, string(output), "too many open files; start again when this is mended")
-		_, counted, found := strings.Cut(string(output), "stored AFTER ")
-		require.True(t, found, "%s", output)
-		var after uint64
-		_, err = fmt.Sscan(counted, &after)
-		require.NoError(t, err)
-
-		server := start(t, embedded.Options{Data: data, Listen: listen})
-		js, err := jetstream.New(connect(t, "", "", server.Options()...), patient)
-		require.NoError(t, err)
-		for name, want := range map[string]uint64{"BEFORE": stored, "AFTER": after} {
-			stream, err := js.Stream(t.Context(), name)
-			require.NoError(t, err)
-			require.Equal(t, want, stream.CachedInfo().State.Msgs, name)
-		}
-		require.NoError(t, publish(t.Context(), js, "AFTER"), "it stores again")
+	for name, listen := range map[string]string{"in its process": "", "on loopback": "127.0.0.1:0"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			endsWhenItsStoreFails(t, listen)
+		})
 	}
+}
+
+func endsWhenItsStoreFails(t *testing.T, listen string) {
+	t.Helper()
+	data := t.TempDir()
+	command := exec.CommandContext(t.Context(), os.Args[0])
+	command.Env = append(os.Environ(), fewFilesData+"="+data, "TEST_LISTEN="+listen)
+	output, err := command.CombinedOutput()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == unlimited {
+		t.Skipf("no process here can be left without descriptors: %s", output)
+	}
+	require.NoError(t, err, "listen %q:\n%s", listen, output)
+	require.Contains(t, string(output), "embedded NATS in "+data+" (--data) can no longer store: ")
+	require.Contains(t, string(output), "too many open files; start again when this is mended")
+	_, counted, found := strings.Cut(string(output), "stored AFTER ")
+	require.True(t, found, "%s", output)
+	var after uint64
+	_, err = fmt.Sscan(counted, &after)
+	require.NoError(t, err)
+
+	server := start(t, embedded.Options{Data: data, Listen: listen})
+	js, err := jetstream.New(connect(t, "", "", server.Options()...), patient)
+	require.NoError(t, err)
+	for name, want := range map[string]uint64{"BEFORE": stored, "AFTER": after} {
+		stream, err := js.Stream(t.Context(), name)
+		require.NoError(t, err)
+		require.Equal(t, want, stream.CachedInfo().State.Msgs, name)
+	}
+	require.NoError(t, publish(t.Context(), js, "AFTER"), "it stores again")
 }
 
 const (
@@ -107,7 +115,7 @@ func exhausted(ctx context.Context, data, listen string) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", errUnlimited, err)
 	}
-	after, full := fill(ctx, js, "AFTER")
+	after, full := fill(untilFailed(ctx, server), js, "AFTER")
 	if full == nil {
 		return errors.New("the store has not failed")
 	}
@@ -129,12 +137,17 @@ func smallBlocks(name string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{Name: name, Subjects: []string{name}, MaxBytes: 100_000}
 }
 
-// publish stores a message, and does not wait for ever: a store that fails does not answer.
+// publish stores a message.
 func publish(ctx context.Context, js jetstream.JetStream, subject string) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
 	_, err := js.Publish(ctx, subject, make([]byte, 8<<10))
 	return err
+}
+
+// untilFailed returns a context that ends when the server has: a store that fails does not answer.
+func untilFailed(ctx context.Context, server *embedded.Server) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	server.WhenFailed(func(error) { cancel() })
+	return ctx
 }
 
 // fill stores messages until that fails, and returns how many there are.
@@ -157,7 +170,7 @@ func TestServer_WithoutItsFilesItGivesUp(t *testing.T) {
 	_, err = js.CreateStream(t.Context(), smallBlocks("S"))
 	require.NoError(t, err)
 	require.NoError(t, os.RemoveAll(filepath.Join(data, "jetstream")))
-	_, err = fill(t.Context(), js, "S")
+	_, err = fill(untilFailed(t.Context(), server), js, "S")
 	require.Error(t, err)
 	failed := make(chan error, 1)
 	server.WhenFailed(func(err error) { failed <- err })

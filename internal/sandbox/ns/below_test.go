@@ -33,7 +33,8 @@ func mountBelow(t *testing.T, kind, dir string, uid int) {
 
 // TestMounts_BelowAreSeenByTheSandboxOfRoot: what is mounted below the workspace, or below a mount
 // of the sandbox, is what commands see and change there, by the rights of the mount that it is in.
-func TestMounts_BelowAreSeenByTheSandboxOfRoot(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+func TestMounts_BelowAreSeenByTheSandboxOfRoot(t *testing.T) {
+	t.Parallel()
 	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		if os.Geteuid() != 0 {
@@ -87,7 +88,8 @@ func TestMounts_BelowAreSeenByTheSandboxOfRoot(t *testing.T) { //nolint:parallel
 
 // TestMounts_BelowThatCannotBeTranslatedAreReadOnly: a file system that cannot show its files under
 // another owner is shown as it is. Nothing is written beneath it.
-func TestMounts_BelowThatCannotBeTranslatedAreReadOnly(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+func TestMounts_BelowThatCannotBeTranslatedAreReadOnly(t *testing.T) {
+	t.Parallel()
 	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		if os.Geteuid() != 0 {

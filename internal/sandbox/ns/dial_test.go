@@ -18,7 +18,8 @@ import (
 )
 
 // TestDial_ReachesTheSandboxsServers, and nobody else's.
-func TestDial_ReachesTheSandboxsServers(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+func TestDial_ReachesTheSandboxsServers(t *testing.T) {
+	t.Parallel()
 	inArms(t, true, testDial)
 }
 

@@ -12,13 +12,15 @@ import (
 )
 
 // TestEscape_NothingGetsOut tries to get out, as root and as an ordinary user.
-func TestEscape_NothingGetsOut(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+func TestEscape_NothingGetsOut(t *testing.T) {
+	t.Parallel()
 	escapetest.Run(t, escapetest.Options{New: func(*testing.T) isolation.Driver { return ns.New(nil) }, Known: known()})
 }
 
 // TestEscape_WithAProxy is the same in a sandbox that may reach listed hosts: what is not listed
 // is as far away as without any network.
-func TestEscape_WithAProxy(t *testing.T) { //nolint:paralleltest // as above
+func TestEscape_WithAProxy(t *testing.T) {
+	t.Parallel()
 	escapetest.Run(t, escapetest.Options{
 		New: func(*testing.T) isolation.Driver { return ns.New(nil) }, Known: known(),
 		Network: func(t *testing.T) isolation.Network {
@@ -31,7 +33,8 @@ func TestEscape_WithAProxy(t *testing.T) { //nolint:paralleltest // as above
 
 // TestEscape_WithTheWholeNetwork is the same in a sandbox that has the host's network. It reaches
 // what the host reaches, the host itself too: that is what was asked for. Everything else holds.
-func TestEscape_WithTheWholeNetwork(t *testing.T) { //nolint:paralleltest // as above
+func TestEscape_WithTheWholeNetwork(t *testing.T) {
+	t.Parallel()
 	gaps := map[string]escapetest.Outcome{
 		"network/tcp": escapetest.Escape, "network/tcp-zero": escapetest.Escape, "network/tcp-mapped": escapetest.Escape,
 		"network/tcp-fast-open": escapetest.Escape, "network/udp": escapetest.Escape, "network/tcp6": escapetest.Escape,

@@ -125,7 +125,8 @@ print(s.recv(9999))"`,
 
 // TestProxy_ProgramsThatKnowNoProxy: every program reaches a host that is listed, and is told at
 // once that it does not reach another one, in its own words.
-func TestProxy_ProgramsThatKnowNoProxy(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+func TestProxy_ProgramsThatKnowNoProxy(t *testing.T) {
+	t.Parallel()
 	inArms(t, true, testPrograms)
 }
 
@@ -182,7 +183,8 @@ func testPrograms(t *testing.T) { //nolint:thelper // it is the test
 
 // TestProxy_LinkLeadsToWhatIsListed: from inside, nothing gets past the list by the link: other
 // name servers, datagrams, an interface that is chosen, a name that changes, another network.
-func TestProxy_LinkLeadsToWhatIsListed(t *testing.T) { //nolint:paralleltest // as above
+func TestProxy_LinkLeadsToWhatIsListed(t *testing.T) {
+	t.Parallel()
 	inArms(t, true, testLinkDetours)
 }
 
@@ -238,7 +240,8 @@ import fcntl, socket, struct
 
 // TestProxy_WithoutALinkThereIsTheProxy: where no link can be made, a probe finds that out, says
 // so, and sandboxes work with what is left.
-func TestProxy_WithoutALinkThereIsTheProxy(t *testing.T) { //nolint:paralleltest // as above
+func TestProxy_WithoutALinkThereIsTheProxy(t *testing.T) {
+	t.Parallel()
 	escapetest.InArms(t, true, func(t *testing.T) {
 		t.Helper()
 		noPacketSockets(t)

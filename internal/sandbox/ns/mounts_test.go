@@ -44,7 +44,8 @@ func TestMounts_HavePlacesOfTheirOwn(t *testing.T) {
 
 // TestMounts_CanBeWrittenTo by the sandbox's user, whoever that is on the host: what it makes there
 // belongs to whom the directory belongs.
-func TestMounts_CanBeWrittenTo(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+func TestMounts_CanBeWrittenTo(t *testing.T) {
+	t.Parallel()
 	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		outer, inner := t.TempDir(), t.TempDir()
@@ -74,7 +75,8 @@ func TestMounts_CanBeWrittenTo(t *testing.T) { //nolint:paralleltest // its arms
 
 // TestMounts_BelowTmp are at the host's paths, next to the temporary files of commands. They do not
 // count as those, survive a command that empties /tmp, and one that only reads cannot change them.
-func TestMounts_BelowTmp(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+func TestMounts_BelowTmp(t *testing.T) {
+	t.Parallel()
 	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		bin, data, scratch := filepath.Join(t.TempDir(), "my bin"), t.TempDir(), t.TempDir()

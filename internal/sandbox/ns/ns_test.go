@@ -29,7 +29,8 @@ func inArms(t *testing.T, root bool, test func(t *testing.T)) {
 
 // TestConformance holds the driver to what every driver promises, as root and as an ordinary
 // user.
-func TestConformance(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+func TestConformance(t *testing.T) {
+	t.Parallel()
 	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		sandboxtest.Run(t, func(*testing.T) isolation.Driver { return ns.New(nil) }, sandboxtest.Options{})
@@ -37,7 +38,8 @@ func TestConformance(t *testing.T) { //nolint:paralleltest // its arms are proce
 }
 
 // TestBwrap_Conformance does the same with the launcher bwrap, which is for ordinary users only.
-func TestBwrap_Conformance(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+func TestBwrap_Conformance(t *testing.T) {
+	t.Parallel()
 	requireBwrap(t)
 	inArms(t, false, func(t *testing.T) {
 		t.Helper()
@@ -46,7 +48,8 @@ func TestBwrap_Conformance(t *testing.T) { //nolint:paralleltest // its arms are
 }
 
 // TestBwrap_NothingGetsOut tries to get out of sandboxes that bwrap has made.
-func TestBwrap_NothingGetsOut(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+func TestBwrap_NothingGetsOut(t *testing.T) {
+	t.Parallel()
 	requireBwrap(t)
 	escapetest.Run(t, escapetest.Options{New: func(*testing.T) isolation.Driver { return withBwrap() }, Known: known(), NotAsRoot: true})
 }

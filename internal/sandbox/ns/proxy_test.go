@@ -26,7 +26,8 @@ import (
 
 // TestProxy_IsTheOnlyWayOut: a listed host is reached through the proxy, and nothing else
 // is, through the proxy or past it.
-func TestProxy_IsTheOnlyWayOut(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+func TestProxy_IsTheOnlyWayOut(t *testing.T) {
+	t.Parallel()
 	inArms(t, true, testProxy)
 }
 
@@ -87,7 +88,8 @@ func serveBy(tb testing.TB, o egress.Options, list string) isolation.Network {
 
 // TestProxy_SpellingsAndDetours: from inside, no spelling of an address, no redirect, no tunnel and
 // no other protocol leads past the list.
-func TestProxy_SpellingsAndDetours(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+func TestProxy_SpellingsAndDetours(t *testing.T) {
+	t.Parallel()
 	inArms(t, true, testDetours)
 }
 
@@ -164,7 +166,8 @@ func tunnel(t *testing.T, s sandbox.Sandbox, target, address string) string {
 }
 
 // TestProxy_DeadMeansNothing: when nobody serves the proxy, nothing is reached.
-func TestProxy_DeadMeansNothing(t *testing.T) { //nolint:paralleltest // its arms are processes of their own
+func TestProxy_DeadMeansNothing(t *testing.T) {
+	t.Parallel()
 	inArms(t, true, func(t *testing.T) {
 		t.Helper()
 		gone := make(chan struct{})
