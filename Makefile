@@ -28,19 +28,26 @@ TESTING := $(LAVISH) GOFLAGS="$(strip $(shell go env GOFLAGS) -tags=$(TAG))" \
 ONCE     := $(LAVISH) CGO_ENABLED=0 GOFLAGS="$(strip $(shell go env GOFLAGS) -trimpath)"
 LINT     := $(ONCE) go tool -modfile=tools/go.mod golangci-lint
 SYSTEMS  := darwin/arm64 windows/amd64
-# Many tests wait, for leases and processes: three packages for two processors.
-WAITING  := -p $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 ))) -timeout 30m
+# Most tests wait, for leases and processes: five packages for two processors, and at least four tests of each.
+CORES    := $(shell getconf _NPROCESSORS_ONLN)
+WAITING  := -p $(shell echo $$(( $(CORES) * 2 + 1 ))) -parallel $(shell echo $$(( $(CORES) > 4 ? $(CORES) : 4 ))) -timeout 30m
 # Whole processes are tested without the race detector, unless PKG asks for them alone: with it they take three times as
-# long, and what they are made of is tested with it. Likewise what mostly parses: models and pages, and what has no
-# goroutines: the core of lanes, whose simulation takes ten times as long with it.
-APART     = cmd|test|examples|internal/model|internal/media|internal/webfetch|internal/lane/core
-PROCESSES = $(patsubst %,./%/...,$(subst |, ,$(APART)))
+# long, and what they are made of is tested with it. Likewise what mostly parses, and what has no goroutines of its own:
+# what uses it is tested with it, too. So they are compiled once, as the binaries are. What takes longest comes first.
+APART    := test/integration test/firsthour cmd test examples deploy \
+	internal/backup internal/doctor internal/gitguard internal/inplace internal/judge internal/lane/core internal/media \
+	internal/memory internal/model internal/modelpath internal/mountinfo internal/npmtest internal/pause internal/plain \
+	internal/prose internal/regular internal/render internal/shell internal/webfetch internal/wire internal/worker/kinds \
+	internal/worker/spool internal/workercmd pkg/protocol pkg/tools $(addprefix internal/sandbox/,driver files isolation \
+	landlock lines removal internal/calls internal/confine internal/gitignore internal/scratch internal/wire)
+APARTS   := ($(shell echo $(APART) | tr ' ' '|'))(/|$$)
+LONGEST  := $(addprefix ./internal/,calls lane sandbox/ns mcpserver natsio worker sandbox/snapshot)
 # Nor with the detector: tests that move much data, that fill a fleet, that need a worker's answer within 75 ms, or that
 # run three servers in their process. They take eight times as long with it, and it sees the same code in the others.
-# PKG=./internal/lane runs them all with it.
-HEAVY     = Test(Cluster|Prefer|Fact|Keep|ResultRead|Toolsets|Command_OfVery|Limits_HoldWhile|Later_Many|Drain_WhatIsOn|Queue_Uploads|\w*(ADeep|OnThreeServers|Flood|Thousands|ManyFutures|ManyHeld|LargePayloads|TooLargeForTheFleet))
-HEAVY_IN  = $$(grep -rlE --include='*_test.go' '^func $(HEAVY)' internal pkg | xargs -n1 dirname | sort -u | sed 's,^,./,')
-PACKAGES  = $(if $(filter ./...,$(PKG)),$$(go list ./... | grep -vE '^([^/]+/){3}($(APART))(/|$$)'),$(PKG))
+# PKG=./internal/lane runs them all with it. Their times mean less beside many others, so fewer run at once.
+HEAVY     = Test(Cluster|Prefer|Fact|Keep|ResultRead|Toolsets|Command_OfVery|Limits_HoldWhile|Later_Many|Drain_WhatIsOn|Dispatch_Spans|Flood_|Memory_|Reader_EndsSoon|Save_EachChange|AsNobody$$|Server_GivesMemory|\w*(ADeepLane|ADeepStream|OnThreeServers|AFloodDelays|BehindAFlood|Thousands|ManyFutures|ManyHeld|TooLargeForTheFleet|TooLargeIsRejected))
+HEAVY_IN  = $$(grep -rlE --include='*_test.go' '^func $(HEAVY)' internal pkg | xargs -n1 dirname | sort -u | grep -vE '^$(APARTS)' | sed 's,^,./,')
+PACKAGES  = $(if $(filter ./...,$(PKG)),$(LONGEST) $$(go list ./... | grep -vE '^([^/]+/){3}$(APARTS)'),$(PKG))
 MODULES  := . tools deploy/compose/check deploy/kubernetes/check
 PKG      ?= ./...
 CALLS    ?= 100000
@@ -92,8 +99,8 @@ test: program bin/testsum ## Run every test, those of packages with the race det
 test-json:
 	@races=$$(mktemp) && trap 'rm -f "$$races"' EXIT && cat test/races.txt >"$$races" && chmod a+r "$$races" && \
 	{ failed=; $(if $(filter ./...,$(PKG)),\
-	$(TESTING) CGO_ENABLED=0 go test -trimpath -short -vet=off $(WAITING) -json $(PROCESSES) || failed=1; \
-	$(TESTING) CGO_ENABLED=0 go test -trimpath -vet=off $(WAITING) -run '^$(HEAVY)' -json $(HEAVY_IN) || failed=1;) \
+	$(TESTING) CGO_ENABLED=0 go test -trimpath -short -vet=off $(WAITING) -json $(APART:%=./%/...) || failed=1; \
+	$(TESTING) CGO_ENABLED=0 go test -trimpath -vet=off -p $$(( ($(CORES) * 3 + 1) / 2 )) -timeout 30m -run '^$(HEAVY)' -json $(HEAVY_IN) || failed=1;) \
 	$(TESTING) go test $(RACE) $(if $(filter ./...,$(PKG)),-skip '^$(HEAVY)') -vet=off $(WAITING) -json $(PACKAGES) || failed=1; \
 	[ -z "$$failed" ]; } # the linters vet, and see more
 
