@@ -21,6 +21,9 @@ const (
 	maxLooks = 4
 	// longestLook is the longest time between two lookups of a result for which no caller waits.
 	longestLook = 30 * time.Second
+	// maxLooked is how many results for which callers wait are looked up on average in the time of
+	// [Options].LookAfter.
+	maxLooked = 256
 	// answeredWithin is how long after the result of a call the end of its question may arrive:
 	// each has a subscription of its own.
 	answeredWithin = 50 * time.Millisecond
@@ -159,9 +162,18 @@ func (t *table) schedule(h *Handle) {
 	if h.state == handleDone {
 		return
 	}
-	h.wait = t.d.options.LookAfter
+	h.wait = t.nextLook(h)
 	h.lookAt = time.Now().Add(h.wait)
 	t.startLooking()
+}
+
+// nextLook is the time until the result of a call is looked up again; the lock is held.
+func (t *table) nextLook(h *Handle) time.Duration {
+	first := t.d.options.LookAfter
+	if h.group.waited {
+		return first * time.Duration(1+len(t.open)/maxLooked)
+	}
+	return min(max(2*h.wait, first), longestLook)
 }
 
 // startLooking starts the goroutine that looks up results; the lock is held.
@@ -202,9 +214,7 @@ func (t *table) look() {
 			if h.state != handleSent || h.loading || now.Before(h.lookAt) && !again {
 				continue
 			}
-			if !h.group.waited {
-				h.wait = min(2*h.wait, longestLook)
-			}
+			h.wait = t.nextLook(h)
 			if h.lookAt = now.Add(h.wait); !h.giveUp.IsZero() {
 				h.lookAt = now
 			}
