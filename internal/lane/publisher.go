@@ -82,8 +82,6 @@ type Outgoing struct {
 	// Upload, if set, is called before a payload that no message can carry is stored, which may
 	// take long. After its error the call is not sent.
 	Upload func() error
-	// Turn, if set, returns when the call may be sent. After its error the call is not sent.
-	Turn func(context.Context) error
 }
 
 // Ended says that an accepted call, which is followed, has its result or was given up; then r is
@@ -137,15 +135,9 @@ func (p *Publisher) enqueueLane(ctx context.Context, lane poolLane, calls []Outg
 		if faults[i] = busy; busy != nil { // else their order might change
 			continue
 		}
-		if out.Turn != nil {
-			faults[i] = out.Turn(ctx)
-		}
-		switch {
-		case faults[i] != nil:
-			faults[i] = (&sending{call: out.Call, again: out.Call.Again}).failed(natsio.NotSent(faults[i]))
-		case out.Call.Delay() > 0:
+		if out.Call.Delay() > 0 {
 			faults[i] = p.enqueueLater(ctx, out)
-		default:
+		} else {
 			if !used { // the last message that a full stream accepts must make its lane ready
 				inline, used = wire.FlowOf(out.Call).IsDefault() && (!p.lanes.use(lane) || p.isFull()), true
 			}
