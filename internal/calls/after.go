@@ -97,22 +97,23 @@ func (t *table) awaited(h *Handle) []*trial {
 // park has a lane wait whose first call waits for one that is being sent; the lock is held. It
 // reports false if nothing is to be waited for any more.
 func (t *table) park(h *Handle, at poolLane) bool {
-	for _, a := range t.awaited(h) {
-		a.lanes = append(a.lanes, at)
-		t.parked[at] = nil
-		if end := h.lastStart(); !end.IsZero() {
-			t.parked[at] = time.AfterFunc(time.Until(end), func() {
-				t.mu.Lock()
-				defer t.mu.Unlock()
-				t.wake(at)
-			})
-		}
-		for _, waiting := range t.lanes[at] {
-			waiting.change() // it may be cancelled now
-		}
-		return true
+	awaited := t.awaited(h)
+	if len(awaited) == 0 {
+		return false
 	}
-	return false
+	awaited[0].lanes = append(awaited[0].lanes, at)
+	t.parked[at] = nil
+	if end := h.lastStart(); !end.IsZero() {
+		t.parked[at] = time.AfterFunc(time.Until(end), func() {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			t.wake(at)
+		})
+	}
+	for _, waiting := range t.lanes[at] {
+		waiting.change() // it may be cancelled now
+	}
+	return true
 }
 
 // wake has the calls of a parked lane sent; the lock is held.

@@ -117,7 +117,7 @@ func (d *Dispatcher) send(ctx context.Context, calls []protocol.Call, o SendOpti
 		for i := range calls {
 			handles[i] = d.begin(ctx, &calls[i])
 		}
-		return handles, d.table.queue(g)
+		return handles, d.table.queue(g) //nolint:contextcheck // that of the group
 	}
 	o.inline, o.bring = false, d.bring
 	groups := map[*Dispatcher]*group{}
@@ -131,7 +131,7 @@ func (d *Dispatcher) send(ctx context.Context, calls []protocol.Call, o SendOpti
 		groups[part].open++
 	}
 	for part, g := range groups {
-		part.table.queue(g)
+		part.table.queue(g) //nolint:contextcheck // that of the group
 	}
 	return handles, nil
 }
