@@ -449,19 +449,12 @@ func (t *table) close() {
 		}
 	}
 	t.closed = true
-	for _, queue := range t.lanes {
-		for _, h := range queue {
-			if h.state == handleQueued {
-				t.end(h, nil, neverSent(h.Call, ErrClosed))
-			}
-		}
-	}
 	for h := range t.open {
 		if h.state == handleQueued {
 			t.end(h, nil, neverSent(h.Call, ErrClosed))
 		}
 	}
-	t.endOpen(func(h *Handle) bool { return h.giveUp.IsZero() })
+	t.endOpen(func(h *Handle) bool { return h.group.ctx.Err() == nil }) // the others are being cancelled
 	t.finish()
 	t.mu.Unlock()
 	limit := time.NewTimer(closeWait)

@@ -77,9 +77,8 @@ func (t *table) queue(g *group) (serve func()) {
 		case g.StoreOnly && !h.Call.Again && full != nil:
 			t.refuse(h, full)
 			continue
-		case !g.StoreOnly:
-			t.open[h] = true
 		}
+		t.open[h] = true
 		if g.waited && !had {
 			if direct == nil {
 				direct = map[poolLane][]*Handle{}
@@ -314,7 +313,7 @@ func (t *table) sendCall(h *Handle, byCaller bool) bool {
 		t.end(h, known, nil)
 	case t.closed && notSent:
 		t.end(h, nil, neverSent(h.Call, ErrClosed))
-	case t.closed:
+	case t.closed && g.ctx.Err() == nil:
 		t.end(h, nil, fmt.Errorf("call %s: %w", h.Call.ID, ErrClosed))
 	case h.accepted:
 		t.report(h, loop.Update{State: loop.StateQueued})
