@@ -31,15 +31,15 @@ func (t *table) stop(g *group) {
 		return
 	}
 	for _, h := range g.handles {
-		if h.state != handleQueued {
-			continue
-		}
-		if h.Call.Again && !g.StoreOnly {
-			h.state = handleSent // by an earlier attempt, maybe
-		} else {
+		earlier := h.Call.Again && !g.StoreOnly // another attempt may have sent it
+		switch {
+		case h.state == handleQueued && earlier:
+			h.state = handleSent
+			t.wake(laneOf(h.Call))
+		case h.state == handleQueued, h.state == handleSending && !h.leaving && !earlier:
 			t.endUnsent(h, nil)
+			t.wake(laneOf(h.Call))
 		}
-		t.wake(laneOf(h.Call))
 	}
 	t.cancelGroup(g)
 }

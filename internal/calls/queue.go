@@ -51,6 +51,7 @@ type queued struct {
 	publish  trace.Span
 	heldBack error // why it is to be sent again, after a pause; nil if it is not
 	pause    time.Duration
+	leaving  bool     // a sender has begun to publish it; before, it is certainly not stored
 	trial    bool     // calls that wait for it wait until it was sent
 	after    []*trial // of the calls that it waits for
 }
@@ -284,7 +285,7 @@ func (t *table) upload(ctx context.Context, shared bool) (done func(), err error
 // is to be sent again after a pause, because its lane or pool is full.
 func (t *table) sendCall(h *Handle, byCaller bool) bool {
 	g := h.group
-	h.state = handleSending
+	h.state, h.leaving = handleSending, false
 	g.sending++
 	t.mu.Unlock()
 	known, unmet, fault := t.trySend(h, byCaller)
@@ -357,6 +358,13 @@ func (t *table) trySend(h *Handle, byCaller bool) (known, unmet *protocol.Result
 		if err := h.group.bring(ctx, h.Call); err != nil {
 			return nil, nil, neverSent(h.Call, err)
 		}
+	}
+	t.mu.Lock()
+	h.leaving = h.state != handleDone
+	leaving := h.leaving
+	t.mu.Unlock()
+	if !leaving {
+		return nil, nil, neverSent(h.Call, context.Cause(ctx))
 	}
 	uploaded := func() {}
 	fault = t.d.publisher.Enqueue(ctx, []lane.Outgoing{{
