@@ -24,6 +24,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -37,7 +38,10 @@ type Journal struct {
 	stream jetstream.Stream
 }
 
-var _ loop.Journal = (*Journal)(nil)
+var (
+	_ loop.Journal = (*Journal)(nil)
+	_ ports.Fencer = (*Journal)(nil)
+)
 
 const (
 	// loadTimeout bounds the reading of one message, or of an image: a slow network transfers some
@@ -264,43 +268,85 @@ func (j *Journal) MarkAlone(ctx context.Context, session protocol.SessionID) err
 // RemovedAge is how long the record of a removed session is stored.
 const RemovedAge = 7 * 24 * time.Hour
 
-// Forget completes a removal, and returns how many messages of the session it removed. The record
-// that the session was removed takes the place of its journal in one write, and stays for
-// [RemovedAge]. Processes that have read the journal before cannot append, also if it was empty,
-// and requests that were made before begin no session ([loop.Removal.Outlived]). There is no record
-// in a stream without room for it, or if an earlier version made the stream and no process with the
-// rights for it has edited it.
-func (j *Journal) Forget(ctx context.Context, session protocol.SessionID) (removed uint64, err error) {
+// Forget completes a removal that [Journal.Mark] has begun, and returns how many messages of the
+// session it removed. The record that the session was removed takes the place of its journal in one
+// write, and stays for an age, such as [RemovedAge]; 0 leaves none. Processes that have read the
+// journal before cannot append, also if it was empty, and requests that were made before begin no
+// session ([loop.Removal.Outlived]). There is no record in a stream without room for it, or if an
+// earlier version made the stream and no process with the rights for it has edited it.
+//
+// The error wraps [ErrBegunAgain] if another process has completed the removal, and the name is
+// used again: nothing of that session is removed.
+func (j *Journal) Forget(ctx context.Context, session protocol.SessionID, age time.Duration) (removed uint64, err error) {
+	for {
+		mark, err := j.Removing(ctx, session)
+		if err != nil || mark == 0 {
+			return removed, err
+		}
+		messages, err := j.messages(ctx, session)
+		if removed = max(removed, messages); err == nil {
+			err = j.purge(ctx, session, jetstream.WithPurgeSequence(mark)) // which makes room
+		}
+		if err == nil && age > 0 {
+			err = j.remember(ctx, session, mark, age)
+		}
+		switch {
+		case errors.Is(err, loop.ErrJournalConflict): // of another process that removes the session
+			continue
+		case err == nil && age == 0, errors.Is(err, errFull), errors.Is(err, errNoRecords):
+			err = j.purge(ctx, session, jetstream.WithPurgeSequence(mark+1))
+		}
+		if err != nil {
+			err = fmt.Errorf("forget session %s: %w", session, err)
+		}
+		return removed, err
+	}
+}
+
+// ErrBegunAgain means that a session was removed, and that there is another one of its name.
+var ErrBegunAgain = errors.New("another process has completed the removal, and the session has begun again: what there is now stays")
+
+// Removing returns the sequence of the mark with which the journal of a session ends; 0 if the
+// session was removed. The error wraps [ErrBegunAgain] if there is a session without a mark.
+func (j *Journal) Removing(ctx context.Context, session protocol.SessionID) (mark uint64, err error) {
+	last, err := j.last(ctx, session)
+	switch {
+	case err != nil || last == nil || last.Header.Get(jetstream.MsgTTLHeader) != "":
+		return 0, err
+	case !isMark(last):
+		return 0, ErrBegunAgain
+	default:
+		return last.Sequence, nil
+	}
+}
+
+// Fence implements [ports.Fencer]. It has no effect in a stream that stores no records.
+func (j *Journal) Fence(ctx context.Context, session protocol.SessionID, expected uint64) error {
+	if err := j.remember(ctx, session, expected, RemovedAge); !errors.Is(err, errNoRecords) {
+		return err
+	}
+	return nil
+}
+
+// remember stores the record that a session was removed in the place of all its messages, on the
+// condition that a sequence is the last one.
+func (j *Journal) remember(ctx context.Context, session protocol.SessionID, expected uint64, age time.Duration) error {
 	record := loop.Event{Type: loop.EventRemoved, SessionID: session, Time: time.Now().UTC()}
 	record.Status = loop.RemovalCompleted
 	body, err := json.Marshal([]loop.Event{record})
 	if err != nil {
-		return 0, err
+		return err
 	}
-	header := nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}, jetstream.MsgTTLHeader: {RemovedAge.String()}}
-	if removed, err = j.messages(ctx, session); err == nil {
-		err = j.purge(ctx, session, jetstream.WithPurgeKeep(1)) // which makes room
+	header := nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}, jetstream.MsgTTLHeader: {age.String()}}
+	_, err = j.append(ctx, session, expected, body, header)
+	if api, answered := errors.AsType[*jetstream.APIError](err); answered && (api.ErrorCode == codeNoTTL || api.ErrorCode == codeNoRollup) {
+		return fmt.Errorf("%w: %w", errNoRecords, err)
 	}
-	for err == nil {
-		var last *jetstream.RawStreamMsg
-		if last, err = j.last(ctx, session); err != nil {
-			break
-		}
-		var expected uint64
-		if last != nil {
-			expected = last.Sequence
-		}
-		_, err = j.append(ctx, session, expected, body, header)
-		var api *jetstream.APIError
-		switch {
-		case err == nil:
-			return removed, nil
-		case errors.Is(err, errFull), errors.As(err, &api) && (api.ErrorCode == codeNoTTL || api.ErrorCode == codeNoRollup):
-			return removed, j.purge(ctx, session)
-		}
-	}
-	return removed, fmt.Errorf("forget session %s: %w", session, err)
+	return err
 }
+
+// errNoRecords says that an earlier version made the stream.
+var errNoRecords = errors.New("the stream of journals stores no records of removed sessions")
 
 // checkTimeout bounds what [Journal.CheckCall] takes of a call's time: servers do not answer a user
 // without the right to read journals.

@@ -287,7 +287,7 @@ func TestForget_FencesWhatWasReadBefore(t *testing.T) {
 		require.NoError(t, j.CheckCall(t.Context(), id))
 		require.NoError(t, j.Mark(t.Context(), id))
 		require.ErrorContains(t, j.CheckCall(t.Context(), id), "session "+string(id)+" is being removed")
-		removed, err := j.Forget(t.Context(), id)
+		removed, err := j.Forget(t.Context(), id, journal.RemovedAge)
 		require.NoError(t, err)
 		require.Equal(t, messages, removed)
 		_, err = j.Append(t.Context(), id, last, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
@@ -311,10 +311,10 @@ func TestForget_FencesWhatWasReadBefore(t *testing.T) {
 		require.Equal(t, history.Removed, again.Removed, "requests that were made before it are still refused")
 
 		require.NoError(t, j.Mark(t.Context(), id))
-		removed, err = j.Forget(t.Context(), id)
+		removed, err = j.Forget(t.Context(), id, journal.RemovedAge)
 		require.NoError(t, err)
 		require.EqualValues(t, 1, removed)
-		removed, err = j.Forget(t.Context(), id)
+		removed, err = j.Forget(t.Context(), id, journal.RemovedAge)
 		require.NoError(t, err)
 		require.Zero(t, removed)
 	}
@@ -328,6 +328,37 @@ func TestForget_FencesWhatWasReadBefore(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, journal.RemovedAge, age)
 	require.EqualValues(t, 2, stream.CachedInfo().State.Msgs, "one message is left of each session")
+}
+
+// A process that completes a removal late, behind another one, removes nothing of the session that
+// has begun again.
+func TestForget_LeavesWhatHasBegunAgain(t *testing.T) {
+	t.Parallel()
+	j := open(t, natsiotest.New(t, natsio.Topology{}).NC)
+	for _, age := range []time.Duration{journal.RemovedAge, 0} {
+		id := protocol.SessionID("s-" + age.String())
+		_, err := j.Append(t.Context(), id, 0, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
+		require.NoError(t, err)
+		_, err = j.Forget(t.Context(), id, age)
+		require.ErrorIs(t, err, journal.ErrBegunAgain, "it has no mark")
+		require.NoError(t, j.Mark(t.Context(), id))
+		removed, err := j.Forget(t.Context(), id, age)
+		require.NoError(t, err)
+		require.EqualValues(t, 1, removed)
+		removed, err = j.Forget(t.Context(), id, age)
+		require.NoError(t, err)
+		require.Zero(t, removed)
+		history, err := j.Load(t.Context(), id)
+		require.NoError(t, err)
+		require.Equal(t, age > 0, history.Removed.Sequence > 0)
+		_, err = j.Append(t.Context(), id, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
+		require.NoError(t, err)
+		_, err = j.Forget(t.Context(), id, age)
+		require.ErrorIs(t, err, journal.ErrBegunAgain)
+		history, err = j.Load(t.Context(), id)
+		require.NoError(t, err)
+		require.Len(t, history.Events, 1)
+	}
 }
 
 // A stream of an earlier version stores no such records, and the session is removed all the same.
@@ -347,7 +378,7 @@ func TestForget_InAStreamOfAnEarlierVersion(t *testing.T) {
 	_, err = j.Append(t.Context(), "s", 0, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
 	require.NoError(t, err)
 	require.NoError(t, j.Mark(t.Context(), "s"))
-	_, err = j.Forget(t.Context(), "s")
+	_, err = j.Forget(t.Context(), "s", journal.RemovedAge)
 	require.NoError(t, err)
 	history, err := j.Load(t.Context(), "s")
 	require.NoError(t, err)
@@ -355,7 +386,7 @@ func TestForget_InAStreamOfAnEarlierVersion(t *testing.T) {
 
 	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{Fleet: "tf"}), "a process of this version edits the stream")
 	require.NoError(t, j.Mark(t.Context(), "s"))
-	_, err = j.Forget(t.Context(), "s")
+	_, err = j.Forget(t.Context(), "s", journal.RemovedAge)
 	require.NoError(t, err)
 	history, err = j.Load(t.Context(), "s")
 	require.NoError(t, err)

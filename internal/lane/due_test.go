@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -167,4 +168,57 @@ func TestDue_InTheLanesOfAHolderThatOnlySettles(t *testing.T) {
 	f.requireQuiet()
 	require.Equal(t, stays.ID, <-b.ran)
 	require.Empty(t, b.ran)
+}
+
+// Law: a holder that only settles may be lost at any moment, as when it has claimed the lane, or
+// has stored a result. Then a worker has the lane within the lease, and each call has one result
+// and has run once, in its order.
+func TestDue_AHolderThatOnlySettlesIsLost(t *testing.T) {
+	t.Parallel()
+	for name, subject := range map[string]wire.Subject{
+		"it has claimed the lane": wire.ClaimSubject(protocol.DefaultFleet, pool, wire.HashLane("account/x")),
+		"it has stored a result":  wire.ResultSubject(protocol.DefaultFleet, "s", "*"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t)
+			p := f.publisher()
+			b := newBlocks(t)
+			f.ensurePool(f.newLease(pool))
+			calls := make([]*protocol.Call, 6)
+			for i := range calls {
+				if calls[i] = newCall("s", exclusive("account/x")); i%2 > 0 {
+					calls[i].Delivery = protocol.AtMostOnce
+				}
+			}
+			put(t, p, calls...)
+			require.NoError(t, p.Cancel(t.Context(), calls[2]))
+			stored, err := f.nc.SubscribeSync(subject)
+			require.NoError(t, err)
+			require.NoError(t, f.nc.Flush())
+			nc := f.connect()
+			lost, err := lane.NewHolder(t.Context(), nc, b, lane.Options{Worker: "lost", Logger: f.logger, Settles: []protocol.Lane{"account/x"}})
+			require.NoError(t, err)
+			ctx, end := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- lost.Run(ctx, ctx) }()
+			_, err = stored.NextMsg(patience)
+			require.NoError(t, err)
+			nc.Close()
+			f.hold(b, lane.Options{Slots: 4})
+			for i, call := range calls {
+				want := protocol.StatusOK
+				if i == 2 {
+					want = protocol.StatusCancelled
+				} else {
+					require.Equal(t, call.ID, <-b.ran)
+				}
+				require.Equal(t, want, f.await(p, call).Status, "call %d", i)
+			}
+			f.requireQuiet()
+			require.Empty(t, b.ran)
+			end()
+			<-ended // its connection is closed
+		})
+	}
 }

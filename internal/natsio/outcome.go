@@ -131,7 +131,8 @@ func NotSent(err error) error {
 // that the first message breaks, with an id for the server, or of a content that replaces itself.
 //
 // When a try is refused after one of unknown outcome, isThere finds out whether the earlier one was
-// stored; with nil that stays unknown. The error has the outcome: [ErrUnknown] if the context ended
+// stored; with nil that stays unknown, and so it does if no server has answered the later one: the
+// message may still be on its way. The error has the outcome: [ErrUnknown] if the context ended
 // first, or the connection was closed.
 func UntilKnown(ctx context.Context, write func(context.Context) error, isThere func(context.Context) (bool, error)) error {
 	for mayBeThere := false; ; {
@@ -152,7 +153,8 @@ func UntilKnown(ctx context.Context, write func(context.Context) error, isThere 
 			if there && lookErr == nil {
 				return nil
 			}
-			if mayBeThere = lookErr != nil; mayBeThere {
+			_, answered := errors.AsType[*jetstream.APIError](err)
+			if mayBeThere = lookErr != nil || !answered; lookErr != nil {
 				err, final = errors.Join(err, lookErr), !Repeatable(lookErr)
 			}
 		}

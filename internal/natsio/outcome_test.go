@@ -88,6 +88,8 @@ func TestUntilKnown(t *testing.T) {
 		"lost, then refused, and is not":        {[]error{lost, full}, []look{{}}, natsio.NotStored},
 		"lost, no server, and it is there":      {[]error{lost, none}, []look{{there: true}}, natsio.Acknowledged},
 		"lost, no server, not there, stored":    {[]error{lost, none, nil}, []look{{}}, natsio.Acknowledged},
+		"lost, no server, not there":            {[]error{lost, none}, []look{{}}, natsio.Unknown},
+		"lost, no server, another's conflict":   {[]error{lost, none, taken}, []look{{}, {}}, natsio.Conflict},
 		"lost, refused, the look is lost once":  {[]error{lost, taken, taken}, []look{{err: lost}, {there: true}}, natsio.Acknowledged},
 		"lost, refused, the look is lost":       {[]error{lost, taken}, []look{{err: lost}}, natsio.Unknown},
 		"lost, refused, nobody can look":        {[]error{lost, full}, nil, natsio.Unknown},

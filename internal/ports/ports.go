@@ -51,6 +51,15 @@ type Finder interface {
 	Void(ctx context.Context, pool protocol.Pool, lane protocol.Lane, ref protocol.CallRef) error
 }
 
+// Fencer is a journal that has sub-agents refused. Without one, a sub-agent that is refused may
+// still be begun by a process that was stopped before.
+type Fencer interface {
+	// Fence has no process begin a session that has read its journal, which is empty behind the
+	// sequence expected, or that was stopped before it did so. An error wraps
+	// [loop.ErrJournalConflict] if the session has begun.
+	Fence(ctx context.Context, session protocol.SessionID, expected uint64) error
+}
+
 // Channels are how sessions send each other messages. Without them, tools about channels fail. A
 // [protocol.Error] is the result of the call; any other error leaves the call without result, and
 // the next run of the session makes it again.

@@ -888,7 +888,7 @@ func TestTurn_MadeBeforeItsSessionWasRemoved(t *testing.T) {
 	require.Nil(t, r.submit(t.Context(), made(wire.TurnRun{Prompt: "p"})).Error)
 	late, unknown, refused := made(wire.TurnRun{Prompt: "late"}), serve.NewCall(session, wire.TurnRun{Prompt: "late"}, 0), made(wire.TurnRun{Prompt: "late", Toolsets: []string{"none"}})
 	require.NoError(t, j.Mark(t.Context(), session))
-	_, err = j.Forget(t.Context(), session)
+	_, err = j.Forget(t.Context(), session, journal.RemovedAge)
 	require.NoError(t, err)
 
 	for _, call := range []protocol.Call{late, unknown} {

@@ -26,6 +26,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/journal"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -90,7 +91,11 @@ func Remove(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Option
 	defer stop()
 	r.settling = settling
 	for _, step := range r.steps() {
-		if err := step(ctx); err != nil {
+		err := step(ctx)
+		if errors.Is(err, journal.ErrBegunAgain) {
+			return r.removed, fmt.Errorf("remove session %s: %w", id, err)
+		}
+		if err != nil {
 			return r.removed, fmt.Errorf("remove session %s: %w; some of it may be left: remove it again", id, err)
 		}
 	}
@@ -145,10 +150,21 @@ func (r *remover) operator(pool protocol.Pool) *operator.Operator {
 
 // steps are what is done, in its order.
 func (r *remover) steps() []func(context.Context) error {
-	return []func(context.Context) error{
+	steps := []func(context.Context) error{
 		r.mark, r.triggers, r.calls, r.workspace, r.released, r.markAlone, r.triggers, // of a turn that ran meanwhile
 		r.inEach(r.leftover), r.inEach(r.listed), r.inEach(r.results), r.inEach(r.bodies), r.journal,
 	}
+	for i, step := range steps[1:] {
+		steps[i+1] = func(ctx context.Context) error {
+			if !r.options.Used && !r.unmarked { // if it was stopped, another process may have completed the removal
+				if _, err := r.fleet.Journal.Removing(ctx, r.id); err != nil {
+					return err
+				}
+			}
+			return step(ctx)
+		}
+	}
+	return steps
 }
 
 // inEach is a step that is done in each part.
@@ -297,7 +313,7 @@ func (r *remover) journal(ctx context.Context) error {
 		r.removed.Events += removed
 		return err
 	}
-	removed, err := r.fleet.Journal.Forget(ctx, r.id)
+	removed, err := r.fleet.Journal.Forget(ctx, r.id, journal.RemovedAge)
 	if err != nil {
 		return err
 	}

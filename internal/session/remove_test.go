@@ -19,6 +19,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/journal"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/model/scripted"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -634,6 +635,25 @@ func TestRemove_LeavesNothingThatWakes(t *testing.T) {
 		require.Subset(t, append(before, wire.ResultSubject(r.Name, "s", result.CallID)), r.left(t, "s"))
 		trigger.Secret = "y" // an id of its own
 	}
+}
+
+// A process that was stopped while it removed a session removes nothing of the one that has begun
+// again, when another process has completed the removal: whichever step it is at.
+func TestRemove_AProcessThatWasStoppedLeavesWhatHasBegunAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.lived(t, "s")
+	late, err := newRemover(t.Context(), r.Fleet, "s", Options{Force: true})
+	require.NoError(t, err)
+	require.NoError(t, late.mark(t.Context()))
+	_, err = Remove(t.Context(), r.Fleet, "s", Options{Force: true})
+	require.NoError(t, err)
+	r.lived(t, "s")
+	before := r.left(t, "s")
+	for i, step := range late.steps()[1:] {
+		require.ErrorIs(t, step(t.Context()), journal.ErrBegunAgain, "step %d", i+1)
+	}
+	require.ElementsMatch(t, before, r.left(t, "s"))
 }
 
 // A turn that was accepted does not begin while its session is removed.

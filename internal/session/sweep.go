@@ -203,8 +203,11 @@ func (s *Sweeper) end(ctx context.Context, id protocol.SessionID, journal *chang
 	if journal == nil {
 		return true, nil
 	}
-	r := &remover{fleet: s.Fleet, id: id}
-	return true, r.journal(ctx)
+	// What is requested now was requested after its last use, so no record is left.
+	if _, err := s.Fleet.Journal.Forget(ctx, id, 0); err != nil {
+		return false, err
+	}
+	return true, natsio.RemoveJournalMarks(ctx, s.Fleet.JS, s.Fleet.Name, id)
 }
 
 // busy reports whether any lane has calls, or a worker that holds it.

@@ -108,5 +108,6 @@ func TestSweeper_RemovesWhatOnlyClientsUsed(t *testing.T) {
 		require.Regexp(t, `^tf\.result\.|^result/|/sandboxes/client$`, left, "results have an age of their own, and so have copies on a worker's disk")
 	}
 
+	require.NoError(t, r.Journal.CheckCall(t.Context(), "agent"), "a call may use the name again")
 	made("client", protocol.CommandRun{Command: "test -z \"$(ls -A)\""}) // what uses it next begins with nothing
 }

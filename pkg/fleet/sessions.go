@@ -235,6 +235,7 @@ func (s Sessions) Compact(ctx context.Context, id protocol.SessionID, model stri
 			limit = time.Until(deadline)
 		}
 		call := serve.NewCall(id, wire.TurnRun{Compact: true, Model: model}, limit)
+		call.MadeAfter = f.Journal.Now(ctx)
 		result, err := f.Dispatcher.Call(ctx, &call)
 		if err == nil && result.Error != nil {
 			err = s.client.interrupted(ctx, result)

@@ -190,20 +190,27 @@ func (t *turnRun) agent(ctx context.Context, p *pendingCall, runner *Runner, unk
 	loading, cancel := context.WithTimeout(context.WithoutCancel(ctx), journalTimeout) // a stopped one has to be ended
 	rec, err := runner.newRecorder(loading, child)
 	cancel()
-	begun := rec != nil && rec.last > 0
+	begun := rec != nil && !rec.fresh
+	var refused Event
 	switch {
 	case err != nil:
 		return Event{}, err
 	case detached(ctx):
 		return Event{}, context.Cause(ctx)
-	case !begun && p.denied != nil:
-		return p.local(protocol.StatusRejected, "", p.denied, 0), nil //nolint:nilerr // the result says it
-	case !begun && unknown != nil:
-		return p.local(protocol.StatusRejected, "", unknown, 0), nil
+	case !begun && rec.removed.Outlived(t.sequence(), time.Time{}):
+		return p.local(protocol.StatusCancelled, "", protocol.Errorf(protocol.CodeCancelled, "The agent was not started: another process has refused it, or has removed its session."), 0), nil
+	case !begun && cmp.Or(p.denied, unknown) != nil:
+		refused = p.local(protocol.StatusRejected, "", cmp.Or(p.denied, unknown), 0)
 	case !begun && context.Cause(ctx) != nil: // the call's result says so
-		return p.local(protocol.StatusCancelled, "", protocol.Errorf(protocol.CodeCancelled, "The agent was not started: the turn was stopped before."), 0), nil //nolint:nilerr // the result says it
+		refused = p.local(protocol.StatusCancelled, "", protocol.Errorf(protocol.CodeCancelled, "The agent was not started: the turn was stopped before."), 0)
 	case runner.lineage.started.Add(1) > maxAgents && !begun:
-		return p.local(protocol.StatusRejected, "", protocol.Errorf(protocol.CodeLimitReached, "This session has started %d agents, which is as many as it may.", maxAgents), 0), nil
+		refused = p.local(protocol.StatusRejected, "", protocol.Errorf(protocol.CodeLimitReached, "This session has started %d agents, which is as many as it may.", maxAgents), 0)
+	}
+	if refused.Type != "" {
+		if err = t.fence(ctx, child, rec.last); errors.Is(err, ErrJournalConflict) { // it has begun meanwhile
+			return t.agent(ctx, p, runner, unknown)
+		}
+		return refused, err
 	}
 	if !begun {
 		if failed, err := p.fork.ready(ctx); err != nil || failed != nil {
@@ -232,6 +239,20 @@ func (t *turnRun) agent(ctx context.Context, p *pendingCall, runner *Runner, unk
 	}
 	event.RunMS = new(float64(time.Since(start)) / float64(time.Millisecond))
 	return event, nil
+}
+
+// fence has no process that was stopped begin a sub-agent which this one refuses.
+func (t *turnRun) fence(ctx context.Context, child protocol.SessionID, last uint64) error {
+	fencer, is := t.Runner.journal.(ports.Fencer)
+	if !is {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), journalTimeout)
+	defer cancel()
+	if err := fencer.Fence(ctx, child, last); err != nil {
+		return fmt.Errorf("refuse agent %s: %w", child, err)
+	}
+	return nil
 }
 
 // timeless is an amount without its time, which is part of the parent's.

@@ -4,13 +4,18 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/journal"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
@@ -292,6 +297,84 @@ func TestAgent_ThatIsDeniedDoesNotBegin(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, begun, len(f.child(t, 1, 0)) > 0)
 				require.Equal(t, begun, strings.Contains(strings.Join(texts(f.models["go"].lastSeen()), "\n"), "left is done"))
+			})
+		}
+	}
+}
+
+// stopped is the journal of a process that is stopped before or after it reads the journal of
+// another session than the parent, until another process has refused that.
+type stopped struct {
+	*journal.Journal
+
+	parent  protocol.SessionID
+	behind  bool // the read
+	refused chan struct{}
+
+	mu   sync.Mutex
+	once sync.Once
+	is   chan struct{}
+}
+
+func (j *stopped) Load(ctx context.Context, session protocol.SessionID) (loop.History, error) {
+	history, err := j.Journal.Load(ctx, session)
+	if session == j.parent {
+		return history, err
+	}
+	j.once.Do(func() {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		close(j.is)
+	})
+	if <-j.refused; j.behind {
+		return history, err
+	}
+	return j.Journal.Load(ctx, session)
+}
+
+func (j *stopped) Append(ctx context.Context, session protocol.SessionID, expected uint64, events ...loop.Event) (uint64, error) {
+	j.mu.Lock()
+	select {
+	case <-j.is:
+		j.mu.Unlock()
+		<-j.refused
+	default:
+		defer j.mu.Unlock()
+	}
+	return j.Journal.Append(ctx, session, expected, events...)
+}
+
+// A sub-agent that one coordinator has refused is not begun by another one, which was stopped
+// before it did so.
+func TestAgent_ThatWasRefusedIsNotBegunLater(t *testing.T) {
+	t.Parallel()
+	for _, background := range []bool{false, true} {
+		for _, behind := range []bool{false, true} {
+			t.Run(fmt.Sprintf("background %t, behind its read %t", background, behind), func(t *testing.T) {
+				t.Parallel()
+				stored, err := journal.Open(t.Context(), natsiotest.New(t, natsio.Topology{}).NC, "tf")
+				require.NoError(t, err)
+				models := byPrompt{
+					"go":   {replies: []loop.Reply{delegates("d", fmt.Sprintf(`{"prompt":"left","background":%t}`, background)), says("x"), says("y"), says("z")}},
+					"left": {replies: []loop.Reply{says("left is done")}},
+				}
+				first, other := newFamily(t, models), newFamily(t, models)
+				models["left"].before = func(context.Context) { assert.Fail(t, "the agent has begun") }
+				stops := &stopped{Journal: stored, parent: first.session, behind: behind, refused: make(chan struct{}), is: make(chan struct{})}
+				first.journal = stops
+				other.journal, other.session, other.opts.Policy = stored, first.session, newJudge(t, "{tools: {deny: [agent]}}")
+				ended := make(chan error)
+				go func() {
+					_, err := first.run(t.Context(), t)
+					ended <- err
+				}()
+				<-stops.is
+				result, err := other.run(t.Context(), t)
+				require.NoError(t, err)
+				require.Equal(t, loop.OutcomeAnswered, result.Outcome)
+				close(stops.refused)
+				require.ErrorIs(t, <-ended, loop.ErrJournalConflict)
+				require.Empty(t, other.child(t, 1, 0))
 			})
 		}
 	}

@@ -134,7 +134,7 @@ func (t *turnRun) decide(ctx context.Context) (map[int]verdict, error) {
 func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked policy.Call, about string) (verdict, error) {
 	call, judged := &turn.last().calls[index], t.judge(asked, about)
 	v, err := t.newVerdict(ctx, turn, index, judged)
-	if err != nil || v.denied == nil || !call.sent || call.ranHere() || call.lane == "" {
+	if err != nil || v.denied == nil || !call.sent || call.ranHere() || call.lane == "" && call.Name != wire.AgentTool {
 		return v, err
 	}
 	sent, err := t.wasSent(ctx, call.Name, call.lane, t.pending(turn, index).place.ID, true)

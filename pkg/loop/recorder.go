@@ -58,6 +58,13 @@ func (r *Runner) newRecorder(ctx context.Context, id protocol.SessionID) (*recor
 	}, nil
 }
 
+// sequence is that of the last event which this process knows to be journaled.
+func (r *recorder) sequence() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last
+}
+
 // record journals events in their order, with less in them where the journal takes no more. An
 // error that wraps [ErrEventTooLarge] stored nothing. After any other one it is not known whether
 // they were stored, so every later call fails with the same error.

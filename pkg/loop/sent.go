@@ -3,6 +3,7 @@ package loop
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -109,6 +110,11 @@ func (t *turnRun) findOrVoid(ctx context.Context, lane string, id protocol.CallI
 func (t *turnRun) wasSent(ctx context.Context, name, lane string, id protocol.CallID, final bool) (bool, error) {
 	if name == wire.AgentTool {
 		child, err := t.Runner.journal.Load(ctx, protocol.SessionID(id))
+		if final && err == nil && len(child.Events) == 0 {
+			if err = t.fence(ctx, protocol.SessionID(id), child.Last); errors.Is(err, ErrJournalConflict) { // it has begun meanwhile
+				return t.wasSent(ctx, name, lane, id, final)
+			}
+		}
 		return len(child.Events) > 0, err
 	}
 	if _, is := t.dispatcher.(ports.Finder); !is || lane == "" {

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
@@ -83,7 +84,7 @@ func workspaceMerge(ctx context.Context, a *Attempt, p wire.WorkspaceMerge) (_ p
 	defer func() { err = errors.Join(err, root.Close()) }()
 	changes, err := snapshot.Merge(ctx, root, base, files, store, &snapshot.Options{Protect: a.box.Protected(), Skip: inRepository})
 	if err == nil {
-		merged[p.From] = at.Checkpoint
+		noteMerged(merged, p.From, at.Checkpoint)
 		err = writeMerged(a.box.MergedFile(), merged)
 	}
 	if err != nil {
@@ -110,12 +111,30 @@ func readMerged(path string) (merged map[string]uint64, err error) {
 	return merged, err
 }
 
+// maxMerged bounds the forks that a workspace notes: each sub-agent on a fork is one.
+const maxMerged = 1000
+
+// noteMerged notes the checkpoint of a fork that was merged, in the place of the oldest one if
+// there are too many.
+func noteMerged(merged map[string]uint64, from string, at uint64) {
+	merged[from] = at
+	for len(merged) > maxMerged {
+		oldest := ""
+		for fork, at := range merged {
+			if fork != from && (oldest == "" || at < merged[oldest]) {
+				oldest = fork
+			}
+		}
+		delete(merged, oldest)
+	}
+}
+
 func writeMerged(path string, merged map[string]uint64) error {
 	body, err := json.Marshal(merged)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(path, body, 0o600)
+	return regular.Replace(path, body) // part of one would end all merges in place
 }
 
 // inRepository reports whether a path is the database of a git repository, or in it. Two of them
