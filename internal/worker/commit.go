@@ -18,7 +18,7 @@ func (w *Worker) CommittedResult(ctx context.Context, run *lane.Run) *protocol.R
 	if w.options.Caps.Driver == NoSandboxes || sandboxes.ID(run.Call.Lane()) == "" {
 		return nil
 	}
-	box, _, err := w.sandboxes.Open(ctx, run.Call.Lane(), run.Fence, run.LeaseEnd)
+	box, _, err := w.env.Sandboxes.Open(ctx, run.Call.Lane(), run.Fence, run.LeaseEnd)
 	var done *protocol.Result
 	if err == nil {
 		done, err = committed(ctx, box, run.Call)
@@ -31,7 +31,7 @@ func (w *Worker) CommittedResult(ctx context.Context, run *lane.Run) *protocol.R
 
 // committed is the result of a call whose changes were committed before its worker was lost; nil if
 // the call must run.
-func committed(ctx context.Context, box *sandboxes.Box, call *protocol.Call) (*protocol.Result, error) {
+func committed(ctx context.Context, box *sandboxes.LaneSandbox, call *protocol.Call) (*protocol.Result, error) {
 	c := box.Checkpoints()
 	if c == nil {
 		return nil, nil //nolint:nilnil // it must run
@@ -41,7 +41,7 @@ func committed(ctx context.Context, box *sandboxes.Box, call *protocol.Call) (*p
 
 // commit stores what a call has changed with the fleet, before its result is stored.
 func (w *Worker) commit(run *lane.Run, lease *checkpoint.Lease, r *protocol.Result) {
-	box := w.sandboxes.Box(run.Call.Lane())
+	box := w.env.Sandboxes.Lane(run.Call.Lane())
 	c := box.Checkpoints()
 	only, mutates := checkpoint.Changes(run.Call)
 	if !mutates || r.Status == protocol.StatusRejected {
@@ -67,12 +67,12 @@ func (w *Worker) commit(run *lane.Run, lease *checkpoint.Lease, r *protocol.Resu
 	case errors.Is(err, workspace.ErrLost) || errors.Is(err, checkpoint.ErrUndone) || lease.Context().Err() != nil:
 		w.abandon(run, box)
 	default:
-		*r = w.failed(lease.Context(), run.Call, nil, undo(lease.Context(), box, c, err))
+		*r = w.resultOf(lease.Context(), run.Call, nil, undo(lease.Context(), box, c, err))
 	}
 }
 
 // abandon gives up a call whose changes are not stored, and closes the sandbox that has them.
-func (w *Worker) abandon(run *lane.Run, box *sandboxes.Box) {
+func (w *Worker) abandon(run *lane.Run, box *sandboxes.LaneSandbox) {
 	run.Abandon()
 	if err := box.Kill(); err != nil { // the release closes the rest
 		w.options.Logger.Warn("sandbox of an abandoned lane cannot be closed", slog.String("lane", string(run.Call.Lane())), slog.Any("error", err))
@@ -80,7 +80,7 @@ func (w *Worker) abandon(run *lane.Run, box *sandboxes.Box) {
 }
 
 // undo undoes the changes of a call that cannot be stored, and returns the error of the call.
-func undo(ctx context.Context, box *sandboxes.Box, c *checkpoint.Directory, cause error) error {
+func undo(ctx context.Context, box *sandboxes.LaneSandbox, c *checkpoint.Directory, cause error) error {
 	if err := c.Undo(ctx, box.Kill); err != nil {
 		box.Reclaim()
 		return protocol.Errorf(protocol.CodeWorkspaceUnavailable,

@@ -3,15 +3,9 @@ package worker
 import (
 	"context"
 	"errors"
-	"net"
-	"sync"
-	"time"
-
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
-	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -48,58 +42,3 @@ func (none) Open(context.Context, isolation.Spec) (sandbox.Sandbox, error) {
 }
 
 var errNoSandboxes = errors.New("this worker has no sandboxes (--sandbox none)")
-
-// measuredDriver opens sandboxes that are counted, with the commands in them.
-type measuredDriver struct {
-	isolation.Driver
-
-	metrics *telemetry.WorkerMetrics
-}
-
-// Open implements [isolation.Driver].
-func (d measuredDriver) Open(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox, error) {
-	begun := time.Now()
-	opened, err := d.Driver.Open(ctx, spec)
-	d.metrics.Opened(ctx, time.Since(begun), err)
-	if err != nil {
-		return nil, err
-	}
-	return &measuredSandbox{Sandbox: opened, metrics: d.metrics}, nil
-}
-
-type measuredSandbox struct {
-	sandbox.Sandbox
-
-	metrics *telemetry.WorkerMetrics
-	closed  sync.Once
-}
-
-// Exec implements [sandbox.Sandbox].
-func (s *measuredSandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
-	r, err := s.Sandbox.Exec(ctx, cmd)
-	if err == nil {
-		s.metrics.CommandEnded(ctx, string(r.Reason))
-		trace.SpanFromContext(ctx).SetAttributes(telemetry.KeyReason.String(string(r.Reason)), telemetry.KeyExitCode.Int(r.ExitCode))
-	}
-	return r, err
-}
-
-// Close implements [sandbox.Sandbox].
-func (s *measuredSandbox) Close() error {
-	s.closed.Do(func() { s.metrics.Closed(context.Background()) }) //nolint:forbidigo // closing has no context
-	return s.Sandbox.Close()
-}
-
-// Listens implements [isolation.Dialer].
-func (s *measuredSandbox) Listens(port uint16) bool {
-	dialer, ok := s.Sandbox.(isolation.Dialer)
-	return ok && dialer.Listens(port)
-}
-
-// Dial implements [isolation.Dialer].
-func (s *measuredSandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
-	if dialer, ok := s.Sandbox.(isolation.Dialer); ok {
-		return dialer.Dial(ctx, port)
-	}
-	return nil, sandbox.ErrUnsupported
-}

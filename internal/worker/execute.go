@@ -36,13 +36,13 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 
 	w.metrics.Started(ctx, run.Call.Tool, run.Attempt, run.Queued, run.InLane)
 	begun := time.Now()
-	a := w.host.Attempt(run)
+	a := w.env.Attempt(run)
 	a.Live.Started()
-	lease, stop := checkpoint.Watch(ctx, run, w.sandboxes.Box(run.Call.Lane()).Undos())
+	lease, stop := checkpoint.Watch(ctx, run, w.env.Sandboxes.Lane(run.Call.Lane()).Undos())
 	defer stop()
 	r := w.execute(ctx, a)
 	if !run.WillRetry(&r) {
-		w.host.Keep(ctx, run.Call, &r)
+		w.env.Keep(ctx, run.Call, &r)
 		w.commit(run, lease, &r) //nolint:contextcheck // the changes of a cancelled call are stored, too: within the lease
 	}
 	w.metrics.Executed(ctx, run.Call.Tool, r.Error.ErrorType(), time.Since(begun))
@@ -83,7 +83,7 @@ func (w *Worker) execute(ctx context.Context, a *kinds.Attempt) (r protocol.Resu
 		}
 		r.Level, r.Network = level, network
 	}()
-	k, refusal := w.host.Accept(run.Call)
+	k, refusal := w.env.Accept(run.Call)
 	if refusal != nil {
 		return wire.NewResult(run.Call, protocol.StatusRejected, refusal)
 	}
@@ -102,13 +102,35 @@ func (w *Worker) execute(ctx context.Context, a *kinds.Attempt) (r protocol.Resu
 		}
 	}
 	if k.Needs >= kinds.NeedsAnySandbox {
-		return w.inSandbox(ctx, a, k)
+		box, err := a.Open(ctx)
+		if err != nil {
+			return w.resultOf(ctx, run.Call, nil, err)
+		}
+		done, err := committed(ctx, box, run.Call)
+		if err != nil {
+			return w.resultOf(ctx, run.Call, nil, err)
+		}
+		if done != nil {
+			return *done
+		}
+		var exec trace.Span
+		ctx, exec = w.options.Tracer.Start(ctx, telemetry.SpanSandboxExec, trace.WithAttributes(
+			telemetry.KeySandboxDriver.String(w.options.Caps.Driver), telemetry.KeySandboxLevel.String(level)))
+		defer func() {
+			if r.Error != nil {
+				telemetry.Fail(exec, r.Error)
+			}
+			exec.End()
+		}()
 	}
 	value, err := a.Execute(ctx, k)
-	if k.Needs == kinds.NeedsFunction {
-		return w.returned(ctx, run.Call, value, err)
+	r = w.resultOf(ctx, run.Call, value, err)
+	if err == nil && k.Needs == kinds.NeedsFunction {
+		if status, fault, late := outlasted(ctx); late {
+			r.Status, r.Error = status, fault
+		}
 	}
-	return w.failed(ctx, run.Call, value, err)
+	return r
 }
 
 // halfDone is what the caller reads of a call that [Worker.isHalfDone] reports.
@@ -119,38 +141,13 @@ const halfDone = "the process that ran the call ended before the call did. The s
 // changes a directory that is used in place, which no worker can restore to its state before the
 // call.
 func (w *Worker) isHalfDone(call *protocol.Call) bool {
-	_, inPlace := w.sandboxes.InPlace(call.Lane())
+	_, inPlace := w.env.Sandboxes.InPlace(call.Lane())
 	_, changes := checkpoint.Changes(call)
 	return inPlace && changes && call.Delivery == protocol.Rollback
 }
 
-// inSandbox opens the sandbox of a call, and runs the payload there unless an earlier attempt has
-// done that.
-func (w *Worker) inSandbox(ctx context.Context, a *kinds.Attempt, k *kinds.Kind) (r protocol.Result) {
-	call := a.Run.Call
-	box, err := a.Open(ctx)
-	if err != nil {
-		return w.failed(ctx, call, nil, err)
-	}
-	done, err := committed(ctx, box, call)
-	if err != nil {
-		return w.failed(ctx, call, nil, err)
-	}
-	if done != nil {
-		return *done
-	}
-	ctx, exec := w.options.Tracer.Start(ctx, telemetry.SpanSandboxExec, trace.WithAttributes(
-		telemetry.KeySandboxDriver.String(w.options.Caps.Driver), telemetry.KeySandboxLevel.String(w.options.Caps.Level.String())))
-	defer exec.End()
-	value, err := a.Execute(ctx, k)
-	if r = w.failed(ctx, call, value, err); r.Error != nil {
-		telemetry.Fail(exec, r.Error)
-	}
-	return r
-}
-
-// failed makes the result of a payload that returned value and err; each may be nil.
-func (w *Worker) failed(ctx context.Context, c *protocol.Call, value protocol.Value, err error) protocol.Result {
+// resultOf turns what a payload returned into its result.
+func (w *Worker) resultOf(ctx context.Context, c *protocol.Call, value protocol.Value, err error) protocol.Result {
 	r := wire.NewResult(c, protocol.StatusOK, nil)
 	r.Value = value
 	if err == nil {
@@ -198,21 +195,8 @@ func notRun(code protocol.Code) bool {
 	}
 }
 
-// returned is [Worker.failed] for a function of a user's, which nothing can kill: one that returns
-// without an error when its context has ended came to its end all the same.
-func (w *Worker) returned(ctx context.Context, c *protocol.Call, value protocol.Value, err error) protocol.Result {
-	r := w.failed(ctx, c, value, err)
-	if err != nil {
-		return r
-	}
-	if status, fault, late := outlasted(ctx); late {
-		r.Status, r.Error = status, fault
-	}
-	return r
-}
-
-// outlasted is [lane.Interrupted] for a call that nothing killed: it went on, and came to its end
-// by itself.
+// outlasted is [lane.Interrupted] for a function of a user's, which nothing can kill: it came to
+// its end by itself after its context had ended.
 func outlasted(ctx context.Context) (status protocol.Status, fault *protocol.Error, ok bool) {
 	if status, fault, ok = lane.Interrupted(ctx); !ok {
 		return "", nil, false

@@ -9,5 +9,5 @@ import (
 
 // Evict removes surplus copies of workspaces now.
 func (w *Worker) Evict(ctx context.Context) error {
-	return w.sandboxes.Evict(ctx, flock.New(filepath.Join(w.options.Data, "lock")))
+	return w.env.Sandboxes.Evict(ctx, flock.New(filepath.Join(w.options.Data, "lock")))
 }

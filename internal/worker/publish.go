@@ -102,5 +102,5 @@ func (w *Worker) connect(ctx context.Context, client net.Conn, p Published) {
 
 // dialer connects into the sandbox of a port; nil if nothing runs there.
 func (w *Worker) dialer(p Published) isolation.Dialer {
-	return w.sandboxes.Box(protocol.Lane("sandbox/" + p.Sandbox)).Dialer()
+	return w.env.Sandboxes.Lane(protocol.Lane("sandbox/" + p.Sandbox)).Dialer()
 }

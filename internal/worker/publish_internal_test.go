@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 )
 
@@ -14,7 +15,7 @@ import (
 // ended.
 func TestPublish_NothingListens(t *testing.T) {
 	t.Parallel()
-	w := &Worker{sandboxes: &sandboxes.Set{}}
+	w := &Worker{env: &kinds.Env{Sandboxes: &sandboxes.Manager{}}}
 	for range 2 {
 		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 		require.NoError(t, err)

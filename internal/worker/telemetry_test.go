@@ -152,7 +152,8 @@ func recordSpans(t *testing.T) (*tracetest.SpanRecorder, *sdktrace.TracerProvide
 	return recorder, provider
 }
 
-// A command that fails is a result, and the span says how it ended.
+// A command that fails is a result, and the span says how it ended, also if the worker looks at the
+// shell afterwards.
 func TestSpans_SayHowCommandsEnd(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -161,16 +162,18 @@ func TestSpans_SayHowCommandsEnd(t *testing.T) {
 	o.Tracer = provider.Tracer("worker")
 	_, stop := r.work(o)
 	requireOK(t, r.do(protocol.NewSessionID(), protocol.CommandRun{Command: "exit 3"}))
+	requireOK(t, r.do(protocol.NewSessionID(), protocol.CommandRun{Command: "exit 3", KeepShell: true}))
 	stop()
+	commands := 0
 	for _, span := range recorder.Ended() {
 		if span.Name() == telemetry.SpanSandboxExec {
 			require.Equal(t, codes.Unset, span.Status().Code)
 			require.Contains(t, span.Attributes(), telemetry.KeyExitCode.Int(3))
 			require.Contains(t, span.Attributes(), telemetry.KeyReason.String("exited"))
-			return
+			commands++
 		}
 	}
-	require.Fail(t, "no span of the command")
+	require.Equal(t, 2, commands)
 }
 
 func TestSpans_AreChildrenOfThePublishersContext(t *testing.T) {

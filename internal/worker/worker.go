@@ -157,13 +157,10 @@ func LoginsIn(data string) login.Store { return login.Store{Dir: filepath.Join(d
 type Worker struct {
 	lane.DefaultHost
 
-	options   Options
-	nc        *nats.Conn
-	holder    *lane.Holder
-	sandboxes *sandboxes.Set
-	host      *kinds.Host
-	network   kinds.Network
-	metrics   *telemetry.WorkerMetrics
+	options Options
+	env     *kinds.Env
+	holder  *lane.Holder
+	metrics *telemetry.WorkerMetrics
 }
 
 // New opens the streams and stores of the fleet, which must exist, and the worker's data directory.
@@ -186,34 +183,33 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
-	metrics := telemetry.NewWorkerMetrics(o.Meter, string(o.Pool), o.Caps.Driver, o.Caps.Level.String())
-	o.Driver = measuredDriver{Driver: o.Driver, metrics: metrics}
-	w := &Worker{options: o, metrics: metrics, nc: nc}
+	w := &Worker{options: o, metrics: telemetry.NewWorkerMetrics(o.Meter, string(o.Pool), o.Caps.Driver, o.Caps.Level.String())}
 	workspaces, err := workspace.Open(ctx, nc, o.Fleet, o.Bodies)
 	if err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
-	if w.network, err = o.network(nc); err != nil {
+	network, err := o.network(nc)
+	if err != nil {
 		return nil, err
 	}
-	w.sandboxes, err = sandboxes.New(sandboxes.Options{
+	opened, err := sandboxes.New(sandboxes.Options{
 		Settings: o.Settings, Worker: o.Worker, Data: o.Data, Workspaces: workspaces,
-		Network: w.network.Sandboxes, Idle: o.Linger > 0, Slots: o.Slots, Logger: o.Logger,
+		Network: network.Sandboxes, Idle: o.Linger > 0, Slots: o.Slots, Logger: o.Logger, Metrics: w.metrics,
 	})
 	if err != nil {
 		return nil, err
 	}
-	w.host = &kinds.Host{
-		Capabilities: o.Capabilities, Sandbox: o.Settings, Network: w.network, ID: o.Worker, Fleet: o.Fleet, Logger: o.Logger,
+	w.env = &kinds.Env{
+		Capabilities: o.Capabilities, Sandbox: o.Settings, Network: network, ID: o.Worker, Fleet: o.Fleet, Logger: o.Logger, Sandboxes: opened,
 		Remote: kinds.Remote{NC: nc, JS: js, Results: stored, Workspaces: workspaces, Result: func(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
 			return w.holder.Result(ctx, session, call)
-		}}, Sandboxes: w.sandboxes,
+		}},
 	}
-	if err := w.host.Open(ctx, o.Data); err != nil { // calls fail for the same reason
+	if err := w.env.Open(ctx, o.Data); err != nil { // calls fail for the same reason
 		o.Logger.WarnContext(ctx, "sandbox cannot be used", slog.Any("error", err))
 	}
 	lanes := o.Options
-	lanes.Linger, lanes.Disk = max(o.Linger, 0), w.sandboxes.Disk()
+	lanes.Linger, lanes.Disk = max(o.Linger, 0), w.env.Sandboxes.Disk()
 	w.holder, err = lane.NewHolder(ctx, nc, w, lanes)
 	if err != nil {
 		return nil, err
@@ -225,7 +221,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 func (w *Worker) ID() protocol.WorkerID { return w.options.Worker }
 
 // Languages are those that code_run can run in this worker's sandboxes, sorted.
-func (w *Worker) Languages() []string { return w.host.Languages() }
+func (w *Worker) Languages() []string { return w.env.Languages() }
 
 // Lease is the length of the pool's leases: within it another worker takes over from one that is
 // lost.
@@ -243,27 +239,27 @@ func (w *Worker) Run(ctx, drain context.Context) error {
 	unobserved := w.metrics.Observe(ctx, w.holder.Load)
 	defer unobserved()
 	unpublish := w.publish(ctx)
-	stop := natsio.Describe(ctx, w.nc, w.options.Fleet, w.options.Pool, w.Info, w.options.Logger)
+	stop := natsio.Describe(ctx, w.env.NC, w.options.Fleet, w.options.Pool, w.Info, w.options.Logger)
 	var evicting sync.WaitGroup
-	evicting.Go(func() { w.sandboxes.RunEviction(ctx) })
+	evicting.Go(func() { w.env.Sandboxes.RunEviction(ctx) })
 	err := w.holder.Run(ctx, drain)
 	stop()
 	evicting.Wait()
 	unpublish()
-	w.sandboxes.CloseAll() //nolint:contextcheck // the end must be done
-	w.network.Pages.CloseIdleConnections()
-	if w.network.Servers != nil {
-		w.network.Servers.CloseIdleConnections()
+	w.env.Sandboxes.CloseAll() //nolint:contextcheck // the end must be done
+	w.env.Network.Pages.CloseIdleConnections()
+	if w.env.Network.Servers != nil {
+		w.env.Network.Servers.CloseIdleConnections()
 	}
 	// The last of what it sent may be that its lanes are free: let it arrive before the connection
 	// ends.
-	_ = natsio.Flush(ctx, w.nc, flushTimeout) // without a connection leases end by themselves
+	_ = natsio.Flush(ctx, w.env.NC, flushTimeout) // without a connection leases end by themselves
 	return err
 }
 
 // reach is what programs reach of the network.
 func (w *Worker) reach() isolation.NetworkMode {
-	network := cmp.Or(w.network.Sandboxes.Mode, isolation.NetworkNone)
+	network := cmp.Or(w.env.Network.Sandboxes.Mode, isolation.NetworkNone)
 	if !w.options.Caps.Enforces(network) { // what is not kept away is reached
 		return isolation.NetworkAll
 	}
@@ -286,7 +282,7 @@ func (w *Worker) Info() wire.WorkerInfo {
 	return wire.WorkerInfo{
 		WorkerID: o.Worker, Pool: o.Pool, Build: o.Build, Slots: o.Slots, HeldLanes: w.holder.Held(),
 		Driver: o.Caps.Driver, Launcher: o.Caps.Launcher, Level: o.Caps.Level.String(), Network: string(w.reach()), ReadOnly: o.Caps.ReadOnly,
-		LimitKinds: w.host.LimitKinds(), Languages: append([]string{}, w.Languages()...), Kinds: o.Handlers.Kinds(),
+		LimitKinds: w.env.LimitKinds(), Languages: append([]string{}, w.Languages()...), Kinds: o.Handlers.Kinds(),
 		Limits: protocol.Limits{
 			Wall: protocol.MillisOf(l.Wall), CPU: protocol.MillisOf(l.CPU), Memory: l.Memory, Processes: l.Processes,
 			OpenFiles: l.OpenFiles, FileSize: l.FileSize, Disk: l.Disk, Output: l.Output,

@@ -9,10 +9,10 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// FS is the file operations of a workspace. [FS.Do] does each of them; the other methods are Do with
-// the types of one operation. Payloads and values are those of the fleet. Paths are slash-separated
-// and relative to the workspace; "/workspace" and "/workspace/..." are accepted for it. Nothing
-// outside is reached, whatever symlinks say. Expected failures are a *[protocol.Error].
+// FS is the file operations of a workspace. [FS.Do] does each of them; the other methods are Do
+// with the types of one operation. Payloads and values are those of the fleet. Paths are
+// slash-separated and relative to the workspace; "/workspace" and "/workspace/..." are accepted for
+// it. Nothing outside is reached, whatever symlinks say. Expected failures are a *[protocol.Error].
 //
 // Operations that change a file check ExpectSHA256. Without it, [protocol.GuardRead] requires that
 // the file does not exist: the caller does not know its content. Other guards have no effect here.
@@ -21,8 +21,8 @@ type FS struct {
 	roots []protocol.Roots
 }
 
-// FileFunc does one file operation within roots, and returns its value. The type of the payload says
-// which operation. It must be safe for concurrent use.
+// FileFunc does one file operation within roots, and returns its value. The type of the payload
+// says which operation. It must be safe for concurrent use.
 type FileFunc func(ctx context.Context, payload protocol.Payload, roots []protocol.Roots) (protocol.Value, error)
 
 // Payloads of the operations that are not calls of the fleet by themselves.

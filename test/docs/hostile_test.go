@@ -123,11 +123,11 @@ var opened = map[string]use{
 	"internal/worker/kinds/shell.go":                    {1, own},
 	"internal/worker/kinds/workspace.go":                {1, root},
 	"internal/worker/login/store.go":                    {1, own},
-	"internal/worker/sandboxes/box.go":                  {3, list},
+	"internal/worker/sandboxes/lane.go":                 {3, list},
 	"internal/worker/sandboxes/cache.go":                {1, own},
 	"internal/worker/sandboxes/digests.go":              {2, own},
 	"internal/worker/sandboxes/remove.go":               {1, system},
-	"internal/worker/sandboxes/set.go":                  {1, own},
+	"internal/worker/sandboxes/manager.go":              {1, own},
 	"pkg/fleet/templates.go":                            {1, root},
 	"pkg/tools/manifest/folder.go":                      {2, root + "; " + list},
 }

@@ -10,10 +10,13 @@ import (
 	"strconv"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/sandbox/capture"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
@@ -22,7 +25,7 @@ import (
 )
 
 // checkCommand refuses a command that contradicts itself, or that this worker cannot bound.
-func checkCommand(h *Host, p protocol.CommandRun) *protocol.Error {
+func checkCommand(e *Env, p protocol.CommandRun) *protocol.Error {
 	switch {
 	case p.KeepShell && p.Command == "":
 		return protocol.Errorf(codes.InvalidPayload, "command_run: keep_shell needs a command, as the shell runs it, not an argv")
@@ -34,46 +37,52 @@ func checkCommand(h *Host, p protocol.CommandRun) *protocol.Error {
 	case (p.Command == "") == (len(p.Argv) == 0):
 		return protocol.Errorf(codes.InvalidPayload, "command_run: exactly one of command and argv must be given")
 	}
-	return h.checkLimits(wire.KindOf(p), p.Limits, p.ReadOnly)
+	return e.checkLimits(wire.KindOf(p), p.Limits, p.ReadOnly)
 }
 
-func checkCode(h *Host, p protocol.CodeRun) *protocol.Error {
-	return h.checkLimits(wire.KindOf(p), p.Limits, p.ReadOnly)
+func checkCode(e *Env, p protocol.CodeRun) *protocol.Error {
+	return e.checkLimits(wire.KindOf(p), p.Limits, p.ReadOnly)
 }
 
 // checkLimits refuses limits that are invalid, and read_only where the sandbox does not enforce it:
 // its caller holds the sandbox shared, so other calls run at the same time.
-func (h *Host) checkLimits(kind protocol.Kind, limits protocol.Limits, readOnly bool) *protocol.Error {
+func (e *Env) checkLimits(kind protocol.Kind, limits protocol.Limits, readOnly bool) *protocol.Error {
 	if err := wire.ValidateLimits(limits); err != nil {
 		return protocol.Errorf(codes.InvalidPayload, "%s: %v", kind, err)
 	}
-	if readOnly && !h.Sandbox.Caps.ReadOnly {
+	if readOnly && !e.Sandbox.Caps.ReadOnly {
 		return protocol.Errorf(codes.SandboxUnsupported,
-			"read_only: sandbox driver %s cannot keep a command from changing the workspace; call again without read_only", h.Sandbox.Caps.Driver)
+			"read_only: sandbox driver %s cannot keep a command from changing the workspace; call again without read_only", e.Sandbox.Caps.Driver)
 	}
 	return nil
 }
 
 func commandRun(ctx context.Context, a *Attempt, p protocol.CommandRun) (protocol.Value, error) {
-	h, s := a.host, a.sandbox
-	argv := p.Argv
+	e, argv := a.env, p.Argv
 	if p.Command != "" {
-		argv = []string{h.languages.shell, "-c", p.Command}
+		argv = []string{e.languages.shell, "-c", p.Command}
 	}
 	cmd := sandbox.Cmd{Argv: argv, Dir: p.Cwd, Env: p.Env, Stdin: p.Stdin, ReadOnly: p.ReadOnly, Limits: limitsOf(p.Limits)}
+	keep := func(context.Context, *sandbox.Result) {}
 	if p.KeepShell {
-		s = h.inShell(s, a.box.ShellFile(), p, &cmd)
+		keep = a.inShell(p, &cmd)
 	}
 	if len(p.Command) > maxArgument {
 		if !p.KeepShell {
-			cmd.Argv = []string{h.languages.shell, "-c", startingScript, h.languages.shell, p.Command, ""}
+			cmd.Argv = []string{e.languages.shell, "-c", startingScript, e.languages.shell, p.Command, ""}
 		}
 		byInput(&cmd, p.Command)
 	}
 	if p.Background {
-		return a.startProcess(ctx, s, p, cmd)
+		return a.startProcess(ctx, p, cmd)
 	}
-	return a.exec(ctx, s, cmd, func(e protocol.Execution) protocol.Value { return protocol.CommandRunResult{Execution: e} })
+	c, err := a.exec(ctx, cmd)
+	if err != nil {
+		return nil, err
+	}
+	keep(ctx, &c.Result)
+	c.execution.Notes = append(c.execution.Notes, a.box.Notes(ctx, &cmd, &c.Result)...)
+	return c.value(protocol.CommandRunResult{Execution: c.execution}), c.fault
 }
 
 // maxArgument is the longest argument that Linux gives to a program, in bytes.
@@ -96,14 +105,19 @@ func byInput(cmd *sandbox.Cmd, command string) {
 }
 
 func codeRun(ctx context.Context, a *Attempt, p protocol.CodeRun) (protocol.Value, error) {
-	script, err := a.host.languages.script(p.Language)
+	script, err := a.env.languages.script(p.Language)
 	if err != nil {
 		return nil, err
 	}
 	cmd := sandbox.Cmd{
 		Argv: []string{"sh", "-c", script}, Dir: p.Cwd, Env: p.Env, Stdin: []byte(p.Code), ReadOnly: p.ReadOnly, Limits: limitsOf(p.Limits),
 	}
-	return a.exec(ctx, a.sandbox, cmd, func(e protocol.Execution) protocol.Value { return protocol.CodeRunResult{Execution: e} })
+	c, err := a.exec(ctx, cmd)
+	if err != nil {
+		return nil, err
+	}
+	c.execution.Notes = append(c.execution.Notes, a.box.Notes(ctx, &cmd, &c.Result)...)
+	return c.value(protocol.CodeRunResult{Execution: c.execution}), c.fault
 }
 
 // outputSize is the size of what a command wrote.
@@ -132,64 +146,65 @@ func limitKinds(words map[string]string) map[string]string {
 	return words
 }
 
-// exec runs a command and makes its value. A value returned with an error has the output until the
-// command was stopped.
-func (a *Attempt) exec(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, valueOf func(protocol.Execution) protocol.Value) (protocol.Value, error) {
-	h := a.host
-	r, written, err := h.spooled(ctx, s, cmd, a.Live)
-	if err != nil {
-		return nil, err
-	}
-	execution := h.execution(&r)
-	execution.Notes = append(execution.Notes, a.box.Notes(ctx, &cmd, &r)...)
-	value := valueOf(execution)
-	if execution.Truncated {
-		value = results.Partial{Value: value, Whole: results.Output(written)}
-	} else {
-		_ = written.Close() // it was not used
-	}
-	return value, endFault(&r, isolation.Tighten(h.Sandbox.Limits, cmd.Limits))
+// ended is a command that was run to its end.
+type ended struct {
+	sandbox.Result
+
+	execution protocol.Execution
+	written   *spool.Spool // everything that the command wrote; to be closed
+	fault     error        // why it did not end by itself
 }
 
-// spooled runs a command, shows what it writes while it runs, and returns all of it, which is to be
-// closed unless there is an error.
-func (h *Host) spooled(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, live *Live) (sandbox.Result, *spool.Spool, error) {
-	written, show := spool.New(h.Sandboxes.Spools()), live.Sparingly()
+// exec runs a command, and shows what it writes while it runs. There is output until then also of a
+// command that was stopped.
+func (a *Attempt) exec(ctx context.Context, cmd sandbox.Cmd) (*ended, error) {
+	written, show := spool.New(a.env.Sandboxes.Spools()), a.Live.Sparingly()
 	cmd.Live = func(stream sandbox.Stream, data []byte) {
 		written.Write(stream, data)
 		show(stream, data)
 	}
-	r, err := s.Exec(ctx, cmd)
+	r, err := a.sandbox.Exec(ctx, cmd)
 	if err != nil {
 		_ = written.Close() // it is not read
+		return nil, err
 	}
-	return r, written, err
+	trace.SpanFromContext(ctx).SetAttributes(telemetry.KeyReason.String(string(r.Reason)), telemetry.KeyExitCode.Int(r.ExitCode))
+	return &ended{r, a.env.execution(&r), written, endFault(&r, isolation.Tighten(a.env.Sandbox.Limits, cmd.Limits))}, nil
+}
+
+// value is v, and stored whole if v does not have all of the output.
+func (c *ended) value(v protocol.Value) protocol.Value {
+	if c.execution.Truncated {
+		return results.Partial{Value: v, Whole: results.Output(c.written)}
+	}
+	_ = c.written.Close() // it was not used
+	return v
 }
 
 // execution is a result as it travels.
-func (h *Host) execution(r *sandbox.Result) protocol.Execution {
-	e := protocol.Execution{
+func (e *Env) execution(r *sandbox.Result) protocol.Execution {
+	x := protocol.Execution{
 		ExitCode: r.ExitCode, Signal: r.Signal, Reason: string(r.Reason),
 		Stdout: r.Stdout.Data, Stderr: r.Stderr.Data,
 		StdoutBytes: r.Stdout.Total, StderrBytes: r.Stderr.Total,
 		StdoutLines: r.Stdout.Lines, StderrLines: r.Stderr.Lines,
 		Truncated: r.Stdout.Truncated || r.Stderr.Truncated,
 		CPUMS:     float64(r.CPU.Microseconds()) / 1000, MaxRSSBytes: r.MaxRSS,
-		LimitKinds: h.limitKinds,
+		LimitKinds: e.limitKinds,
 	}
-	for _, note := range []string{throttledNote(r), h.networkNote(r)} {
+	for _, note := range []string{throttledNote(r), e.networkNote(r)} {
 		if note != "" {
-			e.Notes = append(e.Notes, note)
+			x.Notes = append(x.Notes, note)
 		}
 	}
 	if words := limitKinds(r.LimitKinds); words != nil {
-		e.LimitKinds = words
+		x.LimitKinds = words
 	}
 	if r.Stdout.Total > 0 && r.Stderr.Total > 0 {
-		e.Combined = r.Combined.Data
-		e.Truncated = e.Truncated || r.Combined.Truncated
+		x.Combined = r.Combined.Data
+		x.Truncated = x.Truncated || r.Combined.Truncated
 	}
-	return e
+	return x
 }
 
 // minThrottled is how long a command must have been slowed down for anybody to notice.
@@ -212,14 +227,14 @@ var unreached = regexp.MustCompile(`(?i)(could not|couldn't|cannot|unable to|fai
 
 // networkNote says what a command could have reached if its output shows that it could not reach
 // something; "" otherwise.
-func (h *Host) networkNote(r *sandbox.Result) string {
-	mode := cmp.Or(h.Network.Sandboxes.Mode, isolation.NetworkNone)
-	if mode == isolation.NetworkAll || !h.Sandbox.Caps.Enforces(mode) || !unreached.Match(r.Stderr.Data) && (r.ExitCode == 0 || !unreached.Match(r.Stdout.Data)) {
+func (e *Env) networkNote(r *sandbox.Result) string {
+	mode := cmp.Or(e.Network.Sandboxes.Mode, isolation.NetworkNone)
+	if mode == isolation.NetworkAll || !e.Sandbox.Caps.Enforces(mode) || !unreached.Match(r.Stderr.Data) && (r.ExitCode == 0 || !unreached.Match(r.Stdout.Data)) {
 		return ""
 	}
 	reached := "This sandbox has no network: commands reach nothing outside of it."
 	if mode == isolation.NetworkProxy {
-		reached = fmt.Sprintf("This sandbox reaches only %s.", h.Network.Allow)
+		reached = fmt.Sprintf("This sandbox reaches only %s.", e.Network.Allow)
 	}
 	return reached + " The operator of the worker can allow more with --allow-net."
 }

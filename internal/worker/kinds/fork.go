@@ -20,9 +20,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-func checkFork(_ *Host, p wire.WorkspaceFork) *protocol.Error { return checkSandbox(p, "to", p.To) }
+func checkFork(_ *Env, p wire.WorkspaceFork) *protocol.Error { return checkSandbox(p, "to", p.To) }
 
-func checkMerge(_ *Host, p wire.WorkspaceMerge) *protocol.Error {
+func checkMerge(_ *Env, p wire.WorkspaceMerge) *protocol.Error {
 	return checkSandbox(p, "from", p.From)
 }
 
@@ -40,16 +40,16 @@ func hashOf(sandbox string) wire.LaneHash { return wire.HashLane(laneOf(sandbox)
 
 // workspaceFork begins another workspace with the files of this one.
 func workspaceFork(ctx context.Context, a *Attempt, p wire.WorkspaceFork) (protocol.Value, error) {
-	h, lane := a.host, wire.HashLane(a.lane())
-	there, err := h.Workspaces.Has(ctx, hashOf(p.To))
+	e, lane := a.env, wire.HashLane(a.lane())
+	there, err := e.Workspaces.Has(ctx, hashOf(p.To))
 	if err != nil || there { // an earlier attempt has made it
 		return wire.WorkspaceForkResult{}, err
 	}
 	var files snapshot.Tree
 	if c := a.box.Checkpoints(); c == nil {
-		files, err = checkpoint.ForkDirectory(ctx, h.Workspaces, a.box.Workspace(), h.Sandboxes.Disk(), lane, laneOf(p.To), a.Run.Call.ID, a.ownsUpload("of the directory"))
+		files, err = checkpoint.ForkDirectory(ctx, e.Workspaces, a.box.Workspace(), e.Sandboxes.Disk(), lane, laneOf(p.To), a.Run.Call.ID, a.ownsUpload("of the directory"))
 	} else if files, err = c.Files(ctx); err == nil {
-		err = h.Workspaces.ForkFiles(ctx, lane, files, laneOf(p.To), a.Run.Call.ID)
+		err = e.Workspaces.ForkFiles(ctx, lane, files, laneOf(p.To), a.Run.Call.ID)
 	}
 	if err != nil && !errors.Is(err, fleetspace.ErrExists) {
 		return nil, fmt.Errorf("fork workspace: %w", err)
@@ -63,7 +63,7 @@ func workspaceFork(ctx context.Context, a *Attempt, p wire.WorkspaceFork) (proto
 // workspace as it was before; a directory in place has part of the changes then, and the same call
 // makes the rest.
 func workspaceMerge(ctx context.Context, a *Attempt, p wire.WorkspaceMerge) (_ protocol.Value, err error) {
-	store := a.host.Workspaces
+	store := a.env.Workspaces
 	merged, err := readMerged(a.box.MergedFile())
 	if err != nil {
 		return nil, checkpoint.RestoreError(a.lane(), err)

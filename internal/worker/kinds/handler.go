@@ -108,24 +108,24 @@ type Attempt struct {
 	Run  *lane.Run
 	Live *Live
 
-	host    *Host
-	box     *sandboxes.Box  // nil unless the kind needs an open sandbox
-	sandbox sandbox.Sandbox // that of the box
+	env     *Env
+	box     *sandboxes.LaneSandbox // nil unless the kind needs an open sandbox
+	sandbox sandbox.Sandbox        // that of the box
 }
 
 // Attempt returns an attempt of a call. Its sandbox is not open.
-func (h *Host) Attempt(run *lane.Run) *Attempt {
-	return &Attempt{Run: run, Live: &Live{host: h, run: run}, host: h}
+func (e *Env) Attempt(run *lane.Run) *Attempt {
+	return &Attempt{Run: run, Live: &Live{env: e, run: run}, env: e}
 }
 
 // Open opens the sandbox of the call.
-func (a *Attempt) Open(ctx context.Context) (box *sandboxes.Box, err error) {
+func (a *Attempt) Open(ctx context.Context) (box *sandboxes.LaneSandbox, err error) {
 	a.box, a.sandbox, err = a.open(ctx)
 	return a.box, err
 }
 
-func (a *Attempt) open(ctx context.Context) (*sandboxes.Box, sandbox.Sandbox, error) {
-	box, s, err := a.host.Sandboxes.Open(ctx, a.lane(), a.Run.Fence, a.Run.LeaseEnd)
+func (a *Attempt) open(ctx context.Context) (*sandboxes.LaneSandbox, sandbox.Sandbox, error) {
+	box, s, err := a.env.Sandboxes.Open(ctx, a.lane(), a.Run.Fence, a.Run.LeaseEnd)
 	if err == nil && box.Checkpoints() != nil { // a call of another tenant may have taken it meanwhile
 		if refusal := a.Run.Owns(sandboxes.ID(a.lane()), box.Checkpoints().Owner()); refusal != nil {
 			return nil, nil, refusal
@@ -138,7 +138,7 @@ func (a *Attempt) open(ctx context.Context) (*sandboxes.Box, sandbox.Sandbox, er
 // its lane, of its session and of its payload, and the upload that this names. Without an answer
 // about one it is refused as well.
 func (a *Attempt) Owned(ctx context.Context) *protocol.Error {
-	if a.Run.Bound == "" || a.host.Workspaces == nil {
+	if a.Run.Bound == "" || a.env.Workspaces == nil {
 		return nil
 	}
 	ids, upload := []string{string(a.Run.Call.SessionID), sandboxes.ID(a.lane())}, ""
@@ -181,7 +181,7 @@ func (a *Attempt) ownsUpload(id string) fleetspace.Owned {
 
 // owns refuses a call about the workspace of a lane, or an upload, that another tenant owns.
 func (a *Attempt) owns(ctx context.Context, id string, lane wire.LaneHash) *protocol.Error {
-	owner, err := a.host.Workspaces.Owner(ctx, lane)
+	owner, err := a.env.Workspaces.Owner(ctx, lane)
 	switch {
 	case errors.Is(err, fleetspace.ErrNone), err == nil && owner == "":
 		return nil
@@ -198,7 +198,7 @@ func (a *Attempt) Execute(ctx context.Context, k *Kind) (protocol.Value, error) 
 	returned := false
 	defer func() {
 		if !returned { // it panicked
-			a.host.Sandboxes.SetAsideLater(ctx, a.lane())
+			a.env.Sandboxes.SetAsideLater(ctx, a.lane())
 		}
 	}()
 	value, err := k.run(ctx, a, a.Run.Call.Payload)
@@ -206,7 +206,7 @@ func (a *Attempt) Execute(ctx context.Context, k *Kind) (protocol.Value, error) 
 	if k.NoFiles && !k.acts || k.reads {
 		return value, err
 	}
-	moved, asideErr := a.host.Sandboxes.SetAside(ctx, a.lane())
+	moved, asideErr := a.env.Sandboxes.SetAside(ctx, a.lane())
 	if asideErr != nil {
 		value, err = unguarded(value, err, asideErr)
 	}
@@ -254,9 +254,9 @@ const maxFrame = 32 << 10
 
 // Live sends the live frames of one attempt. Its methods do not overlap.
 type Live struct {
-	host *Host
-	run  *lane.Run
-	seq  uint64
+	env *Env
+	run *lane.Run
+	seq uint64
 }
 
 // Started says that the attempt has started.
@@ -272,13 +272,13 @@ func (f *Live) send(kind wire.FrameKind, data []byte) {
 
 func (f *Live) frame(kind wire.FrameKind, data []byte) {
 	body, err := wire.EncodeFrame(&wire.Frame{
-		CallID: f.run.Call.ID, Seq: f.seq, Kind: kind, WorkerID: f.host.ID, Attempt: f.run.Attempt, Data: data,
+		CallID: f.run.Call.ID, Seq: f.seq, Kind: kind, WorkerID: f.env.ID, Attempt: f.run.Attempt, Data: data,
 	})
 	if err != nil {
 		panic(fmt.Sprintf("encode frame: %v", err)) // strings and numbers always encode
 	}
 	// Frames may be lost by contract, so an error is ignored.
-	_ = f.host.NC.Publish(wire.OutputSubject(f.host.Fleet, f.run.Call.SessionID, f.run.Call.ID), body)
+	_ = f.env.NC.Publish(wire.OutputSubject(f.env.Fleet, f.run.Call.SessionID, f.run.Call.ID), body)
 }
 
 func (f *Live) output(stream sandbox.Stream, data []byte) {

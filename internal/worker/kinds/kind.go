@@ -1,6 +1,6 @@
 // Package kinds runs the payloads of calls: one entry of a table for each kind.
 //
-//	Host.Accept ──► Kind: what it needs, what it refuses ──► Attempt.Run ──► value and error
+//	Env.Accept ──► Kind: what it needs, what it refuses ──► Attempt.Run ──► value and error
 //
 // The table in this file has for each kind its requirements, the checks before it runs, and the
 // function that runs it. To add a kind:
@@ -35,7 +35,7 @@ type Kind struct {
 	// reads says that a payload changes no file.
 	reads bool
 	// check refuses a payload before anything is opened; nil accepts every one.
-	check func(h *Host, p protocol.Payload) *protocol.Error
+	check func(e *Env, p protocol.Payload) *protocol.Error
 	// run executes a payload. The error is as the worker reads it.
 	run func(ctx context.Context, a *Attempt, p protocol.Payload) (protocol.Value, error)
 	// long reports whether a reader may be shown less than all of a value, which is stored whole
@@ -118,13 +118,13 @@ func runs[P protocol.Payload](run func(context.Context, *Attempt, P) (protocol.V
 }
 
 // checks makes a check of one type of payload that of a [Kind].
-func checks[P protocol.Payload](check func(*Host, P) *protocol.Error) func(*Host, protocol.Payload) *protocol.Error {
-	return func(h *Host, p protocol.Payload) *protocol.Error {
+func checks[P protocol.Payload](check func(*Env, P) *protocol.Error) func(*Env, protocol.Payload) *protocol.Error {
+	return func(e *Env, p protocol.Payload) *protocol.Error {
 		typed, ok := p.(P)
 		if !ok {
 			return unknownPayload(wire.KindOf(p))
 		}
-		return check(h, typed)
+		return check(e, typed)
 	}
 }
 

@@ -27,7 +27,7 @@ const guestWorkspace = "/workspace"
 
 // mcpList returns the tools of a server that lives in the sandbox.
 func mcpList(ctx context.Context, a *Attempt, p wire.MCPList) (protocol.Value, error) {
-	spec, err := a.host.serverOf(p.Server)
+	spec, err := a.env.serverOf(p.Server)
 	if err != nil {
 		return nil, err
 	}
@@ -36,7 +36,7 @@ func mcpList(ctx context.Context, a *Attempt, p wire.MCPList) (protocol.Value, e
 
 // mcpCall calls a tool of a server that lives in the sandbox.
 func mcpCall(ctx context.Context, a *Attempt, p protocol.MCPCall) (_ protocol.Value, err error) {
-	if p.Server, err = a.host.serverOf(p.Server); err != nil {
+	if p.Server, err = a.env.serverOf(p.Server); err != nil {
 		return nil, err
 	}
 	place := a.serverPlace(a.Live)
@@ -51,11 +51,11 @@ func mcpCall(ctx context.Context, a *Attempt, p protocol.MCPCall) (_ protocol.Va
 func mcpSize(v protocol.MCPCallResult) int { return len(plain.MCP(v)) }
 
 // serverOf is a server with the folder of tools in its command.
-func (h *Host) serverOf(spec protocol.MCPServer) (protocol.MCPServer, error) {
+func (e *Env) serverOf(spec protocol.MCPServer) (protocol.MCPServer, error) {
 	if spec.URL != "" {
 		return spec, nil
 	}
-	argv, env, err := h.ofTools(append([]string{spec.Command}, spec.Args...), spec.Env)
+	argv, env, err := e.ofTools(append([]string{spec.Command}, spec.Args...), spec.Env)
 	if err == nil {
 		spec.Command, spec.Args, spec.Env = argv[0], argv[1:], env
 	}
@@ -65,29 +65,29 @@ func (h *Host) serverOf(spec protocol.MCPServer) (protocol.MCPServer, error) {
 // serverPlace is where servers of a call's sandbox run; without frames nothing is shown, and no
 // person is asked.
 func (a *Attempt) serverPlace(live *Live) toolserver.Surroundings {
-	h := a.host
-	place := toolserver.Surroundings{Sandbox: a.sandbox, Root: guestWorkspace, HTTP: h.Network.Servers, Logins: h.Logins, Variable: h.serverVariable}
-	if h.Sandbox.Caps.Level < isolation.LevelFull {
+	e := a.env
+	place := toolserver.Surroundings{Sandbox: a.sandbox, Root: guestWorkspace, HTTP: e.Network.Servers, Logins: e.Logins, Variable: e.serverVariable}
+	if e.Sandbox.Caps.Level < isolation.LevelFull {
 		place.Root = a.box.Workspace()
 	}
 	if live != nil {
 		show := live.Sparingly()
 		place.Show = func(text string) { show(sandbox.Stdout, []byte(text)) }
 		place.Ask = func(ctx context.Context, q protocol.Question, fits func(*protocol.Answer) error) (protocol.Answer, error) {
-			return h.ask(ctx, a.Run.Call, q, fits)
+			return e.ask(ctx, a.Run.Call, q, fits)
 		}
 	}
 	return place
 }
 
 // serverVariable is a variable of this process that servers may be given.
-func (h *Host) serverVariable(name string) (string, error) {
-	if !slices.Contains(h.MCPEnv, name) {
-		return "", fmt.Errorf("${%s} is not allowed on worker %s: start it with --mcp-env %s", name, h.ID, name)
+func (e *Env) serverVariable(name string) (string, error) {
+	if !slices.Contains(e.MCPEnv, name) {
+		return "", fmt.Errorf("${%s} is not allowed on worker %s: start it with --mcp-env %s", name, e.ID, name)
 	}
 	value, found := os.LookupEnv(name)
 	if !found {
-		return "", fmt.Errorf("${%s} is not set in the environment of worker %s", name, h.ID)
+		return "", fmt.Errorf("${%s} is not set in the environment of worker %s", name, e.ID)
 	}
 	return value, nil
 }
@@ -105,7 +105,7 @@ const tellTimeout = time.Second
 // ask sends a question of a running call to those who follow it, and waits for an answer that fits.
 // An answer that does not fit is refused with that error, and the question stays. The error says
 // why there is no answer.
-func (h *Host) ask(ctx context.Context, call *protocol.Call, q protocol.Question, fits func(*protocol.Answer) error) (protocol.Answer, error) {
+func (e *Env) ask(ctx context.Context, call *protocol.Call, q protocol.Question, fits func(*protocol.Answer) error) (protocol.Answer, error) {
 	body, err := wire.EncodeQuestion(q)
 	if err != nil {
 		return protocol.Answer{}, err
@@ -119,16 +119,16 @@ func (h *Host) ask(ctx context.Context, call *protocol.Call, q protocol.Question
 		defer cancel()
 	}
 	answers := make(chan *nats.Msg, 8)
-	subscription, err := h.NC.ChanSubscribe(wire.AnswerSubject(h.Fleet, call.Pool, call.SessionID, call.ID), answers)
+	subscription, err := e.NC.ChanSubscribe(wire.AnswerSubject(e.Fleet, call.Pool, call.SessionID, call.ID), answers)
 	if err != nil {
 		return protocol.Answer{}, err
 	}
 	defer func() { _ = subscription.Unsubscribe() }() // the connection may be gone
-	if err := h.NC.Publish(wire.QuestionSubject(h.Fleet, call.Pool, call.SessionID, call.ID), body); err != nil {
+	if err := e.NC.Publish(wire.QuestionSubject(e.Fleet, call.Pool, call.SessionID, call.ID), body); err != nil {
 		return protocol.Answer{}, err
 	}
 	answered := protocol.Answer{Question: q.ID, Action: protocol.ActionCancel}
-	defer func() { h.tellAnswered(call, answered) }()
+	defer func() { e.tellAnswered(call, answered) }()
 	unheard := time.NewTimer(wire.AskWait)
 	defer unheard.Stop()
 	for {
@@ -160,19 +160,19 @@ func (h *Host) ask(ctx context.Context, call *protocol.Call, q protocol.Question
 
 // tellAnswered reports the answer to those who follow a call, without its content, which may be a
 // secret.
-func (h *Host) tellAnswered(call *protocol.Call, answered protocol.Answer) {
+func (e *Env) tellAnswered(call *protocol.Call, answered protocol.Answer) {
 	body, err := wire.EncodeAnswer(answered)
 	if err == nil {
-		err = h.NC.Publish(wire.QuestionSubject(h.Fleet, call.Pool, call.SessionID, call.ID), body)
+		err = e.NC.Publish(wire.QuestionSubject(e.Fleet, call.Pool, call.SessionID, call.ID), body)
 	}
 	if err == nil { // so that it comes before the call's result, which ends the question anyway
-		_ = h.NC.FlushTimeout(tellTimeout)
+		_ = e.NC.FlushTimeout(tellTimeout)
 	}
 }
 
 // httpFetch requests a page of the web, outside of any sandbox.
 func httpFetch(ctx context.Context, a *Attempt, p protocol.HTTPFetch) (protocol.Value, error) {
-	return valued(webfetch.Get(ctx, a.host.Network.Pages, p, a.host.Sandboxes.Spools()))
+	return valued(webfetch.Get(ctx, a.env.Network.Pages, p, a.env.Sandboxes.Spools()))
 }
 
 // pageSize is the length of the text of a page.
@@ -185,7 +185,7 @@ func pageSize(v protocol.HTTPFetchResult) int {
 
 // resultRead returns lines of the result of an earlier call of the session.
 func resultRead(ctx context.Context, a *Attempt, p wire.ResultRead) (protocol.Value, error) {
-	return a.host.Results.Read(ctx, a.Run.Call.SessionID, p, a.host.Result)
+	return a.env.Results.Read(ctx, a.Run.Call.SessionID, p, a.env.Result)
 }
 
 // noop waits for as long as the payload says.
@@ -197,6 +197,6 @@ func noop(ctx context.Context, _ *Attempt, p wire.Noop) (protocol.Value, error) 
 }
 
 // refuseTurn refuses a turn that was sent to a pool of workers.
-func refuseTurn(*Host, wire.TurnRun) *protocol.Error {
+func refuseTurn(*Env, wire.TurnRun) *protocol.Error {
 	return protocol.Errorf(codes.UnknownPayload, "turns are run by coordinators (pool %q), not by workers", protocol.SessionPool)
 }

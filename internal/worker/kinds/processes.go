@@ -44,9 +44,9 @@ func processKill(ctx context.Context, a *Attempt, p wire.ProcessKill) (protocol.
 }
 
 // startProcess starts a command in the background.
-func (a *Attempt) startProcess(ctx context.Context, s sandbox.Sandbox, p protocol.CommandRun, cmd sandbox.Cmd) (protocol.Value, error) {
-	h, c := a.host, a.Run.Call
-	life := h.Background
+func (a *Attempt) startProcess(ctx context.Context, p protocol.CommandRun, cmd sandbox.Cmd) (protocol.Value, error) {
+	e, c := a.env, a.Run.Call
+	life := e.Background
 	if wall := p.Limits.Wall.Duration(); wall > 0 && wall < life {
 		life = wall
 	}
@@ -62,10 +62,10 @@ func (a *Attempt) startProcess(ctx context.Context, s sandbox.Sandbox, p protoco
 		cmd.Env["TERM"] = terminalType
 	}
 	handle := processHandle(c.ID)
-	started, err := a.box.Processes.Start(ctx, s, background.Command{
+	started, err := a.box.Processes.Start(ctx, a.sandbox, background.Command{
 		Handle: handle, Text: text, Cmd: cmd, Life: life, Live: a.Live.Sparingly(), TTY: p.TTY,
-		Written: spool.New(h.Sandboxes.Spools()), Keep: h.keepWritten(ctx, c),
-		Ended: func() { h.Sandboxes.SetAsideLater(ctx, a.lane()) },
+		Written: spool.New(e.Sandboxes.Spools()), Keep: e.keepWritten(ctx, c),
+		Ended: func() { e.Sandboxes.SetAsideLater(ctx, a.lane()) },
 	}, earlyEnd)
 	if err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func (a *Attempt) startProcess(ctx context.Context, s sandbox.Sandbox, p protoco
 	return protocol.CommandRunResult{
 		Execution: protocol.Execution{
 			ExitCode: started.ExitCode, Signal: started.Signal, Reason: started.Reason,
-			Combined: started.Content, StdoutBytes: started.Bytes, LimitKinds: h.limitKinds,
+			Combined: started.Content, StdoutBytes: started.Bytes, LimitKinds: e.limitKinds,
 		},
 		Process: handle, TTY: p.TTY,
 	}, ctx.Err()
@@ -81,12 +81,12 @@ func (a *Attempt) startProcess(ctx context.Context, s sandbox.Sandbox, p protoco
 
 // keepWritten returns what keeps all that a process wrote as the output of the call that started
 // it.
-func (h *Host) keepWritten(ctx context.Context, c *protocol.Call) func(*spool.Spool) (protocol.CallID, error) {
+func (e *Env) keepWritten(ctx context.Context, c *protocol.Call) func(*spool.Spool) (protocol.CallID, error) {
 	return func(written *spool.Spool) (protocol.CallID, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), results.Timeout)
 		defer cancel()
-		if _, err := results.Output(written)(ctx, h.Results, c); err != nil {
-			h.Logger.WarnContext(ctx, "output of a process cannot be kept", slog.String("call_id", string(c.ID)), slog.Any("error", err))
+		if _, err := results.Output(written)(ctx, e.Results, c); err != nil {
+			e.Logger.WarnContext(ctx, "output of a process cannot be kept", slog.String("call_id", string(c.ID)), slog.Any("error", err))
 			return "", err
 		}
 		return c.ID, nil
@@ -119,8 +119,8 @@ func graceAfter(cause error) time.Duration {
 }
 
 // checkDialog refuses a stateful tool that this worker does not have.
-func checkDialog(h *Host, p wire.DialogOpen) *protocol.Error {
-	if h.Handlers.Stateful[p.Tool].Run == nil {
+func checkDialog(e *Env, p wire.DialogOpen) *protocol.Error {
+	if e.Handlers.Stateful[p.Tool].Run == nil {
 		return protocol.Errorf(codes.UnknownPayload, "this worker does not know the stateful tool %q: it may be older than the coordinator, or lack the handler", p.Tool)
 	}
 	return nil
@@ -128,7 +128,7 @@ func checkDialog(h *Host, p wire.DialogOpen) *protocol.Error {
 
 func dialogOpen(ctx context.Context, a *Attempt, p wire.DialogOpen) (protocol.Value, error) {
 	c := a.Run.Call
-	state, err := a.host.dialogs.Open(ctx, a.host.Handlers.Stateful[p.Tool], dialog.Opening[*Attempt]{
+	state, err := a.env.dialogs.Open(ctx, a.env.Handlers.Stateful[p.Tool], dialog.Opening[*Attempt]{
 		ID: c.ID, Session: c.SessionID, Lane: c.Lane(), Kind: p.Tool, Call: a, Arguments: p.Arguments,
 	})
 	err = checked(&state, err)
@@ -140,13 +140,13 @@ func dialogContinue(ctx context.Context, a *Attempt, p wire.DialogContinue) (pro
 	if input == nil {
 		input = json.RawMessage("null")
 	}
-	state, err := a.host.dialogs.Continue(ctx, p.Dialog, a.Run.Call.SessionID, a.lane(), a, input)
+	state, err := a.env.dialogs.Continue(ctx, p.Dialog, a.Run.Call.SessionID, a.lane(), a, input)
 	err = checked(&state, err)
 	return wire.DialogContinueResult{DialogState: state}, err
 }
 
 func dialogEnd(ctx context.Context, a *Attempt, p wire.DialogEnd) (protocol.Value, error) {
-	state, err := a.host.dialogs.End(ctx, p.Dialog, a.Run.Call.SessionID, a.lane())
+	state, err := a.env.dialogs.End(ctx, p.Dialog, a.Run.Call.SessionID, a.lane())
 	err = checked(&state, err)
 	return wire.DialogEndResult{DialogState: state}, err
 }

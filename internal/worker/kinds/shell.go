@@ -72,24 +72,10 @@ set --
 eval "unset __toolfleet
 $__toolfleet"`
 
-// shell is a sandbox that keeps what its shell is like after a command.
-type shell struct {
-	sandbox.Sandbox
-
-	keep func(ctx context.Context, r sandbox.Result)
-}
-
-// Exec implements [sandbox.Sandbox].
-func (s shell) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
-	r, err := s.Sandbox.Exec(ctx, cmd)
-	if err == nil {
-		s.keep(ctx, r)
-	}
-	return r, err
-}
-
-// inShell makes a command one of the sandbox's shell, and returns where to run it.
-func (h *Host) inShell(s sandbox.Sandbox, file string, p protocol.CommandRun, cmd *sandbox.Cmd) sandbox.Sandbox {
+// inShell makes a command one of the sandbox's shell, and returns what stores the state of the
+// shell once the command has ended.
+func (a *Attempt) inShell(p protocol.CommandRun, cmd *sandbox.Cmd) (keep func(context.Context, *sandbox.Result)) {
+	shell, file := a.env.languages.shell, a.box.ShellFile()
 	state := readShell(file)
 	dir := state.dir
 	if p.Cwd != "" {
@@ -99,24 +85,24 @@ func (h *Host) inShell(s sandbox.Sandbox, file string, p protocol.CommandRun, cm
 	if p.ReadOnly || p.Background {
 		script = startingScript
 	}
-	cmd.Argv = []string{h.languages.shell, "-c", script, h.languages.shell, p.Command, dir}
+	cmd.Argv = []string{shell, "-c", script, shell, p.Command, dir}
 	cmd.Env = maps.Clone(state.env)
 	if cmd.Env == nil {
 		cmd.Env = map[string]string{}
 	}
 	maps.Copy(cmd.Env, p.Env)
-	if p.ReadOnly || p.Background {
-		return s
-	}
-	return shell{Sandbox: s, keep: func(ctx context.Context, r sandbox.Result) {
-		next, ok := h.lookAtShell(ctx, s, state, p.Env)
+	return func(ctx context.Context, r *sandbox.Result) {
+		if p.ReadOnly {
+			return
+		}
+		next, ok := a.lookAtShell(ctx, state, p.Env)
 		if r.Reason != sandbox.ReasonExited || !ok {
 			return
 		}
 		if err := regular.Replace(file, []byte(next.String())); err != nil {
-			h.Logger.WarnContext(ctx, "state of the shell cannot be kept", slog.Any("error", err))
+			a.env.Logger.WarnContext(ctx, "state of the shell cannot be kept", slog.Any("error", err))
 		}
-	}}
+	}
 }
 
 // lookWait bounds looking at a shell's state, which is a file that commands can exchange.
@@ -124,8 +110,8 @@ const lookWait = 10 * time.Second
 
 // lookAtShell reads what a command of the shell has left. Variables that its call gave it
 // are as they were before.
-func (h *Host) lookAtShell(ctx context.Context, s sandbox.Sandbox, before shellState, given map[string]string) (state shellState, ok bool) {
-	r, err := s.Exec(ctx, sandbox.Cmd{
+func (a *Attempt) lookAtShell(ctx context.Context, before shellState, given map[string]string) (state shellState, ok bool) {
+	r, err := a.sandbox.Exec(ctx, sandbox.Cmd{
 		Argv:   []string{"sh", "-c", `f=${TMPDIR:-/tmp}/.toolfleet-shell; [ -f "$f" ] && cat "$f"; s=$?; rm -rf "$f"; exit $s`},
 		Limits: sandbox.Limits{Output: 2 * maxShellState, Wall: lookWait},
 	})
@@ -141,7 +127,7 @@ func (h *Host) lookAtShell(ctx context.Context, s sandbox.Sandbox, before shellS
 		if _, isGiven := given[name]; isGiven {
 			value, kept = before.env[name]
 		}
-		if !kept || h.ownVariable(name, value) {
+		if !kept || a.env.ownVariable(name, value) {
 			delete(state.env, name)
 			continue
 		}
@@ -152,8 +138,8 @@ func (h *Host) lookAtShell(ctx context.Context, s sandbox.Sandbox, before shellS
 }
 
 // ownVariable reports whether a variable is what the worker, the sandbox or the shell makes it.
-func (h *Host) ownVariable(name, value string) bool {
-	if given, ok := h.Sandbox.Env[name]; ok && given == value {
+func (e *Env) ownVariable(name, value string) bool {
+	if given, ok := e.Sandbox.Env[name]; ok && given == value {
 		return true
 	}
 	switch strings.ToUpper(name) {

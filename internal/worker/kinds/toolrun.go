@@ -14,7 +14,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/codes"
 	"github.com/toolfleet/toolfleet/internal/plain"
 	"github.com/toolfleet/toolfleet/internal/prose"
-	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
@@ -35,32 +34,29 @@ const (
 
 // toolRun runs the command of a tool of the user's own.
 func toolRun(ctx context.Context, a *Attempt, p protocol.ToolRun) (protocol.Value, error) {
-	h, c := a.host, a.Run.Call
 	if len(p.Argv) == 0 {
 		return nil, protocol.Errorf(codes.InvalidPayload, "tool_run: argv is empty")
 	}
-	argv, env, err := h.ofTools(p.Argv, p.Env)
+	argv, env, err := a.env.ofTools(p.Argv, p.Env)
 	if err != nil {
 		return nil, err
 	}
-	cmd := sandbox.Cmd{Argv: argv, Env: env, Stdin: p.Arguments}
-	r, written, err := h.spooled(ctx, a.sandbox, cmd, a.Live)
+	done, err := a.exec(ctx, sandbox.Cmd{Argv: argv, Env: env, Stdin: p.Arguments})
 	if err != nil {
 		return nil, err
 	}
-	execution := h.execution(&r)
-	whole := wholeOf(execution, written)
-	_ = written.Close() // it was read
+	execution := done.execution
+	whole := wholeOf(execution, done.written)
+	_ = done.written.Close() // it was read
 	output, fault := toolOutput(&whole, p.Text)
 	value := toolValue(execution, whole, output)
-	err = endFault(&r, isolation.Tighten(h.Sandbox.Limits, cmd.Limits))
 	switch {
-	case err != nil:
-		return value, err
+	case done.fault != nil:
+		return value, done.fault
 	case execution.Signal != "":
-		return value, protocol.Errorf(protocol.CodeToolFailed, "the tool was ended by signal %s%s", execution.Signal, complaint(c, &whole))
+		return value, protocol.Errorf(protocol.CodeToolFailed, "the tool was ended by signal %s%s", execution.Signal, complaint(a.Run.Call, &whole))
 	case execution.ExitCode != 0:
-		return value, protocol.Errorf(protocol.CodeToolFailed, "the tool failed (exit code %d)%s", execution.ExitCode, complaint(c, &whole))
+		return value, protocol.Errorf(protocol.CodeToolFailed, "the tool failed (exit code %d)%s", execution.ExitCode, complaint(a.Run.Call, &whole))
 	case fault != "":
 		return value, protocol.Errorf(protocol.CodeToolFailed, "%s", fault)
 	}
@@ -68,13 +64,13 @@ func toolRun(ctx context.Context, a *Attempt, p protocol.ToolRun) (protocol.Valu
 }
 
 // ofTools is the command of a tool, or of a server of tools, with the folder of tools.
-func (h *Host) ofTools(argv []string, env map[string]string) ([]string, map[string]string, error) {
-	folder := h.Sandboxes.ToolsPath()
+func (e *Env) ofTools(argv []string, env map[string]string) ([]string, map[string]string, error) {
+	folder := e.Sandboxes.ToolsPath()
 	argv, env = slices.Clone(argv), maps.Clone(env)
 	for i, arg := range argv {
 		if strings.Contains(arg, toolsPlace) && folder == "" {
 			return nil, nil, protocol.Errorf(codes.InvalidPayload,
-				"the tool's command needs a folder of tools (%s), and worker %s has none: start it with --tools DIR", toolsPlace, h.ID)
+				"the tool's command needs a folder of tools (%s), and worker %s has none: start it with --tools DIR", toolsPlace, e.ID)
 		}
 		argv[i] = strings.ReplaceAll(arg, toolsPlace, folder)
 	}

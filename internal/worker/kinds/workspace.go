@@ -19,11 +19,11 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-func checkImport(_ *Host, p wire.WorkspaceImport) *protocol.Error {
+func checkImport(_ *Env, p wire.WorkspaceImport) *protocol.Error {
 	return checkUpload(p, p.Upload)
 }
 
-func checkExport(_ *Host, p wire.WorkspaceExport) *protocol.Error {
+func checkExport(_ *Env, p wire.WorkspaceExport) *protocol.Error {
 	return checkUpload(p, p.Upload)
 }
 
@@ -38,15 +38,15 @@ func checkUpload(p protocol.Payload, name string) *protocol.Error {
 // workspaceImport fills an empty workspace with an upload, all or nothing. A workspace with
 // anything in it was imported before, or used: it stays as it is.
 func workspaceImport(ctx context.Context, a *Attempt, p wire.WorkspaceImport) (_ protocol.Value, err error) {
-	h, l := a.host, a.lane()
-	used, err := a.box.Used()
+	e, l := a.env, a.lane()
+	used, err := a.box.HasFiles()
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "open the workspace: %v", err)
 	}
 	if used {
 		return wire.WorkspaceImportResult{}, nil
 	}
-	tree, at, err := h.receive(ctx, p, a.ownsUpload(ofUpload+p.Upload))
+	tree, at, err := e.receive(ctx, p, a.ownsUpload(ofUpload+p.Upload))
 	if err != nil {
 		return nil, err
 	}
@@ -59,14 +59,14 @@ func workspaceImport(ctx context.Context, a *Attempt, p wire.WorkspaceImport) (_
 			err = errors.Join(err, removal.Tree(temp)) // an upload may have made that hard
 		}
 	}()
-	index, err := h.fill(ctx, temp, tree)
+	index, err := e.fill(ctx, temp, tree)
 	if errors.Is(err, fleetspace.ErrMissing) || errors.Is(err, snapshot.ErrCorrupt) {
 		return nil, sendWhole(err)
 	}
 	if err != nil {
 		return nil, checkpoint.RestoreError(l, err)
 	}
-	if err := a.box.Replace(ctx, temp); err != nil {
+	if err := a.box.ReplaceWorkspace(ctx, temp); err != nil {
 		return nil, fmt.Errorf("import workspace: %w", err)
 	}
 	a.box.Checkpoints().Filled(tree, index)
@@ -75,8 +75,8 @@ func workspaceImport(ctx context.Context, a *Attempt, p wire.WorkspaceImport) (_
 }
 
 // receive keeps an upload in its journal, and returns what it has.
-func (h *Host) receive(ctx context.Context, p wire.WorkspaceImport, owned fleetspace.Owned) (tree snapshot.Tree, at fleetspace.Ref, err error) {
-	blob, err := natsio.GetObject(ctx, h.JS, wire.BlobsBucket(h.Fleet), p.Blob)
+func (e *Env) receive(ctx context.Context, p wire.WorkspaceImport, owned fleetspace.Owned) (tree snapshot.Tree, at fleetspace.Ref, err error) {
+	blob, err := natsio.GetObject(ctx, e.JS, wire.BlobsBucket(e.Fleet), p.Blob)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil, at, protocol.Errorf(protocol.CodeNotFound, "upload %q is not in the fleet's object store", p.Blob)
 	}
@@ -88,7 +88,7 @@ func (h *Host) receive(ctx context.Context, p wire.WorkspaceImport, owned fleets
 	if err != nil {
 		return nil, at, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "upload %q cannot be read: %v", p.Blob, err)
 	}
-	tree, at, err = h.Workspaces.Receive(ctx, p.Upload, h.Sandboxes.Disk(), upload, owned)
+	tree, at, err = e.Workspaces.Receive(ctx, p.Upload, e.Sandboxes.Disk(), upload, owned)
 	switch {
 	case errors.Is(err, fleetspace.ErrLost):
 		return nil, at, protocol.Errorf(protocol.CodeNotFound, "the directory was uploaded once more meanwhile: send it again: %v", err)
@@ -109,25 +109,25 @@ func sendWhole(err error) error {
 const maxUpload = 1 << 30
 
 // fill makes an empty directory what a tree says.
-func (h *Host) fill(ctx context.Context, dir string, tree snapshot.Tree) (index snapshot.Index, err error) {
+func (e *Env) fill(ctx context.Context, dir string, tree snapshot.Tree) (index snapshot.Index, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
 	index = snapshot.Index{}
-	_, err = snapshot.Restore(ctx, root, tree, index, h.Workspaces, nil)
+	_, err = snapshot.Restore(ctx, root, tree, index, e.Workspaces, nil)
 	return index, err
 }
 
 // workspaceExport keeps what the workspace has in the journal of an upload.
 func workspaceExport(ctx context.Context, a *Attempt, p wire.WorkspaceExport) (protocol.Value, error) {
-	h, store := a.host, a.host.Workspaces
+	e, store := a.env, a.env.Workspaces
 	files, err := a.files(ctx, p.Upload)
 	if err != nil {
 		return nil, fmt.Errorf("export workspace: %w", err)
 	}
-	at, err := store.Bring(ctx, p.Upload, h.Sandboxes.Disk(), files, a.ownsUpload(ofUpload+p.Upload))
+	at, err := store.Bring(ctx, p.Upload, e.Sandboxes.Disk(), files, a.ownsUpload(ofUpload+p.Upload))
 	if err != nil {
 		return nil, fmt.Errorf("export workspace: %w", err)
 	}
@@ -140,7 +140,7 @@ func (a *Attempt) files(ctx context.Context, upload string) (snapshot.Tree, erro
 	if c := a.box.Checkpoints(); c != nil {
 		return c.Files(ctx)
 	}
-	return checkpoint.Upload(ctx, a.host.Workspaces, a.box.Workspace(), upload)
+	return checkpoint.Upload(ctx, a.env.Workspaces, a.box.Workspace(), upload)
 }
 
 // sizeOf counts the files of a tree, and their bytes.
@@ -155,9 +155,9 @@ func sizeOf(tree snapshot.Tree) (files int, size int64) {
 
 // workspaceRemove removes a sandbox with its workspace and forgets where it was.
 func workspaceRemove(ctx context.Context, a *Attempt, _ wire.WorkspaceRemove) (protocol.Value, error) {
-	h, l := a.host, a.lane()
-	h.dialogs.Release(l)
-	if err := h.Sandboxes.Remove(ctx, l, a.Run.Fence); err != nil {
+	e, l := a.env, a.lane()
+	e.dialogs.Release(l)
+	if err := e.Sandboxes.Remove(ctx, l, a.Run.Fence); err != nil {
 		return nil, err
 	}
 	return wire.WorkspaceRemoveResult{}, nil

@@ -19,7 +19,8 @@ import (
 // changingFS is a workspace with one file, which has other content from the second piece on.
 func changingFS(before, after string, piece int) sandbox.FS {
 	return sandbox.NewFS(func(_ context.Context, payload protocol.Payload, _ []protocol.Roots) (protocol.Value, error) {
-		at, content := int(payload.(sandbox.FilesReadAt).From), before
+		read, _ := payload.(sandbox.FilesReadAt)
+		at, content := int(read.From), before
 		if at > 0 {
 			content = after
 		}

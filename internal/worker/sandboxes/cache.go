@@ -36,7 +36,7 @@ type copied struct {
 
 // RunEviction removes surplus copies of workspaces, those that have not been used for the longest
 // time first, until ctx ends.
-func (s *Set) RunEviction(ctx context.Context) {
+func (s *Manager) RunEviction(ctx context.Context) {
 	lock := flock.New(filepath.Join(s.options.Data, "lock"))
 	defer func() { _ = lock.Close() }()
 	for wait := evictPeriod / 10; s.share(ctx, lock) && pause.For(ctx, wait); wait = evictPeriod { // a short run evicts, too
@@ -47,7 +47,7 @@ func (s *Set) RunEviction(ctx context.Context) {
 }
 
 // share marks the data directory as used by this process.
-func (s *Set) share(ctx context.Context, lock *flock.Flock) bool {
+func (s *Manager) share(ctx context.Context, lock *flock.Flock) bool {
 	_, err := lock.TryRLockContext(ctx, time.Second)
 	if err != nil && ctx.Err() == nil {
 		s.options.Logger.WarnContext(ctx, "data directory cannot be locked: old copies of workspaces are not removed", slog.Any("error", err))
@@ -56,7 +56,7 @@ func (s *Set) share(ctx context.Context, lock *flock.Flock) bool {
 }
 
 // Evict removes surplus copies, if no other process uses the data directory.
-func (s *Set) Evict(ctx context.Context, lock *flock.Flock) error {
+func (s *Manager) Evict(ctx context.Context, lock *flock.Flock) error {
 	if err := lock.Unlock(); err != nil {
 		return err
 	}
@@ -85,7 +85,7 @@ const abandonedAge = 24 * time.Hour
 
 // copies are the workspaces here that are stored with the fleet and not in use, and what is left of
 // removed ones and of killed workers. No other process uses the data directory.
-func (s *Set) copies() ([]copied, error) {
+func (s *Manager) copies() ([]copied, error) {
 	all := filepath.Join(s.options.Data, "sandboxes")
 	entries, err := os.ReadDir(all)
 	if err != nil {
@@ -120,7 +120,7 @@ func (s *Set) copies() ([]copied, error) {
 
 // isAbandoned reports whether a directory of unknown size is what a killed worker left: a temporary
 // one, or an old copy of a workspace that the fleet stores.
-func (s *Set) isAbandoned(home string) bool {
+func (s *Manager) isAbandoned(home string) bool {
 	if isTemporary(filepath.Base(home)) {
 		return true
 	}
@@ -130,7 +130,7 @@ func (s *Set) isAbandoned(home string) bool {
 }
 
 // inUse has the keys of the directories that this worker uses. The lock is held.
-func (s *Set) inUse() map[string]bool {
+func (s *Manager) inUse() map[string]bool {
 	keys := map[string]bool{}
 	for l := range s.boxes {
 		if ID(l) == "" {
@@ -151,7 +151,7 @@ func keyOf(name string) string {
 }
 
 // drop removes the directory of a sandbox, unless it is open.
-func (s *Set) drop(name string) error {
+func (s *Manager) drop(name string) error {
 	all := filepath.Join(s.options.Data, "sandboxes")
 	if strings.HasPrefix(name, evicted) {
 		return removal.Tree(filepath.Join(all, name))

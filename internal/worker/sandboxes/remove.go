@@ -16,7 +16,7 @@ import (
 // Remove removes what the fleet stores of a lane's workspace, under the epoch of the lane's claim,
 // closes its sandbox and removes its directory. Once ctx has ended, the rest stays: the directory
 // may be another worker's.
-func (s *Set) Remove(ctx context.Context, l protocol.Lane, epoch uint64) error {
+func (s *Manager) Remove(ctx context.Context, l protocol.Lane, epoch uint64) error {
 	if s.options.Workspaces != nil {
 		if err := s.options.Workspaces.Remove(ctx, wire.HashLane(l), epoch); err != nil {
 			return err

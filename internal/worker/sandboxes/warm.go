@@ -28,7 +28,7 @@ func DefaultWarmBytes() int64 {
 // another worker has had the workspace meanwhile is then known from its checkpoints.
 
 // capacity is how many sandboxes may be open.
-func (s *Set) capacity() int {
+func (s *Manager) capacity() int {
 	return s.options.Slots + warmest(s.options.WarmBytes, openfiles.Limit())
 }
 
@@ -39,15 +39,15 @@ func warmest(bytes int64, files int) int {
 }
 
 // Lingers reports whether an idle lane has a session's sandbox, and there is room for it.
-func (s *Set) Lingers(l protocol.Lane) bool {
+func (s *Manager) Lingers(l protocol.Lane) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return ID(l) != "" && s.boxes[l] != nil && len(s.boxes) <= s.capacity()
 }
 
-// reuse closes the sandbox of an earlier claim, unless its workspace is unchanged. The lock of the
-// box is held.
-func (b *Box) reuse(ctx context.Context, epoch uint64) error {
+// reuseIfCurrent closes the sandbox of an earlier claim, unless its workspace is unchanged. Its
+// lock is held.
+func (b *LaneSandbox) reuseIfCurrent(ctx context.Context, epoch uint64) error {
 	if b.sandbox != nil && b.epoch == epoch {
 		return nil
 	}
@@ -66,14 +66,14 @@ func (b *Box) reuse(ctx context.Context, epoch uint64) error {
 
 // mayIdle reports whether the sandbox may stay open without its lane: only checkpoints show whether
 // another worker has had the workspace meanwhile.
-func (b *Box) mayIdle() bool {
+func (b *LaneSandbox) mayIdle() bool {
 	return b.checkpoints != nil && b.set.options.Idle && b.set.options.WarmBytes >= WarmSandbox
 }
 
 // Release leaves the sandbox of a released lane open if it can be used again, and closes those that
 // have been idle for the longest time if there are too many.
-func (s *Set) Release(l protocol.Lane) error {
-	b := s.Box(l)
+func (s *Manager) Release(l protocol.Lane) error {
+	b := s.Lane(l)
 	if b == nil {
 		return nil
 	}
@@ -96,7 +96,7 @@ func (s *Set) Release(l protocol.Lane) error {
 
 // closeIdle closes idle sandboxes, the longest idle one first, while more than so many are open. It
 // reports whether it closed any.
-func (s *Set) closeIdle(most int) (closed bool) {
+func (s *Manager) closeIdle(most int) (closed bool) {
 	for {
 		b := s.longestIdle(most)
 		if b == nil {
@@ -111,7 +111,7 @@ func (s *Set) closeIdle(most int) (closed bool) {
 
 // longestIdle returns the sandbox that has been idle for the longest time, if more than so many are
 // open. It is not returned again.
-func (s *Set) longestIdle(most int) (longest *Box) {
+func (s *Manager) longestIdle(most int) (longest *LaneSandbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.boxes) <= most {
@@ -129,7 +129,7 @@ func (s *Set) longestIdle(most int) (longest *Box) {
 }
 
 // closeUnheld closes a sandbox, unless its lane is held by now.
-func (s *Set) closeUnheld(b *Box) error {
+func (s *Manager) closeUnheld(b *LaneSandbox) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s.mu.Lock()

@@ -52,8 +52,8 @@ type Network struct {
 	Pages     *http.Transport   // to pages of the web: only listed hosts, no private addresses
 }
 
-// Host is what kinds use of their worker.
-type Host struct {
+// Env is what kinds use of their worker.
+type Env struct {
 	Capabilities
 
 	Sandbox sandboxes.Settings
@@ -62,7 +62,7 @@ type Host struct {
 	Fleet   protocol.Fleet
 	Logger  *slog.Logger
 
-	Sandboxes *sandboxes.Set
+	Sandboxes *sandboxes.Manager
 	Remote
 	prepared
 }
@@ -77,7 +77,7 @@ type Remote struct {
 	Result func(context.Context, protocol.SessionID, protocol.CallID) (*protocol.Result, error)
 }
 
-// prepared is what [Host.Open] prepares.
+// prepared is what [Env.Open] prepares.
 type prepared struct {
 	kinds      map[protocol.Kind]*Kind
 	languages  languages
@@ -87,51 +87,51 @@ type prepared struct {
 
 // Open prepares the table of kinds, and finds the languages of sandboxes, in a sandbox below the
 // directory data. If it fails, the host works without languages.
-func (h *Host) Open(ctx context.Context, data string) (err error) {
-	h.kinds, h.limitKinds, h.dialogs = table(h.Handlers), limitKinds(h.Sandbox.Caps.Limits.Words()), dialog.New[*Attempt](graceAfter, h.Logger)
-	h.languages = languagesOf(func(string) bool { return false })
-	if h.Sandbox.Caps.Driver == sandboxes.NoDriver {
+func (e *Env) Open(ctx context.Context, data string) (err error) {
+	e.kinds, e.limitKinds, e.dialogs = table(e.Handlers), limitKinds(e.Sandbox.Caps.Limits.Words()), dialog.New[*Attempt](graceAfter, e.Logger)
+	e.languages = languagesOf(func(string) bool { return false })
+	if e.Sandbox.Caps.Driver == sandboxes.NoDriver {
 		return nil
 	}
-	found, err := findLanguages(ctx, h.Sandbox.Driver, isolation.Spec{Env: h.Sandbox.Env, Limits: h.Sandbox.Limits, Mounts: h.Sandbox.Mounts}, data)
+	found, err := findLanguages(ctx, e.Sandbox.Driver, isolation.Spec{Env: e.Sandbox.Env, Limits: e.Sandbox.Limits, Mounts: e.Sandbox.Mounts}, data)
 	if err == nil {
-		h.languages = found
+		e.languages = found
 	}
 	return err
 }
 
 // Languages are those of code_run, sorted.
-func (h *Host) Languages() []string { return h.languages.names() }
+func (e *Env) Languages() []string { return e.languages.names() }
 
 // LimitKinds says how each limit is enforced, as results report it.
-func (h *Host) LimitKinds() map[string]string { return h.limitKinds }
+func (e *Env) LimitKinds() map[string]string { return e.limitKinds }
 
 // CanRun reports whether this worker runs calls that need this: it has the function, the level, and
 // sandboxes. It accepts calls that no worker could run, to refuse them.
-func (h *Host) CanRun(n lane.Need) bool {
-	if level, err := isolation.ParseLevel(n.Level); err == nil && level > h.Sandbox.Caps.Level {
+func (e *Env) CanRun(n lane.Need) bool {
+	if level, err := isolation.ParseLevel(n.Level); err == nil && level > e.Sandbox.Caps.Level {
 		return false
 	}
 	if n.Handler {
-		return h.Handlers.Has(n.Kind)
+		return e.Handlers.Has(n.Kind)
 	}
-	if k := h.kinds[n.Kind]; k != nil && k.Needs <= NeedsFunction {
+	if k := e.kinds[n.Kind]; k != nil && k.Needs <= NeedsFunction {
 		return true
 	}
-	return h.Sandbox.Caps.Driver != sandboxes.NoDriver
+	return e.Sandbox.Caps.Driver != sandboxes.NoDriver
 }
 
 // NoFiles reports whether payloads of a kind touch no file of the workspace. Background processes
 // do, in no order with calls, in this process or another.
-func (h *Host) NoFiles(name protocol.Kind) bool {
-	k := h.kinds[name]
+func (e *Env) NoFiles(name protocol.Kind) bool {
+	k := e.kinds[name]
 	return k != nil && k.NoFiles
 }
 
 // Accept returns how a call is run here, or why this worker does not run it.
-func (h *Host) Accept(c *protocol.Call) (*Kind, *protocol.Error) {
+func (e *Env) Accept(c *protocol.Call) (*Kind, *protocol.Error) {
 	name := wire.KindOf(c.Payload)
-	k := h.kinds[name]
+	k := e.kinds[name]
 	if k == nil {
 		return nil, unknownPayload(name)
 	}
@@ -139,14 +139,14 @@ func (h *Host) Accept(c *protocol.Call) (*Kind, *protocol.Error) {
 	if err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "min_level: %v", err)
 	}
-	if level > h.Sandbox.Caps.Level {
-		return nil, protocol.Errorf(codes.SandboxLevel, "the call needs sandbox level %s, this worker has proven %s", level, h.Sandbox.Caps.Level)
+	if level > e.Sandbox.Caps.Level {
+		return nil, protocol.Errorf(codes.SandboxLevel, "the call needs sandbox level %s, this worker has proven %s", level, e.Sandbox.Caps.Level)
 	}
 	if (k.Needs == NeedsSandbox || k.Needs == NeedsLane) && sandboxes.ID(c.Lane()) == "" {
 		return nil, protocol.Errorf(codes.InvalidPayload, "payload %s needs a resource key sandbox/<id>, not %s", name, c.Lane())
 	}
 	if k.check != nil {
-		if refusal := k.check(h, c.Payload); refusal != nil {
+		if refusal := k.check(e, c.Payload); refusal != nil {
 			return nil, refusal
 		}
 	}
@@ -154,16 +154,16 @@ func (h *Host) Accept(c *protocol.Call) (*Kind, *protocol.Error) {
 }
 
 // Keep stores the whole of a result that a reader may not be shown at once.
-func (h *Host) Keep(ctx context.Context, c *protocol.Call, r *protocol.Result) {
-	err := h.Results.Keep(ctx, c, r, func(v protocol.Value) bool {
-		if k := h.kinds[wire.KindOf(c.Payload)]; k != nil && k.long != nil {
+func (e *Env) Keep(ctx context.Context, c *protocol.Call, r *protocol.Result) {
+	err := e.Results.Keep(ctx, c, r, func(v protocol.Value) bool {
+		if k := e.kinds[wire.KindOf(c.Payload)]; k != nil && k.long != nil {
 			return k.long(v)
 		}
 		body, err := wire.EncodeValue(v)
 		return err == nil && len(body) > plain.MaxError
 	})
 	if err != nil {
-		h.Logger.WarnContext(ctx, "result cannot be kept whole", slog.String("call_id", string(c.ID)), slog.Any("error", err))
+		e.Logger.WarnContext(ctx, "result cannot be kept whole", slog.String("call_id", string(c.ID)), slog.Any("error", err))
 		addNote(r, "the whole output could not be stored: "+unstored(err))
 	}
 }
@@ -192,7 +192,7 @@ func addNote(r *protocol.Result, note string) {
 }
 
 // HoldsLane reports whether stateful sessions live in a lane.
-func (h *Host) HoldsLane(l protocol.Lane) bool { return h.dialogs.Lives(l) }
+func (e *Env) HoldsLane(l protocol.Lane) bool { return e.dialogs.Lives(l) }
 
 // ReleaseLane ends the stateful sessions of a lane.
-func (h *Host) ReleaseLane(l protocol.Lane) { h.dialogs.Release(l) }
+func (e *Env) ReleaseLane(l protocol.Lane) { e.dialogs.Release(l) }

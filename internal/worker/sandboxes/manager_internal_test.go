@@ -16,15 +16,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-func TestReplace_LeavesTheWorkspaceOfALaneThatIsLost(t *testing.T) {
+var unmeasured = telemetry.NewWorkerMetrics(telemetry.Meter(), "default", "process", "none")
+
+func TestReplaceWorkspace_LeavesTheWorkspaceOfALaneThatIsLost(t *testing.T) {
 	t.Parallel()
 	workspace, other := t.TempDir(), t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(other, "a"), nil, 0o600))
-	o := Options{Data: t.TempDir(), Settings: Settings{Driver: process.New(nil), Workspace: func(string) (string, bool) { return workspace, true }}}
+	o := Options{Data: t.TempDir(), Metrics: unmeasured, Settings: Settings{Driver: process.New(nil), Workspace: func(string) (string, bool) { return workspace, true }}}
 	s, err := New(o)
 	require.NoError(t, err)
 	ctx, lose := context.WithCancel(t.Context())
@@ -32,11 +35,11 @@ func TestReplace_LeavesTheWorkspaceOfALaneThatIsLost(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(s.CloseAll)
 	lose()
-	require.ErrorIs(t, b.Replace(ctx, other), context.Canceled)
+	require.ErrorIs(t, b.ReplaceWorkspace(ctx, other), context.Canceled)
 	require.FileExists(t, filepath.Join(other, "a"))
 	_, _, err = s.Open(ctx, "sandbox/one", 1, time.Now)
 	require.ErrorIs(t, err, context.Canceled, "nor is a sandbox opened")
-	require.NoError(t, b.Replace(t.Context(), other))
+	require.NoError(t, b.ReplaceWorkspace(t.Context(), other))
 	require.FileExists(t, filepath.Join(workspace, "a"))
 }
 
@@ -57,7 +60,7 @@ func (c full) Err() error {
 
 func TestRemove_LeavesTheWorkspaceOfALaneThatIsLostMeanwhile(t *testing.T) {
 	t.Parallel()
-	o := Options{Data: t.TempDir(), Settings: Settings{Driver: process.New(nil), Workspace: func(string) (string, bool) { return "", false }}}
+	o := Options{Data: t.TempDir(), Metrics: unmeasured, Settings: Settings{Driver: process.New(nil), Workspace: func(string) (string, bool) { return "", false }}}
 	s, err := New(o)
 	require.NoError(t, err)
 	b, _, err := s.Open(t.Context(), "sandbox/one", 1, time.Now)
@@ -80,7 +83,7 @@ func TestRemove_LeavesTheWorkspaceOfALaneThatIsLostMeanwhile(t *testing.T) {
 func TestEvict_WhatAKilledWorkerLeft(t *testing.T) {
 	t.Parallel()
 	o := Options{
-		Data: t.TempDir(), Workspaces: &workspace.Store{}, Logger: slog.New(slog.DiscardHandler),
+		Data: t.TempDir(), Metrics: unmeasured, Workspaces: &workspace.Store{}, Logger: slog.New(slog.DiscardHandler),
 		Settings: Settings{Driver: process.New(nil), CacheBytes: 1 << 20, Workspace: func(string) (string, bool) { return "", false }},
 	}
 	s, err := New(o)
@@ -118,7 +121,7 @@ func TestEvict_WhatAKilledWorkerLeft(t *testing.T) {
 // What a worker left that was killed while it filled a workspace is removed by the next import.
 func TestStaging_RemovesWhatAKilledWorkerLeft(t *testing.T) {
 	t.Parallel()
-	o := Options{Data: t.TempDir(), Settings: Settings{Driver: process.New(nil), Workspace: func(string) (string, bool) { return "", false }}}
+	o := Options{Data: t.TempDir(), Metrics: unmeasured, Settings: Settings{Driver: process.New(nil), Workspace: func(string) (string, bool) { return "", false }}}
 	s, err := New(o)
 	require.NoError(t, err)
 	t.Cleanup(s.CloseAll)
@@ -146,14 +149,14 @@ func TestOpen_ASlowRepositoryHoldsUpNoOtherLane(t *testing.T) {
 	bin, slow, other := t.TempDir(), t.TempDir(), t.TempDir()
 	begun, ends := filepath.Join(bin, "begun"), filepath.Join(bin, "ends")
 	script := fmt.Sprintf("#!/bin/sh\nif mkdir '%s' 2>/dev/null; then while [ ! -e '%s' ]; do sleep 0.05; done; fi\nexec '%s' \"$@\"\n", begun, ends, git)
-	require.NoError(t, os.WriteFile(filepath.Join(bin, "git"), []byte(script), 0o700)) //nolint:gosec // a program
+	require.NoError(t, os.WriteFile(filepath.Join(bin, "git"), []byte(script), 0o700))
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	for _, dir := range []string{slow, other} {
 		out, err := exec.CommandContext(t.Context(), git, "init", "-q", dir).CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	}
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
-	o := Options{Data: t.TempDir(), Settings: Settings{Driver: process.New(nil), Workspace: func(id string) (string, bool) {
+	o := Options{Data: t.TempDir(), Metrics: unmeasured, Settings: Settings{Driver: process.New(nil), Workspace: func(id string) (string, bool) {
 		return map[string]string{"slow": slow, "same": slow, "other": other}[id], id != "own"
 	}}}
 	s, err := New(o)

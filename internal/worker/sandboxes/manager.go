@@ -6,7 +6,7 @@
 //	           │ too many, or changed elsewhere  Release: the lane is idle ◄┘
 //	           └──────────────────────────────── open, nothing runs in it
 //
-// A [Box] is the sandbox of one lane with what belongs to it: its directory, checkpoints,
+// A [LaneSandbox] is the sandbox of one lane with what belongs to it: its directory, checkpoints,
 // background processes and MCP servers. A released sandbox stays open while there is room for it;
 // the next claim reuses it if no other worker has had the workspace meanwhile. Copies of workspaces
 // that the fleet stores stay on the disk up to a bound.
@@ -34,6 +34,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/regular"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
 	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
@@ -83,7 +84,7 @@ type Settings struct {
 	CacheBytes int64
 }
 
-// Options of a [Set].
+// Options of a [Manager].
 type Options struct {
 	Settings
 
@@ -93,26 +94,27 @@ type Options struct {
 	Workspaces *workspace.Store
 	Network    isolation.Network
 	// Idle says that sandboxes of idle lanes may stay open, as far as Slots and WarmBytes allow.
-	Idle   bool
-	Slots  int // of the worker
-	Logger *slog.Logger
+	Idle    bool
+	Slots   int // of the worker
+	Logger  *slog.Logger
+	Metrics *telemetry.WorkerMetrics // of sandboxes, and of the commands in them
 }
 
-// Set has the open sandboxes of a worker: one for each lane that is held, and idle ones. It is safe
-// for concurrent use.
-type Set struct {
+// Manager has the open sandboxes of a worker: one for each lane that is held, and idle ones. It is
+// safe for concurrent use.
+type Manager struct {
 	options Options
 	disk    string // id of the data directory
 
 	mu       sync.Mutex // never held while a directory is looked at
-	boxes    map[protocol.Lane]*Box
+	boxes    map[protocol.Lane]*LaneSandbox
 	settings map[protocol.Lane]*gitguard.Copies
 	inPlace  map[string]*directory
 }
 
 // New prepares the data directory.
-func New(o Options) (*Set, error) {
-	s := &Set{options: o, boxes: map[protocol.Lane]*Box{}, settings: map[protocol.Lane]*gitguard.Copies{}, inPlace: map[string]*directory{}}
+func New(o Options) (*Manager, error) {
+	s := &Manager{options: o, boxes: map[protocol.Lane]*LaneSandbox{}, settings: map[protocol.Lane]*gitguard.Copies{}, inPlace: map[string]*directory{}}
 	if err := errors.Join(os.MkdirAll(filepath.Join(o.Data, "sandboxes"), 0o700), os.MkdirAll(s.Spools(), 0o700)); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
@@ -134,10 +136,10 @@ func diskID(path string) (string, error) {
 }
 
 // Disk is the id of the data directory.
-func (s *Set) Disk() string { return s.disk }
+func (s *Manager) Disk() string { return s.disk }
 
 // Spools is the directory of output that is too much for the memory.
-func (s *Set) Spools() string { return filepath.Join(s.options.Data, "spool") }
+func (s *Manager) Spools() string { return filepath.Join(s.options.Data, "spool") }
 
 // ID returns the sandbox id of a lane; "" for lanes of other resources.
 func ID(l protocol.Lane) string {
@@ -150,7 +152,7 @@ func ID(l protocol.Lane) string {
 
 // InPlace is the directory that a lane's sandbox uses in place; ok is false if it has one of its
 // own.
-func (s *Set) InPlace(l protocol.Lane) (dir string, ok bool) {
+func (s *Manager) InPlace(l protocol.Lane) (dir string, ok bool) {
 	id := ID(l)
 	if id == "" {
 		return "", false
@@ -159,7 +161,7 @@ func (s *Set) InPlace(l protocol.Lane) (dir string, ok bool) {
 }
 
 // home is the directory of a lane in the data directory.
-func (s *Set) home(l protocol.Lane) string {
+func (s *Manager) home(l protocol.Lane) string {
 	return filepath.Join(s.options.Data, "sandboxes", directoryName(l))
 }
 
@@ -182,12 +184,12 @@ func isTemporary(name string) bool {
 
 // Open returns the sandbox of a lane that is held, by a claim with this epoch, until leaseEnd. It
 // opens the sandbox if need be. Expected failures are a *[protocol.Error].
-func (s *Set) Open(ctx context.Context, l protocol.Lane, epoch uint64, leaseEnd func() time.Time) (*Box, sandbox.Sandbox, error) {
-	b := s.hold(l)
+func (s *Manager) Open(ctx context.Context, l protocol.Lane, epoch uint64, leaseEnd func() time.Time) (*LaneSandbox, sandbox.Sandbox, error) {
+	b := s.acquire(l)
 	b.leaseEnd.Store(&leaseEnd)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.reuse(ctx, epoch); err != nil {
+	if err := b.reuseIfCurrent(ctx, epoch); err != nil {
 		return nil, nil, err
 	}
 	if b.sandbox == nil {
@@ -200,8 +202,31 @@ func (s *Set) Open(ctx context.Context, l protocol.Lane, epoch uint64, leaseEnd 
 	return b, b.sandbox, nil
 }
 
-// open opens the sandbox of a box, whose lock is held.
-func (s *Set) open(ctx context.Context, b *Box, epoch uint64) (err error) {
+// measured is an open sandbox that is counted, with all commands in it: those of calls, of
+// background processes, of servers and of handlers.
+type measured struct {
+	sandbox.Sandbox
+
+	metrics *telemetry.WorkerMetrics
+}
+
+// Exec implements [sandbox.Sandbox].
+func (m measured) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
+	r, err := m.Sandbox.Exec(ctx, cmd)
+	if err == nil {
+		m.metrics.CommandEnded(ctx, string(r.Reason))
+	}
+	return r, err
+}
+
+// Close implements [sandbox.Sandbox]. It is called once.
+func (m measured) Close() error {
+	m.metrics.Closed(context.Background()) //nolint:forbidigo // closing has no context
+	return m.Sandbox.Close()
+}
+
+// open opens the sandbox of a lane, whose lock is held.
+func (s *Manager) open(ctx context.Context, b *LaneSandbox, epoch uint64) (err error) {
 	l := b.lane
 	_, inPlace := s.InPlace(l)
 	if s.options.Workspaces != nil && !inPlace && ID(l) != "" && (b.checkpoints == nil || b.checkpoints.Epoch() != epoch) {
@@ -243,17 +268,22 @@ func (s *Set) open(ctx context.Context, b *Box, epoch uint64) (err error) {
 }
 
 // start opens a sandbox. If the system has no room for another one, idle ones are closed.
-func (s *Set) start(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox, error) {
+func (s *Manager) start(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox, error) {
+	begun := time.Now()
 	opened, err := s.options.Driver.Open(ctx, spec)
+	s.options.Metrics.Opened(ctx, time.Since(begun), err)
 	if err != nil && ctx.Err() == nil && s.closeIdle(0) {
-		opened, err = s.options.Driver.Open(ctx, spec)
+		return s.start(ctx, spec)
 	}
-	return opened, err
+	if err != nil {
+		return nil, err
+	}
+	return measured{opened, s.options.Metrics}, nil
 }
 
 // directories returns the workspace and the scratch directory of a lane's sandbox. On a lane of
 // another resource they are temporary, and removed with the sandbox.
-func (s *Set) directories(l protocol.Lane) (workspace, scratch string, err error) {
+func (s *Manager) directories(l protocol.Lane) (workspace, scratch string, err error) {
 	home := s.home(l)
 	temporary := ID(l) == ""
 	if temporary {
@@ -276,7 +306,7 @@ func (s *Set) directories(l protocol.Lane) (workspace, scratch string, err error
 }
 
 // mounts are what every sandbox sees outside its workspace, such as the folder of tools.
-func (s *Set) mounts() []isolation.Mount {
+func (s *Manager) mounts() []isolation.Mount {
 	if s.options.Tools == "" {
 		return s.options.Mounts
 	}
@@ -289,7 +319,7 @@ const guestTools = "/tools"
 // ToolsPath is where commands find the folder of tools; "" without one. Drivers with a root of
 // their own show it under another name, because the sandbox's /tmp hides paths below the host's
 // /tmp.
-func (s *Set) ToolsPath() string {
+func (s *Manager) ToolsPath() string {
 	if s.options.Tools != "" && s.options.Caps.Level >= isolation.LevelFull {
 		return guestTools
 	}
@@ -297,13 +327,13 @@ func (s *Set) ToolsPath() string {
 }
 
 // Owner identifies this worker as the holder of a lane.
-func (s *Set) Owner(l protocol.Lane) string {
+func (s *Manager) Owner(l protocol.Lane) string {
 	return fmt.Sprintf("%s/%s", s.options.Worker, wire.HashLane(l))
 }
 
 // env is the environment of a lane's sandbox. Where commands see the host as it is they may start a
 // coordinator in the directory that they have to themselves.
-func (s *Set) env(l protocol.Lane) map[string]string {
+func (s *Manager) env(l protocol.Lane) map[string]string {
 	if _, is := s.InPlace(l); !is || s.options.InPlace == nil || s.options.Caps.Level > isolation.LevelNone {
 		return s.options.Env
 	}
@@ -312,20 +342,20 @@ func (s *Set) env(l protocol.Lane) map[string]string {
 	return env
 }
 
-// Box returns the box of a lane, which may be closed; nil if it has none.
-func (s *Set) Box(l protocol.Lane) *Box {
+// Lane returns the sandbox of a lane, open or closed; nil if it has none.
+func (s *Manager) Lane(l protocol.Lane) *LaneSandbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.boxes[l]
 }
 
-// hold returns the box of a lane that is held: it is not closed before the lane is released.
-func (s *Set) hold(l protocol.Lane) *Box {
+// acquire returns the sandbox of a lane that is held: it is not closed before the lane is released.
+func (s *Manager) acquire(l protocol.Lane) *LaneSandbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.boxes[l]
 	if b == nil {
-		b = &Box{
+		b = &LaneSandbox{
 			set: s, lane: l, Digests: NewDigests(filepath.Join(s.home(l), checkpoint.DigestsFile)),
 			Processes: background.New(filepath.Join(s.home(l), checkpoint.ProcessesFile)), Servers: toolserver.New(),
 		}
@@ -337,8 +367,8 @@ func (s *Set) hold(l protocol.Lane) *Box {
 
 // LastAt names the data directory that had a lane's workspace last; "" if the sandbox is open here,
 // or no directory had it.
-func (s *Set) LastAt(ctx context.Context, l protocol.Lane) string {
-	if ID(l) == "" || s.Box(l) != nil {
+func (s *Manager) LastAt(ctx context.Context, l protocol.Lane) string {
+	if ID(l) == "" || s.Lane(l) != nil {
 		return ""
 	}
 	disk, err := s.options.Workspaces.LastDisk(ctx, wire.HashLane(l))
@@ -349,7 +379,7 @@ func (s *Set) LastAt(ctx context.Context, l protocol.Lane) string {
 }
 
 // close closes the sandbox of a lane, if there is one.
-func (s *Set) close(l protocol.Lane) error {
+func (s *Manager) close(l protocol.Lane) error {
 	s.mu.Lock()
 	b := s.boxes[l]
 	delete(s.boxes, l)
@@ -371,7 +401,7 @@ func (s *Set) close(l protocol.Lane) error {
 const closers = 8
 
 // CloseAll closes all sandboxes, and ends the use of directories in place.
-func (s *Set) CloseAll() {
+func (s *Manager) CloseAll() {
 	s.mu.Lock()
 	lanes := slices.Collect(maps.Keys(s.boxes))
 	s.mu.Unlock()

@@ -25,9 +25,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// Box is the sandbox of a lane with all that belongs to it, open or closed. Methods on a nil box,
-// of a lane without one, do nothing. It is safe for concurrent use.
-type Box struct {
+// LaneSandbox is the sandbox of a lane with all that belongs to it, open or closed. Methods on nil,
+// for a lane without one, do nothing. It is safe for concurrent use.
+type LaneSandbox struct {
 	// Digests are those of the files that sessions have read or written.
 	Digests *Digests
 	// Processes are those that run in the background.
@@ -35,7 +35,7 @@ type Box struct {
 	// Servers are those of the Model Context Protocol.
 	Servers *toolserver.Servers
 
-	set      *Set
+	set      *Manager
 	lane     protocol.Lane
 	leaseEnd atomic.Pointer[func() time.Time] // of the lane, as its last holder here knows it
 	undos    atomic.Int64                     // how often changes of calls were undone
@@ -46,7 +46,8 @@ type Box struct {
 	opened
 }
 
-// opened is a sandbox, and the directories that it was opened with last. [Box].mu guards it.
+// opened is a sandbox, and the directories that it was opened with last. [LaneSandbox].mu guards
+// it.
 type opened struct {
 	sandbox     sandbox.Sandbox // nil if it is closed
 	epoch       uint64          // of the claim under which it was used last
@@ -59,21 +60,21 @@ type opened struct {
 }
 
 // Workspace is the workspace directory of a sandbox that was opened.
-func (b *Box) Workspace() string {
+func (b *LaneSandbox) Workspace() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.workspace
 }
 
 // Protected are the paths of the workspace that nothing changes.
-func (b *Box) Protected() []string {
+func (b *LaneSandbox) Protected() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.protect
 }
 
 // Checkpoints are those of the workspace; nil without any.
-func (b *Box) Checkpoints() *checkpoint.Directory {
+func (b *LaneSandbox) Checkpoints() *checkpoint.Directory {
 	if b == nil {
 		return nil
 	}
@@ -84,14 +85,18 @@ func (b *Box) Checkpoints() *checkpoint.Directory {
 
 // ShellFile is the file with the state of the shell: next to the workspace, for the next worker
 // that has it.
-func (b *Box) ShellFile() string { return filepath.Join(b.set.home(b.lane), checkpoint.ShellFile) }
+func (b *LaneSandbox) ShellFile() string {
+	return filepath.Join(b.set.home(b.lane), checkpoint.ShellFile)
+}
 
 // MergedFile is the file that says which forks were merged: next to the workspace, with which it is
 // stored.
-func (b *Box) MergedFile() string { return filepath.Join(b.set.home(b.lane), checkpoint.MergedFile) }
+func (b *LaneSandbox) MergedFile() string {
+	return filepath.Join(b.set.home(b.lane), checkpoint.MergedFile)
+}
 
 // Undos is how often changes of the lane's calls were undone.
-func (b *Box) Undos() int64 {
+func (b *LaneSandbox) Undos() int64 {
 	if b == nil {
 		return 0
 	}
@@ -99,23 +104,24 @@ func (b *Box) Undos() int64 {
 }
 
 // Dialer connects to servers in the sandbox; nil if it is closed, or cannot.
-func (b *Box) Dialer() isolation.Dialer {
+func (b *LaneSandbox) Dialer() isolation.Dialer {
 	if b == nil {
 		return nil
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	dialer, _ := b.sandbox.(isolation.Dialer)
+	m, _ := b.sandbox.(measured)
+	dialer, _ := m.Sandbox.(isolation.Dialer)
 	return dialer
 }
 
 // Busy reports whether background processes or servers live in the sandbox.
-func (b *Box) Busy() bool {
+func (b *LaneSandbox) Busy() bool {
 	return b != nil && (b.Processes.Living() > 0 || b.Servers.Living() > 0)
 }
 
 // Kill closes the sandbox at once, with everything that runs in it. The next call opens it again.
-func (b *Box) Kill() error {
+func (b *LaneSandbox) Kill() error {
 	if b == nil {
 		return nil
 	}
@@ -125,7 +131,7 @@ func (b *Box) Kill() error {
 }
 
 // close is Kill for the holder of the lock.
-func (b *Box) close() error {
+func (b *LaneSandbox) close() error {
 	closing, home := b.sandbox, b.temporary
 	b.sandbox, b.temporary = nil, ""
 	b.Servers.End()
@@ -145,7 +151,7 @@ func (b *Box) close() error {
 
 // Reclaim has the next call restore the workspace from its last checkpoint, because the directory
 // differs from it.
-func (b *Box) Reclaim() {
+func (b *LaneSandbox) Reclaim() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.checkpoints = nil
@@ -153,7 +159,7 @@ func (b *Box) Reclaim() {
 
 // Staging makes a directory in which a workspace can be made: on the same file system, and counted
 // against the limits of the sandbox. It removes those that killed workers left: the lane is held.
-func (b *Box) Staging() (string, error) {
+func (b *LaneSandbox) Staging() (string, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	at := b.scratch
@@ -175,9 +181,9 @@ func (b *Box) Staging() (string, error) {
 	return os.MkdirTemp(at, staged)
 }
 
-// Replace replaces an empty workspace by another directory. It closes the sandbox, and the
+// ReplaceWorkspace replaces an empty workspace by another directory. It closes the sandbox, and the
 // next call opens it again. Once ctx has ended the workspace stays: it may be another worker's.
-func (b *Box) Replace(ctx context.Context, dir string) error {
+func (b *LaneSandbox) ReplaceWorkspace(ctx context.Context, dir string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := errors.Join(b.close(), ctx.Err()); err != nil {
@@ -190,9 +196,9 @@ func (b *Box) Replace(ctx context.Context, dir string) error {
 	return os.Rename(dir, b.workspace)
 }
 
-// Used reports whether there is anything in the workspace but the empty directories that keep
+// HasFiles reports whether there is anything in the workspace but the empty directories that keep
 // protected paths from being made.
-func (b *Box) Used() (bool, error) {
+func (b *LaneSandbox) HasFiles() (bool, error) {
 	workspace := b.Workspace()
 	entries, err := os.ReadDir(workspace)
 	if err != nil {
@@ -213,7 +219,7 @@ func (b *Box) Used() (bool, error) {
 
 // copiesOf are the copies of git's settings of a lane's sandbox, of these files; nil without any.
 // They stay as commands have changed them when the sandbox is closed and opened again.
-func (s *Set) copiesOf(l protocol.Lane, workspace, scratch string, files []string) *gitguard.Copies {
+func (s *Manager) copiesOf(l protocol.Lane, workspace, scratch string, files []string) *gitguard.Copies {
 	if len(files) == 0 {
 		return nil
 	}
@@ -226,7 +232,7 @@ func (s *Set) copiesOf(l protocol.Lane, workspace, scratch string, files []strin
 }
 
 // copySettings has the sandbox see git's settings as they are now.
-func (b *Box) copySettings(ctx context.Context) error {
+func (b *LaneSandbox) copySettings(ctx context.Context) error {
 	if err := b.settings.Put(ctx); err != nil {
 		return protocol.Errorf(protocol.CodeSandboxUnavailable, "the worker cannot open the sandbox: %v", err)
 	}
@@ -235,7 +241,7 @@ func (b *Box) copySettings(ctx context.Context) error {
 
 // Notes are what a model must know about a command that has ended: which protected paths refused a
 // change, and which git settings hold in this sandbox only.
-func (b *Box) Notes(ctx context.Context, cmd *sandbox.Cmd, r *sandbox.Result) (notes []string) {
+func (b *LaneSandbox) Notes(ctx context.Context, cmd *sandbox.Cmd, r *sandbox.Result) (notes []string) {
 	b.mu.Lock()
 	protect, settings := b.protect, b.settings
 	b.mu.Unlock()
@@ -262,7 +268,7 @@ func (b *Box) Notes(ctx context.Context, cmd *sandbox.Cmd, r *sandbox.Result) (n
 
 // SetAside sets aside what a call of a lane has left for git to run in a directory used in place.
 // It returns what that was.
-func (s *Set) SetAside(ctx context.Context, l protocol.Lane) ([]string, error) {
+func (s *Manager) SetAside(ctx context.Context, l protocol.Lane) ([]string, error) {
 	dir, inPlace := s.InPlace(l)
 	if !inPlace {
 		return nil, nil
@@ -272,7 +278,7 @@ func (s *Set) SetAside(ctx context.Context, l protocol.Lane) ([]string, error) {
 
 // SetAsideLater is SetAside when no call of the lane returns what it returns: the log has it, and
 // the report at the end of the turn.
-func (s *Set) SetAsideLater(ctx context.Context, l protocol.Lane) {
+func (s *Manager) SetAsideLater(ctx context.Context, l protocol.Lane) {
 	moved, err := s.SetAside(ctx, l)
 	if err != nil {
 		s.options.Logger.WarnContext(ctx, "what the user's git would run in the workspace cannot be found out", slog.String("lane", string(l)), slog.Any("error", err))
@@ -283,7 +289,7 @@ func (s *Set) SetAsideLater(ctx context.Context, l protocol.Lane) {
 }
 
 // closeAside ends the use of directories in place, in which no sandbox is open any more.
-func (s *Set) closeAside() {
+func (s *Manager) closeAside() {
 	ctx := context.Background() //nolint:forbidigo // it is short, and must be done
 	s.mu.Lock()
 	all := s.inPlace
@@ -298,7 +304,7 @@ func (s *Set) closeAside() {
 
 // noRepository says why git found no repository where a person's git finds one; "" if the command
 // does not report that.
-func (b *Box) noRepository(ctx context.Context, r *sandbox.Result) string {
+func (b *LaneSandbox) noRepository(ctx context.Context, r *sandbox.Result) string {
 	const said = "fatal: not a git repository"
 	if !bytes.Contains(r.Stderr.Data, []byte(said)) && !bytes.Contains(r.Stdout.Data, []byte(said)) {
 		return ""
@@ -347,7 +353,7 @@ type directory struct {
 	aside   atomic.Pointer[gitguard.Aside] // nil if nothing is set aside
 }
 
-func (s *Set) directory(dir string) *directory {
+func (s *Manager) directory(dir string) *directory {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.inPlace[dir] == nil {
@@ -359,7 +365,7 @@ func (s *Set) directory(dir string) *directory {
 // protected are the paths of a lane's workspace that nothing changes. A directory that is used in
 // place is looked at once: what commands make afterwards they may change, and its repositories are
 // those that are there then. That may take long, for the lanes of this directory only.
-func (s *Set) protected(ctx context.Context, l protocol.Lane) (p gitguard.Protection, err error) {
+func (s *Manager) protected(ctx context.Context, l protocol.Lane) (p gitguard.Protection, err error) {
 	p = gitguard.Only(s.options.Protect)
 	dir, inPlace := s.InPlace(l)
 	if !inPlace {
