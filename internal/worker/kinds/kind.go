@@ -1,6 +1,6 @@
 // Package kinds runs the payloads of calls: one entry of a table for each kind.
 //
-//	Env.Accept ──► Kind: what it needs, what it refuses ──► Attempt.Run ──► value and error
+//	Env.Accept ──► Kind: what it needs, what it refuses ──► Attempt.Execute ──► value and error
 //
 // The table in this file has for each kind its requirements, the checks before it runs, and the
 // function that runs it. To add a kind:
@@ -9,6 +9,9 @@
 //  2. Write the function in a file of its own, with its payload's type:
 //     func httpFetch(ctx context.Context, a *Attempt, p protocol.HTTPFetch) (protocol.Value, error)
 //  3. Add a line to the table: wire.KindHTTPFetch: {Needs: NeedsSandbox, run: runs(httpFetch)}.
+//
+// A file operation is a row of the table in package files of the sandbox, and here a line with run:
+// fileRun.
 //
 // A failure of a tool is an error that [protocol.Error] describes; any other
 // error is the worker's.
