@@ -115,7 +115,7 @@ blackbox: build ## Hold the laws against the binaries by a program that knows on
 	go test ./test/blackbox -run TestRun_LawsHold -count=1 -timeout=6h -v -args -bin=$(CURDIR)/bin -calls=$(CALLS) -seed=$(SEED)
 
 .PHONY: crash
-crash: ## End the world at every write of a session's operations (OPERATION=fork for one), with each fault and each continuation
+crash: ## End the world at every write of a session's operations (OPERATION=fork for those whose names begin so), with each fault and each continuation
 	go test ./test/crash -run TestCrash_EveryWrite -count=1 -timeout=3h -v -args -every -operation=$(OPERATION)
 
 .PHONY: simulate

@@ -159,11 +159,16 @@ func (o Opener) Open(spec string) (loop.Model, string, error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("model %s: %w", display, err)
 	}
+	return o.Measure(m, kind, display), display, nil
+}
+
+// Measure has a model wait for the limits of its provider, and its replies counted.
+func (o Opener) Measure(m loop.Model, provider, name string) loop.Model {
 	meter := o.Meter
 	if meter == nil {
 		meter = telemetry.Meter()
 	}
-	return measured{Model: m, provider: kind, gate: o.Gate, metrics: telemetry.NewModelMetrics(meter, kind, display)}, display, nil
+	return measured{Model: m, provider: provider, gate: o.Gate, metrics: telemetry.NewModelMetrics(meter, provider, name)}
 }
 
 func loadRecording(path string) (*loop.Recording, error) {

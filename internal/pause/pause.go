@@ -4,6 +4,7 @@ package pause
 
 import (
 	"context"
+	"sync"
 	"time"
 )
 
@@ -40,4 +41,36 @@ func Until(ctx context.Context, d time.Duration, try func() bool) bool {
 		}
 	}
 	return true
+}
+
+// Mutex is a [sync.Mutex] that may be held during requests. A goroutine that waits for it waits in
+// the sense of [testing/synctest], whose time stands still for a goroutine that waits for a
+// [sync.Mutex]. The zero value is unlocked.
+type Mutex struct {
+	mu     sync.Mutex
+	locked bool
+	freed  *sync.Cond // nil until a goroutine has waited
+}
+
+// Lock waits until the mutex is unlocked, and locks it.
+func (m *Mutex) Lock() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for m.locked {
+		if m.freed == nil {
+			m.freed = sync.NewCond(&m.mu)
+		}
+		m.freed.Wait()
+	}
+	m.locked = true
+}
+
+// Unlock unlocks the mutex.
+func (m *Mutex) Unlock() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.locked = false
+	if m.freed != nil {
+		m.freed.Signal()
+	}
 }

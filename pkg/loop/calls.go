@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/genaiconv"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -271,7 +271,7 @@ func (b *batch) run(ctx context.Context) error {
 func (b *batch) dispatch(ctx context.Context) error {
 	ctx, leave := context.WithCancelCause(ctx)
 	defer leave(nil)
-	var mu sync.Mutex // held by updates and by the promotion
+	var mu pause.Mutex // held by updates and by the promotion
 	if after := b.opts.PromoteAfter; after > 0 {
 		timer := time.AfterFunc(after, func() {
 			mu.Lock()

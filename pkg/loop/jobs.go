@@ -95,10 +95,10 @@ type followers struct {
 	*turnRun
 
 	ctx    context.Context //nolint:containedctx // of the turn; sub-agents outlive the step that starts them
-	mu     sync.Mutex
+	mu     pause.Mutex
 	byCall map[protocol.CallID]*follower
 	group  sync.WaitGroup
-	ending sync.Mutex // held while the end of a job is journaled
+	ending pause.Mutex // held while the end of a job is journaled
 }
 
 // follower waits for the result of one job.

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
@@ -20,7 +20,7 @@ import (
 type Ledger struct {
 	journal Journal // nil keeps the counts in memory
 
-	mu    sync.Mutex
+	mu    pause.Mutex
 	pages map[protocol.SessionID]*page
 	holds bool
 	held  map[protocol.SessionID][]Event // not written yet
@@ -52,7 +52,7 @@ func (l *Ledger) Flush(ctx context.Context) error {
 type page struct {
 	asked time.Time // for the last time; under the lock of the ledger
 
-	mu     sync.Mutex
+	mu     pause.Mutex
 	gone   bool // the ledger has forgotten it
 	known  bool
 	last   uint64

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 	"unicode/utf8"
 
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/prose"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -31,7 +31,7 @@ type recorder struct {
 	observe func(Event)
 	logger  *slog.Logger
 
-	mu      sync.Mutex
+	mu      pause.Mutex
 	session *session // written under mu; the turn reads it while nothing else runs
 	last    uint64   // sequence that the next append builds on
 	fresh   bool     // nothing was journaled when the session was loaded

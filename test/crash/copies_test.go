@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -21,15 +20,15 @@ func long(name string) string { return name + " " + strings.Repeat("long ", 12<<
 const origin = "origin-1"
 
 // talk makes the origin, once.
-func talk(ctx context.Context, t *testing.T, p *process) {
-	t.Helper()
+func talk(ctx context.Context, tb testing.TB, p *process) {
+	tb.Helper()
 	p.talk.Do(func() {
 		o := *p
 		o.session = origin
 		o.replies(calls(labelled(&o, "once", "a")), says("1"), says("2"), says("3"))
 		for range 3 {
 			_, err := o.turn(ctx, loop.Input{Text: long("go")})
-			require.NoError(t, err)
+			require.NoError(tb, err)
 		}
 	})
 }
@@ -43,16 +42,16 @@ func complete(err error) error {
 }
 
 // sameTurns checks that a session is a copy of its origin, and that it can be continued.
-func sameTurns(t *testing.T, p *process) {
-	t.Helper()
-	history, err := p.client.Sessions("").Log(t.Context(), p.session)
-	require.NoError(t, err)
+func sameTurns(tb testing.TB, p *process) {
+	tb.Helper()
+	history, err := p.client.Sessions("").Log(tb.Context(), p.session)
+	require.NoError(tb, err)
 	turns, _, err := history.Turns()
-	require.NoError(t, err)
-	require.Equal(t, 3, turns)
+	require.NoError(tb, err)
+	require.Equal(tb, 3, turns)
 	p.model.replies = map[string][]loop.Reply{"go": {says(""), says(""), says(""), says(""), says("4")}}
-	require.NoError(t, input(t.Context(), p))
-	require.Equal(t, loop.OutcomeAnswered, p.result.Outcome)
+	require.NoError(tb, input(tb.Context(), p))
+	require.Equal(tb, loop.OutcomeAnswered, p.result.Outcome)
 }
 
 // forked is a fork of a conversation that is larger than a message.
@@ -89,9 +88,9 @@ func removed(open bool) *operation {
 	o := &operation{
 		name: "remove", thens: []then{removes, resumes}, gone: true,
 		set: func(p *process) { p.replies(calls(labelled(p, "once", "a")), says("done")) },
-		before: func(ctx context.Context, t *testing.T, p *process) {
-			t.Helper()
-			require.NoError(t, input(ctx, p))
+		before: func(ctx context.Context, tb testing.TB, p *process) {
+			tb.Helper()
+			require.NoError(tb, input(ctx, p))
 		},
 		act: func(ctx context.Context, p *process) error {
 			_, err := p.client.Sessions("").Remove(ctx, p.session, true)
@@ -103,14 +102,14 @@ func removed(open bool) *operation {
 	}
 	o.name = "remove_open"
 	o.set = func(p *process) { p.replies(calls(held(p, "once", "a")), says("done")) }
-	o.before = func(ctx context.Context, t *testing.T, p *process) {
-		t.Helper()
+	o.before = func(ctx context.Context, tb testing.TB, p *process) {
+		tb.Helper()
 		ctx, detach := context.WithCancelCause(ctx)
 		done := make(chan error, 1)
 		go func() { done <- input(ctx, p) }()
-		require.Eventually(t, func() bool { return len(p.starts(p.label("a"))) == 1 }, patience, time.Millisecond)
+		requireSoon(tb, func() bool { return len(p.starts(p.label("a"))) == 1 }, "the call is never started")
 		detach(loop.ErrDetached)
-		require.ErrorIs(t, <-done, loop.ErrDetached)
+		require.ErrorIs(tb, <-done, loop.ErrDetached)
 	}
 	return o
 }
@@ -121,11 +120,11 @@ func writes(path, content string) call {
 }
 
 // say runs a turn of a session with the given replies, whatever it was before.
-func (p *process) say(ctx context.Context, t *testing.T, replies ...loop.Reply) {
-	t.Helper()
+func (p *process) say(ctx context.Context, tb testing.TB, replies ...loop.Reply) {
+	tb.Helper()
 	history, err := p.client.Sessions("").Log(ctx, p.session)
 	if err != nil {
-		require.ErrorIs(t, err, fleet.ErrNotFound)
+		require.ErrorIs(tb, err, fleet.ErrNotFound)
 	}
 	before := 0
 	for i := range history.Events {
@@ -135,20 +134,20 @@ func (p *process) say(ctx context.Context, t *testing.T, replies ...loop.Reply) 
 	}
 	p.replies(append(make([]loop.Reply, before), replies...)...)
 	result, err := p.turn(ctx, loop.Input{Text: "go"})
-	require.NoError(t, err)
-	require.Equal(t, loop.OutcomeAnswered, result.Outcome, result.Error)
+	require.NoError(tb, err)
+	require.Equal(tb, loop.OutcomeAnswered, result.Outcome, result.Error)
 }
 
 // requireFile checks a file of a session; "" is one that is not there.
-func requireFile(t *testing.T, p *process, path, content string) {
-	t.Helper()
-	got, err := p.client.Sessions("").ReadFile(t.Context(), p.session, path, "")
+func requireFile(tb testing.TB, p *process, path, content string) {
+	tb.Helper()
+	got, err := p.client.Sessions("").ReadFile(tb.Context(), p.session, path, "")
 	if content == "" {
-		require.ErrorIs(t, err, fleet.ErrNotFound, path)
+		require.ErrorIs(tb, err, fleet.ErrNotFound, path)
 		return
 	}
-	require.NoError(t, err, path)
-	require.Equal(t, content, string(got), path)
+	require.NoError(tb, err, path)
+	require.Equal(tb, content, string(got), path)
 }
 
 // fork is the session of a case's fork.
@@ -163,39 +162,39 @@ func (p *process) fork() *process {
 func merged() *operation {
 	return &operation{
 		name: "merge", thens: []then{resumes}, set: func(p *process) { p.with("core") },
-		before: func(ctx context.Context, t *testing.T, p *process) {
-			t.Helper()
-			p.say(ctx, t, calls(writes("a", "1")), says("done"))
+		before: func(ctx context.Context, tb testing.TB, p *process) {
+			tb.Helper()
+			p.say(ctx, tb, calls(writes("a", "1")), says("done"))
 			_, err := p.client.Sessions("").Fork(ctx, p.session, fleet.At{}, p.fork().session)
-			require.NoError(t, err)
-			p.fork().say(ctx, t, calls(writes("b", "of the fork")), says("done"))
-			p.say(ctx, t, calls(writes("a", "2")), says("done"))
+			require.NoError(tb, err)
+			p.fork().say(ctx, tb, calls(writes("b", "of the fork")), says("done"))
+			p.say(ctx, tb, calls(writes("a", "2")), says("done"))
 		},
 		act: func(ctx context.Context, p *process) error {
 			_, err := p.client.Sessions("").Merge(ctx, p.fork().session, p.session)
 			return err
 		},
-		between: func(ctx context.Context, t *testing.T, p *process) {
-			t.Helper()
+		between: func(ctx context.Context, tb testing.TB, p *process) {
+			tb.Helper()
 			files, err := p.client.Sessions("").Files(ctx, p.session, "")
-			require.NoError(t, err)
+			require.NoError(tb, err)
 			if len(files) == 2 { // the merge has changed them: the session goes on, and removes what has come
-				p.say(ctx, t, calls(call{"bash", `{"command":"rm b"}`}), says("done"))
+				p.say(ctx, tb, calls(call{"bash", `{"command":"rm b"}`}), says("done"))
 				p.note(p.label("removed"))
 			}
 		},
-		done: func(t *testing.T, p *process) {
-			t.Helper()
-			requireFile(t, p, "a", "2")
+		done: func(tb testing.TB, p *process) {
+			tb.Helper()
+			requireFile(tb, p, "a", "2")
 			if p.noted(p.label("removed")) {
-				requireFile(t, p, "b", "")
+				requireFile(tb, p, "b", "")
 				return
 			}
-			requireFile(t, p, "b", "of the fork")
-			p.say(t.Context(), t, calls(writes("b", "later")), says("done"))
-			_, err := p.client.Sessions("").Merge(t.Context(), p.fork().session, p.session)
-			require.NoError(t, err)
-			requireFile(t, p, "b", "later") // it is not merged again
+			requireFile(tb, p, "b", "of the fork")
+			p.say(tb.Context(), tb, calls(writes("b", "later")), says("done"))
+			_, err := p.client.Sessions("").Merge(tb.Context(), p.fork().session, p.session)
+			require.NoError(tb, err)
+			requireFile(tb, p, "b", "later") // it is not merged again
 		},
 	}
 }
@@ -204,9 +203,9 @@ func merged() *operation {
 func restored() *operation {
 	return &operation{
 		name: "restore", thens: []then{resumes}, set: func(p *process) { p.with("core") },
-		before: func(ctx context.Context, t *testing.T, p *process) {
-			t.Helper()
-			p.say(ctx, t, calls(writes("a", "1")), calls(writes("a", "2"), writes("b", "new")), says("done"))
+		before: func(ctx context.Context, tb testing.TB, p *process) {
+			tb.Helper()
+			p.say(ctx, tb, calls(writes("a", "1")), calls(writes("a", "2"), writes("b", "new")), says("done"))
 		},
 		act: func(ctx context.Context, p *process) error {
 			history, err := p.client.Sessions("").Log(ctx, p.session)
@@ -221,10 +220,10 @@ func restored() *operation {
 			}
 			return errors.New("no call")
 		},
-		done: func(t *testing.T, p *process) {
-			t.Helper()
-			requireFile(t, p, "a", "1")
-			requireFile(t, p, "b", "")
+		done: func(tb testing.TB, p *process) {
+			tb.Helper()
+			requireFile(tb, p, "a", "1")
+			requireFile(tb, p, "b", "")
 		},
 	}
 }
@@ -243,10 +242,10 @@ func agentOnAFork() *operation {
 				"help": {calls(writes("b", "of the agent"), labelled(p, "once", "a")), says("I helped")},
 			}
 		},
-		done: func(t *testing.T, p *process) {
-			t.Helper()
-			requireFile(t, p, "a", "1")
-			requireFile(t, p, "b", "of the agent")
+		done: func(tb testing.TB, p *process) {
+			tb.Helper()
+			requireFile(tb, p, "a", "1")
+			requireFile(tb, p, "b", "of the agent")
 		},
 	}
 }

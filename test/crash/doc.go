@@ -9,5 +9,9 @@
 //
 // A case has the name of its operation, its write, its fault and what comes between:
 //
-//	go test ./test/crash -run 'TestCrash_EveryWrite/cases/turn/tf.event.*_2/lost/resumes' -args -every
+//	go test ./test/crash -args -operation='turn/tf.event.*_2/lost/resumes'
+//
+// All cases run in one bubble of [testing/synctest], with a NATS server in it. The code under test
+// must not wait for a [sync.Mutex] that is held during a request: it would stop the time of the
+// bubble. It uses a pause.Mutex of internal/pause.
 package crash

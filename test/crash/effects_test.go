@@ -24,34 +24,34 @@ func reverted() *operation {
 			charge.Revert = &tools.Revert{Tool: "refund", Arguments: json.RawMessage(`{"label":"{label}/undo"}`)}
 			p.table = append(p.table, charge, tools.NewRemote[effect]("refund", "Undoes an effect.", remote))
 		},
-		before: func(ctx context.Context, t *testing.T, p *process) {
-			t.Helper()
-			p.say(ctx, t, calls(labelled(p, "charge", "a"), labelled(p, "charge", "b")), says("done"))
+		before: func(ctx context.Context, tb testing.TB, p *process) {
+			tb.Helper()
+			p.say(ctx, tb, calls(labelled(p, "charge", "a"), labelled(p, "charge", "b")), says("done"))
 		},
 		act: func(ctx context.Context, p *process) error {
 			_, err := p.client.Sessions("").Revert(ctx, p.session, fleet.At{Turn: -1})
 			return err
 		},
-		done: func(t *testing.T, p *process) {
-			t.Helper()
-			effects, err := p.client.Sessions("").Effects(t.Context(), p.session, fleet.At{Turn: -1})
-			require.NoError(t, err)
+		done: func(tb testing.TB, p *process) {
+			tb.Helper()
+			effects, err := p.client.Sessions("").Effects(tb.Context(), p.session, fleet.At{Turn: -1})
+			require.NoError(tb, err)
 			reverted := 0
 			for _, e := range effects {
 				if e.Reverted {
 					reverted++
 				}
 			}
-			require.Equal(t, 2, reverted)
+			require.Equal(tb, 2, reverted)
 		},
 	}
 }
 
 // count is how many events of a type a session has.
-func (p *process) count(t *testing.T, event loop.EventType) (n int) {
-	t.Helper()
-	history, err := p.client.Sessions("").Log(t.Context(), p.session)
-	require.NoError(t, err)
+func (p *process) count(tb testing.TB, event loop.EventType) (n int) {
+	tb.Helper()
+	history, err := p.client.Sessions("").Log(tb.Context(), p.session)
+	require.NoError(tb, err)
 	for i := range history.Events {
 		if history.Events[i].Type == event {
 			n++
@@ -64,10 +64,10 @@ func (p *process) count(t *testing.T, event loop.EventType) (n int) {
 func rewound() *operation {
 	return &operation{
 		name: "rewind", thens: []then{resumes, cancels, removes},
-		before: func(ctx context.Context, t *testing.T, p *process) {
-			t.Helper()
-			p.say(ctx, t, calls(labelled(p, "once", "a")), says("1"))
-			p.say(ctx, t, calls(labelled(p, "once", "b")), says("2"))
+		before: func(ctx context.Context, tb testing.TB, p *process) {
+			tb.Helper()
+			p.say(ctx, tb, calls(labelled(p, "once", "a")), says("1"))
+			p.say(ctx, tb, calls(labelled(p, "once", "b")), says("2"))
 		},
 		act: func(ctx context.Context, p *process) error {
 			runner, err := p.runner()
@@ -76,10 +76,10 @@ func rewound() *operation {
 			}
 			return err
 		},
-		done: func(t *testing.T, p *process) {
-			t.Helper()
-			require.Equal(t, 1, p.count(t, loop.EventRewound))
-			p.say(t.Context(), t, says("3"))
+		done: func(tb testing.TB, p *process) {
+			tb.Helper()
+			require.Equal(tb, 1, p.count(tb, loop.EventRewound))
+			p.say(tb.Context(), tb, says("3"))
 		},
 	}
 }
@@ -88,19 +88,19 @@ func rewound() *operation {
 func resolved() *operation {
 	return &operation{
 		name: "resolve", thens: []then{resumes, cancels, removes},
-		before: func(ctx context.Context, t *testing.T, p *process) {
-			t.Helper()
+		before: func(ctx context.Context, tb testing.TB, p *process) {
+			tb.Helper()
 			origin := p.fork()
-			origin.say(ctx, t, calls(labelled(origin, "once", "a")), says("done"))
+			origin.say(ctx, tb, calls(labelled(origin, "once", "a")), says("done"))
 			history, err := p.client.Sessions("").Log(ctx, origin.session)
-			require.NoError(t, err)
+			require.NoError(tb, err)
 			for i := range history.Events {
 				if e := &history.Events[i]; e.Type == loop.EventToolResult {
 					e.Status = string(protocol.StatusOutcomeUnknown)
 				}
 			}
 			_, err = p.client.Sessions("").Import(ctx, history.Events, p.session)
-			require.NoError(t, err)
+			require.NoError(tb, err)
 		},
 		act: func(ctx context.Context, p *process) error {
 			info, err := p.client.Sessions("").Show(ctx, p.session)
@@ -116,9 +116,9 @@ func resolved() *operation {
 			}
 			return err
 		},
-		done: func(t *testing.T, p *process) {
-			t.Helper()
-			require.Equal(t, 1, p.count(t, loop.EventCallResolved))
+		done: func(tb testing.TB, p *process) {
+			tb.Helper()
+			require.Equal(tb, 1, p.count(tb, loop.EventCallResolved))
 		},
 	}
 }

@@ -20,12 +20,12 @@ import (
 // operations are all that a session does.
 func operations() []*operation {
 	return []*operation{
-		parallelTurn(false), parallelTurn(true), backgroundJob(), promotedCall(), approvedCall(), spentBudget(), compactedTurn(),
+		parallelTurn(false), parallelTurn(true), backgroundJob(), cancelledJob(), promotedCall(), approvedCall(), spentBudget(), compactedTurn(),
 		cancelledTurn(), limitedTurn(), subAgent(false), subAgent(true),
 		forked(), imported(), removed(false), removed(true), merged(), restored(), agentOnAFork(),
 		submittedTurn(), scheduledTurn(), triggeredTurn(), addedTrigger(), removedTrigger(),
 		reverted(), rewound(), resolved(), committed(),
-		addedSchedule(), removedSchedule(), createdTemplate(), removedTemplate(), setLimit(), removedLimit(),
+		addedSchedule(), removedSchedule(), createdTemplate(), removedTemplate(), setLimit(), removedLimit(), modelLimit(), modelCount(), tenantLimit(),
 	}
 }
 
@@ -83,7 +83,19 @@ func backgroundJob() *operation {
 	return &operation{
 		name: "job", act: input, once: []string{"a", "b"},
 		set: func(p *process) {
+			p.with("jobs")
 			p.replies(calls(labelled(p, "job", "a")), calls(labelled(p, "once", "b"), call{"job_wait", `{"job":"job_1_1_0"}`}), says("done"))
+		},
+	}
+}
+
+// cancelledJob is a job that a later step cancels.
+func cancelledJob() *operation {
+	return &operation{
+		name: "job_cancel", act: input, once: []string{"b"}, thens: []then{resumes, cancels, removes}, // a job that was denied its cancel continues
+		set: func(p *process) {
+			p.with("jobs")
+			p.replies(calls(held(p, "job", "a")), calls(labelled(p, "once", "b"), call{"job_cancel", `{"job":"job_1_1_0"}`}), says("done"))
 		},
 	}
 }
@@ -93,6 +105,7 @@ func promotedCall() *operation {
 	return &operation{
 		name: "promotion", act: input, once: []string{"a", "b"},
 		set: func(p *process) {
+			p.with("jobs")
 			p.options.PromoteAfter = time.Millisecond
 			p.replies(calls(held(p, "once", "a")), calls(labelled(p, "again", "b"), call{"job_wait", `{"job":"job_1_1_0"}`}), says("done"))
 			p.model.before = func(_ context.Context, _ string, n int) {
@@ -126,9 +139,9 @@ func spentBudget() *operation {
 			p.options.Budget = &protocol.Spending{Steps: 1}
 			p.replies(calls(labelled(p, "once", "a")), says("all is spent"))
 		},
-		done: func(t *testing.T, p *process) {
-			t.Helper()
-			require.Equal(t, loop.OutcomeLimitReached, p.result.Outcome)
+		done: func(tb testing.TB, p *process) {
+			tb.Helper()
+			require.Equal(tb, loop.OutcomeLimitReached, p.result.Outcome)
 		},
 	}
 }

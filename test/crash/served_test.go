@@ -12,7 +12,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/channel"
 	internal "github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/ports"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/internal/serve"
@@ -62,9 +61,17 @@ func (p *process) coordinate(ctx context.Context, do func(ctx context.Context) e
 	return err
 }
 
-// ended waits until the session has so many turns, of which none is open.
+// settled waits until no call of a turn of the session waits or runs.
+func (p *process) settled(ctx context.Context) error {
+	return until(ctx, func() bool {
+		left, err := p.client.Sessions("").Unfinished(ctx, p.session)
+		return err == nil && len(left) == 0
+	})
+}
+
+// ended waits until so many turns of the session have ended, and their calls with them.
 func (p *process) ended(ctx context.Context, turns int) error {
-	for {
+	err := until(ctx, func() bool {
 		history, err := p.client.Sessions("").Log(ctx, p.session)
 		ended := 0
 		for i := range history.Events {
@@ -72,15 +79,12 @@ func (p *process) ended(ctx context.Context, turns int) error {
 				ended++
 			}
 		}
-		if err == nil && ended >= turns {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(10 * time.Millisecond):
-		}
+		return err == nil && ended >= turns
+	})
+	if err != nil {
+		return err
 	}
+	return p.settled(ctx)
 }
 
 // served has what all operations of serving coordinators have in common.
@@ -121,35 +125,31 @@ func scheduledTurn() *operation {
 	return served(&operation{
 		name: "scheduled", once: []string{"a"},
 		set: func(p *process) { p.replies(calls(labelled(p, "once", "a")), says("done")) },
-		before: func(ctx context.Context, t *testing.T, p *process) {
-			t.Helper()
+		before: func(ctx context.Context, tb testing.TB, p *process) {
+			tb.Helper()
 			_, err := p.client.Schedules().Add(ctx, fleet.Schedule{Name: string(p.session), Cron: "@every 1h"}, fleet.Turn{Session: p.session, Prompt: "go"})
-			require.NoError(t, err)
+			require.NoError(tb, err)
 			bucket, err := p.JS.KeyValue(ctx, wire.SchedulesBucket(p.Name))
-			require.NoError(t, err)
+			require.NoError(tb, err)
 			entry, err := bucket.Get(ctx, string(p.session))
-			require.NoError(t, err)
+			require.NoError(tb, err)
 			var record map[string]any
-			require.NoError(t, json.Unmarshal(entry.Value(), &record))
+			require.NoError(tb, json.Unmarshal(entry.Value(), &record))
 			record["created"] = time.Now().Add(-time.Hour).UTC().Truncate(time.Second)
 			body, err := json.Marshal(record)
-			require.NoError(t, err)
+			require.NoError(tb, err)
 			_, err = bucket.Update(ctx, string(p.session), body, entry.Revision())
-			require.NoError(t, err)
+			require.NoError(tb, err)
 		},
 		act: func(ctx context.Context, p *process) error {
 			return p.coordinate(ctx, func(ctx context.Context) error {
-				err := p.ended(ctx, 1)
-				for err == nil { // the time is noted behind the start of its turn
-					stored, look := p.schedules.Get(ctx, string(p.session))
-					if look == nil && !stored.Last.IsZero() {
-						break
-					}
-					if !pause.For(ctx, 10*time.Millisecond) {
-						err = context.Cause(ctx)
-					}
+				if err := p.ended(ctx, 1); err != nil {
+					return err
 				}
-				return err
+				return until(ctx, func() bool { // the time is noted behind the start of its turn
+					stored, err := p.schedules.Get(ctx, string(p.session))
+					return err == nil && !stored.Last.IsZero()
+				})
 			})
 		},
 	})
@@ -162,12 +162,12 @@ func triggeredTurn() *operation {
 		set: func(p *process) {
 			p.replies(calls(call{"watch_channel", fmt.Sprintf(`{"channel":%q}`, p.session)}), says("I wait"), calls(labelled(p, "once", "a")), says("done"))
 		},
-		before: func(ctx context.Context, t *testing.T, p *process) {
-			t.Helper()
-			require.NoError(t, p.coordinate(ctx, func(ctx context.Context) error { return p.submit(ctx, "first", "triggers") }))
+		before: func(ctx context.Context, tb testing.TB, p *process) {
+			tb.Helper()
+			require.NoError(tb, p.coordinate(ctx, func(ctx context.Context) error { return p.submit(ctx, "first", "triggers") }))
 			channels, err := channel.Open(ctx, p.JS, p.Name)
-			require.NoError(t, err)
-			require.NoError(t, channels.Send(ctx, wire.ChannelName(ctx, string(p.session)), ports.ChannelMessage{From: "another", Call: "m", Text: "hello"}))
+			require.NoError(tb, err)
+			require.NoError(tb, channels.Send(ctx, wire.ChannelName(ctx, string(p.session)), ports.ChannelMessage{From: "another", Call: "m", Text: "hello"}))
 		},
 		act: func(ctx context.Context, p *process) error {
 			return p.coordinate(ctx, func(ctx context.Context) error { return p.ended(ctx, 2) })
@@ -177,13 +177,13 @@ func triggeredTurn() *operation {
 }
 
 // requireTriggers checks how many triggers a session has.
-func requireTriggers(n int) func(t *testing.T, p *process) {
-	return func(t *testing.T, p *process) {
-		t.Helper()
-		require.Eventually(t, func() bool {
-			triggers, err := p.schedules.Triggers(t.Context(), p.session)
+func requireTriggers(n int) func(tb testing.TB, p *process) {
+	return func(tb testing.TB, p *process) {
+		tb.Helper()
+		requireSoon(tb, func() bool {
+			triggers, err := p.schedules.Triggers(tb.Context(), p.session)
 			return err == nil && len(triggers) == n
-		}, patience, 10*time.Millisecond)
+		}, "the session has not %d triggers", n)
 	}
 }
 
@@ -212,9 +212,9 @@ func removedTrigger() *operation {
 			}
 			p.replies(calls(call{"add_timer", timer}), says("done"), calls(call{"remove_trigger", fmt.Sprintf(`{"trigger":%q}`, name)}), says("done"))
 		},
-		before: func(ctx context.Context, t *testing.T, p *process) {
-			t.Helper()
-			require.NoError(t, p.coordinate(ctx, func(ctx context.Context) error { return p.submit(ctx, "first", "triggers") }))
+		before: func(ctx context.Context, tb testing.TB, p *process) {
+			tb.Helper()
+			require.NoError(tb, p.coordinate(ctx, func(ctx context.Context) error { return p.submit(ctx, "first", "triggers") }))
 		},
 		act: func(ctx context.Context, p *process) error {
 			return p.coordinate(ctx, func(ctx context.Context) error { return p.submit(ctx, "turn", "triggers") })

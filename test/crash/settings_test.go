@@ -30,10 +30,10 @@ func absent(err error) error {
 }
 
 // schedules is how many schedules there are of the name of the case.
-func (p *process) named(t *testing.T) (n int) {
-	t.Helper()
-	all, err := p.client.Schedules().List(t.Context())
-	require.NoError(t, err)
+func (p *process) named(tb testing.TB) (n int) {
+	tb.Helper()
+	all, err := p.client.Schedules().List(tb.Context())
+	require.NoError(tb, err)
 	for i := range all {
 		if all[i].Name == string(p.session) {
 			n++
@@ -51,9 +51,9 @@ func addSchedule(ctx context.Context, p *process) error {
 func addedSchedule() *operation {
 	return setting(&operation{
 		name: "schedule_add", act: addSchedule,
-		done: func(t *testing.T, p *process) {
-			t.Helper()
-			require.Equal(t, 1, p.named(t))
+		done: func(tb testing.TB, p *process) {
+			tb.Helper()
+			require.Equal(tb, 1, p.named(tb))
 		},
 	})
 }
@@ -62,25 +62,25 @@ func addedSchedule() *operation {
 func removedSchedule() *operation {
 	return setting(&operation{
 		name: "schedule_rm",
-		before: func(ctx context.Context, t *testing.T, p *process) {
-			t.Helper()
-			require.NoError(t, addSchedule(ctx, p))
+		before: func(ctx context.Context, tb testing.TB, p *process) {
+			tb.Helper()
+			require.NoError(tb, addSchedule(ctx, p))
 		},
 		act: func(ctx context.Context, p *process) error {
 			return absent(p.client.Schedules().Remove(ctx, string(p.session)))
 		},
-		done: func(t *testing.T, p *process) {
-			t.Helper()
-			require.Equal(t, 0, p.named(t))
+		done: func(tb testing.TB, p *process) {
+			tb.Helper()
+			require.Equal(tb, 0, p.named(tb))
 		},
 	})
 }
 
 // template is the template of the case; nil if there is none.
-func (p *process) template(t *testing.T) *report.Template {
-	t.Helper()
-	all, err := p.client.Templates().List(t.Context())
-	require.NoError(t, err)
+func (p *process) template(tb testing.TB) *report.Template {
+	tb.Helper()
+	all, err := p.client.Templates().List(tb.Context())
+	require.NoError(tb, err)
 	for i := range all {
 		if all[i].Name == string(p.session) {
 			return &all[i]
@@ -103,13 +103,13 @@ func createTemplate(ctx context.Context, p *process) error {
 func createdTemplate() *operation {
 	return setting(&operation{
 		name: "template_create", act: createTemplate,
-		done: func(t *testing.T, p *process) {
-			t.Helper()
-			template := p.template(t)
-			require.NotNil(t, template)
-			require.Equal(t, 2, template.Files)
-			_, err := p.client.Templates().List(t.Context())
-			require.NoError(t, err)
+		done: func(tb testing.TB, p *process) {
+			tb.Helper()
+			template := p.template(tb)
+			require.NotNil(tb, template)
+			require.Equal(tb, 2, template.Files)
+			_, err := p.client.Templates().List(tb.Context())
+			require.NoError(tb, err)
 		},
 	})
 }
@@ -118,16 +118,16 @@ func createdTemplate() *operation {
 func removedTemplate() *operation {
 	return setting(&operation{
 		name: "template_rm",
-		before: func(ctx context.Context, t *testing.T, p *process) {
-			t.Helper()
-			require.NoError(t, createTemplate(ctx, p))
+		before: func(ctx context.Context, tb testing.TB, p *process) {
+			tb.Helper()
+			require.NoError(tb, createTemplate(ctx, p))
 		},
 		act: func(ctx context.Context, p *process) error {
 			return absent(p.client.Templates().Remove(ctx, string(p.session)))
 		},
-		done: func(t *testing.T, p *process) {
-			t.Helper()
-			require.Nil(t, p.template(t))
+		done: func(tb testing.TB, p *process) {
+			tb.Helper()
+			require.Nil(tb, p.template(tb))
 		},
 	})
 }
@@ -138,10 +138,10 @@ func limitOf(p *process) fleet.Limit {
 }
 
 // limits are the limits of the case.
-func (p *process) limits(t *testing.T) (mine []fleet.Limit) {
-	t.Helper()
-	all, err := p.client.Limits().List(t.Context())
-	require.NoError(t, err)
+func (p *process) limits(tb testing.TB) (mine []fleet.Limit) {
+	tb.Helper()
+	all, err := p.client.Limits().List(tb.Context())
+	require.NoError(tb, err)
 	for i := range all {
 		if all[i].Tenant == limitOf(p).Tenant {
 			mine = append(mine, all[i])
@@ -155,12 +155,12 @@ func setLimit() *operation {
 	return setting(&operation{
 		name: "limits_set",
 		act:  func(ctx context.Context, p *process) error { return p.client.Limits().Set(ctx, limitOf(p)) },
-		done: func(t *testing.T, p *process) {
-			t.Helper()
-			mine := p.limits(t)
-			require.Len(t, mine, 1)
-			require.Equal(t, 7, mine[0].Concurrent)
-			require.NoError(t, p.client.Limits().Remove(t.Context(), limitOf(p)))
+		done: func(tb testing.TB, p *process) {
+			tb.Helper()
+			mine := p.limits(tb)
+			require.Len(tb, mine, 1)
+			require.Equal(tb, 7, mine[0].Concurrent)
+			require.NoError(tb, p.client.Limits().Remove(tb.Context(), limitOf(p)))
 		},
 	})
 }
@@ -169,14 +169,14 @@ func setLimit() *operation {
 func removedLimit() *operation {
 	return setting(&operation{
 		name: "limits_rm",
-		before: func(ctx context.Context, t *testing.T, p *process) {
-			t.Helper()
-			require.NoError(t, p.client.Limits().Set(ctx, limitOf(p)))
+		before: func(ctx context.Context, tb testing.TB, p *process) {
+			tb.Helper()
+			require.NoError(tb, p.client.Limits().Set(ctx, limitOf(p)))
 		},
 		act: func(ctx context.Context, p *process) error { return absent(p.client.Limits().Remove(ctx, limitOf(p))) },
-		done: func(t *testing.T, p *process) {
-			t.Helper()
-			require.Empty(t, p.limits(t))
+		done: func(tb testing.TB, p *process) {
+			tb.Helper()
+			require.Empty(tb, p.limits(tb))
 		},
 	})
 }

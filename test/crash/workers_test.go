@@ -65,10 +65,10 @@ func committed() *operation {
 				calls(call{"bash", `{"command":"echo x >>log"}`}, writes("b", "2")), says("done"),
 			)
 		},
-		before: func(ctx context.Context, t *testing.T, p *process) {
-			t.Helper()
+		before: func(ctx context.Context, tb testing.TB, p *process) {
+			tb.Helper()
 			_, _, err := natsio.EnsurePool(ctx, p.JS, p.Name, p.pool(), lease)
-			require.NoError(t, err)
+			require.NoError(tb, err)
 		},
 		act: func(ctx context.Context, p *process) error {
 			coordinator := *p
@@ -81,13 +81,13 @@ func committed() *operation {
 				}
 			})
 		},
-		done: func(t *testing.T, p *process) {
-			t.Helper()
-			require.NoError(t, p.work(t.Context(), func(ctx context.Context) error {
+		done: func(tb testing.TB, p *process) {
+			tb.Helper()
+			require.NoError(tb, p.work(tb.Context(), func(ctx context.Context) error {
 				for path, content := range map[string]string{"a": "1", "log": "x\n", "b": "2"} {
 					got, err := p.client.Sessions(p.pool()).ReadFile(ctx, p.session, path, "")
-					require.NoError(t, err, path)
-					require.Equal(t, content, string(got), path)
+					require.NoError(tb, err, path)
+					require.Equal(tb, content, string(got), path)
 				}
 				return nil
 			}))

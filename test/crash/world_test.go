@@ -2,7 +2,7 @@ package crash
 
 import (
 	"context"
-	"flag"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,8 +17,10 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/channel"
 	"github.com/toolfleet/toolfleet/internal/limits"
+	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/pause"
 	"github.com/toolfleet/toolfleet/internal/schedule"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -29,15 +31,30 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
-		_ = flag.Set(parallel.Name, "32") // cases wait, and hardly compute
-	}
 	goleak.VerifyTestMain(m)
 }
 
-// patience bounds what must happen at some time, on a machine that is ten times slower.
+// patience bounds what must happen at some time. It passes only while all cases wait.
 const patience = 2 * time.Minute
+
+// until waits until ok is true, and fails when the context ends. It looks seldom where it takes
+// long.
+func until(ctx context.Context, ok func() bool) error {
+	for wait := time.Millisecond; !ok(); wait = min(2*wait, time.Second) {
+		if !pause.For(ctx, wait) {
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// requireSoon checks that ok is true at some time.
+func requireSoon(tb testing.TB, ok func() bool, format string, args ...any) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeoutCause(tb.Context(), patience, errors.New("it is not so in time"))
+	defer cancel()
+	require.NoError(tb, until(ctx, ok), fmt.Sprintf(format, args...))
+}
 
 // lease is that of coordinators and workers that are lost.
 const lease = 3 * time.Second
@@ -48,8 +65,7 @@ type world struct {
 
 	end
 
-	few       chan struct{} // bounds how many fleets there are
-	talk      sync.Once     // makes the origin of forks
+	talk      sync.Once // makes the origin of forks
 	table     []tools.Tool
 	schedules *schedule.Store
 
@@ -58,6 +74,7 @@ type world struct {
 	started map[string][]start // by label
 	running map[string]int     // by label
 	notes   map[string]bool
+	asked   map[protocol.SessionID][]request
 	open    map[string]chan struct{} // gates, by label
 }
 
@@ -70,6 +87,7 @@ type end struct {
 // start is a start of a call.
 type start struct {
 	call protocol.CallID
+	at   time.Time
 	once bool // it must not be started again
 }
 
@@ -81,9 +99,9 @@ type effect struct {
 	Held bool `json:"held,omitempty"`
 }
 
-func newWorld(t *testing.T) *world {
-	t.Helper()
-	return worldOf(t, natsiotest.New(t, natsio.Topology{}))
+func newWorld(tb testing.TB) *world {
+	tb.Helper()
+	return worldOf(tb, natsiotest.New(tb, natsio.Topology{}))
 }
 
 // fleets counts the fleets of all cases, so that no two have one name.
@@ -91,14 +109,12 @@ var fleets atomic.Int64
 
 // apart is a world on the same server with a fleet of its own, for coordinators that take every
 // turn. Its streams go with the test.
-func (w *world) apart(t *testing.T) *world {
-	t.Helper()
-	w.few <- struct{}{}
-	t.Cleanup(func() { <-w.few }) // behind the removal
-	of := *w.Fleet
+func (w *world) apart(tb testing.TB) *world {
+	tb.Helper()
+	of := w.In(tb)
 	of.Name = protocol.Fleet(fmt.Sprintf("c%d", fleets.Add(1)))
-	require.NoError(t, natsio.Ensure(t.Context(), of.JS, natsio.Topology{Fleet: of.Name, MaxBytes: 1 << 20}))
-	t.Cleanup(func() {
+	require.NoError(tb, natsio.Ensure(tb.Context(), of.JS, natsio.Topology{Fleet: of.Name, MaxBytes: 1 << 20}))
+	tb.Cleanup(func() {
 		names := of.JS.StreamNames(context.Background())
 		for name := range names.Name() {
 			if strings.Contains(name, strings.ToUpper(string(of.Name))+"_") {
@@ -106,32 +122,32 @@ func (w *world) apart(t *testing.T) *world {
 			}
 		}
 	})
-	return worldOf(t, &of)
+	return worldOf(tb, of)
 }
 
-func worldOf(t *testing.T, of *natsiotest.Fleet) *world {
-	t.Helper()
+func worldOf(tb testing.TB, of *natsiotest.Fleet) *world {
+	tb.Helper()
 	w := &world{
-		Fleet: of, few: make(chan struct{}, 8), cases: map[string]string{}, notes: map[string]bool{}, started: map[string][]start{}, running: map[string]int{}, open: map[string]chan struct{}{},
+		Fleet: of, cases: map[string]string{}, notes: map[string]bool{}, asked: map[protocol.SessionID][]request{}, started: map[string][]start{}, running: map[string]int{}, open: map[string]chan struct{}{},
 	}
 	w.MaxPayload = 128 << 10
 	nc, _ := w.ConnectVia()
-	w.end = w.connect(t, nc)
+	w.end = w.connect(tb, nc)
 	var err error
-	w.schedules, err = schedule.Open(t.Context(), w.JS, w.Name)
-	require.NoError(t, err)
-	_, err = channel.Open(t.Context(), w.JS, w.Name)
-	require.NoError(t, err)
-	_, err = limits.Open(t.Context(), w.JS, w.Name)
-	require.NoError(t, err)
-	_, _, err = natsio.EnsurePool(t.Context(), w.JS, w.Name, protocol.SessionPool, lease)
-	require.NoError(t, err)
-	_, err = w.client.StartWorker(t.Context(), worker.Options{
+	w.schedules, err = schedule.Open(tb.Context(), w.JS, w.Name)
+	require.NoError(tb, err)
+	_, err = channel.Open(tb.Context(), w.JS, w.Name)
+	require.NoError(tb, err)
+	_, err = limits.Open(tb.Context(), w.JS, w.Name)
+	require.NoError(tb, err)
+	_, _, err = natsio.EnsurePool(tb.Context(), w.JS, w.Name, protocol.SessionPool, lease)
+	require.NoError(tb, err)
+	_, err = w.client.StartWorker(tb.Context(), worker.Options{
 		Slots: 256, Driver: "none", Handlers: []worker.Handler{worker.Handle("effect", w.run)},
 	})
-	require.NoError(t, err)
-	_, err = w.client.StartWorker(t.Context(), worker.Options{Slots: 256, Driver: "process", Data: t.TempDir()}) // of files
-	require.NoError(t, err)
+	require.NoError(tb, err)
+	_, err = w.client.StartWorker(tb.Context(), worker.Options{Slots: 256, Driver: "process", Data: tb.TempDir()}) // of files
+	require.NoError(tb, err)
 	own := []tools.Resource{{Key: "effect/{$session}/{label}"}}
 	w.table = []tools.Tool{
 		tools.NewRemote[effect]("once", "An effect that must not be repeated.", tools.Remote{Kind: "effect", Resources: own, Delivery: protocol.AtMostOnce}),
@@ -142,18 +158,18 @@ func worldOf(t *testing.T, of *natsiotest.Fleet) *world {
 }
 
 // connect makes a client as another process would.
-func (w *world) connect(t *testing.T, nc *nats.Conn) end {
-	t.Helper()
-	client, err := fleet.Connect(context.WithoutCancel(t.Context()), fleet.Options{Conn: nc, Fleet: w.Name, Logger: w.Logger})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, client.Close()) })
+func (w *world) connect(tb testing.TB, nc *nats.Conn) end {
+	tb.Helper()
+	client, err := fleet.Connect(context.WithoutCancel(tb.Context()), fleet.Options{Conn: nc, Fleet: w.Name, Logger: w.Logger})
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, client.Close()) })
 	return end{nc, client}
 }
 
 // run is the handler of every effect.
 func (w *world) run(ctx context.Context, call *worker.Call, e effect) (string, error) {
 	w.mu.Lock()
-	w.started[e.Label] = append(w.started[e.Label], start{call.ID(), call.Tool() != "again"})
+	w.started[e.Label] = append(w.started[e.Label], start{call.ID(), time.Now(), call.Tool() != "again"})
 	w.running[e.Label]++
 	gate := w.gate(e.Label)
 	w.mu.Unlock()
@@ -188,6 +204,13 @@ func (w *world) release(label string) {
 	case <-w.gate(label):
 	default:
 		close(w.gate(label))
+	}
+}
+
+// releaseAll opens the gates of a session.
+func (w *world) releaseAll(session protocol.SessionID) {
+	for label := range w.startsOf(session) {
+		w.release(label)
 	}
 }
 
@@ -304,6 +327,8 @@ type process struct {
 	options  loop.Options
 	policies []policy.Policy
 	model    *script
+	gate     *model.Gate // nil without limits of the model
+	provider string      // of the model
 	table    []tools.Tool
 	result   loop.TurnResult // of the last turn
 }
@@ -320,7 +345,7 @@ func (p *process) runner() (*loop.Runner, error) {
 			return nil, err
 		}
 	}
-	return p.client.Runner(p.model, table, &options)
+	return p.client.Runner(model.Opener{Gate: p.gate}.Measure(billed{p.model, p}, p.provider, "script"), table, &options)
 }
 
 // turn runs a turn of the session, or resumes it.

@@ -80,6 +80,14 @@ func start(tb testing.TB, topology natsio.Topology, o embedded.Options) *Fleet {
 	return f
 }
 
+// In is the fleet for a test within the fleet's own: connections end with that one.
+func (f *Fleet) In(tb testing.TB) *Fleet {
+	tb.Helper()
+	of := *f
+	of.tb = tb
+	return &of
+}
+
 // Connect makes one more connection, as another process would.
 func (f *Fleet) Connect() *nats.Conn {
 	f.tb.Helper()
