@@ -283,8 +283,8 @@ func (p *Publisher) TakeModel(ctx context.Context, provider string, tokens int64
 	if budget.Rate > 0 {
 		wait, err = a.rate(limits.ModelLanes+provider+"/tokens").Take(ctx, budget, float64(tokens), now)
 	}
-	if (wait > 0 || err != nil) && requests.Rate > 0 { // the request is not made now
-		err = errors.Join(err, a.rate(limits.ModelLanes+provider).Correct(ctx, requests, -1, now))
+	if wait > 0 && requests.Rate > 0 { // the request is not made now; what cannot be given back fills up again
+		_ = a.rate(limits.ModelLanes+provider).Correct(ctx, requests, -1, now)
 	}
 	return wait, err
 }

@@ -51,6 +51,8 @@ const (
 	typeSpending = "spending"
 	// conflictPause is the pause after another process has replaced the record.
 	conflictPause = 5 * time.Millisecond
+	// unknownFor is how long a write is repeated whose outcome is unknown.
+	unknownFor = 10 * time.Second
 	// maxAhead bounds how far the clock of a writer may be ahead of the server's. More is an error
 	// of that clock, for which others do not wait.
 	maxAhead = time.Second
@@ -102,7 +104,7 @@ func (s *Spending) change(ctx context.Context, b Bucket, n float64, bounded bool
 			continue
 		}
 		spent := max(bucket.Spent(at)+n, 0)
-		err := s.write(ctx, spent, at)
+		err := s.writeKnown(ctx, spent, at)
 		if err == nil {
 			s.spent, s.at = spent, at
 			return 0, nil
@@ -112,6 +114,17 @@ func (s *Spending) change(ctx context.Context, b Bucket, n float64, bounded bool
 			return 0, fmt.Errorf("rate of %s: %w", s.of, err)
 		}
 	}
+}
+
+// writeKnown is write, repeated while its outcome is unknown: what was spent counts once, or twice
+// if another process has written before the outcome was known.
+func (s *Spending) writeKnown(ctx context.Context, spent float64, at time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, unknownFor)
+	defer cancel()
+	return natsio.UntilKnown(ctx, func(ctx context.Context) error { return s.write(ctx, spent, at) }, func(ctx context.Context) (bool, error) {
+		err := s.read(ctx)
+		return err == nil && s.spent == spent && s.at.Equal(at), err
+	})
 }
 
 func (s *Spending) key() string { return "spent." + s.of }
@@ -144,15 +157,19 @@ func (s *Spending) read(ctx context.Context) error {
 	return nil
 }
 
-func (s *Spending) write(ctx context.Context, spent float64, at time.Time) (err error) {
+func (s *Spending) write(ctx context.Context, spent float64, at time.Time) error {
 	body, err := json.Marshal(spending{Type: typeSpending, Version: wire.Version, Spent: spent, At: at})
 	if err != nil {
 		return err
 	}
+	revision := uint64(0)
 	if s.revision == 0 {
-		s.revision, err = s.bucket.Create(ctx, s.key(), body)
+		revision, err = s.bucket.Create(ctx, s.key(), body)
 	} else {
-		s.revision, err = s.bucket.Update(ctx, s.key(), body, s.revision)
+		revision, err = s.bucket.Update(ctx, s.key(), body, s.revision)
+	}
+	if err == nil {
+		s.revision = revision
 	}
 	return err
 }
