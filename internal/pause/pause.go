@@ -65,6 +65,15 @@ func (m *Mutex) Lock() {
 	m.locked = true
 }
 
+// TryLock locks the mutex if it is unlocked, and reports whether it was.
+func (m *Mutex) TryLock() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	was := m.locked
+	m.locked = true
+	return !was
+}
+
 // Unlock unlocks the mutex.
 func (m *Mutex) Unlock() {
 	m.mu.Lock()
