@@ -24,10 +24,7 @@ type cancel struct {
 
 // stop stops the calls of a group whose context has ended; the lock is held.
 func (t *table) stop(g *group) {
-	if cause := context.Cause(g.ctx); errors.Is(cause, loop.ErrDetached) {
-		for _, h := range g.handles {
-			t.detach(h, cause)
-		}
+	if t.detached(g) {
 		return
 	}
 	for _, h := range g.handles {
@@ -44,12 +41,25 @@ func (t *table) stop(g *group) {
 	t.cancelGroup(g)
 }
 
+// detached ends the handles of a group whose context ended with [loop.ErrDetached], and reports
+// whether it did: their calls continue, and are not cancelled. The lock is held.
+func (t *table) detached(g *group) bool {
+	cause := context.Cause(g.ctx)
+	if !errors.Is(cause, loop.ErrDetached) {
+		return false
+	}
+	for _, h := range g.handles {
+		t.detach(h, cause)
+	}
+	return true
+}
+
 // cancelGroup cancels the calls of a group whose context has ended, once none of them is being
 // sent: all together, so that none starts because one before it was stopped. If all of them have
 // deadlines and that of the context has passed, the fleet may end them first: a cancel at that
 // moment would race with the deadlines, for one outcome or another. The lock is held.
 func (t *table) cancelGroup(g *group) {
-	if g.ctx.Err() == nil || g.sending > 0 || g.open == 0 {
+	if g.ctx.Err() == nil || g.sending > 0 || g.open == 0 || t.detached(g) {
 		return
 	}
 	c := &cancel{}
@@ -211,9 +221,12 @@ func (d *Dispatcher) deserted(ctx context.Context, pool protocol.Pool) bool {
 // nil. The lock is held.
 func (t *table) endUnsent(h *Handle, fault error) {
 	ctx := h.group.ctx
+	cause := context.Cause(ctx)
 	switch {
+	case errors.Is(cause, loop.ErrDetached): // another process may send it
+		t.detach(h, cause)
 	case !h.group.UnsentResult && fault != nil && !errors.Is(fault, ctx.Err()): // the fleet could not be reached
-		t.end(h, nil, fmt.Errorf("%w: %w: %w", ErrUnreachable, context.Cause(ctx), fault))
+		t.end(h, nil, fmt.Errorf("%w: %w: %w", ErrUnreachable, cause, fault))
 	case !h.group.UnsentResult:
 		t.end(h, nil, t.d.notSent(ctx, h.Call))
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
