@@ -360,16 +360,16 @@ func (j *Journal) CheckCall(ctx context.Context, session protocol.SessionID) err
 	defer cancel()
 	stream, err := j.js.Stream(ctx, wire.SessionsStream(j.fleet))
 	if err != nil {
-		return nil //nolint:nilerr // see above
+		return nil // see above
 	}
 	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(wire.EventSubject(j.fleet, session)))
 	if err != nil || len(info.State.Subjects) == 0 { // as of a sandbox of single calls
-		return nil //nolint:nilerr // see above
+		return nil // see above
 	}
 	last, err := j.last(ctx, session)
 	switch {
 	case err != nil || last == nil:
-		return nil //nolint:nilerr // see above
+		return nil // see above
 	case isMark(last):
 		return codes.As(codes.ErrNotFound, fmt.Errorf("session %s is being removed (session rm completes that): use another --session", session))
 	case last.Header.Get(jetstream.MsgTTLHeader) != "":

@@ -200,8 +200,11 @@ func TestDue_AHolderThatOnlySettlesIsLost(t *testing.T) {
 			lost, err := lane.NewHolder(t.Context(), nc, b, lane.Options{Worker: "lost", Logger: f.logger, Settles: []protocol.Lane{"account/x"}})
 			require.NoError(t, err)
 			ctx, end := context.WithCancel(t.Context())
-			ended := make(chan error, 1)
-			go func() { ended <- lost.Run(ctx, ctx) }()
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				_ = lost.Run(ctx, ctx) // its connection is closed
+			}()
 			_, err = stored.NextMsg(patience)
 			require.NoError(t, err)
 			nc.Close()
@@ -218,7 +221,7 @@ func TestDue_AHolderThatOnlySettlesIsLost(t *testing.T) {
 			f.requireQuiet()
 			require.Empty(t, b.ran)
 			end()
-			<-ended // its connection is closed
+			<-ended
 		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -244,12 +245,14 @@ func lacksRoom(refused *jetstream.APIError) bool {
 func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found []string, err error) {
 	until := time.Now().Add(roomPatience)
 	first := sync.OnceValue(func() uint64 { return t.firstSequence(ctx, js) })
-	giveBack := func(int64) error { return nil }
+	giveBack := func() error { return nil }
 	for _, want := range t.streams() {
 		var stream jetstream.Stream
 		var anew bool
 		err := t.sized(ctx, js, want.Name, want.MaxBytes, until, func(size int64) (err error) {
-			want.MaxBytes = size
+			if want.MaxBytes = size; want.Name == wire.CallsStream(t.Fleet) && t.later() > 0 {
+				want.Metadata = map[string]string{sizeLater: strconv.FormatInt(size-t.later(), 10)}
+			}
 			stream, anew, err = ensureStream(ctx, js, want, first)
 			return err
 		})
@@ -261,15 +264,20 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 		} else {
 			found = append(found, want.Name)
 		}
-		if anew && want.Name == wire.CallsStream(t.Fleet) && t.later() > 0 {
-			config := stream.CachedInfo().Config
-			giveBack = func(bytes int64) error {
-				config.MaxBytes -= bytes
+		config := stream.CachedInfo().Config
+		if size, err := strconv.ParseInt(config.Metadata[sizeLater], 10, 64); err == nil {
+			update := func(size int64) error {
+				config.MaxBytes = size
 				_, err := js.UpdateStream(ctx, config)
 				return err
 			}
-			if err := giveBack(1); err != nil { // a stream without a limit needs a byte
-				return nil, nil, err
+			if anew { // a stream without a limit needs a byte
+				if err := update(config.MaxBytes - 1); err != nil {
+					return nil, nil, err
+				}
+			}
+			if anew || CheckRights(ctx, js.Conn(), makeRights(want.Name)) == nil { // of a process that was lost, or failed
+				giveBack = func() error { delete(config.Metadata, sizeLater); return update(size) }
 			}
 		}
 		t.warn(ctx, want.Name, stream.CachedInfo().Config.Replicas, js.Conn().ConnectedClusterName() != "")
@@ -299,8 +307,12 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 			return nil, nil, err
 		}
 	}
-	return made, found, giveBack(t.later() - 1)
+	return made, found, giveBack()
 }
+
+// sizeLater is the metadata of a calls stream that has not given back the room for what coordinators
+// make later: its size after that.
+const sizeLater = "toolfleet.max_bytes"
 
 // ensureBucket makes a bucket or object store, which has a stream, if it is missing.
 func ensureBucket[T any](ctx context.Context, js jetstream.JetStream, stream, bucket string, open func(context.Context, string) (T, error), create func() (T, error), replicas int, size int64) error {
@@ -520,7 +532,7 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 	if err := checkStream(stream, want); err != nil {
 		return nil, false, err
 	}
-	if have := stream.CachedInfo().Config; want.AllowMsgTTL && !(have.AllowMsgTTL && have.AllowRollup) { // of an earlier version
+	if have := stream.CachedInfo().Config; want.AllowMsgTTL && (!have.AllowMsgTTL || !have.AllowRollup) { // of an earlier version
 		have.AllowMsgTTL, have.AllowRollup = true, true
 		if CheckRights(ctx, js.Conn(), Rights{Publish: []string{"$JS.API.STREAM.UPDATE." + want.Name}}) == nil {
 			_, err = js.UpdateStream(ctx, have)

@@ -124,7 +124,11 @@ func TestEnsure_AServerWithLessRoom(t *testing.T) {
 	require.Contains(t, log.String(), "no room to reserve (max_file_store), so a stream that workers fill has no limit; --stream-size sets smaller ones")
 	require.Contains(t, log.String(), "stream=TF_RESULTS")
 	asked := natsio.Topology{Bounded: true, Storage: natsio.Storage{StreamBytes: 12 * unit}}
-	require.ErrorContains(t, natsio.Ensure(t.Context(), roomy(t, 8*unit).JS, asked), "make room there, or store the server's data elsewhere; or choose a smaller --stream-size")
+	f = roomy(t, 8*unit)
+	require.ErrorContains(t, natsio.Ensure(t.Context(), f.JS, asked), "make room there, or store the server's data elsewhere; or choose a smaller --stream-size")
+	require.Greater(t, configuration(t, f, "TF_CALLS").MaxBytes, int64(unit), "a process that fails, or is lost, has the room for what is made later")
+	require.NoError(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: true}))
+	require.EqualValues(t, unit, configuration(t, f, "TF_CALLS").MaxBytes, "and the next one gives it back")
 
 	for _, given := range []bool{true, false} {
 		f = roomy(t, natsio.LeastRoom)

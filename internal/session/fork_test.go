@@ -238,7 +238,7 @@ func TestImport_ClaimsNothingOfOthers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	j, log := r.Journal, filepath.Join(t.TempDir(), "log")
-	secret := &loop.Image{MediaType: "image/png", Data: make([]byte, r.Fleet.NC.MaxPayload())} // no room in a message
+	secret := &loop.Image{MediaType: "image/png", Data: make([]byte, r.NC.MaxPayload())} // no room in a message
 	victim := turnOf([]loop.Event{
 		{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: "v-1", ToolCallID: "v-1", Name: "read"}},
 		{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: "v-1", ToolCallID: "v-1", Name: "read"}, Status: "ok", ResultFields: loop.ResultFields{Image: secret}},

@@ -363,9 +363,11 @@ func TestAgent_ThatWasRefusedIsNotBegunLater(t *testing.T) {
 				stops := &stopped{Journal: stored, parent: first.session, behind: behind, refused: make(chan struct{}), is: make(chan struct{})}
 				first.journal = stops
 				other.journal, other.session, other.opts.Policy = stored, first.session, newJudge(t, "{tools: {deny: [agent]}}")
+				runner, err := loop.New(first.models, first.fleet, first.journal, table(t, first.tools...), &first.opts)
+				require.NoError(t, err)
 				ended := make(chan error)
 				go func() {
-					_, err := first.run(t.Context(), t)
+					_, err := runner.Run(t.Context(), first.session, loop.Input{Text: "go"})
 					ended <- err
 				}()
 				<-stops.is
