@@ -20,8 +20,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// smallMessages has the clients that connect from now on believe in messages so small that a payload
-// of [large] needs several.
+// smallMessages has the clients that connect from now on believe in messages so small that a
+// payload of [large] needs several.
 func (r *rig) smallMessages() { r.MaxPayload = 128 << 10 }
 
 // large is a payload that no message of such a client can carry.

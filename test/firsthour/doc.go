@@ -7,6 +7,6 @@
 //	                          └──► serve, worker, submit ─────┘
 //
 // Everything runs in level full, as the user of the tests, and as an ordinary one if that is root.
-// By itself a project goes in place as an ordinary user, and over a fleet as root; a slow one goes one
-// of these ways. make firsthour has each project go all of them.
+// By itself a project goes in place as an ordinary user, and over a fleet as root; a slow one goes
+// one of these ways. make firsthour has each project go all of them.
 package firsthour

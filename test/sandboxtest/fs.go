@@ -44,7 +44,7 @@ func RunFS(t *testing.T, newFS NewFS) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			fs, dir := newFS(t)
-			for name, test := range group { //nolint:paralleltest // as said above
+			for name, test := range group {
 				t.Run(name, func(t *testing.T) {
 					f := &tree{FS: fs, dir: dir}
 					t.Cleanup(func() {
