@@ -310,8 +310,8 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 	return made, found, giveBack()
 }
 
-// sizeLater is the metadata of a calls stream that has not given back the room for what coordinators
-// make later: its size after that.
+// sizeLater is the metadata of a calls stream that has not given back the room for what is made
+// later: its size after that.
 const sizeLater = "toolfleet.max_bytes"
 
 // ensureBucket makes a bucket or object store, which has a stream, if it is missing.
