@@ -36,7 +36,7 @@ WAITING  := -p $(shell echo $$(( $(CORES) * 2 + 1 ))) -parallel $(shell echo $$(
 # what uses it is tested with it, too. So they are compiled once, as the binaries are. What takes longest comes first.
 APART    := test/integration test/firsthour cmd test examples deploy \
 	internal/backup internal/doctor internal/gitguard internal/inplace internal/judge internal/lane/core internal/media \
-	internal/memory internal/model internal/modelpath internal/mountinfo internal/npmtest internal/pause internal/plain \
+	internal/memory internal/model internal/modelpath internal/mountinfo internal/npmtest internal/plain \
 	internal/prose internal/regular internal/render internal/shell internal/webfetch internal/wire internal/worker/kinds \
 	internal/worker/spool internal/workercmd pkg/protocol pkg/tools $(addprefix internal/sandbox/,driver files isolation \
 	landlock lines removal internal/calls internal/confine internal/gitignore internal/scratch internal/wire)
