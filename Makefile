@@ -35,10 +35,10 @@ WAITING  := -p $(shell echo $$(( $(CORES) * 2 + 1 ))) -parallel $(shell echo $$(
 # long, and what they are made of is tested with it. Likewise what mostly parses, and what has no goroutines of its own:
 # what uses it is tested with it, too. So they are compiled once, as the binaries are. What takes longest comes first.
 APART    := test/integration test/firsthour cmd test examples deploy \
-	internal/backup internal/doctor internal/gitguard internal/inplace internal/judge internal/lane/core internal/media \
-	internal/memory internal/model internal/modelpath internal/mountinfo internal/npmtest internal/plain \
-	internal/prose internal/regular internal/render internal/shell internal/webfetch internal/wire internal/worker/kinds \
-	internal/worker/spool internal/workercmd pkg/protocol pkg/tools $(addprefix internal/sandbox/,driver files isolation \
+	internal/workspace/backup internal/cli/doctor internal/inplace/gitguard internal/inplace internal/judge internal/lane/core internal/model/media \
+	internal/system/memory internal/model internal/modeltext/modelpath internal/system/mountinfo test/npmtest internal/modeltext/plain \
+	internal/modeltext/prose internal/system/regular internal/modeltext/render pkg/tools/policy/internal/shell internal/worker/webfetch internal/wire internal/worker/kinds \
+	internal/worker/spool internal/cli/workercmd pkg/protocol pkg/tools $(addprefix internal/sandbox/,driver files isolation \
 	landlock lines removal internal/calls internal/confine internal/gitignore internal/scratch internal/wire)
 APARTS   := ($(shell echo $(APART) | tr ' ' '|'))(/|$$)
 LONGEST  := $(addprefix ./internal/,calls lane sandbox/ns mcpserver natsio worker sandbox/snapshot)
@@ -155,7 +155,7 @@ interop: program ## Run the MCP conformance suites, the inspector and agents of 
 .PHONY: git
 git: program bin/git-$(GIT)/bin/git ## Hold the guard of git against git GIT, which it builds (GIT=version GIT_SUM=sha256; needs a C compiler, zlib, curl)
 	export PATH="$(CURDIR)/bin/git-$(GIT)/bin:$$PATH" TOOLFLEET_INTEGRATION=required && git --version && \
-	go test -tags=$(TAG) ./internal/gitguard -count=1 && \
+	go test -tags=$(TAG) ./internal/inplace/gitguard -count=1 && \
 	go test -tags=$(TAG) ./internal/worker ./test/integration -run 'Protect|Isolated' -count=1
 
 # The sources are those of Debian sid, which drops a version soon after it has the next one.
@@ -245,7 +245,7 @@ bench-peers: program ## The same work on asynq, River, Restate and Temporal, in 
 
 .PHONY: bench-workspace
 bench-workspace: program ## Measure workspaces that move, 10,000 files of 100 MB, beside tar, zstd, git and cp in the same run
-	CGO_ENABLED=0 go test -tags $(TAG) -run '^$$' -bench Workspace -benchtime 5x -timeout 30m ./internal/bench
+	CGO_ENABLED=0 go test -tags $(TAG) -run '^$$' -bench Workspace -benchtime 5x -timeout 30m ./cmd/coordinator/internal/bench
 
 .PHONY: bench-sandbox
 bench-sandbox: build ## Measure sandboxes beside plain child processes in the same run
@@ -253,7 +253,7 @@ bench-sandbox: build ## Measure sandboxes beside plain child processes in the sa
 
 .PHONY: bench-growth
 bench-growth: ## Measure what looking and waiting cost where there are 10, 1,000 and 10,000 lanes, sessions or triggers
-	CGO_ENABLED=0 go test -run '^$$' -bench Growth -benchtime 1x -timeout 1h ./internal/bench
+	CGO_ENABLED=0 go test -run '^$$' -bench Growth -benchtime 1x -timeout 1h ./cmd/coordinator/internal/bench
 
 .PHONY: bench-cache
 bench-cache: program ## Measure the first go test of a session beside the next one: at most 1.2 times as long
@@ -261,7 +261,7 @@ bench-cache: program ## Measure the first go test of a session beside the next o
 
 .PHONY: bench-mcp
 bench-mcp: program ## Measure calls by the Model Context Protocol beside those of coordinator call in the same run
-	CGO_ENABLED=0 go test -tags $(TAG) -run '^$$' -bench BenchmarkCall -benchtime 5000x ./internal/mcpserver
+	CGO_ENABLED=0 go test -tags $(TAG) -run '^$$' -bench BenchmarkCall -benchtime 5000x ./internal/mcp/mcpserver
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (default 10s) each

@@ -10,11 +10,11 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/toolfleet/toolfleet/internal/backup"
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/internal/environment"
-	"github.com/toolfleet/toolfleet/internal/prompt"
+	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/terminal/prompt"
+	"github.com/toolfleet/toolfleet/internal/workspace/backup"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 

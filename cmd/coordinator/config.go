@@ -7,7 +7,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 )
 
 // configCommand is about settings in files.

@@ -15,10 +15,10 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/toolfleet/toolfleet/internal/cli/workercmd"
+	"github.com/toolfleet/toolfleet/internal/mcp/login/logintest"
+	"github.com/toolfleet/toolfleet/internal/mcp/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
-	"github.com/toolfleet/toolfleet/internal/worker/login/logintest"
-	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
-	"github.com/toolfleet/toolfleet/internal/workercmd"
 )
 
 func TestMain(m *testing.M) {

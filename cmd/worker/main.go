@@ -4,8 +4,8 @@ package main
 import (
 	"os"
 
+	"github.com/toolfleet/toolfleet/internal/cli/workercmd"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
-	"github.com/toolfleet/toolfleet/internal/workercmd"
 )
 
 // version is set when the binary is linked.

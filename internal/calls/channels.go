@@ -4,8 +4,8 @@ import (
 	"context"
 	"sync"
 
-	"github.com/toolfleet/toolfleet/internal/channel"
-	"github.com/toolfleet/toolfleet/internal/ports"
+	"github.com/toolfleet/toolfleet/internal/calls/channel"
+	"github.com/toolfleet/toolfleet/internal/calls/ports"
 )
 
 var _ ports.Channels = (*Dispatcher)(nil)

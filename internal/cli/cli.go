@@ -25,9 +25,9 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/toolfleet/toolfleet/internal/memory"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/system/memory"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 )
 

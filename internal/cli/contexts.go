@@ -19,7 +19,7 @@ import (
 	"mvdan.cc/sh/v3/syntax"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/regular"
+	"github.com/toolfleet/toolfleet/internal/system/regular"
 )
 
 // A context is one of the nats tool: a file with servers, credentials and certificates. What that

@@ -38,7 +38,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/internal/lane/limits"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
-	"github.com/toolfleet/toolfleet/internal/limits"
-	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/system/pause"
 )
 
 // laneLimit is the limit of a held lane. The lane's goroutine applies rules and reserves; calls

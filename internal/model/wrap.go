@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
-	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/term"
 
-	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 )
 
 // IsTerminal reports whether f is a terminal; nil is none.

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/text/width"
 
-	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 )
 
 const (

@@ -3,7 +3,7 @@ package wire_test
 import (
 	"encoding/json"
 
-	"github.com/toolfleet/toolfleet/internal/codes"
+	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 

@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/gitguard"
-	"github.com/toolfleet/toolfleet/internal/hostenv"
+	"github.com/toolfleet/toolfleet/internal/inplace/gitguard"
+	"github.com/toolfleet/toolfleet/internal/inplace/hostenv"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 

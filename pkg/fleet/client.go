@@ -140,8 +140,8 @@ type Storage struct {
 	// deleted. Both apply only when Connect creates the fleet.
 	KeepAge   time.Duration
 	KeepBytes int64
-	// StreamBytes is the total size of the streams that workers fill, at least 1 GiB. It applies only
-	// when Connect creates the fleet. 0 means 47 GiB on a server at URL.
+	// StreamBytes is the total size of the streams that workers fill, at least 1 GiB. It applies
+	// only when Connect creates the fleet. 0 means 47 GiB on a server at URL.
 	StreamBytes int64
 	// ResultAge is how long results of calls are stored, 10 minutes to 365 days, also in an
 	// existing fleet, whose older results are deleted at once. 0 means the fleet's setting, or 7

@@ -228,7 +228,7 @@ func (sighted) Views(mediaType string) bool { return mediaType != "application/p
 
 func pages(t *testing.T, name string) []byte {
 	t.Helper()
-	data, err := os.ReadFile("../../internal/media/testdata/" + name)
+	data, err := os.ReadFile("../../internal/model/media/testdata/" + name)
 	require.NoError(t, err)
 	return data
 }

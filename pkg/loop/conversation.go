@@ -11,7 +11,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 )
 
 // RefusedError is the error of [Model.Reply] when the model's server refuses a request because of

@@ -8,9 +8,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/ports"
-	"github.com/toolfleet/toolfleet/internal/prose"
-	"github.com/toolfleet/toolfleet/internal/render"
+	"github.com/toolfleet/toolfleet/internal/calls/ports"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"

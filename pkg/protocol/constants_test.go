@@ -14,12 +14,12 @@ import (
 )
 
 // constants returns the values of every string constant of the named type that
-// the package's source, and that of internal/codes, declares: what no test may forget.
+// the package's source, and that of internal/wire/codes, declares: what no test may forget.
 func constants(t *testing.T, typeName string) []string {
 	t.Helper()
 	files, err := filepath.Glob("*.go")
 	require.NoError(t, err)
-	elsewhere, err := filepath.Glob("../../internal/codes/*.go")
+	elsewhere, err := filepath.Glob("../../internal/wire/codes/*.go")
 	require.NoError(t, err)
 	require.NotEmpty(t, elsewhere)
 	files = append(files, elsewhere...)

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/modelpath"
-	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/modeltext/modelpath"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"

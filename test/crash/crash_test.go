@@ -18,7 +18,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server/ats"
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/pause"
+	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -105,6 +105,8 @@ func (c *crash) chosen() bool {
 // TestCrash_EveryWrite does each operation once for each of its writes, each fault of that write,
 // and each thing that may come after. All cases run in one bubble, whose time passes only while all
 // of them wait.
+//
+//nolint:paralleltest // the clock of servers is that of the process
 func TestCrash_EveryWrite(t *testing.T) {
 	ats.Register() // the servers' clock, which outlives bubbles
 	defer ats.Unregister()
@@ -164,7 +166,10 @@ func (r *run) each(t *testing.T, names []string, play func(tb testing.TB, i int)
 		r.at[s] = true
 		r.mu.Unlock()
 		group.Go(func() {
-			s.run(func(tb testing.TB) { play(tb, i) })
+			s.run(func(tb testing.TB) {
+				tb.Helper()
+				play(tb, i)
+			})
 			r.mu.Lock()
 			delete(r.at, s)
 			r.mu.Unlock()
@@ -186,6 +191,7 @@ func (r *run) all(t *testing.T, of []*operation) {
 		names[i] = o.name
 	}
 	r.each(t, names, func(tb testing.TB, i int) {
+		tb.Helper()
 		writes[i] = w.writes(tb, of[i])
 		tb.Logf("%d writes: %v", len(writes[i]), writes[i])
 	})
@@ -200,6 +206,7 @@ func (r *run) all(t *testing.T, of []*operation) {
 	}
 	r.chosen = len(chosen)
 	r.each(t, names, func(tb testing.TB, i int) {
+		tb.Helper()
 		if !w.play(tb, chosen[i]) {
 			r.missed.Add(1)
 		}

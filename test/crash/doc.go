@@ -13,5 +13,5 @@
 //
 // All cases run in one bubble of [testing/synctest], with a NATS server in it. The code under test
 // must not wait for a [sync.Mutex] that is held during a request: it would stop the time of the
-// bubble. It uses a pause.Mutex of internal/pause.
+// bubble. It uses a pause.Mutex of internal/system/pause.
 package crash

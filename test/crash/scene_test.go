@@ -17,7 +17,7 @@ type scene struct {
 	testing.TB // that of the bubble
 
 	name string
-	ctx  context.Context
+	ctx  context.Context //nolint:containedctx // that of a test, as testing.TB has one
 
 	mu       sync.Mutex
 	failed   bool

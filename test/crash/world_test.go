@@ -15,13 +15,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/toolfleet/toolfleet/internal/channel"
-	"github.com/toolfleet/toolfleet/internal/limits"
+	"github.com/toolfleet/toolfleet/internal/calls/channel"
+	"github.com/toolfleet/toolfleet/internal/lane/limits"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
-	"github.com/toolfleet/toolfleet/internal/pause"
-	"github.com/toolfleet/toolfleet/internal/schedule"
+	"github.com/toolfleet/toolfleet/internal/session/schedule"
+	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -53,7 +53,7 @@ func requireSoon(tb testing.TB, ok func() bool, format string, args ...any) {
 	tb.Helper()
 	ctx, cancel := context.WithTimeoutCause(tb.Context(), patience, errors.New("it is not so in time"))
 	defer cancel()
-	require.NoError(tb, until(ctx, ok), fmt.Sprintf(format, args...))
+	require.NoErrorf(tb, until(ctx, ok), format, args...)
 }
 
 // lease is that of coordinators and workers that are lost.

@@ -13,8 +13,8 @@ import (
 
 // Coordinator and worker run as the user, outside of sandboxes, beside files that a session wrote.
 // No program may run there on such files, or because of them; git parses copies of single files
-// (internal/gitguard/ask.go). No file of a session's is opened in a way that waits, has an effect
-// or has no bound: package regular opens them, or what is said here does.
+// (internal/inplace/gitguard/ask.go). No file of a session's is opened in a way that waits, has an
+// effect or has no bound: package regular opens them, or what is said here does.
 
 // use is how many calls a file has, and why no session can make use of them.
 type use struct {
@@ -25,10 +25,10 @@ type use struct {
 // started are the calls that start a program, by their files.
 var started = map[string]use{
 	"cmd/coordinator/completion.go":                    {1, "this program itself, to complete a command line"},
-	"internal/bench/exec.go":                           {1, "an empty shell command, to compare with"},
-	"internal/gitguard/ask.go":                         {1, "git, in a directory of its own, on copies of single files, without settings of anybody's"},
-	"internal/hostenv/credentials.go":                  {1, "git credential, in /, in no repository, with a PATH without the workspace"},
-	"internal/hostenv/sshagent.go":                     {1, "ssh-keygen, on the user's known_hosts; not one of the workspace"},
+	"cmd/coordinator/internal/bench/exec.go":           {1, "an empty shell command, to compare with"},
+	"internal/inplace/gitguard/ask.go":                 {1, "git, in a directory of its own, on copies of single files, without settings of anybody's"},
+	"internal/inplace/hostenv/credentials.go":          {1, "git credential, in /, in no repository, with a PATH without the workspace"},
+	"internal/inplace/hostenv/sshagent.go":             {1, "ssh-keygen, on the user's known_hosts; not one of the workspace"},
 	"internal/sandbox/internal/guard/guard.go":         {1, "the first program of a sandbox"},
 	"internal/sandbox/internal/landlockstage/stage.go": {1, "a command, in the sandbox"},
 	"internal/sandbox/ns/bwrap.go":                     {1, "bubblewrap, which makes a sandbox"},
@@ -52,32 +52,32 @@ var opened = map[string]use{
 	"cmd/coordinator/agents.go":                         {1, list},
 	"cmd/coordinator/continue.go":                       {1, own},
 	"cmd/coordinator/turn.go":                           {1, root},
-	"internal/backup/backup.go":                         {5, root + "; " + own},
-	"internal/backup/stamps.go":                         {3, root + "; " + list},
+	"internal/workspace/backup/backup.go":               {5, root + "; " + own},
+	"internal/workspace/backup/stamps.go":               {3, root + "; " + list},
 	"internal/cli/contexts.go":                          {1, own},
 	"internal/cli/trust.go":                             {1, list},
-	"internal/doctor/host.go":                           {2, system},
-	"internal/environment/branch.go":                    {1, own},
-	"internal/environment/sessions.go":                  {3, own},
-	"internal/environment/skills.go":                    {4, root + "; " + list},
-	"internal/environment/states.go":                    {1, named},
-	"internal/environment/workspace.go":                 {2, root + "; " + own},
-	"internal/gitguard/aside.go":                        {8, root + "; " + list + "; new files"},
-	"internal/gitguard/copies.go":                       {4, root + "; " + own},
-	"internal/gitguard/find.go":                         {2, list},
-	"internal/gitguard/index.go":                        {1, "new files"},
-	"internal/gitguard/record.go":                       {2, own},
-	"internal/gitguard/watch.go":                        {1, list},
-	"internal/hostenv/cache.go":                         {7, list},
-	"internal/hostenv/mounts.go":                        {1, list},
-	"internal/hostenv/toolchains.go":                    {1, list},
-	"internal/hostenv/view.go":                          {1, list},
+	"internal/cli/doctor/host.go":                       {2, system},
+	"internal/cli/environment/branch.go":                {1, own},
+	"internal/cli/environment/sessions.go":              {3, own},
+	"internal/cli/environment/skills.go":                {4, root + "; " + list},
+	"internal/cli/environment/states.go":                {1, named},
+	"internal/cli/environment/workspace.go":             {2, root + "; " + own},
+	"internal/inplace/gitguard/aside.go":                {8, root + "; " + list + "; new files"},
+	"internal/inplace/gitguard/copies.go":               {4, root + "; " + own},
+	"internal/inplace/gitguard/find.go":                 {2, list},
+	"internal/inplace/gitguard/index.go":                {1, "new files"},
+	"internal/inplace/gitguard/record.go":               {2, own},
+	"internal/inplace/gitguard/watch.go":                {1, list},
+	"internal/inplace/hostenv/cache.go":                 {7, list},
+	"internal/inplace/hostenv/mounts.go":                {1, list},
+	"internal/inplace/hostenv/toolchains.go":            {1, list},
+	"internal/inplace/hostenv/view.go":                  {1, list},
 	"internal/inplace/queue.go":                         {3, own},
 	"internal/natsio/embedded/failed.go":                {1, own},
 	"internal/natsio/embedded/server.go":                {1, named},
-	"internal/prompt/editor.go":                         {5, root + "; " + list + "; " + own},
-	"internal/prompt/prompt.go":                         {1, root},
-	"internal/regular/regular.go":                       {2, never},
+	"internal/terminal/prompt/editor.go":                {5, root + "; " + list + "; " + own},
+	"internal/terminal/prompt/prompt.go":                {1, root},
+	"internal/system/regular/regular.go":                {2, never},
 	"internal/sandbox/files/fault.go":                   {1, never},
 	"internal/sandbox/files/files.go":                   {1, root},
 	"internal/sandbox/files/list.go":                    {1, never},
@@ -113,16 +113,16 @@ var opened = map[string]use{
 	"internal/sandbox/snapshot/restore.go":              {5, root + "; new files; " + list},
 	"internal/sandbox/snapshot/save.go":                 {1, list},
 	"internal/sandbox/snapshot/tree.go":                 {1, own},
-	"internal/transfer/base.go":                         {2, own},
-	"internal/transfer/pull.go":                         {1, list},
-	"internal/transfer/transfer.go":                     {2, root},
+	"internal/workspace/transfer/base.go":               {2, own},
+	"internal/workspace/transfer/pull.go":               {1, list},
+	"internal/workspace/transfer/transfer.go":           {2, root},
 	"internal/worker/background/process.go":             {1, own},
 	"internal/worker/checkpoint/commit.go":              {1, root},
 	"internal/worker/checkpoint/directory.go":           {5, root + "; " + own},
 	"internal/worker/kinds/fork.go":                     {2, root + ", and " + own},
 	"internal/worker/kinds/shell.go":                    {1, own},
 	"internal/worker/kinds/workspace.go":                {1, root},
-	"internal/worker/login/store.go":                    {1, own},
+	"internal/mcp/login/store.go":                       {1, own},
 	"internal/worker/sandboxes/lane.go":                 {3, list},
 	"internal/worker/sandboxes/cache.go":                {1, own},
 	"internal/worker/sandboxes/digests.go":              {2, own},
@@ -164,7 +164,7 @@ func TestHostile_WhatIsStartedAndOpenedIsListed(t *testing.T) {
 			return err
 		}))
 	}
-	const advice = "%s has %d calls that %s, and %d are listed: use package regular or internal/gitguard, or say in test/docs/hostile_test.go why no session can use them"
+	const advice = "%s has %d calls that %s, and %d are listed: use package regular or internal/inplace/gitguard, or say in test/docs/hostile_test.go why no session can use them"
 	compare := func(does string, listed map[string]use, found map[string]int) {
 		for name, n := range found {
 			if listed[name].calls != n {

@@ -5,8 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/toolfleet/toolfleet/internal/mcp/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
-	"github.com/toolfleet/toolfleet/internal/worker/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/test/processtest"
 )
 

@@ -13,10 +13,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/mcpserver"
-	"github.com/toolfleet/toolfleet/internal/npmtest"
+	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 	toolsmcp "github.com/toolfleet/toolfleet/pkg/tools/mcp"
+	"github.com/toolfleet/toolfleet/test/npmtest"
 )
 
 var (

@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/npmtest"
+	"github.com/toolfleet/toolfleet/test/npmtest"
 )
 
 // responses is a server of models that has its model run a command by a tool of an MCP server, and

@@ -8,7 +8,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"github.com/toolfleet/toolfleet/internal/worker/login/logintest"
+	"github.com/toolfleet/toolfleet/internal/mcp/login/logintest"
 )
 
 // asPerson makes the binary of these tests an agent in front of which somebody sits, or who logs

@@ -23,7 +23,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/npmtest"
+	"github.com/toolfleet/toolfleet/test/npmtest"
 )
 
 // program is the server below an installation.

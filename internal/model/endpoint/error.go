@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/model/lenient"
-	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 

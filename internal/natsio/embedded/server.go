@@ -29,9 +29,9 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
-	"github.com/toolfleet/toolfleet/internal/openfiles"
-	"github.com/toolfleet/toolfleet/internal/pause"
-	"github.com/toolfleet/toolfleet/internal/regular"
+	"github.com/toolfleet/toolfleet/internal/system/openfiles"
+	"github.com/toolfleet/toolfleet/internal/system/pause"
+	"github.com/toolfleet/toolfleet/internal/system/regular"
 )
 
 const (

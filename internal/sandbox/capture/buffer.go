@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 

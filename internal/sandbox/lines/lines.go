@@ -7,7 +7,7 @@ import (
 	"errors"
 	"io"
 
-	"github.com/toolfleet/toolfleet/internal/prose"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 )
 
 // MaxContent is the most that one page has, in bytes.

@@ -6,7 +6,7 @@ import (
 	"os"
 	"sync"
 
-	"github.com/toolfleet/toolfleet/internal/regular"
+	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 

@@ -6,8 +6,8 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/memory"
-	"github.com/toolfleet/toolfleet/internal/openfiles"
+	"github.com/toolfleet/toolfleet/internal/system/memory"
+	"github.com/toolfleet/toolfleet/internal/system/openfiles"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 

@@ -34,7 +34,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/toolfleet/toolfleet/internal/regular"
+	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
 )

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"unicode"
 
-	"github.com/toolfleet/toolfleet/internal/shell"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy/internal/shell"
 )
 
 // scriptOf returns the programs of a payload's command line, or of lines typed at a terminal;

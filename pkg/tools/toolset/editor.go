@@ -1,9 +1,9 @@
 package toolset
 
 import (
-	"github.com/toolfleet/toolfleet/internal/modelpath"
-	"github.com/toolfleet/toolfleet/internal/plain"
-	"github.com/toolfleet/toolfleet/internal/render"
+	"github.com/toolfleet/toolfleet/internal/modeltext/modelpath"
+	"github.com/toolfleet/toolfleet/internal/modeltext/plain"
+	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )

@@ -5,10 +5,10 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/toolfleet/toolfleet/internal/codes"
-	"github.com/toolfleet/toolfleet/internal/modelpath"
-	"github.com/toolfleet/toolfleet/internal/plain"
-	"github.com/toolfleet/toolfleet/internal/render"
+	"github.com/toolfleet/toolfleet/internal/modeltext/modelpath"
+	"github.com/toolfleet/toolfleet/internal/modeltext/plain"
+	"github.com/toolfleet/toolfleet/internal/modeltext/render"
+	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )

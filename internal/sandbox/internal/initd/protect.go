@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/mountinfo"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/system/mountinfo"
 )
 
 // A protected place is mounted on itself, read-only. Nothing can take the place of a mount, nor can

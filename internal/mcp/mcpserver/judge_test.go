@@ -1,0 +1,246 @@
+package mcpserver_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/calls"
+	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+)
+
+// tokened serves clients with the tokens of a file, whose lines are given.
+func tokened(t *testing.T, s *mcpserver.Server, lines ...string) string {
+	t.Helper()
+	tokens, err := mcpserver.ReadTokens(strings.NewReader(strings.Join(lines, "\n")))
+	require.NoError(t, err)
+	web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{Tokens: tokens}))
+	t.Cleanup(web.Close)
+	t.Cleanup(as[*http.Transport](t, http.DefaultTransport).CloseIdleConnections)
+	return web.URL + "/mcp"
+}
+
+func ruled(t *testing.T, rules policy.Policy) func(*mcpserver.Options) {
+	t.Helper()
+	judge, err := policy.New(rules)
+	require.NoError(t, err)
+	return func(o *mcpserver.Options) { o.Policy = judge }
+}
+
+// TestHTTP_ASessionIsItsPrincipals: who knows the id of a session of the protocol, and has another
+// role or tenant under the same name, can neither use nor end it.
+func TestHTTP_ASessionIsItsPrincipals(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t)
+	others := map[string]string{"another role": readToken, "another tenant": "0123456789abcdef-acme", "another name": "0123456789abcdef-bob"}
+	at := posting{t: t, version: "2025-11-25", url: tokened(t, s,
+		"ann use "+useToken, "ann read "+readToken, "ann use "+others["another tenant"]+" acme", "bob use "+others["another name"])}.begin()
+	const run = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"bash","arguments":{"command":"echo ran"}}}`
+	for name, token := range others {
+		header := map[string]string{"Authorization": "Bearer " + token}
+		require.Equal(t, http.StatusForbidden, at.do(http.MethodPost, run, header).status, name)
+		require.Equal(t, http.StatusForbidden, at.do(http.MethodGet, "", header).status, name)
+		require.Equal(t, http.StatusForbidden, at.do(http.MethodDelete, "", header).status, name)
+	}
+	_, got := event(t, bufio.NewReader(at.do(http.MethodPost, run, nil).body), false)
+	require.Equal(t, "ran\n", got.Result.Content[0].Text, "the session goes on")
+}
+
+// TestHTTP_TenantsOfOneNameShareNothing: what they call by one key are two sandboxes, and nobody
+// makes up the other's by a key.
+func TestHTTP_TenantsOfOneNameShareNothing(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t)
+	const acme, other = "0123456789abcdef-acme", "0123456789abcdef-other"
+	url := tokened(t, s, "ann use "+useToken, "ann use "+acme+" acme", "ann use "+other+" other")
+	said := func(token, key, command string) string {
+		t.Helper()
+		got := asking{t: t, url: url + "/" + key, token: token, unaware: true}.call(command)
+		require.Zero(t, got.Error.Code)
+		return got.Result.Content[0].Text
+	}
+	said(acme, "key", "echo acme >f")
+	require.Contains(t, said(other, "key", "ls"), "no output")
+	require.Contains(t, said(useToken, "key", "ls"), "no output")
+	for _, key := range []string{"acme%00key", "%22acme%22,%22ann%22,%22key%22", "ann%00acme%00key"} {
+		require.Contains(t, said(useToken, key, "ls"), "no output")
+	}
+	require.Equal(t, "f\n", said(acme, "key", "ls"))
+}
+
+// recorder notes the calls that are dispatched.
+type recorder struct {
+	mcpserver.Dispatcher
+
+	mu    sync.Mutex
+	calls []protocol.Call
+}
+
+func (r *recorder) CallWith(ctx context.Context, call *protocol.Call, o calls.CallOptions) (*protocol.Result, error) {
+	r.mu.Lock()
+	r.calls = append(r.calls, *call)
+	r.mu.Unlock()
+	return r.Dispatcher.CallWith(ctx, call, o)
+}
+
+// TestResources_AreOfTheTenant: as calls of tools are.
+func TestResources_AreOfTheTenant(t *testing.T) {
+	t.Parallel()
+	recorded := &recorder{}
+	s, workspace := open(t, shared, func(o *mcpserver.Options) { o.Dispatcher, recorded.Dispatcher = recorded, o.Dispatcher })
+	c := client(t, overHTTP(tokened(t, s, "ann use "+useToken+" acme"), useToken), nil)
+	result := bash(t, c, "echo text >f; seq 1 100000")
+	require.DirExists(t, filepath.Join(workspace, "shared"))
+	for _, uri := range []string{"toolfleet://workspace/f", as[*mcp.ResourceLink](t, result.Content[1]).URI} {
+		_, err := c.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri})
+		require.NoError(t, err, uri)
+	}
+	require.Len(t, recorded.calls, 3)
+	for _, call := range recorded.calls {
+		require.EqualValues(t, "acme", call.Tenant)
+	}
+}
+
+// TestResources_ObeyThePolicy: a resource is read by the rules of the tools that read it.
+func TestResources_ObeyThePolicy(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		rules        policy.Policy
+		file, result string // the rule that denies it, "" for none
+	}{
+		"no rule":             {rules: policy.Policy{Commands: policy.Names{Deny: []string{"rm"}}}},
+		"the tool":            {rules: policy.Policy{Tools: policy.Names{Deny: []string{"read"}}}, file: "tools.deny", result: "tools.deny"},
+		"the class":           {rules: policy.Policy{Tools: policy.Names{Deny: []string{"@read"}}}, file: "tools.deny", result: "tools.deny"},
+		"others are allowed":  {rules: policy.Policy{Tools: policy.Names{Allow: []string{"bash"}}}, file: "tools.allow", result: "tools.allow"},
+		"a path":              {rules: policy.Policy{Paths: policy.Paths{Read: []string{"src"}, Except: []string{"bash"}}}, file: "paths.read"},
+		"nobody is asked":     {rules: policy.Policy{Approval: policy.Approval{Tools: []string{"read"}}}, file: "approval", result: "approval"},
+		"a bound":             {rules: policy.Policy{MaxCallsOf: map[string]int{"read": 0}}, file: "max_calls_of", result: "max_calls_of"},
+		"the bound of all":    {rules: policy.Policy{MaxCalls: 1}, file: "max_calls", result: "max_calls"},
+		"a level":             {rules: policy.Policy{MinLevel: "none"}},
+		"another tool's name": {rules: policy.Policy{Tools: policy.Names{Deny: []string{"write", "json_read"}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, _ := open(t, shared, ruled(t, c.rules))
+			client := connect(t, s, nil)
+			result := bash(t, client, "echo text >f; seq 1 100000")
+			require.Equal(t, "ok", field(t, result, "status"))
+			for uri, denied := range map[string]string{"toolfleet://workspace/f": c.file, as[*mcp.ResourceLink](t, result.Content[1]).URI: c.result} {
+				_, err := client.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri})
+				if denied == "" {
+					require.NoError(t, err, uri)
+					continue
+				}
+				var wire *jsonrpc.Error
+				require.ErrorAs(t, err, &wire, uri)
+				require.Contains(t, wire.Message, "policy_denied", uri)
+			}
+		})
+	}
+}
+
+// TestMaxCalls_HoldsThroughAllMethods: tools and resources have one bound, also for another server
+// of the session, and after a restart.
+func TestMaxCalls_HoldsThroughAllMethods(t *testing.T) {
+	t.Parallel()
+	var o mcpserver.Options
+	s, _ := open(t, shared, ruled(t, policy.Policy{MaxCalls: 3}), func(of *mcpserver.Options) { o = *of })
+	one := connect(t, s, nil)
+	require.Equal(t, "ok", field(t, bash(t, one, "echo text >f"), "status"))
+	_, err := one.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: "toolfleet://workspace/f"})
+	require.NoError(t, err)
+	next := mcpserver.New(o)
+	t.Cleanup(next.Close)
+	two := connect(t, next, nil)
+	require.Equal(t, "ok", field(t, bash(t, two, "cat f"), "status"))
+	for _, c := range []*mcp.ClientSession{one, two} {
+		refused := bash(t, c, "cat f")
+		require.Equal(t, "policy_denied", as[map[string]any](t, field(t, refused, "error"))["code"])
+		require.Contains(t, text(t, refused), "used up its 3 tool calls")
+		_, err = c.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: "toolfleet://workspace/f"})
+		require.ErrorContains(t, err, "used up its 3 tool calls")
+	}
+}
+
+// TestApproval_IsUsedOnce: the answer to a question approves one call, of one client, in time.
+func TestApproval_IsUsedOnce(t *testing.T) {
+	t.Parallel()
+	s, workspace := open(t, shared, ruled(t, policy.Policy{Approval: policy.Approval{Tools: []string{"bash"}}}), func(o *mcpserver.Options) { o.ClientApproves = true })
+	at := tokened(t, s, "ann use "+useToken, "bob use "+readToken)
+	var state string
+	request := func(token, command, answer string) string {
+		t.Helper()
+		body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"bash","arguments":{"command":` + strconv.Quote(command) + `}` + answer + `,"_meta":{
+			"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},
+			"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}}}`
+		p := posting{t: t, url: at, version: "2026-07-28"}.do(http.MethodPost, body,
+			map[string]string{"Mcp-Method": "tools/call", "Mcp-Name": "bash", "Authorization": "Bearer " + token})
+		said, err := io.ReadAll(p.body)
+		require.NoError(t, err)
+		return string(said)
+	}
+	asked := request(useToken, "echo x >>f", "")
+	_, after, found := strings.Cut(asked, `"requestState":"`)
+	require.True(t, found, asked)
+	state, _, _ = strings.Cut(after, `"`)
+	yes := `,"requestState":"` + state + `","inputResponses":{"approval":{"action":"accept","content":{}}}`
+
+	require.Contains(t, request(readToken, "echo x >>f", yes), "requestState", "of another client")
+	require.Contains(t, request(useToken, "echo y >>f", yes), "requestState", "of another call")
+	require.Contains(t, request(useToken, "echo x >>f", yes), `"status":"ok"`)
+	for range 3 {
+		require.Contains(t, request(useToken, "echo x >>f", yes), "requestState", "it was used")
+	}
+	written, err := os.ReadFile(filepath.Join(workspace, "shared", "f"))
+	require.NoError(t, err)
+	require.Equal(t, "x\n", string(written))
+}
+
+// TestApproval_SaysWhoDecided: the journal has who answered, by which way, and when.
+func TestApproval_SaysWhoDecided(t *testing.T) {
+	t.Parallel()
+	var journal loop.Journal
+	s, _ := open(t, shared, ruled(t, policy.Policy{Approval: policy.Approval{Tools: []string{"bash"}}, Tools: policy.Names{Deny: []string{"tree"}}}),
+		func(o *mcpserver.Options) { journal, o.ClientApproves = o.Journal, true })
+	c := client(t, overHTTP(tokened(t, s, "ann use "+useToken), useToken), &mcp.ClientOptions{
+		ElicitationHandler: func(context.Context, *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
+			return &mcp.ElicitResult{Action: "accept", Content: map[string]any{"note": "once"}}, nil
+		},
+	})
+	require.Equal(t, "ok", field(t, bash(t, c, "echo done"), "status"))
+	require.Equal(t, "policy_denied", as[map[string]any](t, field(t, call(t, c, "tree", json.RawMessage(`{}`)), "error"))["code"])
+	history, err := journal.Load(t.Context(), "shared")
+	require.NoError(t, err)
+	var decided []loop.Event
+	for _, e := range history.Events {
+		if e.Type == loop.EventCallJudged {
+			require.NotZero(t, e.Time)
+			require.NotEmpty(t, e.CallID)
+			decided = append(decided, loop.Event{Status: e.Status, NoteFields: e.NoteFields})
+		}
+		if e.Type == loop.EventTurnStarted {
+			require.Equal(t, "ann", e.By)
+			require.Equal(t, "mcp", e.Interface)
+		}
+	}
+	require.Equal(t, []loop.Event{
+		{Status: "approved", NoteFields: loop.NoteFields{Rule: "approval.tools", By: "ann", Via: "mcp", Note: "once", Interface: "mcp"}},
+		{Status: "denied", NoteFields: loop.NoteFields{Rule: "tools.deny", Interface: "mcp"}},
+	}, decided)
+}

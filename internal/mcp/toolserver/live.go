@@ -1,0 +1,393 @@
+package toolserver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
+	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/wire/codes"
+	"github.com/toolfleet/toolfleet/internal/worker/resident"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// live is a server that was started.
+type live struct {
+	*resident.Life
+
+	name    string
+	command string              // "" of a server that has a URL
+	hide    func(string) string // takes the secrets of the URL out of an error
+	session *mcp.ClientSession  // nil until the server has answered the greeting
+	changed atomic.Bool         // the server's list of tools has changed
+	tokens  atomic.Int64        // of progress
+
+	mu    sync.Mutex
+	said  resident.Tail // standard error, and lines that are no message
+	how   string        // it ended
+	asked bool          // its program was to end
+	fault error         // why it could not be started
+	shown map[string]*shown
+}
+
+// answers reports whether it answers a question soon.
+func (l *live) answers(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	return l.session.Ping(ctx, nil) == nil
+}
+
+// answerTimeout is how long a server may take to answer when it is asked whether it does.
+const answerTimeout = 5 * time.Second
+
+// last says how it ended, or else what was wrong with it.
+func (l *live) last(err error) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	text := l.how
+	if text == "" {
+		text = l.hide(err.Error())
+	}
+	data, _ := l.said.Read(0, maxSaid)
+	if said := strings.TrimSpace(prose.Valid(string(data))); said != "" {
+		text += ": " + said
+	}
+	return text
+}
+
+// connect starts the server and greets it.
+func (s *Servers) connect(ctx context.Context, at Surroundings, one *server) (*live, error) {
+	spec, err := Resolved(one.spec, at.Variable)
+	if err != nil {
+		return nil, err
+	}
+	l := &live{
+		Life: resident.NewLife(ctx, 0, nil), name: spec.Name, command: spec.Command, hide: hiding(one.spec.URL, spec.URL),
+		said: resident.Tail{Keep: maxSaid}, shown: map[string]*shown{},
+	}
+	requests, endRequests := context.WithCancel(context.WithoutCancel(ctx))
+	client := l.client(at, spec)
+	var transport mcp.Transport
+	if spec.URL != "" {
+		if at.HTTP == nil {
+			l.End(nil)
+			endRequests()
+			return nil, protocol.Errorf(codes.NetworkOff, "MCP server %s is at a URL, and this worker's sandboxes have no network", spec.Name)
+		}
+		if transport, err = remote(requests, at, spec); err != nil {
+			l.End(nil)
+			endRequests()
+			return nil, err
+		}
+	} else {
+		transport = s.program(l, at, spec)
+	}
+	greeting, stop := context.WithTimeout(ctx, startTimeout)
+	defer stop()
+	session, err := client.Connect(greeting, transport, nil)
+	if err == nil {
+		l.session = session
+		network := genaiconv.TransportPipe
+		if spec.URL != "" {
+			network = genaiconv.TransportTCP
+		}
+		version := ""
+		if initialized := session.InitializeResult(); initialized != nil {
+			version = initialized.ProtocolVersion
+		}
+		ended := telemetry.StartMCPSession(ctx, trace.SpanKindClient, version, network)
+		if spec.URL != "" {
+			s.follow(l, endRequests, ended)
+			return l, nil
+		}
+		endRequests()
+		s.join(func() {
+			<-l.Done()
+			_ = session.Close() // the program has ended
+			err := session.Wait()
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if l.asked {
+				err = nil
+			}
+			ended(err)
+		})
+		return l, nil
+	}
+	l.End(nil)
+	endRequests()
+	if spec.URL == "" {
+		<-l.Done()
+	}
+	return nil, l.notStarted(ctx, err)
+}
+
+// hiding returns what shows a URL in errors as it was written: without the values of variables, and
+// other secrets.
+func hiding(written, resolved string) func(string) string {
+	if resolved == "" { // of a program
+		return func(text string) string { return text }
+	}
+	values := []string{resolved, written}
+	if u, err := url.Parse(resolved); err == nil { // as errors have it
+		values = append(values, u.String(), written)
+		if u.User != nil {
+			values = append(values, strings.Replace(u.String(), u.User.String()+"@", u.User.Username()+":***@", 1), written)
+		}
+	}
+	return func(text string) string { return cli.RedactURLs(strings.NewReplacer(values...).Replace(text)) }
+}
+
+// notStarted is why it could not be started.
+func (l *live) notStarted(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if l.fault != nil {
+		if _, ok := errors.AsType[*protocol.Error](l.fault); ok || errors.Is(l.fault, sandbox.ErrClosed) {
+			return l.fault
+		}
+		err = l.fault
+	}
+	if fault, ok := errors.AsType[*protocol.Error](err); ok {
+		return fault
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("it did not answer within %s", startTimeout)
+	}
+	why := l.last(err)
+	return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s could not be started: %s%s", l.name, why, networkAdvice(l.command, why))
+}
+
+// networkAdvice is what to do about a program that found no host, as package managers do that fetch
+// it first; "" for any other failure.
+func networkAdvice(command, why string) string {
+	found := func(sign string) bool { return strings.Contains(why, sign) }
+	if !slices.ContainsFunc([]string{
+		"EAI_AGAIN", "ENOTFOUND", "ENETUNREACH", "name resolution", "resolve host", "dns error", "no such host", "Name or service not known", "Network is unreachable",
+	}, found) {
+		return ""
+	}
+	hosts := "HOST"
+	switch path.Base(command) {
+	case "npx", "npm", "pnpm", "yarn", "node", "bunx":
+		hosts = "npm"
+	case "uvx", "uv", "pip", "pipx", "python", "python3":
+		hosts = "pypi"
+	case "go":
+		hosts = "go"
+	}
+	return "; sandboxes reach listed hosts only: start the worker (or this command, without --nats) with --allow-net " + hosts
+}
+
+// client is what talks to it.
+func (l *live) client(at Surroundings, spec protocol.MCPServer) *mcp.Client {
+	capabilities := &mcp.ClientCapabilities{}
+	if spec.URL == "" {
+		capabilities.RootsV2 = &mcp.RootCapabilities{} //nolint:staticcheck // servers of earlier versions ask for them
+	}
+	client := mcp.NewClient(&mcp.Implementation{Name: "toolfleet", Version: "1"}, &mcp.ClientOptions{
+		Capabilities: capabilities, ElicitationHandler: l.elicited,
+		ToolListChangedHandler:      func(context.Context, *mcp.ToolListChangedRequest) { l.changed.Store(true) },
+		ProgressNotificationHandler: l.progressed,
+		LoggingMessageHandler:       l.logged, //nolint:staticcheck // as below
+	})
+	if spec.URL == "" {
+		client.AddRoots(&mcp.Root{URI: "file://" + at.Root, Name: "workspace"}) //nolint:staticcheck // as above
+	}
+	return client
+}
+
+// program is the transport of a server that is a program of the sandbox.
+func (s *Servers) program(l *live, at Surroundings, spec protocol.MCPServer) mcp.Transport {
+	output, written := io.Pipe()
+	input := &feeder{feed: make(chan []byte), closed: make(chan struct{}), gone: l.Done()}
+	messages := &messages{to: written, rest: l.say}
+	cmd := sandbox.Cmd{
+		Argv: append([]string{spec.Command}, spec.Args...), Dir: spec.Cwd, Env: spec.Env, Feed: input.feed,
+		Limits: sandbox.Limits{Output: wire.MinOutput, Grace: stopGrace},
+		Live: func(stream sandbox.Stream, data []byte) {
+			if stream == sandbox.Stdout {
+				messages.write(data)
+			} else {
+				l.say(data)
+			}
+		},
+	}
+	s.join(func() {
+		l.Run(func(ctx context.Context) {
+			result, err := at.Sandbox.Exec(ctx, cmd)
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.how, l.asked, l.fault = ending(result), ctx.Err() != nil, err
+		})
+		_ = written.Close() // which ends the session
+	})
+	return &mcp.IOTransport{Reader: output, Writer: input}
+}
+
+// join runs what [Servers.Wait] waits for.
+func (s *Servers) join(run func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.group.Go(run)
+}
+
+// ending says how a program ended.
+func ending(r sandbox.Result) string {
+	switch r.Reason {
+	case sandbox.ReasonExited:
+		return fmt.Sprintf("it exited with code %d", r.ExitCode)
+	case sandbox.ReasonSignaled:
+		return "it was killed by " + r.Signal
+	default:
+		return "it was ended: " + string(r.Reason)
+	}
+}
+
+// say keeps the end of what it says that is no message.
+func (l *live) say(data []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.said.Write(data)
+}
+
+// feeder is the input of a program.
+type feeder struct {
+	feed   chan []byte
+	closed chan struct{}   // nothing more is written
+	gone   <-chan struct{} // closed when the program has ended
+	once   sync.Once
+	mu     sync.Mutex // held while something is written
+}
+
+// Write implements [io.Writer].
+func (f *feeder) Write(p []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	select {
+	case <-f.closed:
+		return 0, io.ErrClosedPipe
+	default:
+	}
+	select {
+	case f.feed <- bytes.Clone(p):
+		return len(p), nil
+	case <-f.closed:
+	case <-f.gone:
+	}
+	return 0, io.ErrClosedPipe
+}
+
+// Close implements [io.Closer].
+func (f *feeder) Close() error {
+	f.once.Do(func() {
+		close(f.closed)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		close(f.feed)
+	})
+	return nil
+}
+
+// messages passes on the lines of a program that can be messages: some write other things to
+// standard output, too.
+type messages struct {
+	to   io.Writer
+	rest func([]byte)
+	line []byte
+}
+
+func (m *messages) write(data []byte) {
+	m.line = append(m.line, data...)
+	for {
+		end := bytes.IndexByte(m.line, '\n')
+		if end < 0 {
+			break
+		}
+		line := m.line[:end+1]
+		if m.line = m.line[end+1:]; bytes.HasPrefix(bytes.TrimLeft(line, " \t"), []byte("{")) {
+			_, _ = m.to.Write(append(adapted(bytes.TrimSpace(line)), '\n')) // fails when the session has ended
+		} else {
+			m.rest(line)
+		}
+	}
+	if len(m.line) > mcp.DefaultMaxLineLength { // the reader refuses it
+		_, _ = m.to.Write(m.line)
+		m.line = nil
+	}
+}
+
+// maxSaid is how much of a server's complaints goes into an error, in bytes.
+const maxSaid = 2000
+
+// Resolved replaces references to variables by their values. The error of variable says why one
+// cannot be used.
+func Resolved(spec protocol.MCPServer, variable func(string) (string, error)) (protocol.MCPServer, error) {
+	var faults []error
+	fill := func(field, text string) string {
+		filled, err := expand(text, variable)
+		if err != nil {
+			faults = append(faults, fmt.Errorf("%s: %w", field, err))
+		}
+		return filled
+	}
+	env, headers := maps.Clone(spec.Env), maps.Clone(spec.Headers)
+	for name, text := range env {
+		env[name] = fill("env "+name, text)
+	}
+	for name, text := range headers {
+		headers[name] = fill("headers "+name, text)
+	}
+	spec.Env, spec.Headers, spec.URL = env, headers, fill("url", spec.URL)
+	if spec.Client != nil {
+		spec.Client = &protocol.MCPClient{ID: fill("client id", spec.Client.ID), Secret: fill("client secret", spec.Client.Secret), Scopes: spec.Client.Scopes}
+	}
+	if len(faults) > 0 {
+		return spec, protocol.Errorf(codes.InvalidPayload, "MCP server %s: %v", spec.Name, errors.Join(faults...))
+	}
+	return spec, nil
+}
+
+// expand replaces "${NAME}" and "${NAME:-default}".
+func expand(text string, variable func(string) (string, error)) (string, error) {
+	var out strings.Builder
+	for {
+		before, rest, found := strings.Cut(text, "${")
+		out.WriteString(before)
+		if !found {
+			return out.String(), nil
+		}
+		name, after, closed := strings.Cut(rest, "}")
+		if !closed {
+			return "", errors.New(`"${" without "}"`)
+		}
+		name, fallback, hasDefault := strings.Cut(name, ":-")
+		value, err := variable(name)
+		if err != nil && !hasDefault {
+			return "", err
+		} else if err != nil || value == "" && hasDefault {
+			value = fallback
+		}
+		out.WriteString(value)
+		text = after
+	}
+}

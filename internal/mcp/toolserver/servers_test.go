@@ -1,0 +1,220 @@
+package toolserver_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/mcp/login"
+	"github.com/toolfleet/toolfleet/internal/mcp/toolserver"
+	"github.com/toolfleet/toolfleet/internal/mcp/toolserver/toolservertest"
+	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
+	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// dying is a sandbox whose program dies at each start of the first ones, and is a server after
+// that.
+type dying struct {
+	sandbox.Sandbox
+
+	dies   int
+	starts []time.Time
+}
+
+// Exec implements [sandbox.Sandbox].
+func (d *dying) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
+	if d.starts = append(d.starts, time.Now()); len(d.starts) <= d.dies {
+		return sandbox.Result{Reason: sandbox.ReasonExited, ExitCode: 1}, nil
+	}
+	input, fed := io.Pipe()
+	go func() {
+		defer fed.Close()
+		for {
+			select {
+			case data, more := <-cmd.Feed:
+				if !more {
+					return
+				}
+				_, _ = fed.Write(data) // fails when the server has ended
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	_ = toolservertest.New().Run(ctx, &mcp.IOTransport{Reader: input, Writer: live(cmd.Live)}) // it is ended
+	return sandbox.Result{Reason: sandbox.ReasonCancelled}, nil
+}
+
+// live is the standard output of a program.
+type live func(sandbox.Stream, []byte)
+
+// Write implements [io.Writer].
+func (l live) Write(p []byte) (int, error) {
+	l(sandbox.Stdout, p)
+	return len(p), nil
+}
+
+// Close implements [io.Closer].
+func (live) Close() error { return nil }
+
+// A server that dies again and again is started later and later, and once it has answered at once
+// again.
+func TestServers_StartsAfterDeaths(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const dies = 14 // so that the last delays are the longest ones
+		servers, box := toolserver.New(), &dying{dies: dies}
+		t.Cleanup(func() { servers.End(); servers.Wait() })
+		list := func() error {
+			list, err := servers.List(t.Context(), toolserver.Surroundings{Sandbox: box}, protocol.MCPServer{Name: "s", Command: "p"})
+			require.Equal(t, err == nil, len(list.Tools) > 0)
+			return err
+		}
+		for range dies {
+			require.ErrorContains(t, list(), "it exited with code 1")
+		}
+		require.NoError(t, list())
+		servers.End()
+		servers.Wait()
+		require.NoError(t, list())
+		require.Len(t, box.starts, dies+2)
+		delay := func(start int) time.Duration { return box.starts[start].Sub(box.starts[start-1]) }
+		require.GreaterOrEqual(t, delay(1), 500*time.Millisecond)
+		require.LessOrEqual(t, delay(1), 1500*time.Millisecond)
+		require.GreaterOrEqual(t, delay(2), 750*time.Millisecond)
+		for start := dies - 1; start <= dies; start++ {
+			require.GreaterOrEqual(t, delay(start), 30*time.Second)
+			require.LessOrEqual(t, delay(start), 90*time.Second)
+		}
+		require.Zero(t, delay(dies+1))
+	})
+}
+
+// slow is a sandbox whose program takes a while to end.
+type slow struct{ dying }
+
+// Exec implements [sandbox.Sandbox].
+func (s *slow) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
+	result, err := s.dying.Exec(ctx, cmd)
+	time.Sleep(time.Second)
+	return result, err
+}
+
+// A call that begins when a server's idle time has just ended is answered by the next one.
+func TestServers_ACallAfterTheIdleTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		servers, box := toolserver.New(), &slow{}
+		t.Cleanup(func() { servers.End(); servers.Wait() })
+		for range 3 {
+			_, err := servers.Call(t.Context(), toolserver.Surroundings{Sandbox: box},
+				protocol.MCPCall{Server: protocol.MCPServer{Name: "s", Command: "p"}, Tool: "pid"}, false)
+			require.NoError(t, err)
+			time.Sleep(toolserver.Idle + time.Millisecond)
+		}
+		require.Len(t, box.starts, 3)
+	})
+}
+
+// How long a session with a server lasted is a metric.
+func TestServers_MeasureSessions(t *testing.T) { //nolint:paralleltest // it sets the process's meter
+	meter := metrictest.New(t)
+	meter.Install()
+	servers := toolserver.New()
+	list, err := servers.List(t.Context(), toolserver.Surroundings{Sandbox: &dying{}}, protocol.MCPServer{Name: "s", Command: "p"})
+	require.NoError(t, err)
+	require.NotEmpty(t, list.Tools)
+	servers.End()
+	servers.Wait()
+	measured := meter.Read(t, genaiconv.MetricMCPClientSession)
+	require.Len(t, measured, 1)
+	for attributes, count := range measured {
+		require.Regexp(t, `^mcp\.protocol\.version=20\d\d-\d\d-\d\d,network\.transport=pipe$`, attributes)
+		require.EqualValues(t, 1, count)
+	}
+}
+
+// A call that ends while its server waits for its next start is not kept.
+func TestServers_NobodyWaitsForAStart(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		servers, box := toolserver.New(), &dying{dies: 100}
+		t.Cleanup(func() { servers.End(); servers.Wait() })
+		list := func(ctx context.Context) error {
+			_, err := servers.List(ctx, toolserver.Surroundings{Sandbox: box}, protocol.MCPServer{Name: "s", Command: "p"})
+			return err
+		}
+		require.ErrorContains(t, list(t.Context()), "it exited with code 1")
+		soon, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		begun := time.Now()
+		require.ErrorIs(t, list(soon), context.DeadlineExceeded)
+		require.Equal(t, time.Millisecond, time.Since(begun))
+		require.Len(t, box.starts, 1)
+	})
+}
+
+// unreachable is a sandbox whose program finds no host.
+type unreachable struct{ sandbox.Sandbox }
+
+// Exec implements [sandbox.Sandbox].
+func (unreachable) Exec(_ context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
+	cmd.Live(sandbox.Stderr, []byte("npm error code EAI_AGAIN\nnpm error request to https://registry.example/x failed"))
+	return sandbox.Result{Reason: sandbox.ReasonExited, ExitCode: 1}, nil
+}
+
+func TestServers_SayHowToGiveNetwork(t *testing.T) {
+	t.Parallel()
+	for command, want := range map[string]string{"/usr/bin/npx": "--allow-net npm", "uvx": "--allow-net pypi", "other": "--allow-net HOST"} {
+		servers := toolserver.New()
+		_, err := servers.List(t.Context(), toolserver.Surroundings{Sandbox: unreachable{}}, protocol.MCPServer{Name: "s", Command: command})
+		require.ErrorContains(t, err, "EAI_AGAIN")
+		require.ErrorContains(t, err, want)
+		servers.End()
+		servers.Wait()
+	}
+}
+
+// A URL is in errors as it was written, and its secrets are in none.
+func TestServers_ErrorsShowNoSecretsOfURLs(t *testing.T) {
+	t.Parallel()
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/odd/s3cret" {
+			http.Redirect(w, r, "/odd/s3cret?to=s3cret", http.StatusTemporaryRedirect)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte("no JSON")) // the client may have gone
+	}))
+	t.Cleanup(web.Close)
+	host := strings.TrimPrefix(web.URL, "http://")
+	for name, url := range map[string]string{
+		"nobody listens":     "http://127.0.0.1:1/a/${KEY}/mcp?token=s3cret",
+		"with a password":    "http://ann:s3cret@127.0.0.1:1/${KEY}",
+		"no JSON":            "http://" + host + "/odd/${KEY}?token=${KEY}",
+		"a redirect":         "http://" + host + "/${KEY}?token=${KEY}#s3cret",
+		"what is no address": "http://ann:${KEY}@127.0.0.1:none/${KEY}?token=s3cret",
+	} {
+		servers, transport := toolserver.New(), &http.Transport{}
+		at := toolserver.Surroundings{HTTP: transport, Logins: login.Store{Dir: t.TempDir()}, Variable: func(string) (string, error) { return "s3cret", nil }}
+		_, err := servers.List(t.Context(), at, protocol.MCPServer{Name: "s", URL: url})
+		require.Error(t, err, name)
+		require.NotContains(t, err.Error(), "s3cret", name)
+		servers.End()
+		servers.Wait()
+		transport.CloseIdleConnections()
+	}
+}

@@ -1,0 +1,136 @@
+package render
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/internal/modeltext/plain"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// outputLimit is how many characters of a command's output a model gets: less than
+// prose.BodyLimit, so that marks fit even beside a failure.
+const outputLimit = prose.BodyLimit - 2_000
+
+// Execution makes a Render function for values that have an execution.
+func Execution[V protocol.Value](execution func(V) *protocol.Execution) func(*protocol.Result) string {
+	return func(result *protocol.Result) string {
+		value, ok := result.Value.(V)
+		if !ok {
+			return JSON(result)
+		}
+		text := executionText(restOf(result), execution(value))
+		if result.Status != protocol.StatusOK {
+			return Failure(result, text)
+		}
+		return text
+	}
+}
+
+// executionText is what a process wrote, as it would stand on a terminal, how it
+// ended, and a line in brackets for each thing that is not as usual.
+func executionText(r rest, e *protocol.Execution) string {
+	text, cut := writtenText(e)
+	marks := endMarks(e)
+	if cut || e.Truncated {
+		marks = append(marks, "["+cutNote(r, e, text)+"]")
+	}
+	if len(marks) > 0 {
+		return prose.Ended(text) + strings.Join(marks, "\n")
+	}
+	if text == "" {
+		return "[no output; exit code 0]"
+	}
+	return text
+}
+
+// writtenText is both streams in the order in which they came, and whether they did
+// not fit. A worker that does not tell the order has stderr after stdout.
+func writtenText(e *protocol.Execution) (text string, cut bool) {
+	switch {
+	case len(e.Combined) > 0:
+		text = prose.Plain(string(e.Combined))
+	case len(e.Stderr) == 0:
+		text = prose.Plain(string(e.Stdout))
+	case len(e.Stdout) == 0:
+		text = "[stderr]\n" + prose.Plain(string(e.Stderr))
+	default:
+		stdout, stderr := prose.Plain(string(e.Stdout)), prose.Plain(string(e.Stderr))
+		shownOut, shownErr := share(stdout, stderr, outputLimit)
+		return prose.Ended(shownOut) + "[stderr]\n" + shownErr, shownOut != stdout || shownErr != stderr
+	}
+	shown := prose.Clip(text, outputLimit)
+	return shown, shown != text
+}
+
+// cutNote says how much there was, and how to get at it.
+func cutNote(r rest, e *protocol.Execution, shown string) string {
+	how := "the rest is not stored: write the output to a file and read that, or filter it"
+	if r.isKept() {
+		what := "all of it"
+		if r.kept.Truncated {
+			what = "its beginning and its end"
+		}
+		line, column := cutAt(e, shown)
+		how = fmt.Sprintf("%s: read it from %s on", what, r.path("", line, column))
+	}
+	return fmt.Sprintf("output was cut: stdout had %s, stderr %s; %s",
+		size(e.StdoutBytes, e.StdoutLines), size(e.StderrBytes, e.StderrLines), how)
+}
+
+// size is how much of a stream there was; lines is 0 when a worker does not tell.
+func size(bytes, lines int64) string {
+	if lines == 0 {
+		return prose.Plural(bytes, "byte")
+	}
+	return fmt.Sprintf("%s in %s", prose.Plural(bytes, "byte"), prose.Plural(lines, "line"))
+}
+
+// cutAt returns the position of the first missing piece, or one before it. Columns are those of the
+// output as written, which may differ from those of the shown text.
+func cutAt(e *protocol.Execution, shown string) (line int, column int64) {
+	before, _, _ := strings.Cut(shown, "\n[... ")
+	before = strings.TrimPrefix(before, "[stderr]\n")
+	line = strings.Count(before, "\n") + 1
+	if strings.HasPrefix(string(plain.Written(e)), before) {
+		column = int64(len(before) - strings.LastIndexByte(before, '\n'))
+	}
+	return line, column
+}
+
+// endMarks says how a process ended, when it is not by itself and with 0.
+func endMarks(e *protocol.Execution) []string {
+	var marks []string
+	switch e.Reason {
+	case "timeout":
+		marks = append(marks, "[stopped: it ran out of its time]")
+	case "oom":
+		marks = append(marks, "[killed: it ran out of memory]")
+	case "disk_limit":
+		marks = append(marks, "[ended: it used up its disk]")
+	case "cancelled":
+		marks = append(marks, "[stopped: the call was cancelled]")
+	case "sandbox_lost":
+		marks = append(marks, "[lost: its sandbox ended]")
+	}
+	switch {
+	case e.Signal != "":
+		marks = append(marks, "[ended by signal "+e.Signal+"]")
+	case e.ExitCode != 0:
+		marks = append(marks, fmt.Sprintf("[exit code %d]", e.ExitCode))
+	}
+	for _, note := range e.Notes {
+		marks = append(marks, "["+prose.Plain(note)+"]")
+	}
+	return marks
+}
+
+// share cuts two texts so that both together have at most limit characters. What
+// one leaves of its half, the other may use.
+func share(a, b string, limit int) (first, second string) {
+	lenA, lenB := utf8.RuneCountInString(a), utf8.RuneCountInString(b)
+	half := limit / 2
+	return prose.Clip(a, max(half, limit-lenB)), prose.Clip(b, max(half, limit-lenA))
+}

@@ -1,0 +1,249 @@
+package render
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/internal/modeltext/plain"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Read is the lines of a file with their numbers, and where they stand in it.
+func Read(v protocol.FilesReadResult, r rest) string {
+	if v.Binary {
+		return binaryText(v)
+	}
+	content := prose.Valid(string(v.Content))
+	if content == "" {
+		return noLinesText(v)
+	}
+	first := max(v.FirstLine, 1)
+	if v.LineEnds != "" { // the mark has them
+		content = strings.ReplaceAll(content, "\r\n", "\n")
+	}
+	body, shown, cut := numbered(content, first, v.LineBytes)
+	last := first + shown - 1
+	total := max(v.TotalLines, last)
+	mark := fmt.Sprintf("[lines %d-%d of %d", first, last, total)
+	if last < total {
+		mark += fmt.Sprintf("; read on with offset=%d", last+1)
+		if r.isKept() {
+			mark += ", or in the file as it was now with " + r.path("", last+1, 0)
+		}
+	}
+	if len(cut) > 0 {
+		mark += "; " + cutLines(v, r, content, first, cut)
+	}
+	if stored := storedText(v); stored != "" {
+		mark += "; " + stored
+	}
+	return body + mark + "]"
+}
+
+// storedText says how a file stores its text where that is not UTF-8 with LF; "" where it is. Edits
+// keep it.
+func storedText(v protocol.FilesReadResult) string {
+	var parts []string
+	if v.Cells > 0 {
+		parts = append(parts, fmt.Sprintf("a notebook of %s, without its pictures: edit these lines; %%%% cell [code] begins a new cell; outputs can only be removed", prose.Plural(v.Cells, "cell")))
+	}
+	if v.Encoding != "" {
+		parts = append(parts, "encoding "+prose.Plain(v.Encoding))
+	}
+	if v.BOM {
+		parts = append(parts, "with a byte order mark")
+	}
+	switch v.LineEnds {
+	case "":
+	case "mixed":
+		parts = append(parts, "line ends are mixed, CRLF and LF")
+	default:
+		parts = append(parts, "line ends are "+prose.Plain(v.LineEnds))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// cutLines says how to get at the rest of lines that are cut.
+func cutLines(v protocol.FilesReadResult, r rest, content string, first int, cut []int) string {
+	from, to := secondPart(content, cut[0]-first)
+	what := fmt.Sprintf("line %d is cut", cut[0])
+	if len(cut) > 1 {
+		what = fmt.Sprintf("line %d and %s are cut", cut[0], others(len(cut)-1))
+	}
+	if r.isKept() {
+		return what + ": read on in it with " + r.path("", cut[0], int64(from))
+	}
+	show := fmt.Sprintf("sed -n %dp %s", cut[0], shellWord(v.Path))
+	if v.Encoding != "" {
+		show = fmt.Sprintf("iconv -f %s -t UTF-8 %s | sed -n %dp", prose.Plain(v.Encoding), shellWord(v.Path), cut[0])
+	}
+	return what + fmt.Sprintf(": for the rest of it use bash, as in `%s | cut -b %d-%d`", show, from, to)
+}
+
+func others(n int) string {
+	if n == 1 {
+		return "1 other"
+	}
+	return fmt.Sprintf("%d others", n)
+}
+
+// secondPart is where the [plain.MaxLine] characters stand that follow the shown ones of the line
+// at an index, in bytes from 1: that is what cut counts, its -c too.
+func secondPart(content string, index int) (from, to int) {
+	line := strings.SplitN(content, "\n", index+2)[index]
+	return prose.Offset(line, plain.MaxLine) + 1, prose.Offset(line, 2*plain.MaxLine)
+}
+
+// noLinesText says why there is nothing to be shown of a text file.
+func noLinesText(v protocol.FilesReadResult) string {
+	if v.TotalLines == 0 {
+		return fmt.Sprintf("[%s is empty]", prose.Path(v.Path))
+	}
+	return fmt.Sprintf("[there are no such lines: %s has %s]", prose.Path(v.Path), prose.Plural(v.TotalLines, "line"))
+}
+
+func binaryText(v protocol.FilesReadResult) string {
+	one, several := mediaKind(v.Image)
+	if v.Image != "" && len(v.Content) <= MaxImageBytes && !v.Truncated {
+		return fmt.Sprintf("[%s is %s, %s of %s: it is attached if you can see %s; otherwise examine it with bash]",
+			prose.Path(v.Path), one, v.Image, prose.Plural(v.Bytes, "byte"), several)
+	}
+	if v.Image != "" {
+		return fmt.Sprintf("[%s is %s, %s of %s: too large to be shown (at most %d bytes); make a smaller one with bash]",
+			prose.Path(v.Path), one, v.Image, prose.Plural(v.Bytes, "byte"), MaxImageBytes)
+	}
+	return fmt.Sprintf("[%s is a binary file of %s: not shown; examine it with bash, such as with `file` or `od -c`]",
+		prose.Path(v.Path), prose.Plural(v.Bytes, "byte"))
+}
+
+// numbered returns the lines that fit, with their numbers, how many they are (at least
+// one) and the numbers of those that had to be cut. The only line of a content that is not
+// all of it has so many bytes in all; else 0.
+func numbered(content string, first int, lineBytes int64) (_ string, count int, cut []int) {
+	var b strings.Builder
+	used := 0
+	for line := range strings.Lines(content) {
+		line = strings.TrimSuffix(line, "\n")
+		shown := prose.Head(line, plain.MaxLine)
+		if lineBytes > int64(len(line)) {
+			begin := line[:prose.Offset(line, plain.MaxLine)]
+			shown = begin + fmt.Sprintf(" [... and %d more bytes]", lineBytes-int64(len(begin)))
+		}
+		text := fmt.Sprintf("%6d\t%s\n", first+count, shown)
+		length := utf8.RuneCountInString(text)
+		if used+length > plain.MaxFile && count > 0 {
+			break
+		}
+		if shown != line {
+			cut = append(cut, first+count)
+		}
+		b.WriteString(text)
+		used += length
+		count++
+	}
+	return b.String(), count, cut
+}
+
+// shellWord is a path as a word of a shell command.
+func shellWord(path string) string {
+	if strings.Trim(path, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._/-") == "" && !strings.HasPrefix(path, "-") {
+		return path
+	}
+	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
+}
+
+// wholeText is the text of a whole file for tools that have no offset: as it is, without
+// numbers, cut at what fits. Where no more is kept, how says how to get at the other lines, and
+// inLine at the rest of a long one.
+func wholeText(v protocol.FilesReadResult, r rest, how, inLine string) string {
+	if v.Binary {
+		return binaryText(v)
+	}
+	content := prose.Valid(string(v.Content))
+	shown := content[:prose.Offset(content, prose.BodyLimit)]
+	if at := strings.LastIndexByte(shown, '\n'); len(shown) < len(content) && at > 0 {
+		shown = shown[:at+1]
+	}
+	if len(shown) == len(content) && !v.Truncated {
+		if v.Encoding != "" || v.Cells > 0 {
+			content = prose.Ended(content) + "[" + storedText(v) + "]"
+		}
+		return content
+	}
+	line, column := endOf(shown)
+	first, next := strconv.Itoa(line-1), how
+	if column > 1 {
+		first, next = prose.Plural(utf8.RuneCountInString(shown), "character"), inLine
+	}
+	if r.isKept() {
+		next = "read on with " + r.path("", line, column)
+	}
+	return prose.Ended(shown) + fmt.Sprintf("[cut here: these are the first %s of %s, %s in all; %s]",
+		first, prose.Plural(max(v.TotalLines, line-1), "line"), prose.Plural(v.Bytes, "byte"), next)
+}
+
+// endOf is the line and the byte of it, both from 1, that follow a text.
+func endOf(shown string) (line int, column int64) {
+	return strings.Count(shown, "\n") + 1, int64(len(shown) - strings.LastIndexByte(shown, '\n'))
+}
+
+// Exists says yes or no, and what there is.
+func Exists(v protocol.FilesExistsResult) string {
+	if !v.Exists {
+		return "no: there is nothing at " + prose.Path(v.Path)
+	}
+	switch v.Type {
+	case protocol.TypeDir:
+		return fmt.Sprintf("yes: %s is a directory", prose.Path(v.Path))
+	case protocol.TypeSymlink:
+		return fmt.Sprintf("yes: %s is a symlink", prose.Path(v.Path))
+	case protocol.TypeFile:
+		return fmt.Sprintf("yes: %s is a file of %s", prose.Path(v.Path), prose.Plural(v.Size, "byte"))
+	default:
+		return fmt.Sprintf("yes: %s is a special file", prose.Path(v.Path))
+	}
+}
+
+// Fetch is the text of a response from the web.
+func Fetch(v protocol.HTTPFetchResult, r rest) string {
+	about := []string{strings.TrimSpace(fmt.Sprintf("%d %s", v.Status, http.StatusText(v.Status)))}
+	if v.MediaType != "" {
+		about = append(about, prose.Plural(v.Bytes, "byte")+" of "+v.MediaType)
+	}
+	if len(v.Redirects) > 0 {
+		about = append(about, "redirected to "+v.URL)
+	}
+	if v.Title != "" {
+		about = append(about, fmt.Sprintf("title %q", v.Title))
+	}
+	for _, name := range slices.Sorted(maps.Keys(v.Headers)) {
+		about = append(about, name+": "+v.Headers[name])
+	}
+	if v.Truncated {
+		about = append(about, "the body is longer: the rest was left out (max_bytes limits what is read, raw returns HTML as it is)")
+	}
+	text := prose.Plain(string(v.Content))
+	switch {
+	case v.Image != "":
+		one, several := mediaKind(v.Image)
+		about, text = append(about, one+": here it is, if you take "+several), ""
+	case text == "" && v.MediaType == "text/html" && v.Headers["Content-Encoding"] == "":
+		about = append(about, "the page has no visible text: raw returns its HTML")
+	case text == "" && v.Bytes > 0:
+		about = append(about, "not text: not shown")
+	}
+	head := "[" + prose.Plain(strings.Join(about, "; ")) + "]"
+	if text == "" {
+		return head
+	}
+	if shown := prose.Clip(text, prose.BodyLimit); shown != text {
+		text = shown + r.mark("")
+	}
+	return head + "\n" + text
+}

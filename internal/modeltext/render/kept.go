@@ -1,0 +1,147 @@
+package render
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// HandlePrefix begins a path that names no file but the result of an earlier call.
+const HandlePrefix = "result:"
+
+// Handle returns the path by which tools that read files read the result of a call. part is one of
+// the protocol's Part constants, or "": the output of a command, the text of anything else. Reading
+// begins at line and column, 0 and 1 at the beginning.
+func Handle(call protocol.CallID, part string, line int, column int64) string {
+	handle := HandlePrefix + string(call)
+	if part != "" && part != wire.PartText {
+		handle += "#" + part
+	}
+	if line > 1 || column > 1 {
+		handle += ":" + strconv.Itoa(max(line, 1))
+	}
+	if column > 1 {
+		handle += "@" + strconv.FormatInt(column, 10)
+	}
+	return handle
+}
+
+// rest is where a model finds what it is not shown of a result.
+type rest struct {
+	call protocol.CallID
+	kept *protocol.Kept // nil when no more is kept
+}
+
+func restOf(result *protocol.Result) rest { return rest{call: result.CallID, kept: result.Kept} }
+
+// isKept reports whether there is more to read than is shown.
+func (r rest) isKept() bool { return r.kept != nil && r.call != "" }
+
+// path is the argument with which to read on.
+func (r rest) path(part string, line int, column int64) string {
+	return fmt.Sprintf("path=%q", Handle(r.call, part, line, column))
+}
+
+// note says where all of it is; "" when no more is kept.
+func (r rest) note(part string) string {
+	if !r.isKept() {
+		return ""
+	}
+	return "all of it: read with " + r.path(part, 0, 0)
+}
+
+// mark is a note as a line of its own.
+func (r rest) mark(part string) string {
+	if note := r.note(part); note != "" {
+		return "\n[it was cut; " + note + "]"
+	}
+	return ""
+}
+
+// Mark is the line that says where all of a result is that was cut; "" when no more is kept.
+func Mark(call protocol.CallID, kept *protocol.Kept) string { return rest{call, kept}.mark("") }
+
+// others says how to get at the entries of a list that follow those shown in body, of which there
+// are total; narrower says what else would help.
+func (r rest) others(body string, total int, narrower string) string {
+	next := strings.Count(body, "\n") + 1
+	switch {
+	case !r.isKept():
+		return "the others are not stored: " + narrower
+	case r.kept.Truncated || r.kept.Lines < total:
+		return fmt.Sprintf("the first %d are stored: read on with %s, or %s", r.kept.Lines, r.path("", next, 0), narrower)
+	default:
+		return "the others: read on with " + r.path("", next, 0)
+	}
+}
+
+// keptText is the lines of a kept result with their numbers, as many as have room in so many
+// characters, and where they stand in it.
+func keptText(v wire.ResultReadResult, room int) string {
+	what := Handle(v.CallID, v.Part, 0, 0)
+	switch {
+	case v.Part == wire.PartMedia:
+		return fmt.Sprintf("[%s, %s: here it is]", what, prose.Plural(v.Bytes, "byte"))
+	case len(v.Content) == 0 && v.TotalLines == 0:
+		return fmt.Sprintf("[%s is empty]", what)
+	case len(v.Content) == 0:
+		return fmt.Sprintf("[there are no such lines: %s has %s]", what, prose.Plural(v.TotalLines, "line"))
+	}
+	first, column := max(v.FirstLine, 1), max(v.FirstColumn, 1)
+	body, shown, bytes := rows(string(v.Content), first, room)
+	last := first + shown - 1
+	end := column + bytes - 1 // of the first line
+	next := Handle(v.CallID, v.Part, last+1, 0)
+	mark := fmt.Sprintf("[lines %d-%d of %d", first, last, max(v.TotalLines, last))
+	if column > 1 || end < v.LineBytes {
+		mark = fmt.Sprintf("[line %d of %d, bytes %d-%d of %d", first, max(v.TotalLines, last), column, end, max(v.LineBytes, end))
+		if shown > 1 {
+			mark += fmt.Sprintf(", and lines %d-%d", first+1, last)
+		}
+	}
+	switch {
+	case end < v.LineBytes:
+		mark += fmt.Sprintf("; read on with path=%q", Handle(v.CallID, v.Part, first, end+1))
+	case last < v.TotalLines:
+		mark += fmt.Sprintf("; read on with path=%q", next)
+	case v.Truncated:
+		mark += "; the rest is not stored"
+	}
+	return body + mark + "]"
+}
+
+// rows returns the lines that have room, with their numbers, and how many they are: at least one,
+// of which only so many bytes are shown.
+func rows(content string, first, room int) (text string, count int, bytes int64) {
+	var b strings.Builder
+	for line := range strings.Lines(content) {
+		line = strings.TrimSuffix(line, "\n")
+		number := fmt.Sprintf("%6d\t", first+count)
+		if count == 0 {
+			line = line[:prose.Offset(line, room-len(number)-1)]
+			bytes = int64(len(line))
+		}
+		row := number + prose.Plain(line) + "\n"
+		if room -= utf8.RuneCountInString(row); room < 0 && count > 0 {
+			break
+		}
+		b.WriteString(row)
+		count++
+	}
+	return b.String(), count, bytes
+}
+
+// OrKept is the Render function of tools that read files, and so kept results too.
+func OrKept(file func(*protocol.Result) string) func(*protocol.Result) string {
+	return func(result *protocol.Result) string {
+		if _, kept := result.Value.(wire.ResultReadResult); kept {
+			return Of(func(v wire.ResultReadResult) string { return keptText(v, prose.BodyLimit) })(result)
+		}
+		return file(result)
+	}
+}

@@ -1,0 +1,176 @@
+package approval_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/session/approval"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestAnswer_ReachesTheQuestion(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	session, call := protocol.NewSessionID(), wire.RandomCallID()
+	asked := make(chan protocol.Approval, 1)
+	go func() {
+		answer, err := approval.Waiter(f.Connect(), f.Name)(t.Context(), loop.ApprovalRequest{SessionID: session, CallID: call})
+		if err != nil {
+			t.Error(err)
+		}
+		asked <- answer
+	}()
+	nc := f.Connect()
+	awaitQuestion(t, nc, wire.ApprovalSubject(f.Name, session, call))
+	forged, err := wire.EncodeApproval(protocol.Approval{Granted: true, By: "a server's answer"})
+	require.NoError(t, err)
+	require.NoError(t, nc.Publish(wire.ApprovalSubject(f.Name, session, call), forged), "it is no request")
+	require.NoError(t, nc.PublishRequest(wire.ApprovalSubject(f.Name, session, call), "$JS.ACK.stream.consumer", forged))
+	require.NoError(t, say(t, nc, f.Name, session, call, protocol.Approval{Granted: true, By: "ada", Note: "go"}))
+	require.Equal(t, protocol.Approval{Granted: true, By: "ada (claimed)", Note: "go", Via: "fleet"}, <-asked, "the name is not checked")
+	require.ErrorIs(t, say(t, nc, f.Name, session, call, protocol.Approval{}), approval.ErrNotAsked, "it was answered")
+}
+
+// TestAnswer_WaitsForABusyOne: whoever waits for an answer has much to do before it confirms it.
+func TestAnswer_WaitsForABusyOne(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	session, call := protocol.NewSessionID(), wire.RandomCallID()
+	nc := f.Connect()
+	_, err := nc.Subscribe(wire.ApprovalSubject(f.Name, session, call), func(message *nats.Msg) {
+		time.AfterFunc(3*time.Second, func() { _ = message.Respond([]byte(wire.AnswerTaken)) }) // longer than it looks for a question
+	})
+	require.NoError(t, err)
+	require.NoError(t, nc.FlushTimeout(time.Minute))
+	require.NoError(t, say(t, f.NC, f.Name, session, call, protocol.Approval{}))
+	require.True(t, approval.Waits(t.Context(), f.NC, f.Name, session, call), "it does not say no")
+}
+
+// A worker may listen to all answers of its pool. What a session asks is none of them.
+func TestAnswer_OfASessionIsNotTakenByAWorker(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	session, call := protocol.NewSessionID(), wire.RandomCallID()
+	heard := make(chan string, 10)
+	_, err := f.NC.Subscribe(wire.AnswerSubject(f.Name, protocol.DefaultPool, "*", "*"), func(message *nats.Msg) {
+		heard <- string(message.Data)
+		_ = message.Respond([]byte(wire.AnswerTaken))
+	})
+	require.NoError(t, err)
+	listen := func(subject wire.Subject) chan string {
+		got := make(chan string, 10)
+		_, err := f.NC.Subscribe(subject, func(message *nats.Msg) {
+			got <- string(message.Data)
+			_ = message.Respond([]byte(wire.AnswerTaken))
+		})
+		require.NoError(t, err)
+		require.NoError(t, f.NC.FlushTimeout(time.Minute))
+		return got
+	}
+	nc := f.Connect()
+	asks := listen(wire.AnswerSubject(f.Name, protocol.SessionPool, session, call))
+	asked := approval.Asked{Pool: protocol.DefaultPool, Session: session, Call: call}
+	require.NoError(t, approval.Reply(t.Context(), nc, nc, f.Name, asked, protocol.Answer{Action: protocol.ActionDecline}))
+	require.Len(t, asks, 1)
+	waits := listen(wire.ApprovalSubject(f.Name, session, call))
+	require.NoError(t, say(t, nc, f.Name, session, call, protocol.Approval{Granted: true}))
+	require.Len(t, waits, 1)
+	require.Empty(t, heard)
+}
+
+// say answers the question about a call.
+func say(t *testing.T, nc *nats.Conn, fleet protocol.Fleet, session protocol.SessionID, call protocol.CallID, answer protocol.Approval) error {
+	t.Helper()
+	return approval.Say(t.Context(), nc, nc, fleet, approval.Asked{Pool: protocol.DefaultPool, Session: session, Call: call}, answer)
+}
+
+// awaitQuestion waits until a question is put. An answer that makes no sense does not end it.
+func awaitQuestion(t *testing.T, nc *nats.Conn, subject wire.Subject) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		reply, err := nc.Request(subject, []byte(`{"type":"other"}`), time.Second)
+		return err == nil && string(reply.Data) != "taken"
+	}, time.Minute, time.Millisecond)
+}
+
+func TestWaiter_EndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err := approval.Waiter(f.NC, f.Name)(ctx, loop.ApprovalRequest{SessionID: "s", CallID: "c"})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+}
+
+// Questions of two calls at once: each gets its own answer.
+func TestWaiter_TwoQuestionsAtOnce(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	session := protocol.NewSessionID()
+	calls := []protocol.CallID{wire.RandomCallID(), wire.RandomCallID()}
+	answers := make([]chan protocol.Approval, len(calls))
+	wait := approval.Waiter(f.Connect(), f.Name)
+	for i, call := range calls {
+		answers[i] = make(chan protocol.Approval, 1)
+		go func() {
+			answer, err := wait(t.Context(), loop.ApprovalRequest{SessionID: session, CallID: call})
+			if err != nil {
+				t.Error(err)
+			}
+			answers[i] <- answer
+		}()
+	}
+	for i, call := range slices.Backward(calls) {
+		awaitQuestion(t, f.NC, wire.ApprovalSubject(f.Name, session, call))
+		require.NoError(t, say(t, f.NC, f.Name, session, call, protocol.Approval{Granted: i == 0}))
+	}
+	require.True(t, (<-answers[0]).Granted)
+	require.False(t, (<-answers[1]).Granted)
+}
+
+// TestPut_WaitsForAnAnswerThatFits: a person may be slow, wrong, and right in the end.
+func TestPut_WaitsForAnAnswerThatFits(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	asked := approval.Asked{Pool: protocol.SessionPool, Session: protocol.NewSessionID(), Call: wire.RandomCallID()}
+	listening, answered := make(chan struct{}), make(chan protocol.Answer, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	go func() {
+		fits := wire.PersonRequest{Choices: []string{"red", "blue"}}.Fits
+		answer, err := approval.Put(ctx, f.Connect(), f.Name, asked, "1", fits, func() error { close(listening); return nil })
+		if err != nil {
+			t.Error(err)
+		}
+		answered <- answer
+	}()
+	<-listening
+	nc := f.Connect()
+	require.True(t, approval.Asks(ctx, nc, f.Name, asked))
+	require.NoError(t, approval.TakeOn(nc, f.Name, asked, "1"))
+	asked.Pool = protocol.DefaultPool // a session may be answered from any pool
+	for content, says := range map[string]string{
+		``: "an answer needs a content", `{"answer":"green"}`: `answer "green": must be one of red, blue`, `[]`: "an answer needs a content",
+	} {
+		err := approval.Reply(ctx, nc, nc, f.Name, asked, protocol.Answer{Action: protocol.ActionAccept, Content: []byte(content)})
+		require.ErrorIs(t, err, approval.ErrRefused)
+		require.ErrorContains(t, err, says)
+	}
+	err := approval.Reply(ctx, nc, nc, f.Name, asked, protocol.Answer{Question: "2", Action: protocol.ActionDecline})
+	require.ErrorContains(t, err, "another question")
+	require.NoError(t, approval.Reply(ctx, nc, nc, f.Name, asked, protocol.Answer{Action: protocol.ActionAccept, Content: []byte(`{"answer":"blue"}`), By: "ada"}))
+	require.Equal(t, "ada (claimed)", (<-answered).By)
+	require.ErrorIs(t, approval.Say(ctx, nc, nc, f.Name, asked, protocol.Approval{Granted: true}), approval.ErrNotAsked)
+}

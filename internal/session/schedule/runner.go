@@ -1,0 +1,297 @@
+package schedule
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/toolfleet/toolfleet/internal/calls/channel"
+	"github.com/toolfleet/toolfleet/internal/system/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/wire/codes"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Waiting of a runner.
+const (
+	maxWait = time.Minute // at most so long: clocks are set, machines sleep, notices are lost
+	sendFor = 5 * time.Second
+)
+
+// maxStarts bounds the schedules that start at once: one whose pool cannot be reached delays others
+// by sendFor at most.
+const maxStarts = 64
+
+// forgetAfter is how long the mark of a removed record stays. Until then a tool call that was
+// stopped for long does not add its trigger once more.
+const forgetAfter = 24 * time.Hour
+
+// Runner starts the calls of a fleet's schedules. Run it once.
+type Runner struct {
+	Store *Store
+	// Send has the fleet accept a call, which it does not follow. It is called again with the same
+	// call after an error or a crash, and concurrently.
+	Send func(ctx context.Context, call *protocol.Call) error
+	// Judge returns why a call of workers, which is no turn, must not start; nil lets all start.
+	Judge func(ctx context.Context, call *protocol.Call) error
+	// Owner returns the tenant that owns a session, "" for one that does not exist; required where
+	// the store has a signer. A trigger whose session does not exist is removed.
+	Owner func(ctx context.Context, session protocol.SessionID) (protocol.Tenant, error)
+	// Channels has the messages that start calls; nil starts none by messages.
+	Channels *channel.Store
+	Logger   *slog.Logger
+
+	known    map[string]*Schedule
+	removed  []jetstream.KeyValueEntry // marks of removed records, the earliest first
+	lookedAt time.Time                 // when all channels were looked at
+}
+
+// Run starts what is due until ctx ends. Any number of runners may run at once; each time
+// starts once.
+func (r *Runner) Run(ctx context.Context) {
+	for {
+		if err := r.run(ctx); ctx.Err() == nil {
+			r.Logger.WarnContext(ctx, "schedules cannot be watched", slog.Any("error", err))
+		}
+		if !pause.For(ctx, pause.Resume) {
+			return
+		}
+	}
+}
+
+// run is Run with one subscription. It returns when that ends.
+func (r *Runner) run(ctx context.Context) error {
+	sent := make(chan *nats.Msg, 256) // more get lost, and are found within maxWait
+	if r.Channels != nil {
+		subscription, err := r.Channels.Listen("*.*", sent)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = subscription.Unsubscribe() }() // fails only when the connection is closed
+	}
+	before, err := r.Store.last(ctx)
+	if err != nil {
+		return err
+	}
+	watch, err := r.Store.bucket.WatchAll(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = watch.Stop() }() // fails only when the connection is closed
+	r.known, r.removed = map[string]*Schedule{}, nil
+	defer r.Store.index.close()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case entry, open := <-watch.Updates():
+			if !open {
+				return errors.New("the subscription has ended")
+			}
+			if entry == nil { // all that were there at first have come
+				r.Store.index.open(before)
+				break
+			}
+			r.note(ctx, entry)
+		case message := <-sent:
+			r.look(message)
+		case <-timer.C:
+		}
+		if len(watch.Updates()) == 0 && len(sent) == 0 {
+			timer.Reset(r.startDue(ctx))
+			r.forget(ctx)
+		}
+	}
+}
+
+// note keeps the latest record of a schedule.
+func (r *Runner) note(ctx context.Context, entry jetstream.KeyValueEntry) {
+	s, err := (*Schedule)(nil), error(nil)
+	if entry.Operation() == jetstream.KeyValuePut {
+		s, err = decode(entry.Key(), entry.Value(), entry.Revision())
+	}
+	r.Store.index.note(entry.Key(), s, entry.Revision())
+	if last := r.known[entry.Key()]; last != nil && last.revision >= entry.Revision() {
+		return
+	}
+	delete(r.known, entry.Key())
+	if entry.Operation() != jetstream.KeyValuePut {
+		r.removed = append(r.removed, entry)
+		return
+	}
+	if err == nil {
+		err = r.Store.checkSigned(s)
+	}
+	if err != nil {
+		r.Logger.WarnContext(ctx, "a schedule cannot be started", slog.Any("error", err))
+		return
+	}
+	r.known[s.Name] = s
+}
+
+// look notes that a channel has a message.
+func (r *Runner) look(message *nats.Msg) {
+	name, _, _ := wire.PartsOfMessage(message.Subject)
+	for _, s := range r.known {
+		if s.Channel == name {
+			s.looked, s.wakes = false, time.Time{}
+		}
+	}
+}
+
+// forget deletes marks of removed records that are old.
+func (r *Runner) forget(ctx context.Context) {
+	for len(r.removed) > 0 && time.Since(r.removed[0].Created()) > forgetAfter {
+		if err := r.Store.forget(ctx, r.removed[0]); err != nil {
+			r.Logger.DebugContext(ctx, "a removed schedule is not forgotten", slog.Any("error", err))
+		}
+		r.removed = r.removed[1:]
+	}
+}
+
+// startDue starts what is due, and returns how long to wait for the next time.
+func (r *Runner) startDue(ctx context.Context) time.Duration {
+	now, wait, sleeps := time.Now(), maxWait, maxWait
+	again := now.Sub(r.lookedAt) >= maxWait
+	if again {
+		r.lookedAt = now
+	}
+	var mu sync.Mutex
+	var starts errgroup.Group
+	starts.SetLimit(maxStarts)
+	for name, s := range r.known {
+		if s.Paused {
+			continue
+		}
+		if !again && now.Before(s.wakes) {
+			sleeps = min(sleeps, s.wakes.Sub(now))
+			continue
+		}
+		s.looked = s.looked && !again
+		starts.Go(func() error {
+			until := pause.Resume
+			if err := r.start(ctx, s); err == nil {
+				until = maxWait
+				if next := s.Next(time.Now(), 1); len(next) > 0 {
+					until = time.Until(next[0])
+				}
+			} else if !changedMeanwhile(err) { // by another coordinator: its record is on its way
+				r.Logger.WarnContext(ctx, "a schedule's call cannot be started", slog.String("schedule", name), slog.Any("error", err))
+			}
+			s.wakes = now.Add(min(until, maxWait))
+			mu.Lock()
+			wait = min(wait, until)
+			mu.Unlock()
+			return nil
+		})
+	}
+	_ = starts.Wait() // they return none
+	maps.DeleteFunc(r.known, func(_ string, s *Schedule) bool { return s.ended })
+	return max(min(wait, sleeps), 0)
+}
+
+// start sends the calls of one schedule that are due, and moves its last time on or removes it.
+func (r *Runner) start(ctx context.Context, s *Schedule) error {
+	times, last, err := r.due(ctx, s)
+	if err != nil || last.IsZero() {
+		return err
+	}
+	if err := r.Store.unchanged(ctx, s); err != nil { // this process may have been stopped or cut off
+		return err
+	}
+	if s.By != "" && r.Owner != nil { // else the coordinator that runs the turn finds that out
+		switch owner, err := r.Owner(ctx, s.Call.SessionID); {
+		case err != nil:
+			return err
+		case owner == "": // a turn of it has set the trigger while the session was removed
+			return r.end(ctx, s)
+		}
+	}
+	for _, t := range times {
+		call := s.At(t)
+		refusal, err := r.judged(ctx, s, &call)
+		if err != nil {
+			return err
+		}
+		if refusal != nil { // as at every attempt, while the rules are these
+			r.Logger.WarnContext(ctx, "a schedule's call is not allowed and was skipped", slog.String("schedule", s.Name), slog.Time("time", t), slog.Any("error", refusal))
+			continue
+		}
+		about := []any{slog.String("schedule", s.Name), slog.Time("time", t), slog.String("session_id", string(call.SessionID)), slog.String("call_id", string(call.ID))}
+		err = r.send(ctx, &call)
+		if refused, is := errors.AsType[*protocol.Error](err); is && refused.Code == codes.PayloadTooLarge { // as at every attempt
+			r.Logger.WarnContext(ctx, "a schedule's call is too large and was skipped", append(about, slog.Any("error", err))...)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		r.Logger.InfoContext(ctx, "schedule started a call", about...)
+	}
+	if s.single() {
+		return r.end(ctx, s)
+	}
+	moved := *s
+	moved.Last = last
+	if err := r.Store.update(ctx, &moved); err != nil {
+		return err
+	}
+	*s = moved
+	return nil
+}
+
+// end removes a schedule that starts nothing any more.
+func (r *Runner) end(ctx context.Context, s *Schedule) error {
+	err := r.Store.bucket.Delete(ctx, s.Name, jetstream.LastRevision(s.revision))
+	s.ended = err == nil
+	return err
+}
+
+// judged returns why a call must not start. What turns do is judged when they do it.
+func (r *Runner) judged(ctx context.Context, s *Schedule, call *protocol.Call) (refusal, err error) {
+	if s.bound && s.KeepSession {
+		owner, err := r.Owner(ctx, call.SessionID)
+		if err != nil || owner == "" || owner == wire.DefaultTenant {
+			return nil, err
+		}
+		return fmt.Errorf("session %s belongs to tenant %s, and the schedule is not signed; add it again with the key of this coordinator (--sign-key)", call.SessionID, owner), nil
+	}
+	if r.Judge == nil || s.isTurn() {
+		return nil, nil
+	}
+	return r.Judge(ctx, call), nil
+}
+
+func (r *Runner) send(ctx context.Context, call *protocol.Call) error {
+	ctx, cancel := context.WithTimeout(ctx, sendFor)
+	defer cancel()
+	return r.Send(ctx, call)
+}
+
+// due is [Schedule.due], now, also of schedules that wait for a message.
+func (r *Runner) due(ctx context.Context, s *Schedule) (start []time.Time, last time.Time, err error) {
+	now := time.Now()
+	switch {
+	case s.Channel == "":
+		start, last = s.due(now)
+		return start, last, nil
+	case s.looked || r.Channels == nil:
+		return nil, time.Time{}, nil
+	}
+	message, err := r.Channels.Next(ctx, s.Channel, s.Call.SessionID, s.After)
+	if err != nil || message == nil {
+		s.looked = err == nil
+		return nil, time.Time{}, err
+	}
+	return []time.Time{now}, now, nil
+}

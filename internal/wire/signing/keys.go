@@ -1,0 +1,199 @@
+package signing
+
+import (
+	"cmp"
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/mod/sumdb/tlog"
+
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/wire/codes"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// readAgain is the least time between two looks whether the file of keys has changed.
+const readAgain = time.Second
+
+// Keys checks signatures with the public keys of a file. It is safe for concurrent use.
+type Keys struct {
+	file string  // "" of a coordinator without one
+	own  *Signer // nil of a worker
+
+	mu     sync.Mutex
+	keys   map[string]trusted // by their ids
+	roots  map[signed]bool    // that are known to be signed; bounded by maxRoots
+	stamp  time.Time          // of the file
+	looked time.Time
+}
+
+// trusted is a key, and the tenant whose calls alone it signs; "" is any.
+type trusted struct {
+	ed25519.PublicKey
+
+	tenant protocol.Tenant
+}
+
+// tenantHeader is the header of a PEM block that names the tenant of its key.
+const tenantHeader = "Tenant"
+
+// signed is the root of a batch, and whose key has signed it.
+type signed struct {
+	id   string
+	root tlog.Hash
+}
+
+const maxRoots = 4096
+
+// Open reads public keys: PEM with a block for each, as "openssl pkey -pubout" writes it. Several
+// are there while keys change. The file is read again when it has changed; while it cannot be read,
+// the keys are those of before. A block with a header "Tenant: acme" is a key of that tenant, which
+// signs no calls of others.
+func Open(file string) (*Keys, error) {
+	k := &Keys{file: file}
+	return k, k.read()
+}
+
+// OpenFor is Open for a coordinator, which also trusts its own key: no tenant is bound to it. With
+// no file, "", calls that other keys or none have signed count as those of the default tenant.
+func OpenFor(own *Signer, file string) (*Keys, error) {
+	k := &Keys{file: file, own: own, roots: map[signed]bool{}}
+	if file == "" {
+		return k, nil
+	}
+	return k, k.read()
+}
+
+func (k *Keys) read() error {
+	info, statErr := os.Stat(k.file) // first: what is written meanwhile has another time
+	blocks, err := read(k.file, publicBlock)
+	if err = cmp.Or(err, statErr); err != nil {
+		return err
+	}
+	keys := map[string]trusted{}
+	for i, block := range blocks {
+		parsed, err := x509.ParsePKIXPublicKey(block.Bytes)
+		if err != nil {
+			return fmt.Errorf("%s: key %d: %w", k.file, i+1, err)
+		}
+		key, ok := parsed.(ed25519.PublicKey)
+		if !ok {
+			return fmt.Errorf("%s: key %d is of type %T: must be of Ed25519 (openssl genpkey -algorithm ed25519)", k.file, i+1, parsed)
+		}
+		tenant := protocol.Tenant(block.Headers[tenantHeader])
+		if _, err := protocol.ParseTenant(string(tenant)); tenant != "" && err != nil {
+			return fmt.Errorf("%s: key %d: %w", k.file, i+1, err)
+		}
+		keys[idOf(key)] = trusted{key, tenant}
+	}
+	k.keys, k.stamp, k.roots = keys, info.ModTime(), map[signed]bool{}
+	return nil
+}
+
+// key returns the key of an id, nil when there is none, and whether it is known to have signed.
+func (k *Keys) key(s signed) (key trusted, known bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.own != nil && s.id == k.own.id {
+		return trusted{PublicKey: k.own.key.Public().(ed25519.PublicKey)}, k.roots[s] //nolint:errcheck,forcetypeassert // documented
+	}
+	if k.file != "" && time.Since(k.looked) >= readAgain {
+		k.looked = time.Now()
+		if info, err := os.Stat(k.file); err == nil && !info.ModTime().Equal(k.stamp) {
+			_ = k.read() // a file that is being written is there in a moment
+		}
+	}
+	return k.keys[s.id], k.roots[s]
+}
+
+// remember notes that a key has signed.
+func (k *Keys) remember(s signed) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.roots) >= maxRoots {
+		clear(k.roots)
+	}
+	if k.keys[s.id].PublicKey != nil || k.own != nil && s.id == k.own.id { // it may have gone meanwhile
+		k.roots[s] = true
+	}
+}
+
+// Check returns no error for a call that one of the keys has signed when it was enqueued: value is
+// its [wire.HeaderSigned], and stored the server's time when it was enqueued. Else the error has
+// the code [codes.NotSigned]. bound is the tenant to which the signer is bound, "" of one that may
+// act for every tenant.
+func (k *Keys) Check(fleet protocol.Fleet, value string, body []byte, stored time.Time) (bound protocol.Tenant, _ *protocol.Error) {
+	if k.own != nil && k.file == "" && !strings.HasPrefix(value, k.own.id+" ") {
+		return wire.DefaultTenant, isOf(body, wire.DefaultTenant, "is not signed with a key that this coordinator trusts (serve --call-keys)")
+	}
+	key, fault := k.signer(fleet, value, body, stored)
+	if fault == nil && key.tenant != "" {
+		fault = isOf(body, key.tenant, "is signed with a key of tenant "+string(key.tenant))
+	}
+	return key.tenant, fault
+}
+
+func notSigned(format string, args ...any) *protocol.Error {
+	return protocol.Errorf(codes.NotSigned, format+"; it was not run", args...)
+}
+
+// isOf returns an error unless a call names the tenant to which its signer is bound.
+func isOf(body []byte, bound protocol.Tenant, signed string) *protocol.Error {
+	var call struct {
+		Tenant protocol.Tenant `json:"tenant"`
+	}
+	if err := json.Unmarshal(body, &call); err != nil {
+		return notSigned("the call cannot be checked: %v", err)
+	}
+	if of := cmp.Or(call.Tenant, wire.DefaultTenant); of != bound {
+		return notSigned("the call belongs to tenant %s, and %s", of, signed)
+	}
+	return nil
+}
+
+// signer returns the key that has signed a call.
+func (k *Keys) signer(fleet protocol.Fleet, value string, body []byte, stored time.Time) (trusted, *protocol.Error) {
+	fault := func(format string, args ...any) (trusted, *protocol.Error) {
+		return trusted{}, notSigned(format, args...)
+	}
+	if value == "" {
+		fault := notSigned("the call is not signed, and the worker runs only signed calls (--call-keys)")
+		fault.Message += ". Its sender needs the private key: --sign-key FILE, or " + PrivateFile + " next to the file of --creds; " + madeBeside(PrivateFile)
+		return trusted{}, fault
+	}
+	s, err := parse(value)
+	if err != nil {
+		return fault("the call cannot be checked: %v", err)
+	}
+	root := signed{s.id, s.root}
+	key, known := k.key(root)
+	if key.PublicKey == nil {
+		fault := notSigned("the call is signed with key %.16q, which the worker does not trust (--call-keys)", s.id)
+		fault.Message += ". Sign with the key of one of these, or add the public key to their file: openssl pkey -in " + PrivateFile + " -pubout"
+		return trusted{}, fault
+	}
+	if tlog.CheckRecord(s.proof, s.size, s.root, s.index, tlog.RecordHash(message(fleet, s.at, body))) != nil {
+		return fault("the signature of the call does not match its content")
+	}
+	if !known {
+		if !ed25519.Verify(key.PublicKey, rooted(s.root), s.sig) {
+			return fault("the signature of the call does not match its key")
+		}
+		k.remember(root)
+	}
+	millis, err := strconv.ParseInt(s.at, 10, 64)
+	if err != nil {
+		return fault("the call cannot be checked: %v", errForm)
+	}
+	if apart := stored.Sub(time.UnixMilli(millis)).Abs(); apart > Window {
+		return fault("the call was signed %s from the time at which it was enqueued; at most %s are allowed: clocks differ, or it is a copy", apart.Round(time.Second), Window)
+	}
+	return key, nil
+}
