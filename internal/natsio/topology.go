@@ -227,7 +227,7 @@ func (t Topology) sized(ctx context.Context, js jetstream.JetStream, stream stri
 			return fmt.Errorf("%w; or choose a smaller --stream-size", err)
 		default:
 			if size = 0; t.Logger != nil {
-				t.Logger.WarnContext(ctx, "the servers have no room to reserve (max_file_store), so a stream that workers fill has no limit; --stream-size sets smaller ones for a new fleet",
+				t.Logger.InfoContext(ctx, "the servers have no room to reserve (max_file_store), so a stream that workers fill has no limit; --stream-size sets smaller ones for a new fleet",
 					slog.String("stream", stream), slog.Any("error", err))
 			}
 		}
