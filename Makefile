@@ -35,13 +35,13 @@ WAITING  := -p $(shell echo $$(( $(CORES) * 2 + 1 ))) -parallel $(shell echo $$(
 # long, and what they are made of is tested with it. Likewise what mostly parses, and what has no goroutines of its own:
 # what uses it is tested with it, too. So they are compiled once, as the binaries are. What takes longest comes first.
 APART    := test/integration test/firsthour cmd test examples deploy \
-	internal/workspace/backup internal/cli/doctor internal/inplace/gitguard internal/inplace internal/judge internal/lane/core internal/model/media \
+	internal/workspace/backup internal/cli/doctor internal/inplace/gitguard internal/judge internal/lane/core internal/model/media \
 	internal/system/memory internal/model internal/modeltext/modelpath internal/system/mountinfo test/npmtest internal/modeltext/plain \
 	internal/modeltext/prose internal/system/regular internal/modeltext/render pkg/tools/policy/internal/shell internal/worker/webfetch internal/wire internal/worker/kinds \
 	internal/worker/spool internal/cli/workercmd pkg/protocol pkg/tools $(addprefix internal/sandbox/,driver files isolation \
 	landlock lines removal internal/calls internal/confine internal/gitignore internal/scratch internal/wire)
 APARTS   := ($(shell echo $(APART) | tr ' ' '|'))(/|$$)
-LONGEST  := $(addprefix ./internal/,calls lane sandbox/ns mcpserver natsio worker sandbox/snapshot)
+LONGEST  := $(addprefix ./internal/,calls lane sandbox/ns mcp/mcpserver natsio worker sandbox/snapshot)
 # Nor with the detector: tests that move much data, that fill a fleet, that need a worker's answer within 75 ms, or that
 # run three servers in their process. They take eight times as long with it, and it sees the same code in the others.
 # PKG=./internal/lane runs them all with it. Their times mean less beside many others, so fewer run at once.
