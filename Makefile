@@ -45,7 +45,7 @@ LONGEST  := $(addprefix ./internal/,calls lane sandbox/ns mcp/mcpserver natsio w
 # Nor with the detector: tests that move much data, that fill a fleet, that need a worker's answer within 75 ms, or that
 # run three servers in their process. They take eight times as long with it, and it sees the same code in the others.
 # PKG=./internal/lane runs them all with it. Their times mean less beside many others, so fewer run at once.
-HEAVY     = Test(Cluster|Prefer|Fact|Keep|ResultRead|Toolsets|Command_OfVery|Limits_HoldWhile|Later_Many|Drain_WhatIsOn|Dispatch_Spans|Flood_|Memory_DoesNotGrow|Reader_EndsSoon|Save_EachChange|AsNobody$$|Server_GivesMemory|\w*(ADeepLane|ADeepStream|OnThreeServers|AFloodDelays|BehindAFlood|Thousands|ManyFutures|ManyHeld|TooLargeForTheFleet|TooLargeIsRejected))
+HEAVY     = Test(Cluster|Redeliver_OutlivesTheLeader|Prefer|Fact|Keep|ResultRead|Toolsets|Command_OfVery|Limits_HoldWhile|Later_Many|Drain_WhatIsOn|Dispatch_Spans|Flood_|Memory_DoesNotGrow|Reader_EndsSoon|Save_EachChange|AsNobody$$|Server_GivesMemory|\w*(ADeepLane|ADeepStream|OnThreeServers|AFloodDelays|BehindAFlood|Thousands|ManyFutures|ManyHeld|TooLargeForTheFleet|TooLargeIsRejected))
 HEAVY_IN  = $$(grep -rlE --include='*_test.go' '^func $(HEAVY)' internal pkg | xargs -n1 dirname | sort -u | grep -vE '^$(APARTS)' | sed 's,^,./,')
 PACKAGES  = $(if $(filter ./...,$(PKG)),$(LONGEST) $$(go list ./... | grep -vE '^([^/]+/){3}$(APARTS)'),$(PKG))
 MODULES  := . tools deploy/compose/check deploy/kubernetes/check

@@ -23,7 +23,7 @@ func TestDispatch_SaysThatAStreamIsGone(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			err := r.dispatcher.Dispatch(ctx, newCalls(1), func(u loop.Update) {
-				if u.State == loop.StateQueued {
+				if u.State == loop.StateQueued && u.Waits == "" {
 					require.NoError(t, r.JS.DeleteStream(t.Context(), stream))
 				}
 			})
@@ -50,7 +50,7 @@ func TestDispatch_WhatIsLostWithAStreamIsUnknown(t *testing.T) {
 	calls := newCalls(1)
 	o := &told{t: t}
 	require.NoError(t, r.dispatcher.Dispatch(ctx, calls, func(u loop.Update) {
-		if o.observe(u); u.State == loop.StateQueued {
+		if o.observe(u); u.State == loop.StateQueued && u.Waits == "" {
 			remake(wire.CallsStream(r.Name))
 		}
 	}))
@@ -65,7 +65,7 @@ func TestDispatch_WhatIsLostWithAStreamIsUnknown(t *testing.T) {
 	calls = newCalls(1)
 	o = &told{t: t}
 	require.NoError(t, r.dispatcher.Dispatch(ctx, calls, func(u loop.Update) {
-		if o.observe(u); u.State == loop.StateQueued {
+		if o.observe(u); u.State == loop.StateQueued && u.Waits == "" {
 			remake(wire.ResultsStream(r.Name))
 			r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
 		}

@@ -30,7 +30,7 @@ func TestStreams_WhoWritesVeryMuchIsReadSlowly(t *testing.T) {
 	streams.Finish(time.Minute)
 	require.Greater(t, time.Since(start), 3500*time.Millisecond)
 	got := out.Captured(sandbox.Stdout)
-	require.Greater(t, got.Throttled, 3*time.Second)
+	require.Greater(t, got.Throttled, time.Second/2) // a busy machine reads slowly by itself
 	require.Less(t, got.Throttled, time.Since(start))
 	require.EqualValues(t, 3*much+4, got.Total)
 	require.Contains(t, string(got.Data), "end\n")
