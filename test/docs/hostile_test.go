@@ -119,7 +119,7 @@ var opened = map[string]use{
 	"internal/worker/background/process.go":             {1, own},
 	"internal/worker/checkpoint/commit.go":              {1, root},
 	"internal/worker/checkpoint/directory.go":           {5, root + "; " + own},
-	"internal/worker/kinds/fork.go":                     {2, root + ", and " + own},
+	"internal/worker/kinds/fork.go":                     {1, root},
 	"internal/worker/kinds/shell.go":                    {1, own},
 	"internal/worker/kinds/workspace.go":                {1, root},
 	"internal/mcp/login/store.go":                       {1, own},

@@ -100,19 +100,25 @@ func workspaceMerge(ctx context.Context, a *Attempt, p wire.WorkspaceMerge) (_ p
 
 // readMerged reads the checkpoint of each fork that was merged last.
 func readMerged(path string) (merged map[string]uint64, err error) {
-	merged = map[string]uint64{}
-	body, err := os.ReadFile(path)
+	body, err := regular.Read(path, maxMergedBytes)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return merged, nil
+		err = nil
 	case err == nil:
 		err = json.Unmarshal(body, &merged)
+	}
+	if merged == nil { // without a file, or in one that says null
+		merged = map[string]uint64{}
 	}
 	return merged, err
 }
 
-// maxMerged bounds the forks that a workspace notes: each sub-agent on a fork is one.
-const maxMerged = 1000
+const (
+	// maxMerged bounds the forks that a workspace notes: each sub-agent on a fork is one.
+	maxMerged = 1000
+	// maxMergedBytes bounds the file; each fork takes much less than 1 KiB of it.
+	maxMergedBytes = 1 << 20
+)
 
 // noteMerged notes the checkpoint of a fork that was merged, in the place of the oldest one if
 // there are too many.

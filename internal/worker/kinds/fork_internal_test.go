@@ -34,4 +34,9 @@ func TestMerged_IsBoundedAndWhole(t *testing.T) {
 	read, err := readMerged(path)
 	require.NoError(t, err)
 	require.Equal(t, map[string]uint64{"f": 7}, read)
+	require.NoError(t, os.WriteFile(path, []byte("null"), 0o600))
+	read, err = readMerged(path)
+	require.NoError(t, err)
+	noteMerged(read, "f", 8)
+	require.Equal(t, map[string]uint64{"f": 8}, read)
 }
