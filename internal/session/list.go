@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/session/journal"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
@@ -256,17 +257,13 @@ func (r *Reader) ids(ctx context.Context) ([]protocol.SessionID, error) {
 		ids = append(ids, r.owner(subject))
 	}
 	err = natsio.EachFrom(ctx, r.events, short, 0, true, func(msg jetstream.Msg) error {
-		if !isRecord(msg) {
+		if !journal.IsRecord(msg.Headers()) {
 			ids = append(ids, r.owner(msg.Subject()))
 		}
 		return nil
 	})
 	return ids, err
 }
-
-// isRecord reports whether a message is the record of a session that was removed. Only these
-// messages of journals have an age of their own.
-func isRecord(msg jetstream.Msg) bool { return msg.Headers().Get(jetstream.MsgTTLHeader) != "" }
 
 // owner is whose journal a subject is.
 func (r *Reader) owner(subject string) protocol.SessionID {
@@ -296,7 +293,7 @@ func (r *Reader) changed(ctx context.Context, ids []protocol.SessionID, limit in
 	latest := make(map[protocol.SessionID]change, min(len(ids), tail*limit))
 	note := func(msg jetstream.Msg) error {
 		about, err := msg.Metadata()
-		if id := r.owner(msg.Subject()); err == nil && isRecord(msg) {
+		if id := r.owner(msg.Subject()); err == nil && journal.IsRecord(msg.Headers()) {
 			delete(latest, id)
 		} else if err == nil {
 			latest[id] = change{id: id, at: about.Timestamp, last: about.Sequence.Stream}

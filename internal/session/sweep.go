@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/session/journal"
 	"github.com/toolfleet/toolfleet/internal/session/schedule"
 	"github.com/toolfleet/toolfleet/internal/session/serve"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -116,7 +117,7 @@ func (s *Sweeper) ofClients(ctx context.Context, r *Reader, before time.Time) (s
 	err = natsio.EachLast(ctx, r.main.JS, r.events, []string{wire.EventSubject(r.fleet, "*")}, true, func(msg jetstream.Msg) error {
 		about, err := msg.Metadata()
 		id := r.owner(msg.Subject())
-		if err == nil && about.Timestamp.Before(before) && !isRecord(msg) && s.stays[id] != about.Sequence.Stream {
+		if err == nil && about.Timestamp.Before(before) && !journal.IsRecord(msg.Headers()) && s.stays[id] != about.Sequence.Stream {
 			old = append(old, change{id: id, at: about.Timestamp, last: about.Sequence.Stream})
 		}
 		return err

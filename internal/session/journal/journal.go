@@ -98,16 +98,15 @@ func (j *Journal) load(ctx context.Context, session protocol.SessionID) (loop.Hi
 		}
 		history.Events = append(history.Events, events...)
 		history.Last = msg.Sequence
-		if isRecord(events) {
+		if IsRecord(msg.Header) && len(events) == 1 && events[0].Status == loop.RemovalCompleted {
 			history.Events, history.Removed = nil, loop.Removal{Sequence: msg.Sequence, At: events[0].Time}
 		}
 	}
 }
 
-// isRecord reports whether a message is the record of [Journal.Forget].
-func isRecord(events []loop.Event) bool {
-	return len(events) == 1 && events[0].Type == loop.EventRemoved && events[0].Status == loop.RemovalCompleted
-}
+// IsRecord reports by its headers whether a message is the record of [Journal.Forget]. No other
+// message of a journal has an age of its own.
+func IsRecord(header nats.Header) bool { return header.Get(jetstream.MsgTTLHeader) != "" }
 
 // message reads the first message of a session at or behind a sequence.
 func (j *Journal) message(ctx context.Context, session protocol.SessionID, from uint64) (*jetstream.RawStreamMsg, error) {
@@ -236,7 +235,11 @@ func (j *Journal) Mark(ctx context.Context, session protocol.SessionID) error {
 // isMark reports whether a message has the mark of a removal that was not completed.
 func isMark(msg *jetstream.RawStreamMsg) bool {
 	var events []loop.Event
-	return json.Unmarshal(msg.Data, &events) == nil && len(events) > 0 && events[len(events)-1].Type == loop.EventRemoved && !isRecord(events)
+	if json.Unmarshal(msg.Data, &events) != nil || len(events) == 0 {
+		return false
+	}
+	last := &events[len(events)-1]
+	return last.Type == loop.EventRemoved && last.Status != loop.RemovalCompleted
 }
 
 // MarkBehind is [Journal.Mark] unless the session was extended since it was read: then the error
@@ -311,7 +314,7 @@ var ErrBegunAgain = errors.New("another process has completed the removal, and t
 func (j *Journal) Removing(ctx context.Context, session protocol.SessionID) (mark uint64, err error) {
 	last, err := j.last(ctx, session)
 	switch {
-	case err != nil || last == nil || last.Header.Get(jetstream.MsgTTLHeader) != "":
+	case err != nil || last == nil || IsRecord(last.Header):
 		return 0, err
 	case !isMark(last):
 		return 0, ErrBegunAgain
@@ -372,7 +375,7 @@ func (j *Journal) CheckCall(ctx context.Context, session protocol.SessionID) err
 		return nil // see above
 	case isMark(last):
 		return codes.As(codes.ErrNotFound, fmt.Errorf("session %s is being removed (session rm completes that): use another --session", session))
-	case last.Header.Get(jetstream.MsgTTLHeader) != "":
+	case IsRecord(last.Header):
 		return codes.As(codes.ErrNotFound, fmt.Errorf("session %s was removed: use another --session, or begin it again with run or submit", session))
 	default:
 		return nil
@@ -392,7 +395,7 @@ func (j *Journal) messages(ctx context.Context, session protocol.SessionID) (n u
 	}
 	n = info.State.Subjects[subject]
 	first, err := j.message(ctx, session, 1)
-	if err == nil && first.Header.Get(jetstream.MsgTTLHeader) != "" {
+	if err == nil && IsRecord(first.Header) {
 		n--
 	}
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
