@@ -47,11 +47,14 @@ func (c *contextAdd) run(context.Context, program) error {
 	}
 	flags := map[string]any{"fleet": c.Fleet}
 	for flag, file := range map[string]string{"creds": c.Creds, "tls-ca": c.TLS.CA, "tls-cert": c.TLS.Cert, "tls-key": c.TLS.Key, "sign-key": cmp.Or(c.SignKey, signing.Beside(c.Creds))} {
-		if path, err := filepath.Abs(file); err != nil {
-			return err
-		} else if file != "" {
-			flags[flag] = path
+		if file == "" {
+			continue
 		}
+		path, err := filepath.Abs(file)
+		if err != nil {
+			return err
+		}
+		flags[flag] = path
 	}
 	for pool, file := range c.PoolCreds {
 		path, err := filepath.Abs(file)

@@ -103,8 +103,8 @@ func (d *Dispatcher) judge(ctx context.Context, call *protocol.Call, a attempt, 
 	case !mine && a.lost == "": // its result, or the start of another attempt, is on its way
 	case !mine || owner.Left == 0 && owner.Beat == a.late:
 		a.over, a.lacks, a.next = true, "", time.Now().Add(waitsAgain)
-		if lacks := Lacking(ctx, d.nc, d.fleet, call.Pool); lacks != nil {
-			a.lacks = lacks(lane.NeedOf(call))
+		if missing := Lacking(ctx, d.nc, d.fleet, call.Pool); missing != nil {
+			a.lacks = missing(lane.NeedOf(call))
 		}
 		next := "another " + who + " takes over"
 		if call.Delivery == protocol.AtMostOnce {

@@ -120,24 +120,24 @@ func (t *table) askForWorkers(now time.Time, calls []*Handle) {
 
 // reportUnmet reports what calls wait for if no worker can run them, or that they run.
 func (t *table) reportUnmet(ctx context.Context, waiting []*Handle) {
-	lacking := map[protocol.Pool]func(lane.Need) string{}
+	pools := map[protocol.Pool]func(lane.Need) string{}
 	for _, h := range waiting {
 		frame := t.d.started(ctx, h.Call)
-		lacks, asked := lacking[h.Call.Pool]
+		missing, asked := pools[h.Call.Pool]
 		if frame == nil && !asked {
-			lacks = Lacking(ctx, t.d.nc, t.d.fleet, h.Call.Pool)
-			lacking[h.Call.Pool] = lacks
+			missing = Lacking(ctx, t.d.nc, t.d.fleet, h.Call.Pool)
+			pools[h.Call.Pool] = missing
 		}
 		why := ""
-		if frame == nil && lacks != nil {
-			why = lacks(lane.NeedOf(h.Call))
+		if frame == nil && missing != nil {
+			why = missing(lane.NeedOf(h.Call))
 		}
 		t.mu.Lock()
 		switch {
 		case h.state == handleDone:
 		case frame != nil:
 			t.progressed(h, frame)
-		case lacks != nil:
+		case missing != nil:
 			t.waitsFor(h, why)
 		}
 		t.mu.Unlock()

@@ -127,8 +127,8 @@ func NotSent(err error) error {
 }
 
 // UntilKnown makes a write until its outcome is known, and returns nil when it is stored. A try has
-// 5 s. The write must be one that may be made twice: on a condition
-// that the first message breaks, with an id for the server, or of a content that replaces itself.
+// 5 s. The write must be one that may be made twice: on a condition that the first message breaks,
+// with an id for the server, or of a content that replaces itself.
 //
 // When a try is refused after one of unknown outcome, isThere finds out whether the earlier one was
 // stored; with nil that stays unknown, and so it does if no server has answered the later one: the

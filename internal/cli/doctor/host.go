@@ -153,8 +153,6 @@ func (h host) cgroup() Check {
 	return unusable("cgroup v2", err, "memory is checked, not enforced")
 }
 
-// openFiles looks whether one sandbox could use up the number of open files that the host has for
-// everybody but root.
 // disk compares what is free with what a server of this host reserves there.
 func (h host) disk() Check {
 	dir, free, err := h.free()
@@ -174,6 +172,8 @@ func (h host) disk() Check {
 	return c
 }
 
+// openFiles looks whether one sandbox could use up the number of open files that the host has for
+// all users but root.
 func (h host) openFiles() Check {
 	c := Check{Name: "open files", State: OK, Found: "enough of them"}
 	const one = isolation.DefaultProcesses * isolation.DefaultOpenFiles
