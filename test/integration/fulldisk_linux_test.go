@@ -48,7 +48,7 @@ func programOnDisk(t *testing.T, program string, args func(dir string) []string)
 		processtest.Unavailable(t, "no process here has users and mounts of its own, so no disk is full: "+probe.stderr)
 	}
 	wrapped := append(append(private, smallDisk, "sh", d.dir, d.control, program), args(d.dir)...)
-	return start(t, "unshare", launch{args: wrapped}), d
+	return start(t, "unshare", launch{args: wrapped, group: true}), d
 }
 
 func exists(path string) bool {

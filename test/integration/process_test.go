@@ -36,6 +36,7 @@ type launch struct {
 	args  []string
 	env   []string // beside PATH, HOME and TMPDIR
 	stdin string
+	group bool // the processes that it starts end with it when the test does
 }
 
 // start runs a binary until it ends, or the test does.
@@ -54,6 +55,9 @@ func start(tb testing.TB, binary string, l launch) *process {
 	cmd.Stdout, cmd.Stderr = p.stdout, p.stderr
 	cmd.WaitDelay = 30 * time.Second
 	dieWithTests(cmd)
+	if l.group {
+		cmd.SysProcAttr.Setpgid = true
+	}
 	require.NoError(tb, cmd.Start())
 	go func() {
 		p.failed = cmd.Wait()
@@ -61,6 +65,9 @@ func start(tb testing.TB, binary string, l launch) *process {
 	}()
 	tb.Cleanup(func() {
 		_ = cmd.Process.Kill() // it may have ended
+		if l.group {
+			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		}
 		<-p.exited
 		if strings.Contains(p.stderr.String(), "DATA RACE") {
 			tb.Error("the race detector found something")
