@@ -304,7 +304,7 @@ func (r Removal) Outlived(madeAfter uint64, at time.Time) bool {
 	if madeAfter > 0 {
 		return r.Sequence > madeAfter
 	}
-	return r.Sequence > 0 && !at.IsZero() && at.Before(r.At)
+	return r.Sequence > 0 && !at.IsZero() && !at.After(r.At)
 }
 
 // Whole returns the history of what a journal stores: without the attempts at a fork or an import

@@ -136,6 +136,8 @@ type run struct {
 	mu     sync.Mutex
 	scenes []*scene
 	at     map[*scene]bool // those that run
+	ended  int
+	failed int // of those that have ended
 }
 
 // watch says every minute which cases run, by the machine's own clock.
@@ -148,7 +150,7 @@ func (r *run) watch(ctx context.Context, t *testing.T) {
 			names = append(names, s.name)
 		}
 		slices.Sort(names)
-		_, _ = fmt.Fprintf(os.Stderr, "%d cases have begun; of these run: %.1000s\n", len(r.scenes), strings.Join(names, " "))
+		_, _ = fmt.Fprintf(os.Stderr, "%d cases have ended, %d of them failed; these run: %.1000s\n", r.ended, r.failed, strings.Join(names, " "))
 		r.mu.Unlock()
 	}
 }
@@ -172,6 +174,11 @@ func (r *run) each(t *testing.T, names []string, play func(tb testing.TB, i int)
 			})
 			r.mu.Lock()
 			delete(r.at, s)
+			r.ended++
+			if s.failed {
+				r.failed++
+				_, _ = fmt.Fprintf(os.Stderr, "--- FAILED: %s\n%s\n", s.name, s.log.String())
+			}
 			r.mu.Unlock()
 			<-places
 		})
@@ -390,6 +397,9 @@ func (w *world) requireLaws(tb testing.TB, c *crash, session protocol.SessionID)
 	p := w.process(tb, c.operation, w.end, session)
 	history, err := w.client.Sessions("").Log(tb.Context(), session)
 	if c.operation.gone || c.then == removes {
+		if err == nil {
+			logEvents(tb, history)
+		}
 		require.ErrorIs(tb, err, fleet.ErrNotFound, "the session is there again")
 		left, err := w.schedules.Of(tb.Context(), session)
 		require.NoError(tb, err)
