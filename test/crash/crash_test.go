@@ -305,6 +305,7 @@ func (w *world) first(tb testing.TB, c *crash, session protocol.SessionID, meanw
 	}
 	switch {
 	case c.fault.kills():
+		time.Sleep(time.Nanosecond) // the time is virtual: it passes when the server has stored what it was sent
 		kill(errKilled)
 		nc.Close() // it would be made again for ever
 		tb.Log("the process ended:", <-done)
