@@ -128,7 +128,7 @@ func TestResultRead_Media(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, mediaType, shown)
 		require.Equal(t, data, string(content))
-		require.Contains(t, render.OrKept(nil)(got), "#media, ")
+		require.Contains(t, render.JSON(got), "#media, ")
 	}
 	_, _, ok := render.Image(store("c-text", "no image"))
 	require.False(t, ok)

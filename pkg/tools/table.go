@@ -63,7 +63,7 @@ func NewTable(tools ...Tool) (*Table, error) {
 			faults = append(faults, err)
 			continue
 		}
-		compiled.Loose = tool.Format != nil && tool.Format.Loose
+		compiled.Lenient = tool.Lenient
 		tool.Schema = slices.Clone(tool.Schema)
 		t.entries[tool.Name] = &entry{tool: tool, schema: compiled}
 	}

@@ -44,14 +44,16 @@ type Tool struct {
 	// arguments as the model wrote them, valid under the schema or not, so that one message lists
 	// all errors. nil has no rules.
 	Rules func(arguments map[string]any) []string
+	// Lenient ignores arguments that the schema does not have, where it would refuse them.
+	Lenient bool
 	// Render turns a result, of any status, into the text that the model reads; nil
 	// means the value as JSON. Call it through [Tool.Text].
 	Render func(result *protocol.Result) string
 	// Revert says how the effect of a call is undone; nil says that nothing undoes it.
 	Revert *Revert
-	// Format renders results and failures in the format of another system, instead of Render; nil
-	// is our own format. If all tools of a table that have a Format share one, the table uses it
-	// for the user's own tools and for unknown names, too.
+	// Format words results and failures as another system does; nil leaves them as Render returns
+	// them. If all tools of a table that have a Format share one, the table uses it for the user's
+	// own tools and for unknown names, too.
 	Format *Format
 
 	input   *argument.Schema // of tool_continue for this tool; nil unless it is stateful
@@ -148,7 +150,7 @@ func (t *Tool) render(result *protocol.Result) (text string) {
 		}
 	}()
 	if t.Format != nil {
-		return t.Format.Text(cmp.Or(t.called, t.Name), t.arguments, result)
+		return t.Format.Text(Answer{cmp.Or(t.called, t.Name), t.arguments, result, t.Render})
 	}
 	return t.Render(result)
 }

@@ -205,11 +205,16 @@ func Matches(matches []protocol.Match, line func(match protocol.Match, separator
 }
 
 func matchLine(match protocol.Match, separator string) string {
-	line := prose.Path(match.Path) + separator + strconv.Itoa(match.Line) + separator + prose.Plain(match.Text)
+	return prose.Path(match.Path) + separator + strconv.Itoa(match.Line) + separator + MatchText(match)
+}
+
+// MatchText is the line of a match, and how much of it is missing.
+func MatchText(match protocol.Match) string {
+	text := prose.Plain(match.Text)
 	if match.Cut > 0 {
-		line += fmt.Sprintf(" [... and %d more bytes]", match.Cut)
+		text += fmt.Sprintf(" [... and %d more bytes]", match.Cut)
 	}
-	return line
+	return text
 }
 
 // CutMatch returns a match with at most [MaxMatch] bytes of its line.

@@ -17,7 +17,7 @@ const againKey = "[started again]"
 // failed attempt neither may be. JSON stays JSON; a number or a truth value has no room for the
 // line.
 func Again(result *protocol.Result, text string) string {
-	note := startedAgain(result)
+	note := StartedAgain(result)
 	switch {
 	case note == "":
 		return text
@@ -28,9 +28,9 @@ func Again(result *protocol.Result, text string) string {
 	}
 }
 
-// startedAgain says that a call was started more than once; "" when it was not, or the failure
+// StartedAgain says that a call was started more than once; "" when it was not, or the failure
 // says so.
-func startedAgain(result *protocol.Result) string {
+func StartedAgain(result *protocol.Result) string {
 	if result.Attempt < 2 || result.Status == protocol.StatusOutcomeUnknown || result.Error.ErrorType() == string(protocol.CodeAttemptsExhausted) {
 		return ""
 	}

@@ -63,6 +63,14 @@ func Edit(v protocol.FilesEditResult, r rest) string {
 	return text
 }
 
+// linksText says in a line that a change is not in all names of a file; "" where it is.
+func linksText(links int) string {
+	if links == 0 {
+		return ""
+	}
+	return fmt.Sprintf("\n[the file had %s (hard links), which keep the old content]", prose.Plural(links, "other name"))
+}
+
 // further says an offset in words.
 func further(offset int) string {
 	if offset < 0 {

@@ -65,6 +65,36 @@ func writtenText(e *protocol.Execution) (text string, cut bool) {
 	return shown, shown != text
 }
 
+// Written returns the output of a command as it would stand on a terminal, in the order written: at
+// most limit characters of it, and then where the rest is. It is "" for other values.
+func Written(result *protocol.Result, limit int) string {
+	e := plain.Execution(result.Value)
+	if e == nil {
+		return ""
+	}
+	all := prose.Plain(string(plain.Written(e)))
+	text := prose.Clip(all, limit)
+	if text == all && !e.Truncated {
+		return text
+	}
+	return prose.Ended(text) + "[" + cutNote(restOf(result), e, text) + "]"
+}
+
+// Streams returns the outputs of a command, cut to limit characters together, and if they are cut
+// where the rest is.
+func Streams(result *protocol.Result, limit int) (stdout, stderr, note string) {
+	e := plain.Execution(result.Value)
+	if e == nil {
+		return "", "", ""
+	}
+	out, err := prose.Valid(string(e.Stdout)), prose.Valid(string(e.Stderr))
+	stdout, stderr = share(out, err, limit)
+	if e.Truncated || stdout != out || stderr != err {
+		note = cutNote(restOf(result), e, "")
+	}
+	return stdout, stderr, note
+}
+
 // cutNote says how much there was, and how to get at it.
 func cutNote(r rest, e *protocol.Execution, shown string) string {
 	how := "the rest is not stored: write the output to a file and read that, or filter it"

@@ -158,10 +158,14 @@ func shellWord(path string) string {
 	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
 }
 
-// wholeText is the text of a whole file for tools that have no offset: as it is, without
-// numbers, cut at what fits. Where no more is kept, how says how to get at the other lines, and
-// inLine at the rest of a long one.
-func wholeText(v protocol.FilesReadResult, r rest, how, inLine string) string {
+// WholeFile returns the text of a file that was read, for tools that have no offset: without line
+// numbers, cut at what fits. If more of it is not stored, lines says how to get at the other lines,
+// and inLine at the rest of a long one.
+func WholeFile(result *protocol.Result, lines, inLine string) string {
+	v, isFile := result.Value.(protocol.FilesReadResult)
+	if !isFile {
+		return JSON(result)
+	}
 	if v.Binary {
 		return binaryText(v)
 	}
@@ -177,12 +181,12 @@ func wholeText(v protocol.FilesReadResult, r rest, how, inLine string) string {
 		return content
 	}
 	line, column := endOf(shown)
-	first, next := strconv.Itoa(line-1), how
+	first, next := strconv.Itoa(line-1), lines
 	if column > 1 {
 		first, next = prose.Plural(utf8.RuneCountInString(shown), "character"), inLine
 	}
-	if r.isKept() {
-		next = "read on with " + r.path("", line, column)
+	if path := ReadOn(result, shown); path != "" {
+		next = "read on with " + path
 	}
 	return prose.Ended(shown) + fmt.Sprintf("[cut here: these are the first %s of %s, %s in all; %s]",
 		first, prose.Plural(max(v.TotalLines, line-1), "line"), prose.Plural(v.Bytes, "byte"), next)

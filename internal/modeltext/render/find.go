@@ -117,6 +117,53 @@ func Search(v protocol.FilesSearchResult, r rest) string {
 	return body + "[" + mark + "]"
 }
 
+// Found is the text of a search, for formats that word the lines themselves: those that fit, and
+// what is not shown of it; none if there are none. line words a line with its path and number.
+func Found(result *protocol.Result, none string, line func(path, separator string, number int, text string) string) string {
+	text, left := "", ""
+	switch v := result.Value.(type) {
+	case protocol.FilesGlobResult:
+		lines, _ := plain.Lines(v)
+		text, left = foundText(result, lines, v.Total, "file", none), generatedLine(v.Generated, v.GeneratedPaths)
+	case protocol.FilesSearchResult:
+		lines := plain.Matches(v.Matches, func(match protocol.Match, separator string) string {
+			return line(prose.Path(match.Path), separator, match.Line, plain.MatchText(match))
+		})
+		text, left = foundText(result, lines, v.Total, "line", none)+unsearched(v), generatedLine(v.Generated, v.GeneratedPaths)
+	default:
+		return JSON(result)
+	}
+	if left != "" {
+		return strings.TrimSuffix(text, "\n") + left
+	}
+	return text
+}
+
+func foundText(result *protocol.Result, lines []string, total int, noun, none string) string {
+	if len(lines) == 0 {
+		return none
+	}
+	body, shown := fittingLines(lines)
+	if total = max(total, len(lines)); shown < total {
+		body += fmt.Sprintf("[%d more of %s; %s]", total-shown, prose.Plural(total, noun), restOf(result).others(body, total, "use a narrower pattern"))
+	}
+	return body
+}
+
+// unsearched returns a line that says that a search took too long, or that it found nothing and
+// skipped files.
+func unsearched(v protocol.FilesSearchResult) string {
+	switch {
+	case v.Stopped:
+		return "\n[not all files were searched, that took too long: use a narrower pattern or path]"
+	case v.Total == 0 && v.Binary+v.Skipped > 0:
+		return fmt.Sprintf("\n[not searched: %d binary%s, %d too large or unreadable%s]",
+			v.Binary, named(v.BinaryPaths, v.Binary), v.Skipped, named(v.SkippedPaths, v.Skipped))
+	default:
+		return ""
+	}
+}
+
 // named is the first of so many paths in parentheses; "" without one.
 func named(paths []string, of int) string {
 	if len(paths) == 0 {

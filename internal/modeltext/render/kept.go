@@ -66,6 +66,23 @@ func (r rest) mark(part string) string {
 // Mark is the line that says where all of a result is that was cut; "" when no more is kept.
 func Mark(call protocol.CallID, kept *protocol.Kept) string { return rest{call, kept}.mark("") }
 
+// ReadOn returns the argument with which to read on behind the shown beginning of a text; "" when
+// no more is kept.
+func ReadOn(result *protocol.Result, shown string) string {
+	r := restOf(result)
+	if !r.isKept() {
+		return ""
+	}
+	line, column := endOf(shown)
+	return r.path("", line, column)
+}
+
+// Others says how to get at the entries of a list that follow those shown, of a total; narrower
+// says what else would help.
+func Others(result *protocol.Result, shown, total int, narrower string) string {
+	return restOf(result).others(strings.Repeat("\n", shown), total, narrower)
+}
+
 // others says how to get at the entries of a list that follow those shown in body, of which there
 // are total; narrower says what else would help.
 func (r rest) others(body string, total int, narrower string) string {
@@ -136,12 +153,12 @@ func rows(content string, first, room int) (text string, count int, bytes int64)
 	return b.String(), count, bytes
 }
 
-// OrKept is the Render function of tools that read files, and so kept results too.
-func OrKept(file func(*protocol.Result) string) func(*protocol.Result) string {
-	return func(result *protocol.Result) string {
-		if _, kept := result.Value.(wire.ResultReadResult); kept {
-			return Of(func(v wire.ResultReadResult) string { return keptText(v, prose.BodyLimit) })(result)
-		}
-		return file(result)
+// Kept returns the text of an earlier result that was read, in at most so many characters; isKept
+// is false for other results.
+func Kept(result *protocol.Result, limit int) (text string, isKept bool) {
+	value, isKept := result.Value.(wire.ResultReadResult)
+	if !isKept {
+		return "", false
 	}
+	return keptText(value, min(limit, prose.BodyLimit)), true
 }

@@ -15,10 +15,10 @@ import (
 )
 
 // JSON is the text of a result whose tool has no Render function: its value
-// as JSON, after the failure when it is not ok.
+// as JSON, after the failure when it is not ok. An earlier result that was read is text.
 func JSON(result *protocol.Result) string {
-	body := ""
-	if result.Value != nil {
+	body, isKept := Kept(result, prose.BodyLimit)
+	if result.Value != nil && !isKept {
 		encoded, err := wire.EncodeValue(result.Value)
 		if err != nil {
 			body = "[the result cannot be shown: " + err.Error() + "]"

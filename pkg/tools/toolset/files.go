@@ -49,7 +49,7 @@ func read() tools.Tool {
 			payload := protocol.FilesRead{Path: path, Offset: args.Offset, Limit: args.Limit, Guard: scope.Guard}
 			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
 		}),
-		Render: render.OrKept(render.Cut(render.Read)),
+		Render: render.Cut(render.Read),
 	}
 }
 

@@ -119,13 +119,13 @@ func FuzzRender(f *testing.F) {
 			if tool.Format == nil {
 				require.NotPanics(t, func() { tool.Render(result) }, "Text would hide a panic")
 			} else {
-				require.NotPanics(t, func() { tool.Format.Text(tool.Name, `{"path":"a"}`, result) })
+				require.NotPanics(t, func() { tool.Format.Text(tools.Answer{Tool: tool.Name, Arguments: `{"path":"a"}`, Result: result}) })
 			}
 			out := tool.Text(result)
 			switch {
 			case tool.Format == nil:
 				require.NotEmpty(t, out)
-			case tool.Format.JSON:
+			case tool.Format.Note != nil:
 				require.True(t, json.Valid([]byte(out)), out)
 			}
 			require.True(t, utf8.ValidString(out))

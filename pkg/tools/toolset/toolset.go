@@ -1,9 +1,7 @@
 // Package toolset is the built-in tools, in sets that have names.
 //
-// A tool of a set declares its arguments and plans a payload. Sets of other systems' tools
-// (openrath, smithers, files) plan the same payloads as [Core], and return results in those
-// systems' words: agents written for those systems work unchanged, and share files and order with
-// all others. See docs/tools.md for every argument and every format.
+// A tool of a set declares its arguments and plans a payload. Package formats makes the tools of
+// other systems of those of [Core]. See docs/tools.md for every argument and every text.
 package toolset
 
 import (
@@ -15,13 +13,14 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/formats"
 )
 
 // builtin are the built-in toolsets by name.
 func builtin() map[string]func() []tools.Tool {
 	return map[string]func() []tools.Tool{
-		"agents": agentTools, "ask": askTools, "channels": channelTools, "core": Core, "core-shell": coreShellTools, "files": filesTools, "help": tools.Help,
-		"jobs": jobsTools, "memory": memoryTools, "openrath": openRathTools, "scratchpad": scratchTools, "smithers": smithersTools, "triggers": triggerTools, "web": webTools,
+		"agents": agentTools, "ask": askTools, "channels": channelTools, "core": Core, "core-shell": coreShellTools, "files": func() []tools.Tool { return formats.Files(Core()) }, "help": tools.Help,
+		"jobs": jobsTools, "memory": memoryTools, "openrath": func() []tools.Tool { return formats.OpenRath(Core()) }, "scratchpad": scratchTools, "smithers": func() []tools.Tool { return formats.Smithers(Core()) }, "triggers": triggerTools, "web": webTools,
 		"code_execution": codeTools, "image_generation": imageTools, "web_search": searchTools,
 	}
 }
@@ -65,12 +64,4 @@ func Named(names ...string) ([]tools.Tool, error) {
 		return nil, errors.Join(faults...)
 	}
 	return all, nil
-}
-
-// worded gives tools the format of their system.
-func worded(format *tools.Format, set ...tools.Tool) []tools.Tool {
-	for i := range set {
-		set[i].Format = format
-	}
-	return set
 }

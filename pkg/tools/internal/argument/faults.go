@@ -32,7 +32,7 @@ const (
 // validate coerces arguments in place and returns every fault, in words, sorted.
 func (s *Schema) validate(arguments map[string]any, rules Rules) []string {
 	coerce(s.compiled, arguments)
-	if s.Loose {
+	if s.Lenient {
 		maps.DeleteFunc(arguments, func(name string, _ any) bool { return s.compiled.Properties[name] == nil })
 	}
 	faults := s.broken(arguments)

@@ -25,7 +25,7 @@ const schemaURL = "tool:///schema.json"
 
 // Schema is the compiled form of a tool's argument schema.
 type Schema struct {
-	Loose bool // properties that the schema does not have are ignored
+	Lenient bool // properties that the schema does not have are ignored
 
 	compiled *jsonschema.Schema
 	document any    // as parsed
