@@ -46,13 +46,13 @@ func scriptOf(data []byte) string {
 }
 
 // programs makes a directory with the only programs that scripts find. p1 and p2 note how they were
-// started, and the rest are those of the system.
+// started, each in one write, and the rest are those of the system.
 func programs(tb testing.TB) (dir, log string) {
 	tb.Helper()
 	dir = tb.TempDir()
 	log = filepath.Join(dir, "log")
 	for _, name := range []string{"p1", "p2"} {
-		text := fmt.Sprintf("#!/bin/sh\n(printf %%s %s; for a; do printf '\\037%%s' \"$a\"; done; printf '\\036') >> '%s'\n", name, log)
+		text := fmt.Sprintf("#!/bin/sh\nr=%s\nfor a; do r=\"$r\x1f$a\"; done\nprintf '%%s\\036' \"$r\" >> '%s'\n", name, log)
 		require.NoError(tb, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755))
 	}
 	for _, name := range []string{"sh", "bash", "env", "timeout", "nice", "nohup", "xargs", "find", "cat"} {
