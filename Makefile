@@ -18,36 +18,36 @@ RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race,)
 LAVISH := GOGC=400 GOMEMLIMIT=3GiB
 
 # Tests, and what they build, start that program too: it is a fraction of a test with the race detector.
+TESTING := $(LAVISH) GOFLAGS="$(strip $(shell go env GOFLAGS) -tags=$(TAG))"
 # Processes with the detector would wait for a second at their end, and spend most of their time on
 # faults of small pages where much memory is copied.
 # Some of them belong to ordinary users: what the detector reads at their start is copied to where these may read it.
-TESTING := $(LAVISH) GOFLAGS="$(strip $(shell go env GOFLAGS) -tags=$(TAG))" \
-	GORACE="atexit_sleep_ms=0 no_huge_pages_for_shadow=0 suppressions=$$races $(GORACE)"
+RACING  := $(TESTING) GORACE="atexit_sleep_ms=0 no_huge_pages_for_shadow=0 suppressions=$$races $(GORACE)"
+# Programs that tests of several packages start are linked once, and copied by each.
+LINKED  := bin/linked
 
 # What runs here only is built the way the binaries are: so Go builds what they share, and what the linters read, once.
 ONCE     := $(LAVISH) CGO_ENABLED=0 GOFLAGS="$(strip $(shell go env GOFLAGS) -trimpath)"
 LINT     := $(ONCE) go tool -modfile=tools/go.mod golangci-lint
 SYSTEMS  := darwin/arm64 windows/amd64
-# Most tests wait, for leases and processes: five packages for two processors, and at least four tests of each.
+# Most tests wait, for leases and processes: three packages for two processors with the detector and three without it
+# at the same time, and at least four tests of each.
 CORES    := $(shell getconf _NPROCESSORS_ONLN)
-WAITING  := -p $(shell echo $$(( $(CORES) * 2 + 1 ))) -parallel $(shell echo $$(( $(CORES) > 4 ? $(CORES) : 4 ))) -timeout 30m
-# Whole processes are tested without the race detector, unless PKG asks for them alone: with it they take three times as
-# long, and what they are made of is tested with it. Likewise what mostly parses, and what has no goroutines of its own:
-# what uses it is tested with it, too. So they are compiled once, as the binaries are. What takes longest comes first.
-APART    := test/integration test/firsthour cmd test examples deploy \
-	internal/workspace/backup internal/cli/doctor internal/inplace/gitguard internal/judge internal/lane/core internal/model/media \
-	internal/system/memory internal/model internal/modeltext/modelpath internal/system/mountinfo test/npmtest internal/modeltext/plain \
-	internal/modeltext/prose internal/system/regular internal/modeltext/render pkg/tools/policy/internal/shell internal/worker/webfetch internal/wire internal/worker/kinds \
-	internal/worker/spool internal/cli/workercmd pkg/protocol pkg/tools $(addprefix internal/sandbox/,driver files isolation \
-	landlock lines removal internal/calls internal/confine internal/gitignore internal/scratch internal/wire)
-APARTS   := ($(shell echo $(APART) | tr ' ' '|'))(/|$$)
-LONGEST  := $(addprefix ./internal/,calls lane sandbox/ns mcp/mcpserver natsio worker sandbox/snapshot)
-# Nor with the detector: tests that move much data, that fill a fleet, that need a worker's answer within 75 ms, or that
+WAITING  := -p $(shell echo $$(( $(CORES) + 1 ))) -parallel $(shell echo $$(( $(CORES) > 4 ? $(CORES) : 4 ))) -timeout 30m
+# The race detector sees the packages whose goroutines share memory, and by their tests all that they use. Under it
+# tests take three times as long, and each package is compiled and linked once more. So all else runs without it: whole
+# processes, what parses, what has no goroutines of its own, or hands them to one of these. PKG asks for packages with it.
+# What takes longest comes first.
+RACED    := $(addprefix internal/,lane worker calls mcp/mcpserver natsio session sandbox/snapshot session/serve workspace \
+	lane/store mcp/login mcp/toolserver sandbox/capture sandbox/egress sandbox/internal/initd sandbox/process session/schedule \
+	telemetry terminal worker/background worker/dialog worker/sandboxes) pkg/fleet pkg/loop pkg/worker
+RACEDS   := ($(shell echo $(RACED) | tr ' ' '|'))
+LONGEST  := $(addprefix ./,test/integration cmd/coordinator test/firsthour test/chaos internal/sandbox/ns internal/lane/core)
+# Nor with the detector, tests of these packages that move much data, that fill a fleet, that need a worker's answer within 75 ms, or that
 # run three servers in their process. They take eight times as long with it, and it sees the same code in the others.
 # PKG=./internal/lane runs them all with it. Their times mean less beside many others, so fewer run at once.
 HEAVY     = Test(Cluster|Redeliver_OutlivesTheLeader|Prefer|Fact|Keep|ResultRead|Toolsets|Command_OfVery|Limits_HoldWhile|Later_Many|Drain_WhatIsOn|Dispatch_Spans|Flood_|Memory_DoesNotGrow|Reader_EndsSoon|Save_EachChange|AsNobody$$|Server_GivesMemory|\w*(ADeepLane|ADeepStream|OnThreeServers|AFloodDelays|BehindAFlood|Thousands|ManyFutures|ManyHeld|TooLargeForTheFleet|TooLargeIsRejected))
-HEAVY_IN  = $$(grep -rlE --include='*_test.go' '^func $(HEAVY)' internal pkg | xargs -n1 dirname | sort -u | grep -vE '^$(APARTS)' | sed 's,^,./,')
-PACKAGES  = $(if $(filter ./...,$(PKG)),$(LONGEST) $$(go list ./... | grep -vE '^([^/]+/){3}$(APARTS)'),$(PKG))
+HEAVY_IN  = $$(grep -rlE --include='*_test.go' '^func $(HEAVY)' $(RACED) | xargs -n1 dirname | sort -u | grep -xE '$(RACEDS)' | sed 's,^,./,')
 MODULES  := . tools deploy/compose/check deploy/kubernetes/check
 PKG      ?= ./...
 CALLS    ?= 100000
@@ -90,19 +90,24 @@ program:
 ## Check
 
 .PHONY: test
-test: program bin/testsum ## Run every test, those of packages with the race detector (PKG=./pkg/... for some, PKG=./test/... with it, too)
+test: program bin/testsum ## Run every test, those of packages with goroutines under the race detector (PKG=./pkg/... for some, all under it)
 	@$(if $(RACE),,echo "NO RACE DETECTOR: it needs a C compiler (go env CGO_ENABLED is not 1)" >&2)
-	bin/testsum $(MAKE) --no-print-directory test-json
+	bin/testsum $(if $(filter ./...,$(PKG)),$(MAKE) --no-print-directory test-plain --) $(MAKE) --no-print-directory test-raced
 
-# What testsum runs: it adopts the processes that tests leave behind, and fails.
-.PHONY: test-json
-test-json:
+# What testsum runs at the same time: it adopts the processes that tests leave behind, and fails. The linters vet, and
+# see more.
+.PHONY: test-plain
+test-plain:
+	@$(TESTING) CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $(LINKED)/ ./cmd/coordinator ./cmd/worker
+	@export TOOLFLEET_LINKED=$(CURDIR)/$(LINKED); failed=; \
+	$(TESTING) CGO_ENABLED=0 go test -trimpath -short -vet=off $(WAITING) -json $(LONGEST) $$(go list ./... | grep -vE '^([^/]+/){3}$(RACEDS)$$') || failed=1; \
+	$(TESTING) CGO_ENABLED=0 go test -trimpath -vet=off $(WAITING) -parallel $(CORES) -run '^$(HEAVY)' -json $(HEAVY_IN) || failed=1; \
+	[ -z "$$failed" ]
+
+.PHONY: test-raced
+test-raced:
 	@races=$$(mktemp) && trap 'rm -f "$$races"' EXIT && cat test/races.txt >"$$races" && chmod a+r "$$races" && \
-	{ failed=; $(if $(filter ./...,$(PKG)),\
-	$(TESTING) CGO_ENABLED=0 go test -trimpath -short -vet=off $(WAITING) -json $(APART:%=./%/...) || failed=1; \
-	$(TESTING) CGO_ENABLED=0 go test -trimpath -vet=off -p $$(( ($(CORES) * 3 + 1) / 2 )) -timeout 30m -run '^$(HEAVY)' -json $(HEAVY_IN) || failed=1;) \
-	$(TESTING) go test $(RACE) $(if $(filter ./...,$(PKG)),-skip '^$(HEAVY)') -vet=off $(WAITING) -json $(PACKAGES) || failed=1; \
-	[ -z "$$failed" ]; } # the linters vet, and see more
+	$(RACING) go test $(RACE) -trimpath $(if $(filter ./...,$(PKG)),-skip '^$(HEAVY)') -vet=off $(WAITING) -json $(if $(filter ./...,$(PKG)),$(RACED:%=./%),$(PKG))
 
 .PHONY: chaos
 chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=n, FAULT=pattern, LIMIT=20m: as many as fit), and in the simulation

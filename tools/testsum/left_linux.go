@@ -16,6 +16,9 @@ import (
 // endWait is for processes that notice by themselves that their tests are over.
 const endWait = 20 * time.Second
 
+// killWait is for processes that are killed.
+const killWait = 10 * time.Second
+
 // adopt has the kernel give this process what its descendants leave behind. So it knows what
 // belongs to this run, whatever else runs on the machine.
 func adopt() error {
@@ -26,23 +29,29 @@ func adopt() error {
 	return nil
 }
 
-// wait waits for a command, and meanwhile reaps what is adopted.
-func wait(command *exec.Cmd) error {
-	for {
-		var status syscall.WaitStatus
-		pid, err := syscall.Wait4(-1, &status, 0, nil)
-		switch {
-		case errors.Is(err, syscall.EINTR):
-		case err != nil:
-			return fmt.Errorf("wait: %w", err)
-		case pid == command.Process.Pid && status.Signaled():
-			return fmt.Errorf("%s: %s", command.Path, status.Signal())
-		case pid == command.Process.Pid && status.ExitStatus() != 0:
-			return fmt.Errorf("%s: exit status %d", command.Path, status.ExitStatus())
-		case pid == command.Process.Pid:
-			return nil
-		}
+// wait waits for commands, and meanwhile reaps what is adopted.
+func wait(commands []*exec.Cmd) (err error) {
+	running := map[int]string{}
+	for _, command := range commands {
+		running[command.Process.Pid] = command.Path
 	}
+	for len(running) > 0 {
+		var status syscall.WaitStatus
+		pid, waited := syscall.Wait4(-1, &status, 0, nil)
+		path, ours := running[pid]
+		switch {
+		case errors.Is(waited, syscall.EINTR):
+			continue
+		case waited != nil:
+			return errors.Join(err, fmt.Errorf("wait: %w", waited))
+		case ours && status.Signaled():
+			err = errors.Join(err, fmt.Errorf("%s: %s", path, status.Signal()))
+		case ours && status.ExitStatus() != 0:
+			err = errors.Join(err, fmt.Errorf("%s: exit status %d", path, status.ExitStatus()))
+		}
+		delete(running, pid)
+	}
+	return err
 }
 
 // left lists the processes that there still are after limit, kills them, and returns how many there
@@ -60,9 +69,27 @@ func left(out io.Writer, limit time.Duration) int {
 	fmt.Fprintf(out, "\nProcesses that the tests left behind, killed now:\n")
 	for _, p := range all {
 		fmt.Fprintf(out, "  %d (parent %d, state %s): %s\n", p.pid, p.parent, p.state, p.line)
-		_ = syscall.Kill(p.pid, syscall.SIGKILL) // it may have ended
+	}
+	killAll(all)
+	for deadline := time.Now().Add(killWait); !reap() && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		killAll(descendants()) // what they have started since
 	}
 	return len(all)
+}
+
+func killAll(processes []process) {
+	for _, p := range processes {
+		_ = syscall.Kill(p.pid, syscall.SIGKILL) // it may have ended
+	}
+}
+
+// processorTime says how many seconds of processors what has ended has used.
+func processorTime() string {
+	var used syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_CHILDREN, &used) != nil {
+		return ""
+	}
+	return fmt.Sprintf(", %ds of processors", used.Utime.Sec+used.Stime.Sec)
 }
 
 // reap reaps what has ended, and reports whether nothing is left.

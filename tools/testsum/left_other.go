@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"os/exec"
 	"time"
@@ -12,7 +13,18 @@ const endWait = 0
 
 func adopt() error { return nil }
 
-func wait(command *exec.Cmd) error { return command.Wait() }
+func wait(commands []*exec.Cmd) (err error) {
+	for _, command := range commands {
+		err = errors.Join(err, command.Wait())
+	}
+	return err
+}
 
 // left looks for processes on Linux only.
 func left(io.Writer, time.Duration) int { return 0 }
+
+func descendants() []*exec.Cmd { return nil }
+
+func killAll([]*exec.Cmd) {}
+
+func processorTime() string { return "" }

@@ -3,7 +3,6 @@ package main
 import (
 	"strings"
 	"testing"
-	"time"
 )
 
 func TestRun(t *testing.T) {
@@ -52,6 +51,13 @@ func TestRun(t *testing.T) {
 			passed: true,
 			says:   []string{"Skipped:", "p TestNode: a_test.go:7: node is not installed", "1 skipped"},
 		},
+		"the slowest come first": {
+			in: `{"Action":"pass","Package":"p","Test":"TestQuick","Elapsed":1}
+{"Action":"pass","Package":"p","Test":"TestSlow","Elapsed":2}
+` + pass,
+			passed: true,
+			says:   []string{"Slowest:\n     2.0s p TestSlow\n     1.0s p TestQuick\n"},
+		},
 		"nothing tested is a failure": {
 			in:   `{"Action":"skip","Package":"p"}`,
 			says: []string{"FAIL: 0 tests passed", "1 without tests"},
@@ -65,7 +71,9 @@ func TestRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var out strings.Builder
-			passed, err := run(strings.NewReader(c.in), &out, time.Now)
+			sum := newSummary(&out)
+			err := sum.read(0, strings.NewReader(c.in))
+			passed := sum.finish()
 			if err != nil || passed != c.passed {
 				t.Errorf("passed %t, error %v; want %t", passed, err, c.passed)
 			}

@@ -1,13 +1,18 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
+
+// slowest is how many tests are listed that took longest.
+const slowest = 10
 
 // event is one line of `go test -json`; see `go doc test2json`.
 type event struct {
@@ -17,16 +22,25 @@ type event struct {
 	Test       string
 	Output     string
 	Elapsed    float64 // seconds
+
+	command int // that has reported it
 }
 
-// test names a test; with an empty name, its package.
-type test struct{ pkg, name string }
+// test names a test of a command; with an empty name, its package.
+type test struct {
+	pkg, name string
+	command   int
+}
 
-// summary collects events.
+// summary collects events of several commands.
 type summary struct {
-	out     io.Writer
+	out   io.Writer
+	start time.Time
+
+	mu      sync.Mutex
 	outputs map[test][]string // what each test wrote, until it passes
-	builds  map[string][]string
+	builds  map[test][]string
+	took    map[test]float64 // seconds of tests that are no part of another one
 
 	passed, failedTests        int
 	packages, failed, untested []string
@@ -34,16 +48,27 @@ type summary struct {
 }
 
 func newSummary(out io.Writer) *summary {
-	return &summary{out: out, outputs: map[test][]string{}, builds: map[string][]string{}, skipped: map[test]string{}}
+	return &summary{
+		out: out, start: time.Now(), outputs: map[test][]string{}, builds: map[test][]string{}, took: map[test]float64{}, skipped: map[test]string{},
+	}
+}
+
+// show writes a line that is no event.
+func (s *summary) show(line string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fmt.Fprintln(s.out, line)
 }
 
 func (s *summary) add(e event) {
-	key := test{e.Package, e.Test}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key, built := test{e.Package, e.Test, e.command}, test{e.ImportPath, "", e.command}
 	switch e.Action {
 	case "build-output":
-		s.builds[e.ImportPath] = append(s.builds[e.ImportPath], e.Output)
+		s.builds[built] = append(s.builds[built], e.Output)
 	case "build-fail":
-		fmt.Fprint(s.out, strings.Join(s.builds[e.ImportPath], ""))
+		fmt.Fprint(s.out, strings.Join(s.builds[built], ""))
 	case "output":
 		s.outputs[key] = append(s.outputs[key], e.Output)
 	case "pass", "fail", "skip":
@@ -51,6 +76,9 @@ func (s *summary) add(e event) {
 			s.endPackage(e)
 		} else {
 			s.endTest(key, e.Action)
+			if !strings.Contains(e.Test, "/") {
+				s.took[key] = e.Elapsed
+			}
 		}
 		delete(s.outputs, key)
 	}
@@ -78,24 +106,26 @@ func (s *summary) endPackage(e event) {
 		s.untested = append(s.untested, name)
 	case "fail":
 		s.failed = append(s.failed, name)
-		s.showUnfinished(e.Package)
+		s.showUnfinished(test{e.Package, "", e.command})
 		fmt.Fprintf(s.out, "FAIL  %s (%.1fs)\n", name, e.Elapsed)
 	}
 }
 
 // showUnfinished writes what tests of a failed package wrote that never ended: a
 // panic or a timeout is attributed to whatever test ran just then.
-func (s *summary) showUnfinished(pkg string) {
+func (s *summary) showUnfinished(of test) {
 	keys := slices.SortedFunc(maps.Keys(s.outputs), func(a, b test) int { return strings.Compare(a.name, b.name) })
 	for _, key := range keys {
-		if key.pkg == pkg {
+		if key.pkg == of.pkg && key.command == of.command {
 			fmt.Fprint(s.out, strings.Join(s.outputs[key], ""))
 			delete(s.outputs, key)
 		}
 	}
 }
 
-func (s *summary) finish(took time.Duration) (passed bool) {
+func (s *summary) finish() (passed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if len(s.skipped) > 0 {
 		fmt.Fprintf(s.out, "\nSkipped:\n")
 		for _, key := range slices.SortedFunc(maps.Keys(s.skipped), func(a, b test) int {
@@ -104,13 +134,18 @@ func (s *summary) finish(took time.Duration) (passed bool) {
 			fmt.Fprintf(s.out, "  %s %s: %s\n", short(key.pkg), key.name, s.skipped[key])
 		}
 	}
+	fmt.Fprintf(s.out, "\nSlowest:\n")
+	keys := slices.SortedFunc(maps.Keys(s.took), func(a, b test) int { return cmp.Compare(s.took[b], s.took[a]) })
+	for _, key := range keys[:min(slowest, len(keys))] {
+		fmt.Fprintf(s.out, "  %6.1fs %s %s\n", s.took[key], short(key.pkg), key.name)
+	}
 	verdict := "PASS"
 	passed = len(s.failed) == 0 && s.failedTests == 0 && len(s.packages) > 0
 	if !passed {
 		verdict = "FAIL"
 	}
-	fmt.Fprintf(s.out, "\n%s: %d tests passed, %d failed, %d skipped; %d packages passed, %d failed, %d without tests; %s\n",
-		verdict, s.passed, s.failedTests, len(s.skipped), len(s.packages), len(s.failed), len(s.untested), took.Round(100*time.Millisecond))
+	fmt.Fprintf(s.out, "\n%s: %d tests passed, %d failed, %d skipped; %d packages passed, %d failed, %d without tests; %s%s\n",
+		verdict, s.passed, s.failedTests, len(s.skipped), len(s.packages), len(s.failed), len(s.untested), time.Since(s.start).Round(100*time.Millisecond), processorTime())
 	if len(s.failed) > 0 {
 		fmt.Fprintf(s.out, "failed: %s\n", strings.Join(s.failed, " "))
 	}
