@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 // TestWordstats_ScriptRepairsTheProject plays the script of `make demo` against a copy
@@ -97,16 +98,13 @@ func goCommand(t *testing.T, dir string, args ...string) (output string, passed 
 // TestReviewer_SubAgentsAnswer runs the reviewer with its three sub-agents, as docs/agents.md shows it.
 func TestReviewer_SubAgentsAnswer(t *testing.T) {
 	t.Parallel()
-	coordinator := filepath.Join(t.TempDir(), "coordinator")
-	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", coordinator, "../cmd/coordinator")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as make build does, so nothing is compiled twice
-	out, err := build.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	run := exec.CommandContext(t.Context(), coordinator, "run", "--json", "--sandbox", "process", "--data", t.TempDir(),
+	bin := t.TempDir()
+	require.NoError(t, processtest.Build(bin, false, "./cmd/coordinator"))
+	run := exec.CommandContext(t.Context(), filepath.Join(bin, "coordinator"), "run", "--json", "--sandbox", "process", "--data", t.TempDir(),
 		"--model", "script:examples/reviewer/parent.json", "--toolset", "core,agents", "--agents", "examples/reviewer/agents",
 		"--workspace", "examples/wordstats", "Review it.")
 	run.Dir = ".."
-	out, err = run.Output()
+	out, err := run.Output()
 	require.NoError(t, err, "%s", out)
 	require.Equal(t, 3, strings.Count(string(out), `"content":"I read every function: see the list above.`), "%s", out)
 	require.Equal(t, 3, strings.Count(string(out), `[The fork has nothing new to merge.]`), "%s", out)

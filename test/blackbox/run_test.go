@@ -31,7 +31,7 @@ type settings struct {
 }
 
 var ( // as `make blackbox` gives them
-	bin   = flag.String("bin", "", "directory with the binaries coordinator and worker; none: those of this tree")
+	bin   = flag.String("bin", os.Getenv("TOOLFLEET_LINKED"), "directory with the binaries coordinator and worker; none: those of this tree")
 	calls = flag.Int("calls", 0, "how many calls to make; 0 is the short form")
 	seed  = flag.Uint64("seed", 0, "seed of the calls and the kills; 0 chooses one and prints it")
 )
