@@ -21,12 +21,12 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Lanes in which 50,000 calls wait (1,000 in the short form) are drained in order while the workers
+// Lanes in which 50,000 calls wait (300 in the short form) are drained in order while the workers
 // that hold them are killed, and calls of other lanes do not wait for them.
 func TestChaos_LanesAreDeep(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
 	begin := time.Now()
-	depth, lanes, kills := 1000, 2, 2
+	depth, lanes, kills := 300, 2, 2
 	if *callCount > 0 {
 		depth, lanes, kills = 50_000, max(1, *callCount/50_000), max(10, *callCount/5000)
 	}

@@ -20,11 +20,11 @@ import (
 )
 
 // A worker that is killed while it holds a thousand lanes: another one gets them all when their
-// leases have ended. The short form has three hundred.
+// leases have ended. The short form has 150.
 func TestChaos_AThousandLanesComeBack(t *testing.T) { //nolint:paralleltest // see side
 	side(t)
 	const lease = natsio.DefaultAckWait
-	lanes := 300
+	lanes := 150
 	if *callCount > 0 {
 		lanes = 1000
 	}

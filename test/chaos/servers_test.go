@@ -53,12 +53,12 @@ func killServer(r *rig) {
 }
 
 func TestChaos_ClusterLeadersChange(t *testing.T) { //nolint:paralleltest // see side
-	side(t)
+	long(t)
 	run(t, setup{servers: 3, faults: 8, pause: 300 * time.Millisecond, lease: serverLease}, stepDown)
 }
 
 func TestChaos_ClusterServersFail(t *testing.T) { //nolint:paralleltest // see side
-	side(t)
+	long(t)
 	run(t, setup{servers: 3, faults: 1, pause: time.Second, lease: serverLease}, killServer, stopServer, wipeServer)
 }
 

@@ -323,7 +323,7 @@ func TestSimulation_TenantsGetTheirShares(t *testing.T) {
 // Law: a call starts only when those of its after have ended ok, and every call ends.
 func TestSimulation_AfterHolds(t *testing.T) {
 	t.Parallel()
-	n := uint64(150)
+	n := uint64(80)
 	if raced {
 		n = 20
 	}

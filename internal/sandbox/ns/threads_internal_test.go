@@ -46,7 +46,7 @@ func TestThreads_AreAllThereBeforeTheFirstCommand(t *testing.T) {
 	var all sync.WaitGroup
 	for n := range 8 * len(work) {
 		all.Go(func() {
-			for range 10 {
+			for range 3 {
 				work[n%len(work)](filepath.Join("made", strconv.Itoa(n)))
 			}
 		})
