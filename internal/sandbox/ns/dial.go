@@ -25,10 +25,8 @@ func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	if s.spec.Network.Mode == isolation.NetworkAll {
 		return nil, fmt.Errorf("dial into sandbox %s: %w: its network is the host's", s.spec.ID, sandbox.ErrUnsupported)
 	}
-	s.mu.Lock()
-	i, closed := s.current, s.closed
-	s.mu.Unlock()
-	if closed || i == nil {
+	i := s.serving()
+	if i == nil {
 		return nil, fmt.Errorf("dial into sandbox %s: %w", s.spec.ID, sandbox.ErrClosed)
 	}
 	conn, err := i.dial(ctx, unix.AF_INET, &unix.SockaddrInet4{Port: int(port), Addr: [4]byte{127, 0, 0, 1}})
@@ -41,12 +39,20 @@ func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	return conn, nil
 }
 
+// serving is the first process that operations go to now; nil when there is none.
+func (s *Sandbox) serving() (i *instance) {
+	s.gate.Locked(func(closed, _ bool) {
+		if !closed {
+			i = s.current
+		}
+	})
+	return i
+}
+
 // Listens implements [isolation.Dialer].
 func (s *Sandbox) Listens(port uint16) bool {
-	s.mu.Lock()
-	i, closed := s.current, s.closed
-	s.mu.Unlock()
-	if closed || i == nil || s.spec.Network.Mode == isolation.NetworkAll {
+	i := s.serving()
+	if i == nil || s.spec.Network.Mode == isolation.NetworkAll {
 		return false
 	}
 	net := fmt.Sprintf("/proc/%d/net/", i.process.Pid) // a network that is the same for all of its processes

@@ -18,8 +18,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/scratch"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -98,19 +97,10 @@ func (d *Driver) Open(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox
 }
 
 func (d *Driver) open(ctx context.Context, spec isolation.Spec) (*Sandbox, error) {
-	if err := ctx.Err(); err != nil {
+	if err := errors.Join(supervisor.Check(ctx, spec, Name, level()), checkNetwork(spec.Network)); err != nil {
 		return nil, err
 	}
-	if spec.Require > level() {
-		return nil, fmt.Errorf("%w: driver ns has level %s here, %s is required", isolation.ErrLevel, level(), spec.Require)
-	}
-	if err := errors.Join(start.CheckEnv(spec.Env), start.CheckLimits(spec.Limits)); err != nil {
-		return nil, err
-	}
-	if err := checkNetwork(spec.Network); err != nil {
-		return nil, err
-	}
-	opened, err := scratch.Open(spec.Scratch)
+	opened, err := supervisor.OpenScratch(spec.Scratch)
 	if err != nil {
 		return nil, err
 	}
@@ -127,10 +117,10 @@ func (d *Driver) open(ctx context.Context, spec isolation.Spec) (*Sandbox, error
 	}
 	s := &Sandbox{
 		spec: spec, config: config, groups: d.groups(), scratch: opened,
-		log: d.log, operations: operations{stop: make(chan struct{})},
+		log: d.log, gate: supervisor.NewGate(spec.ID, d.log),
 	}
 	if err := s.start(ctx); err != nil {
-		return nil, errors.Join(err, s.guard.close(), s.closeDirs())
+		return nil, errors.Join(err, s.guard.close(), opened.Close())
 	}
 	return s, nil
 }
@@ -151,7 +141,7 @@ func (d *Driver) groups() *cgroup.Tree {
 }
 
 // newConfig says what a sandbox is made of.
-func newConfig(spec isolation.Spec, dir *scratch.Dir) (wire.Config, error) {
+func newConfig(spec isolation.Spec, dir *supervisor.Scratch) (wire.Config, error) {
 	workspace, err := filepath.Abs(spec.Workspace)
 	if spec.Workspace == "" || err != nil {
 		return wire.Config{}, errors.Join(errors.New("workspace directory is missing"), err)

@@ -10,11 +10,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/bounds"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -34,7 +34,7 @@ type instance struct {
 	ready   wire.Ready
 	gone    chan struct{} // closed when it does not answer any more
 	network network
-	bounds  *bounds.Bounds
+	bounds  *supervisor.Bounds
 
 	requests
 	ending
@@ -174,10 +174,14 @@ func (i *instance) lose() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	close(i.gone)
+	for _, to := range i.waiting {
+		close(to)
+	}
 	i.waiting = nil
 }
 
-// register returns an id for a request and the channel of its reply.
+// register returns an id for a request and the channel of its reply, which is closed without one when
+// the sandbox is lost.
 func (i *instance) register() (uint64, <-chan *reply, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -209,14 +213,10 @@ func (i *instance) ask(ctx context.Context, send func(id uint64) error) (*reply,
 	}
 	select {
 	case r := <-replies:
-		return r, nil
-	case <-i.gone:
-		select {
-		case r := <-replies: // the last word
-			return r, nil
-		default:
+		if r == nil {
 			return nil, errLost
 		}
+		return r, nil
 	case <-ctx.Done():
 		i.forget(id)
 		return nil, ctx.Err()
@@ -309,7 +309,7 @@ func (i *instance) close() error {
 			_ = i.process.Kill() // it may have ended
 			i.closeErr = i.wait()
 		}
-		i.closeErr = errors.Join(i.closeErr, i.bounds.Group().Close(), i.conn.Close(), i.network.close())
+		i.closeErr = errors.Join(i.closeErr, i.bounds.Close(), i.conn.Close(), i.network.close())
 		i.reader.Wait()
 	})
 	return i.closeErr
@@ -333,13 +333,13 @@ func open(ctx context.Context, config wire.Config, groups *cgroup.Tree, limits s
 }
 
 func begin(config wire.Config, groups *cgroup.Tree, limits sandbox.Limits) (*instance, error) {
-	b, err := bounds.New(groups, bounds.Spare{Memory: spareMemory, Processes: initd.SpareProcesses}, limits)
+	b, err := supervisor.NewBounds(groups, supervisor.Spare{Memory: spareMemory, Processes: initd.SpareProcesses}, limits)
 	if err != nil {
 		return nil, err
 	}
 	conn, theirs, err := wire.Pair()
 	if err != nil {
-		return nil, errors.Join(err, b.Group().Close())
+		return nil, errors.Join(err, b.Close())
 	}
 	i := &instance{conn: conn, bounds: b, gone: make(chan struct{}), requests: requests{waiting: map[uint64]chan<- *reply{}}}
 	if config.Bwrap {

@@ -9,13 +9,11 @@ import (
 	"io"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // Probe implements [isolation.Driver]: it opens a sandbox, which tests itself, and uses it.
@@ -72,64 +70,46 @@ func (d *Driver) tryLink(ctx context.Context) (isolation.Caps, error) {
 	return without, nil
 }
 
-func (d *Driver) tryOut(ctx context.Context) (caps isolation.Caps, err error) {
-	caps = isolation.Caps{Driver: Name, Launcher: LauncherNative}
+func (d *Driver) tryOut(ctx context.Context) (isolation.Caps, error) {
+	caps := isolation.Caps{Driver: Name, Launcher: LauncherNative}
 	if d.bwrap.Load() {
 		caps.Launcher = LauncherBwrap
 	}
-	dir, err := os.MkdirTemp(d.dir, ".toolfleet-probe-") // hidden, for what else is there has names of its own
-	if err != nil {
-		return caps, fmt.Errorf("probe: a sandbox needs a directory to be tried in, where --data is or in TMPDIR: %w", err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	workspace, scratch := filepath.Join(dir, "workspace"), filepath.Join(dir, "scratch")
-	if err := errors.Join(os.Mkdir(workspace, 0o700), os.Mkdir(scratch, 0o700)); err != nil {
-		return caps, fmt.Errorf("probe: %w", err)
-	}
-	// With a proxy and a link: all that a sandbox without a network has, and more.
-	network := isolation.Network{
-		Mode: isolation.NetworkProxy, Serve: func(ctx context.Context, _ net.Listener) { <-ctx.Done() },
-		ServeLink: func(ctx context.Context, _ io.ReadWriteCloser) { <-ctx.Done() },
-	}
-	s, err := d.open(ctx, isolation.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Network: network})
-	if err != nil {
-		return caps, fmt.Errorf("probe: %w", err)
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	if err := try(ctx, s); err != nil {
-		if s.current.lost() {
-			err = fmt.Errorf("%w: %s", err, s.current.postMortem())
+	err := supervisor.Try(d.dir, func(spec isolation.Spec) (err error) {
+		linked := spec
+		linked.Network = isolation.Network{ // all that a sandbox without a network has, and more
+			Mode: isolation.NetworkProxy, Serve: func(ctx context.Context, _ net.Listener) { <-ctx.Done() },
+			ServeLink: func(ctx context.Context, _ io.ReadWriteCloser) { <-ctx.Done() },
 		}
-		return caps, fmt.Errorf("probe: %w", err)
+		s, err := d.open(ctx, linked)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, s.Close()) }()
+		const code = 7
+		if err := supervisor.TryCommand(ctx, s, []string{"/bin/sh", "-c", "test -e probe.txt && exit 7"}, code); err != nil {
+			if s.current.lost() {
+				err = fmt.Errorf("%w: %s", err, s.current.postMortem())
+			}
+			return err
+		}
+		caps.Limits = limitKinds(s.current.bounds.Used())
+		caps = d.caps(caps, s.current.ready.Landlock)
+		caps.Copies = d.copies(ctx, spec)
+		return nil
+	})
+	if err != nil {
+		err = fmt.Errorf("probe: %w", err)
 	}
-	caps.Limits = limitKinds(s.current.bounds.Group() != nil)
-	caps = d.caps(caps, s.current.ready.Landlock)
-	caps.Copies = d.copies(ctx, workspace, scratch)
-	return caps, nil
+	return caps, err
 }
 
 // copies reports whether links can replace files: not every kernel mounts one.
-func (d *Driver) copies(ctx context.Context, workspace, scratch string) bool {
+func (d *Driver) copies(ctx context.Context, spec isolation.Spec) bool {
 	const place = "probe.txt"
-	spec := isolation.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Protection: isolation.Protection{Protect: []string{place}, Copies: []string{place}}}
+	spec.Protection = isolation.Protection{Protect: []string{place}, Copies: []string{place}}
 	s, err := d.open(ctx, spec)
 	return err == nil && s.Close() == nil
-}
-
-// try uses a sandbox once.
-func try(ctx context.Context, s sandbox.Sandbox) error {
-	if _, err := s.FS().Write(ctx, protocol.FilesWrite{Path: "probe.txt", Content: []byte("probe")}); err != nil {
-		return fmt.Errorf("write a file: %w", err)
-	}
-	const code = 7
-	result, err := s.Exec(ctx, sandbox.Cmd{Argv: []string{"/bin/sh", "-c", "test -e probe.txt && exit 7"}})
-	if err != nil {
-		return fmt.Errorf("run a command: %w", err)
-	}
-	if result.Reason != sandbox.ReasonExited || result.ExitCode != code {
-		return fmt.Errorf("a command that exits %d: %s, exit code %d: %s", code, result.Reason, result.ExitCode, result.Stderr.Data)
-	}
-	return nil
 }
 
 // caps fills in what a sandbox that serves has proven.

@@ -8,11 +8,11 @@
 //     are absent, and Cmd.Env;
 //   - a start in a directory of the workspace, and file operations confined to it;
 //   - bounded time and output, and on Linux, for each process, bounded processor time,
-//     memory, files and open files, set just after it has started;
+//     memory, files and open files, from its first instruction;
 //   - the end of a command is the end of everything that it started, and
 //   - on Linux a command ends with the worker and with the worker's lease (Spec.LeaseEnd).
 //
-// The last two are the work of a guard (package guard), a process for each command:
+// The last two are the work of a guard (package initd), a process for each command:
 //
 //	worker ──exec──► guard ──fork──► command ──► ...
 //	   │ ◄─control socket─┘  adopts what loses its parent
@@ -38,19 +38,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"sync/atomic"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/files"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/scratch"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -72,8 +68,10 @@ var _ isolation.Driver = (*Driver)(nil)
 // Driver opens sandboxes that isolate nothing.
 type Driver struct {
 	log  *slog.Logger
-	wrap func(cmd sandbox.Cmd, path string, argv []string) (string, []string, error)
+	wrap wrapper
 }
+
+type wrapper func(cmd sandbox.Cmd, path string, argv []string) (string, []string, error)
 
 // ungrouped says that control groups turned out to be of no use.
 var ungrouped atomic.Bool //nolint:gochecknoglobals // groups are the process's, not a driver's
@@ -111,49 +109,31 @@ func (d *Driver) Probe(ctx context.Context) (caps isolation.Caps, err error) {
 }
 
 // tryOut tries a sandbox, in a control group if there is one.
-func (d *Driver) tryOut(ctx context.Context) (caps isolation.Caps, err error) {
-	caps = isolation.Caps{
+func (d *Driver) tryOut(ctx context.Context) (isolation.Caps, error) {
+	caps := isolation.Caps{
 		Driver: Name, Level: isolation.LevelNone, Limits: limitKinds(), HostUID: true,
 		Networks: []isolation.NetworkMode{isolation.NetworkAll}, Warnings: warnings(),
 	}
-	dir, err := os.MkdirTemp("", "toolfleet-probe-")
+	err := supervisor.Try("", func(spec isolation.Spec) (err error) {
+		s, err := d.open(ctx, spec)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, s.Close()) }()
+		if s.bounds.Used() {
+			caps.Limits.Memory, caps.Limits.Processes = isolation.LimitCgroup, isolation.LimitCgroup
+		}
+		shell := []string{"/bin/sh", "-c"}
+		if runtime.GOOS == "windows" {
+			shell = []string{"cmd", "/c"}
+		}
+		const code = 7
+		return supervisor.TryCommand(ctx, s, append(shell, "exit 7"), code)
+	})
 	if err != nil {
-		return caps, fmt.Errorf("probe: %w", err)
+		err = fmt.Errorf("probe: %w", err)
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	workspace, scratch := filepath.Join(dir, "workspace"), filepath.Join(dir, "scratch")
-	if err := errors.Join(os.Mkdir(workspace, 0o700), os.Mkdir(scratch, 0o700)); err != nil {
-		return caps, fmt.Errorf("probe: %w", err)
-	}
-	s, err := d.open(ctx, isolation.Spec{ID: "probe", Workspace: workspace, Scratch: scratch})
-	if err != nil {
-		return caps, fmt.Errorf("probe: %w", err)
-	}
-	if s.group.Used() {
-		caps.Limits.Memory, caps.Limits.Processes = isolation.LimitCgroup, isolation.LimitCgroup
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	return caps, try(ctx, s)
-}
-
-// try uses a sandbox once.
-func try(ctx context.Context, s sandbox.Sandbox) error {
-	if _, err := s.FS().Write(ctx, protocol.FilesWrite{Path: "probe.txt", Content: []byte("probe")}); err != nil {
-		return fmt.Errorf("probe: write a file: %w", err)
-	}
-	argv := []string{"/bin/sh", "-c", "exit 7"}
-	if runtime.GOOS == "windows" {
-		argv = []string{"cmd", "/c", "exit 7"}
-	}
-	const code = 7
-	result, err := s.Exec(ctx, sandbox.Cmd{Argv: argv})
-	if err != nil {
-		return fmt.Errorf("probe: run a command: %w", err)
-	}
-	if result.Reason != sandbox.ReasonExited || result.ExitCode != code {
-		return fmt.Errorf("probe: %q: %s, exit code %d, want %d", argv, result.Reason, result.ExitCode, code)
-	}
-	return nil
+	return caps, err
 }
 
 func warnings() []string {
@@ -177,16 +157,10 @@ func (d *Driver) Open(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox
 }
 
 func (d *Driver) open(ctx context.Context, spec isolation.Spec) (*Sandbox, error) {
-	if err := ctx.Err(); err != nil {
+	if err := errors.Join(supervisor.Check(ctx, spec, Name, isolation.LevelNone), checkUnisolated(spec)); err != nil {
 		return nil, err
 	}
-	if spec.Require > isolation.LevelNone {
-		return nil, fmt.Errorf("%w: driver process has level %s, %s is required", isolation.ErrLevel, isolation.LevelNone, spec.Require)
-	}
-	if err := errors.Join(start.CheckEnv(spec.Env), start.CheckLimits(spec.Limits), checkUnisolated(spec)); err != nil {
-		return nil, err
-	}
-	scratch, err := scratch.Open(spec.Scratch)
+	scratch, err := supervisor.OpenScratch(spec.Scratch)
 	if err != nil {
 		return nil, err
 	}
@@ -194,11 +168,14 @@ func (d *Driver) open(ctx context.Context, spec isolation.Spec) (*Sandbox, error
 	if err != nil {
 		return nil, errors.Join(err, scratch.Close())
 	}
-	group, err := newGroup(spec.Limits)
+	bounds, err := newBounds(spec.Limits)
 	if err != nil {
 		return nil, errors.Join(err, scratch.Close(), workspace.Close())
 	}
-	return newSandbox(spec, workspace, scratch, group, d), nil
+	return &Sandbox{
+		spec: spec, workspace: workspace, scratch: scratch, bounds: bounds, wrap: d.wrap,
+		gate: supervisor.NewGate(spec.ID, d.log),
+	}, nil
 }
 
 // checkUnisolated refuses what cannot even be pretended: a proxy that nothing has to use, protected
@@ -218,5 +195,3 @@ func checkUnisolated(spec isolation.Spec) error {
 	}
 	return nil
 }
-
-var _ io.Closer = (*Sandbox)(nil)

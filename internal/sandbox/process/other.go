@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -17,40 +18,7 @@ const terminals = false
 
 func startDir(dir *os.File) string { return dir.Name() }
 
-// group would be the control group of the commands of a sandbox, which this system does not have.
-type group struct{}
-
-// member would be a command in a group.
-type member struct{}
-
-func newGroup(sandbox.Limits) (*group, error) { return &group{}, nil }
-
-// Used reports that there is no group.
-func (*group) Used() bool { return false }
-
-// Close does nothing.
-func (*group) Close() error { return nil }
-
-// Enter returns a command without bounds.
-func (*group) Enter(sandbox.Limits) (*member, error) { return &member{}, nil }
-
-// Leave does nothing.
-func (*member) Leave() {}
-
-// Watched reports that nothing bounds the command's memory.
-func (*member) Watched() bool { return true }
-
-// Looks returns no times to look at what was killed.
-func (*member) Looks() (<-chan time.Time, func()) { return nil, func() {} }
-
-// Killed reports that nothing was killed for its memory.
-func (*member) Killed() (killed, mine bool) { return false, false }
-
-// OutOfMemory does nothing.
-func (*member) OutOfMemory(*sandbox.Result) {}
-
-// Kinds returns kinds.
-func (*member) Kinds(kinds isolation.LimitKinds) isolation.LimitKinds { return kinds }
+func newBounds(sandbox.Limits) (*supervisor.Bounds, error) { return &supervisor.Bounds{}, nil }
 
 func limitKinds() isolation.LimitKinds {
 	return isolation.LimitKinds{
@@ -65,7 +33,7 @@ type tree struct {
 	asked chan struct{} // has room for one: the command was asked to end
 }
 
-func newTree(cmd *exec.Cmd, _ *member, _ bool) *tree {
+func newTree(cmd *exec.Cmd, _ *supervisor.Bound, _ bool) *tree {
 	lead(cmd)
 	return &tree{cmd: cmd, asked: make(chan struct{}, 1)}
 }

@@ -4,14 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"strconv"
 	"sync"
+	"syscall"
+	"time"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/files"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/scratch"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
+
+// killWait is how long killed processes may take to be gone. Guards report before that when they are
+// not.
+const killWait = 6 * time.Second
 
 var _ sandbox.Sandbox = (*Sandbox)(nil)
 
@@ -19,86 +30,37 @@ var _ sandbox.Sandbox = (*Sandbox)(nil)
 type Sandbox struct {
 	spec      isolation.Spec
 	workspace *files.FS
-	scratch   *scratch.Dir
-	group     *group
-	driver    *Driver
-	log       *slog.Logger
+	scratch   *supervisor.Scratch
+	bounds    *supervisor.Bounds
+	wrap      wrapper
+	gate      *supervisor.Gate
 
-	change    sync.Mutex // one Reset or Close at a time
-	ungrouped bool       // whether the group was removed, by Close
-
-	commands
-}
-
-// commands are the commands that run, and what stops new ones.
-type commands struct {
-	mu        sync.Mutex
-	closed    bool
-	resetting chan struct{} // closed when the reset is done; nil when there is none
-	stop      chan struct{} // closed to kill the commands that run
-	left      []*tree       // of commands that could not be killed
-	running   sync.WaitGroup
-}
-
-func newSandbox(spec isolation.Spec, workspace *files.FS, scratch *scratch.Dir, group *group, d *Driver) *Sandbox {
-	return &Sandbox{
-		spec: spec, workspace: workspace, scratch: scratch, group: group, driver: d, log: d.log,
-		commands: commands{stop: make(chan struct{})},
-	}
+	mu       sync.Mutex
+	leftover []*tree // of commands that could not be killed
 }
 
 // FS implements [sandbox.Sandbox].
 func (s *Sandbox) FS() sandbox.FS { return sandbox.NewFS(s.workspace.Do) }
 
-// begin counts a command in, once no reset is under way. Every success is followed
-// by running.Done. The channel is closed when the command has to be killed.
-func (s *Sandbox) begin(ctx context.Context) (<-chan struct{}, error) {
-	for {
-		stop, gate, err := s.enter()
-		if gate == nil {
-			return stop, err
-		}
-		select {
-		case <-gate:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-}
-
-// enter is one try of begin; gate is set when it has to be repeated after that.
-func (s *Sandbox) enter() (stop, gate <-chan struct{}, err error) {
+// addLeftover remembers processes that could not be killed.
+func (s *Sandbox) addLeftover(t *tree) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
-		return nil, nil, sandbox.ErrClosed
-	}
-	if s.resetting != nil {
-		return nil, s.resetting, nil
-	}
-	s.running.Add(1)
-	return s.stop, nil, nil
-}
-
-// leave remembers processes that could not be killed.
-func (s *Sandbox) leave(t *tree) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.left = append(s.left, t)
+	s.leftover = append(s.leftover, t)
 }
 
 // killAll waits for the commands that are stopping, and tries once more to kill what they left.
 func (s *Sandbox) killAll() error {
-	s.running.Wait()
+	s.gate.Wait()
 	s.mu.Lock()
-	left := s.left
-	s.left = nil
+	leftover := s.leftover
+	s.leftover = nil
 	s.mu.Unlock()
 	var errs []error
-	for _, t := range left {
+	for _, t := range leftover {
 		if err := t.sweep(); err != nil {
 			errs = append(errs, err)
-			s.leave(t)
+			s.addLeftover(t)
 		}
 	}
 	return errors.Join(errs...)
@@ -106,65 +68,164 @@ func (s *Sandbox) killAll() error {
 
 // Reset implements [sandbox.Sandbox].
 func (s *Sandbox) Reset(ctx context.Context) error {
-	s.change.Lock()
-	defer s.change.Unlock()
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("reset sandbox %s: %w", s.spec.ID, err)
-	}
-	if !s.beginReset() {
-		return fmt.Errorf("reset sandbox %s: %w", s.spec.ID, sandbox.ErrClosed)
-	}
-	defer s.endReset()
-	err := s.killAll()
-	if err == nil {
-		err = s.scratch.Empty()
-	}
-	if err != nil {
-		return fmt.Errorf("reset sandbox %s: %w", s.spec.ID, err)
-	}
-	return nil
-}
-
-func (s *Sandbox) beginReset() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return false
-	}
-	s.resetting = make(chan struct{})
-	close(s.stop)
-	return true
-}
-
-func (s *Sandbox) endReset() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stop = make(chan struct{})
-	close(s.resetting)
-	s.resetting = nil
+	return s.gate.Reset(ctx, func() error {
+		if err := s.killAll(); err != nil {
+			return err
+		}
+		return s.scratch.Empty()
+	})
 }
 
 // Close implements [sandbox.Sandbox]. It can be called again after [isolation.ErrLeftover].
 func (s *Sandbox) Close() error {
-	s.change.Lock()
-	defer s.change.Unlock()
-	s.mu.Lock()
-	if !s.closed {
-		s.closed = true
-		close(s.stop)
-	}
-	s.mu.Unlock()
-	if err := errors.Join(s.killAll(), s.closeGroup(), s.workspace.Close(), s.scratch.Close()); err != nil {
-		return fmt.Errorf("close sandbox %s: %w", s.spec.ID, err)
-	}
-	return nil
+	return s.gate.Close(func() error {
+		return errors.Join(s.killAll(), s.bounds.Close(), s.workspace.Close(), s.scratch.Close())
+	})
 }
 
-// closeGroup removes the control group, once, with whatever could not be killed before.
-func (s *Sandbox) closeGroup() error {
-	if s.ungrouped {
+// Exec implements [sandbox.Sandbox].
+func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, error) {
+	return s.gate.Run(ctx, supervisor.Start{}, func(stop <-chan struct{}) (sandbox.Result, error) {
+		return s.exec(ctx, cmd, stop)
+	})
+}
+
+func (s *Sandbox) exec(ctx context.Context, cmd sandbox.Cmd, stop <-chan struct{}) (sandbox.Result, error) {
+	if cmd.ReadOnly && s.wrap == nil {
+		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w: driver process has no read-only commands", s.spec.ID, sandbox.ErrUnsupported)
+	}
+	if cmd.Typed != nil && !terminals {
+		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w: driver process has no terminals on this system", s.spec.ID, sandbox.ErrUnsupported)
+	}
+	c, err := s.bounds.Begin(s.spec, cmd)
+	if err != nil {
+		return sandbox.Result{}, err
+	}
+	defer c.Bound.Leave()
+	t, err := s.start(c, cmd)
+	if err != nil {
+		return sandbox.Result{}, err
+	}
+	result, err := finish(c, t, c.Supervise(ctx, stop))
+	if err != nil {
+		s.addLeftover(t)
+		return result, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
+	}
+	return result, nil
+}
+
+// start starts a command. One that does not start has no pipes any more.
+func (s *Sandbox) start(c *supervisor.Command, cmd sandbox.Cmd) (*tree, error) {
+	program, dir, err := s.program(cmd)
+	if err != nil {
+		c.Pipes.Abandon()
+		return nil, err
+	}
+	defer dir.Close()
+	stdin, stdout, stderr := c.Pipes.Command()
+	if program.Stdout, program.Stderr = stdout, stderr; stdin != nil {
+		program.Stdin = stdin
+	}
+	t := newTree(program, c.Bound, cmd.Typed != nil)
+	c.Signal = t.signal
+	status, err := newStatus(s.wrap, program)
+	if err != nil {
+		c.Pipes.Abandon()
+		return nil, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
+	}
+	limits := c.Limits
+	if !c.Bound.Watched() {
+		limits.Memory = 0 // the group bounds it
+	}
+	if err := t.start(limits, s.spec.LeaseEnd); err != nil {
+		status.close()
+		c.Pipes.Abandon()
+		return nil, start.Error(cmd.Argv[0], err)
+	}
+	c.Pipes.Run()
+	go func() {
+		t.await()
+		close(c.Ended)
+	}()
+	if err := status.became(cmd.Argv[0]); err != nil {
+		_, clearErr := finish(c, t, "")
+		return nil, errors.Join(err, clearErr)
+	}
+	return t, nil
+}
+
+// finish waits until no process of the command is left, and collects its result.
+func finish(c *supervisor.Command, t *tree, reason sandbox.Reason) (sandbox.Result, error) {
+	timer := time.NewTimer(killWait)
+	defer timer.Stop()
+	select {
+	case <-c.Ended:
+		result := c.Finish(reason, limitKinds())
+		t.describe(&result, c.Limits)
+		c.Bound.OutOfMemory(&result)
+		return result, t.finish()
+	case <-timer.C: // the goroutine of start ends with the command
+		return c.Finish(reason, limitKinds()), fmt.Errorf("%w: the command does not end", isolation.ErrLeftover)
+	}
+}
+
+// program builds what cmd asks for. The directory, in which the command is to start, has to stay
+// open until then.
+func (s *Sandbox) program(cmd sandbox.Cmd) (*exec.Cmd, *os.File, error) {
+	dir, err := s.workspace.OpenDir(cmd.Dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	env := map[string]string{"HOME": s.scratch.Home(), "TMPDIR": s.scratch.Temp()}
+	maps.Copy(env, s.spec.Env)
+	maps.Copy(env, cmd.Env)
+	path, err := start.Lookup(cmd.Argv[0], env["PATH"], dir.Name())
+	argv := cmd.Argv
+	if err == nil && s.wrap != nil {
+		path, argv, err = s.wrap(cmd, path, argv)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, dir.Close())
+	}
+	return &exec.Cmd{Path: path, Args: argv, Env: start.Environ(env), Dir: startDir(dir)}, dir, nil
+}
+
+// status is the other end of [initd.StatusFD]; nil without a wrapper.
+type status struct{ ours, theirs *os.File }
+
+// newStatus gives a wrapped command its descriptor.
+func newStatus(wrap wrapper, c *exec.Cmd) (*status, error) {
+	if wrap == nil {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	ours, theirs, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	c.ExtraFiles = []*os.File{theirs}
+	return &status{ours: ours, theirs: theirs}, nil
+}
+
+// close is for a command that was not started.
+func (s *status) close() {
+	if s != nil {
+		_, _ = s.ours.Close(), s.theirs.Close() // nothing was written
+	}
+}
+
+// became waits until a wrapped command is the program name, and says why it is not.
+func (s *status) became(name string) error {
+	if s == nil {
 		return nil
 	}
-	s.ungrouped = true
-	return s.group.Close()
+	_ = s.theirs.Close() // the command has its own
+	defer s.ours.Close()
+	text, err := io.ReadAll(io.LimitReader(s.ours, 4096))
+	if err != nil || len(text) == 0 {
+		return err
+	}
+	if errno, err := strconv.Atoi(string(text)); err == nil {
+		return start.Error(name, syscall.Errno(errno))
+	}
+	return fmt.Errorf("start %q: %w", name, errors.New(string(text)))
 }

@@ -12,12 +12,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/bounds"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/guard"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/image"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -44,7 +43,7 @@ var guardProgram = sync.OnceValues(func() (*os.File, error) { //nolint:gocheckno
 // tree is every process of one command, by their guard.
 type tree struct {
 	cmd   *exec.Cmd // the command
-	in    *member
+	in    *supervisor.Bound
 	typed bool      // it has a terminal
 	guard *exec.Cmd // who starts it
 	conn  *wire.Conn
@@ -53,7 +52,7 @@ type tree struct {
 	ended wire.Ended // set before gone is closed
 }
 
-func newTree(cmd *exec.Cmd, in *member, typed bool) *tree {
+func newTree(cmd *exec.Cmd, in *supervisor.Bound, typed bool) *tree {
 	return &tree{cmd: cmd, in: in, typed: typed, gone: make(chan struct{})}
 }
 
@@ -80,7 +79,7 @@ func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
 	if err = errors.Join(err, theirs.Close()); err != nil {
 		return errors.Join(fmt.Errorf("start the guard of a command: %w", err), conn.Close())
 	}
-	o := guard.Order{Path: c.Path, Argv: c.Args, Env: c.Env, Limits: limits, Terminal: t.typed, Status: len(c.ExtraFiles) > 0, Group: group != nil}
+	o := initd.Order{Path: c.Path, Argv: c.Args, Env: c.Env, Limits: wire.NewLimits(limits), Terminal: t.typed, Status: len(c.ExtraFiles) > 0, Group: group != nil}
 	var last time.Time
 	if leaseEnd != nil {
 		last = leaseEnd()
@@ -100,7 +99,7 @@ func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
 }
 
 // order has the guard start the command.
-func (t *tree) order(o guard.Order) error {
+func (t *tree) order(o initd.Order) error {
 	if err := t.conn.Send(0, wire.KindExec, o); err != nil {
 		return err
 	}
@@ -108,7 +107,7 @@ func (t *tree) order(o guard.Order) error {
 	if err != nil {
 		return fmt.Errorf("the guard of a command: %w", err)
 	}
-	var answer guard.Begun
+	var answer initd.Begun
 	switch err := m.Decode(&answer); {
 	case err != nil:
 		return err
@@ -154,7 +153,7 @@ func (t *tree) finish() error {
 // sweep waits for a guard that has given up once, and tries again.
 func (t *tree) sweep() error {
 	_ = t.in.KillAlone()
-	t.conn.ReceiveUntil(time.Now().Add(guard.KillWait))
+	t.conn.ReceiveUntil(time.Now().Add(initd.KillWait))
 	m, err := t.conn.Receive()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return t.finish()
@@ -172,20 +171,13 @@ func (t *tree) describe(result *sandbox.Result, limits sandbox.Limits) {
 	start.Describe(result, syscall.WaitStatus(t.ended.Status), t.ended.Over, limits)
 }
 
-// group is the control group of the commands of a sandbox, and member a command in it. Without one
-// nothing is bounded by it.
-type (
-	group  = bounds.Bounds
-	member = bounds.Bound
-)
-
-// newGroup makes a group for a sandbox, if there can be one.
-func newGroup(limits sandbox.Limits) (*group, error) {
+// newBounds makes a control group for a sandbox, if there can be one.
+func newBounds(limits sandbox.Limits) (*supervisor.Bounds, error) {
 	var groups *cgroup.Tree
 	if !ungrouped.Load() {
 		groups, _ = cgroup.Find() // limits are enforced in other ways then, and published so
 	}
-	return bounds.New(groups, bounds.Spare{}, limits)
+	return supervisor.NewBounds(groups, supervisor.Spare{}, limits)
 }
 
 func limitKinds() isolation.LimitKinds {

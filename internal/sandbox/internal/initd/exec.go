@@ -41,8 +41,8 @@ func (s *server) start(m *wire.Message) error {
 		return err
 	}
 	p := program{
-		path: path, argv: argv, env: request.Env, dir: dir, terminal: request.Terminal,
-		files: [3]uintptr{s.null.Fd(), uintptr(m.FDs[0]), uintptr(m.FDs[1])},
+		path: path, argv: argv, env: request.Env, dir: dir, workspace: true, terminal: request.Terminal, group: -1,
+		files: []uintptr{s.null.Fd(), uintptr(m.FDs[0]), uintptr(m.FDs[1])},
 	}
 	if len(m.FDs) > 2 {
 		p.files[0] = uintptr(m.FDs[2])
@@ -52,9 +52,9 @@ func (s *server) start(m *wire.Message) error {
 		if screen, err = openTerminal(m); err != nil {
 			return err
 		}
-		p.files = [3]uintptr{screen.Command(), screen.Command(), screen.Command()}
+		p.files = []uintptr{screen.Command(), screen.Command(), screen.Command()}
 	}
-	c := &command{id: m.ID, tag: newTag(), limits: request.Limits}
+	c := &command{id: m.ID, tag: newTag(), limits: request.Limits, memory: dataLimit(request.Limits.Memory)}
 	fork := func() (int, error) { return c.fork(p) }
 	if request.ReadOnly {
 		s.once.Do(func() { s.readers, s.readersErr = newReaders(s.mounts) })
@@ -111,6 +111,7 @@ type command struct {
 	pid    int
 	tag    tag
 	limits wire.Limits
+	memory uint64 // of one process; 0 means no limit
 
 	done   chan struct{} // closed at the end of a command that is watched
 	asked  bool          // to end: what it started may take its time

@@ -17,9 +17,12 @@ import (
 type program struct {
 	path      string
 	argv, env []string
-	dir       *os.File // nil is the workspace
-	files     [3]uintptr
+	dir       *os.File // to start in
+	workspace bool     // without dir it starts in the workspace, else where this process is
+	files     []uintptr
 	terminal  bool // the files are one, which becomes its terminal
+	group     int  // descriptor of the control group's directory; -1 is that of this process
+	ends      bool // it ends with the thread that starts it
 }
 
 // fork starts the program. The process sets its limits before it executes the program: they hold
@@ -27,15 +30,25 @@ type program struct {
 func (c *command) fork(p program) (int, error) {
 	l := &calls.List{}
 	l.Do(unix.SYS_SETSID)
+	if p.group >= 0 {
+		l.ForkInto(p.group)
+	}
+	if p.ends {
+		l.Do(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, int(unix.SIGKILL))
+		l.Do(unix.SYS_TGKILL, l.Do(unix.SYS_GETPPID), os.Getpid(), 0) // fails when this process has ended before that
+	}
 	for fd, from := range p.files {
-		l.Do(unix.SYS_DUP3, from, fd, 0)
+		if from != uintptr(fd) { //nolint:gosec // not negative
+			l.Do(unix.SYS_DUP3, from, fd, 0)
+		}
 	}
 	if p.terminal {
 		l.Do(unix.SYS_IOCTL, 0, unix.TIOCSCTTY, 0)
 	}
-	if p.dir != nil {
+	switch {
+	case p.dir != nil:
 		l.Do(unix.SYS_FCHDIR, p.dir.Fd())
-	} else {
+	case p.workspace:
 		l.Do(unix.SYS_CHDIR, GuestWorkspace)
 	}
 	if err := c.limit(l); err != nil {
@@ -67,7 +80,7 @@ func (c *command) limit(l *calls.List) error {
 	}{
 		{unix.RLIMIT_RTTIME, uint64(c.tag), 0},
 		{unix.RLIMIT_CPU, c.limits.CPU, 1}, // SIGXCPU first, then SIGKILL
-		{unix.RLIMIT_DATA, tooFast(c.limits.Memory), 0},
+		{unix.RLIMIT_DATA, c.memory, 0},
 		{unix.RLIMIT_FSIZE, c.limits.FileSize, 0},
 		{unix.RLIMIT_NOFILE, c.limits.OpenFiles, 0},
 	} {
@@ -111,9 +124,10 @@ func begin(l *calls.List) (int, error) {
 	return pid, nil
 }
 
-// tooFast is the memory of a process that grows faster than it is watched. It is so far above
-// the limit that most are killed for the limit, and do not just see an allocation fail.
-func tooFast(memory uint64) uint64 {
+// dataLimit is the RLIMIT_DATA of a process whose memory is watched: for one that grows faster than it
+// is watched. It is so far above the limit that most are killed for the limit, and do not just see an
+// allocation fail.
+func dataLimit(memory uint64) uint64 {
 	if memory == 0 {
 		return 0
 	}

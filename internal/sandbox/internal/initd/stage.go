@@ -9,7 +9,6 @@ import (
 	"syscall"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/calls"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/guard"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 )
 
@@ -21,7 +20,7 @@ const (
 	StageLaunch = "launch"
 	StageShut   = "shut" // what follows when bwrap has made the namespaces
 	stageServe  = "serve"
-	StageGuard  = "guard" // no stage of a sandbox, see package guard
+	StageGuard  = "guard" // no stage of a sandbox, see guard
 )
 
 // Descriptors of the stages.
@@ -103,7 +102,7 @@ func run(args []string) int {
 	case stageServe:
 		err = serve(conn)
 	case StageGuard:
-		guard.Main(conn)
+		supervise(conn)
 	default:
 		return 2
 	}

@@ -84,7 +84,13 @@ func (t *commands) reaped(pid int, status unix.WaitStatus, usage *unix.Rusage) {
 		return // something that a command has started
 	}
 	delete(t.pids, pid)
-	c.ended = &wire.Ended{
+	e := ended(status, usage)
+	c.ended = &e
+}
+
+// ended describes the end of the first process of a command.
+func ended(status unix.WaitStatus, usage *unix.Rusage) wire.Ended {
+	return wire.Ended{
 		Status: uint32(status),
 		CPU:    time.Duration(usage.Utime.Nano() + usage.Stime.Nano()),
 		MaxRSS: int64(usage.Maxrss) << 10, //nolint:unconvert // 32 bits on some systems

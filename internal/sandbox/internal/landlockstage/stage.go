@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/guard"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
@@ -58,13 +57,13 @@ func become(encoded string, argv []string) {
 	} else if errno, ok := errors.AsType[unix.Errno](unix.Exec(c.Path, argv, os.Environ())); ok {
 		text = strconv.Itoa(int(errno))
 	}
-	_, _ = unix.Write(guard.StatusFD, []byte(text)) // there is no other way to report it
+	_, _ = unix.Write(initd.StatusFD, []byte(text)) // there is no other way to report it
 }
 
 // confine gives up every right that the command must not have. The exec makes it so for
 // every thread.
 func (c Config) confine() error {
-	if err := unix.CloseRange(guard.StatusFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+	if err := unix.CloseRange(initd.StatusFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("close descriptors: %w", err)
 	}
 	core, err := confine.CoreLimit()

@@ -85,6 +85,17 @@ type Limits struct {
 	Disk      uint64
 }
 
+// NewLimits returns the limits of a command, which are not negative.
+func NewLimits(l sandbox.Limits) Limits {
+	return Limits{
+		CPU:       uint64((l.CPU + time.Second - 1) / time.Second), //nolint:gosec // as documented
+		Memory:    uint64(l.Memory),                                //nolint:gosec // as above
+		OpenFiles: uint64(l.OpenFiles),                             //nolint:gosec // as above
+		FileSize:  uint64(l.FileSize),                              //nolint:gosec // as above
+		Disk:      uint64(l.Disk),                                  //nolint:gosec // as above
+	}
+}
+
 // Signal goes to a command and everything that it started.
 type Signal struct {
 	Command uint64

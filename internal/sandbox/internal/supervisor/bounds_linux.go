@@ -1,10 +1,7 @@
-//go:build linux
-
-// Package bounds has the limits that the kernel enforces for the commands of a sandbox together:
-// those of its control group.
-package bounds
+package supervisor
 
 import (
+	"sync"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
@@ -24,8 +21,9 @@ type Spare struct {
 type Bounds struct {
 	shared
 
-	group *cgroup.Group // nil when there is none; nothing is bounded then
-	spare Spare
+	group   *cgroup.Group // nil when there is none; nothing is bounded then
+	spare   Spare
+	closing sync.Once
 }
 
 // Bound is a command in a group, or in none.
@@ -36,8 +34,8 @@ type Bound struct {
 	kills uint64 // for memory, before it started
 }
 
-// New makes a group for a sandbox with these limits, if groups is not nil.
-func New(groups *cgroup.Tree, spare Spare, whole sandbox.Limits) (*Bounds, error) {
+// NewBounds makes a group for a sandbox with these limits, if groups is not nil.
+func NewBounds(groups *cgroup.Tree, spare Spare, whole sandbox.Limits) (*Bounds, error) {
 	b := &Bounds{spare: spare}
 	b.whole = isolation.WithDefaults(whole)
 	if groups == nil {
@@ -53,7 +51,10 @@ func New(groups *cgroup.Tree, spare Spare, whole sandbox.Limits) (*Bounds, error
 func (b *Bounds) Used() bool { return b.group != nil }
 
 // Close removes the group with whatever is in it, once.
-func (b *Bounds) Close() error { return b.group.Close() }
+func (b *Bounds) Close() (err error) {
+	b.closing.Do(func() { err = b.group.Close() })
+	return err
+}
 
 // Group is the control group; nil when there is none.
 func (b *Bounds) Group() *cgroup.Group { return b.group }
@@ -163,4 +164,66 @@ func (c *Bound) Kinds(kinds isolation.LimitKinds) isolation.LimitKinds {
 		kinds.Processes = isolation.LimitNone
 	}
 	return kinds
+}
+
+// shared is limits that the kernel has for all commands of a sandbox together. They are those of
+// the sandbox, or of the command that runs, when that is the only one: a command may have tighter
+// limits than its sandbox.
+type shared struct {
+	set func(sandbox.Limits) error // nil when the kernel bounds nothing
+
+	mu      sync.Mutex // held by the caller of every method
+	whole   sandbox.Limits
+	running map[*part]struct{}
+}
+
+// part is a command under shared limits.
+type part struct {
+	limits sandbox.Limits
+	alone  bool // no command has run beside it
+}
+
+// enter counts a command in, whose limits are tighter than those of the sandbox or the same.
+func (s *shared) enter(limits sandbox.Limits) (*part, error) {
+	p := &part{limits: limits, alone: true}
+	if s.running == nil {
+		s.running = map[*part]struct{}{}
+	}
+	s.running[p] = struct{}{}
+	if len(s.running) > 1 {
+		for other := range s.running {
+			other.alone = false
+		}
+	}
+	if err := s.apply(); err != nil {
+		delete(s.running, p)
+		return nil, err
+	}
+	return p, nil
+}
+
+// leave counts a command out.
+func (s *shared) leave(p *part) {
+	delete(s.running, p)
+	_ = s.apply() // the limits that there were still hold
+}
+
+// only reports whether a command runs, and no other one does now.
+func (s *shared) only(p *part) bool {
+	_, runs := s.running[p]
+	return runs && len(s.running) == 1
+}
+
+// apply has the kernel enforce the limits that hold now.
+func (s *shared) apply() error {
+	limits := s.whole
+	if len(s.running) == 1 {
+		for p := range s.running {
+			limits = p.limits
+		}
+	}
+	if s.set == nil {
+		return nil
+	}
+	return s.set(limits)
 }

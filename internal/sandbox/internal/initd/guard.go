@@ -1,6 +1,6 @@
 //go:build linux
 
-package guard
+package initd
 
 import (
 	"bytes"
@@ -20,12 +20,21 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// Descriptors of a guard. The first three are the command's.
-const (
-	fdControl = 3
-	fdImage   = 4 // of the program, see package initd
-	fdMore    = 5 // the status of a driver that wraps commands, and the control group, if there are
-)
+// A guard is the parent of one command that is not in a sandbox of namespaces: it adopts what the
+// command leaves behind, and ends all of it with the command, with the worker, and with the worker's
+// lease.
+//
+//	worker ──exec──► guard ──fork──► command ──► ...
+//	   │ ◄─control socket─┘
+
+// fdMore is the first of the descriptors that follow those of every stage: the status of a driver
+// that wraps commands, and the control group, if there are.
+const fdMore = 5
+
+// StatusFD is the descriptor on which a driver's stage reports why it could not become the command:
+// the number of the error of exec, or a text if it failed before. If all is well, it is closed by
+// exec without a report.
+const StatusFD = 3
 
 // KillWait is how long killed processes may take to be gone.
 const KillWait = 5 * time.Second
@@ -35,10 +44,10 @@ type Order struct {
 	Path     string
 	Argv     []string
 	Env      []string
-	Limits   sandbox.Limits
-	Terminal bool // the command gets a terminal between its input and its output
-	Status   bool // there is a status
-	Group    bool // there is a control group
+	Limits   wire.Limits // those that the kernel enforces for each process
+	Terminal bool        // the command gets a terminal between its input and its output
+	Status   bool        // there is a status
+	Group    bool        // there is a control group
 	Deadline int64
 }
 
@@ -66,8 +75,8 @@ type guard struct {
 	screen *start.Terminal // nil without
 }
 
-// Main is the main function of a guard, with its end of the control socket. It does not return.
-func Main(conn *wire.Conn) {
+// supervise is the main function of a guard, with its end of the control socket. It does not return.
+func supervise(conn *wire.Conn) {
 	runtime.LockOSThread() // the kernel ends the command with the thread that starts it
 	g := &guard{conn: conn, kill: make(chan struct{})}
 	err := g.begin()
@@ -119,21 +128,26 @@ func (g *guard) begin() error {
 
 // fork starts the command, and closes what only the command needs.
 func (g *guard) fork(o Order) error {
-	attr := &syscall.ProcAttr{
-		Env: o.Env, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
-	}
+	p := program{path: o.Path, argv: o.Argv, env: o.Env, files: []uintptr{0, 1, 2}, group: -1, ends: true}
 	next := fdMore
+	if o.Terminal {
+		if err := g.openTerminal(); err != nil {
+			return err
+		}
+		for fd := range p.files {
+			p.files[fd] = g.screen.Command()
+		}
+		p.terminal = true
+	}
 	if o.Status {
-		attr.Files = append(attr.Files, uintptr(next))
+		p.files = append(p.files, fdMore)
 		next++
 	}
 	if o.Group {
-		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, next
+		p.group = next
 	}
-	if err := g.openTerminal(o, attr); err != nil {
-		return err
-	}
-	pid, err := syscall.ForkExec(o.Path, o.Argv, attr) //nolint:gosec // that is what it is for
+	c := &command{limits: o.Limits, memory: o.Limits.Memory}
+	pid, err := c.fork(p)
 	if g.screen != nil {
 		g.screen.Started(err == nil)
 	}
@@ -141,7 +155,6 @@ func (g *guard) fork(o Order) error {
 		return err
 	}
 	g.main = pid
-	limitProcess(pid, o.Limits)
 	if o.Status {
 		_ = unix.Close(fdMore)
 	}
@@ -154,26 +167,17 @@ func (g *guard) fork(o Order) error {
 	return err // the command ends with this process
 }
 
-// openTerminal makes the terminal of a command that has one, instead of its pipes. It is one of the
-// host's, so that the command opens no other by its name.
-func (g *guard) openTerminal(o Order, attr *syscall.ProcAttr) error {
-	if !o.Terminal {
-		return nil
-	}
+// openTerminal makes a terminal of the host's between the pipes of the command: the command opens no
+// other by its name.
+func (g *guard) openTerminal() (err error) {
 	var pipes [2]int
 	for fd := range pipes {
-		var err error
 		if pipes[fd], err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, fdMore); err != nil {
 			return err
 		}
 	}
-	var err error
-	if g.screen, err = start.OpenTerminal(pipes[0], pipes[1]); err != nil {
-		return err
-	}
-	attr.Files[0], attr.Files[1], attr.Files[2] = g.screen.Command(), g.screen.Command(), g.screen.Command()
-	attr.Sys.Setctty = true // it is descriptor 0 of the command
-	return nil
+	g.screen, err = start.OpenTerminal(pipes[0], pipes[1])
+	return err
 }
 
 // drainWait is for the worker to read what is left on the terminal of a command that has ended:
@@ -237,8 +241,9 @@ func (g *guard) reap() {
 			continue
 		}
 		g.mu.Lock()
-		g.ended.Status, g.ended.CPU = uint32(status), time.Duration(usage.Utime.Nano()+usage.Stime.Nano())
-		g.ended.MaxRSS = int64(usage.Maxrss) << 10 //nolint:unconvert // 32 bits on some systems
+		over := g.ended.Over
+		g.ended = ended(status, &usage)
+		g.ended.Over = over
 		asked := g.asked
 		g.mu.Unlock()
 		if !asked {
@@ -247,18 +252,18 @@ func (g *guard) reap() {
 	}
 }
 
-// sweepPause is the time between two looks for what is left of a command; it doubles up to
-// sweepMaxPause.
+// guardPause is the time between two searches for processes of a command that has to end; it doubles
+// up to guardMaxPause.
 const (
-	sweepPause    = time.Millisecond
-	sweepMaxPause = 64 * time.Millisecond
+	guardPause    = time.Millisecond
+	guardMaxPause = 64 * time.Millisecond
 )
 
 // sweep kills everything, again and again, once it has to end. It says so when it does not succeed.
 func (g *guard) sweep() {
 	<-g.kill
 	told, deadline := false, time.Now().Add(KillWait)
-	for pause := sweepPause; ; pause = min(2*pause, sweepMaxPause) {
+	for pause := guardPause; ; pause = min(2*pause, guardMaxPause) {
 		signalAll(unix.SIGKILL)
 		if !told && time.Now().After(deadline) {
 			told = true
@@ -266,7 +271,7 @@ func (g *guard) sweep() {
 			left := g.ended
 			g.mu.Unlock()
 			left.Left = true
-			_ = g.conn.Send(0, wire.KindExec, left) // as in Main
+			_ = g.conn.Send(0, wire.KindExec, left) // as in supervise
 		}
 		<-time.After(pause)
 	}
@@ -289,25 +294,6 @@ func signalAll(sig syscall.Signal) {
 			_ = unix.Kill(-group, sig) // it may have ended, or belong to another user by now
 		}
 	}
-}
-
-// limitProcess bounds a process that was just started, and what it will start. The few
-// instructions that it has run by then were not bounded: this driver does not isolate.
-func limitProcess(pid int, limits sandbox.Limits) {
-	set := func(resource int, value uint64) {
-		if value > 0 {
-			// A limit that is lower already stays: raising it is not permitted.
-			_ = unix.Prlimit(pid, resource, &unix.Rlimit{Cur: value, Max: value}, nil)
-		}
-	}
-	if limits.CPU > 0 {
-		seconds := uint64((limits.CPU + time.Second - 1) / time.Second)
-		// SIGXCPU first, then SIGKILL for those who ignore it.
-		_ = unix.Prlimit(pid, unix.RLIMIT_CPU, &unix.Rlimit{Cur: seconds, Max: seconds + 1}, nil)
-	}
-	set(unix.RLIMIT_DATA, uint64(limits.Memory))      //nolint:gosec // defaults are not negative
-	set(unix.RLIMIT_FSIZE, uint64(limits.FileSize))   //nolint:gosec // as above
-	set(unix.RLIMIT_NOFILE, uint64(limits.OpenFiles)) //nolint:gosec // as above
 }
 
 // proc is a process as /proc describes it.

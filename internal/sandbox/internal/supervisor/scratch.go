@@ -1,6 +1,4 @@
-// Package scratch is the directory for the home and the temporary files of a sandbox. What commands
-// leave there may be hard to remove (package removal), and symbolic links in it are not followed.
-package scratch
+package supervisor
 
 import (
 	"errors"
@@ -19,14 +17,15 @@ const (
 	TempName = "tmp"
 )
 
-// Dir is an open scratch directory.
-type Dir struct {
+// Scratch is an open directory for the home and the temporary files of a sandbox. What commands leave
+// there may be hard to remove (package removal), and symbolic links in it are not followed.
+type Scratch struct {
 	dir  string // absolute
 	root *os.Root
 }
 
-// Open opens an existing directory and makes home and tmp in it.
-func Open(dir string) (*Dir, error) {
+// OpenScratch opens an existing directory and makes home and tmp in it.
+func OpenScratch(dir string) (*Scratch, error) {
 	abs, err := filepath.Abs(dir)
 	if dir == "" || err != nil {
 		return nil, errors.Join(errors.New("scratch directory is missing"), err)
@@ -35,7 +34,7 @@ func Open(dir string) (*Dir, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open scratch directory: %w", err)
 	}
-	s := &Dir{dir: abs, root: root}
+	s := &Scratch{dir: abs, root: root}
 	if err := s.fill(); err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
@@ -43,15 +42,15 @@ func Open(dir string) (*Dir, error) {
 }
 
 // Close releases the directory and leaves what is in it.
-func (s *Dir) Close() error { return s.root.Close() }
+func (s *Scratch) Close() error { return s.root.Close() }
 
 // Home is the path of the home directory.
-func (s *Dir) Home() string { return filepath.Join(s.dir, HomeName) }
+func (s *Scratch) Home() string { return filepath.Join(s.dir, HomeName) }
 
 // Temp is the path of the directory for temporary files.
-func (s *Dir) Temp() string { return filepath.Join(s.dir, TempName) }
+func (s *Scratch) Temp() string { return filepath.Join(s.dir, TempName) }
 
-func (s *Dir) fill() error {
+func (s *Scratch) fill() error {
 	for _, name := range []string{HomeName, TempName} {
 		if err := s.root.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return fmt.Errorf("fill scratch directory: %w", err)
@@ -61,7 +60,7 @@ func (s *Dir) fill() error {
 }
 
 // LinkTemp makes a symbolic link among the temporary files, and replaces what has that name.
-func (s *Dir) LinkTemp(name, target string) error {
+func (s *Scratch) LinkTemp(name, target string) error {
 	at := filepath.Join(TempName, name)
 	if leads, err := s.root.Readlink(at); err == nil && leads == target {
 		return nil
@@ -80,7 +79,7 @@ func (s *Dir) LinkTemp(name, target string) error {
 }
 
 // Empty removes everything in home and tmp, and everything next to them.
-func (s *Dir) Empty() error {
+func (s *Scratch) Empty() error {
 	err := s.emptyDir(".", func(name string) bool {
 		info, err := s.root.Lstat(name)
 		return (name == HomeName || name == TempName) && err == nil && info.IsDir()
@@ -95,7 +94,7 @@ func (s *Dir) Empty() error {
 }
 
 // emptyDir removes what is in a directory and not to be kept. No directory there is an empty one.
-func (s *Dir) emptyDir(name string, keep func(string) bool) error {
+func (s *Scratch) emptyDir(name string, keep func(string) bool) error {
 	dir, err := s.open(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -114,7 +113,7 @@ func (s *Dir) emptyDir(name string, keep func(string) bool) error {
 }
 
 // open opens a directory, which is made accessible to its owner if need be.
-func (s *Dir) open(name string) (*os.File, error) {
+func (s *Scratch) open(name string) (*os.File, error) {
 	info, err := s.root.Lstat(name)
 	if err == nil && info.IsDir() && info.Mode().Perm()&0o700 != 0o700 {
 		err = s.root.Chmod(name, 0o700)

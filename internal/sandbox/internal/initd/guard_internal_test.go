@@ -1,6 +1,6 @@
 //go:build linux
 
-package guard
+package initd
 
 import (
 	"os"

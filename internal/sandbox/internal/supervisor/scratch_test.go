@@ -1,4 +1,4 @@
-package scratch_test
+package supervisor_test
 
 import (
 	"os"
@@ -8,15 +8,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/scratch"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
 )
 
 // TestEmpty_LeavesTheTwoDirectories: empty, accessible, the same ones, and nothing beside them.
-func TestEmpty_LeavesTheTwoDirectories(t *testing.T) {
+func TestScratch_Empty_LeavesTheTwoDirectories(t *testing.T) {
 	t.Parallel()
 	dir, outside := t.TempDir(), t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(outside, "kept"), nil, 0o600))
-	s, err := scratch.Open(dir)
+	s, err := supervisor.OpenScratch(dir)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close()) }()
 	before, err := os.Stat(s.Home())
@@ -43,11 +43,11 @@ func TestEmpty_LeavesTheTwoDirectories(t *testing.T) {
 }
 
 // TestEmpty_DirectoryThatIsALink is removed as such and made again.
-func TestEmpty_DirectoryThatIsALink(t *testing.T) {
+func TestScratch_Empty_DirectoryThatIsALink(t *testing.T) {
 	t.Parallel()
 	dir, outside := t.TempDir(), t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(outside, "kept"), nil, 0o600))
-	s, err := scratch.Open(dir)
+	s, err := supervisor.OpenScratch(dir)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close()) }()
 	require.NoError(t, os.Remove(s.Home()))

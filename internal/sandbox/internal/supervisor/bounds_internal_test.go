@@ -1,6 +1,6 @@
 //go:build linux
 
-package bounds
+package supervisor
 
 import (
 	"errors"
