@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 )
 
@@ -144,7 +145,7 @@ func (a *Aside) move(ctx context.Context) (moved []string, err error) {
 		isNew := false
 		for _, dir := range directories(&r) {
 			info, statErr := os.Stat(dir)
-			if missing(statErr) || !below(f.dir, dir) || statErr == nil && slices.Contains(a.before, identityOf(info, dir)) {
+			if missing(statErr) || !system.Within(f.dir, dir) || statErr == nil && slices.Contains(a.before, identityOf(info, dir)) {
 				continue
 			}
 			isNew = true

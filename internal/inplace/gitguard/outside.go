@@ -12,6 +12,7 @@ import (
 
 	"github.com/gofrs/flock"
 
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 )
 
@@ -47,7 +48,7 @@ func FindOutside(ctx context.Context, dir string) *Outside {
 			return &Outside{Dir: around, kind: "subdirectory"}
 		}
 		return nil
-	case r.named == "" || below(dir, r.gitDir):
+	case r.named == "" || system.Within(dir, r.gitDir):
 		return nil
 	case r.common != r.gitDir:
 		return linked(filepath.Join(dir, ".git"), &r)
@@ -165,8 +166,7 @@ func (r *reservation) reserve(ctx context.Context, o *Outside) error {
 		return err
 	}
 	for _, name := range named.Protect {
-		within := func(place string) bool { return name == place || strings.HasPrefix(name, place+"/") }
-		if name == ".git" || slices.ContainsFunc(r.places, within) {
+		if name == ".git" || slices.ContainsFunc(r.places, func(place string) bool { return system.Within(place, name) }) {
 			continue
 		}
 		var content []byte

@@ -24,6 +24,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
+	"github.com/toolfleet/toolfleet/internal/system"
 )
 
 // Protection is the protected paths of a directory that a sandbox uses in place.
@@ -153,7 +154,7 @@ func (p *collector) namedBy(r *repository, settings []setting) {
 		switch {
 		case set.key == "core.hookspath":
 			for _, dir := range hookDirs(r, set.value) {
-				if r.gitDir == r.dir || !below(r.gitDir, dir) || exists(dir) { // of pushes: a new one is reported
+				if r.gitDir == r.dir || !system.Within(r.gitDir, dir) || exists(dir) { // of pushes: a new one is reported
 					p.add(dir)
 				}
 			}

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 )
 
@@ -166,7 +167,7 @@ func (s *survey) programs(r *repository, set setting) (files []string) {
 // told where: in the directory, where commands can write, too, and not where git finds hooks.
 func (s *survey) mayWrite(r *repository, place string) bool {
 	at := followed(absolute(r.gitDir, place))
-	return below(s.dir, at) && !slices.ContainsFunc(s.gitDirs, func(dir string) bool { return below(dir, at) })
+	return system.Within(s.dir, at) && !slices.ContainsFunc(s.gitDirs, func(dir string) bool { return system.Within(dir, at) })
 }
 
 // followed is a path without symbolic links, as far as it exists.

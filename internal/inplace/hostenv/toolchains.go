@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
+	"github.com/toolfleet/toolfleet/internal/system"
 )
 
 // Host is where toolchains are looked for.
@@ -59,7 +60,7 @@ func (f Found) Mounts() []isolation.Mount {
 	slices.Sort(parts)
 	var mounts []isolation.Mount
 	for _, part := range slices.Compact(parts) {
-		if !slices.ContainsFunc(mounts, func(m isolation.Mount) bool { return within(part, m.Host) }) {
+		if !slices.ContainsFunc(mounts, func(m isolation.Mount) bool { return system.Within(m.Host, part) }) {
 			mounts = append(mounts, isolation.Mount{Host: part, Guest: part, AsOwner: true})
 		}
 	}
@@ -108,7 +109,7 @@ func (f *finder) entry(entry string) (string, error) {
 	switch {
 	case dir == "" || !isDir(dir):
 		return "", nil
-	case f.workspace != "" && within(dir, f.workspace):
+	case f.workspace != "" && system.Within(f.workspace, dir):
 		f.follow(dir, f.base)
 		return f.inWorkspace(dir), nil
 	case !f.host.View.has(dir):
@@ -143,7 +144,7 @@ func (f *finder) follow(dir string, found func(target string)) {
 			continue
 		}
 		target := resolved(filepath.Join(dir, entry.Name()))
-		if target == "" || f.host.View.has(target) || f.shown(target) || f.workspace != "" && within(target, f.workspace) {
+		if target == "" || f.host.View.has(target) || f.shown(target) || f.workspace != "" && system.Within(f.workspace, target) {
 			continue
 		}
 		found(target)
@@ -254,7 +255,7 @@ func (f *finder) add(root string, k kind) error {
 func (f *finder) within(root, part string) []string {
 	return slices.DeleteFunc(matches(root, part), func(path string) bool {
 		to := resolved(path)
-		return to == "" || f.private(to) != "" || f.workspace != "" && within(to, f.workspace)
+		return to == "" || f.private(to) != "" || f.workspace != "" && system.Within(f.workspace, to)
 	})
 }
 
@@ -294,7 +295,7 @@ var secret = []string{ //nolint:gochecknoglobals // a constant
 func (f *finder) private(path string) string {
 	home := resolved(f.host.Home)
 	switch {
-	case path == "/" || home != "" && within(home, path):
+	case path == "/" || home != "" && system.Within(path, home):
 		return "is or contains the home directory"
 	case home == "":
 		return ""
@@ -302,7 +303,7 @@ func (f *finder) private(path string) string {
 		return "has files of all kinds"
 	}
 	for _, name := range secret {
-		if dir := filepath.Join(home, name); within(path, dir) {
+		if dir := filepath.Join(home, name); system.Within(dir, path) {
 			return "is below " + dir + ", where keys and settings are"
 		}
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/oauthex"
 
 	"github.com/toolfleet/toolfleet/internal/judge"
-	"github.com/toolfleet/toolfleet/internal/system/openfiles"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -206,7 +206,7 @@ type bounds struct {
 
 func defaultBounds() bounds {
 	// A connection costs a descriptor, and the stores of an embedded NATS server need some.
-	return bounds{head: 10 * time.Second, body: time.Minute, idle: 2 * time.Minute, last: 5 * time.Second, conns: min(max(openfiles.Limit()/4, 16), 4096)}
+	return bounds{head: 10 * time.Second, body: time.Minute, idle: 2 * time.Minute, last: 5 * time.Second, conns: min(max(system.OpenFiles()/4, 16), 4096)}
 }
 
 // Serve serves clients over HTTP, see [Server.Handler], until ctx ends, and closes the listener. It

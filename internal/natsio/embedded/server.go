@@ -29,7 +29,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
-	"github.com/toolfleet/toolfleet/internal/system/openfiles"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 )
@@ -150,7 +150,7 @@ func (s *Server) configure(o Options) (*server.Options, error) {
 		port = server.RANDOM_PORT
 	}
 	options.Host, options.Port = host, port
-	options.MaxConn = min(openfiles.Limit()/2, server.DEFAULT_MAX_CONNECTIONS) // so that its stores get the files that they need
+	options.MaxConn = min(system.OpenFiles()/2, server.DEFAULT_MAX_CONNECTIONS) // so that its stores get the files that they need
 	if err := probe(host, port); err != nil {
 		return nil, err
 	}

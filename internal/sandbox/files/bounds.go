@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -67,7 +68,7 @@ func (f *FS) allow(name string, as use) error {
 // guard is the fault of changing something that is protected.
 func (f *FS) guard(name, actual string) error {
 	lower := strings.ToLower(actual) // which are one on some file systems
-	at := slices.IndexFunc(f.protected, func(place string) bool { return holds(strings.ToLower(place), lower) })
+	at := slices.IndexFunc(f.protected, func(place string) bool { return system.Within(strings.ToLower(place), lower) })
 	if at < 0 {
 		return nil
 	}
@@ -85,7 +86,7 @@ func (f *FS) judge(name, actual string, as use) error {
 		if as == reading {
 			allowed, what = slices.Concat(roots.Read, roots.Write), "read"
 		}
-		if slices.ContainsFunc(allowed, func(root string) bool { return holds(root, actual) }) {
+		if slices.ContainsFunc(allowed, func(root string) bool { return system.Within(root, actual) }) {
 			continue
 		}
 		leads := ""
@@ -95,11 +96,6 @@ func (f *FS) judge(name, actual string, as use) error {
 		return protocol.Errorf(protocol.CodePolicyDenied, "%s%s may not be %s in this session; only these may be: %s.", name, leads, what, listed(allowed))
 	}
 	return nil
-}
-
-// holds reports whether a canonical path is a root or below it.
-func holds(root, name string) bool {
-	return root == "" || root == "." || name == root || strings.HasPrefix(name, root+"/")
 }
 
 func listed(roots []string) string {

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/internal/system"
 )
 
 // Bounds of protected paths.
@@ -35,7 +37,7 @@ func CleanProtected(places []string) ([]string, error) {
 	slices.Sort(clean)
 	var kept []string
 	for _, place := range clean {
-		if !slices.ContainsFunc(kept, func(above string) bool { return place == above || strings.HasPrefix(place, above+"/") }) {
+		if !slices.ContainsFunc(kept, func(above string) bool { return system.Within(above, place) }) {
 			kept = append(kept, place)
 		}
 	}

@@ -10,10 +10,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup/cgrouptest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/landlock"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/test/sandboxtest"
 )
 
 // TestGroup_LimitsAreHard where there are control groups; a machine of test/vm has them.
@@ -21,7 +21,7 @@ func TestGroup_LimitsAreHard(t *testing.T) { //nolint:paralleltest // the machin
 	if os.Geteuid() == 0 {
 		t.Skip("UNSUPPORTED: the driver refuses root")
 	}
-	groups := cgrouptest.Require(t, cgroup.Find)
+	groups := sandboxtest.RequireGroups(t, cgroup.Find)
 	d := landlock.New(nil)
 	caps, err := d.Probe(t.Context())
 	require.NoError(t, err)

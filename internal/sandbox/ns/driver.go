@@ -1,12 +1,47 @@
 //go:build linux
 
+// Package ns is the sandbox driver that isolates: each sandbox is a set of Linux namespaces of its
+// own, with Landlock and a system call filter on top and no capability in it.
+//
+//	worker                               sandbox
+//	  Open ───launch─────────────────────► first process: its own root, users, processes,
+//	   │                                   network, host name; gives up its rights; tests itself
+//	  Exec ───argv, pipes──control───────►   fork ─► command
+//	   │ ◄────output through the pipes──────────────────┘
+//	   │ ◄────how it ended, all of it dead── │
+//	  FS ─────request────────────────────►   file operation, inside
+//	  Close ──kill the first process─────► the kernel kills all others
+//
+// A sandbox is warm: its first process, package initd, is started once, and a command costs one
+// fork. What a sandbox sees is made for it: the host's /usr read-only, a small /etc, /proc and /dev
+// of its own, its workspace, and a home and a /tmp that are the scratch directory. There is no
+// network but a loopback, unless the sandbox is made with one.
+//
+// The driver fails closed. The first process tests from inside that every layer holds, before
+// anything else runs in the sandbox, and does not serve otherwise.
+//
+// When the worker is root, each sandbox has a user id of its own on the host that owns nothing
+// there; its directories are mounted so that their owner appears as that user. For an ordinary user
+// it is that user, who cannot be anybody else.
+//
+// Where the system has delegated control groups to the worker, a sandbox is started in one of its
+// own (package cgroup), and its memory and processes are bounded by the kernel; otherwise memory is
+// watched from inside. [sandbox.Result].Limits says which it was.
+//
+// Killing is the first process's work while it answers: on time-out and cancel, everything of the
+// command is asked to end, after the grace time it is killed, and so is whatever a command leaves.
+// If it does not answer it is killed itself, from outside, and the kernel leaves no process of the
+// sandbox: [sandbox.ReasonLost]. The next command gets a new one. The first process ends by itself
+// when the worker is gone or its lease has ended.
 package ns
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,9 +53,10 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -120,7 +156,7 @@ func (d *Driver) open(ctx context.Context, spec isolation.Spec) (*Sandbox, error
 		log: d.log, gate: supervisor.NewGate(spec.ID, d.log),
 	}
 	if err := s.start(ctx); err != nil {
-		return nil, errors.Join(err, s.guard.close(), opened.Close())
+		return nil, errors.Join(err, s.protected.close(), opened.Close())
 	}
 	return s, nil
 }
@@ -141,23 +177,23 @@ func (d *Driver) groups() *cgroup.Tree {
 }
 
 // newConfig says what a sandbox is made of.
-func newConfig(spec isolation.Spec, dir *supervisor.Scratch) (wire.Config, error) {
+func newConfig(spec isolation.Spec, dir *supervisor.Scratch) (initproto.Config, error) {
 	workspace, err := filepath.Abs(spec.Workspace)
 	if spec.Workspace == "" || err != nil {
-		return wire.Config{}, errors.Join(errors.New("workspace directory is missing"), err)
+		return initproto.Config{}, errors.Join(errors.New("workspace directory is missing"), err)
 	}
 	info, err := os.Stat(workspace)
 	if err != nil {
-		return wire.Config{}, fmt.Errorf("workspace: %w", err)
+		return initproto.Config{}, fmt.Errorf("workspace: %w", err)
 	}
 	stat, isStat := info.Sys().(*syscall.Stat_t)
 	if !info.IsDir() || !isStat {
-		return wire.Config{}, fmt.Errorf("workspace %s is not a directory", workspace)
+		return initproto.Config{}, fmt.Errorf("workspace %s is not a directory", workspace)
 	}
 	limits := isolation.WithDefaults(spec.Limits)
-	config := wire.Config{
-		Files: wire.Files{Workspace: workspace, Home: dir.Home(), Temp: dir.Temp()}, User: wire.User{HostUID: os.Geteuid(), HostGID: os.Getegid()},
-		Reach: wire.Reach{Network: spec.Network.Mode}, Processes: uint64(limits.Processes), //nolint:gosec // not negative
+	config := initproto.Config{
+		Files: initproto.Files{Workspace: workspace, Home: dir.Home(), Temp: dir.Temp()}, User: initproto.User{HostUID: os.Geteuid(), HostGID: os.Getegid()},
+		Reach: initproto.Reach{Network: spec.Network.Mode}, Processes: uint64(limits.Processes), //nolint:gosec // not negative
 		Shm:      initd.ShmSize(limits.Memory),
 		Landlock: confine.LandlockABI() > 0,
 	}
@@ -169,7 +205,7 @@ func newConfig(spec isolation.Spec, dir *supervisor.Scratch) (wire.Config, error
 		config.OwnerUID, config.OwnerGID = int(stat.Uid), int(stat.Gid)
 	}
 	if config.Namespaces, err = namespaces(); err != nil {
-		return wire.Config{}, err
+		return initproto.Config{}, err
 	}
 	return config, checkMounts(&config, spec.Mounts)
 }
@@ -183,7 +219,7 @@ var reservedPlaces = []string{ //nolint:gochecknoglobals // a constant
 }
 
 // checkMounts puts mounts into a configuration if they can be made, outer ones first.
-func checkMounts(config *wire.Config, mounts []isolation.Mount) error {
+func checkMounts(config *initproto.Config, mounts []isolation.Mount) error {
 	for _, m := range mounts {
 		if m.Guest == "" {
 			m.Guest = m.Host
@@ -193,8 +229,8 @@ func checkMounts(config *wire.Config, mounts []isolation.Mount) error {
 			return fmt.Errorf("mount %s as %s: both must be absolute paths", m.Host, m.Guest)
 		}
 		for _, reserved := range reservedPlaces {
-			below := strings.HasPrefix(m.Guest, reserved+"/") && reserved != initd.GuestTemp // see [initd.HostTemp]
-			if m.Guest == reserved || reserved != "/" && (below || strings.HasPrefix(reserved, m.Guest+"/")) {
+			below := reserved != initd.GuestTemp && system.Within(reserved, m.Guest) // see [initd.HostTemp]
+			if m.Guest == reserved || reserved != "/" && (below || system.Within(m.Guest, reserved)) {
 				return fmt.Errorf("mount %s as %s: %s belongs to the sandbox; give the mount another path", m.Host, m.Guest, reserved)
 			}
 		}
@@ -225,4 +261,115 @@ func explain(err error) error {
 		hint = "; inside a container /proc has to be mounted whole"
 	}
 	return fmt.Errorf("%w: %w%s", isolation.ErrLevel, err, hint)
+}
+
+// Probe implements [isolation.Driver]: it opens a sandbox, which tests itself, and uses it.
+// Unless the launcher is given, it is native if that works, else bwrap; sandboxes are then
+// opened with that.
+func (d *Driver) Probe(ctx context.Context) (isolation.Caps, error) {
+	caps, err := d.probe(ctx)
+	if err == nil || !d.choose || ctx.Err() != nil || os.Geteuid() == 0 {
+		return caps, err
+	}
+	if _, missing := os.Stat(bwrapPath); missing != nil {
+		return caps, err
+	}
+	d.bwrap.Store(true)
+	caps, bwrapErr := d.probe(ctx)
+	if bwrapErr != nil {
+		d.bwrap.Store(false)
+		return caps, fmt.Errorf("%w; with bwrap: %w", err, bwrapErr)
+	}
+	return caps, nil
+}
+
+// probe tries sandboxes in control groups if there are any, else without.
+func (d *Driver) probe(ctx context.Context) (isolation.Caps, error) {
+	grouped := d.groups() != nil
+	caps, err := d.tryLink(ctx)
+	if err == nil || !grouped || ctx.Err() != nil {
+		return caps, err
+	}
+	d.ungrouped.Store(true)
+	without, withoutErr := d.tryLink(ctx)
+	if withoutErr != nil {
+		d.ungrouped.Store(false)
+		return caps, err
+	}
+	without.Warnings = append(without.Warnings, "control groups are not used, for a sandbox does not start in one: "+err.Error())
+	return without, nil
+}
+
+// tryLink tries a sandbox with a link, else one without.
+func (d *Driver) tryLink(ctx context.Context) (isolation.Caps, error) {
+	caps, err := d.tryOut(ctx)
+	failed, ok := errors.AsType[*startError](err)
+	if !ok || !strings.HasSuffix(failed.Step, initd.StepLink) || ctx.Err() != nil {
+		return caps, err
+	}
+	d.unlinked.Store(true)
+	without, withoutErr := d.tryOut(ctx)
+	if withoutErr != nil {
+		d.unlinked.Store(false)
+		return caps, err
+	}
+	without.Warnings = append(without.Warnings, "links are not used, for one cannot be made: "+err.Error())
+	return without, nil
+}
+
+func (d *Driver) tryOut(ctx context.Context) (isolation.Caps, error) {
+	caps := isolation.Caps{Driver: Name, Launcher: LauncherNative}
+	if d.bwrap.Load() {
+		caps.Launcher = LauncherBwrap
+	}
+	err := supervisor.Try(d.dir, func(spec isolation.Spec) (err error) {
+		linked := spec
+		linked.Network = isolation.Network{ // all that a sandbox without a network has, and more
+			Mode: isolation.NetworkProxy, Serve: func(ctx context.Context, _ net.Listener) { <-ctx.Done() },
+			ServeLink: func(ctx context.Context, _ io.ReadWriteCloser) { <-ctx.Done() },
+		}
+		s, err := d.open(ctx, linked)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, s.Close()) }()
+		const code = 7
+		if err := supervisor.TryCommand(ctx, s, []string{"/bin/sh", "-c", "test -e probe.txt && exit 7"}, code); err != nil {
+			if s.current.lost() {
+				err = fmt.Errorf("%w: %s", err, s.current.postMortem())
+			}
+			return err
+		}
+		caps.Limits = limitKinds(s.current.bounds.Used())
+		caps = d.caps(caps, s.current.ready.Landlock)
+		caps.Copies = d.copies(ctx, spec)
+		return nil
+	})
+	if err != nil {
+		err = fmt.Errorf("probe: %w", err)
+	}
+	return caps, err
+}
+
+// copies reports whether links can replace files: not every kernel mounts one.
+func (d *Driver) copies(ctx context.Context, spec isolation.Spec) bool {
+	const place = "probe.txt"
+	spec.Protection = isolation.Protection{Protect: []string{place}, Copies: []string{place}}
+	s, err := d.open(ctx, spec)
+	return err == nil && s.Close() == nil
+}
+
+// caps fills in what a sandbox that serves has proven.
+func (d *Driver) caps(caps isolation.Caps, landlock int) isolation.Caps {
+	caps.Level, caps.Landlock, caps.Seccomp = level(), landlock, true
+	caps.HostUID, caps.Protect = os.Geteuid() != 0, true
+	caps.ReadOnly = landlock >= readOnlyABI
+	caps.Networks = []isolation.NetworkMode{isolation.NetworkNone, isolation.NetworkProxy, isolation.NetworkAll}
+	if caps.Link = d.links(); !caps.Link {
+		caps.Warnings = append(caps.Warnings, "hosts of --allow-net are reached by programs that use the proxy in HTTPS_PROXY, and by no others")
+	}
+	if landlock == 0 {
+		caps.Warnings = append(caps.Warnings, "the kernel has no Landlock: one layer of the sandbox is missing, and commands cannot be read-only")
+	}
+	return caps
 }

@@ -12,10 +12,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup/cgrouptest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/test/sandboxtest"
 )
 
 // slow is how long commands may take here: the machine may be emulated, on one that is busy.
@@ -23,7 +23,7 @@ const slow = 5 * time.Minute
 
 // TestGroup_IsWhatTheDriverProves: the kinds of the limits follow.
 func TestGroup_IsWhatTheDriverProves(t *testing.T) { //nolint:paralleltest // the machine is slow
-	cgrouptest.Require(t, cgroup.Find)
+	sandboxtest.RequireGroups(t, cgroup.Find)
 	caps, err := ns.New(nil).Probe(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, isolation.LimitCgroup, caps.Limits.Memory, caps.Warnings)
@@ -34,7 +34,7 @@ func TestGroup_IsWhatTheDriverProves(t *testing.T) { //nolint:paralleltest // th
 // TestGroup_MemoryIsHard: whoever holds it, and in whatever way, the kernel gives no more, the
 // reason is exact, and the sandbox goes on.
 func TestGroup_MemoryIsHard(t *testing.T) { //nolint:paralleltest // the machine is slow
-	cgrouptest.Require(t, cgroup.Find)
+	sandboxtest.RequireGroups(t, cgroup.Find)
 	const limit = 48 << 20
 	for name, script := range map[string]string{ //nolint:paralleltest // as above
 		"one process":          `exec tail /dev/zero`,
@@ -61,13 +61,13 @@ func TestGroup_MemoryIsHard(t *testing.T) { //nolint:paralleltest // the machine
 // TestGroup_BesideOthers: the kernel's choice ends, others go on, and what was not the
 // command's own end is not blamed on it.
 func TestGroup_BesideOthers(t *testing.T) { //nolint:paralleltest // the machine is slow
-	cgrouptest.Require(t, cgroup.Find)
+	sandboxtest.RequireGroups(t, cgroup.Find)
 	endsAlone(t, limited(t, sandbox.Limits{Memory: 150 << 20, Wall: slow}), 30_000_000, "tail /dev/zero")
 }
 
 // TestGroup_CommandMayHaveLess: a limit of a call is hard too when it runs alone.
 func TestGroup_CommandMayHaveLess(t *testing.T) { //nolint:paralleltest // the machine is slow
-	cgrouptest.Require(t, cgroup.Find)
+	sandboxtest.RequireGroups(t, cgroup.Find)
 	s := limited(t, sandbox.Limits{Memory: 400 << 20, Processes: 200, Wall: slow})
 	cmd := sandbox.Cmd{Argv: []string{"bash", "-c", "head -c 60000000 /dev/zero >/dev/shm/x; sleep 1000"}, Limits: sandbox.Limits{Memory: 32 << 20}}
 	result, err := s.Exec(t.Context(), cmd)
@@ -88,7 +88,7 @@ func TestGroup_CommandMayHaveLess(t *testing.T) { //nolint:paralleltest // the m
 
 // TestGroup_IsNotSeen: a sandbox sees its group as the root, and cannot change it.
 func TestGroup_IsNotSeen(t *testing.T) { //nolint:paralleltest // the machine is slow
-	groups := cgrouptest.Require(t, cgroup.Find)
+	groups := sandboxtest.RequireGroups(t, cgroup.Find)
 	for name, d := range map[string]isolation.Driver{ns.LauncherNative: ns.New(nil), ns.LauncherBwrap: withBwrap()} { //nolint:paralleltest // as above
 		t.Run(name, func(t *testing.T) {
 			if _, err := os.Stat("/usr/bin/bwrap"); name == ns.LauncherBwrap && (err != nil || os.Geteuid() == 0) {
@@ -111,7 +111,7 @@ func TestGroup_IsNotSeen(t *testing.T) { //nolint:paralleltest // the machine is
 // answers within 100 ms, or what it takes without that on a slow machine. It is measured several
 // times if need be: what else the machine does comes and goes.
 func TestGroup_NeighboursAnswer(t *testing.T) { //nolint:paralleltest // it measures
-	cgrouptest.Require(t, cgroup.Find)
+	sandboxtest.RequireGroups(t, cgroup.Find)
 	const samples, rounds = 30, 10
 	neighbour := limited(t, sandbox.Limits{Wall: slow})
 	measure := func() []time.Duration {

@@ -10,12 +10,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -28,10 +28,10 @@ var errLost = errors.New("the sandbox is lost")
 
 // instance is a running sandbox: a first process and what it answers.
 type instance struct {
-	conn    *wire.Conn
+	conn    *initproto.Conn
 	process *os.Process
 	bwrap   *bwrap // who has started it; nil when that was our launcher
-	ready   wire.Ready
+	ready   initproto.Ready
 	gone    chan struct{} // closed when it does not answer any more
 	network network
 	bounds  *supervisor.Bounds
@@ -58,14 +58,14 @@ type ending struct {
 
 // reply is a message, parsed if it is one of the stream.
 type reply struct {
-	*wire.Message
+	*initproto.Message
 
-	files  wire.FileReply
+	files  initproto.FileReply
 	socket *os.File // closed by the waiting caller, or by the collector
 }
 
 // startError says at which step the start of a sandbox has failed.
-type startError struct{ wire.Failed }
+type startError struct{ initproto.Failed }
 
 // Error implements the error interface.
 func (e *startError) Error() string { return fmt.Sprintf("%s: %s", e.Step, e.Failed.Error) }
@@ -89,20 +89,20 @@ func (i *instance) served() error {
 		if err != nil {
 			return fmt.Errorf("the sandbox ended while it started: %w", err)
 		}
-		if m.Kind == wire.KindListener || m.Kind == wire.KindLink {
+		if m.Kind == initproto.KindListener || m.Kind == initproto.KindLink {
 			err = i.network.take(m)
 		}
 		m.CloseFDs()
 		switch m.Kind {
-		case wire.KindListener, wire.KindLink:
-		case wire.KindReady:
+		case initproto.KindListener, initproto.KindLink:
+		case initproto.KindReady:
 			return m.Decode(&i.ready)
-		case wire.KindFailed:
+		case initproto.KindFailed:
 			return failed(m)
-		case wire.KindAborted:
+		case initproto.KindAborted:
 			return aborted(m)
 		default:
-			err = fmt.Errorf("%w: kind %d", wire.ErrMalformed, m.Kind)
+			err = fmt.Errorf("%w: kind %d", initproto.ErrMalformed, m.Kind)
 		}
 		if err != nil {
 			return err
@@ -111,7 +111,7 @@ func (i *instance) served() error {
 }
 
 // failed is the error in a message that reports a failure.
-func failed(m *wire.Message) error {
+func failed(m *initproto.Message) error {
 	e := &startError{}
 	if err := m.Decode(&e.Failed); err != nil {
 		return err
@@ -120,12 +120,12 @@ func failed(m *wire.Message) error {
 }
 
 // aborted is the error of a sandbox that has failed before it was a program.
-func aborted(m *wire.Message) error {
-	failed, ok := calls.Failed(m.Body)
+func aborted(m *initproto.Message) error {
+	failed, ok := syscalls.Failed(m.Body)
 	if !ok {
-		return fmt.Errorf("%w: an abort of %d bytes", wire.ErrMalformed, len(m.Body))
+		return fmt.Errorf("%w: an abort of %d bytes", initproto.ErrMalformed, len(m.Body))
 	}
-	return &startError{wire.Failed{Step: failed.Step, Error: failed.Errno.Error(), Errno: int(failed.Errno)}}
+	return &startError{initproto.Failed{Step: failed.Step, Error: failed.Errno.Error(), Errno: int(failed.Errno)}}
 }
 
 // receive hands out replies until the sandbox is gone.
@@ -134,7 +134,7 @@ func (i *instance) receive() {
 	for {
 		m, err := i.conn.Receive()
 		if err == nil && !i.deliver(m) {
-			err = wire.ErrMalformed
+			err = initproto.ErrMalformed
 		}
 		if err != nil {
 			i.blame(err)
@@ -153,10 +153,10 @@ func (i *instance) blame(err error) {
 }
 
 // deliver hands out a reply. It reports whether that was one.
-func (i *instance) deliver(m *wire.Message) bool {
+func (i *instance) deliver(m *initproto.Message) bool {
 	r := &reply{Message: m, socket: takeSocket(m)}
 	m.CloseFDs() // a sandbox has no others to give away
-	if m.Kind == wire.KindFiles && m.Decode(&r.files) != nil {
+	if m.Kind == initproto.KindFiles && m.Decode(&r.files) != nil {
 		return false
 	}
 	i.mu.Lock()
@@ -257,7 +257,7 @@ func (i *instance) keep(end func() time.Time) {
 		return
 	}
 	send := func(d start.Deadline) error {
-		return i.conn.Send(0, wire.KindLease, wire.Lease{Deadline: int64(d)})
+		return i.conn.Send(0, initproto.KindLease, initproto.Lease{Deadline: int64(d)})
 	}
 	first := end()
 	_ = send(start.DeadlineAt(first)) // one that is gone runs nothing
@@ -317,7 +317,7 @@ func (i *instance) close() error {
 
 // open starts a sandbox, in a group of its own unless groups is nil, and waits until it serves.
 // When that fails, nothing is left.
-func open(ctx context.Context, config wire.Config, groups *cgroup.Tree, limits sandbox.Limits) (*instance, error) {
+func open(ctx context.Context, config initproto.Config, groups *cgroup.Tree, limits sandbox.Limits) (*instance, error) {
 	i, err := begin(config, groups, limits)
 	if errors.Is(err, errLauncher) { // it may have been killed
 		i, err = begin(config, groups, limits)
@@ -332,18 +332,18 @@ func open(ctx context.Context, config wire.Config, groups *cgroup.Tree, limits s
 	return i, nil
 }
 
-func begin(config wire.Config, groups *cgroup.Tree, limits sandbox.Limits) (*instance, error) {
+func begin(config initproto.Config, groups *cgroup.Tree, limits sandbox.Limits) (*instance, error) {
 	b, err := supervisor.NewBounds(groups, supervisor.Spare{Memory: spareMemory, Processes: initd.SpareProcesses}, limits)
 	if err != nil {
 		return nil, err
 	}
-	conn, theirs, err := wire.Pair()
+	conn, theirs, err := initproto.Pair()
 	if err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
 	i := &instance{conn: conn, bounds: b, gone: make(chan struct{}), requests: requests{waiting: map[uint64]chan<- *reply{}}}
 	if config.Bwrap {
-		if err = conn.Send(0, wire.KindConfig, config); err == nil { // for the stage before the last
+		if err = conn.Send(0, initproto.KindConfig, config); err == nil { // for the stage before the last
 			i.bwrap, i.process, err = startBwrap(config, theirs, b.Group())
 		}
 	} else {
@@ -352,7 +352,7 @@ func begin(config wire.Config, groups *cgroup.Tree, limits sandbox.Limits) (*ins
 	if err = errors.Join(err, theirs.Close()); err != nil {
 		return nil, errors.Join(err, i.close())
 	}
-	_ = conn.Send(0, wire.KindConfig, config) // one that is gone has said why
+	_ = conn.Send(0, initproto.KindConfig, config) // one that is gone has said why
 	return i, nil
 }
 

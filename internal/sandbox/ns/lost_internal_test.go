@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -101,7 +101,7 @@ func TestLost_FirstProcessReadsNothing(t *testing.T) {
 	time.AfterFunc(500*time.Millisecond, cancel) // it is being sent by then; if not, the end is the same
 	_, err := first.ask(t.Context(), func(id uint64) error {
 		write := protocol.FilesWrite{Path: "big", Content: make([]byte, 8<<20)}
-		return first.conn.Send(id, wire.KindFiles, wire.FileRequest{Operation: "protocol.FilesWrite", Body: wire.Pack(write)})
+		return first.conn.Send(id, initproto.KindFiles, initproto.FileRequest{Operation: "protocol.FilesWrite", Body: initproto.Pack(write)})
 	})
 	require.ErrorIs(t, err, errLost)
 	require.Equal(t, sandbox.ReasonCancelled, (<-done).Reason)

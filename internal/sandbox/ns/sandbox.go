@@ -12,8 +12,8 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -23,13 +23,13 @@ var _ sandbox.Sandbox = (*Sandbox)(nil)
 // Sandbox is a set of namespaces and its first process, which is started again when it
 // was lost.
 type Sandbox struct {
-	spec    isolation.Spec
-	config  wire.Config
-	guard   *guard       // nil when nothing is protected; used during a start, and while the gate is locked and idle
-	groups  *cgroup.Tree // nil without control groups
-	scratch *supervisor.Scratch
-	log     *slog.Logger
-	gate    *supervisor.Gate
+	spec      isolation.Spec
+	config    initproto.Config
+	protected *protected   // nil when nothing is protected; used during a start, and while the gate is locked and idle
+	groups    *cgroup.Tree // nil without control groups
+	scratch   *supervisor.Scratch
+	log       *slog.Logger
+	gate      *supervisor.Gate
 
 	current *instance // that operations go to; read and set while the gate is locked
 }
@@ -37,17 +37,17 @@ type Sandbox struct {
 // start starts the first process. Nothing else is done with the sandbox meanwhile.
 func (s *Sandbox) start(ctx context.Context) error {
 	var err error
-	if s.guard == nil {
-		s.guard, err = newGuard(s.config.Workspace, &s.spec)
+	if s.protected == nil {
+		s.protected, err = newProtected(s.config.Workspace, &s.spec)
 	} else {
-		err = s.guard.look()
+		err = s.protected.update()
 	}
 	if err != nil {
 		return err
 	}
-	if s.guard != nil {
-		s.config.Protected, s.config.Pinned = s.guard.wire(s.guard.protected), s.guard.wire(s.guard.pinned)
-		s.link()
+	if s.protected != nil {
+		s.config.Protected, s.config.Pinned = s.protected.identities(s.protected.paths), s.protected.identities(s.protected.pinned)
+		s.linkCopies()
 	}
 	if err := s.linkMounts(); err != nil {
 		return err
@@ -62,10 +62,10 @@ func (s *Sandbox) start(ctx context.Context) error {
 	return nil
 }
 
-// link makes the links of copies.
-func (s *Sandbox) link() {
+// linkCopies has symbolic links stand for the protected files that the sandbox has copies of.
+func (s *Sandbox) linkCopies() {
 	for i, place := range s.config.Protected {
-		if slices.Contains(s.spec.Copies, place.Path) && s.guard.found[place.Path].Mode().IsRegular() {
+		if slices.Contains(s.spec.Copies, place.Path) && s.protected.found[place.Path].Mode().IsRegular() {
 			s.config.Protected[i].Link = path.Join(initd.GuestHome, isolation.CopyInHome(place.Path))
 		}
 	}
@@ -88,15 +88,15 @@ func (s *Sandbox) use(i *instance) {
 }
 
 // FS implements [sandbox.Sandbox]. The operations are done inside of the sandbox.
-func (s *Sandbox) FS() sandbox.FS { return wire.RemoteFS(s.files) }
+func (s *Sandbox) FS() sandbox.FS { return initproto.RemoteFS(s.files) }
 
-func (s *Sandbox) files(ctx context.Context, request *wire.FileRequest) (*wire.FileReply, error) {
+func (s *Sandbox) files(ctx context.Context, request *initproto.FileRequest) (*initproto.FileReply, error) {
 	var i *instance
 	if _, err := s.gate.Enter(ctx, s.ready(&i)); err != nil {
 		return nil, err
 	}
 	defer s.gate.Leave()
-	r, err := i.ask(ctx, func(id uint64) error { return i.conn.Send(id, wire.KindFiles, *request) })
+	r, err := i.ask(ctx, func(id uint64) error { return i.conn.Send(id, initproto.KindFiles, *request) })
 	if err != nil {
 		return nil, fmt.Errorf("file operation in sandbox %s: %w", s.spec.ID, s.afterClose(err))
 	}
@@ -125,7 +125,7 @@ func (s *Sandbox) ready(i **instance) supervisor.Start {
 
 // outdated reports whether something that is protected was replaced from outside, and no operation
 // runs that a restart of the sandbox would kill.
-func (s *Sandbox) outdated(idle bool) bool { return idle && s.guard.stale() }
+func (s *Sandbox) outdated(idle bool) bool { return idle && s.protected.stale() }
 
 // restart starts the sandbox again if it was lost, or is outdated.
 func (s *Sandbox) restart(ctx context.Context) error {
@@ -186,6 +186,6 @@ func (s *Sandbox) Close() error {
 			err = s.current.close()
 		}
 		s.gate.Wait()
-		return errors.Join(err, s.guard.close(), s.scratch.Close())
+		return errors.Join(err, s.protected.close(), s.scratch.Close())
 	})
 }

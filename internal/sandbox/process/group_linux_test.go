@@ -11,11 +11,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup/cgrouptest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/test/sandboxtest"
 )
 
 // requireGroups skips a test where there are no control groups, and for root, as who nothing runs
@@ -25,7 +25,7 @@ func requireGroups(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("UNSUPPORTED: without isolation nothing runs as root")
 	}
-	cgrouptest.Require(t, cgroup.Find)
+	sandboxtest.RequireGroups(t, cgroup.Find)
 }
 
 func limited(t *testing.T, limits sandbox.Limits) sandbox.Sandbox {

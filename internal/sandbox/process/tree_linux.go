@@ -15,9 +15,9 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/image"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -46,10 +46,10 @@ type tree struct {
 	in    *supervisor.Bound
 	typed bool      // it has a terminal
 	guard *exec.Cmd // who starts it
-	conn  *wire.Conn
+	conn  *initproto.Conn
 	gone  chan struct{} // closed when nothing is left, or the guard has given up
 	pid   int
-	ended wire.Ended // set before gone is closed
+	ended initproto.Ended // set before gone is closed
 }
 
 func newTree(cmd *exec.Cmd, in *supervisor.Bound, typed bool) *tree {
@@ -62,7 +62,7 @@ func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
 	if err != nil {
 		return err
 	}
-	conn, theirs, err := wire.Pair()
+	conn, theirs, err := initproto.Pair()
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
 	if err = errors.Join(err, theirs.Close()); err != nil {
 		return errors.Join(fmt.Errorf("start the guard of a command: %w", err), conn.Close())
 	}
-	o := initd.Order{Path: c.Path, Argv: c.Args, Env: c.Env, Limits: wire.NewLimits(limits), Terminal: t.typed, Status: len(c.ExtraFiles) > 0, Group: group != nil}
+	o := initd.Order{Path: c.Path, Argv: c.Args, Env: c.Env, Limits: initproto.NewLimits(limits), Terminal: t.typed, Status: len(c.ExtraFiles) > 0, Group: group != nil}
 	var last time.Time
 	if leaseEnd != nil {
 		last = leaseEnd()
@@ -92,7 +92,7 @@ func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
 	}
 	if leaseEnd != nil {
 		go start.SendDeadlines(leaseEnd, last, t.gone, func(d start.Deadline) error {
-			return t.conn.Send(0, wire.KindLease, wire.Lease{Deadline: int64(d)})
+			return t.conn.Send(0, initproto.KindLease, initproto.Lease{Deadline: int64(d)})
 		})
 	}
 	return nil
@@ -100,7 +100,7 @@ func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
 
 // order has the guard start the command.
 func (t *tree) order(o initd.Order) error {
-	if err := t.conn.Send(0, wire.KindExec, o); err != nil {
+	if err := t.conn.Send(0, initproto.KindExec, o); err != nil {
 		return err
 	}
 	m, err := t.conn.Receive()
@@ -128,14 +128,14 @@ func (t *tree) await() {
 		err = m.Decode(&t.ended)
 	}
 	if err != nil { // it was killed, and the command with it
-		t.ended = wire.Ended{Status: uint32(syscall.SIGKILL), Over: sandbox.ReasonLost}
+		t.ended = initproto.Ended{Status: uint32(syscall.SIGKILL), Over: sandbox.ReasonLost}
 		_ = unix.Kill(-t.pid, unix.SIGKILL) // as far as is known
 	}
 }
 
 // signal asks every process of the command to end, or kills them.
 func (t *tree) signal(kill bool) {
-	_ = t.conn.Send(0, wire.KindSignal, wire.Signal{Kill: kill}) // if it cannot be sent, nothing is left
+	_ = t.conn.Send(0, initproto.KindSignal, initproto.Signal{Kill: kill}) // if it cannot be sent, nothing is left
 	if kill {
 		_ = t.in.KillAlone() // at once, where there is a control group
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/inplace/gitguard"
 	"github.com/toolfleet/toolfleet/internal/mcp/toolserver"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/background"
 	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
@@ -206,7 +207,7 @@ func (b *LaneSandbox) HasFiles() (bool, error) {
 	}
 	for _, entry := range entries {
 		name := entry.Name()
-		if !slices.ContainsFunc(b.set.options.Protect, func(path string) bool { return path == name || strings.HasPrefix(path, name+"/") }) {
+		if !slices.ContainsFunc(b.set.options.Protect, func(path string) bool { return system.Within(name, path) }) {
 			return true, nil
 		}
 		below, err := os.ReadDir(filepath.Join(workspace, name))

@@ -5,10 +5,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
-	"github.com/toolfleet/toolfleet/internal/system/mountinfo"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -69,9 +68,9 @@ func mountedBelow(dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	mounts, err := mountinfo.Parse(string(table))
+	mounts, err := system.ParseMounts(string(table))
 	for _, m := range mounts {
-		if m.Point == resolved || strings.HasPrefix(m.Point, resolved+"/") {
+		if system.Within(resolved, m.Point) {
 			return m.Point, nil
 		}
 	}

@@ -6,8 +6,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/system/memory"
-	"github.com/toolfleet/toolfleet/internal/system/openfiles"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -29,7 +29,7 @@ func DefaultWarmBytes() int64 {
 
 // capacity is how many sandboxes may be open.
 func (s *Manager) capacity() int {
-	return s.options.Slots + warmest(s.options.WarmBytes, openfiles.Limit())
+	return s.options.Slots + warmest(s.options.WarmBytes, system.OpenFiles())
 }
 
 // warmest is how many idle sandboxes may be open: as many as the memory for them has room for, and

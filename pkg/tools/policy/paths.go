@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -73,7 +74,7 @@ func (r pathRule) judge(tool, path string, access protocol.Access) *Verdict {
 // within reports whether a path is one of the roots, or below one.
 func within(roots []string, path string) bool {
 	for _, root := range roots {
-		if root == "" || path == root || strings.HasPrefix(path, root+"/") {
+		if system.Within(root, path) {
 			return true
 		}
 	}

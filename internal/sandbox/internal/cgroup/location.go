@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
-	"github.com/toolfleet/toolfleet/internal/system/mountinfo"
+	"github.com/toolfleet/toolfleet/internal/system"
 )
 
 // adviceDelegate is what helps where the system has controllers and does not hand them over.
@@ -50,7 +50,7 @@ func locate(proc string, systemd bool) (*Location, error) {
 	if err != nil {
 		return nil, &isolation.UnusableError{Found: "the kernel has none", Advice: "use a kernel with CONFIG_CGROUPS", Err: err}
 	}
-	mounts, err := mountinfo.Parse(string(table))
+	mounts, err := system.ParseMounts(string(table))
 	if err != nil {
 		return nil, &isolation.UnusableError{Found: "the mounts cannot be read", Err: err}
 	}
@@ -68,7 +68,7 @@ func locate(proc string, systemd bool) (*Location, error) {
 }
 
 // hierarchy finds where version 2 is mounted, and what part of it.
-func hierarchy(mounts []mountinfo.Mount) (top, root string) {
+func hierarchy(mounts []system.Mount) (top, root string) {
 	for _, m := range mounts {
 		if m.Type == "cgroup2" {
 			return m.Point, m.Root

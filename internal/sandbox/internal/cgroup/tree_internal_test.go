@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup/cgrouptest"
+	"github.com/toolfleet/toolfleet/test/sandboxtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -37,7 +37,7 @@ func start(t *testing.T, g *Group, argv ...string) *exec.Cmd {
 
 func TestGroup_HasItsLimits(t *testing.T) {
 	t.Parallel()
-	g, err := cgrouptest.Require(t, Find).Open(Limits{Memory: 64 << 20, Processes: 10})
+	g, err := sandboxtest.RequireGroups(t, Find).Open(Limits{Memory: 64 << 20, Processes: 10})
 	require.NoError(t, err)
 	require.Equal(t, strconv.Itoa(64<<20)+"\n", read(t, g, "memory.max"))
 	require.Equal(t, "10\n", read(t, g, "pids.max"))
@@ -51,7 +51,7 @@ func TestGroup_HasItsLimits(t *testing.T) {
 // TestGroup_CloseKills: whatever is in a group ends with it.
 func TestGroup_CloseKills(t *testing.T) {
 	t.Parallel()
-	g, err := cgrouptest.Require(t, Find).Open(Limits{})
+	g, err := sandboxtest.RequireGroups(t, Find).Open(Limits{})
 	require.NoError(t, err)
 	cmd := start(t, g, "sleep", "1000")
 	require.Equal(t, strconv.Itoa(cmd.Process.Pid)+"\n", read(t, g, "cgroup.procs"))
@@ -69,7 +69,7 @@ func TestGroup_CloseKills(t *testing.T) {
 func TestGroup_CountsKillsForMemory(t *testing.T) {
 	t.Parallel()
 	const limit = 32 << 20
-	g, err := cgrouptest.Require(t, Find).Open(Limits{Memory: limit})
+	g, err := sandboxtest.RequireGroups(t, Find).Open(Limits{Memory: limit})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, g.Close()) }()
 	require.Zero(t, g.OOMKills())
@@ -84,7 +84,7 @@ func TestGroup_CountsKillsForMemory(t *testing.T) {
 // TestTree_OfAKilledProcessIsRemoved: with what still runs in it, and nobody else's.
 func TestTree_OfAKilledProcessIsRemoved(t *testing.T) {
 	t.Parallel()
-	mine := cgrouptest.Require(t, Find)
+	mine := sandboxtest.RequireGroups(t, Find)
 	dir := filepath.Dir(mine.Dir())
 	other, err := newTree(dir)
 	require.NoError(t, err)
@@ -106,7 +106,7 @@ func TestTree_OfAKilledProcessIsRemoved(t *testing.T) {
 // TestGroup_KillEachLeavesAGroupThatCanBeUsed: what is started in it afterwards lives.
 func TestGroup_KillEachLeavesAGroupThatCanBeUsed(t *testing.T) {
 	t.Parallel()
-	g, err := cgrouptest.Require(t, Find).Open(Limits{})
+	g, err := sandboxtest.RequireGroups(t, Find).Open(Limits{})
 	require.NoError(t, err)
 	for range 3 {
 		cmd := start(t, g, "sleep", "1000")

@@ -1,5 +1,9 @@
 //go:build linux
 
+// Package confine takes rights away from the calling process or thread: capabilities, system
+// calls (seccomp) and files (Landlock). None of it can be undone, all of it is inherited, and
+// most of it is about one thread: lock the goroutine to its thread, and replace the program
+// afterwards, so that every thread of it has what this one had.
 package confine
 
 import (
@@ -11,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/calls"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 )
 
 // lastCap is beyond every capability that there is; the kernel says where they end.
@@ -20,7 +24,7 @@ const lastCap = 63
 // AddNoBounding adds to a list what empties the bounding set, which takes CAP_SETPCAP: it has to
 // come before [AddNoCaps]. With fresh the list is for the first process of a new user namespace,
 // whose set is full; otherwise for a process with this process's set, which may lack some.
-func AddNoBounding(l *calls.List, fresh bool) {
+func AddNoBounding(l *syscalls.List, fresh bool) {
 	for c := range lastCap {
 		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(c), 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) && c > 0 {
@@ -33,7 +37,7 @@ func AddNoBounding(l *calls.List, fresh bool) {
 }
 
 // AddNoCaps adds to a list what empties the other four sets of the calling thread.
-func AddNoCaps(l *calls.List) {
+func AddNoCaps(l *syscalls.List) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var none [2]unix.CapUserData
 	l.Do(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
@@ -41,7 +45,7 @@ func AddNoCaps(l *calls.List) {
 }
 
 // AddNoNewPrivs adds to a list what makes set-user-ID bits and file capabilities mean nothing.
-func AddNoNewPrivs(l *calls.List) { l.Do(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }
+func AddNoNewPrivs(l *syscalls.List) { l.Do(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }
 
 // DropCaps empties the sets of capabilities of the calling thread, but for the bounding set.
 func DropCaps() error { return made("drop capabilities", AddNoCaps) }
@@ -50,8 +54,8 @@ func DropCaps() error { return made("drop capabilities", AddNoCaps) }
 func NoNewPrivs() error { return made("no_new_privs", AddNoNewPrivs) }
 
 // made makes what add adds at once.
-func made(step string, add func(*calls.List)) error {
-	var l calls.List
+func made(step string, add func(*syscalls.List)) error {
+	var l syscalls.List
 	l.Step(step)
 	add(&l)
 	if err := l.Make(); err != nil {

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/calls"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 )
 
 // newest is the highest system call number that was looked at. What a newer kernel adds does
@@ -292,14 +292,14 @@ func Seccomp() error { return install(sandboxFilter()) }
 func SeccompReadOnly() error { return install(readOnlyFilter()) }
 
 func install(p program) error {
-	return made("seccomp", func(l *calls.List) { p.add(l) })
+	return made("seccomp", func(l *syscalls.List) { p.add(l) })
 }
 
 // add adds to a list what puts the calling thread under the filter.
-func (p program) add(l *calls.List) { p.addTo(l, 0) }
+func (p program) add(l *syscalls.List) { p.addTo(l, 0) }
 
 // addTo is add with flags, by which it may be all threads.
-func (p program) addTo(l *calls.List, flags int) {
+func (p program) addTo(l *syscalls.List, flags int) {
 	fprog := &unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]} //nolint:gosec // some hundred
 	l.Do(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, unsafe.Pointer(fprog))
 }
@@ -322,10 +322,10 @@ func noUnixFilter() program {
 // AddNoUnix adds to a list what keeps the calling thread from Unix sockets, whose abstract names
 // are those of a network. It takes [AddSeccomp], and is for who is in the host's network under a
 // Landlock that does not cut them off, see [Scopes].
-func AddNoUnix(l *calls.List) { noUnixFilter().add(l) }
+func AddNoUnix(l *syscalls.List) { noUnixFilter().add(l) }
 
 // AddSeccomp adds to a list what [Seccomp] does.
-func AddSeccomp(l *calls.List) error {
+func AddSeccomp(l *syscalls.List) error {
 	sandboxFilter().add(l)
 	return nil
 }

@@ -6,14 +6,14 @@ import (
 	"fmt"
 	"runtime"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/calls"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 )
 
 // AddSeccomp fails: there is no filter for this architecture.
-func AddSeccomp(*calls.List) error { return Seccomp() }
+func AddSeccomp(*syscalls.List) error { return Seccomp() }
 
 // AddNoUnix adds nothing: [AddSeccomp], which it takes, fails.
-func AddNoUnix(*calls.List) {}
+func AddNoUnix(*syscalls.List) {}
 
 // Seccomp fails: there is no filter for this architecture.
 func Seccomp() error { return fmt.Errorf("seccomp: no filter for %s", runtime.GOARCH) }

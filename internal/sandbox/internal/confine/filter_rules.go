@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/calls"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 )
 
 // sharing are the system calls by which processes of one host meet, whatever files they may
@@ -134,7 +134,7 @@ func untouchableFilter(last uint32) program {
 // and the like of the processes and threads 1 to last of this process namespace, and of all of a
 // user at once. It needs [Seccomp].
 func Untouchable(last int) error {
-	return made("seccomp", func(l *calls.List) {
+	return made("seccomp", func(l *syscalls.List) {
 		untouchableFilter(uint32(last)).addTo(l, unix.SECCOMP_FILTER_FLAG_TSYNC|unix.SECCOMP_FILTER_FLAG_TSYNC_ESRCH) //nolint:gosec // an id
 	})
 }

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/calls"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 )
 
 // Access is a set of Landlock's rights to files.
@@ -107,16 +107,16 @@ func landlock(handled Access, rules []Rule, scoped bool) error {
 		rule.File = !info.IsDir()
 		there = append(there, rule)
 	}
-	return made("Landlock", func(l *calls.List) { addLandlock(l, abi, handled, there, scoped) })
+	return made("Landlock", func(l *syscalls.List) { addLandlock(l, abi, handled, there, scoped) })
 }
 
 // AddLandlock adds to a list what [Landlock] does under a kernel with that version of it.
 // Every path has to exist then.
-func AddLandlock(l *calls.List, abi int, rules []Rule, scoped bool) {
+func AddLandlock(l *syscalls.List, abi int, rules []Rule, scoped bool) {
 	addLandlock(l, abi, accessAll, rules, scoped)
 }
 
-func addLandlock(l *calls.List, abi int, handled Access, rules []Rule, scoped bool) {
+func addLandlock(l *syscalls.List, abi int, handled Access, rules []Rule, scoped bool) {
 	handled = handled.known(abi)
 	set := l.Do(unix.SYS_LANDLOCK_CREATE_RULESET, unsafe.Pointer(ruleset(abi, handled, scoped)), rulesetSize(abi), 0)
 	for _, rule := range rules {

@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -44,10 +44,10 @@ type Order struct {
 	Path     string
 	Argv     []string
 	Env      []string
-	Limits   wire.Limits // those that the kernel enforces for each process
-	Terminal bool        // the command gets a terminal between its input and its output
-	Status   bool        // there is a status
-	Group    bool        // there is a control group
+	Limits   initproto.Limits // those that the kernel enforces for each process
+	Terminal bool             // the command gets a terminal between its input and its output
+	Status   bool             // there is a status
+	Group    bool             // there is a control group
 	Deadline int64
 }
 
@@ -62,7 +62,7 @@ type Begun struct {
 // command's processes, whatever they do; without a child there are none. It kills them when the
 // command has ended, on request, when the worker is gone, and when the worker's lease has ended.
 type guard struct {
-	conn  *wire.Conn
+	conn  *initproto.Conn
 	lease *start.Watchdog
 	main  int           // the command itself
 	kill  chan struct{} // closed when everything has to end
@@ -70,13 +70,13 @@ type guard struct {
 
 	mu    sync.Mutex
 	asked bool // the command was, to end: what it has started may take its time
-	ended wire.Ended
+	ended initproto.Ended
 
 	screen *start.Terminal // nil without
 }
 
 // supervise is the main function of a guard, with its end of the control socket. It does not return.
-func supervise(conn *wire.Conn) {
+func supervise(conn *initproto.Conn) {
 	runtime.LockOSThread() // the kernel ends the command with the thread that starts it
 	g := &guard{conn: conn, kill: make(chan struct{})}
 	err := g.begin()
@@ -86,7 +86,7 @@ func supervise(conn *wire.Conn) {
 	} else if err != nil {
 		answer.Error = err.Error()
 	}
-	_ = conn.Send(0, wire.KindReady, answer) // that the worker is gone is noticed by receive
+	_ = conn.Send(0, initproto.KindReady, answer) // that the worker is gone is noticed by receive
 	if err != nil {
 		unix.Exit(1) // as below
 	}
@@ -95,8 +95,8 @@ func supervise(conn *wire.Conn) {
 	g.reap()
 	g.drain()
 	g.mu.Lock()
-	_ = conn.Send(0, wire.KindExec, g.ended) // as above
-	unix.Exit(0)                             // at once: a race detector would wait
+	_ = conn.Send(0, initproto.KindExec, g.ended) // as above
+	unix.Exit(0)                                  // at once: a race detector would wait
 }
 
 // begin starts the command.
@@ -203,11 +203,11 @@ func (g *guard) receive() {
 		if err != nil {
 			return
 		}
-		var signal wire.Signal
-		var lease wire.Lease
+		var signal initproto.Signal
+		var lease initproto.Lease
 		switch {
-		case m.Kind == wire.KindLease && m.Decode(&lease) == nil && g.lease.Extend(start.Deadline(lease.Deadline)) == nil:
-		case m.Kind == wire.KindSignal && m.Decode(&signal) == nil && !signal.Kill:
+		case m.Kind == initproto.KindLease && m.Decode(&lease) == nil && g.lease.Extend(start.Deadline(lease.Deadline)) == nil:
+		case m.Kind == initproto.KindSignal && m.Decode(&signal) == nil && !signal.Kill:
 			g.mu.Lock()
 			g.asked = true
 			g.mu.Unlock()
@@ -271,7 +271,7 @@ func (g *guard) sweep() {
 			left := g.ended
 			g.mu.Unlock()
 			left.Left = true
-			_ = g.conn.Send(0, wire.KindExec, left) // as in supervise
+			_ = g.conn.Send(0, initproto.KindExec, left) // as in supervise
 		}
 		<-time.After(pause)
 	}

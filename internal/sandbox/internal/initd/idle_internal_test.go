@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/calls"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 )
 
 // TestIdle_EndsWithAParentThatIsKilledAtOnce: a process that stands for a user namespace ends also
@@ -53,7 +53,7 @@ func beKilled(t *testing.T) {
 	t.Helper()
 	var life [2]int
 	require.NoError(t, unix.Pipe2(life[:], unix.O_CLOEXEC))
-	l := &calls.List{}
+	l := &syscalls.List{}
 	self := l.Do(unix.SYS_GETPID)
 	l.Do(unix.SYS_KILL, self, int(unix.SIGSTOP))
 	pid, err := idle(l, life).Fork(0, 2, nil)

@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/calls"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
@@ -96,7 +96,7 @@ func (t *translations) namespace(of owner) (int, error) {
 		return -1, err
 	}
 	defer closeAll(life[:])
-	pid, err := idle(&calls.List{}, life).Fork(c.flags, -1, nil)
+	pid, err := idle(&syscalls.List{}, life).Fork(c.flags, -1, nil)
 	if err != nil {
 		return -1, err
 	}
@@ -117,7 +117,7 @@ func (t *translations) namespace(of owner) (int, error) {
 // idle adds what a forked process does that is only there for its namespaces: it waits until its
 // parent closes the pipe life, or is gone. PR_SET_PDEATHSIG would miss a parent that is killed
 // before the process has set it.
-func idle(l *calls.List, life [2]int) *calls.List {
+func idle(l *syscalls.List, life [2]int) *syscalls.List {
 	l.Do(unix.SYS_CLOSE, life[1])
 	l.Do(unix.SYS_READ, life[0], make([]byte, 1), 1)
 	l.Do(unix.SYS_EXIT_GROUP, 0)
@@ -131,7 +131,7 @@ func (t *translations) close() {
 }
 
 // directories are the host's that are the sandbox's own.
-func directories(config wire.Config) []string {
+func directories(config initproto.Config) []string {
 	return []string{config.Workspace, config.Home, config.Temp}
 }
 
@@ -141,7 +141,7 @@ const StepTranslate = "translate owners"
 
 // openTrees opens what only the worker's user may open: the directories, with the sandbox's user in
 // the place of their owner, and the mounts. On failure too, what was opened is returned.
-func openTrees(config wire.Config, owners *translations) ([]int, error) {
+func openTrees(config initproto.Config, owners *translations) ([]int, error) {
 	var trees []int
 	own := owner{config.OwnerUID, config.OwnerGID}
 	if _, err := owners.namespace(own); err != nil { // first: where there is none, nothing else works

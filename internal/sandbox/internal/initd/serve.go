@@ -17,8 +17,8 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/files"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -34,7 +34,7 @@ const (
 
 // server is the first process of a sandbox once everything is shut.
 type server struct {
-	conn     *wire.Conn
+	conn     *initproto.Conn
 	files    *files.FS
 	null     *os.File // the input of commands that have none
 	lease    *start.Watchdog
@@ -51,7 +51,7 @@ type server struct {
 }
 
 // serve tests the sandbox from inside and answers requests until the worker is gone.
-func serve(conn *wire.Conn) error {
+func serve(conn *initproto.Conn) error {
 	unix.CloseOnExec(fdControl)
 	if err := step("order of killing", openScore); err != nil {
 		return err
@@ -95,7 +95,7 @@ func serve(conn *wire.Conn) error {
 	if err != nil {
 		return err
 	}
-	if err := conn.Send(0, wire.KindReady, wire.Ready{Landlock: abi}); err != nil {
+	if err := conn.Send(0, initproto.KindReady, initproto.Ready{Landlock: abi}); err != nil {
 		return err
 	}
 	<-stocked // all of this before the first command, but the worker need not wait for it
@@ -109,7 +109,7 @@ func serve(conn *wire.Conn) error {
 }
 
 // newServer makes a server that waits for children and file operations in the workspace.
-func newServer(conn *wire.Conn, config wire.Config) (*server, error) {
+func newServer(conn *initproto.Conn, config initproto.Config) (*server, error) {
 	s := &server{
 		conn: conn, commands: newCommands(conn), mounts: config.Mounts,
 		calls: make(chan fileCall, maxMessages), messages: make(chan struct{}, maxMessages),
@@ -155,7 +155,7 @@ const ProxyPort = 3128
 
 // sendListener gives the worker a listener that only this sandbox reaches: it is made in the
 // sandbox's network, and served from without.
-func sendListener(conn *wire.Conn) error {
+func sendListener(conn *initproto.Conn) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -167,7 +167,7 @@ func sendListener(conn *wire.Conn) error {
 	if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
 		return err
 	}
-	return conn.Send(0, wire.KindListener, nil, fd)
+	return conn.Send(0, initproto.KindListener, nil, fd)
 }
 
 // dropSignals makes the kernel drop every signal that commands send to this process. The handlers
@@ -253,12 +253,12 @@ const ExitLease = 3
 
 // take handles a request: at once if no other runs and it takes no time, so that no other thread
 // has to be woken; otherwise concurrently with others.
-func (s *server) take(m *wire.Message) {
-	if m.Kind == wire.KindFiles {
+func (s *server) take(m *initproto.Message) {
+	if m.Kind == initproto.KindFiles {
 		s.takeFiles(m)
 		return
 	}
-	if m.Kind == wire.KindLease || m.Kind == wire.KindExec && s.idle() {
+	if m.Kind == initproto.KindLease || m.Kind == initproto.KindExec && s.idle() {
 		s.handle(m)
 		return
 	}
@@ -279,15 +279,15 @@ func (s *server) idle() bool { return s.busy.Load() == 0 && s.commands.none() }
 // fileCall is a file operation that waits.
 type fileCall struct {
 	id      uint64
-	request *wire.FileRequest
+	request *initproto.FileRequest
 }
 
 // takeFiles deals with a file operation.
-func (s *server) takeFiles(m *wire.Message) {
+func (s *server) takeFiles(m *initproto.Message) {
 	m.CloseFDs() // there are none
-	call := fileCall{m.ID, &wire.FileRequest{}}
+	call := fileCall{m.ID, &initproto.FileRequest{}}
 	if err := m.Decode(call.request); err != nil {
-		s.answer(call, &wire.FileReply{Failure: err.Error()})
+		s.answer(call, &initproto.FileReply{Failure: err.Error()})
 		return
 	}
 	s.busy.Add(1)
@@ -298,32 +298,32 @@ func (s *server) takeFiles(m *wire.Message) {
 // grow for them. They are done here, so that whatever a path leads to is something of the sandbox.
 func (s *server) serveFiles() {
 	for call := range s.calls {
-		s.answer(call, wire.ServeFiles(context.Background(), s.files, call.request)) //nolint:forbidigo // a worker that gives up does not read the answer
+		s.answer(call, initproto.ServeFiles(context.Background(), s.files, call.request)) //nolint:forbidigo // a worker that gives up does not read the answer
 		s.busy.Add(-1)
 	}
 }
 
 // answer answers a file operation. That the worker is gone is noticed by Receive.
-func (s *server) answer(call fileCall, reply *wire.FileReply) {
-	_ = s.conn.Send(call.id, wire.KindFiles, *reply)
+func (s *server) answer(call fileCall, reply *initproto.FileReply) {
+	_ = s.conn.Send(call.id, initproto.KindFiles, *reply)
 }
 
 // handle deals with any other request.
-func (s *server) handle(m *wire.Message) {
+func (s *server) handle(m *initproto.Message) {
 	defer m.CloseFDs()
 	switch m.Kind {
-	case wire.KindExec:
+	case initproto.KindExec:
 		s.exec(m)
-	case wire.KindSignal:
-		var request wire.Signal
+	case initproto.KindSignal:
+		var request initproto.Signal
 		if m.Decode(&request) == nil {
 			s.commands.signal(request)
 		}
-	case wire.KindLease:
-		var lease wire.Lease
+	case initproto.KindLease:
+		var lease initproto.Lease
 		_ = m.Decode(&lease)                               // a deadline of 0 has passed
 		_ = s.lease.Extend(start.Deadline(lease.Deadline)) // it is a timer
-	case wire.KindSocket:
+	case initproto.KindSocket:
 		s.socket(m)
 	default:
 		reply(s.conn, m, struct{}{}, fmt.Errorf("unknown request %d", m.Kind))
@@ -331,8 +331,8 @@ func (s *server) handle(m *wire.Message) {
 }
 
 // reply answers a request. That the worker is gone is noticed by Receive.
-func reply[T any](conn *wire.Conn, m *wire.Message, value T, err error) {
-	answer := wire.Answer[T]{Value: value}
+func reply[T any](conn *initproto.Conn, m *initproto.Message, value T, err error) {
+	answer := initproto.Answer[T]{Value: value}
 	if err != nil {
 		if failure, ok := errors.AsType[*protocol.Error](err); ok {
 			answer.Fault = failure
@@ -345,8 +345,8 @@ func reply[T any](conn *wire.Conn, m *wire.Message, value T, err error) {
 
 // socket gives the worker a socket of the sandbox's network. The worker connects it, so this
 // process does not wait and needs no thread for it.
-func (s *server) socket(m *wire.Message) {
-	var request wire.Socket
+func (s *server) socket(m *initproto.Message) {
+	var request initproto.Socket
 	if err := m.Decode(&request); err != nil {
 		reply(s.conn, m, struct{}{}, err)
 		return

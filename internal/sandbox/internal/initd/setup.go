@@ -5,15 +5,21 @@ package initd
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"os"
+	"path"
 	"runtime"
+	"slices"
+	"strconv"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
+	"github.com/toolfleet/toolfleet/internal/system"
 )
 
 // HostName is the name of the host in a sandbox.
@@ -32,8 +38,8 @@ type inherited struct {
 
 // setup is what a process in new namespaces does to be the first process of a sandbox: it
 // makes the sandbox around itself, gives up every right, and executes serve.
-func setup(config wire.Config, from inherited) (*calls.List, error) {
-	l := &calls.List{}
+func setup(config initproto.Config, from inherited) (*syscalls.List, error) {
+	l := &syscalls.List{}
 	l.Step("first process")
 	l.Do(unix.SYS_CLOSE, from.mapping)
 	l.Do(unix.SYS_READ, from.mapped, make([]byte, 1), 1)
@@ -58,13 +64,13 @@ func setup(config wire.Config, from inherited) (*calls.List, error) {
 
 // shut is what is left of setup when another program, bwrap, has made the namespaces and the
 // root, and has this one as its first process.
-func shut(conn *wire.Conn) error {
+func shut(conn *initproto.Conn) error {
 	runtime.LockOSThread() // what it gives up, the program that replaces this one does not have either
 	config, err := receiveConfig(conn)
 	if err != nil {
 		return err
 	}
-	l := &calls.List{}
+	l := &syscalls.List{}
 	layer(l, config, "close descriptors", func() { closeOnExec(l) })
 	layer(l, config, "standard errors", func() { quiet(l) })
 	if err := lockDown(l, config); err != nil {
@@ -74,19 +80,19 @@ func shut(conn *wire.Conn) error {
 }
 
 // quiet closes the file into which bubblewrap writes its errors, which is the worker's.
-func quiet(l *calls.List) {
+func quiet(l *syscalls.List) {
 	null := l.Do(unix.SYS_OPENAT, unix.AT_FDCWD, "/dev/null", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	l.Do(unix.SYS_DUP3, null, 2, 0)
 }
 
 // closeOnExec ends the life of descriptors that serve must not have.
-func closeOnExec(l *calls.List) {
+func closeOnExec(l *syscalls.List) {
 	l.Do(unix.SYS_CLOSE_RANGE, fdImage, ^uint32(0), unix.CLOSE_RANGE_CLOEXEC)
 }
 
 // becomeUser makes the process the sandbox's user. No other user exists in its namespace, not
 // even to own files. It keeps its capabilities.
-func becomeUser(l *calls.List, privileged bool) {
+func becomeUser(l *syscalls.List, privileged bool) {
 	if privileged {
 		l.Do(unix.SYS_SETGROUPS, 0, 0)
 	}
@@ -95,7 +101,7 @@ func becomeUser(l *calls.List, privileged bool) {
 }
 
 // loopback brings the interface lo up.
-func loopback(l *calls.List) {
+func loopback(l *syscalls.List) {
 	request := make([]byte, 40) // struct ifreq
 	copy(request, "lo")
 	binary.NativeEndian.PutUint16(request[unix.IFNAMSIZ:], unix.IFF_UP|unix.IFF_RUNNING)
@@ -104,7 +110,7 @@ func loopback(l *calls.List) {
 }
 
 // lockDown gives up every right, in an order in which each step may still be done.
-func lockDown(l *calls.List, config wire.Config) error {
+func lockDown(l *syscalls.List, config initproto.Config) error {
 	var err error
 	layer(l, config, "resource limits", func() { err = limitResources(l, config) })
 	if err != nil {
@@ -131,7 +137,7 @@ func lockDown(l *calls.List, config wire.Config) error {
 }
 
 // limitResources sets hard limits. Lower ones stay: only the host's root may raise them.
-func limitResources(l *calls.List, config wire.Config) error {
+func limitResources(l *syscalls.List, config initproto.Config) error {
 	core, err := confine.CoreLimit()
 	if err != nil {
 		return err
@@ -164,7 +170,7 @@ func list(texts ...string) unsafe.Pointer {
 }
 
 // rules repeat in Landlock's terms what the mounts say already.
-func rules(config wire.Config) []confine.Rule {
+func rules(config initproto.Config) []confine.Rule {
 	all := confine.AccessRead | confine.AccessChange
 	r := []confine.Rule{
 		{Path: "/", Access: confine.AccessRead},
@@ -181,4 +187,86 @@ func rules(config wire.Config) []confine.Rule {
 		}
 	}
 	return r
+}
+
+// A protected place is mounted on itself, read-only. Nothing can take the place of a mount, nor can
+// it be moved or removed; but a directory that one is in could be, with the mount, and another be
+// made in its place. So the directories between it and the workspace are mounted on themselves,
+// too.
+
+// protect makes the protected places read-only and keeps them where they are. The workspace is the
+// working directory.
+func (v *view) protect() {
+	const attributes = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
+	for _, dir := range v.config.Pinned {
+		v.Step("keep in its place " + dir.Path)
+		v.mountAt(dir.Path, dir.Path, attributes)
+	}
+	for i, place := range v.config.Protected {
+		from := place.Path
+		if place.Link != "" {
+			from = "/" + shownLink(i)
+		}
+		v.Step("protect " + place.Path)
+		v.mountAt(from, place.Path, attributes|unix.MOUNT_ATTR_RDONLY)
+	}
+}
+
+// shownLink is where the root has the link that a protected place shows.
+func shownLink(i int) string { return "run/protected-" + strconv.Itoa(i) }
+
+// makeLinks makes the links for protected paths in the root, where commands cannot change them.
+func (v *view) makeLinks() {
+	for i, place := range v.config.Protected {
+		if place.Link != "" {
+			v.symlink(place.Link, shownLink(i))
+		}
+	}
+}
+
+// mountAt mounts from, which may be a link itself, at place, which may be the same path. The
+// self-test finds what another process puts there in this moment.
+func (v *view) mountAt(from, place string, attributes uint64) {
+	const flags = unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC | unix.AT_RECURSIVE | unix.AT_SYMLINK_NOFOLLOW
+	tree := v.Do(unix.SYS_OPEN_TREE, unix.AT_FDCWD, from, flags)
+	v.set(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, attributes)
+	v.Do(unix.SYS_MOVE_MOUNT, tree, "", unix.AT_FDCWD, place, unix.MOVE_MOUNT_F_EMPTY_PATH)
+	v.Do(unix.SYS_CLOSE, tree)
+}
+
+// guarded are the mounts of protected places.
+func guarded(config initproto.Config) []placement {
+	var all []placement
+	for _, dir := range config.Pinned {
+		all = append(all, placement{path: path.Join(GuestWorkspace, dir.Path), writable: true})
+	}
+	for _, place := range config.Protected {
+		all = append(all, placement{path: path.Join(GuestWorkspace, place.Path)})
+	}
+	return all
+}
+
+// testProtected wants a mount in every place that is protected, of what the worker has found there:
+// something else may be of the host, by a link that was there for a moment.
+func testProtected(config initproto.Config, all []system.Mount) error {
+	for _, place := range slices.Concat(config.Pinned, config.Protected) {
+		at := path.Join(GuestWorkspace, place.Path)
+		if !slices.ContainsFunc(all, func(m system.Mount) bool { return m.Point == at }) {
+			return fmt.Errorf("%s is not protected", at)
+		}
+		if place.Link != "" {
+			if leads, err := os.Readlink(at); leads != place.Link {
+				return errors.Join(fmt.Errorf("%s leads to %q instead of %s", at, leads, place.Link), err)
+			}
+			continue
+		}
+		var stat unix.Stat_t
+		if err := unix.Lstat(at, &stat); err != nil {
+			return fmt.Errorf("%s: %w", at, err)
+		}
+		if found := (initproto.Identity{Path: place.Path, Dev: stat.Dev, Ino: stat.Ino}); found != place {
+			return fmt.Errorf("%s is not what the workspace has there: %+v instead of %+v", at, found, place)
+		}
+	}
+	return nil
 }

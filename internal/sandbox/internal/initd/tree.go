@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 )
 
 // commands are the commands of a sandbox and everything that they have started, which
@@ -22,7 +22,7 @@ import (
 // but this one: one system call kills them all. Otherwise its processes are those with its tag; one
 // that hides from that lives until no command runs.
 type commands struct {
-	conn *wire.Conn
+	conn *initproto.Conn
 	born chan struct{} // told that there may be children
 
 	mu      sync.Mutex // held while processes are started and swept
@@ -30,7 +30,7 @@ type commands struct {
 	pids    map[int]*command
 }
 
-func newCommands(conn *wire.Conn) *commands {
+func newCommands(conn *initproto.Conn) *commands {
 	return &commands{
 		conn: conn, born: make(chan struct{}, 1),
 		running: map[uint64]*command{}, pids: map[int]*command{},
@@ -89,8 +89,8 @@ func (t *commands) reaped(pid int, status unix.WaitStatus, usage *unix.Rusage) {
 }
 
 // ended describes the end of the first process of a command.
-func ended(status unix.WaitStatus, usage *unix.Rusage) wire.Ended {
-	return wire.Ended{
+func ended(status unix.WaitStatus, usage *unix.Rusage) initproto.Ended {
+	return initproto.Ended{
 		Status: uint32(status),
 		CPU:    time.Duration(usage.Utime.Nano() + usage.Stime.Nano()),
 		MaxRSS: int64(usage.Maxrss) << 10, //nolint:unconvert // 32 bits on some systems
@@ -112,7 +112,7 @@ func (t *commands) settle() {
 			close(c.done)
 		}
 		c.ended.Over = c.over
-		reply(t.conn, &wire.Message{ID: c.id, Kind: wire.KindExec}, *c.ended, nil)
+		reply(t.conn, &initproto.Message{ID: c.id, Kind: initproto.KindExec}, *c.ended, nil)
 		if len(t.running) == 0 {
 			removeShared()
 		}
@@ -207,7 +207,7 @@ func (t *commands) drain() {
 }
 
 // signal sends to everything of a command.
-func (t *commands) signal(request wire.Signal) {
+func (t *commands) signal(request initproto.Signal) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := t.running[request.Command]

@@ -13,8 +13,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
-
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/walk"
 )
 
 // deep makes a tree of that many levels below a directory, with a file of 8 KiB in the last one.
@@ -41,20 +39,20 @@ func deep(t *testing.T, dir string, levels int) {
 func TestTreeUsage_IsThatOfEveryFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	empty := treeUsage(dir, walk.MaxLevels)
+	empty := treeUsage(dir, maxLevels)
 	for i := range 300 {
 		sub := filepath.Join(dir, fmt.Sprint(i%7), fmt.Sprint(i%3))
 		require.NoError(t, os.MkdirAll(sub, 0o700))
 		require.NoError(t, os.WriteFile(filepath.Join(sub, fmt.Sprint(i)), make([]byte, 4<<10), 0o600))
 	}
-	got := treeUsage(dir, walk.MaxLevels)
+	got := treeUsage(dir, maxLevels)
 	require.GreaterOrEqual(t, got, empty+300*4<<10)
 	require.Less(t, got, empty+300*4<<10+29*(8<<10), "and that of 28 directories")
 	require.NoError(t, os.Link(filepath.Join(dir, "0", "0", "0"), filepath.Join(dir, "link")))
 	require.NoError(t, os.Symlink("/usr", filepath.Join(dir, "symlink")))
-	require.InDelta(t, got, treeUsage(dir, walk.MaxLevels), 4<<10, "a file with two names is one file, and a link is not followed")
-	require.Zero(t, treeUsage(filepath.Join(dir, "none"), walk.MaxLevels))
-	require.Zero(t, treeUsage(filepath.Join(dir, "symlink"), walk.MaxLevels))
+	require.InDelta(t, got, treeUsage(dir, maxLevels), 4<<10, "a file with two names is one file, and a link is not followed")
+	require.Zero(t, treeUsage(filepath.Join(dir, "none"), maxLevels))
+	require.Zero(t, treeUsage(filepath.Join(dir, "symlink"), maxLevels))
 }
 
 // TestTreeUsage_FilesWithNothingInThemCount: a file system can run out of them.
@@ -64,19 +62,19 @@ func TestTreeUsage_FilesWithNothingInThemCount(t *testing.T) {
 	for i := range 200 {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), nil, 0o600))
 	}
-	require.GreaterOrEqual(t, treeUsage(dir, walk.MaxLevels), uint64(200*4<<10))
+	require.GreaterOrEqual(t, treeUsage(dir, maxLevels), uint64(200*4<<10))
 }
 
 func TestTreeUsage_OfADeepTreeIsSeenAndTakesNoTime(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	before := treeUsage(dir, walk.MaxLevels)
+	before := treeUsage(dir, maxLevels)
 	start := time.Now()
 	deep(t, dir, 3000)
 	t.Logf("made in %s", time.Since(start))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "beside"), make([]byte, 4<<10), 0o600))
 	start = time.Now()
-	got := treeUsage(dir, walk.MaxLevels)
+	got := treeUsage(dir, maxLevels)
 	took := time.Since(start)
 	require.GreaterOrEqual(t, got, before+8<<10+4<<10)
 	require.Less(t, took, time.Minute)

@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/walk"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -167,7 +166,7 @@ const (
 func diskUsage() uint64 {
 	var total uint64
 	for _, dir := range []string{GuestWorkspace, GuestHome, GuestTemp} {
-		used := treeUsage(dir, walk.MaxLevels)
+		used := treeUsage(dir, maxLevels)
 		if used > math.MaxUint64-total {
 			return math.MaxUint64
 		}
@@ -181,14 +180,14 @@ func diskUsage() uint64 {
 // deeper than most as endless.
 func treeUsage(dir string, most int) uint64 {
 	var total uint64
-	err := walk.Tree(dir, most, func(_ int, _ string, stat *unix.Stat_t) {
+	err := walkTree(dir, most, func(_ int, _ string, stat *unix.Stat_t) {
 		names := uint64(1)
 		if stat.Mode&unix.S_IFMT != unix.S_IFDIR {
 			names = max(uint64(stat.Nlink), 1) //nolint:unconvert // 32 bits elsewhere
 		}
 		total += max(uint64(stat.Blocks)*blockSize, leastSize) / names //nolint:gosec // not negative
 	})
-	if errors.Is(err, walk.ErrDeep) {
+	if errors.Is(err, errDeep) {
 		return math.MaxUint64
 	}
 	return total

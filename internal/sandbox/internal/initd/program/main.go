@@ -8,7 +8,6 @@ import (
 	"os"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
-	_ "github.com/toolfleet/toolfleet/internal/sandbox/internal/landlockstage" // it is this program, too
 )
 
 func main() { initd.Main(os.Args) }

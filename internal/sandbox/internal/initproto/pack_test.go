@@ -1,0 +1,119 @@
+//go:build linux
+
+package initproto_test
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
+)
+
+// fill sets every field of a value to something of its own.
+func fill(v reflect.Value, n *int) {
+	*n++
+	switch v.Kind() {
+	case reflect.Bool:
+		v.SetBool(*n%2 == 1)
+	case reflect.Int, reflect.Int64:
+		v.SetInt(int64(*n * 1000 * (1 - *n%2*2)))
+	case reflect.String:
+		v.SetString("\xff\x00 " + string(rune('a'+*n%26)))
+	case reflect.Slice:
+		if *n%3 == 0 {
+			return // absent and empty are the same for fields that may be absent
+		}
+		v.Set(reflect.MakeSlice(v.Type(), *n%3, *n%3))
+		for i := range v.Len() {
+			fill(v.Index(i), n)
+		}
+	case reflect.Uint8:
+		v.SetUint(uint64(*n % 256))
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(v.Elem(), n)
+	case reflect.Struct:
+		for _, field := range v.Fields() {
+			fill(field, n)
+		}
+	default:
+	}
+}
+
+func roundTrip[T any](t *testing.T, value T) {
+	t.Helper()
+	var got T
+	require.NoError(t, initproto.Unpack(initproto.Pack(value), &got))
+	require.Equal(t, value, got)
+}
+
+// filled checks a value in which every field is set, with lengths that depend on n.
+func filled[T any](t *testing.T, n int) {
+	t.Helper()
+	var value T
+	fill(reflect.ValueOf(&value).Elem(), &n)
+	roundTrip(t, value)
+}
+
+func TestPack_EveryRequestAndReplyComesBack(t *testing.T) {
+	t.Parallel()
+	for n := range 7 { // of different lengths
+		filled[initproto.FileRequest](t, n)
+		filled[initproto.FileReply](t, n)
+		filled[protocol.FilesRead](t, n)
+		filled[protocol.FilesReadResult](t, n)
+		filled[protocol.FilesWrite](t, n)
+		filled[protocol.FilesWriteResult](t, n)
+		filled[protocol.FilesEdit](t, n)
+		filled[protocol.FilesEditResult](t, n)
+		filled[protocol.FilesJSONRead](t, n)
+		filled[protocol.FilesJSONReadResult](t, n)
+		filled[protocol.FilesJSONWrite](t, n)
+		filled[protocol.FilesJSONWriteResult](t, n)
+		filled[protocol.FilesExists](t, n)
+		filled[protocol.FilesExistsResult](t, n)
+		filled[protocol.FilesList](t, n)
+		filled[protocol.FilesListResult](t, n)
+		filled[protocol.FilesTree](t, n)
+		filled[protocol.FilesTreeResult](t, n)
+		filled[protocol.FilesGlob](t, n)
+		filled[protocol.FilesGlobResult](t, n)
+		filled[protocol.FilesSearch](t, n)
+		filled[protocol.FilesSearchResult](t, n)
+		filled[sandbox.FilesReadAt](t, n)
+		filled[sandbox.FilesSearch](t, n)
+	}
+	roundTrip(t, initproto.FileRequest{})
+	roundTrip(t, protocol.FilesListResult{Entries: []protocol.DirEntry{}})
+	roundTrip(t, protocol.FilesReadResult{Content: make([]byte, 100_000)})
+}
+
+func TestUnpack_RefusesWhatIsNoValue(t *testing.T) {
+	t.Parallel()
+	packed := initproto.Pack(initproto.FileRequest{Operation: "protocol.FilesWrite", Body: []byte("text")})
+	for n := range packed {
+		require.ErrorIs(t, initproto.Unpack(packed[:n], &initproto.FileRequest{}), initproto.ErrMalformed, n)
+	}
+	require.ErrorIs(t, initproto.Unpack(append(packed, 0), &initproto.FileRequest{}), initproto.ErrMalformed)
+	require.Panics(t, func() { initproto.Pack(func() {}) })
+}
+
+// What comes out of a sandbox may be anything. It takes memory for what is there, not for what it
+// says.
+func FuzzUnpack(f *testing.F) {
+	f.Add(initproto.Pack(initproto.FileReply{}))
+	f.Add(initproto.Pack(protocol.FilesGlobResult{Paths: []string{"a", "b"}}))
+	f.Add([]byte{0, 0, 0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff, 0x0f})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var reply initproto.FileReply
+		if initproto.Unpack(b, &reply) == nil {
+			roundTrip(t, reply)
+		}
+		var found protocol.FilesSearchResult
+		_ = initproto.Unpack(b, &found) // fields that are absent and empty are the same
+	})
+}
