@@ -17,7 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/internal/wire/signing"
@@ -146,10 +146,10 @@ func (c *benchCommand) validate() error {
 
 // sandboxes opens the driver of the sandboxes in which the calls run commands.
 func (c *benchCommand) sandboxes(ctx context.Context, dir string, logger *slog.Logger) (bench.Exec, error) {
-	if err := driver.Valid(c.Sandbox); err != nil {
+	if err := drivers.Valid(c.Sandbox); err != nil {
 		return bench.Exec{}, cli.Usagef("--sandbox: %v", err)
 	}
-	opened, caps, err := driver.Open(ctx, c.Sandbox, &driver.Options{Logger: logger})
+	opened, caps, err := drivers.Open(ctx, c.Sandbox, &drivers.Options{Logger: logger})
 	if errors.Is(err, isolation.ErrLevel) {
 		err = cli.Usagef("--sandbox %s: %v", c.Sandbox, err)
 	}

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
@@ -85,7 +85,7 @@ func candidates(ctx context.Context, words []string, command, name string) (all 
 	var names []string
 	switch {
 	case name == "--sandbox":
-		names = driver.Names()
+		names = drivers.Names()
 	case name == "--toolset":
 		names = toolset.Names()
 	case name == "--context", (command == "context use" || command == "context rm") && name == "name":

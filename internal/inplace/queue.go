@@ -17,8 +17,8 @@
 //
 // A process's calls of one lane never await each other: the lane orders them.
 //
-// Of a process that was killed the sandboxes may outlive the lock for a moment. So whoever finds a
-// ticket without its owner gives them a second.
+// Of a process that was killed the sandboxes may outlive the lock for a moment. So a process that
+// finds a ticket without its owner gives them a second.
 package inplace
 
 import (
@@ -220,7 +220,7 @@ func (q *Queue) Lock(ctx context.Context, use Use, waits func(string)) (unlock f
 	return unlock, nil
 }
 
-// enter makes the file of a ticket, behind all others, and returns those that it waits for.
+// enter makes the file of a ticket, behind all others, and returns the tickets that it waits for.
 func (q *Queue) enter(ctx context.Context, t *ticket) (leave func(), earlier []*ticket, err error) {
 	folder := flock.New(filepath.Join(q.folder, locked), flock.SetPermissions(0o644))
 	if _, err := folder.TryLockContext(ctx, time.Millisecond); err != nil {
@@ -293,8 +293,8 @@ func (t *ticket) write() (leave func(), err error) {
 	return leave, nil
 }
 
-// read returns the ticket of a file. One that cannot be decoded conflicts with nothing: its process
-// was killed before it was locked.
+// read returns the ticket of a file. A ticket that cannot be decoded conflicts with nothing: its
+// process was killed before it was locked.
 func read(path string) (*ticket, error) {
 	t := &ticket{path: path}
 	file, err := os.Open(path)

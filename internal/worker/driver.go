@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
@@ -17,11 +17,11 @@ const NoSandboxes = sandboxes.NoDriver
 // ErrNothingToRun says that a worker has neither sandboxes nor handlers.
 var ErrNothingToRun = errors.New("a worker without sandboxes and without handlers could run nothing")
 
-// OpenDriver is [driver.Open], and knows [NoSandboxes], too.
-func OpenDriver(ctx context.Context, name string, o *driver.Options, handlers kinds.Handlers) (isolation.Driver, isolation.Caps, error) {
+// OpenDriver is [drivers.Open], and knows [NoSandboxes], too.
+func OpenDriver(ctx context.Context, name string, o *drivers.Options, handlers kinds.Handlers) (isolation.Driver, isolation.Caps, error) {
 	switch {
 	case name != NoSandboxes:
-		return driver.Open(ctx, name, o)
+		return drivers.Open(ctx, name, o)
 	case !handlers.Any():
 		return nil, isolation.Caps{}, ErrNothingToRun
 	}

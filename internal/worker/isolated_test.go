@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/plain"
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -24,7 +24,7 @@ import (
 func (r *rig) isolatedOptions(t *testing.T) worker.Options {
 	t.Helper()
 	o := r.options()
-	opened, caps, err := driver.Open(t.Context(), driver.Auto, nil)
+	opened, caps, err := drivers.Open(t.Context(), drivers.Auto, nil)
 	if err != nil && os.Getenv("TOOLFLEET_INTEGRATION") != "required" {
 		t.Skipf("NOT TESTED: no driver isolates here: %v", err)
 	}

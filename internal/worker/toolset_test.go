@@ -6,20 +6,20 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Every toolset does what it promises under every driver that works here.
 func TestToolsets_UnderEveryDriver(t *testing.T) {
 	t.Parallel()
-	for _, name := range driver.Names() {
-		if name == driver.Auto {
+	for _, name := range drivers.Names() {
+		if name == drivers.Auto {
 			continue // one of the others
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			opened, caps, err := driver.Open(t.Context(), name, nil)
+			opened, caps, err := drivers.Open(t.Context(), name, nil)
 			if err != nil && os.Getenv("TOOLFLEET_INTEGRATION") != "required" {
 				t.Skipf("NOT TESTED: driver %s does not work here: %v", name, err)
 			}

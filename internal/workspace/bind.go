@@ -153,7 +153,7 @@ func bound(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (r
 	return r, nil
 }
 
-// openBodies opens the bodies of a fleet, wherever they are. Whoever may write in the fleet may
+// openBodies opens the bodies of a fleet, wherever they are. A user who may write in the fleet may
 // have written its record: no credentials go to a store that is not in the settings of this
 // process.
 func openBodies(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, url string) (bodies, error) {

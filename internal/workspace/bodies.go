@@ -40,7 +40,7 @@ type bodies interface {
 	// keep has a body count as stored now, unless it is young; the error wraps ErrMissing when
 	// there is none.
 	keep(ctx context.Context, name string) error
-	// before returns those that were stored before a time.
+	// before returns the bodies that were stored before a time.
 	before(ctx context.Context, at time.Time) ([]stored, error)
 	// remove removes some of them.
 	remove(ctx context.Context, old []stored) error

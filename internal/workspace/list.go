@@ -205,7 +205,7 @@ func (s *Store) History(ctx context.Context, lane wire.LaneHash) ([]report.Chang
 }
 
 // Change returns what a lane's workspace had before and after the checkpoint that covers a call; ""
-// is the last one that covers any. The error wraps [ErrNone] when there is none.
+// is the last checkpoint that covers any. The error wraps [ErrNone] when there is none.
 func (s *Store) Change(ctx context.Context, lane wire.LaneHash, call protocol.CallID) (before, after snapshot.Tree, err error) {
 	at, err := s.find(ctx, lane, call)
 	if err != nil {
@@ -273,7 +273,7 @@ func (s *Store) Before(ctx context.Context, lane wire.LaneHash, calls map[protoc
 	return last, err
 }
 
-// find returns the checkpoint that covers a call; "" is the last one that covers any.
+// find returns the checkpoint that covers a call; "" is the last checkpoint that covers any.
 func (s *Store) find(ctx context.Context, lane wire.LaneHash, call protocol.CallID) (at *message, err error) {
 	err = s.each(ctx, lane, 0, func(m *message) (bool, error) {
 		if call == "" && len(m.Calls) > 0 || slices.Contains(m.Calls, call) {

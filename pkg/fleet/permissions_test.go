@@ -21,7 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
@@ -228,7 +228,7 @@ func startWorker(t *testing.T, p place, logger *slog.Logger) (stop func()) {
 	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{Storage: natsio.Storage{Replicas: p.replicas}}))
-	opened, caps, err := driver.Open(t.Context(), "process", &driver.Options{Logger: logger, Data: t.TempDir()})
+	opened, caps, err := drivers.Open(t.Context(), "process", &drivers.Options{Logger: logger, Data: t.TempDir()})
 	require.NoError(t, err)
 	w, err := worker.New(t.Context(), nc, worker.Options{Options: lane.Options{Logger: logger}, Settings: sandboxes.Settings{Driver: opened, Caps: caps}, Data: t.TempDir()})
 	require.NoError(t, err)

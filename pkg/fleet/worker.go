@@ -5,7 +5,7 @@ import (
 	"context"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	internal "github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -43,7 +43,7 @@ func (c *Client) StartWorker(ctx context.Context, options worker.Options) (*Work
 
 func (c *Client) startWorker(ctx context.Context, options worker.Options, o internal.Options) (_ *Worker, err error) {
 	o.Data, o.Logger = cmp.Or(o.Data, c.data), cmp.Or(o.Logger, c.logger)
-	o.Driver, o.Caps, err = internal.OpenDriver(ctx, options.Driver, &driver.Options{Logger: o.Logger, Data: o.Data}, o.Handlers)
+	o.Driver, o.Caps, err = internal.OpenDriver(ctx, options.Driver, &drivers.Options{Logger: o.Logger, Data: o.Data}, o.Handlers)
 	if err != nil {
 		return nil, err
 	}

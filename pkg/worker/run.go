@@ -16,7 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/signing"
 	internal "github.com/toolfleet/toolfleet/internal/worker"
@@ -111,7 +111,7 @@ func Run(ctx context.Context, o Options) error {
 			setup.Logger.WarnContext(ctx, "calls do not wait for other processes that use the same directory, and may overlap with their calls", slog.Any("error", err))
 		}
 	}
-	if setup.Driver, setup.Caps, err = internal.OpenDriver(ctx, o.Driver, &driver.Options{Logger: setup.Logger, Data: setup.Data}, setup.Handlers); err != nil {
+	if setup.Driver, setup.Caps, err = internal.OpenDriver(ctx, o.Driver, &drivers.Options{Logger: setup.Logger, Data: setup.Data}, setup.Handlers); err != nil {
 		return err
 	}
 	s := &o.Server

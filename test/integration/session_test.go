@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
@@ -166,7 +166,7 @@ func linkTo(tb testing.TB, target, name string) {
 // isolates reports whether this build has a driver that isolates on this host.
 func isolates(tb testing.TB) bool {
 	tb.Helper()
-	_, _, err := driver.Open(tb.Context(), driver.Auto, nil)
+	_, _, err := drivers.Open(tb.Context(), drivers.Auto, nil)
 	if err != nil {
 		require.ErrorIs(tb, err, isolation.ErrLevel)
 	}

@@ -15,7 +15,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/inplace/hostenv"
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 )
@@ -72,14 +72,14 @@ type Check struct {
 	Advice string `json:"advice,omitempty"`
 }
 
-// Open probes a driver; [driver.Open] does.
+// Open probes a driver; [drivers.Open] does.
 type Open func(ctx context.Context, name string) (isolation.Caps, error)
 
 // Examine probes every driver that isolates, and looks at the host, for workers with their data
 // below a directory that need not exist; "" is that of temporary files.
 func Examine(ctx context.Context, data string) Report {
-	return examine(ctx, driver.Names(), func(ctx context.Context, name string) (isolation.Caps, error) {
-		_, caps, err := driver.Open(ctx, name, &driver.Options{Data: data})
+	return examine(ctx, drivers.Names(), func(ctx context.Context, name string) (isolation.Caps, error) {
+		_, caps, err := drivers.Open(ctx, name, &drivers.Options{Data: data})
 		return caps, err
 	}, thisHost(data))
 }
@@ -88,7 +88,7 @@ func examine(ctx context.Context, names []string, open Open, h host) Report {
 	report := Report{Level: isolation.LevelNone.String()}
 	best := isolation.LevelNone
 	for _, name := range names {
-		if name == driver.Auto || name == process.Name {
+		if name == drivers.Auto || name == process.Name {
 			continue
 		}
 		caps, err := open(ctx, name)

@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
@@ -31,7 +31,7 @@ func thisHost(data string) host {
 	return host{
 		system: runtime.GOOS, root: os.Geteuid() == 0, files: os.DirFS("/"),
 		engine:   os.Getenv("container") != "" || os.Getenv("KUBERNETES_SERVICE_HOST") != "",
-		landlock: landlockABI(), groups: driver.Groups,
+		landlock: landlockABI(), groups: drivers.Groups,
 		free: func() (string, int64, error) { return freeBytes(cmp.Or(data, os.TempDir())) },
 	}
 }

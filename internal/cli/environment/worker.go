@@ -13,7 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli/workercmd"
 	"github.com/toolfleet/toolfleet/internal/inplace/gitguard"
 	"github.com/toolfleet/toolfleet/internal/mcp/login"
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	internal "github.com/toolfleet/toolfleet/internal/worker"
 )
@@ -50,7 +50,7 @@ func (w *worker) open(ctx context.Context, e *Environment) (err error) {
 	if err := e.options.Flags.makeData(); err != nil {
 		return err
 	}
-	w.Driver, w.Caps, err = driver.Open(ctx, w.sandbox, &driver.Options{Logger: e.options.Logger, Data: e.Data})
+	w.Driver, w.Caps, err = drivers.Open(ctx, w.sandbox, &drivers.Options{Logger: e.options.Logger, Data: e.Data})
 	if errors.Is(err, isolation.ErrLevel) {
 		return cli.Usagef("--sandbox %s: %v", w.sandbox, err)
 	}

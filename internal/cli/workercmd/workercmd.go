@@ -22,7 +22,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli/doctor"
 	"github.com/toolfleet/toolfleet/internal/inplace/hostenv"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -78,14 +78,14 @@ type SandboxFlags struct {
 	Limits cli.Limits `embed:"" prefix:"limit-"`
 }
 
-// Options are the flags as a worker takes them, with the number of its slots. Drivers are the names
-// that --sandbox takes beside those of all.
-func (f *SandboxFlags) Options(slots int, drivers ...string) (o worker.Options, err error) {
+// Options are the flags as a worker takes them, with the number of its slots. Others are the names
+// that --sandbox takes beside the drivers.
+func (f *SandboxFlags) Options(slots int, others ...string) (o worker.Options, err error) {
 	if slots < 1 || slots > worker.MaxSlots {
 		return o, cli.Usagef("--slots %d: must be 1 to %d", slots, worker.MaxSlots)
 	}
-	if err := driver.Valid(f.Sandbox); err != nil && !slices.Contains(drivers, f.Sandbox) {
-		return o, cli.Usagef("--sandbox: %s", strings.Join(append([]string{err.Error()}, drivers...), ", "))
+	if err := drivers.Valid(f.Sandbox); err != nil && !slices.Contains(others, f.Sandbox) {
+		return o, cli.Usagef("--sandbox: %s", strings.Join(append([]string{err.Error()}, others...), ", "))
 	}
 	if err := cli.CheckEnv(f.Env); err != nil {
 		return o, err
@@ -281,7 +281,7 @@ func (f *flags) openDriver(ctx context.Context, o *worker.Options) (err error) {
 	if err := os.MkdirAll(o.Data, 0o700); err != nil {
 		return cli.Usagef("--data: %v", err)
 	}
-	o.Driver, o.Caps, err = worker.OpenDriver(ctx, f.Sandbox, &driver.Options{Logger: o.Logger, Data: o.Data}, o.Handlers)
+	o.Driver, o.Caps, err = worker.OpenDriver(ctx, f.Sandbox, &drivers.Options{Logger: o.Logger, Data: o.Data}, o.Handlers)
 	least, _ := isolation.ParseLevel(f.MinLevel) // its tag has the names
 	switch {
 	case errors.Is(err, worker.ErrNothingToRun):

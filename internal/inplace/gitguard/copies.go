@@ -153,7 +153,7 @@ func Differences(ctx context.Context, root *os.Root, name string, theirs []byte)
 	return changed.named(name), err
 }
 
-// differences are the settings that are others than they were; nothing for those that are gone.
+// differences are the settings that are others than they were; nothing for settings that are gone.
 // git is not one of dir.
 func differences(ctx context.Context, dir string, before, after []byte) (values, error) {
 	git, err := newReader(dir)

@@ -18,7 +18,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 )
 
-// repository is one that a person's git would use.
+// repository is a repository that a person's git would use.
 type repository struct {
 	dir    string // where git runs hooks: the worktree, or the directory of the repository
 	gitDir string // absolute; "" if its file .git names none
@@ -183,7 +183,7 @@ func (s *settings) own(ctx context.Context) error {
 	return s.file(ctx, filepath.Join(r.gitDir, "config.worktree"), true, 0)
 }
 
-// file adds the settings of a file and of those that it includes.
+// file adds the settings of a file and of the files that it includes.
 func (s *settings) file(ctx context.Context, path string, own bool, depth int) error {
 	if s.files++; s.files > maxIncludes {
 		return fmt.Errorf("%s: settings of git include more than %d files", path, maxIncludes)

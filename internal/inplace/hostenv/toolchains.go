@@ -193,7 +193,7 @@ func (f *finder) install(bin string) error {
 	return f.add(root, kind{name: Other, parts: prefix})
 }
 
-// rootOf finds the installation that a directory is in: the outermost one that is known.
+// rootOf finds the installation that a directory is in: the outermost known one.
 func (f *finder) rootOf(dir string) (string, *kind) {
 	var above []string
 	for at := dir; at != filepath.Dir(at); at = filepath.Dir(at) {

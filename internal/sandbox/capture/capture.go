@@ -190,12 +190,12 @@ func (b *buffer) captured() sandbox.Captured {
 	return out
 }
 
-// apart are pipes that are read side by side, for systems without more: the order of writes to both
-// is about right.
-type apart struct{ stdout, stderr *os.File }
+// unorderedPipes are pipes that are read side by side, for systems without more: the order of
+// writes to both is about right.
+type unorderedPipes struct{ stdout, stderr *os.File }
 
-func openApart() (_ *apart, stdout, stderr *os.File, err error) {
-	p := &apart{}
+func openUnordered() (_ *unorderedPipes, stdout, stderr *os.File, err error) {
+	p := &unorderedPipes{}
 	if p.stdout, stdout, err = os.Pipe(); err != nil {
 		return nil, nil, nil, err
 	}
@@ -209,7 +209,7 @@ func openApart() (_ *apart, stdout, stderr *os.File, err error) {
 
 // copy hands over what is written until both streams have ended, or endAt's time; also what was
 // written by then but has not been read.
-func (p *apart) copy(keep func(sandbox.Stream, []byte)) {
+func (p *unorderedPipes) copy(keep func(sandbox.Stream, []byte)) {
 	var readers sync.WaitGroup
 	read := func(from *os.File, stream sandbox.Stream) {
 		defer from.Close()
@@ -217,7 +217,7 @@ func (p *apart) copy(keep func(sandbox.Stream, []byte)) {
 		for {
 			n, err := from.Read(buf)
 			if errors.Is(err, os.ErrDeadlineExceeded) {
-				if n = waiting(from, buf); n > 0 {
+				if n = readPending(from, buf); n > 0 {
 					keep(stream, buf[:n])
 				}
 				return
@@ -236,13 +236,13 @@ func (p *apart) copy(keep func(sandbox.Stream, []byte)) {
 }
 
 // endAt makes copy return at that time.
-func (p *apart) endAt(t time.Time) {
+func (p *unorderedPipes) endAt(t time.Time) {
 	_ = p.stdout.SetReadDeadline(t)
 	_ = p.stderr.SetReadDeadline(t)
 }
 
 // close must not run concurrently with copy.
-func (p *apart) close() {
+func (p *unorderedPipes) close() {
 	for _, file := range []*os.File{p.stdout, p.stderr} {
 		if file != nil {
 			_ = file.Close() // nothing is written there

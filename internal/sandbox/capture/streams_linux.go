@@ -86,9 +86,9 @@ const lastWrites = 32
 func (p *pipes) copy(keep func(sandbox.Stream, []byte)) {
 	buf := make([]byte, readSize)
 	_ = p.events.Read(func(uintptr) bool { // fails at endAt's time
-		for idle := looks; p.fds != [2]int{-1, -1} && !p.late(); {
+		for idle := looks; p.fds != [2]int{-1, -1} && !p.timedOut(); {
 			switch {
-			case p.next(buf, keep):
+			case p.readNext(buf, keep):
 				idle = 0
 			case idle >= looks:
 				return false // sleep until there is more
@@ -99,20 +99,20 @@ func (p *pipes) copy(keep func(sandbox.Stream, []byte)) {
 		return true
 	})
 	for range lastWrites {
-		if !p.next(buf, keep) {
+		if !p.readNext(buf, keep) {
 			return
 		}
 	}
 }
 
-// late reports whether it is endAt's time.
-func (p *pipes) late() bool {
+// timedOut reports whether it is endAt's time.
+func (p *pipes) timedOut() bool {
 	end := p.end.Load()
 	return end != nil && time.Now().After(*end)
 }
 
-// next hands over what was written next, and reports whether there was something.
-func (p *pipes) next(buf []byte, keep func(sandbox.Stream, []byte)) bool {
+// readNext hands over what was written next, and reports whether there was something.
+func (p *pipes) readNext(buf []byte, keep func(sandbox.Stream, []byte)) bool {
 	var event [1]unix.EpollEvent // one by one: a later one may be overtaken meanwhile
 	n, err := unix.EpollWait(p.fd, event[:], 0)
 	for errors.Is(err, unix.EINTR) {
@@ -121,12 +121,12 @@ func (p *pipes) next(buf []byte, keep func(sandbox.Stream, []byte)) bool {
 	if n <= 0 {
 		return false
 	}
-	p.take(sandbox.Stream(event[0].Fd), event[0].Events, buf, keep) //nolint:gosec // 1 or 2
+	p.readEvent(sandbox.Stream(event[0].Fd), event[0].Events, buf, keep) //nolint:gosec // 1 or 2
 	return true
 }
 
-// take reads what an event has announced: one write, or all when there will be no more.
-func (p *pipes) take(stream sandbox.Stream, events uint32, buf []byte, keep func(sandbox.Stream, []byte)) {
+// readEvent reads what an event has announced: one write, or all when there will be no more.
+func (p *pipes) readEvent(stream sandbox.Stream, events uint32, buf []byte, keep func(sandbox.Stream, []byte)) {
 	fd := p.fds[stream-1]
 	for {
 		n, err := unix.Read(fd, buf)

@@ -5,6 +5,6 @@ package capture
 import "os"
 
 // pipes of the systems that cannot tell which of two writes came first.
-type pipes = apart
+type pipes = unorderedPipes
 
-func openPipes() (_ *pipes, stdout, stderr *os.File, err error) { return openApart() }
+func openPipes() (_ *pipes, stdout, stderr *os.File, err error) { return openUnordered() }

@@ -184,7 +184,7 @@ func (l *link) read() error {
 	}
 }
 
-// write sends packets to the sandbox until ctx ends. One that cannot be sent is lost.
+// write sends packets to the sandbox until ctx ends. A packet that cannot be sent is lost.
 func (l *link) write(ctx context.Context) {
 	for {
 		packet := l.ends.ReadContext(ctx)

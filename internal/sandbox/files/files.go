@@ -102,7 +102,7 @@ func (r *room) take(bytes int) bool {
 // after the other anyway; with symbolic links it has several names. It is safe for concurrent use.
 type turns struct {
 	mu    sync.Mutex
-	files map[string]*turn // those that somebody changes or waits for
+	files map[string]*turn // the files that an operation changes or waits for
 }
 
 type turn struct {

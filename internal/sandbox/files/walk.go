@@ -227,7 +227,7 @@ func (f *FS) ignoresAbove(ctx context.Context, name string) gitignore.Rules {
 	return rules
 }
 
-// withIgnoreFile adds the rules of the ignore file in dir. One that cannot be read has none.
+// withIgnoreFile adds the rules of the ignore file in dir. A file that cannot be read has none.
 func (f *FS) withIgnoreFile(ctx context.Context, above gitignore.Rules, dir string) gitignore.Rules {
 	content, info, err := f.load(ctx, path.Join(dir, ignoreFile), os.O_RDONLY)
 	if err != nil || info.Size() > maxIgnoreFile {

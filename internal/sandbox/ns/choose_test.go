@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
 	"github.com/toolfleet/toolfleet/test/escapetest"
@@ -87,7 +87,7 @@ func testOnlyBwrap(t *testing.T) {
 	_, err := ns.New(&ns.Options{Launcher: ns.LauncherNative}).Probe(t.Context())
 	require.ErrorIs(t, err, isolation.ErrLevel)
 	require.ErrorContains(t, err, "does not let this user make namespaces")
-	d, caps, err := driver.Open(t.Context(), driver.Auto, nil)
+	d, caps, err := drivers.Open(t.Context(), drivers.Auto, nil)
 	require.NoError(t, err)
 	require.Equal(t, ns.Name, d.Name())
 	require.Equal(t, ns.LauncherBwrap, caps.Launcher)

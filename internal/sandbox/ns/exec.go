@@ -24,8 +24,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// killWait is how long the first process may take to kill a command, or to read a message; then it is
-// killed itself.
+// killWait is how long the first process may take to kill a command, or to read a message; then it
+// is killed itself.
 const killWait = time.Second
 
 // Exec implements [sandbox.Sandbox].
@@ -138,8 +138,8 @@ func (r *run) send(ctx context.Context, request initproto.Exec) (err error) {
 	}
 	err = r.instance.sending(ctx, func() error { return r.instance.conn.Send(r.id, initproto.KindExec, request, fds...) })
 	if err != nil {
-		r.instance.blame(err)
-		r.instance.forget(r.id)
+		r.instance.recordFailure(err)
+		r.instance.unregister(r.id)
 		return err
 	}
 	go func() {
@@ -149,9 +149,9 @@ func (r *run) send(ctx context.Context, request initproto.Exec) (err error) {
 	return nil
 }
 
-// signal asks the processes of the command to end, or kills them. The first process, and by that all
-// others, is killed when the command has not ended in time. That also ends the sending of what the
-// first process does not read, which signals wait for.
+// signal asks the processes of the command to end, or kills them. The first process, and by that
+// all others, is killed when the command has not ended in time. That also ends the sending of what
+// the first process does not read, which signals wait for.
 func (r *run) signal(kill bool) {
 	wait := killWait
 	if !kill {

@@ -30,7 +30,7 @@ var errLost = errors.New("the sandbox is lost")
 type instance struct {
 	conn    *initproto.Conn
 	process *os.Process
-	bwrap   *bwrap // who has started it; nil when that was our launcher
+	bwrap   *bwrap // the process that has started it; nil when our launcher did
 	ready   initproto.Ready
 	gone    chan struct{} // closed when it does not answer any more
 	network network
@@ -40,7 +40,7 @@ type instance struct {
 	ending
 }
 
-// requests are those that wait for a reply of the first process.
+// requests are the requests that wait for a reply of the first process.
 type requests struct {
 	mu      sync.Mutex
 	next    uint64
@@ -74,7 +74,7 @@ func (e *startError) Error() string { return fmt.Sprintf("%s: %s", e.Step, e.Fai
 func (i *instance) await(ctx context.Context) error {
 	i.conn.ReceiveUntil(time.Now().Add(startWait))
 	stop := context.AfterFunc(ctx, func() { i.conn.ReceiveUntil(time.Now()) })
-	err := i.served()
+	err := i.readStart()
 	if !stop() && ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -82,15 +82,15 @@ func (i *instance) await(ctx context.Context) error {
 	return err
 }
 
-// served reads the messages of a start.
-func (i *instance) served() error {
+// readStart reads the messages of a start.
+func (i *instance) readStart() error {
 	for {
 		m, err := i.conn.Receive()
 		if err != nil {
 			return fmt.Errorf("the sandbox ended while it started: %w", err)
 		}
 		if m.Kind == initproto.KindListener || m.Kind == initproto.KindLink {
-			err = i.network.take(m)
+			err = i.network.accept(m)
 		}
 		m.CloseFDs()
 		switch m.Kind {
@@ -130,21 +130,21 @@ func aborted(m *initproto.Message) error {
 
 // receive hands out replies until the sandbox is gone.
 func (i *instance) receive() {
-	defer i.lose()
+	defer i.failRequests()
 	for {
 		m, err := i.conn.Receive()
 		if err == nil && !i.deliver(m) {
 			err = initproto.ErrMalformed
 		}
 		if err != nil {
-			i.blame(err)
+			i.recordFailure(err)
 			return
 		}
 	}
 }
 
-// blame notes why the sandbox cannot be used any more.
-func (i *instance) blame(err error) {
+// recordFailure notes why the sandbox cannot be used any more.
+func (i *instance) recordFailure(err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.failure == nil {
@@ -169,8 +169,8 @@ func (i *instance) deliver(m *initproto.Message) bool {
 	return true
 }
 
-// lose fails all pending requests: no reply will come.
-func (i *instance) lose() {
+// failRequests fails all pending requests: no reply will come.
+func (i *instance) failRequests() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	close(i.gone)
@@ -180,8 +180,8 @@ func (i *instance) lose() {
 	i.waiting = nil
 }
 
-// register returns an id for a request and the channel of its reply, which is closed without one when
-// the sandbox is lost.
+// register returns an id for a request and the channel of its reply, which is closed without one
+// when the sandbox is lost.
 func (i *instance) register() (uint64, <-chan *reply, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -194,8 +194,8 @@ func (i *instance) register() (uint64, <-chan *reply, error) {
 	return i.next, to, nil
 }
 
-// forget gives up waiting for a reply.
-func (i *instance) forget(id uint64) {
+// unregister gives up waiting for a reply.
+func (i *instance) unregister(id uint64) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	delete(i.waiting, id)
@@ -208,7 +208,7 @@ func (i *instance) ask(ctx context.Context, send func(id uint64) error) (*reply,
 		return nil, err
 	}
 	if err := i.sending(ctx, func() error { return send(id) }); err != nil {
-		i.forget(id)
+		i.unregister(id)
 		return nil, fmt.Errorf("%w: %w", errLost, err)
 	}
 	select {
@@ -218,7 +218,7 @@ func (i *instance) ask(ctx context.Context, send func(id uint64) error) (*reply,
 		}
 		return r, nil
 	case <-ctx.Done():
-		i.forget(id)
+		i.unregister(id)
 		return nil, ctx.Err()
 	}
 }
@@ -250,9 +250,9 @@ func (i *instance) sending(ctx context.Context, send func() error) error {
 	return err
 }
 
-// keep sends the end of the lease to the first process, now and whenever it moves. It ends with the
-// first process; if it fails, the first process ends.
-func (i *instance) keep(end func() time.Time) {
+// sendLease sends the end of the lease to the first process, now and whenever it moves. It ends
+// with the first process; if it fails, the first process ends.
+func (i *instance) sendLease(end func() time.Time) {
 	if end == nil {
 		return
 	}
@@ -260,7 +260,7 @@ func (i *instance) keep(end func() time.Time) {
 		return i.conn.Send(0, initproto.KindLease, initproto.Lease{Deadline: int64(d)})
 	}
 	first := end()
-	_ = send(start.DeadlineAt(first)) // one that is gone runs nothing
+	_ = send(start.DeadlineAt(first)) // a first process that is gone runs nothing
 	i.reader.Go(func() { start.SendDeadlines(end, first, i.gone, send) })
 }
 
@@ -352,7 +352,7 @@ func begin(config initproto.Config, groups *cgroup.Tree, limits sandbox.Limits) 
 	if err = errors.Join(err, theirs.Close()); err != nil {
 		return nil, errors.Join(err, i.close())
 	}
-	_ = conn.Send(0, initproto.KindConfig, config) // one that is gone has said why
+	_ = conn.Send(0, initproto.KindConfig, config) // a first process that is gone has reported why
 	return i, nil
 }
 

@@ -29,8 +29,8 @@ type network struct {
 	serving  sync.WaitGroup
 }
 
-// take takes the listener or the link out of a message, once each.
-func (n *network) take(m *initproto.Message) error {
+// accept takes the listener or the link out of a message, once each.
+func (n *network) accept(m *initproto.Message) error {
 	isLink := m.Kind == initproto.KindLink
 	if len(m.FDs) != 1 || isLink && n.link != nil || !isLink && n.listener != nil {
 		return fmt.Errorf("%w: %d descriptors of kind %d", initproto.ErrMalformed, len(m.FDs), m.Kind)
@@ -181,7 +181,7 @@ func (s *Sandbox) Listens(port uint16) bool {
 
 // listed reports whether a table of the kernel's has a socket that listens on a port.
 func listed(table string, port uint16) bool {
-	body, _ := os.ReadFile(table) // one that cannot be read has none
+	body, _ := os.ReadFile(table) // a table that cannot be read has no sockets
 	local := fmt.Sprintf(":%04X", port)
 	for line := range strings.Lines(string(body)) {
 		if f := strings.Fields(line); len(f) > 3 && strings.HasSuffix(f[1], local) && f[3] == "0A" {
@@ -193,7 +193,7 @@ func listed(table string, port uint16) bool {
 
 // dial connects a socket that the first process has made.
 func (i *instance) dial(ctx context.Context, family int, to unix.Sockaddr) (net.Conn, error) {
-	// One that gives up would leave the socket to the collector.
+	// A caller that gives up would leave the socket to the collector.
 	r, err := i.ask(context.WithoutCancel(ctx), func(id uint64) error {
 		return i.conn.Send(id, initproto.KindSocket, initproto.Socket{Family: family})
 	})

@@ -19,9 +19,9 @@ import (
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 )
 
-// protected has the protected paths of a workspace on the host, see [isolation.Spec].Protect, and the
-// identities of the files there. A file that replaces one from outside has no mount in the sandbox,
-// which is then restarted. It is not safe for concurrent use.
+// protected has the protected paths of a workspace on the host, see [isolation.Spec].Protect, and
+// the identities of the files there. A file that replaces one from outside has no mount in the
+// sandbox, which is then restarted. It is not safe for concurrent use.
 type protected struct {
 	dir    string
 	places []string          // as they were asked for, in canonical form
@@ -43,7 +43,7 @@ func newProtected(dir string, spec *isolation.Spec) (*protected, error) {
 	return p, p.update()
 }
 
-// update finds the paths, and makes those that are missing.
+// update finds the paths, and makes the missing ones.
 func (p *protected) update() error {
 	root, err := os.OpenRoot(p.dir)
 	if err != nil {
@@ -159,7 +159,7 @@ func (p *protected) identities(places []string) []initproto.Identity {
 	return all
 }
 
-// stale reports whether a path has another file or directory than the one that was found.
+// stale reports whether a path has another file or directory than update has found.
 func (p *protected) stale() bool {
 	if p == nil {
 		return false

@@ -56,9 +56,9 @@ func (s *Sandbox) start(ctx context.Context) error {
 	if err != nil {
 		return explain(err)
 	}
-	fresh.keep(s.spec.LeaseEnd)
+	fresh.sendLease(s.spec.LeaseEnd)
 	fresh.network.serve(ctx, s.spec.Network)
-	s.use(fresh)
+	s.setCurrent(fresh)
 	return nil
 }
 
@@ -82,8 +82,8 @@ func (s *Sandbox) linkMounts() error {
 	return nil
 }
 
-// use has operations go to i.
-func (s *Sandbox) use(i *instance) {
+// setCurrent has operations go to i.
+func (s *Sandbox) setCurrent(i *instance) {
 	s.gate.Locked(func(bool, bool) { s.current = i })
 }
 
@@ -129,13 +129,13 @@ func (s *Sandbox) outdated(idle bool) bool { return idle && s.protected.stale() 
 
 // restart starts the sandbox again if it was lost, or is outdated.
 func (s *Sandbox) restart(ctx context.Context) error {
-	old, why := s.retire()
+	old, why := s.removeCurrent()
 	if why == "" {
 		return nil // the gate asks again
 	}
 	if old != nil {
 		if err := old.close(); err != nil {
-			s.use(old) // its leftovers are not forgotten
+			s.setCurrent(old) // its leftovers are not forgotten
 			return fmt.Errorf("%w: %w", isolation.ErrLeftover, err)
 		}
 	}
@@ -146,9 +146,9 @@ func (s *Sandbox) restart(ctx context.Context) error {
 	return nil
 }
 
-// retire takes the first process out of use if the sandbox has to be started again, and returns the
-// reason; "" is none.
-func (s *Sandbox) retire() (old *instance, why string) {
+// removeCurrent takes the first process out of use if the sandbox has to be started again, and
+// returns the reason; "" is none.
+func (s *Sandbox) removeCurrent() (old *instance, why string) {
 	s.gate.Locked(func(closed, idle bool) {
 		switch {
 		case closed:

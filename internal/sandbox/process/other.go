@@ -61,7 +61,7 @@ func (t *tree) signal(kill bool) {
 	_ = send(t.cmd.Process, sig) // there may be none
 }
 
-// finish kills what is left after the end of the command itself.
+// finish kills the processes that outlive the command itself.
 func (t *tree) finish() error { return t.sweep() }
 
 func (t *tree) sweep() error {

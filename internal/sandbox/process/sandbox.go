@@ -20,8 +20,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// killWait is how long killed processes may take to be gone. Guards report before that when they are
-// not.
+// killWait is how long killed processes may take to be gone. Guards report before that when they
+// are not.
 const killWait = 6 * time.Second
 
 var _ sandbox.Sandbox = (*Sandbox)(nil)
@@ -114,7 +114,7 @@ func (s *Sandbox) exec(ctx context.Context, cmd sandbox.Cmd, stop <-chan struct{
 	return result, nil
 }
 
-// start starts a command. One that does not start has no pipes any more.
+// start starts a command. The pipes of a command that does not start are closed.
 func (s *Sandbox) start(c *supervisor.Command, cmd sandbox.Cmd) (*tree, error) {
 	program, dir, err := s.program(cmd)
 	if err != nil {
@@ -147,7 +147,7 @@ func (s *Sandbox) start(c *supervisor.Command, cmd sandbox.Cmd) (*tree, error) {
 		t.await()
 		close(c.Ended)
 	}()
-	if err := status.became(cmd.Argv[0]); err != nil {
+	if err := status.wait(cmd.Argv[0]); err != nil {
 		_, clearErr := finish(c, t, "")
 		return nil, errors.Join(err, clearErr)
 	}
@@ -213,8 +213,8 @@ func (s *status) close() {
 	}
 }
 
-// became waits until a wrapped command is the program name, and says why it is not.
-func (s *status) became(name string) error {
+// wait waits until a wrapped command is the program name, and says why it is not.
+func (s *status) wait(name string) error {
 	if s == nil {
 		return nil
 	}

@@ -96,7 +96,7 @@ func (r *removal) remove(dir *os.File, name string) {
 	}
 }
 
-// enter makes an open directory the one that is being emptied.
+// enter begins to empty an open directory.
 func (r *removal) enter(dir *os.File, name string) error {
 	var stat unix.Stat_t
 	err := unix.Fstat(fd(dir), &stat)

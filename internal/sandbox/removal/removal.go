@@ -20,7 +20,7 @@ import (
 func Tree(path string) error { return TreeWhile(always, path) }
 
 // TreeWhile is [Tree] as long as may, which is asked before each step and may be the Err of a
-// context, returns nil. What it returns else is the error, and what is left by then stays.
+// context, returns nil. Any other value ends the removal, and is its error.
 func TreeWhile(may func() error, path string) error {
 	parent, err := os.Open(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {

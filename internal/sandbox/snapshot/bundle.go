@@ -50,8 +50,8 @@ func newBundle(ctx context.Context, bodies Bodies) *bundle {
 	return b
 }
 
-// know has contents of the last tree found again: those of a file, or of all of them.
-func (b *bundle) know(last Tree, name string, all bool) {
+// addKnown has contents of the last tree found again: those of a file, or of all of them.
+func (b *bundle) addKnown(last Tree, name string, all bool) {
 	if !all {
 		b.remember(last[name])
 		return
@@ -267,9 +267,9 @@ func LoadTree(ctx context.Context, bodies Bodies, parts []Part) (Tree, error) {
 type content struct {
 	ctx    context.Context //nolint:containedctx // of one load
 	bodies Bodies
-	parts  []Part // those that follow
+	parts  []Part // the following parts
 	left   int64  // bytes that may follow
-	have   []byte // what is left of the part before them
+	have   []byte // the rest of the part before them
 }
 
 // Read implements [io.Reader].

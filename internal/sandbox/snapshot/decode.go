@@ -217,7 +217,7 @@ func (l Limits) check(name string, u Usage) error {
 	}
 }
 
-// budget is what is left of the limits of one tree; nil is without limits.
+// budget is the rest of the limits of one tree; nil is without limits.
 type budget struct {
 	limits Limits
 	used   Usage

@@ -39,7 +39,7 @@ func (d *digest) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// complete begins a run after one that is complete.
+// complete begins the next run when a run is complete.
 func (d *digest) complete() {
 	if d.size == MaxPart {
 		d.add(d.run.Sum(nil))
@@ -213,7 +213,7 @@ type Stamp struct {
 // coarse as clocks of file systems are.
 const fresh = 25 * time.Millisecond
 
-// note remembers a file that was read, or written, as info tells. One that has changed a moment ago
+// note remembers a file that was read, or written, as info tells. A file that changed a moment ago
 // may change again and show nothing: it is forgotten.
 func (x Index) note(name string, info fs.FileInfo, node Node, now time.Time) {
 	stamp, ok := stampOf(info)
@@ -224,8 +224,8 @@ func (x Index) note(name string, info fs.FileInfo, node Node, now time.Time) {
 	x[name] = Known{Stamp: stamp, Content: node.content()}
 }
 
-// knows reports whether a file is as it was when it had the content of a node.
-func (x Index) knows(name string, info fs.FileInfo, node Node) bool {
+// matches reports whether a file is as it was when it had the content of a node.
+func (x Index) matches(name string, info fs.FileInfo, node Node) bool {
 	known, is := x[name]
 	stamp, ok := stampOf(info)
 	return is && ok && known.Stamp == stamp && known.Content == node.content()

@@ -2,18 +2,14 @@ package snapshot
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path"
 	"slices"
 	"strings"
 	"unicode"
 
-	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/gitignore"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -95,7 +91,7 @@ type Ignore struct {
 	tracked map[string]bool            // and the directories that it is in
 	within  map[string]why             // directories that are left out but for what git tracks in them
 	told    map[string]bool            // paths that are left out
-	left    map[why][]string           // those that [Ignore.LeftOut] is to tell
+	left    map[why][]string           // the paths that the next [Ignore.LeftOut] names
 }
 
 // NewIgnore reads what root says. tracked are the files that git tracks in it; all is whether what
@@ -272,73 +268,4 @@ func short(name, of string) bool {
 	of = strings.ReplaceAll(strings.TrimLeft(of, "."), " ", "")
 	of, _, _ = strings.Cut(of, ".")
 	return len(base) <= shortBase && len(of) >= len(base) && strings.EqualFold(base, of[:len(base)])
-}
-
-const (
-	// theirsSuffix marks the tree's content of a file in conflict.
-	theirsSuffix = ".toolfleet-theirs"
-	// maxTheirs is how many different ones are kept of one file.
-	maxTheirs = 1000
-)
-
-func (m *merge) conflict(name string) {
-	m.conflicts[name] = true
-	m.changes.Conflicts = append(m.changes.Conflicts, name)
-}
-
-// keepTheirs puts a file or link of the tree that is in conflict next to its path. One that is
-// there already with the same content will do.
-func (m *merge) keepTheirs(ctx context.Context, name string) error {
-	want := m.theirs[name]
-	if want.Type != protocol.TypeFile && want.Type != protocol.TypeSymlink {
-		return nil
-	}
-	dir, err := m.local.standing(parent(name))
-	if err != nil {
-		return err
-	}
-	rest := strings.TrimPrefix(name, dir+"/")
-	for n := 1; n <= maxTheirs; n++ {
-		beside := path.Join(dir, theirsName(rest, n))
-		mine, err := m.local.at(ctx, beside)
-		if err == nil && mine == (Entry{}) {
-			if mine = want; want.Type == protocol.TypeSymlink {
-				err = m.link(beside, want)
-			} else {
-				err = m.place(m.staged[name], beside)
-			}
-		}
-		switch {
-		case errors.Is(err, fs.ErrExist):
-			continue
-		case err != nil:
-			return err
-		case mine.Type == want.Type && mine.SHA256 == want.SHA256 && mine.Target == want.Target:
-			m.changes.Theirs = append(m.changes.Theirs, beside)
-			return nil
-		default:
-		}
-	}
-	return fmt.Errorf("%q: there are %d other versions beside it: remove them", name, maxTheirs)
-}
-
-// place puts a staged file at a path where nothing was seen. A link replaces nothing that
-// came there since; where there are no links, a rename must do.
-func (m *merge) place(staged, name string) error {
-	err := m.root.Link(staged, name)
-	if err == nil || errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return m.root.Rename(staged, name)
-}
-
-// theirsName returns the n-th name for a version of a file.
-func theirsName(rest string, n int) string {
-	suffix := theirsSuffix
-	if n > 1 {
-		suffix += fmt.Sprintf(".%d", n)
-	}
-	base := strings.ReplaceAll(rest, "/", "-")
-	base = base[:min(len(base), maxName-len(suffix))]
-	return base[:prose.Border(base)] + suffix
 }

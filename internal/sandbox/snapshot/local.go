@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -11,8 +12,11 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -159,4 +163,97 @@ func skipHole(file *os.File, from, end int64) (hole int64, err error) {
 	hole = max(min(holeAt(file, from), end-from), 0)
 	_, err = file.Seek(from+hole, io.SeekStart)
 	return hole, err
+}
+
+// stage keeps contents of a tree in files, in a directory below the root so that they can be
+// renamed into place. It makes the directory when it needs it.
+type stage struct {
+	root  *os.Root
+	owner owner
+	dir   string
+	files int
+}
+
+// fetch has what files of a tree contain that are not as in base in files.
+func (s *stage) fetch(ctx context.Context, base, theirs Manifest, tree Tree, bodies Bodies) (staged map[string]string, err error) {
+	wanted, staged := Tree{}, map[string]string{}
+	now := time.Now().UnixNano() // a make that runs here is to see that they are new
+	for name, entry := range theirs {
+		if entry.Type != protocol.TypeFile || entry == base[name] {
+			continue
+		}
+		if staged[name], err = s.file(); err != nil {
+			return nil, err
+		}
+		node := tree[name]
+		node.ModTime = now
+		wanted[path.Base(staged[name])] = node
+	}
+	if len(wanted) == 0 {
+		return staged, nil
+	}
+	if err := s.owner.adoptName(s.root, s.dir); err != nil {
+		return nil, err
+	}
+	dir, err := s.root.OpenRoot(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, dir.Close()) }()
+	_, err = Restore(ctx, dir, wanted, Index{}, bodies, nil)
+	return staged, err
+}
+
+// file returns a path that nothing is at.
+func (s *stage) file() (string, error) {
+	if s.dir == "" {
+		dir := tempName()
+		if err := s.root.Mkdir(dir, 0o700); err != nil {
+			return "", err
+		}
+		s.dir = dir
+	}
+	s.files++
+	return path.Join(s.dir, strconv.Itoa(s.files)), nil
+}
+
+// remove removes the directory, and joins what goes wrong to *err.
+func (s *stage) remove(err *error) {
+	if s.dir != "" {
+		*err = errors.Join(*err, removal.In(s.root, s.dir)) // commands may have made that hard
+	}
+}
+
+// What the names of temporary files and directories begin and end with.
+const tempPrefix, tempSuffix = ".toolfleet-", ".tmp"
+
+// tempName is a name that nothing has.
+func tempName() string { return tempPrefix + rand.Text() + tempSuffix }
+
+// staleAfter is how old a temporary directory is whose process was surely lost.
+const staleAfter = 24 * time.Hour
+
+// removeStages removes the directories of stages whose process was lost.
+func removeStages(root *os.Root) error {
+	dir, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	entries, err := dir.ReadDir(-1)
+	if err = errors.Join(err, dir.Close()); err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if !entry.IsDir() || !strings.HasPrefix(entry.Name(), tempPrefix) || !strings.HasSuffix(entry.Name(), tempSuffix) {
+			continue
+		}
+		info, err := entry.Info()
+		if err == nil && time.Since(info.ModTime()) > staleAfter {
+			err = removal.In(root, entry.Name())
+		}
+		if err != nil && !gone(err) {
+			return err
+		}
+	}
+	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"unicode/utf8"
@@ -239,3 +240,6 @@ func (o owner) adoptName(root *os.Root, name string) error {
 	}
 	return root.Lchown(name, o.uid, o.gid)
 }
+
+// parent returns the directory that a path is in, "." for the root.
+func parent(name string) string { return path.Dir(name) }

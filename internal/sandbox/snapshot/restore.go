@@ -2,7 +2,6 @@ package snapshot
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,8 +9,6 @@ import (
 	"os"
 	"path"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -73,7 +70,7 @@ func (r *restorer) restore(ctx context.Context) (err error) {
 	if found.Empty() {
 		return nil
 	}
-	defer func() { err = errors.Join(err, r.lock()) }()
+	defer func() { err = errors.Join(err, r.setModes()) }()
 	if err := r.clear(found); err != nil {
 		return err
 	}
@@ -94,11 +91,11 @@ func (r *restorer) clear(found *Delta) error {
 		}
 		want, is := r.tree[name]
 		have := found.Set[name]
-		if err := r.usable(parent(name)); err != nil {
+		if err := r.makeWritable(parent(name)); err != nil {
 			return err
 		}
 		if is && want.sameContent(have) {
-			if err := r.dress(name, want); err != nil {
+			if err := r.setMetadata(name, want); err != nil {
 				return err
 			}
 			continue
@@ -121,12 +118,12 @@ func (r *restorer) clear(found *Delta) error {
 	return nil
 }
 
-// usable lets this process change what is in a directory, until lock.
-func (r *restorer) usable(dir string) error {
+// makeWritable lets this process change what is in a directory, until setModes.
+func (r *restorer) makeWritable(dir string) error {
 	if dir == "." || privileged() {
 		return nil
 	}
-	if err := r.usable(parent(dir)); err != nil {
+	if err := r.makeWritable(parent(dir)); err != nil {
 		return err
 	}
 	if _, is := r.modes[dir]; is {
@@ -140,8 +137,8 @@ func (r *restorer) usable(dir string) error {
 	return r.root.Chmod(dir, info.Mode().Perm()|0o700)
 }
 
-// lock gives directories the modes that they are to have, the deepest first.
-func (r *restorer) lock() error {
+// setModes gives directories the modes that they are to have, the deepest first.
+func (r *restorer) setModes() error {
 	for _, name := range slices.Backward(slices.Sorted(maps.Keys(r.modes))) {
 		mode := r.modes[name]
 		if want, is := r.tree[name]; is && want.Type == protocol.TypeDir {
@@ -161,7 +158,7 @@ func (r *restorer) structure() error {
 		if node.Type == protocol.TypeFile {
 			continue
 		}
-		err := r.usable(parent(name))
+		err := r.makeWritable(parent(name))
 		switch {
 		case err != nil:
 		case node.Type == protocol.TypeDir:
@@ -196,7 +193,7 @@ func (r *restorer) files(ctx context.Context) error {
 		if node.Type != protocol.TypeFile {
 			continue
 		}
-		if err := r.usable(parent(name)); err != nil {
+		if err := r.makeWritable(parent(name)); err != nil {
 			return err
 		}
 		names = append(names, name)
@@ -223,7 +220,7 @@ func (r *restorer) files(ctx context.Context) error {
 		return err
 	}
 	for _, name := range several {
-		if err := r.dress(name, r.tree[name]); err != nil {
+		if err := r.setMetadata(name, r.tree[name]); err != nil {
 			return err
 		}
 	}
@@ -331,8 +328,8 @@ func (r *restorer) write(dir *os.Root, p piece, content []byte) error {
 	return errors.Join(err, file.Close())
 }
 
-// dress gives a directory its mode, or a file that and its time.
-func (r *restorer) dress(name string, node Node) error {
+// setMetadata gives a directory its mode, or a file that and its time.
+func (r *restorer) setMetadata(name string, node Node) error {
 	if err := r.root.Chmod(name, node.Mode); err != nil || node.Type != protocol.TypeFile {
 		return err
 	}
@@ -360,99 +357,6 @@ func (r *restorer) note(names []string) (err error) {
 		}
 		r.index.note(name, info, r.tree[name], now)
 		r.stats.Written++
-	}
-	return nil
-}
-
-// stage keeps contents of a tree in files, in a directory below the root so that they can be
-// renamed into place. It makes the directory when it needs it.
-type stage struct {
-	root  *os.Root
-	owner owner
-	dir   string
-	files int
-}
-
-// fetch has what files of a tree contain that are not as in base in files.
-func (s *stage) fetch(ctx context.Context, base, theirs Manifest, tree Tree, bodies Bodies) (staged map[string]string, err error) {
-	wanted, staged := Tree{}, map[string]string{}
-	now := time.Now().UnixNano() // a make that runs here is to see that they are new
-	for name, entry := range theirs {
-		if entry.Type != protocol.TypeFile || entry == base[name] {
-			continue
-		}
-		if staged[name], err = s.file(); err != nil {
-			return nil, err
-		}
-		node := tree[name]
-		node.ModTime = now
-		wanted[path.Base(staged[name])] = node
-	}
-	if len(wanted) == 0 {
-		return staged, nil
-	}
-	if err := s.owner.adoptName(s.root, s.dir); err != nil {
-		return nil, err
-	}
-	dir, err := s.root.OpenRoot(s.dir)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, dir.Close()) }()
-	_, err = Restore(ctx, dir, wanted, Index{}, bodies, nil)
-	return staged, err
-}
-
-// file returns a path that nothing is at.
-func (s *stage) file() (string, error) {
-	if s.dir == "" {
-		dir := tempName()
-		if err := s.root.Mkdir(dir, 0o700); err != nil {
-			return "", err
-		}
-		s.dir = dir
-	}
-	s.files++
-	return path.Join(s.dir, strconv.Itoa(s.files)), nil
-}
-
-// remove removes the directory, and joins what goes wrong to *err.
-func (s *stage) remove(err *error) {
-	if s.dir != "" {
-		*err = errors.Join(*err, removal.In(s.root, s.dir)) // commands may have made that hard
-	}
-}
-
-// What the names of temporary files and directories begin and end with.
-const tempPrefix, tempSuffix = ".toolfleet-", ".tmp"
-
-// tempName is a name that nothing has.
-func tempName() string { return tempPrefix + rand.Text() + tempSuffix }
-
-// staleAfter is how old a temporary directory is whose process was surely lost.
-const staleAfter = 24 * time.Hour
-
-// removeStages removes the directories of stages whose process was lost.
-func removeStages(root *os.Root) error {
-	dir, err := root.Open(".")
-	if err != nil {
-		return err
-	}
-	entries, err := dir.ReadDir(-1)
-	if err = errors.Join(err, dir.Close()); err != nil {
-		return err
-	}
-	for _, entry := range entries {
-		if !entry.IsDir() || !strings.HasPrefix(entry.Name(), tempPrefix) || !strings.HasSuffix(entry.Name(), tempSuffix) {
-			continue
-		}
-		info, err := entry.Info()
-		if err == nil && time.Since(info.ModTime()) > staleAfter {
-			err = removal.In(root, entry.Name())
-		}
-		if err != nil && !gone(err) {
-			return err
-		}
 	}
 	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -95,7 +94,7 @@ func (s *saver) save(ctx context.Context, only []string) error {
 	}
 	for _, name := range only {
 		name = path.Clean(name)
-		linked, err := s.chain(ctx, name)
+		linked, err := s.savePath(ctx, name)
 		if err != nil {
 			return err
 		}
@@ -107,9 +106,9 @@ func (s *saver) save(ctx context.Context, only []string) error {
 	return nil
 }
 
-// chain looks at a path, and at the directories that it is in. linked says that a symbolic link is
-// on it.
-func (s *saver) chain(ctx context.Context, name string) (linked bool, err error) {
+// savePath looks at a path, and at the directories that it is in. linked says that a symbolic link
+// is on it.
+func (s *saver) savePath(ctx context.Context, name string) (linked bool, err error) {
 	if checkName(name) != nil { // nothing can be there
 		return false, nil
 	}
@@ -272,7 +271,7 @@ func (s *saver) file(ctx context.Context, dir *os.Root, base, name string, info 
 	if err := s.budget.entry(name, ""); err != nil {
 		return err
 	}
-	if before, was := s.last[name]; was && before.Type == protocol.TypeFile && s.index.knows(name, info, before) &&
+	if before, was := s.last[name]; was && before.Type == protocol.TypeFile && s.index.matches(name, info, before) &&
 		before.Mode == info.Mode().Perm() && before.ModTime == info.ModTime().UnixNano() {
 		s.found[name] = true
 		return s.budget.file(name, before)
@@ -310,7 +309,7 @@ func (s *saver) read(ctx context.Context, name string, file *os.File, info fs.Fi
 	if err := s.budget.take(name, Usage{Sizes: info.Size()}); err != nil {
 		return Node{}, err
 	}
-	s.bundle.know(s.last, name, s.all)
+	s.bundle.addKnown(s.last, name, s.all)
 	sparse := hasHoles(info)
 	for {
 		if err := ctx.Err(); err != nil {
@@ -352,96 +351,4 @@ func (n *Node) hole(size int64) {
 	} else if size > 0 {
 		n.Parts = append(n.Parts, Part{Size: size})
 	}
-}
-
-// Changes says what [Sync] did. Every list is of paths, sorted; a path that was
-// what it should be already is in none.
-type Changes struct {
-	// Written were made or changed; directories that were made for them count.
-	Written []string
-	// Merged are those of Written that have the changes of both sides ([Merge]).
-	Merged []string
-	// Removed are no longer there.
-	Removed []string
-	// Conflicts changed on both sides and were left alone.
-	Conflicts []string
-	// Protected were to be changed and are in [Options].Protect: they were left alone.
-	Protected []string
-	// Theirs are the files and links that hold what the tree has for conflicts.
-	Theirs []string
-	// Base is what the tree has: the base of the next Sync of the two.
-	Base Manifest
-}
-
-// Sync brings into root what changed in tree, which has passed [Tree.Validate], since base, which
-// is what root contained when the two were last the same; nil is nothing. The table in the package
-// comment says what happens to a path. Nothing is lost: of a file or link in conflict, the tree's
-// version is put next to it as NAME.toolfleet-theirs, with a number when that exists and is
-// another; when there is no directory for it, into the nearest one above, with "-" for "/". A
-// directory that goes but still holds something stays.
-//
-// All contents are fetched before anything changes, so one that is missing or damaged changes
-// nothing; until then they take space in a directory .toolfleet-*.tmp below root. Each file changes
-// by rename. After another error, or a crash, part of the changes are made: the same Sync again
-// makes the rest. A crash leaves the temporary directory behind, and a Sync removes one that is a
-// day old. A concurrent writer can lose a write to a path at the moment when Sync changes it.
-func Sync(ctx context.Context, root *os.Root, base Manifest, tree Tree, bodies Bodies, options *Options) (Changes, error) {
-	changes, err := bring(ctx, root, base, tree, bodies, options.withDefaults())
-	if err != nil {
-		return changes, fmt.Errorf("sync %s: %w", root.Name(), err)
-	}
-	return changes, nil
-}
-
-func bring(ctx context.Context, root *os.Root, base Manifest, tree Tree, bodies Bodies, opts Options) (c Changes, err error) {
-	for name := range base {
-		if err := checkName(name); err != nil {
-			return Changes{}, fmt.Errorf("base: %w", err)
-		}
-	}
-	to, err := findOwner(root)
-	if err != nil {
-		return Changes{}, err
-	}
-	all, err := tree.Manifest(ctx, bodies)
-	if err != nil {
-		return Changes{}, err
-	}
-	theirs := withoutSkipped(all, opts.Skip)
-	if err := removeStages(root); err != nil {
-		return Changes{}, err
-	}
-	st := &stage{root: root, owner: to}
-	defer st.remove(&err)
-	staged, err := st.fetch(ctx, base, theirs, tree, bodies)
-	if err != nil {
-		return Changes{}, err
-	}
-	m := &merge{
-		root: root, owner: to, local: &local{root: root, buf: make([]byte, copyBuffer), locked: map[string]fs.FileMode{}},
-		base: withoutSkipped(base, opts.Skip), theirs: theirs, staged: staged, protect: opts.Protect,
-		modes: map[string]fs.FileMode{}, conflicts: map[string]bool{},
-	}
-	err = m.run(ctx)
-	m.changes.Base = theirs
-	for _, list := range []*[]string{&m.changes.Written, &m.changes.Removed, &m.changes.Conflicts, &m.changes.Theirs, &m.changes.Protected} {
-		slices.Sort(*list)
-		*list = slices.Compact(*list)
-	}
-	return m.changes, err
-}
-
-// withoutSkipped returns a manifest without the paths that are skipped.
-func withoutSkipped(m Manifest, skip func(string, bool) bool) Manifest {
-	kept := Manifest{}
-	out := map[string]bool{}
-	for _, name := range slices.Sorted(maps.Keys(m)) {
-		isDir := m[name].Type == protocol.TypeDir
-		if out[parent(name)] || skip(name, isDir) {
-			out[name] = true
-			continue
-		}
-		kept[name] = m[name]
-	}
-	return kept
 }

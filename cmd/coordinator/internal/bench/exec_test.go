@@ -10,13 +10,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 func TestRun_CommandsRunInTheSandboxesOfTheirLanes(t *testing.T) {
 	t.Parallel()
-	opened, caps, err := driver.Open(t.Context(), driver.Auto, &driver.Options{Logger: slog.New(slog.DiscardHandler)})
+	opened, caps, err := drivers.Open(t.Context(), drivers.Auto, &drivers.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil && os.Getenv("TOOLFLEET_INTEGRATION") != "required" {
 		t.Skipf("NOT TESTED: no driver isolates here: %v", err)
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -258,7 +258,7 @@ func (f *benchFleet) work(b *testing.B, inPlace func(string) (string, bool)) (dr
 	nc, err := f.connect("worker")
 	require.NoError(b, err)
 	logger := slog.New(slog.DiscardHandler)
-	opened, caps, err := driver.Open(b.Context(), driver.Auto, &driver.Options{Logger: logger})
+	opened, caps, err := drivers.Open(b.Context(), drivers.Auto, &drivers.Options{Logger: logger})
 	require.NoError(b, err)
 	w, err := worker.New(b.Context(), nc, worker.Options{
 		Options:  lane.Options{Fleet: f.name, Worker: wire.NewWorkerID("bench"), Logger: logger},

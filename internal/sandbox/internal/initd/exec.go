@@ -104,8 +104,8 @@ func (s *server) directory(p string) (*os.File, string, error) {
 	return dir, dir.Name(), nil
 }
 
-// tag marks the processes of a command where they do not look: it is their soft limit of
-// real-time processor time, in microseconds, which limits nothing here.
+// tag identifies a command's processes: children inherit it in their soft limit of real-time
+// processor time, in microseconds, which limits nothing here.
 type tag uint64
 
 func newTag() tag { return tag(1<<62 | rand.Uint64()>>2) } //nolint:gosec // unique, not secret
@@ -293,9 +293,9 @@ func begin(l *syscalls.List) (int, error) {
 	return pid, nil
 }
 
-// dataLimit is the RLIMIT_DATA of a process whose memory is watched: for one that grows faster than it
-// is watched. It is so far above the limit that most are killed for the limit, and do not just see an
-// allocation fail.
+// dataLimit is the RLIMIT_DATA of a process whose memory is watched: for one that grows faster than
+// it is watched. It is so far above the limit that most are killed for the limit, and do not just
+// see an allocation fail.
 func dataLimit(memory uint64) uint64 {
 	if memory == 0 {
 		return 0

@@ -21,8 +21,8 @@ import (
 )
 
 // A guard is the parent of one command that is not in a sandbox of namespaces: it adopts what the
-// command leaves behind, and ends all of it with the command, with the worker, and with the worker's
-// lease.
+// command leaves behind, and ends all of it with the command, with the worker, and with the
+// worker's lease.
 //
 //	worker ──exec──► guard ──fork──► command ──► ...
 //	   │ ◄─control socket─┘
@@ -44,7 +44,7 @@ type Order struct {
 	Path     string
 	Argv     []string
 	Env      []string
-	Limits   initproto.Limits // those that the kernel enforces for each process
+	Limits   initproto.Limits // the kernel enforces them for each process
 	Terminal bool             // the command gets a terminal between its input and its output
 	Status   bool             // there is a status
 	Group    bool             // there is a control group
@@ -75,7 +75,8 @@ type guard struct {
 	screen *start.Terminal // nil without
 }
 
-// supervise is the main function of a guard, with its end of the control socket. It does not return.
+// supervise is the main function of a guard, with its end of the control socket. It does not
+// return.
 func supervise(conn *initproto.Conn) {
 	runtime.LockOSThread() // the kernel ends the command with the thread that starts it
 	g := &guard{conn: conn, kill: make(chan struct{})}
@@ -167,8 +168,8 @@ func (g *guard) fork(o Order) error {
 	return err // the command ends with this process
 }
 
-// openTerminal makes a terminal of the host's between the pipes of the command: the command opens no
-// other by its name.
+// openTerminal makes a terminal of the host's between the pipes of the command: the command opens
+// no other by its name.
 func (g *guard) openTerminal() (err error) {
 	var pipes [2]int
 	for fd := range pipes {
@@ -180,7 +181,7 @@ func (g *guard) openTerminal() (err error) {
 	return err
 }
 
-// drainWait is for the worker to read what is left on the terminal of a command that has ended:
+// drainWait is for the worker to read the rest of the screen of a command that has ended:
 // longer than any busy machine takes.
 const drainWait = 2 * time.Second
 
@@ -252,8 +253,8 @@ func (g *guard) reap() {
 	}
 }
 
-// guardPause is the time between two searches for processes of a command that has to end; it doubles
-// up to guardMaxPause.
+// guardPause is the time between two searches for processes of a command that has to end; it
+// doubles up to guardMaxPause.
 const (
 	guardPause    = time.Millisecond
 	guardMaxPause = 64 * time.Millisecond

@@ -213,7 +213,7 @@ func (v *view) openSome(list *[]tree, host, guest string) error {
 	return nil
 }
 
-// take adds a tree: the next one that is open already, or what a path of the host names.
+// take adds a tree: the next open one, or what a path of the host names.
 func (v *view) take(list *[]tree, trees *[]int, host string, t tree) {
 	if len(*trees) > 0 {
 		t.fd, *trees = (*trees)[0], (*trees)[1:]

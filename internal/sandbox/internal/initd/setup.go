@@ -62,7 +62,7 @@ func setup(config initproto.Config, from inherited) (*syscalls.List, error) {
 	return l, lockDown(l, config)
 }
 
-// shut is what is left of setup when another program, bwrap, has made the namespaces and the
+// shut is the rest of setup when another program, bwrap, has made the namespaces and the
 // root, and has this one as its first process.
 func shut(conn *initproto.Conn) error {
 	runtime.LockOSThread() // what it gives up, the program that replaces this one does not have either

@@ -23,7 +23,7 @@ import (
 // that hides from that lives until no command runs.
 type commands struct {
 	conn *initproto.Conn
-	born chan struct{} // told that there may be children
+	born chan struct{} // receives when there may be children
 
 	mu      sync.Mutex // held while processes are started and swept
 	running map[uint64]*command
@@ -54,13 +54,13 @@ func (t *commands) start(c *command, fork func() (int, error)) error {
 	}
 	select {
 	case t.born <- struct{}{}:
-	default: // told already
+	default: // reap has been woken already
 	}
 	return nil
 }
 
 // reap waits for children, for ever. A process id is not free before the lock is held: otherwise a
-// command that is started meanwhile could get that of one that has ended, and its end.
+// command that is started meanwhile could get the id of an ended command, and its end.
 func (t *commands) reap() {
 	for {
 		err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT, nil)
@@ -69,7 +69,7 @@ func (t *commands) reap() {
 		}
 		t.mu.Lock()
 		t.drain()
-		t.settle()
+		t.finishEnded()
 		t.mu.Unlock()
 		if err != nil { // no children
 			<-t.born
@@ -97,13 +97,14 @@ func ended(status unix.WaitStatus, usage *unix.Rusage) initproto.Ended {
 	}
 }
 
-// settle ends what is left of commands that have ended.
-func (t *commands) settle() {
+// finishEnded ends the processes that commands have left behind, and reports the ends of the
+// commands.
+func (t *commands) finishEnded() {
 	for _, c := range t.running {
 		if c.ended == nil {
 			continue
 		}
-		if c.asked && !c.killed && t.left(c) {
+		if c.asked && !c.killed && t.hasProcesses(c) {
 			continue // it may clean up; the worker knows how long
 		}
 		c.ended.Left = !t.sweep(c)
@@ -128,8 +129,8 @@ func (t *commands) none() bool {
 	return len(t.running) == 0
 }
 
-// alone reports whether every process is c's.
-func (t *commands) alone(c *command) bool { return len(t.running) == 1 && t.running[c.id] == c }
+// isOnly reports whether every process is c's.
+func (t *commands) isOnly(c *command) bool { return len(t.running) == 1 && t.running[c.id] == c }
 
 // childless reports that there is no process but this one.
 func childless() bool {
@@ -137,12 +138,12 @@ func childless() bool {
 	return errors.Is(err, unix.ECHILD)
 }
 
-// left reports whether anything of c lives.
-func (t *commands) left(c *command) bool {
+// hasProcesses reports whether a process of c lives.
+func (t *commands) hasProcesses(c *command) bool {
 	if childless() {
 		return false
 	}
-	return t.alone(c) || len(t.members(c)) > 0
+	return t.isOnly(c) || len(t.members(c)) > 0
 }
 
 // Times of a sweep while other commands run.
@@ -157,7 +158,7 @@ func (t *commands) sweep(c *command) bool {
 	if childless() {
 		return true
 	}
-	if t.alone(c) {
+	if t.isOnly(c) {
 		t.sweepAll()
 		return true
 	}
@@ -220,12 +221,12 @@ func (t *commands) signal(request initproto.Signal) {
 		sig, c.killed = syscall.SIGKILL, true
 	}
 	t.send(c, sig)
-	t.settle()
+	t.finishEnded()
 }
 
 // send sends a signal to everything of a command.
 func (t *commands) send(c *command, sig syscall.Signal) {
-	if t.alone(c) {
+	if t.isOnly(c) {
 		_ = unix.Kill(-1, sig) // it may have ended
 		return
 	}

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package initproto carries requests from a worker into a sandbox and answers back, over a SEQPACKET
-// socket pair, the only thing that connects the two.
+// Package initproto carries requests from a worker into a sandbox and answers back, over a
+// SEQPACKET socket pair, the only thing that connects the two.
 //
 //	frame   = id (8 bytes) | kind (1) | more (1) | payload
 //	message = the payloads of the frames of one id and kind, up to the one without more: a packed value
@@ -94,7 +94,7 @@ func Pair() (*Conn, *os.File, error) {
 	return ours, theirs, nil
 }
 
-// Open takes over a descriptor. One that blocks has Receive and Send block their threads: that is
+// Open takes over a descriptor. A blocking one has Receive and Send block their threads: that is
 // for programs that have little else to do, and are woken faster without Go's poller.
 func Open(fd int) (*Conn, error) {
 	c := &Conn{

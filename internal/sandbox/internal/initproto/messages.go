@@ -29,7 +29,7 @@ const (
 	KindLink          // of a sandbox that is no program yet: a descriptor, the other end of its link
 )
 
-// Head is the start of a message of one frame, for who cannot [Conn.Send].
+// Head is the start of a message of one frame, for a process that cannot [Conn.Send].
 func Head(kind Kind) []byte {
 	head := make([]byte, headerSize)
 	head[8] = byte(kind)

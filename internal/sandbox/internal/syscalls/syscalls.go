@@ -69,7 +69,7 @@ func (e *Error) Error() string { return e.Step + ": " + e.Errno.Error() }
 // Unwrap returns the error number.
 func (e *Error) Unwrap() error { return e.Errno }
 
-// Step names what the next calls do, for who reads that one of them has failed.
+// Step names what the next calls do, for the message of a failed call.
 func (l *List) Step(name string) { l.step = name }
 
 // Do adds a call. An argument is an int, uint32, uint64 or uintptr; a string without zero bytes

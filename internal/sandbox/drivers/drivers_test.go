@@ -1,4 +1,4 @@
-package driver_test
+package drivers_test
 
 import (
 	"testing"
@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
@@ -14,7 +14,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestOpen_ProcessIsProbedAndWarns(t *testing.T) {
 	t.Parallel()
-	d, caps, err := driver.Open(t.Context(), "process", nil)
+	d, caps, err := drivers.Open(t.Context(), "process", nil)
 	require.NoError(t, err)
 	require.Equal(t, "process", d.Name())
 	require.Equal(t, "process", caps.Driver)
@@ -25,8 +25,8 @@ func TestOpen_ProcessIsProbedAndWarns(t *testing.T) {
 
 func TestOpen_AutoNeverChoosesProcess(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"", driver.Auto} {
-		d, _, err := driver.Open(t.Context(), name, &driver.Options{})
+	for _, name := range []string{"", drivers.Auto} {
+		d, _, err := drivers.Open(t.Context(), name, &drivers.Options{})
 		if err == nil {
 			require.NotEqual(t, "process", d.Name())
 			continue
@@ -38,10 +38,10 @@ func TestOpen_AutoNeverChoosesProcess(t *testing.T) {
 
 func TestOpen_UnknownNameTellsTheAllowedOnes(t *testing.T) {
 	t.Parallel()
-	_, _, err := driver.Open(t.Context(), "docker", nil)
-	require.ErrorIs(t, err, driver.ErrUnknown)
-	for _, name := range driver.Names() {
+	_, _, err := drivers.Open(t.Context(), "docker", nil)
+	require.ErrorIs(t, err, drivers.ErrUnknown)
+	for _, name := range drivers.Names() {
 		require.ErrorContains(t, err, name)
-		require.NoError(t, driver.Valid(name))
+		require.NoError(t, drivers.Valid(name))
 	}
 }

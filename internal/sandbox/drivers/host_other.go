@@ -1,6 +1,6 @@
 //go:build !linux
 
-package driver
+package drivers
 
 import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"

@@ -1,9 +1,9 @@
-// Package driver chooses a sandbox driver by its name.
+// Package drivers chooses a sandbox driver by its name.
 //
 // The name "auto" stands for the driver that isolates most among those that work
 // on this host. It never stands for "process", which isolates nothing and has to be
 // asked for by its name.
-package driver
+package drivers
 
 import (
 	"cmp"

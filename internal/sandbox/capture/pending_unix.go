@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// waiting reads what waits in a pipe whose deadline has passed: the most that a pipe holds is read
-// at once. It waits for nothing, because a pipe that has deadlines does not block.
-func waiting(from *os.File, buf []byte) (n int) {
+// readPending reads what waits in a pipe whose deadline has passed: the most that a pipe holds is
+// read at once. It waits for nothing, because a pipe that has deadlines does not block.
+func readPending(from *os.File, buf []byte) (n int) {
 	conn, err := from.SyscallConn()
 	if err != nil {
 		return 0

@@ -1,4 +1,4 @@
-package driver_test
+package drivers_test
 
 import (
 	"context"
@@ -7,17 +7,17 @@ import (
 	"os"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // A sandbox without a fleet. The driver "process" is for examples: it isolates nothing. With
-// [driver.Auto] the best of the host is used, or the error wraps [isolation.ErrLevel].
+// [drivers.Auto] the best of the host is used, or the error wraps [isolation.ErrLevel].
 func Example() {
 	ctx := context.Background()
-	d, caps, err := driver.Open(ctx, "process", nil)
+	d, caps, err := drivers.Open(ctx, "process", nil)
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -1,4 +1,4 @@
-package driver_test
+package drivers_test
 
 import (
 	"os"
@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/test/escapetest"
 )
@@ -41,16 +41,16 @@ func TestOpen_AutoWithoutNamespaces(t *testing.T) { //nolint:paralleltest // its
 
 func testWithoutNamespaces(t *testing.T) {
 	t.Helper()
-	_, _, err := driver.Open(t.Context(), "ns", nil)
+	_, _, err := drivers.Open(t.Context(), "ns", nil)
 	require.ErrorIs(t, err, isolation.ErrLevel)
 	require.ErrorContains(t, err, "user.max_user_namespaces")
 	require.NotContains(t, err.Error(), "Wait was already called")
 	if os.Geteuid() == 0 {
-		_, _, err = driver.Open(t.Context(), driver.Auto, nil)
+		_, _, err = drivers.Open(t.Context(), drivers.Auto, nil)
 		require.ErrorIs(t, err, isolation.ErrLevel, "nothing else is for root")
 		return
 	}
-	d, caps, err := driver.Open(t.Context(), driver.Auto, nil)
+	d, caps, err := drivers.Open(t.Context(), drivers.Auto, nil)
 	require.NoError(t, err)
 	require.Equal(t, "landlock", d.Name())
 	require.Equal(t, isolation.LevelPaths, caps.Level)
@@ -64,7 +64,7 @@ func testWithoutNamespaces(t *testing.T) {
 func TestOpen_WhatCannotBeTriedProvesNothing(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing")
 	t.Setenv("TMPDIR", missing)
-	_, _, err := driver.Open(t.Context(), driver.Auto, nil)
+	_, _, err := drivers.Open(t.Context(), drivers.Auto, nil)
 	require.ErrorContains(t, err, "could be tried")
 	require.ErrorContains(t, err, missing)
 	require.NotErrorIs(t, err, isolation.ErrLevel)

@@ -1,4 +1,4 @@
-package driver_test
+package drivers_test
 
 import (
 	"bytes"
@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/driver"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -20,11 +20,11 @@ import (
 // A command of driver process ends with all that was started by it, and by nobody else: not with
 // what another driver starts meanwhile, once for all of its sandboxes.
 func TestOpen_DriversOfOneProcessLeaveEachOtherAlone(t *testing.T) { //nolint:paralleltest // it ends what other tests need, too
-	ns, _, err := driver.Open(t.Context(), "ns", nil)
+	ns, _, err := drivers.Open(t.Context(), "ns", nil)
 	if err != nil {
 		t.Skipf("NOT TESTED: driver ns does not work here: %v", err)
 	}
-	plain, _, err := driver.Open(t.Context(), "process", nil)
+	plain, _, err := drivers.Open(t.Context(), "process", nil)
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	var commands sync.WaitGroup

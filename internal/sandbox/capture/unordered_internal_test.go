@@ -19,7 +19,7 @@ func TestApart_WhatWasWrittenIsTakenHoweverLate(t *testing.T) {
 	for name, ended := range map[string]bool{"ended": true, "held open": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p, stdout, stderr, err := openApart()
+			p, stdout, stderr, err := openUnordered()
 			require.NoError(t, err)
 			defer p.close()
 			defer stdout.Close()
