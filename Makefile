@@ -39,7 +39,7 @@ WAITING  := -p $(shell echo $$(( $(CORES) + 1 ))) -parallel $(shell echo $$(( $(
 # processes, what parses, what has no goroutines of its own, or hands them to one of these. PKG asks for packages with it.
 # What takes longest comes first.
 RACED    := $(addprefix internal/,lane worker calls mcp/mcpserver natsio session sandbox/snapshot session/serve workspace \
-	lane/store mcp/login mcp/toolserver sandbox/capture sandbox/egress sandbox/internal/initd sandbox/process session/schedule \
+	lane/store mcp/login mcp/toolserver sandbox/capture sandbox/egress sandbox/internal/initd sandbox/internal/supervisor sandbox/process session/schedule \
 	telemetry terminal worker/background worker/dialog worker/sandboxes) pkg/fleet pkg/loop pkg/worker
 RACEDS   := ($(shell echo $(RACED) | tr ' ' '|'))
 LONGEST  := $(addprefix ./,test/integration cmd/coordinator test/firsthour test/chaos internal/sandbox/ns internal/lane/core)
