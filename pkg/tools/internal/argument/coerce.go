@@ -101,8 +101,8 @@ func nestedValue(text string, types []string) (any, bool) {
 	default:
 		return nil, false
 	}
-	value, faults := parseValue(trimmed)
-	return value, len(faults) == 0
+	p, err := parse(trimmed)
+	return p.result, err == nil && len(p.faults) == 0
 }
 
 // allowsNull reports whether a schema can be null, as far as its types say.

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/go-json-experiment/json/jsontext"
+
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 )
 
@@ -19,6 +21,9 @@ const (
 	maxExponent = 400 // of a number, either way: somewhat beyond a float64
 	maxDigits   = 400 // bytes of a number
 )
+
+// errDeep ends the reading of a value that is nested too deeply.
+var errDeep = fmt.Errorf("more than %d levels of nesting", maxDepth)
 
 // parseArguments reads what a model wrote: one JSON object, strictly. Blank is
 // the empty object. It returns every fault that it could find, and the object, with
@@ -30,18 +35,15 @@ func parseArguments(raw string) (map[string]any, []string) {
 	if !utf8.ValidString(raw) {
 		return nil, []string{"the arguments are not valid UTF-8"}
 	}
-	var syntax json.RawMessage
-	if err := json.Unmarshal([]byte(raw), &syntax); err != nil {
-		return nil, []string{syntaxFault(err)}
-	}
-	if first := strings.TrimSpace(raw)[0]; first != '{' {
-		return nil, []string{"the arguments must be one JSON object, not " + jsonWord(first)}
-	}
-	p := parse(raw)
-	object, ok := p.result.(map[string]any)
+	p, err := parse(raw)
+	object, isObject := p.result.(map[string]any)
 	switch {
-	case !ok && len(p.faults) == 0:
-		return nil, []string{"the arguments must be one JSON object"}
+	case errors.Is(err, errDeep):
+		return nil, append(p.faults, err.Error())
+	case err != nil:
+		return nil, []string{syntaxFault(err)}
+	case !isObject:
+		return nil, []string{"the arguments must be one JSON object, not " + jsonWord(p.result)}
 	case p.unfit:
 		return nil, p.faults
 	default:
@@ -49,133 +51,118 @@ func parseArguments(raw string) (map[string]any, []string) {
 	}
 }
 
-// parseValue reads JSON text strictly. What is not JSON, or could be read in several ways, is a
-// fault.
-func parseValue(raw string) (any, []string) {
-	if !json.Valid([]byte(raw)) {
-		return nil, []string{"not JSON"}
-	}
-	p := parse(raw)
-	return p.result, p.faults
-}
-
-// parse reads valid JSON text.
-func parse(raw string) *parser {
-	p := &parser{decoder: json.NewDecoder(strings.NewReader(raw))}
-	p.decoder.UseNumber()
-	p.result = p.value(nil)
-	if hasLoneSurrogate(raw) {
-		p.fault(nil, `a \u escape is half of a surrogate pair: write the character itself`)
-	}
-	return p
-}
-
+// syntaxFault is what is wrong with text that is not one JSON value.
 func syntaxFault(err error) string {
-	var syntax *json.SyntaxError
-	if !errors.As(err, &syntax) {
-		return "the arguments are not JSON: " + err.Error()
-	}
-	if strings.Contains(syntax.Error(), "unexpected end") {
+	var syntax *jsontext.SyntacticError
+	switch {
+	case errors.Is(err, io.ErrUnexpectedEOF):
 		return "the arguments are not JSON: they end too early, as if they were cut off"
+	case errors.As(err, &syntax):
+		return fmt.Sprintf("the arguments are not JSON: byte %d: %v", syntax.ByteOffset+1, syntax.Err)
+	default:
+		return err.Error()
 	}
-	if strings.Contains(syntax.Error(), "after top-level value") {
-		return fmt.Sprintf("the arguments must be one JSON object and nothing else: there is more at byte %d (%v)", syntax.Offset, syntax)
-	}
-	return fmt.Sprintf("the arguments are not JSON: byte %d: %v", syntax.Offset, syntax)
 }
 
-func jsonWord(first byte) string {
-	switch first {
-	case '[':
+func jsonWord(value any) string {
+	switch value.(type) {
+	case []any:
 		return "an array"
-	case '"':
+	case string:
 		return "a string (do not encode the object a second time)"
-	case 't', 'f':
+	case bool:
 		return "a boolean"
-	case 'n':
+	case nil:
 		return "null"
 	default:
 		return "a number"
 	}
 }
 
-// parser builds the value of valid JSON text, with numbers as they are written,
-// and finds what encoding/json would swallow.
+// parser builds the value of JSON text, with numbers as they are written, and finds properties that
+// are there twice.
 type parser struct {
-	decoder *json.Decoder
+	decoder *jsontext.Decoder
 	result  any
 	faults  []string
-	unfit   bool // the result is not whole, or has numbers that cannot be computed with
+	unfit   bool // the result has numbers that cannot be computed with
 }
 
-func (p *parser) fault(path []string, format string, args ...any) {
-	p.faults = append(p.faults, at(path, fmt.Sprintf(format, args...)))
+// parse reads JSON text strictly: characters that are none are errors, too.
+func parse(raw string) (*parser, error) {
+	p := &parser{decoder: jsontext.NewDecoder(strings.NewReader(raw), jsontext.AllowDuplicateNames(true))}
+	var err error
+	if p.result, err = p.value(); err != nil {
+		return p, err
+	}
+	end := p.decoder.InputOffset()
+	if _, err = p.decoder.ReadToken(); errors.Is(err, io.EOF) {
+		return p, nil
+	}
+	return p, fmt.Errorf("the arguments must be one JSON object and nothing else: there is more at byte %d", end+1)
 }
 
-// value reads the next value, which is at path. Its depth is the length of path.
-func (p *parser) value(path []string) any {
-	token, err := p.decoder.Token()
+// fault adds what is wrong with the value or the name that was read last.
+func (p *parser) fault(what string) {
+	p.faults = append(p.faults, at(slices.Collect(p.decoder.StackPointer().Tokens()), what))
+}
+
+// value reads the next value.
+func (p *parser) value() (any, error) {
+	if p.decoder.StackDepth() > maxDepth {
+		return nil, errDeep
+	}
+	token, err := p.decoder.ReadToken()
 	if err != nil {
-		if !errors.Is(err, io.EOF) || len(p.faults) == 0 {
-			p.fault(path, "not JSON: %v", err)
-		}
-		return nil
+		return nil, err
 	}
-	if len(path) > maxDepth {
-		p.fault(nil, "more than %d levels of nesting", maxDepth)
-		p.unfit, p.decoder = true, json.NewDecoder(strings.NewReader("")) // read no further
-		return nil
-	}
-	switch token := token.(type) {
-	case json.Delim:
-		if token == '{' {
-			return p.object(path)
+	switch token.Kind() {
+	case '{':
+		return p.object()
+	case '[':
+		array := []any{}
+		for p.decoder.PeekKind() != ']' {
+			item, err := p.value()
+			if err != nil {
+				return nil, err
+			}
+			array = append(array, item)
 		}
-		return p.array(path)
-	case json.Number:
-		if !sensible(token) {
+		_, err = p.decoder.ReadToken()
+		return array, err
+	case '0':
+		number := json.Number(token.String())
+		if !sensible(number) {
 			p.unfit = true
-			p.fault(path, "the number %s is out of range", prose.Short(token.String(), 40))
+			p.fault("the number " + prose.Short(number.String(), 40) + " is out of range")
 		}
-		return token
+		return number, nil
+	case '"':
+		return token.String(), nil
+	case 'n':
+		return nil, nil //nolint:nilnil // null
 	default:
-		return token
+		return token.Bool(), nil
 	}
 }
 
-func (p *parser) object(path []string) map[string]any {
+func (p *parser) object() (any, error) {
 	object := map[string]any{}
-	for p.decoder.More() {
-		token, err := p.decoder.Token()
-		key, ok := token.(string)
-		if err != nil || !ok {
-			p.fault(path, "not a JSON object")
-			return object
+	for p.decoder.PeekKind() != '}' {
+		token, err := p.decoder.ReadToken()
+		if err != nil {
+			return nil, err
 		}
-		inside := below(path, key)
-		if _, twice := object[key]; twice {
-			p.fault(inside, "is there more than once: send each property once")
+		name := token.String()
+		if _, twice := object[name]; twice {
+			p.fault("is there more than once: send each property once")
 		}
-		object[key] = p.value(inside)
+		if object[name], err = p.value(); err != nil {
+			return nil, err
+		}
 	}
-	p.end(path)
-	return object
-}
-
-func (p *parser) array(path []string) []any {
-	array := []any{}
-	for p.decoder.More() {
-		array = append(array, p.value(below(path, strconv.Itoa(len(array)))))
-	}
-	p.end(path)
-	return array
-}
-
-// end reads the closing delimiter.
-func (p *parser) end(path []string) {
-	if _, err := p.decoder.Token(); err != nil && len(p.faults) == 0 {
-		p.fault(path, "not JSON: %v", err)
-	}
+	_, err := p.decoder.ReadToken()
+	return object, err
 }
 
 // sensible reports whether n is a number that can be computed with: finite as a
@@ -193,43 +180,6 @@ func sensible(n json.Number) bool {
 	}
 	_, err := n.Float64()
 	return err == nil
-}
-
-// hasLoneSurrogate reports whether valid JSON text has a \u escape of half a
-// character, which decoding would replace silently.
-func hasLoneSurrogate(raw string) bool {
-	for {
-		i := strings.IndexByte(raw, '\\')
-		if i < 0 {
-			return false
-		}
-		raw = raw[i:]
-		unit, ok := escapedUnit(raw)
-		if !ok {
-			raw = raw[min(2, len(raw)):]
-			continue
-		}
-		raw = raw[6:]
-		switch {
-		case unit >= 0xdc00 && unit <= 0xdfff:
-			return true
-		case unit >= 0xd800 && unit <= 0xdbff:
-			low, ok := escapedUnit(raw)
-			if !ok || low < 0xdc00 || low > 0xdfff {
-				return true
-			}
-			raw = raw[6:]
-		}
-	}
-}
-
-// escapedUnit reads the UTF-16 unit of a \uXXXX escape at the start of s.
-func escapedUnit(s string) (uint64, bool) {
-	if len(s) < 6 || s[0] != '\\' || s[1] != 'u' {
-		return 0, false
-	}
-	unit, err := strconv.ParseUint(s[2:6], 16, 16)
-	return unit, err == nil
 }
 
 // below returns a copy of path with one more step.

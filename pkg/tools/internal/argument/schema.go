@@ -10,11 +10,13 @@ package argument
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -111,90 +113,58 @@ func encodeArguments(raw string, arguments map[string]any) (json.RawMessage, err
 	if strings.TrimSpace(raw) == "" {
 		return json.Marshal(arguments)
 	}
-	e := encoder{order: json.NewDecoder(strings.NewReader(raw))}
-	if err := e.value(arguments); err != nil {
-		return nil, err
-	}
-	return e.out.Bytes(), nil
+	var out bytes.Buffer
+	e := encoder{jsontext.NewDecoder(strings.NewReader(raw)), jsontext.NewEncoder(&out)}
+	err := e.value(arguments)
+	return bytes.TrimSpace(out.Bytes()), err
 }
 
 // encoder writes values while it reads the text from which they were parsed.
 type encoder struct {
-	order *json.Decoder
-	out   bytes.Buffer
+	order *jsontext.Decoder
+	out   *jsontext.Encoder
 }
 
 // value writes a value whose text is next. What was made of something of another kind
 // has no order of its own.
-func (e *encoder) value(value any) error {
-	token, err := e.order.Token()
-	if err != nil {
-		return err
-	}
+func (e encoder) value(value any) error {
 	object, isObject := value.(map[string]any)
 	array, isArray := value.([]any)
-	switch {
-	case token == json.Delim('{') && isObject:
-		return e.object(object)
-	case token == json.Delim('[') && isArray:
-		return e.array(array)
-	default:
-		return e.plain(value)
+	if kind := e.order.PeekKind(); !isObject && !isArray || kind != '{' && kind != '[' {
+		encoded, err := json.Marshal(value)
+		return cmp.Or(err, e.order.SkipValue(), e.out.WriteValue(encoded))
 	}
-}
-
-func (e *encoder) plain(value any) error {
-	encoded, err := json.Marshal(value)
-	e.out.Write(encoded)
-	return err
-}
-
-func (e *encoder) object(object map[string]any) error {
-	e.out.WriteByte('{')
-	written := 0
-	for e.order.More() {
-		token, err := e.order.Token()
-		if err != nil {
-			return err
-		}
-		key, ok := token.(string)
-		value, kept := object[key]
-		if !ok || !kept { // null that was dropped
-			if err := e.order.Decode(new(json.RawMessage)); err != nil {
+	if err := e.copy(); err != nil {
+		return err
+	}
+	for i := 0; e.order.PeekKind() != '}' && e.order.PeekKind() != ']'; i++ {
+		if isArray {
+			if err := e.value(array[i]); err != nil {
 				return err
 			}
 			continue
 		}
-		if written++; written > 1 {
-			e.out.WriteByte(',')
-		}
-		if err := e.plain(key); err != nil {
+		name, err := e.order.ReadToken()
+		if err != nil {
 			return err
 		}
-		e.out.WriteByte(':')
-		if err := e.value(value); err != nil {
+		if item, isThere := object[name.String()]; !isThere { // null that was dropped
+			err = e.order.SkipValue()
+		} else {
+			err = cmp.Or(e.out.WriteToken(name), e.value(item))
+		}
+		if err != nil {
 			return err
 		}
 	}
-	if written != len(object) {
-		return fmt.Errorf("%d properties were parsed, %d are there", len(object), written)
-	}
-	e.out.WriteByte('}')
-	_, err := e.order.Token()
-	return err
+	return e.copy()
 }
 
-func (e *encoder) array(array []any) error {
-	e.out.WriteByte('[')
-	for i, item := range array {
-		if i > 0 {
-			e.out.WriteByte(',')
-		}
-		if err := e.value(item); err != nil {
-			return err
-		}
+// copy writes the token that is next.
+func (e encoder) copy() error {
+	token, err := e.order.ReadToken()
+	if err != nil {
+		return err
 	}
-	e.out.WriteByte(']')
-	_, err := e.order.Token()
-	return err
+	return e.out.WriteToken(token)
 }
