@@ -11,8 +11,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/system/yamlfile"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
@@ -67,7 +67,7 @@ type agentHead struct {
 // readAgent reads one file: front matter between two lines of ---, and the system prompt.
 func readAgent(path string, opener model.Opener, known known, warn func(string)) (loop.Agent, error) {
 	var fields agentHead
-	system, err := environment.FrontMatter(path, &fields)
+	system, err := yamlfile.FrontMatter(path, &fields)
 	if err != nil {
 		return loop.Agent{}, err
 	}

@@ -1,10 +1,8 @@
 package cli
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -17,6 +15,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
+	"github.com/toolfleet/toolfleet/internal/system/yamlfile"
 )
 
 // Settings are flags in a YAML file: keys are names of flags, lists stand where a flag may be given
@@ -91,7 +90,7 @@ func (r *reader) read(path, label string) (*settings, error) {
 		name = r.command.Name
 	}
 	inSection := map[string]setting{}
-	for key, node := range pairs(s.root) {
+	for key, node := range yamlfile.Pairs(s.root) {
 		switch {
 		case node.Kind == yaml.MappingNode && r.isSection(key.Value):
 			values, err := r.section(path, key.Value, node)
@@ -144,7 +143,7 @@ func (r *reader) section(path, name string, node *yaml.Node) (map[string]setting
 			flags[flag.Name] = flag
 		}
 	}
-	for key, node := range pairs(node) {
+	for key, node := range yamlfile.Pairs(node) {
 		if err := r.add(values, path, key, node, flags); err != nil {
 			return nil, err
 		}
@@ -204,7 +203,7 @@ func (r *reader) setting(path string, key, node *yaml.Node, flags map[string]*ko
 		}
 	case node.Kind == yaml.MappingNode && kind == reflect.Map:
 		entries := map[string]any{} // as kong takes it
-		for name, entry := range pairs(node) {
+		for name, entry := range yamlfile.Pairs(node) {
 			if _, twice := entries[name.Value]; twice || entry.Kind != yaml.ScalarNode {
 				return value, fail("%s: %s must occur once, with a text", key.Value, name.Value)
 			}
@@ -274,30 +273,11 @@ func parseYAML(path string) (root *yaml.Node, content []byte, err error) {
 	if err != nil {
 		return nil, nil, Usagef("%s: %v", path, errors.Unwrap(err))
 	}
-	decoder := yaml.NewDecoder(bytes.NewReader(content))
-	var document, more yaml.Node
-	switch err := decoder.Decode(&document); {
-	case errors.Is(err, io.EOF):
-		return nil, content, nil
-	case err != nil:
-		return nil, nil, Usagef("%s: %s", path, strings.ReplaceAll(strings.TrimPrefix(err.Error(), "yaml: "), "\n", " "))
-	case len(document.Content) != 1 || document.Content[0].Kind != yaml.MappingNode:
-		return nil, nil, Usagef("%s: must be a mapping of flags to values, such as model: openai:gpt-4.1", path)
-	case !errors.Is(decoder.Decode(&more), io.EOF):
-		return nil, nil, Usagef("%s: must be one YAML document", path)
+	root, errs := yamlfile.Mapping(content)
+	if len(errs) > 0 {
+		return nil, nil, Usagef("%s:%d: %s; settings are one mapping of flags to values, such as model: openai:gpt-4.1", path, max(errs[0].Line, 1), errs[0].Message)
 	}
-	return document.Content[0], content, nil
-}
-
-// pairs are the keys and values of a mapping.
-func pairs(node *yaml.Node) func(yield func(key, value *yaml.Node) bool) {
-	return func(yield func(key, value *yaml.Node) bool) {
-		for i := 0; i+1 < len(node.Content); i += 2 {
-			if !yield(node.Content[i], node.Content[i+1]) {
-				return
-			}
-		}
-	}
+	return root, content, nil
 }
 
 // child is the command of a name; nil for none.

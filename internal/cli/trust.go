@@ -16,6 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/toolfleet/toolfleet/internal/system/regular"
+	"github.com/toolfleet/toolfleet/internal/system/yamlfile"
 )
 
 // A project's file comes with its repository, from its authors. It counts only once a person
@@ -138,7 +139,7 @@ func (h *hasher) named(dir string, root *yaml.Node) {
 	if root == nil {
 		return
 	}
-	for key, node := range pairs(root) {
+	for key, node := range yamlfile.Pairs(root) {
 		if node.Kind == yaml.MappingNode {
 			h.named(dir, node)
 		}

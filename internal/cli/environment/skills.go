@@ -1,7 +1,6 @@
 package environment
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,51 +8,15 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
-
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
+	"github.com/toolfleet/toolfleet/internal/system/yamlfile"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
-
-// maxFrontFile bounds the size of a file with front matter, in bytes.
-const maxFrontFile = 256 << 10
-
-// FrontMatter reads a Markdown file: the YAML between its first two lines of --- into fields, of
-// which unknown ones are ignored, and the text below. It reads what other programs accept, too: a
-// byte order mark, and values with a colon that are not quoted. Errors name the line.
-func FrontMatter(path string, fields any) (text string, err error) {
-	content, err := regular.Read(path, maxFrontFile)
-	if err != nil {
-		return "", errors.Unwrap(err)
-	}
-	content = bytes.ReplaceAll(bytes.TrimPrefix(content, []byte("\uFEFF")), []byte("\r\n"), []byte("\n"))
-	head, body, ok := bytes.Cut(bytes.TrimPrefix(append(content, '\n'), []byte("---")), []byte("\n---\n"))
-	if !bytes.HasPrefix(content, []byte("---\n")) || !ok {
-		return "", errors.New("line 1: must begin with front matter: a line ---, fields such as name and description, a line ---")
-	}
-	if err := yaml.Unmarshal(head, fields); err != nil && yaml.Unmarshal(quoted(head), fields) != nil {
-		return "", fmt.Errorf("front matter: %w", err)
-	}
-	return strings.TrimSpace(string(body)), nil
-}
-
-// plainValue is a line of a field with a value that YAML reads as something else than a text: one
-// with a colon in it, or with a mark at its beginning.
-var plainValue = regexp.MustCompile("(?m)^([A-Za-z][\\w-]*:) +([*&!@%`].*|[^\\s\"'\\[{|>#].*(?:: .*|:))$")
-
-// quoted quotes such values.
-func quoted(head []byte) []byte {
-	return plainValue.ReplaceAllFunc(head, func(line []byte) []byte {
-		field := plainValue.FindSubmatch(line)
-		return fmt.Appendf(nil, "%s '%s'", field[1], bytes.ReplaceAll(field[2], []byte("'"), []byte("''")))
-	})
-}
 
 // skill is a folder with instructions for one kind of work, in the format of other agents.
 type skill struct {
@@ -107,7 +70,7 @@ func (f ToolFlags) openSkills(warn func(string)) ([]tools.Tool, error) {
 // readSkill reads what the system prompt says of a skill, next to others.
 func readSkill(folder string, others []skill) (skill, error) {
 	s := skill{folder: folder}
-	if _, err := FrontMatter(filepath.Join(folder, skillFile), &s); err != nil {
+	if _, err := yamlfile.FrontMatter(filepath.Join(folder, skillFile), &s); err != nil {
 		return s, err
 	}
 	s.Name, s.Description = strings.TrimSpace(s.Name), strings.Join(strings.Fields(s.Description), " ")
@@ -155,7 +118,7 @@ func skillTool(skills []skill) tools.Tool {
 // read returns a file of the skill; "" is its instructions, with the names of its other files.
 func (s skill) read(file string) (string, *protocol.Error) {
 	if file == "" {
-		text, err := FrontMatter(filepath.Join(s.folder, skillFile), &struct{}{})
+		text, err := yamlfile.FrontMatter(filepath.Join(s.folder, skillFile), &struct{}{})
 		if err != nil {
 			return "", protocol.Errorf(protocol.CodeToolFailed, "The skill %s cannot be read: %s %v.", s.Name, skillFile, err)
 		}
@@ -178,7 +141,7 @@ func (s skill) read(file string) (string, *protocol.Error) {
 
 // readBounded reads a regular file, which may not lead out of the root.
 func readBounded(root *os.Root, name string) (string, error) {
-	content, err := regular.ReadIn(root, name, maxFrontFile)
+	content, err := regular.ReadIn(root, name, yamlfile.MaxFront)
 	if err != nil {
 		return "", errors.Unwrap(err)
 	}

@@ -63,10 +63,12 @@ func TestParse_Example(t *testing.T) {
 func TestParse_BadInput(t *testing.T) {
 	t.Parallel()
 	for input, wants := range map[string][]string{
-		"":                     {"cases: needs one case or more"},
-		"cases: [{prompt: x}]": {`case 1 "": name: missing`},
-		"cases: [{nam: x}]":    {"field nam not found"},
-		"cases: [{name: a}]":   {`case 1 "a": prompt: missing`},
+		"":                               {"cases: needs one case or more"},
+		"cases: [{prompt: x}]":           {`case 1 "": name: missing`},
+		"cases: [{nam: x}]":              {`line 1: there is no field "nam"; the fields are name, prompt, workspace, checks, model, toolsets, system, budget, timeout`},
+		"cases: [{timeout: x}]\n---\n{}": {"line 1: `x` is not what belongs here: it must be a time such as 90s or 2m"},
+		"cases: []\n---\n{}":             {"has more than one document"},
+		"cases: [{name: a}]":             {`case 1 "a": prompt: missing`},
 		"budget: steps=x\ncases: [{name: a, prompt: x, checks: [{text: a}]}]": {"budget: steps=x"},
 		"cases: [{name: a, prompt: x}, {name: b, prompt: x, timeout: -1s, checks: [{text: a}]}]": {
 			`case 1 "a": checks: needs one check or more`, `case 2 "b": timeout: -1s: must be positive`,

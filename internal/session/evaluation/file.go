@@ -9,16 +9,13 @@
 package evaluation
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"path/filepath"
 	"strings"
 	"time"
 
-	"go.yaml.in/yaml/v3"
-
+	"github.com/toolfleet/toolfleet/internal/system/yamlfile"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -68,16 +65,17 @@ func Parse(content []byte, dir string, budget func(string) (*protocol.Spending, 
 		Cases    []fileCase `yaml:"cases"`
 		settings `yaml:",inline"`
 	}
-	decoder := yaml.NewDecoder(bytes.NewReader(content))
-	decoder.KnownFields(true)
-	if err := decoder.Decode(&file); err != nil && !errors.Is(err, io.EOF) {
-		return nil, err
+	var errs []error
+	for _, err := range yamlfile.Decode(content, &file) {
+		errs = append(errs, err)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
 	}
 	if len(file.Cases) == 0 {
 		return nil, errors.New("cases: needs one case or more, each with name, prompt and checks")
 	}
 	cases, names := make([]Case, len(file.Cases)), map[string]bool{}
-	var errs []error
 	for i := range file.Cases {
 		c, err := file.Cases[i].read(&file.settings, dir, budget)
 		if err == nil && names[c.Name] {

@@ -2,6 +2,7 @@ package manifest
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -10,9 +11,9 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/toolfleet/toolfleet/internal/system/yamlfile"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/strict"
 )
 
 // maxBytes bounds a manifest.
@@ -75,9 +76,8 @@ func (m *parser) revert(r *revert) *tools.Revert {
 	}
 	arguments := json.RawMessage("{}")
 	if !r.Arguments.IsZero() {
-		encoded, failure := nodeJSON(&r.Arguments)
-		if failure != nil {
-			m.problem(failure.Line, "revert: arguments: %s", failure.Message)
+		encoded, ok := m.json("revert: arguments", &r.Arguments)
+		if !ok {
 			return nil
 		}
 		arguments = encoded
@@ -127,7 +127,7 @@ func (w *wait) UnmarshalYAML(node *yaml.Node) error { return w.parse("retry", no
 
 // error is an error of a field's own, after which the library goes on with the others.
 func errorAt(node *yaml.Node, message string) error {
-	return &yaml.TypeError{Errors: []string{strict.Fault{Line: node.Line, Message: message}.Error()}}
+	return &yaml.TypeError{Errors: []string{yamlfile.Error{Line: node.Line, Message: message}.Error()}}
 }
 
 // Parse makes a tool of a manifest, or says everything that is wrong with it. file is
@@ -188,39 +188,43 @@ func (m *parser) decode(content []byte, doc any) (ok bool) {
 		m.problem(0, "has %d bytes, at most %d are allowed", len(content), maxBytes)
 		return false
 	}
-	var root yaml.Node
-	if err := yaml.Unmarshal(content, &root); err != nil {
-		m.yaml(strict.Faults(err, reflect.TypeOf(doc).Elem()))
+	root, errs := yamlfile.Mapping(content)
+	if root == nil {
+		if len(errs) == 0 || strings.HasPrefix(errs[0].Message, "must be a mapping") {
+			errs = []yamlfile.Error{{Line: 1, Message: "must be a mapping with the fields " + strings.Join(yamlfile.Fields(reflect.TypeOf(doc).Elem()), ", ")}}
+		}
+		m.yaml(errs)
 		return false
 	}
-	if root.Kind == 0 || root.Content[0].Kind != yaml.MappingNode {
-		m.problem(1, "must be a mapping with the fields %s", strings.Join(strict.Fields(reflect.TypeOf(doc).Elem()), ", "))
-		return false
+	m.top = root
+	for key := range yamlfile.Pairs(root) {
+		m.lines[key.Value] = key.Line
 	}
-	m.top = root.Content[0]
-	for i := 0; i+1 < len(m.top.Content); i += 2 {
-		m.lines[m.top.Content[i].Value] = m.top.Content[i].Line
-	}
-	m.yaml(strict.Decode(content, doc))
+	m.yaml(yamlfile.Decode(content, doc))
 	return true
 }
 
-// yaml reports an error of the YAML library.
-func (m *parser) yaml(errs []strict.Fault) {
+// yaml reports errors of the file.
+func (m *parser) yaml(errs []yamlfile.Error) {
 	for _, failure := range errs {
 		m.problem(failure.Line, "%s", failure.Message)
 	}
+}
+
+// json is the JSON of a field; ok is false after a problem.
+func (m *parser) json(field string, node *yaml.Node) (encoded json.RawMessage, ok bool) {
+	encoded, err := yamlfile.JSON(node)
+	if failure, is := errors.AsType[yamlfile.Error](err); is {
+		m.problem(failure.Line, "%s: %s", field, failure.Message)
+	}
+	return encoded, err == nil
 }
 
 // tool makes the tool of a document.
 func (m *parser) tool(doc document) tools.Tool {
 	definition := tools.Definition{Name: doc.Name, Description: doc.Description, Schema: json.RawMessage(noParameters)}
 	if m.lines["parameters"] > 0 {
-		schema, failure := nodeJSON(&doc.Parameters)
-		if failure != nil {
-			m.problem(failure.Line, "parameters: %s", failure.Message)
-		}
-		definition.Schema = schema
+		definition.Schema, _ = m.json("parameters", &doc.Parameters)
 	}
 	if m.lines["resources"] > 0 && doc.Resources == nil {
 		doc.Resources = []tools.Resource{}
@@ -255,9 +259,8 @@ func (m *parser) tool(doc document) tools.Tool {
 
 // stateful makes a tool that answers several calls.
 func (m *parser) stateful(doc document, remote tools.Remote, definition tools.Definition) tools.Tool {
-	input, failure := nodeJSON(&doc.Input)
-	if failure != nil {
-		m.problem(failure.Line, "input: %s", failure.Message)
+	input, ok := m.json("input", &doc.Input)
+	if !ok {
 		return tools.Tool{}
 	}
 	return remote.StatefulTool(definition, input)
@@ -270,9 +273,8 @@ func (m *parser) native(doc document, definition tools.Definition) tools.Tool {
 			m.problem(m.lines[field], "%s: a native tool is run by the model's provider, not by a worker", field)
 		}
 	}
-	encoded, failure := nodeJSON(&doc.Native)
-	if failure != nil {
-		m.problem(failure.Line, "native: %s", failure.Message)
+	encoded, ok := m.json("native", &doc.Native)
+	if !ok {
 		return tools.Tool{}
 	}
 	if err := json.Unmarshal(encoded, &definition.Native); err != nil || len(definition.Native) == 0 {

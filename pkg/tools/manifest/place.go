@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/system/yamlfile"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -59,7 +60,7 @@ func (m *parser) schema(field, below string, errs []string) {
 			m.problem(m.lines[field], "%s: %s", field, strings.TrimPrefix(text, "schema: "))
 		default:
 			pointer := strings.TrimPrefix(found[1], below)
-			m.problem(nodeAt(m.top, "/"+field+pointer).Line, "%s: at %q: %s", field, pointer, found[2])
+			m.problem(yamlfile.At(m.top, "/"+field+pointer).Line, "%s: at %q: %s", field, pointer, found[2])
 		}
 	}
 }
@@ -89,10 +90,11 @@ func (m *parser) lineOf(message string) int {
 
 // entryLine is the line of a name in the mapping of a field, or of the field.
 func (m *parser) entryLine(field, name string) int {
-	mapping := childOf(m.top, field)
-	for i := 0; mapping != nil && i+1 < len(mapping.Content); i += 2 {
-		if mapping.Content[i].Value == name {
-			return mapping.Content[i].Line
+	if mapping := yamlfile.Child(m.top, field); mapping != nil {
+		for key := range yamlfile.Pairs(mapping) {
+			if key.Value == name {
+				return key.Line
+			}
 		}
 	}
 	return max(m.lines[field], 1)
@@ -101,7 +103,7 @@ func (m *parser) entryLine(field, name string) int {
 // resourceLine is the line of the resource that an error is about, or of all: of the first
 // whose key is named, or has the placeholder that is. A error of its access has that line.
 func (m *parser) resourceLine(message string) int {
-	list := childOf(m.top, "resources")
+	list := yamlfile.Child(m.top, "resources")
 	if list == nil {
 		return 1
 	}
@@ -113,11 +115,11 @@ func (m *parser) resourceLine(message string) int {
 		about = func(key string) bool { return strings.Contains(key, name) || strings.Contains(key, open+"...}") }
 	}
 	for _, item := range list.Content {
-		key := childOf(item, "key")
+		key := yamlfile.Child(item, "key")
 		if key == nil || !about(key.Value) {
 			continue
 		}
-		access := childOf(item, "access")
+		access := yamlfile.Child(item, "access")
 		if access != nil && (strings.Contains(message, ": access ") || strings.HasPrefix(message, "resources: ")) {
 			return access.Line
 		}

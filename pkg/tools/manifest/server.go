@@ -6,6 +6,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/toolfleet/toolfleet/internal/system/yamlfile"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/fault"
 	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
@@ -75,7 +76,7 @@ func parseServer(file string, content []byte) (mcp.Server, []Problem) {
 
 // lineAt is the line of the field at a JSON pointer, or of what it should be in.
 func (m *parser) lineAt(pointer string) int {
-	node := nodeAt(m.top, pointer)
+	node := yamlfile.At(m.top, pointer)
 	if node == m.top { // it is missing
 		return 1
 	}

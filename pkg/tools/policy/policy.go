@@ -29,9 +29,9 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/system/yamlfile"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/strict"
 )
 
 // Policy is rules for the tool calls of a session. The zero value allows everything.
@@ -207,12 +207,12 @@ func anyMatches(patterns []string, text string) (string, bool) {
 // and, where it can, the line of every error.
 func Parse(file string, content []byte) (Policy, error) {
 	var document any
-	if len(strict.Decode(content, &document)) == 0 && document == nil { // half a write, or comments alone: it would bind nothing
-		return Policy{}, fmt.Errorf("%s: is empty; the fields of a policy are %s", file, strings.Join(strict.Fields(reflect.TypeFor[Policy]()), ", "))
+	if len(yamlfile.Decode(content, &document)) == 0 && document == nil { // half a write, or comments alone: it would bind nothing
+		return Policy{}, fmt.Errorf("%s: is empty; the fields of a policy are %s", file, strings.Join(yamlfile.Fields(reflect.TypeFor[Policy]()), ", "))
 	}
 	var p Policy
 	var errs []error
-	for _, failure := range strict.Decode(content, &p) {
+	for _, failure := range yamlfile.Decode(content, &p) {
 		errs = append(errs, fmt.Errorf("%s:%d: %s", file, failure.Line, failure.Message))
 	}
 	if len(errs) == 0 {

@@ -1,6 +1,7 @@
-// Package strict reads YAML that people write: fields that do not exist are faults, and
-// every fault has its line and speaks of YAML, not of Go.
-package strict
+// Package yamlfile reads YAML that people write: manifests, policies, settings, cases, and the
+// front matter of Markdown. Fields that do not exist are errors, and every error has its line and
+// speaks of YAML, not of Go.
+package yamlfile
 
 import (
 	"bytes"
@@ -15,34 +16,56 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Fault is what is wrong with a line. Unmarshalers of fields may return one as their error.
-type Fault struct { //nolint:errname // "fault" is the word for it
+// Error is what is wrong with a line. Unmarshalers of fields may return one as their error.
+type Error struct {
 	Line    int // from 1; 0 when no line is to blame
 	Message string
 }
 
 // Error implements the error interface.
-func (f Fault) Error() string { return fmt.Sprintf("line %d: %s", f.Line, f.Message) }
+func (e Error) Error() string { return fmt.Sprintf("line %d: %s", e.Line, e.Message) }
 
-// Decode reads one YAML document into a struct and returns every fault.
-func Decode(content []byte, into any) []Fault {
+// Mapping reads a document that is one mapping; root is nil if it is empty.
+func Mapping(content []byte) (root *yaml.Node, errs []Error) {
+	decoder := yaml.NewDecoder(bytes.NewReader(content))
+	var document yaml.Node
+	switch err := decoder.Decode(&document); {
+	case errors.Is(err, io.EOF):
+		return nil, nil
+	case err != nil:
+		return nil, translated(err, nil)
+	case len(document.Content) != 1 || document.Content[0].Kind != yaml.MappingNode:
+		return nil, []Error{{Line: 1, Message: "must be a mapping"}}
+	}
+	return document.Content[0], oneDocument(decoder)
+}
+
+func oneDocument(decoder *yaml.Decoder) []Error {
+	if err := decoder.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
+		return []Error{{Message: "has more than one document"}}
+	}
+	return nil
+}
+
+// Decode reads one YAML document into a struct and returns every error.
+func Decode(content []byte, into any) []Error {
 	decoder := yaml.NewDecoder(bytes.NewReader(content))
 	decoder.KnownFields(true)
-	var faults []Fault
 	if err := decoder.Decode(into); err != nil && !errors.Is(err, io.EOF) {
-		faults = Faults(err, reflect.TypeOf(into).Elem())
+		return translated(err, reflect.TypeOf(into).Elem())
 	}
-	if err := decoder.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) && len(faults) == 0 {
-		faults = append(faults, Fault{Message: "has more than one document"})
-	}
-	return faults
+	return oneDocument(decoder)
 }
 
 // Fields returns the names of the fields of a struct, in order.
 func Fields(t reflect.Type) []string {
-	names := make([]string, t.NumField())
-	for i := range names {
-		names[i] = t.Field(i).Tag.Get("yaml")
+	names := make([]string, 0, t.NumField())
+	for field := range t.Fields() {
+		if tag := field.Tag.Get("yaml"); tag == ",inline" {
+			names = append(names, Fields(field.Type)...)
+		} else {
+			names = append(names, tag)
+		}
 	}
 	return names
 }
@@ -55,16 +78,17 @@ var (
 	lineBefore = regexp.MustCompile(`^did not find expected (<|node content|'-' indicator|key$|',' or )`)
 )
 
-// Faults translates an error of the YAML library about a document that is read into a struct.
-func Faults(err error, document reflect.Type) []Fault {
-	if own, is := errors.AsType[Fault](err); is {
-		return []Fault{own}
+// translated is an error of the YAML library about a document that is read into a struct; nil is
+// one that is read into none.
+func translated(err error, document reflect.Type) []Error {
+	if own, is := errors.AsType[Error](err); is {
+		return []Error{own}
 	}
 	messages := []string{err.Error()}
 	if typed, is := errors.AsType[*yaml.TypeError](err); is {
 		messages = typed.Errors
 	}
-	faults := make([]Fault, 0, len(messages))
+	errs := make([]Error, 0, len(messages))
 	for _, message := range messages {
 		line := 1 // of which the library does not speak
 		if found := atLine.FindStringSubmatch(message); found != nil {
@@ -78,9 +102,9 @@ func Faults(err error, document reflect.Type) []Fault {
 		} else if found := notThatType.FindStringSubmatch(message); found != nil {
 			message = written(found[1], found[2]) + " is not what belongs here: " + wanted(found[3])
 		}
-		faults = append(faults, Fault{Line: line, Message: strings.TrimPrefix(message, "yaml: ")})
+		errs = append(errs, Error{Line: line, Message: strings.TrimPrefix(message, "yaml: ")})
 	}
-	return faults
+	return errs
 }
 
 // part returns the struct in a document, also in lists, mappings and pointers in it, that has this
@@ -125,6 +149,8 @@ func wanted(goType string) string {
 		return "it must be a mapping of names to texts"
 	case strings.HasPrefix(goType, "[]"):
 		return "it must be a list"
+	case goType == "time.Duration":
+		return "it must be a time such as 90s or 2m"
 	case goType == "bool":
 		return "it must be true or false"
 	case goType == "int":
