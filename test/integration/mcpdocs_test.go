@@ -51,7 +51,7 @@ func docsHome(t *testing.T) string {
 func typed(t *testing.T, dir, line string) finished {
 	t.Helper()
 	script := fmt.Sprintf("coordinator() { '%s' \"$@\"; }; worker() { '%s' \"$@\"; }; cd '%s' && %s", coordinator, worker, dir, line)
-	return execute(t, "/bin/sh", launch{args: []string{"-c", script}})
+	return execute(t, "/bin/sh", launch{args: []string{"-c", script}, group: true})
 }
 
 // programs collects the command lines of a configuration of an agent.

@@ -9,3 +9,8 @@ import (
 func dieWithTests(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }
+
+// ownGroup gives a command that dieWithTests has prepared a process group, which endGroup kills.
+func ownGroup(cmd *exec.Cmd) { cmd.SysProcAttr.Setpgid = true }
+
+func endGroup(cmd *exec.Cmd) { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }

@@ -36,7 +36,7 @@ type launch struct {
 	args  []string
 	env   []string // beside PATH, HOME and TMPDIR
 	stdin string
-	group bool // the processes that it starts end with it when the test does
+	group bool // of a shell or a wrapper: the processes that it starts end with the test
 }
 
 // start runs a binary until it ends, or the test does.
@@ -56,7 +56,7 @@ func start(tb testing.TB, binary string, l launch) *process {
 	cmd.WaitDelay = 30 * time.Second
 	dieWithTests(cmd)
 	if l.group {
-		cmd.SysProcAttr.Setpgid = true
+		ownGroup(cmd)
 	}
 	require.NoError(tb, cmd.Start())
 	go func() {
@@ -66,7 +66,7 @@ func start(tb testing.TB, binary string, l launch) *process {
 	tb.Cleanup(func() {
 		_ = cmd.Process.Kill() // it may have ended
 		if l.group {
-			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+			endGroup(cmd)
 		}
 		<-p.exited
 		if strings.Contains(p.stderr.String(), "DATA RACE") {
