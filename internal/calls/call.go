@@ -22,7 +22,8 @@ const graceWait = Grace / 2
 
 var errTwice = errors.New("dispatched twice in one step")
 
-// Dispatch implements [loop.Dispatcher].
+// Dispatch sends calls as [Dispatcher.Send] does, and returns when each has ended. An error is that
+// of the fleet, or [loop.ErrDetached]; observe gets the results of the calls.
 func (d *Dispatcher) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
 	seen := make(map[protocol.CallID]bool, len(calls))
 	for i := range calls {
@@ -40,6 +41,43 @@ func (d *Dispatcher) Dispatch(ctx context.Context, calls []protocol.Call, observ
 	}
 	return nil
 }
+
+// Send implements [loop.Dispatcher].
+func (d *Dispatcher) Send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held ...loop.Handle) []loop.Handle {
+	earlier := make([]*Handle, len(held))
+	for i := range held {
+		earlier[i] = held[i].(*stepHandle).Handle //nolint:forcetypeassert // no other handle is this dispatcher's
+	}
+	s := d.sendAndWait(ctx, calls, SendOptions{UnsentResult: true, quiet: observe == nil}, earlier...)
+	s.ends = make(map[*Handle]*stepHandle, len(s.handles))
+	handles := make([]loop.Handle, len(s.handles))
+	for i, h := range s.handles {
+		s.ends[h] = &stepHandle{Handle: h, step: s, done: make(chan struct{})}
+		handles[i] = s.ends[h]
+	}
+	go s.run(observe, nil) // ends with its handles
+	return handles
+}
+
+// stepHandle is the handle of a call as an observer of [Dispatcher.Send] has it.
+type stepHandle struct {
+	*Handle
+
+	step *step
+	done chan struct{} // closed when the observer has all changes, and result and err are set
+
+	result *protocol.Result
+	err    error
+}
+
+// Done implements [loop.Handle].
+func (h *stepHandle) Done() <-chan struct{} { return h.done }
+
+// Result implements [loop.Handle].
+func (h *stepHandle) Result() (*protocol.Result, error) { return h.result, h.err }
+
+// Detach implements [loop.Handle].
+func (h *stepHandle) Detach() { h.step.detach(h.Handle) }
 
 // CallOptions say how a caller waits for one call.
 type CallOptions struct {
@@ -97,16 +135,17 @@ func OnWaits(report func(waits string)) func(loop.Update) {
 	}
 }
 
-// Submit stores a call with the fleet, in the order of [Dispatcher.Send], without following it.
+// Submit stores a call with the fleet, in the order of [Dispatcher.SendWith], without following it.
 func (d *Dispatcher) Submit(ctx context.Context, call *protocol.Call) error {
-	return d.Send(ctx, []protocol.Call{*call}, SendOptions{StoreOnly: true})[0].Accepted()
+	return d.SendWith(ctx, []protocol.Call{*call}, SendOptions{StoreOnly: true})[0].Accepted()
 }
 
-// step is calls whose caller waits for them.
+// step is calls whose caller waits for them, or has an observer for them that may block.
 type step struct {
 	handles []*Handle
-	open    int           // handles that have not ended, as far as the caller knows
-	wake    chan struct{} // has room while the caller knows of all changes
+	ends    map[*Handle]*stepHandle // nil if the caller has no handles
+	open    int                     // handles that have not ended, as far as the caller knows
+	wake    chan struct{}           // has room while the caller knows of all changes
 
 	size int // the number of changes that wait at most, in addition to ends
 
@@ -120,14 +159,19 @@ type change struct {
 	loop.Update
 }
 
-// sendAndWait sends calls whose caller waits for them.
-func (d *Dispatcher) sendAndWait(ctx context.Context, calls []protocol.Call, o SendOptions) *step {
-	s := &step{wake: make(chan struct{}, 1), open: len(calls), size: maxChanges * len(calls)}
-	o.waited, o.Observe = true, s.add
+// stateMoved is the last state of a call for an observer whose handle another one holds now.
+const stateMoved loop.State = "moved"
+
+// sendAndWait sends calls whose caller waits for them. The handles of held join theirs, behind them.
+func (d *Dispatcher) sendAndWait(ctx context.Context, calls []protocol.Call, o SendOptions, held ...*Handle) *step {
+	n := len(calls) + len(held)
+	s := &step{wake: make(chan struct{}, 1), open: n, size: maxChanges * n}
+	o.waited, o.Observe, o.step = true, s.add, s
 	var serve func()
-	if s.handles, serve = d.send(ctx, calls, o); serve != nil {
+	if s.handles, serve = d.send(ctx, calls, o, held...); serve != nil {
 		serve()
 	}
+	s.handles = append(s.handles, held...)
 	return s
 }
 
@@ -137,7 +181,7 @@ const maxChanges = 16
 
 func (s *step) add(h *Handle, u loop.Update) {
 	s.mu.Lock()
-	if u.State == loop.StateDone || len(s.changes) < s.size {
+	if u.State == loop.StateDone || u.State == stateMoved || len(s.changes) < s.size {
 		s.changes = append(s.changes, change{h, u})
 	}
 	s.mu.Unlock()
@@ -176,31 +220,55 @@ func (s *step) run(observe func(loop.Update), ended <-chan struct{}) (faults []e
 		}
 		for _, h := range s.handles {
 			h.await(nil, func() bool {
-				return h.state != handleSending && (h.state != handleQueued || h.table.waits(h))
+				return h.group.step != s || h.state != handleSending && (h.state != handleQueued || h.table.waits(h))
 			})
 		}
 		faults = s.pass(faults, observe)
 		for _, h := range s.handles {
-			h.Detach()
+			s.detach(h)
 		}
+		s.pass(nil, nil) // the ends of those
 		return faults
 	}
 	return nil
 }
 
+// detach is [Handle.Detach] for a handle that no other step holds.
+func (s *step) detach(h *Handle) {
+	h.table.mu.Lock()
+	defer h.table.mu.Unlock()
+	if h.group.step == s {
+		h.table.detach(h, loop.ErrDetached)
+	}
+}
+
 // pass passes on the changes that are there, and adds the errors of handles.
 func (s *step) pass(faults []error, observe func(loop.Update)) []error {
 	for _, c := range s.next() {
-		if c.State == loop.StateDone {
-			s.open--
-			if c.handle.err != nil {
-				faults = append(faults, c.handle.err)
-				continue
-			}
+		switch {
+		case c.State == stateMoved:
+			s.end(c.handle, nil, loop.ErrDetached)
+			continue
+		case c.State == loop.StateDone && c.handle.err != nil:
+			faults = append(faults, c.handle.err)
+			s.end(c.handle, nil, c.handle.err)
+			continue
 		}
 		if observe != nil {
 			observe(c.Update)
 		}
+		if c.State == loop.StateDone {
+			s.end(c.handle, c.Result, nil)
+		}
 	}
 	return faults
+}
+
+// end notes that the caller knows the end of a handle.
+func (s *step) end(h *Handle, r *protocol.Result, err error) {
+	s.open--
+	if end := s.ends[h]; end != nil {
+		end.result, end.err = r, err
+		close(end.done)
+	}
 }

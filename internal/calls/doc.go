@@ -1,15 +1,16 @@
 // Package calls sends calls to a fleet and follows them to their results. A call that was sent is a
 // [Handle], whichever way it came: a step of a session waits for many, a program for one, and a
-// future for none.
+// future for none. Another caller may hold a handle later: the calls of a reply that streams are
+// held by the step of that reply, and a call that becomes a background job by that job.
 //
-//	Send ──► queue of the lane ──► Publisher.Enqueue ──► stored ──► started ──► result
-//	         queued                sending               accepted   running     done
+//	SendWith ──► queue of the lane ──► Publisher.Enqueue ──► stored ──► started ──► result
+//	             queued                sending               accepted   running     done
 //
 // # The queue
 //
-// Calls of one lane are sent in the order of [Dispatcher.Send]. Futures have a queue for each lane,
-// and share a few senders. A call for which a caller waits is sent by its caller, unless its lane
-// has a queue: then it is sent behind that. A call that meets a full lane or pool is first in the
+// Calls of one lane are sent in the order of [Dispatcher.SendWith]. Futures have a queue for each
+// lane, and share a few senders. A call for which a caller waits is sent by its caller, unless its
+// lane has a queue: then it is sent behind that. A call that meets a full lane or pool is first in the
 // queue of its lane, and is sent again after a pause. A call is sent after those of its After that
 // this process is sending (after.go). A shared sender that uploads a large payload is replaced
 // meanwhile, so that small calls pass.
@@ -42,6 +43,6 @@
 // # Locks
 //
 // The handles of a [Dispatcher] are in one table with one lock, which is never held across a
-// request. Observers are called with it held, so they only store what they get;
-// [Dispatcher.Dispatch] and [Dispatcher.Call] pass it on in the goroutine of their caller.
+// request. Observers are called with it held, so they only store what they get. A step passes that
+// on: in the goroutine of the caller that waits, or in one for all calls of a [Dispatcher.Send].
 package calls

@@ -40,12 +40,12 @@ type lookups struct {
 // progress is how far a call is, for its observer.
 type progress struct {
 	running   bool
-	taken     bool      // a worker has it, which says what it waits for
-	waits     string    // what for, as last reported
-	asked     time.Time // when workers were last asked what it waits for
-	attempt   attempt   // the one that runs
-	heard     time.Time // when its worker last reported something
-	asking    bool      // its question is not answered
+	taken     bool               // a worker has it, which says what it waits for
+	waits     string             // what for, as last reported
+	asked     time.Time          // when workers were last asked what it waits for
+	attempt   attempt            // the one that runs
+	heard     time.Time          // when its worker last reported something
+	question  *protocol.Question // that is not answered
 	questions *nats.Subscription
 }
 
@@ -76,7 +76,10 @@ func (t *table) follow(ctx context.Context, h *Handle) error {
 
 // subscribeQuestions listens to what a call of an MCP server asks; others ask nothing.
 func (t *table) subscribeQuestions(h *Handle) error {
-	if !h.observed() || wire.KindOf(h.Call.Payload) != wire.KindMCPCall {
+	t.mu.Lock()
+	observed := h.observed()
+	t.mu.Unlock()
+	if !observed || wire.KindOf(h.Call.Payload) != wire.KindMCPCall {
 		return nil
 	}
 	subscription, err := t.d.nc.Subscribe(wire.QuestionSubject(t.d.fleet, h.Call.Pool, h.Call.SessionID, h.Call.ID), func(message *nats.Msg) {
@@ -91,7 +94,7 @@ func (t *table) subscribeQuestions(h *Handle) error {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		if h.state != handleDone {
-			h.asking = u.Question != nil
+			h.question = u.Question
 			t.report(h, u)
 		}
 	})
@@ -112,8 +115,8 @@ func (h *Handle) onResult(r *protocol.Result) {
 	t := h.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if h.asking {
-		h.asking = false
+	if h.question != nil {
+		h.question = nil
 		time.AfterFunc(answeredWithin, func() { h.onResult(r) })
 		return
 	}

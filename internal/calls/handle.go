@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -82,13 +83,14 @@ type SendOptions struct {
 	// CancelWait replaces that of [Options].
 	CancelWait time.Duration
 
+	step   *step                                       // observes the handles; nil if a program does
 	waited bool                                        // a caller waits for the handles, and sends them
 	inline bool                                        // that caller sends in its own goroutine
 	quiet  bool                                        // Observe gets the end alone
 	bring  func(context.Context, *protocol.Call) error // before the call is sent; nil does nothing
 }
 
-// group is the handles of one Send that a table has. Their context ends them together.
+// group is the handles of one Send that a table has, without those that another one holds now. Their context ends them together.
 type group struct {
 	SendOptions
 	ctx     context.Context //nolint:containedctx // its end stops the calls
@@ -99,46 +101,77 @@ type group struct {
 	due     bool // the deadlines of the calls have passed
 }
 
-// Send queues calls behind those of their lanes that were queued before, and returns a handle for
-// each. It does not wait, and the calls must not be changed any more. The end of ctx stops the
+// SendWith queues calls behind those of their lanes that were queued before, and returns a handle
+// for each. It does not wait, and the calls must not be changed any more. The end of ctx stops the
 // calls, see the package comment.
-func (d *Dispatcher) Send(ctx context.Context, calls []protocol.Call, o SendOptions) []*Handle {
+func (d *Dispatcher) SendWith(ctx context.Context, calls []protocol.Call, o SendOptions) []*Handle {
 	handles, _ := d.send(ctx, calls, o)
 	return handles
 }
 
-// send is [Dispatcher.Send]. A caller that waits calls serve, unless it is nil, which sends calls.
-func (d *Dispatcher) send(ctx context.Context, calls []protocol.Call, o SendOptions) (handles []*Handle, serve func()) {
+// send is [Dispatcher.SendWith]. The handles of held join those of the calls. A caller that waits
+// calls serve, unless it is nil, which sends calls.
+func (d *Dispatcher) send(ctx context.Context, calls []protocol.Call, o SendOptions, held ...*Handle) (handles []*Handle, serve func()) {
 	calls = wire.ApplyFlow(ctx, calls)
 	o.CancelWait = cmp.Or(o.CancelWait, d.options.CancelWait)
 	handles = make([]*Handle, len(calls))
 	if len(d.others) == 0 {
-		g := &group{SendOptions: o, ctx: ctx, handles: handles, open: len(handles)}
 		for i := range calls {
 			handles[i] = d.begin(ctx, &calls[i])
 		}
-		return handles, d.table.queue(g) //nolint:contextcheck // that of the group
+		all := append(handles[:len(handles):len(handles)], held...)
+		return handles, d.table.queue(&group{SendOptions: o, ctx: ctx, handles: all, open: len(all)}) //nolint:contextcheck // that of the group
 	}
 	o.inline, o.bring = false, d.bring
-	groups := map[*Dispatcher]*group{}
-	for i := range calls {
-		part := d.of(calls[i].Pool)
-		if groups[part] == nil {
-			groups[part] = &group{SendOptions: o, ctx: ctx}
+	groups := map[*table]*group{}
+	join := func(h *Handle) {
+		g := groups[h.table]
+		if g == nil {
+			g = &group{SendOptions: o, ctx: ctx}
+			groups[h.table] = g
 		}
-		handles[i] = part.begin(ctx, &calls[i])
-		groups[part].handles = append(groups[part].handles, handles[i])
-		groups[part].open++
+		g.handles, g.open = append(g.handles, h), g.open+1
 	}
-	for part, g := range groups {
-		part.table.queue(g) //nolint:contextcheck // that of the group
+	for i := range calls {
+		handles[i] = d.of(calls[i].Pool).begin(ctx, &calls[i])
+		join(handles[i])
+	}
+	for _, h := range held {
+		join(h)
+	}
+	for t, g := range groups {
+		t.queue(g) //nolint:contextcheck // that of the group
 	}
 	return handles, nil
 }
 
-// Go is [Dispatcher.Send] for one call, which others may attach to.
+// hold moves a handle to another group, whose observer gets what is reported from now on, and a
+// question or an end that is there. The lock is held.
+func (t *table) hold(h *Handle, g *group) {
+	last := h.group
+	if h.state == handleDone {
+		h.group = g
+		t.report(h, loop.Update{State: loop.StateDone, Result: h.result})
+		g.open--
+		return
+	}
+	t.report(h, loop.Update{State: stateMoved})
+	if h.group = g; h.state == handleSending {
+		last.sending, g.sending = last.sending-1, g.sending+1
+	}
+	last.handles = slices.DeleteFunc(slices.Clone(last.handles), func(other *Handle) bool { return other == h })
+	if last.open--; last.open == 0 && last.stop != nil {
+		last.stop()
+	}
+	t.cancelGroup(last) // which may have waited for this one
+	if h.question != nil {
+		t.report(h, loop.Update{State: loop.StateRunning, Question: h.question})
+	}
+}
+
+// Go is [Dispatcher.SendWith] for one call, which others may attach to.
 func (d *Dispatcher) Go(ctx context.Context, call *protocol.Call) *Handle {
-	return d.Send(ctx, []protocol.Call{*call}, SendOptions{Findable: true})[0]
+	return d.SendWith(ctx, []protocol.Call{*call}, SendOptions{Findable: true})[0]
 }
 
 // begin returns the handle of a call with its spans and metrics, and the headers that carry its
@@ -372,7 +405,7 @@ func (t *table) end(h *Handle, r *protocol.Result, err error) {
 	if h.state == handleDone {
 		return
 	}
-	if h.state == handleSending && r != nil && !h.accepted { // its result is there before the answer of the server
+	if h.state == handleSending && r != nil && !h.accepted && !h.Call.Again { // its result is there before the answer of the server
 		t.report(h, loop.Update{State: loop.StateQueued})
 	}
 	h.state = handleDone
@@ -413,7 +446,7 @@ func (h *Handle) observed() bool { return h.group.Observe != nil && !h.group.qui
 
 // report passes a change of a call to its observer; the lock is held.
 func (t *table) report(h *Handle, u loop.Update) {
-	if h.group.Observe != nil && (h.observed() || u.State == loop.StateDone) {
+	if h.group.Observe != nil && (h.observed() || u.State == loop.StateDone || u.State == stateMoved) {
 		u.CallID = h.Call.ID
 		h.group.Observe(h, u)
 	}

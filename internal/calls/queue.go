@@ -64,6 +64,10 @@ func (t *table) queue(g *group) (serve func()) {
 	defer t.mu.Unlock()
 	var direct map[poolLane][]*Handle
 	for _, h := range g.handles {
+		if h.group != nil { // it was sent before
+			t.hold(h, g)
+			continue
+		}
 		h.group, h.frames = g, g.Frames
 		h.after = t.trialsOf(h.Call)
 		t.begin(refOf(h.Call))
@@ -288,8 +292,9 @@ func (t *table) sendCall(h *Handle, byCaller bool) bool {
 	h.state, h.leaving = handleSending, false
 	g.sending++
 	t.mu.Unlock()
-	known, unmet, fault := t.trySend(h, byCaller)
+	known, unmet, fault := t.trySend(h, g, byCaller)
 	t.mu.Lock()
+	g = h.group // it may be held by another one now
 	g.sending--
 	defer t.cancelGroup(g)
 	if t.waitsForRoom(h, fault) {
@@ -299,7 +304,7 @@ func (t *table) sendCall(h *Handle, byCaller bool) bool {
 		unmet = t.d.sent(h, fault)
 	}
 	if h.state == handleDone { // its result came first, or it was detached
-		if h.accepted {
+		if h.accepted && !g.StoreOnly {
 			t.d.publisher.Ended(h.Call, h.result)
 		}
 		return true
@@ -336,26 +341,26 @@ func (t *table) sendCall(h *Handle, byCaller bool) bool {
 }
 
 // trySend sends a call, unless the fleet has its result already (known), or it cannot run because
-// of the calls that it waits for (unmet).
-func (t *table) trySend(h *Handle, byCaller bool) (known, unmet *protocol.Result, fault error) {
-	ctx, cancel := context.WithCancelCause(h.group.ctx)
+// of the calls that it waits for (unmet). g is its group as the sending began.
+func (t *table) trySend(h *Handle, g *group, byCaller bool) (known, unmet *protocol.Result, fault error) {
+	ctx, cancel := context.WithCancelCause(g.ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(t.sending, func() { cancel(ErrClosed) })()
 	if unmet = t.unmet(ctx, h.Call, h.after); unmet != nil {
 		return nil, unmet, nil
 	}
-	if !h.group.StoreOnly {
+	if !g.StoreOnly {
 		if err := t.follow(ctx, h); err != nil {
 			return nil, nil, neverSent(h.Call, err)
 		}
 	}
-	if h.group.waited && h.Call.Again {
+	if g.waited && h.Call.Again {
 		if known = t.d.known(ctx, h.Call); known != nil {
 			return known, nil, nil
 		}
 	}
-	if h.group.bring != nil && ctx.Err() == nil { // else it is not sent
-		if err := h.group.bring(ctx, h.Call); err != nil {
+	if g.bring != nil && ctx.Err() == nil { // else it is not sent
+		if err := g.bring(ctx, h.Call); err != nil {
 			return nil, nil, neverSent(h.Call, err)
 		}
 	}
@@ -368,7 +373,7 @@ func (t *table) trySend(h *Handle, byCaller bool) (known, unmet *protocol.Result
 	}
 	uploaded := func() {}
 	fault = t.d.publisher.Enqueue(ctx, []lane.Outgoing{{
-		Call: h.Call, Header: h.header, Followed: !h.group.StoreOnly, Findable: h.group.Findable || h.group.StoreOnly,
+		Call: h.Call, Header: h.header, Followed: !g.StoreOnly, Findable: g.Findable || g.StoreOnly,
 		Upload: func() (err error) {
 			uploaded, err = t.upload(ctx, !byCaller)
 			return err

@@ -88,7 +88,7 @@ func TestResults_EachGetsWhatItWatches(t *testing.T) {
 	require.Empty(t, got)
 
 	frames := make(chan protocol.CallID, 100)
-	handles := r.dispatcher.Send(t.Context(), sent, calls.SendOptions{Frames: func(f *wire.Frame) { frames <- f.CallID }})
+	handles := r.dispatcher.SendWith(t.Context(), sent, calls.SendOptions{Frames: func(f *wire.Frame) { frames <- f.CallID }})
 	for _, h := range handles {
 		require.NoError(t, h.Accepted())
 	}

@@ -102,7 +102,7 @@ func (c *Client) submit(ctx context.Context, call Call) (ref protocol.CallRef, s
 	switch {
 	case err != nil:
 	case f.plan.call != nil:
-		stored := c.inner.Dispatcher.Send(ctx, []protocol.Call{*f.plan.call}, calls.SendOptions{StoreOnly: true})[0]
+		stored := c.inner.Dispatcher.SendWith(ctx, []protocol.Call{*f.plan.call}, calls.SendOptions{StoreOnly: true})[0]
 		return f.ref, func() error { return mayRun(stored.Accepted()) }
 	case f.plan.single.Error != nil:
 		err = fmt.Errorf("%w: %w", ErrNotSent, f.plan.single.Error)

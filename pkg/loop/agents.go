@@ -144,12 +144,8 @@ func (w *followers) followAgent(p *pendingCall, denied *protocol.Error) *followe
 		ctx, span := w.startTool(ctx, p)
 		defer span.End()
 		if p.fork != nil {
-			f.err = w.dispatcher.Dispatch(ctx, []protocol.Call{p.fork.call}, func(u Update) {
-				if f.accept(); u.State == StateDone {
-					p.fork.end(u.Result)
-				}
-			})
-			p.fork.end(nil)
+			p.fork.sent = w.dispatcher.Send(ctx, []protocol.Call{p.fork.call}, func(Update) { f.accept() })[0]
+			<-p.fork.sent.Done()
 		}
 		f.accept()
 		event, err := w.agent(ctx, p, runner, unknown)

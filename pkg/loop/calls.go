@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -33,12 +34,10 @@ type batch struct {
 	inline []*pendingCall
 	asking []*pendingCall // about jobs
 	jobs   []newJob
-	calls  []protocol.Call
-	remote map[protocol.CallID]*pendingCall // of calls
-	forks  map[protocol.CallID]*fork        // of calls as well
-
-	arguments map[protocol.CallID]string // of calls
-	promoted  bool                       // those that had not ended are jobs
+	remote map[protocol.CallID]*pendingCall // those that a worker runs
+	calls  []protocol.Call                  // are sent
+	sent   []*Handle                        // of calls, set as they are
+	held   []*pendingCall                   // were sent while their reply streamed
 }
 
 // runCalls gets every missing result of the last step, and journals each as it
@@ -99,7 +98,7 @@ func ifDetached(ctx context.Context) error {
 
 // newBatch decides what becomes of each tool call without result. An error is one of the fleet.
 func (t *turnRun) newBatch(ctx context.Context, verdicts map[int]verdict) (*batch, error) {
-	b := &batch{turnRun: t, remote: make(map[protocol.CallID]*pendingCall), arguments: make(map[protocol.CallID]string), forks: make(map[protocol.CallID]*fork)}
+	b := &batch{turnRun: t, remote: make(map[protocol.CallID]*pendingCall)}
 	turn := t.session.open()
 	for i := range turn.last().calls {
 		call := &turn.last().calls[i]
@@ -115,7 +114,7 @@ func (t *turnRun) newBatch(ctx context.Context, verdicts map[int]verdict) (*batc
 			b.events = append(b.events, *v.decision)
 		}
 		plan, at := t.plan(call), len(b.events)
-		p.tool = plan.tool
+		p.tool, p.derived = plan.tool, plan.derived
 		switch {
 		case v.denied != nil:
 			b.refuse(ctx, p, cmp.Or(v.status, protocol.StatusRejected), v.denied)
@@ -160,7 +159,7 @@ func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.
 			return err
 		case found != nil:
 			p.call, p.lane, p.roots = found, recorded.lane, found.Roots
-			b.sendLater(p, recorded.Arguments)
+			b.sendLater(p)
 			return nil
 		case result != nil:
 			event := p.result(result)
@@ -187,7 +186,7 @@ func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.
 		return nil
 	case p.plan.Session != nil:
 		if p.fork = b.newFork(ctx, p, recorded.sent); p.fork != nil {
-			b.calls, b.forks[p.fork.call.ID] = append(b.calls, p.fork.call), p.fork
+			b.calls, b.sent = append(b.calls, p.fork.call), append(b.sent, &p.fork.sent)
 		}
 		b.asking = append(b.asking, p)
 		return nil
@@ -201,7 +200,7 @@ func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.
 		return nil
 	}
 	endWith(ctx, &call)
-	b.sendLater(p, recorded.Arguments)
+	b.sendLater(p)
 	return nil
 }
 
@@ -210,10 +209,26 @@ func notRun() *protocol.Error {
 	return protocol.Errorf(protocol.CodeCancelled, "Not run: the turn was stopped before.")
 }
 
-// sendLater has a call sent with the others of the step.
-func (b *batch) sendLater(p *pendingCall, arguments string) {
-	b.remote[p.call.ID], b.arguments[p.call.ID] = p, arguments
-	b.calls = append(b.calls, *p.call)
+// sendLater has a call sent with the others of the step, or held that was sent before.
+func (b *batch) sendLater(p *pendingCall) {
+	b.remote[p.call.ID] = p
+	if h := b.early[p.call.ID]; h != nil && !unreached(h) {
+		delete(b.early, p.call.ID)
+		p.sent, b.held = h, append(b.held, p)
+		return
+	}
+	b.calls, b.sent = append(b.calls, *p.call), append(b.sent, &p.sent)
+}
+
+// unreached reports whether a handle has ended because the fleet could not be reached.
+func unreached(h Handle) bool {
+	select {
+	case <-h.Done():
+		_, err := h.Result()
+		return err != nil
+	default:
+		return false
+	}
 }
 
 // refuse gives a call its result without running it.
@@ -224,8 +239,8 @@ func (b *batch) refuse(ctx context.Context, p *pendingCall, status protocol.Stat
 	b.events = append(b.events, p.local(status, "", failure, 0))
 }
 
-// run dispatches all calls at once and runs the inline tools beside them. It
-// returns when everything it started has ended. The error is the dispatcher's.
+// run sends all calls at once and runs the inline tools concurrently. It returns when everything it
+// started has ended. The error is the dispatcher's.
 func (b *batch) run(ctx context.Context) error {
 	ctx, detach := context.WithCancelCause(ctx)
 	defer detach(nil)
@@ -237,17 +252,11 @@ func (b *batch) run(ctx context.Context) error {
 	}
 	var group errgroup.Group
 	group.SetLimit(maxInline + 1)
-	if len(b.calls) > 0 {
+	if len(b.calls)+len(b.held) > 0 {
 		b.askAgain()
-		group.Go(func() error {
-			defer func() {
-				for _, f := range b.forks {
-					f.end(nil)
-				}
-			}()
-			return b.dispatch(ctx)
-		})
+		group.Go(b.sendCalls(ctx))
 	}
+	b.detachEarly()
 	b.runScratch(ctx)
 	if len(b.asking) > 0 {
 		group.Go(func() error { return b.runInOrder(ctx) })
@@ -266,33 +275,44 @@ func (b *batch) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// dispatch dispatches the calls of a step. Those that have not ended after [Options].PromoteAfter
-// become jobs.
-func (b *batch) dispatch(ctx context.Context) error {
-	ctx, leave := context.WithCancelCause(ctx)
-	defer leave(nil)
+// sendCalls sends the calls of a step. wait waits for them; those that have not ended after
+// [Options].PromoteAfter become jobs.
+func (b *batch) sendCalls(ctx context.Context) (wait func() error) {
 	var mu pause.Mutex // held by updates and by the promotion
-	if after := b.opts.PromoteAfter; after > 0 {
-		timer := time.AfterFunc(after, func() {
-			mu.Lock()
-			defer mu.Unlock()
-			if ctx.Err() == nil && b.promote() {
-				leave(ErrDetached)
-			}
-		})
-		defer timer.Stop()
+	held := make([]Handle, len(b.held))
+	for i, p := range b.held {
+		held[i] = p.sent
+		b.sent = append(b.sent, &p.sent)
 	}
-	err := b.dispatcher.Dispatch(ctx, b.calls, func(u Update) {
+	handles := b.dispatcher.Send(ctx, b.calls, func(u Update) {
 		mu.Lock()
 		defer mu.Unlock()
 		b.update(ctx, u)
-	})
-	mu.Lock() // a promotion that has begun
-	defer mu.Unlock()
-	if b.promoted {
-		return nil
+	}, held...)
+	for i, h := range handles {
+		*b.sent[i] = h
 	}
-	return err
+	timer := time.NewTimer(cmp.Or(b.opts.PromoteAfter, math.MaxInt64))
+	return func() (err error) {
+		defer timer.Stop()
+		for i := 0; i < len(handles); {
+			select {
+			case <-handles[i].Done():
+				if _, failed := handles[i].Result(); failed != nil && (err == nil || errors.Is(err, ErrDetached)) {
+					err = failed
+				}
+				i++
+			case <-timer.C:
+				mu.Lock()
+				promoted := ctx.Err() == nil && b.promote(ctx)
+				mu.Unlock()
+				if promoted {
+					return nil
+				}
+			}
+		}
+		return err
+	}
 }
 
 // runOwn carries out a tool call that the session answers itself. An error leaves it without
@@ -314,18 +334,12 @@ func (b *batch) runOwn(ctx context.Context, p *pendingCall) error {
 // update takes one update of a dispatched call. Updates of unknown calls and
 // second results are dropped.
 func (b *batch) update(ctx context.Context, u Update) {
-	if f := b.forks[u.CallID]; f != nil && u.State == StateDone {
-		f.end(u.Result)
-	}
 	p, known := b.remote[u.CallID]
 	if !known || p.done {
 		return
 	}
 	switch u.State {
 	case StateQueued:
-		if u.Waits == "" && b.early[u.CallID] {
-			return // observers know it
-		}
 		event := p.as(EventToolQueued)
 		event.Text = u.Waits
 		b.tell(event)
@@ -380,14 +394,15 @@ func (b *batch) question(p *pendingCall, u Update) {
 	b.settle(event)
 }
 
+// inOrder returns the calls that a worker runs in the order of the step.
+func (b *batch) inOrder() []*pendingCall {
+	return slices.SortedFunc(maps.Values(b.remote), func(a, b *pendingCall) int { return a.place.Index - b.place.Index })
+}
+
 // askAgain tells observers what calls asked before the turn was resumed: a worker does not repeat
 // its question.
 func (b *batch) askAgain() {
-	for i := range b.calls {
-		p := b.remote[b.calls[i].ID]
-		if p == nil { // a fork asks nothing
-			continue
-		}
+	for _, p := range b.inOrder() {
 		for _, id := range slices.Sorted(maps.Keys(p.asked)) {
 			event := p.as(EventQuestionAsked)
 			event.Question, event.Lane = p.asked[id], p.lane

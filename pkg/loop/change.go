@@ -52,16 +52,9 @@ func resend(ctx context.Context, dispatcher Dispatcher, body []byte) (call *prot
 		return nil, nil, err
 	}
 	call.Again = true
-	err = dispatcher.Dispatch(ctx, []protocol.Call{*call}, func(u Update) {
-		if u.Result != nil {
-			result = u.Result
-		}
-	})
+	result, err = runCall(ctx, dispatcher, *call)
 	if err == nil && ctx.Err() != nil { // what is known of the call now is not how it ends
 		err = context.Cause(ctx)
-	}
-	if err == nil && result == nil {
-		err = fmt.Errorf("call %s: the fleet returned no result", call.ID)
 	}
 	return call, result, err
 }

@@ -61,6 +61,7 @@ type planned struct {
 	tool    *tools.Tool
 	plan    tools.Plan
 	about   string // the stateful tool that the call goes on with; "" for other calls
+	derived bool   // from the state of the session; a later turn cannot plan it so
 	failure *protocol.Error
 }
 
@@ -90,6 +91,7 @@ func (t *turnRun) plan(call *stepCall) planned {
 		p.failure.Message += " " + t.session.liveHandles()
 		return p
 	}
+	p.derived = true
 	if p.tool, p.plan, p.failure = t.table.Continue(scope, d.opened, request.End, call.Arguments); !request.End {
 		p.about = d.opened.Tool
 	}

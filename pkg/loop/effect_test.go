@@ -78,6 +78,10 @@ type reporting struct {
 	change map[string]func(*protocol.Result)
 }
 
+func (r reporting) Send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held ...loop.Handle) []loop.Handle {
+	return dispatch(r.Dispatch).send(ctx, calls, observe, held)
+}
+
 func (r reporting) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
 	return r.fleet.Dispatch(ctx, calls, func(u loop.Update) {
 		for _, call := range calls {

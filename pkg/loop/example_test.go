@@ -36,8 +36,8 @@ func (clerk) Reply(ctx context.Context, request loop.Request, delta func(loop.De
 // uses the one that carries calls to workers.
 type nowhere struct{}
 
-func (nowhere) Dispatch(context.Context, []protocol.Call, func(loop.Update)) error {
-	return errors.New("there are no workers")
+func (nowhere) Send(context.Context, []protocol.Call, func(loop.Update), ...loop.Handle) []loop.Handle {
+	panic("no tool of these sessions runs on a worker")
 }
 
 // calculator is a table of one tool, which runs in place.

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -119,6 +120,7 @@ type fleet struct {
 	err error
 
 	mu      sync.Mutex
+	sent    int // calls that were sent, and not held
 	posts   map[string][]ports.ChannelMessage // by channel
 	known   map[protocol.CallID]*protocol.Result
 	free    time.Time // when all calls so far have run
@@ -155,13 +157,102 @@ func (f *fleet) Void(_ context.Context, _ protocol.Pool, _ protocol.Lane, ref pr
 	return f.err
 }
 
+// dispatch runs calls, and returns when each has its result. One whose ctx was detached returns at
+// once.
+type dispatch func(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error
+
+// sentCall is a call that is dispatched.
+type sentCall struct {
+	call protocol.Call
+	left func() // is called once, when it has ended
+
+	mu     sync.Mutex
+	moved  bool
+	done   chan struct{}
+	result *protocol.Result
+	err    error
+}
+
+func (h *sentCall) end(result *protocol.Result, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	select {
+	case <-h.done:
+		return
+	default:
+	}
+	h.result, h.err, h.moved = result, err, errors.Is(err, loop.ErrDetached)
+	close(h.done)
+	h.left()
+}
+
+func (h *sentCall) Done() <-chan struct{} { return h.done }
+
+func (h *sentCall) Result() (*protocol.Result, error) { return h.result, h.err }
+
+func (h *sentCall) Detach() { h.end(nil, loop.ErrDetached) }
+
+// send is the Send of a dispatcher. A call that is held is left and dispatched once more.
+func (d dispatch) send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held []loop.Handle) []loop.Handle {
+	ctx, leave := context.WithCancelCause(ctx)
+	calls = slices.Clone(calls)
+	for _, h := range held {
+		h.Detach()
+		calls = append(calls, h.(*sentCall).call)
+	}
+	var open atomic.Int32
+	open.Store(int32(len(calls)))
+	handles, byID := make([]loop.Handle, len(calls)), map[protocol.CallID]*sentCall{}
+	for i := range calls {
+		h := &sentCall{call: calls[i], done: make(chan struct{}), left: func() {
+			if open.Add(-1) == 0 {
+				leave(loop.ErrDetached)
+			}
+		}}
+		handles[i], byID[calls[i].ID] = h, h
+	}
+	go func() {
+		defer leave(nil)
+		err := d(ctx, calls, func(u loop.Update) {
+			h := byID[u.CallID]
+			if h != nil {
+				h.mu.Lock()
+				moved := h.moved
+				h.mu.Unlock()
+				if moved {
+					return
+				}
+			}
+			if observe != nil {
+				observe(u)
+			}
+			if h != nil && u.Result != nil {
+				h.end(u.Result, nil)
+			}
+		})
+		for _, h := range byID {
+			h.end(nil, err)
+		}
+	}()
+	return handles
+}
+
+func (f *fleet) Send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held ...loop.Handle) []loop.Handle {
+	f.mu.Lock()
+	f.sent += len(calls)
+	f.mu.Unlock()
+	return dispatch(f.Dispatch).send(ctx, calls, observe, held)
+}
+
 func (f *fleet) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
 	if f.err != nil {
 		return f.err
 	}
 	results := f.accept(calls)
 	for _, call := range calls {
-		observe(loop.Update{CallID: call.ID, State: loop.StateQueued})
+		if !call.Again || !f.ended(call.ID) {
+			observe(loop.Update{CallID: call.ID, State: loop.StateQueued})
+		}
 	}
 	order := make([]int, len(calls))
 	for i := range order {
@@ -212,6 +303,12 @@ func (f *fleet) Dispatch(ctx context.Context, calls []protocol.Call, observe fun
 		}
 	}
 	return nil
+}
+
+func (f *fleet) ended(id protocol.CallID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.over[id] != nil
 }
 
 func (f *fleet) accept(calls []protocol.Call) []*protocol.Result {

@@ -16,9 +16,7 @@ import (
 // the sub-agent has ended. Their ids derive from the journal, as all do, and both can be repeated.
 type fork struct {
 	call protocol.Call
-	made chan struct{} // closed when its result is known, or will not be
-	// result is set before made is closed; nil when it is not known.
-	result *protocol.Result
+	sent Handle // of the call
 }
 
 // Where the calls of a fork are in the session of the sub-agent, which has no turn 0.
@@ -36,7 +34,7 @@ func (t *turnRun) newFork(ctx context.Context, p *pendingCall, sent bool) *fork 
 	if !is || request.Workspace != wire.AgentWorkspaceFork {
 		return nil
 	}
-	f := &fork{made: make(chan struct{})}
+	f := &fork{}
 	f.call = t.forkCall(ctx, p, forkIndex, protocol.Shared, wire.WorkspaceFork{To: string(p.event.CallID)})
 	f.call.Again = sent
 	return f
@@ -62,30 +60,20 @@ func (t *turnRun) forkCall(ctx context.Context, p *pendingCall, index int, acces
 	return call
 }
 
-// end notes the result of the call that makes the fork; nil when it will not be known.
-func (f *fork) end(result *protocol.Result) {
-	select {
-	case <-f.made:
-	default:
-		f.result = result
-		close(f.made)
-	}
-}
-
 // ready waits for the fork. It returns the failure of the call that makes it; an error is the
 // fleet's, or that of ctx.
 func (f *fork) ready(ctx context.Context) (*protocol.Result, error) {
 	if f == nil {
 		return nil, nil //nolint:nilnil // there is nothing to wait for
 	}
-	<-f.made // the dispatcher returns soon after the end of ctx
-	switch {
-	case f.result == nil && ctx.Err() != nil:
+	<-f.sent.Done() // soon after the end of ctx
+	switch result, err := f.sent.Result(); {
+	case result == nil && ctx.Err() != nil:
 		return nil, context.Cause(ctx)
-	case f.result == nil:
-		return nil, fmt.Errorf("call %s that forks the workspace came back without result", f.call.ID)
-	case f.result.Status != protocol.StatusOK:
-		return f.result, nil
+	case result == nil:
+		return nil, fmt.Errorf("call %s that forks the workspace came back without result: %w", f.call.ID, err)
+	case result.Status != protocol.StatusOK:
+		return result, nil
 	default:
 		return nil, nil //nolint:nilnil // it is there
 	}
@@ -98,21 +86,14 @@ func (t *turnRun) merge(ctx context.Context, p *pendingCall, outcome Outcome) (s
 	if ctx.Err() != nil || outcome == OutcomeInterrupted {
 		return fmt.Sprintf("[What the agent changed is not merged: it was stopped. Its files are in the workspace of session %s.]", child), nil //nolint:nilerr // the text says it
 	}
-	var result *protocol.Result
 	call := t.forkCall(ctx, p, mergeIndex, protocol.Exclusive, wire.WorkspaceMerge{From: child})
 	call.Again = true // an earlier run may have sent it
-	err := t.dispatcher.Dispatch(ctx, []protocol.Call{call}, func(u Update) {
-		if u.CallID == call.ID && u.State == StateDone {
-			result = u.Result
-		}
-	})
+	result, err := runCall(ctx, t.dispatcher, call)
 	switch {
 	case detached(ctx):
 		return "", context.Cause(ctx)
 	case err != nil:
 		return "", fmt.Errorf("merge the workspace of agent %s: %w", child, err)
-	case result == nil:
-		return "", fmt.Errorf("merge the workspace of agent %s: the call came back without result", child)
 	}
 	merged, is := result.Value.(wire.WorkspaceMergeResult)
 	if !is {

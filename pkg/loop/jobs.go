@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/system/pause"
@@ -104,9 +103,8 @@ type followers struct {
 // follower waits for the result of one job.
 type follower struct {
 	stop     context.CancelCauseFunc
-	accepted chan struct{} // closed when the fleet has the call, or was asked in vain
+	accepted chan struct{} // closed when the fleet has the call, or was asked in vain, or done is closed
 	accept   func()        // closes it
-	stored   atomic.Bool   // the result came, so done follows
 	done     chan struct{} // closed when nothing comes any more
 	// result, or else ended, is set once it is done; neither if the end was not learned, which err
 	// says of a sub-agent, and counted what it used.
@@ -116,6 +114,7 @@ type follower struct {
 	counted protocol.Spending
 	tool    *tools.Tool
 	call    protocol.Call
+	sent    Handle // of call; nil until it is sent
 }
 
 // learned reports, once the job is done, whether its end is known.
@@ -167,22 +166,19 @@ func (w *followers) startJob(ctx context.Context, n newJob) *follower {
 
 // promote makes jobs of the calls of a step that have not ended, and reports whether it did: not if
 // one of them is of a kind that cannot be a job, or asks a person.
-func (b *batch) promote() bool {
+func (b *batch) promote(ctx context.Context) bool {
 	var left []*pendingCall
-	for i := range b.calls {
-		id := b.calls[i].ID
-		p := b.remote[id]
-		if p == nil || b.forks[id] != nil || len(p.asked) > 0 {
+	for _, p := range b.inOrder() {
+		switch {
+		case p.done:
+		case p.derived || p.plan.Payload == nil || len(p.asked) > 0:
 			return false
+		default:
+			left = append(left, p)
 		}
-		if p.done {
-			continue
-		}
-		_, plan, failure := b.table.Plan(b.scope(b.id), p.event.Name, b.arguments[id]) // as the job's follower does
-		if failure != nil || plan.Payload == nil {
-			return false
-		}
-		left = append(left, p)
+	}
+	if len(left) == 0 || len(b.remote) < len(b.sent) { // a fork is none of remote
+		return false
 	}
 	for _, p := range left {
 		event := p.local(protocol.StatusOK, "", nil, b.opts.PromoteAfter)
@@ -190,28 +186,40 @@ func (b *batch) promote() bool {
 		event.Content = p.tool.WithNote(fmt.Sprintf("[The call has not ended after %s and goes on as %s in the background. You will be told when it has ended; go on with something else.]",
 			b.opts.PromoteAfter, event.Job), p.note)
 		p.done = true
-		b.settle(event)
+		if b.settle(event); ctx.Err() == nil {
+			b.followed.hold(ctx, p)
+		}
 	}
-	b.promoted = len(left) > 0
-	return b.promoted
+	return true
 }
 
-// follow sends the call of a job, or finds it in the fleet, and waits for its result beside
-// everything else, also while the fleet cannot be reached for some time. The end of ctx does not
-// stop it. resolve returns the call, or else how the job has ended. The lock is held.
+// hold follows a call as a job that a step has sent.
+func (w *followers) hold(ctx context.Context, p *pendingCall) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.follow(ctx, p, func(context.Context) (*protocol.Call, *Event, error) { return p.call, nil, nil })
+}
+
+// follow sends the call of a job, or finds it in the fleet, unless its step has sent it, and waits
+// for its result concurrently with everything else, also while the fleet cannot be reached for some
+// time. The end of ctx does not stop it. resolve returns the call, or else how the job has ended.
+// The lock is held.
 func (w *followers) follow(ctx context.Context, p *pendingCall, resolve func(context.Context) (*protocol.Call, *Event, error)) *follower {
 	jobCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	f := w.newFollower(p.place.ID, stop)
-	f.tool = p.tool
+	if f.tool = p.tool; p.sent != nil { // before the context of its step ends
+		f.call, f.sent = *p.call, w.dispatcher.Send(jobCtx, nil, f.observe, p.sent)[0]
+	}
 	w.group.Go(func() {
-		defer close(f.done)
 		defer f.accept()
-		for sent := false; ; sent = true {
+		defer close(f.done)
+		for {
 			stopped := jobCtx.Err() != nil // this try cancels the call
-			err := w.attend(jobCtx, f, sent, resolve)
-			if f.accept(); f.learned() || err == nil || stopped || detached(jobCtx) {
+			err := w.attend(jobCtx, f, resolve)
+			if f.learned() || err == nil || stopped || detached(jobCtx) {
 				return
 			}
+			f.accept()
 			w.logger.WarnContext(jobCtx, "job cannot be followed, it is looked for again",
 				slog.String("call_id", string(p.place.ID)), slog.Any("error", err))
 			if !pause.For(jobCtx, pause.Resume) && detached(jobCtx) {
@@ -222,25 +230,30 @@ func (w *followers) follow(ctx context.Context, p *pendingCall, resolve func(con
 	return f
 }
 
-// attend dispatches the call of a job, which an earlier try may have sent, and notes its result.
-func (w *followers) attend(ctx context.Context, f *follower, sent bool, resolve func(context.Context) (*protocol.Call, *Event, error)) error {
-	call, ended, err := resolve(ctx)
-	if err != nil || ended != nil {
-		f.ended = ended
-		return err
+// attend waits for the result of a job. It first sends the call if that was not sent, or if the
+// fleet could not be reached.
+func (w *followers) attend(ctx context.Context, f *follower, resolve func(context.Context) (*protocol.Call, *Event, error)) error {
+	if f.sent == nil || unreached(f.sent) {
+		call, ended, err := resolve(ctx)
+		if err != nil || ended != nil {
+			f.ended = ended
+			return err
+		}
+		f.call = *call
+		f.call.Again = call.Again || f.sent != nil
+		f.sent = w.dispatcher.Send(ctx, []protocol.Call{f.call}, f.observe)[0]
 	}
-	f.call = *call
-	f.call.Again = call.Again || sent
-	return w.dispatcher.Dispatch(ctx, []protocol.Call{f.call}, func(u Update) {
-		if u.CallID != f.call.ID {
-			return
-		}
-		if u.State == StateDone && u.Result != nil && f.result == nil {
-			f.result = u.Result
-			f.stored.Store(true)
-		}
+	<-f.sent.Done()
+	var err error
+	f.result, err = f.sent.Result()
+	return err
+}
+
+// observe notes that the fleet has the call. Once there is a result, done is closed first.
+func (f *follower) observe(u Update) {
+	if u.State != StateDone {
 		f.accept()
-	})
+	}
 }
 
 // newFollower registers what waits for the job of a call. The lock is held.
@@ -392,9 +405,6 @@ func (f *follower) hasEnded(ctx context.Context) bool {
 	case <-f.accepted:
 	case <-timer.C:
 	case <-ctx.Done():
-	}
-	if f.stored.Load() {
-		<-f.done
 	}
 	select {
 	case <-f.done:

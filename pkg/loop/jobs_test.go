@@ -227,6 +227,10 @@ type counted struct {
 	now, most, made int
 }
 
+func (c *counted) Send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held ...loop.Handle) []loop.Handle {
+	return dispatch(c.Dispatch).send(ctx, calls, observe, held)
+}
+
 func (c *counted) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
 	if len(calls) == 0 || calls[0].Tool != "build" {
 		return c.fleet.Dispatch(ctx, calls, observe)
@@ -457,6 +461,7 @@ func TestJobs_APromotedCallGoesOn(t *testing.T) {
 		require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 		require.Equal(t, 90*time.Second, time.Since(begun))
 		require.Equal(t, []string{"1/1/0", "1/1/1"}, r.fleet.ran())
+		require.Equal(t, 2, r.fleet.sent, "the job holds the call")
 		require.Empty(t, r.fleet.stopped)
 		said := texts(r.model.lastSeen())
 		require.Contains(t, said, "tool: [The call has not ended after 1m0s and goes on as job_1_1_1 in the background. You will be told when it has ended; go on with something else.]")

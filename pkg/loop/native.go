@@ -72,7 +72,7 @@ func (t *turnRun) planImage(call *stepCall) (planned, bool) {
 	if image == nil || len(image.Data) == 0 || !known || json.Unmarshal([]byte(call.Arguments), &arguments) != nil {
 		return planned{}, false
 	}
-	return planned{tool: tool, plan: tools.Plan{
+	return planned{tool: tool, derived: true, plan: tools.Plan{
 		Payload: protocol.FilesWrite{Path: arguments.Path, Content: image.Data}, Delivery: protocol.Idempotent,
 	}}, true
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -190,23 +191,49 @@ func (r *Reply) Counted(asked int64) protocol.Usage {
 	return u
 }
 
-// Dispatcher carries calls to workers and results back. Implementations are safe for
-// concurrent use: jobs have a Dispatch of their own, beside those of the steps.
+// Dispatcher carries calls to workers and results back. Implementations are safe for concurrent
+// use.
 type Dispatcher interface {
-	// Dispatch enqueues the calls of one step in their order, and returns when each has its result.
-	// observe gets every change as it happens, one at a time; the last update of each call carries
-	// its result, and each call gets exactly one.
+	// Send sends calls in their order, and returns a handle for each, and then one for each of
+	// held. It does not wait. Calls whose ids the fleet knows already do not run again: they have
+	// the results that they had.
 	//
-	// When ctx ends, unfinished calls are cancelled, and Dispatch returns once observe has every
-	// result that could be learned; the others are "outcome_unknown", or "cancelled" if they were
-	// not sent; a ctx that has ended sends nothing. An error means that the fleet could not be
-	// reached at all.
+	// The handles of held, which an earlier Send of the same dispatcher returned, end as if they
+	// were detached. Those that are returned for them belong to this Send, as if it had sent their
+	// calls.
 	//
-	// A ctx that ended with [ErrDetached] as its cause is different: the calls continue in the
-	// fleet, and Dispatch returns at once.
+	// When ctx ends, calls that have not ended are cancelled. Each handle then ends with the result
+	// that could be learned; otherwise that is "outcome_unknown", or "cancelled" for a call that
+	// was not sent. A ctx that has ended sends nothing. With [ErrDetached] as the cause of its end
+	// all handles end as if they were detached.
 	//
-	// Calls whose ids the fleet knows already do not run again: observe gets their results.
-	Dispatch(ctx context.Context, calls []protocol.Call, observe func(Update)) error
+	// observe, which may be nil, gets every change as it happens, one at a time. The last update of
+	// each call carries its result, before its handle ends. A call that is held is observed from
+	// then on: what happened before is repeated only if it is a question without answer, or the end.
+	Send(ctx context.Context, calls []protocol.Call, observe func(Update), held ...Handle) []Handle
+}
+
+// Handle is a call that was sent.
+type Handle interface {
+	// Done is closed when the handle has ended.
+	Done() <-chan struct{}
+	// Result is the result of a call whose handle has ended. An error says that the fleet could not
+	// be reached, or is [ErrDetached].
+	Result() (*protocol.Result, error)
+	// Detach ends the handle with [ErrDetached], and leaves the call to itself: it continues in the
+	// fleet.
+	Detach()
+}
+
+// runCall sends a call, and waits for its result.
+func runCall(ctx context.Context, dispatcher Dispatcher, call protocol.Call) (*protocol.Result, error) {
+	h := dispatcher.Send(ctx, []protocol.Call{call}, nil)[0]
+	<-h.Done() // soon after the end of ctx
+	result, err := h.Result()
+	if err == nil && result == nil {
+		err = fmt.Errorf("call %s: the fleet returned no result", call.ID)
+	}
+	return result, err
 }
 
 // ErrDetached is the cause with which a context is cancelled when this process

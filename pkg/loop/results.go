@@ -23,16 +23,18 @@ import (
 
 // pendingCall is a tool call on its way to a result.
 type pendingCall struct {
-	place tools.Place
-	event Event       // the fields that all its events share
-	tool  *tools.Tool // nil, or without a name, when that is unknown
-	plan  tools.Plan  // zero when it cannot be run
-	note  string      // of the person who approved it
-	roots []protocol.Roots
-	call  *protocol.Call // as it is sent; nil when it runs in place, or is refused
-	lane  string         // where it goes; "" when it runs in place, or is refused
-	done  bool           // the dispatcher told its result
-	wrote string         // the arguments, as the model wrote them
+	place   tools.Place
+	event   Event       // the fields that all its events share
+	tool    *tools.Tool // nil, or without a name, when that is unknown
+	plan    tools.Plan  // zero when it cannot be run
+	note    string      // of the person who approved it
+	derived bool        // see [planned]
+	roots   []protocol.Roots
+	call    *protocol.Call // as it is sent; nil when it runs in place, or is refused
+	lane    string         // where it goes; "" when it runs in place, or is refused
+	done    bool           // its result came, or it is a job now
+	sent    Handle         // nil until it is sent
+	wrote   string         // the arguments, as the model wrote them
 	// denied is why a sub-agent that has not begun does not begin; nil of others.
 	denied  *protocol.Error
 	counted protocol.Spending // of a sub-agent that failed, in the budgets above it

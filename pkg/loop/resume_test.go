@@ -200,6 +200,10 @@ func TestRun_FleetFailureLeavesTheTurnOpen(t *testing.T) {
 // forgetful tells some results twice, some of nobody, and loses the last one.
 type forgetful struct{ *fleet }
 
+func (f forgetful) Send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held ...loop.Handle) []loop.Handle {
+	return dispatch(f.Dispatch).send(ctx, calls, observe, held)
+}
+
 func (f forgetful) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
 	return f.fleet.Dispatch(ctx, calls, func(u loop.Update) {
 		if u.CallID == calls[len(calls)-1].ID && u.State == loop.StateDone {
@@ -366,6 +370,10 @@ func TestRun_InterruptOfTheOpenTurnBeginsNoOther(t *testing.T) {
 
 // deaf goes on when it is told to leave.
 type deaf struct{ *fleet }
+
+func (d deaf) Send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held ...loop.Handle) []loop.Handle {
+	return dispatch(d.Dispatch).send(ctx, calls, observe, held)
+}
 
 func (d deaf) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
 	return d.fleet.Dispatch(context.WithoutCancel(ctx), calls, observe)

@@ -17,10 +17,10 @@ import (
 // calls of the reply were sent: so conflicting calls keep their order. Its tool_call is journaled
 // before it is sent, and before its model_reply.
 //
-// Once the reply is there, its dispatch is left ([ErrDetached]), and the step dispatches all of its
-// calls as a resumed turn does: those that were sent have their ids, and do not run again. A reply
-// that breaks off, by an error, a crash, or because the model began another one, is journaled with
-// the calls that were sent.
+// Once the reply is there, its step holds the handles of the calls that were sent. After a crash a
+// resumed turn sends them again: they have their ids, and do not run again. A reply that breaks off,
+// by an error, a crash, or because the model began another one, is journaled with the calls that
+// were sent.
 
 // finishBroken is the [Event].Finish of a reply that broke off after some of its calls were sent.
 const finishBroken = "broken_off"
@@ -35,11 +35,7 @@ const (
 
 // stream sends the calls of a reply while it streams.
 type stream struct {
-	turn  *turnRun
-	ctx   context.Context //nolint:containedctx // ends with the stream; its calls go on
-	leave context.CancelCauseFunc
-	group sync.WaitGroup
-
+	turn     *turnRun
 	calls    []ToolCall // as the model wrote them
 	size     int        // of their arguments
 	used     map[string]int
@@ -49,17 +45,19 @@ type stream struct {
 }
 
 // newStream begins the stream of a reply.
-func (t *turnRun) newStream(ctx context.Context) *stream {
+func (t *turnRun) newStream() *stream {
 	turn := t.session.open()
-	s := &stream{turn: t, done: turn.lastAt > 0 || len(turn.streamed) > 0}
-	s.ctx, s.leave = context.WithCancelCause(context.WithoutCancel(ctx))
-	return s
+	return &stream{turn: t, done: turn.lastAt > 0 || len(turn.streamed) > 0}
 }
 
-// close leaves the calls to themselves.
-func (s *stream) close() {
-	s.leave(ErrDetached)
-	s.group.Wait()
+// detachEarly leaves the calls to themselves that were sent while their reply streamed, and that no
+// step holds.
+func (t *turnRun) detachEarly() {
+	for _, h := range t.early {
+		h.Detach()
+		<-h.Done()
+	}
+	t.early = nil
 }
 
 // say notes a piece of the text.
@@ -93,10 +91,6 @@ func (s *stream) add(ctx context.Context, call ToolCall, index int) {
 		s.done = true
 		return
 	}
-	if t.early == nil {
-		t.early = make(map[protocol.CallID]bool)
-	}
-	t.early[sent.ID] = true
 	s.sentText = s.text
 	s.done = !s.send(ctx, p, sent)
 }
@@ -131,37 +125,40 @@ func (s *stream) planned(ctx context.Context, call *stepCall, index int) (*pendi
 	}}, sent, true
 }
 
-// send dispatches a call, and returns when the fleet has it, as the next one may conflict with it.
+// send sends a call, and returns when the fleet has it, as the next one may conflict with it. The
+// end of ctx does not stop the call.
 func (s *stream) send(ctx context.Context, p *pendingCall, call protocol.Call) bool {
-	accepted, ended := make(chan struct{}), make(chan struct{})
-	var once sync.Once
-	s.group.Go(func() {
-		defer close(ended)
-		err := s.turn.dispatcher.Dispatch(s.ctx, []protocol.Call{call}, func(u Update) {
-			once.Do(func() { close(accepted) })
-			if s.ctx.Err() != nil || u.Question != nil || u.Answered != nil {
-				return // the step learns it
-			}
-			switch event := p.as(EventToolQueued); u.State {
-			case StateQueued:
-				event.Text = u.Waits
-				s.turn.tell(event)
-			case StateRunning:
-				s.turn.tell(p.running(u))
-			case StateDone:
-			}
-		})
-		if err != nil && s.ctx.Err() == nil {
-			s.turn.logger.WarnContext(s.ctx, "call of a reply that streams is not sent yet", slog.String("call_id", string(call.ID)), slog.Any("error", err))
+	accepted := make(chan struct{})
+	accept := sync.OnceFunc(func() { close(accepted) })
+	h := s.turn.dispatcher.Send(context.WithoutCancel(ctx), []protocol.Call{call}, func(u Update) {
+		accept()
+		if u.Question != nil || u.Answered != nil {
+			return // the step gets a question that is not answered
 		}
-	})
+		switch event := p.as(EventToolQueued); u.State {
+		case StateQueued:
+			event.Text = u.Waits
+			s.turn.tell(event)
+		case StateRunning:
+			s.turn.tell(p.running(u))
+		case StateDone:
+		}
+	})[0]
+	if s.turn.early == nil {
+		s.turn.early = make(map[protocol.CallID]Handle)
+	}
+	s.turn.early[call.ID] = h
 	timer := time.NewTimer(acceptTimeout)
 	defer timer.Stop()
 	select {
 	case <-accepted:
 		return true
-	case <-ended:
-		return false
+	case <-h.Done():
+		_, err := h.Result()
+		if err != nil {
+			s.turn.logger.WarnContext(ctx, "call of a reply that streams is not sent yet", slog.String("call_id", string(call.ID)), slog.Any("error", err))
+		}
+		return err == nil
 	case <-timer.C:
 		return false
 	case <-ctx.Done():

@@ -78,6 +78,7 @@ func TestStreamed_ACallRunsWhileTheReplyStreams(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 			require.Equal(t, []string{"1/1/0", "1/1/1"}, r.fleet.ran())
+			require.Equal(t, 2, r.fleet.sent, "the step holds what was sent early")
 			took = time.Since(begun)
 		})
 		return took

@@ -25,6 +25,10 @@ type spanKeeper struct {
 	span trace.SpanContext
 }
 
+func (k *spanKeeper) Send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held ...loop.Handle) []loop.Handle {
+	return dispatch(k.Dispatch).send(ctx, calls, observe, held)
+}
+
 func (k *spanKeeper) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
 	k.span = trace.SpanContextFromContext(ctx)
 	return k.fleet.Dispatch(ctx, calls, observe)

@@ -21,12 +21,12 @@ type turnRun struct {
 	*recorder
 
 	followed followers
-	failed   []Event                  // attempts that gave no reply, and are not journaled yet
-	since    time.Time                // when it began, or its last reply was journaled
-	account  account                  // of what its sub-agents use
-	agents   atomic.Int32             // that it started or resumed, in the whole tree
-	asking   chan struct{}            // see [turnRun.asked]
-	early    map[protocol.CallID]bool // calls that were sent while their reply streamed
+	failed   []Event                    // attempts that gave no reply, and are not journaled yet
+	since    time.Time                  // when it began, or its last reply was journaled
+	account  account                    // of what its sub-agents use
+	agents   atomic.Int32               // that it started or resumed, in the whole tree
+	asking   chan struct{}              // see [turnRun.asked]
+	early    map[protocol.CallID]Handle // calls that were sent while their reply streamed
 	shown    conversation
 }
 
@@ -90,6 +90,7 @@ func (r *Runner) runIn(ctx context.Context, span trace.Span, rec *recorder) (Tur
 func (t *turnRun) run(ctx context.Context) (TurnResult, error) {
 	t.followed.ctx = ctx //nolint:fatcontext // it is set once
 	defer t.followed.leaveJobs()
+	defer t.detachEarly()
 	defer t.opts.Additions.during(t.recorder)()
 	for {
 		end, err := t.next(ctx)
@@ -196,9 +197,8 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	}
 	turn := t.session.open()
 	at := Event{Turn: turn.number, Step: len(turn.steps) + 1}
-	streams := t.newStream(ctx)
+	streams := t.newStream()
 	reply, failed := t.said(ctx, at, streams)
-	streams.close()
 	usage, reported := reply.Usage, len(t.failed) > 0
 	if err := t.recordFailed(ctx); err != nil {
 		return nil, err

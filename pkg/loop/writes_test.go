@@ -78,6 +78,10 @@ func (w *world) Load(ctx context.Context, session protocol.SessionID) (loop.Hist
 	return w.Journal.Load(ctx, session)
 }
 
+func (w *world) Send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held ...loop.Handle) []loop.Handle {
+	return dispatch(w.Dispatch).send(ctx, calls, observe, held)
+}
+
 func (w *world) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
 	sends := slices.ContainsFunc(calls, func(c protocol.Call) bool { return w.times()[c.ID] == 0 })
 	if sends && ctx.Err() == nil {
