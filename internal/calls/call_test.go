@@ -2,6 +2,7 @@ package calls_test
 
 import (
 	"context"
+	"encoding/json"
 	"testing"
 	"time"
 
@@ -10,6 +11,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -81,4 +84,86 @@ func TestCallWith_DoesNotWaitForTheOutcomeOfACancel(t *testing.T) {
 	}
 	close(goOn)
 	d.Close()
+}
+
+// A handle that another Send holds is its own: the end of the first context does not stop the call,
+// that of the second one does. A question without answer is repeated, and so is the end.
+func TestSend_HoldsCallsThatWereSentBefore(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	calls := newCalls(3)
+	for i := range calls {
+		calls[i].Payload = protocol.MCPCall{Server: protocol.MCPServer{Name: "s", Command: "s"}, Tool: "t", Arguments: json.RawMessage(`{}`)}
+	}
+	answered := make(chan struct{})
+	r.hold(func(ctx context.Context, run *lane.Run) protocol.Result {
+		subject := wire.QuestionSubject(r.Name, run.Call.Pool, run.Call.SessionID, run.Call.ID)
+		question, err := wire.EncodeQuestion(protocol.Question{ID: "q", Message: "Which?"})
+		if err == nil {
+			err = r.NC.Publish(subject, question)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		select {
+		case <-answered:
+			return succeed(run)
+		case <-ctx.Done():
+			return wire.NewResult(run.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "stopped"))
+		}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	asked := make(chan protocol.CallID, 2*len(calls))
+	questions := func(o *told) func(loop.Update) {
+		return func(u loop.Update) {
+			if o.observe(u); u.Question != nil {
+				asked <- u.CallID
+			}
+		}
+	}
+	first, second := &told{t: t}, &told{t: t}
+	sent := r.dispatcher.Send(ctx, calls, questions(first))
+	for range calls {
+		<-asked
+	}
+	stopped, stop := context.WithCancel(t.Context())
+	held := r.dispatcher.Send(stopped, nil, questions(second), sent[1])
+	require.Len(t, held, 1)
+	require.Equal(t, calls[1].ID, <-asked, "it is not answered")
+	<-sent[1].Done()
+	_, err := sent[1].Result()
+	require.ErrorIs(t, err, loop.ErrDetached)
+	sent[1].Detach() // of one that another Send holds: no effect
+	left := r.dispatcher.Send(t.Context(), nil, nil, sent[2])
+	left[0].Detach()
+	<-left[0].Done()
+	_, err = left[0].Result()
+	require.ErrorIs(t, err, loop.ErrDetached)
+
+	cancel()
+	<-sent[0].Done()
+	result, err := sent[0].Result()
+	require.NoError(t, err)
+	require.Equal(t, protocol.StatusCancelled, result.Status)
+	again := &told{t: t}
+	ended := r.dispatcher.Send(t.Context(), nil, again.observe, sent[0])
+	<-ended[0].Done()
+	require.Equal(t, result, requireDone(t, again, calls[0], protocol.StatusCancelled, protocol.CodeCancelled))
+
+	select {
+	case <-held[0].Done():
+		t.Error("the end of the first context stops it")
+	default:
+	}
+	stop()
+	<-held[0].Done()
+	requireDone(t, second, calls[1], protocol.StatusCancelled, protocol.CodeCancelled)
+	states, _ := first.of(calls[1].ID)
+	require.NotContains(t, states, loop.StateDone)
+	close(answered) // the call that was left runs to its end
+	r.requireQuiet()
+	stored, err := r.dispatcher.Result(t.Context(), &calls[2])
+	require.NoError(t, err)
+	require.Equal(t, protocol.StatusOK, stored.Status)
 }

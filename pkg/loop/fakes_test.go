@@ -120,7 +120,7 @@ type fleet struct {
 	err error
 
 	mu      sync.Mutex
-	sent    int // calls that were sent, and not held
+	sent    int                               // calls that were sent, and not held
 	posts   map[string][]ports.ChannelMessage // by channel
 	known   map[protocol.CallID]*protocol.Result
 	free    time.Time // when all calls so far have run

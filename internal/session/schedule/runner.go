@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/robfig/cron/v3"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/calls/channel"
@@ -294,4 +296,184 @@ func (r *Runner) due(ctx context.Context, s *Schedule) (start []time.Time, last 
 		return nil, time.Time{}, err
 	}
 	return []time.Time{now}, now, nil
+}
+
+// every has the times start + n periods, the same ones for every coordinator.
+type every struct {
+	start  time.Time
+	period time.Duration
+}
+
+// Next implements [cron.Schedule].
+func (e every) Next(after time.Time) time.Time {
+	if after.Before(e.start) {
+		return e.start.Add(e.period)
+	}
+	return e.start.Add((after.Sub(e.start)/e.period + 1) * e.period)
+}
+
+// once has one time; the zero time is none.
+type once struct{ at time.Time }
+
+// Next implements [cron.Schedule].
+func (o once) Next(after time.Time) time.Time {
+	if after.Before(o.at) {
+		return o.at
+	}
+	return time.Time{}
+}
+
+func wholeSeconds(period string) bool {
+	d, err := time.ParseDuration(strings.TrimSpace(period))
+	return err == nil && d > 0 && d%time.Second == 0
+}
+
+// inZone returns the times of a cron text in a time zone. With a "*" for hours they follow the
+// elapsed time, so that "*/15 * * * *" has four of them in each hour that passes. Others are local.
+func inZone(spec *cron.SpecSchedule, zone *time.Location) cron.Schedule {
+	const everyHour = 1<<24 - 1
+	if spec.Hour&everyHour == everyHour {
+		spec.Location = zone
+		return spec
+	}
+	spec.Location = time.UTC
+	return local{spec, zone}
+}
+
+// local has fixed local times. Each starts once, at the first moment at which the clocks show
+// that time or a later one: a time that they show twice starts at first, and times that they skip
+// start together at the change.
+type local struct {
+	clock *cron.SpecSchedule // as if local time were UTC
+	zone  *time.Location
+}
+
+// Next implements [cron.Schedule].
+func (l local) Next(after time.Time) time.Time {
+	shown := asUTC(after.In(l.zone))
+	for {
+		if shown = l.clock.Next(shown); shown.IsZero() {
+			return shown
+		}
+		if t := l.first(shown); t.After(after) {
+			return t
+		}
+	}
+}
+
+// asUTC is the time in UTC whose clocks show what those of t show.
+func asUTC(t time.Time) time.Time {
+	_, offset := t.Zone()
+	return t.Add(time.Duration(offset) * time.Second).UTC()
+}
+
+// first is the first moment at which the clocks of the zone show a time or a later one.
+func (l local) first(shown time.Time) time.Time {
+	const change = 26 * time.Hour // is more than clocks differ from UTC, and has one change at most
+	before := shown.Add(-change).In(l.zone)
+	_, offset := before.Zone()
+	t := shown.Add(-time.Duration(offset) * time.Second)
+	if _, changes := before.ZoneBounds(); !changes.IsZero() && !t.Before(changes) {
+		_, offset := changes.Zone()
+		t = shown.Add(-time.Duration(offset) * time.Second)
+		if t.Before(changes) {
+			t = changes
+		}
+	}
+	return t.In(l.zone)
+}
+
+// index is the triggers of sessions, kept by the [Runner] of the store, which reads each record
+// once. It is safe for concurrent use.
+type index struct {
+	mu       sync.Mutex
+	kept     bool          // a runner keeps it
+	seen     uint64        // the sequence up to which it is complete
+	changed  chan struct{} // closed when seen changes; nil without a waiter
+	sessions map[protocol.SessionID]map[string]*Schedule
+	owners   map[string]protocol.SessionID // of the triggers, by name
+}
+
+// note changes one record; a nil schedule is one that was removed or cannot be read.
+func (x *index) note(name string, s *Schedule, revision uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if owner, known := x.owners[name]; known {
+		delete(x.owners, name)
+		if delete(x.sessions[owner], name); len(x.sessions[owner]) == 0 {
+			delete(x.sessions, owner)
+		}
+	}
+	if s != nil && s.By != "" {
+		owner, own := s.Call.SessionID, *s // the runner changes its own copy
+		if x.owners == nil {
+			x.owners, x.sessions = map[string]protocol.SessionID{}, map[protocol.SessionID]map[string]*Schedule{}
+		}
+		if x.owners[name] = owner; x.sessions[owner] == nil {
+			x.sessions[owner] = map[string]*Schedule{}
+		}
+		x.sessions[owner][name] = &own
+	}
+	x.see(revision)
+}
+
+// see notes that the index is complete up to a sequence; the lock is held.
+func (x *index) see(revision uint64) {
+	if x.seen = max(x.seen, revision); x.changed != nil {
+		close(x.changed)
+		x.changed = nil
+	}
+}
+
+// open says that all records up to a sequence are noted, and that a runner notes the others.
+func (x *index) open(seen uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.kept = true
+	x.see(seen)
+}
+
+// close empties the index: its runner has ended, or begins again.
+func (x *index) close() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.kept, x.seen, x.owners, x.sessions = false, 0, nil, nil
+	x.see(0)
+}
+
+// indexWait is how long the index may take to have what is stored.
+const indexWait = time.Second
+
+// of returns copies of the triggers of a session once the index has all up to a sequence; it
+// reports false when it does not have them in time.
+func (x *index) of(ctx context.Context, session protocol.SessionID, last uint64) (all []*Schedule, current bool) {
+	late := time.NewTimer(indexWait)
+	defer late.Stop()
+	for {
+		x.mu.Lock()
+		if !x.kept {
+			x.mu.Unlock()
+			return nil, false
+		}
+		if x.seen >= last {
+			for _, s := range x.sessions[session] {
+				own := *s
+				all = append(all, &own)
+			}
+			x.mu.Unlock()
+			return all, true
+		}
+		if x.changed == nil {
+			x.changed = make(chan struct{})
+		}
+		changed := x.changed
+		x.mu.Unlock()
+		select {
+		case <-changed:
+		case <-late.C:
+			return nil, false
+		case <-ctx.Done():
+			return nil, false
+		}
+	}
 }

@@ -5,12 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session/serve"
@@ -196,4 +198,157 @@ func (r *Reader) Approvals(ctx context.Context) ([]report.Question, error) {
 		return cmp.Or(a.AskedAt.Compare(b.AskedAt), cmp.Compare(a.CallID, b.CallID))
 	})
 	return approvals, err
+}
+
+// listed lists the results of the session that there are now.
+func (r *remover) listed(ctx context.Context, p *part) (err error) {
+	p.settled, err = r.settledCalls(ctx, p)
+	return err
+}
+
+// settled are calls with a result.
+type settled struct {
+	calls map[protocol.CallID][]wire.Subject // of their results, and of notes about them
+	last  uint64                             // sequence up to which the stream was listed
+}
+
+// results removes the results that are listed, but for those of calls that a lane still has. The
+// session's own lanes have none by now; a call of another one may get its result meanwhile.
+func (r *remover) results(ctx context.Context, p *part) error {
+	if len(p.settled.calls) == 0 {
+		return nil
+	}
+	ids := make([]protocol.CallID, 0, len(p.settled.calls))
+	for id := range p.settled.calls {
+		ids = append(ids, id)
+	}
+	present, complete, err := p.operator.Present(ctx, r.id, ids)
+	if err != nil || !complete {
+		return err
+	}
+	if len(present) == 0 {
+		return r.purgeResults(ctx, p, wire.ResultsFilter(r.fleet.Name, r.id))
+	}
+	for id, subjects := range p.settled.calls {
+		if present[id] {
+			continue
+		}
+		for _, subject := range subjects {
+			if err := r.purgeResults(ctx, p, subject); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (r *remover) purgeResults(ctx context.Context, p *part, subject wire.Subject) error {
+	removed, err := r.purge(ctx, p.fleet, wire.ResultsStream(r.fleet.Name), subject, p.settled.last)
+	r.removed.Results += removed
+	return err
+}
+
+// settledCalls lists the session's results.
+func (r *remover) settledCalls(ctx context.Context, p *part) (settled, error) {
+	stream, err := p.fleet.JS.Stream(ctx, wire.ResultsStream(r.fleet.Name))
+	if err != nil {
+		return settled{}, fmt.Errorf("open stream %s: %w", wire.ResultsStream(r.fleet.Name), err)
+	}
+	filter := wire.ResultsFilter(r.fleet.Name, r.id)
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(filter))
+	if err != nil {
+		return settled{}, fmt.Errorf("look for %s: %w", filter, err)
+	}
+	calls := make(map[protocol.CallID][]wire.Subject, len(info.State.Subjects))
+	for subject := range info.State.Subjects {
+		id, _, _ := strings.Cut(strings.TrimPrefix(subject, strings.TrimSuffix(filter, ">")), ".")
+		calls[protocol.CallID(id)] = append(calls[protocol.CallID(id)], subject)
+	}
+	return settled{calls: calls, last: info.State.LastSeq}, nil
+}
+
+// ErrElsewhere means that a session has an open turn without a call: its process serves only this
+// session, or was lost.
+var ErrElsewhere = errors.New("no serving coordinator has it")
+
+// Cancel ends the turns of a session that run or wait, as interrupted, with the calls that they
+// wait for, and returns their ids when they have ended. Without any it does nothing. The error
+// wraps [ErrElsewhere] when a turn is open that cannot be reached from here.
+func Cancel(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) ([]protocol.CallID, error) {
+	cancelled, err := cancel(ctx, f, id)
+	if err != nil {
+		err = fmt.Errorf("cancel session %s: %w", id, err)
+	}
+	return cancelled, err
+}
+
+func cancel(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) ([]protocol.CallID, error) {
+	r, err := newRemover(ctx, f, id, Options{})
+	if err != nil {
+		return nil, err
+	}
+	cancelled, err := r.cancel(ctx, r.ownLanes()[0], nil)
+	if err != nil || len(cancelled) > 0 {
+		return cancelled, err
+	}
+	history, err := f.Journal.Load(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	info := describe(history.Events)
+	if IsOpen(info.State) {
+		return nil, fmt.Errorf("turn %d is open, and %w: stop the process that runs it, or continue it (run --session %s) if that process was lost", info.Turns, ErrElsewhere, id)
+	}
+	return nil, nil
+}
+
+// Unfinished returns what runs or waits for a session in a fleet: turns that coordinators were
+// asked for, and calls in its sandbox. A turn that is open without any may have been left.
+func Unfinished(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool) (turns, calls []operator.CallStatus, err error) {
+	r, err := newRemover(ctx, f, id, Options{Pool: pool})
+	if err == nil {
+		turns, err = r.unfinished(ctx, r.ownLanes()[0])
+	}
+	if err == nil {
+		calls, err = r.unfinished(ctx, r.ownLanes()[1])
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("session %s: %w", id, err)
+	}
+	return turns, calls, nil
+}
+
+// Idle returns an error that wraps [ErrBusy] if a lane of a pool has calls without a result, which
+// a worker that starts would run. Those that run no program may be there: they complete a command
+// that was killed.
+func Idle(ctx context.Context, f *fleet.Fleet, pool protocol.Pool) error {
+	o, err := operator.New(ctx, f.Conn(pool), f.Name)
+	if err != nil {
+		return err
+	}
+	list, err := o.List(ctx, pool, maxTurnLanes)
+	if err != nil {
+		return err
+	}
+	for i := range list.Lanes {
+		l := &list.Lanes[i]
+		if l.Waiting+l.Delayed == 0 {
+			continue
+		}
+		view, err := o.Show(ctx, pool, l.Lane, 0)
+		if errors.Is(err, operator.ErrNoLane) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for j := range view.Calls {
+			switch call := &view.Calls[j]; call.Payload.(type) {
+			case wire.WorkspaceMerge, wire.WorkspaceRestore, wire.WorkspaceRemove:
+			default:
+				return fmt.Errorf("%w: call %s of session %s has no result; continue that session (run --session)", ErrBusy, call.CallID, call.SessionID)
+			}
+		}
+	}
+	return nil
 }

@@ -3,6 +3,7 @@ package loop_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
 type replArguments struct {
@@ -204,4 +206,198 @@ func TestDialogs_OneMessageHasEveryFaultOfAnInput(t *testing.T) {
 	require.Equal(t, protocol.CodeInvalidArguments, last.Error.Code)
 	require.Contains(t, last.Content, "\n- input: must be string, not number\n- wait: there is no such property; allowed are handle, input\nExpected schema: ")
 	require.Equal(t, "hello", heard[r.callID(t, 1, 1, 0)], "it heard nothing")
+}
+
+// provided is a model whose provider runs tools.
+type provided struct{ *script }
+
+func (provided) Provider() string { return "cloud" }
+
+// A tool that a provider runs is declared to its models, with its hint, and to no other.
+func TestNative_IsForItsProviderAlone(t *testing.T) {
+	t.Parallel()
+	web := tools.Tool{
+		Definition: tools.Definition{Name: "web", Description: "Search.", Native: map[string]json.RawMessage{"cloud": json.RawMessage(`{"type":"search"}`)}},
+		Metadata:   tools.Metadata{Hint: "Search before you guess."},
+	}
+	r := newRig(says("done"))
+	elsewhere := &script{replies: []loop.Reply{says("done")}}
+	for _, test := range []struct {
+		model loop.Model
+		seen  *script
+		has   bool
+	}{{r.model, r.model, false}, {provided{elsewhere}, elsewhere, true}} {
+		r.session += "x"
+		runner, err := loop.New(test.model, r.fleet, r.journal, table(t, web), &r.opts)
+		require.NoError(t, err)
+		_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
+		require.NoError(t, err)
+		var names []string
+		for _, definition := range test.seen.seen[0].Tools {
+			names = append(names, definition.Name)
+		}
+		if test.has {
+			require.Contains(t, names, "web")
+			require.Contains(t, test.seen.lastSeen()[0].Text, "- web: Search before you guess.")
+		} else {
+			require.NotContains(t, names, "web")
+			require.NotContains(t, test.seen.lastSeen()[0].Text, "Search before you guess.")
+		}
+	}
+}
+
+// drawn is a model of a provider that makes an image.
+func drawn(t *testing.T) *rig {
+	t.Helper()
+	first := asks("a", "work")
+	first.Native = []loop.NativeCall{
+		{Name: "search", Input: "dots\xff", Output: "https://dots.example/", Failed: true},
+		{Name: "draw", Input: "a dot", Image: &loop.Image{MediaType: "image/png", Data: []byte("\x89PNG")}},
+	}
+	r := newRig(first, says("done"), says("checked"))
+	native := tools.Definition{Name: "draw", Description: "Draw.", Native: map[string]json.RawMessage{"cloud": json.RawMessage(`{"type":"draw"}`)}}
+	r.tools = []tools.Tool{{Definition: native}}
+	return r
+}
+
+// What the provider's tools returned is journaled, and an image becomes a file of the workspace.
+func TestNative_ImagesAreStored(t *testing.T) {
+	t.Parallel()
+	r := drawn(t)
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	var native []loop.Event
+	for _, e := range r.events(t) {
+		if e.Type == loop.EventNativeCall {
+			native = append(native, e)
+		}
+	}
+	require.Len(t, native, 2)
+	require.Equal(t, "dots\uFFFD", native[0].Text)
+	require.Equal(t, "https://dots.example/", native[0].Content)
+	require.Equal(t, "failed", native[0].Status)
+	require.Equal(t, "\x89PNG", string(native[1].Image.Data))
+	require.Equal(t, 1, native[1].Index)
+
+	require.Len(t, r.fleet.runs, 2)
+	stored, is := r.fleet.runs[1].Payload.(protocol.FilesWrite)
+	require.True(t, is)
+	require.Equal(t, "\x89PNG", string(stored.Content))
+	require.Regexp(t, `^generated/[0-9a-f]{12}\.png$`, stored.Path)
+	requireProtocol(t, r.model.lastSeen())
+	require.Equal(t, native[1].ToolCallID, r.model.lastSeen()[4].ToolCallID)
+
+	// A model that calls the tool itself gets a sentence, and stores nothing.
+	r = drawn(t)
+	r.model.replies[0] = asks("a", "draw")
+	_, err = r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Empty(t, r.fleet.runs)
+	require.Contains(t, r.model.lastSeen()[3].Text, "is run by the model's provider")
+}
+
+func TestNative_CrashAtAnyAppendStoresAnImageOnce(t *testing.T) {
+	t.Parallel()
+	for n, crashed := 0, true; crashed; n++ {
+		crashed = false
+		for kept := range 4 {
+			r, journal := drawn(t), &crashingJournal{untilCrash: n, kept: kept}
+			r.journal = journal
+			if _, err := r.run(t.Context(), t, "go"); err != nil {
+				crashed = true
+				_, err = r.run(t.Context(), t, "go")
+				require.NoError(t, err)
+			}
+			require.Len(t, r.fleet.runs, 2, "append %d, of which %d events are stored", n+1, kept)
+			require.Equal(t, []byte("\x89PNG"), []byte(r.fleet.runs[1].Payload.(protocol.FilesWrite).Content)) //nolint:errcheck,forcetypeassert // else it panics
+		}
+	}
+}
+
+// remote is a tool whose calls go to a lane, or in the background, or that has no plan without one.
+func remote(lane string, background bool) tools.Tool {
+	return tools.Tool{
+		Definition: tools.Definition{Name: "mine", Description: "mine", Schema: json.RawMessage(`{"type":"object"}`)},
+		Plan: func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
+			if lane == "" {
+				return tools.Plan{}, protocol.Errorf(protocol.CodeInvalidArguments, "not like this")
+			}
+			return tools.Plan{
+				Payload: wire.Noop{}, Background: background,
+				Resources: []protocol.Use{{Key: protocol.ResourceKey(lane), Access: protocol.Exclusive}},
+			}, nil
+		},
+		Render: func(r *protocol.Result) string { return string(r.Status) },
+	}
+}
+
+// A call that was sent before a crash, and cannot be looked for behind it, is never said not to
+// have run, and runs nowhere else.
+func TestRun_WhatWasSentAndIsPlannedOtherwiseIsUnknown(t *testing.T) {
+	t.Parallel()
+	inline := tools.New("mine", "Is another one.", func(context.Context, struct{}) (string, error) { return "said", nil })
+	for name, after := range map[string][]tools.Tool{
+		"no tool": nil, "no plan": {remote("", false)}, "another lane": {remote("account/8", false)}, "in place": {inline},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(asks("a", "mine", "nosuch"), asks("b", "nosuch"), says("done"))
+			r.fleet.err, r.tools = errors.New("no servers"), []tools.Tool{remote("account/7", false)}
+			_, err := r.run(t.Context(), t, "go")
+			require.Error(t, err)
+			require.Equal(t, "default/account/7", r.watch.of(loop.EventToolCall)[0].Lane)
+
+			r.fleet.err, r.tools = nil, after
+			_, err = r.run(t.Context(), t, "go")
+			require.NoError(t, err)
+			results := r.watch.of(loop.EventToolResult)
+			require.Len(t, results, 3)
+			require.Equal(t, string(protocol.StatusRejected), results[0].Status, "no such tool")
+			require.Equal(t, string(protocol.StatusOutcomeUnknown), results[1].Status)
+			require.Equal(t, protocol.CodeOutcomeUnknown, results[1].Error.Code)
+			require.Empty(t, r.fleet.ran())
+			requireOneResultEach(t, r.events(t))
+		})
+	}
+}
+
+// So is a job.
+func TestJobs_OneThatWasSentElsewhereIsUnknown(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "mine"), says("done"), says("heard"))
+	r.fleet.err, r.tools = errors.New("no servers"), []tools.Tool{remote("account/7", true)}
+	_, err := r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	r.fleet.err, r.tools = nil, []tools.Tool{remote("account/8", true)}
+	_, err = r.run(t.Context(), t, "and")
+	require.NoError(t, err)
+	ended := r.watch.of(loop.EventJobEnded)
+	require.Len(t, ended, 1)
+	require.Equal(t, string(protocol.StatusOutcomeUnknown), ended[0].Status)
+	require.Empty(t, r.fleet.ran())
+}
+
+// A call that was stopped before anybody was asked about it is asked about when its turn goes on.
+func TestRun_WhatWasNotSentIsAskedAboutBehindACrash(t *testing.T) {
+	t.Parallel()
+	judge, err := policy.New(policy.Policy{Approval: policy.Approval{Tools: []string{"work"}}})
+	require.NoError(t, err)
+	r, journal := newRig(asks("a", "work"), says("done")), &crashingJournal{untilCrash: 2, kept: 1}
+	r.journal, r.opts.Policy = journal, judge
+	ctx, stop := context.WithCancel(t.Context())
+	r.opts.Observe = func(e loop.Event) {
+		if r.watch.observe(e); e.Type == loop.EventModelReply {
+			stop()
+		}
+	}
+	_, err = r.run(ctx, t, "go")
+	require.ErrorIs(t, err, errCrash)
+	events := r.events(t)
+	require.Equal(t, loop.EventToolCall, events[len(events)-1].Type)
+	require.Equal(t, string(protocol.StatusCancelled), events[len(events)-1].Status)
+
+	_, err = r.run(t.Context(), t, "go")
+	require.NoError(t, err)
+	require.Empty(t, r.fleet.ran(), "there was nobody to ask")
+	require.Equal(t, "refused", r.watch.of(loop.EventPolicyDecision)[0].Status)
 }
