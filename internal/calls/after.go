@@ -111,7 +111,7 @@ func (t *table) park(h *Handle, at poolLane) bool {
 		})
 	}
 	for _, waiting := range t.lanes[at] {
-		waiting.change() // it may be cancelled now
+		waiting.signalChange() // it may be cancelled now
 	}
 	return true
 }

@@ -102,7 +102,7 @@ func (d *Dispatcher) CallWith(ctx context.Context, call *protocol.Call, o CallOp
 	options, ended := SendOptions{Frames: o.Frames, inline: !o.Brief, quiet: o.Observe == nil}, (<-chan struct{})(nil)
 	if o.Brief {
 		if ctx.Err() != nil {
-			return nil, d.notSent(ctx, call)
+			return nil, d.endedBeforeSent(ctx, call)
 		}
 		options.CancelWait, ended = graceWait, ctx.Done()
 	}
@@ -118,7 +118,7 @@ func (d *Dispatcher) CallWith(ctx context.Context, call *protocol.Call, o CallOp
 	accepted := h.accepted
 	h.table.mu.Unlock()
 	if !accepted {
-		return nil, maySent(ctx, call)
+		return nil, maybeSentError(ctx, call)
 	}
 	unknown := wire.NewResult(call, protocol.StatusOutcomeUnknown, protocol.Errorf(protocol.CodeOutcomeUnknown,
 		"the fleet took the call, and did not answer a request to cancel it at once; it may have had effects, or run later"))
@@ -162,7 +162,8 @@ type change struct {
 // stateMoved is the last state of a call for an observer whose handle another one holds now.
 const stateMoved loop.State = "moved"
 
-// sendAndWait sends calls whose caller waits for them. The handles of held join theirs, behind them.
+// sendAndWait sends calls whose caller waits for them. The handles of held join theirs, behind
+// them.
 func (d *Dispatcher) sendAndWait(ctx context.Context, calls []protocol.Call, o SendOptions, held ...*Handle) *step {
 	n := len(calls) + len(held)
 	s := &step{wake: make(chan struct{}, 1), open: n, size: maxChanges * n}
@@ -191,7 +192,7 @@ func (s *step) add(h *Handle, u loop.Update) {
 	}
 }
 
-func (s *step) next() []change {
+func (s *step) drain() []change {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	changes := s.changes
@@ -215,19 +216,19 @@ func (s *step) run(observe func(loop.Update), ended <-chan struct{}) (faults []e
 		case <-over:
 			return nil
 		}
-		if faults = s.pass(nil, observe); len(faults) == 0 {
+		if faults = s.deliver(nil, observe); len(faults) == 0 {
 			continue
 		}
 		for _, h := range s.handles {
 			h.await(nil, func() bool {
-				return h.group.step != s || h.state != handleSending && (h.state != handleQueued || h.table.waits(h))
+				return h.group.step != s || h.state != handleSending && (h.state != handleQueued || h.table.isBlocked(h))
 			})
 		}
-		faults = s.pass(faults, observe)
+		faults = s.deliver(faults, observe)
 		for _, h := range s.handles {
 			s.detach(h)
 		}
-		s.pass(nil, nil) // the ends of those
+		s.deliver(nil, nil) // the ends of those
 		return faults
 	}
 	return nil
@@ -242,9 +243,9 @@ func (s *step) detach(h *Handle) {
 	}
 }
 
-// pass passes on the changes that are there, and adds the errors of handles.
-func (s *step) pass(faults []error, observe func(loop.Update)) []error {
-	for _, c := range s.next() {
+// deliver passes on the changes that are there, and adds the errors of handles.
+func (s *step) deliver(faults []error, observe func(loop.Update)) []error {
+	for _, c := range s.drain() {
 		switch {
 		case c.State == stateMoved:
 			s.end(c.handle, nil, loop.ErrDetached)

@@ -96,7 +96,7 @@ func (t *table) cancelGroup(g *group) {
 	}
 	t.cancels = append(t.cancels, c)
 	t.startSender()
-	t.startLooking()
+	t.startPolling()
 	time.AfterFunc(wait, func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
@@ -164,11 +164,11 @@ func (t *table) giveUp(handles []*Handle) {
 		for _, h := range handles {
 			pool := h.Call.Pool
 			if _, asked := served[pool]; !asked {
-				served[pool] = !t.d.deserted(t.ctx, pool)
+				served[pool] = !t.d.hasNoWorker(t.ctx, pool)
 			}
 			t.mu.Lock()
 			if !h.group.UnsentResult && !h.accepted && !h.cancelled {
-				t.end(h, nil, maySent(h.group.ctx, h.Call))
+				t.end(h, nil, maybeSentError(h.group.ctx, h.Call))
 			} else {
 				r := wire.NewResult(h.Call, protocol.StatusOutcomeUnknown, h.unanswered(served[pool]))
 				t.end(h, &r, nil)
@@ -204,9 +204,9 @@ func (h *Handle) unanswered(served bool) *protocol.Error {
 // answered by the server, at once unless the machine is busy.
 const whoWait = 2 * time.Second
 
-// deserted reports whether a pool has no process that takes its calls: no worker and, for the pool
-// of sessions, no coordinator.
-func (d *Dispatcher) deserted(ctx context.Context, pool protocol.Pool) bool {
+// hasNoWorker reports whether a pool has no process that takes its calls: no worker and, for the
+// pool of sessions, no coordinator.
+func (d *Dispatcher) hasNoWorker(ctx context.Context, pool protocol.Pool) bool {
 	ctx, cancel := context.WithTimeout(ctx, whoWait)
 	defer cancel()
 	for _, subject := range []wire.Subject{wire.WhoSubject(d.fleet, pool), wire.AskAllSubject(d.fleet, pool)} { // coordinators of earlier versions answer the second one only
@@ -228,7 +228,7 @@ func (t *table) endUnsent(h *Handle, fault error) {
 	case !h.group.UnsentResult && fault != nil && !errors.Is(fault, ctx.Err()): // the fleet could not be reached
 		t.end(h, nil, fmt.Errorf("%w: %w: %w", ErrUnreachable, cause, fault))
 	case !h.group.UnsentResult:
-		t.end(h, nil, t.d.notSent(ctx, h.Call))
+		t.end(h, nil, t.d.endedBeforeSent(ctx, h.Call))
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		r := wire.NewResult(h.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeDeadline, "the deadline passed before the call was sent; it does not run"))
 		t.end(h, &r, nil)
@@ -238,27 +238,28 @@ func (t *table) endUnsent(h *Handle, fault error) {
 	}
 }
 
-// maySent is the error of a call that may have been sent.
-func maySent(ctx context.Context, call *protocol.Call) error {
+// maybeSentError is the error of a call that may have been sent.
+func maybeSentError(ctx context.Context, call *protocol.Call) error {
 	return fmt.Errorf("call %s: %w, but may have accepted the call: %w", call.ID, ErrUnreachable, context.Cause(ctx))
 }
 
-// notSent is the error of a call whose context ended before it was sent.
-func (d *Dispatcher) notSent(ctx context.Context, call *protocol.Call) error {
-	return neverSent(call, d.whyNot(ctx, context.Cause(ctx)))
+// endedBeforeSent is the error of a call whose context ended before it was sent.
+func (d *Dispatcher) endedBeforeSent(ctx context.Context, call *protocol.Call) error {
+	return notSentError(call, d.unreachableError(ctx, context.Cause(ctx)))
 }
 
-// neverSent is the error of a call that this process did not send. It wraps [lane.ErrNotSent],
+// notSentError is the error of a call that this process did not send. It wraps [lane.ErrNotSent],
 // unless an earlier attempt may have sent the call.
-func neverSent(call *protocol.Call, err error) error {
+func notSentError(call *protocol.Call, err error) error {
 	if call.Again {
 		return fmt.Errorf("call %s: it was not sent again: %w", call.ID, err)
 	}
 	return fmt.Errorf("call %s: %w: %w", call.ID, lane.ErrNotSent, err)
 }
 
-// whyNot adds to an error the cause of a context that has ended, and that the server is away.
-func (d *Dispatcher) whyNot(ctx context.Context, err error) error {
+// unreachableError adds to an error the cause of a context that has ended, and that the server is
+// away.
+func (d *Dispatcher) unreachableError(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		err = fmt.Errorf("%w: %w", cause, err)
 	}

@@ -206,9 +206,10 @@ func (d *Dispatcher) Void(ctx context.Context, pool protocol.Pool, lane protocol
 	return d.of(pool).publisher.Void(ctx, pool, lane, ref)
 }
 
-// ended ends the span and metrics of a call, and returns its result. A result of another call with
-// the same id becomes a rejection; one of a lower sandbox level than the call demands, a failure.
-func (d *Dispatcher) ended(ctx context.Context, h *Handle, r *protocol.Result) *protocol.Result {
+// finishCall ends the span and metrics of a call, and returns its result. A result of another call
+// with the same id becomes a rejection; one of a lower sandbox level than the call demands, a
+// failure.
+func (d *Dispatcher) finishCall(ctx context.Context, h *Handle, r *protocol.Result) *protocol.Result {
 	if r.Digest == lane.DigestVoid {
 		void := wire.NewResult(h.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "another process has refused the call before it was sent; it was not run"))
 		void.FinishedAt = r.FinishedAt
@@ -308,9 +309,9 @@ func (d *Dispatcher) parts() []*Dispatcher {
 	return parts
 }
 
-// bring copies what is stored of a call's result to where a call that reads it runs, if it is
+// copyResult copies what is stored of a call's result to where a call that reads it runs, if it is
 // elsewhere.
-func (d *Dispatcher) bring(ctx context.Context, read *protocol.Call) error {
+func (d *Dispatcher) copyResult(ctx context.Context, read *protocol.Call) error {
 	request, is := read.Payload.(wire.ResultRead)
 	if !is {
 		return nil

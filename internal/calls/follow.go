@@ -17,13 +17,13 @@ import (
 )
 
 const (
-	// maxLooks bounds the results that are looked up at the same time.
-	maxLooks = 4
-	// longestLook is the longest time between two lookups of a result for which no caller waits.
-	longestLook = 30 * time.Second
-	// maxLooked is how many results for which callers wait are looked up on average in the time of
-	// [Options].LookAfter.
-	maxLooked = 256
+	// maxParallelLookups bounds the results that are looked up at the same time.
+	maxParallelLookups = 4
+	// maxLookupPause is the longest time between two lookups of a result for which no caller waits.
+	maxLookupPause = 30 * time.Second
+	// lookupsPerInterval is how many results for which callers wait are looked up on average in the
+	// time of [Options].LookAfter.
+	lookupsPerInterval = 256
 	// answeredWithin is how long after the result of a call the end of its question may arrive:
 	// each has a subscription of its own.
 	answeredWithin = 50 * time.Millisecond
@@ -165,32 +165,32 @@ func (t *table) schedule(h *Handle) {
 	if h.state == handleDone {
 		return
 	}
-	h.wait = t.nextLook(h)
+	h.wait = t.nextLookup(h)
 	h.lookAt = time.Now().Add(h.wait)
-	t.startLooking()
+	t.startPolling()
 }
 
-// nextLook is the time until the result of a call is looked up again; the lock is held.
-func (t *table) nextLook(h *Handle) time.Duration {
+// nextLookup is the time until the result of a call is looked up again; the lock is held.
+func (t *table) nextLookup(h *Handle) time.Duration {
 	first := t.d.options.LookAfter
 	if h.group.waited {
-		return first * time.Duration(1+len(t.open)/maxLooked)
+		return first * time.Duration(1+len(t.open)/lookupsPerInterval)
 	}
-	return min(max(2*h.wait, first), longestLook)
+	return min(max(2*h.wait, first), maxLookupPause)
 }
 
-// startLooking starts the goroutine that looks up results; the lock is held.
-func (t *table) startLooking() {
-	if !t.looking && !t.closed && len(t.open) > 0 {
-		t.looking = true
-		t.group.Go(t.look)
+// startPolling starts the goroutine that looks up results; the lock is held.
+func (t *table) startPolling() {
+	if !t.polling && !t.closed && len(t.open) > 0 {
+		t.polling = true
+		t.group.Go(t.pollResults)
 	}
 }
 
-// look looks up the results of open handles now and then: each after a second, and then less and
-// less often unless a caller waits, because a result is seldom missed. After a reconnect all are
-// looked up.
-func (t *table) look() {
+// pollResults looks up the results of open handles now and then: each after a second, and then less
+// and less often unless a caller waits, because a result is seldom missed. After a reconnect all
+// are looked up.
+func (t *table) pollResults() {
 	period := time.NewTicker(t.d.options.LookAfter / 4)
 	defer period.Stop()
 	reconnects := t.d.nc.Stats().Reconnects
@@ -206,7 +206,7 @@ func (t *table) look() {
 		var due, observed []*Handle
 		t.mu.Lock()
 		if len(t.open) == 0 {
-			t.looking = false
+			t.polling = false
 			t.mu.Unlock()
 			return
 		}
@@ -217,7 +217,7 @@ func (t *table) look() {
 			if h.state != handleSent || h.loading || now.Before(h.lookAt) && !again {
 				continue
 			}
-			h.wait = t.nextLook(h)
+			h.wait = t.nextLookup(h)
 			if h.lookAt = now.Add(h.wait); !h.giveUp.IsZero() {
 				h.lookAt = now
 			}
@@ -243,7 +243,7 @@ func (t *table) lookUp(due []*Handle) {
 		return
 	}
 	group, ctx := errgroup.WithContext(t.ctx)
-	group.SetLimit(maxLooks)
+	group.SetLimit(maxParallelLookups)
 	for _, h := range due {
 		group.Go(func() error { return t.lookUpOne(ctx, h) })
 	}

@@ -83,14 +83,15 @@ type SendOptions struct {
 	// CancelWait replaces that of [Options].
 	CancelWait time.Duration
 
-	step   *step                                       // observes the handles; nil if a program does
-	waited bool                                        // a caller waits for the handles, and sends them
-	inline bool                                        // that caller sends in its own goroutine
-	quiet  bool                                        // Observe gets the end alone
-	bring  func(context.Context, *protocol.Call) error // before the call is sent; nil does nothing
+	step       *step                                       // observes the handles; nil if a program does
+	waited     bool                                        // a caller waits for the handles, and sends them
+	inline     bool                                        // that caller sends in its own goroutine
+	quiet      bool                                        // Observe gets the end alone
+	copyResult func(context.Context, *protocol.Call) error // before the call is sent; nil does nothing
 }
 
-// group is the handles of one Send that a table has, without those that another one holds now. Their context ends them together.
+// group is the handles of one Send that a table has, without those that another one holds now.
+// Their context ends them together.
 type group struct {
 	SendOptions
 	ctx     context.Context //nolint:containedctx // its end stops the calls
@@ -122,7 +123,7 @@ func (d *Dispatcher) send(ctx context.Context, calls []protocol.Call, o SendOpti
 		all := append(handles[:len(handles):len(handles)], held...)
 		return handles, d.table.queue(&group{SendOptions: o, ctx: ctx, handles: all, open: len(all)}) //nolint:contextcheck // that of the group
 	}
-	o.inline, o.bring = false, d.bring
+	o.inline, o.copyResult = false, d.copyResult
 	groups := map[*table]*group{}
 	join := func(h *Handle) {
 		g := groups[h.table]
@@ -312,8 +313,8 @@ func (h *Handle) await(ended <-chan struct{}, ready func() bool) bool {
 	}
 }
 
-// change has those that wait for the handle look at its state again; the lock is held.
-func (h *Handle) change() {
+// signalChange has those that wait for the handle look at its state again; the lock is held.
+func (h *Handle) signalChange() {
 	if h.changed != nil {
 		close(h.changed)
 		h.changed = nil
@@ -341,7 +342,7 @@ func (h *Handle) Detach() {
 func (h *Handle) Cancel(ctx context.Context) error {
 	t, state := h.table, handleQueued
 	if !h.await(ctx.Done(), func() bool {
-		if h.state == handleQueued && !h.Call.Again && t.waits(h) {
+		if h.state == handleQueued && !h.Call.Again && t.isBlocked(h) {
 			r := wire.NewResult(h.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "the call was cancelled before it was sent; it does not run"))
 			t.end(h, &r, nil)
 			t.wake(laneOf(h.Call))
@@ -358,7 +359,7 @@ func (h *Handle) Cancel(ctx context.Context) error {
 		return nil
 	}
 	if err := t.d.publisher.Cancel(ctx, h.Call); err != nil {
-		return t.d.whyNot(ctx, err)
+		return t.d.unreachableError(ctx, err)
 	}
 	return nil
 }
@@ -377,7 +378,7 @@ type table struct {
 	open map[*Handle]bool
 	unsent
 	before
-	looking  bool
+	polling  bool
 	asking   bool      // workers are asked what calls wait for
 	reading  bool      // heartbeats are read
 	read     time.Time // when that began last
@@ -422,7 +423,7 @@ func (t *table) end(h *Handle, r *protocol.Result, err error) {
 	}
 	h.publish.End()
 	if r != nil {
-		r = t.d.ended(ctx, h, r)
+		r = t.d.finishCall(ctx, h, r)
 	} else {
 		h.span.End()
 		t.d.metrics.Left(ctx, string(h.Call.Pool), string(h.Call.Tenant))
@@ -433,7 +434,7 @@ func (t *table) end(h *Handle, r *protocol.Result, err error) {
 		t.endTrial(refOf(h.Call), notRun(r, err))
 	}
 	close(h.done)
-	h.change()
+	h.signalChange()
 	t.report(h, loop.Update{State: loop.StateDone, Result: r})
 	if h.group.open--; h.group.open == 0 && h.group.stop != nil {
 		h.group.stop()
@@ -484,7 +485,7 @@ func (t *table) close() {
 	t.closed = true
 	for h := range t.open {
 		if h.state == handleQueued {
-			t.end(h, nil, neverSent(h.Call, ErrClosed))
+			t.end(h, nil, notSentError(h.Call, ErrClosed))
 		}
 	}
 	t.endOpen(func(h *Handle) bool { return h.group.ctx.Err() == nil }) // the others are being cancelled

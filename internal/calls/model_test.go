@@ -256,7 +256,7 @@ func (p *program) step(rt *judge) {
 		p.now.link.Mend()
 	case "close":
 		p.now.d.Close()
-		p.next(rt)
+		p.drain(rt)
 	}
 }
 
@@ -336,7 +336,7 @@ func (p *program) send(rt *judge, how string) {
 			if <-done; fails.fate == natsiotest.Held {
 				p.late = append(p.late, p.now.link)
 			}
-			p.next(rt)
+			p.drain(rt)
 			return
 		}
 	}
@@ -369,9 +369,9 @@ func (o *process) kill() {
 	o.d.Close()
 }
 
-// next begins the process after one that has ended. It sends again what that one does not know to
+// drain begins the process after one that has ended. It sends again what that one does not know to
 // have ended.
-func (p *program) next(rt *judge) {
+func (p *program) drain(rt *judge) {
 	before := p.now
 	p.ended = append(p.ended, before)
 	before.nc.Close()

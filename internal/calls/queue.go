@@ -47,13 +47,13 @@ func laneOf(c *protocol.Call) poolLane { return poolLane{c.Pool, c.Lane()} }
 
 // queued is the part of a handle that its call needs until it is sent.
 type queued struct {
-	header   nats.Header
-	publish  trace.Span
-	heldBack error // why it is to be sent again, after a pause; nil if it is not
-	pause    time.Duration
-	leaving  bool     // a sender has begun to publish it; before, it is certainly not stored
-	trial    bool     // calls that wait for it wait until it was sent
-	after    []*trial // of the calls that it waits for
+	header  nats.Header
+	publish trace.Span
+	busy    error // why it is to be sent again, after a pause; nil if it is not
+	pause   time.Duration
+	leaving bool     // a sender has begun to publish it; before, it is certainly not stored
+	trial   bool     // calls that wait for it wait until it was sent
+	after   []*trial // of the calls that it waits for
 }
 
 // queue appends the calls of a group to those of their lanes that are to be sent. Calls for which a
@@ -73,11 +73,11 @@ func (t *table) queue(g *group) (serve func()) {
 		t.begin(refOf(h.Call))
 		h.trial = true
 		at := laneOf(h.Call)
-		full := t.heldBack(at)
+		full := t.laneBusy(at)
 		_, had := t.lanes[at]
 		switch {
 		case t.closed:
-			t.end(h, nil, neverSent(h.Call, ErrClosed))
+			t.end(h, nil, notSentError(h.Call, ErrClosed))
 			continue
 		case g.StoreOnly && !h.Call.Again && full != nil:
 			t.refuse(h, full)
@@ -131,19 +131,19 @@ func (t *table) enqueue(at poolLane, calls ...*Handle) {
 func (t *table) serve(at poolLane, own []*Handle) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	defer t.startLooking()
+	defer t.startPolling()
 	for i, h := range own {
 		sent := h.state != handleQueued || len(t.awaited(h)) == 0 && t.sendCall(h, true)
-		h.change()
+		h.signalChange()
 		if sent {
 			continue
 		}
-		if _, had := t.lanes[at]; had || h.heldBack == nil {
+		if _, had := t.lanes[at]; had || h.busy == nil {
 			t.enqueue(at, own[i:]...)
 			return
 		}
 		t.lanes[at] = slices.Clone(own[i:])
-		t.holdBack(at)
+		t.pauseLane(at)
 		return
 	}
 }
@@ -161,7 +161,7 @@ func (t *table) startSender() {
 func (t *table) send() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for ; len(t.cancels) > 0 || len(t.turns) > 0 && !t.closed && t.senders <= maxSenders; t.startLooking() {
+	for ; len(t.cancels) > 0 || len(t.turns) > 0 && !t.closed && t.senders <= maxSenders; t.startPolling() {
 		if len(t.cancels) > 0 {
 			c := t.cancels[0]
 			t.cancels = t.cancels[1:]
@@ -186,9 +186,9 @@ func (t *table) sendFirst(at poolLane) (more bool) {
 		return false
 	}
 	sent := h.state != handleQueued || t.sendCall(h, false)
-	h.change()
+	h.signalChange()
 	if !sent {
-		t.holdBack(at)
+		t.pauseLane(at)
 		return false
 	}
 	if t.lanes[at] = t.lanes[at][1:]; len(t.lanes[at]) == 0 {
@@ -198,20 +198,20 @@ func (t *table) sendFirst(at poolLane) (more bool) {
 	return true
 }
 
-// holdBack has a lane wait until its first call, which met a full lane or pool, is sent again.
+// pauseLane has a lane wait until its first call, which met a full lane or pool, is sent again.
 // Those behind it that do not wait for room, or whose time ends before, are refused. The lock is
 // held.
-func (t *table) holdBack(at poolLane) {
+func (t *table) pauseLane(at poolLane) {
 	first := t.lanes[at][0]
 	for _, h := range t.lanes[at] {
 		switch {
 		case h.state != handleQueued:
 		case h != first && !h.Call.Again && (h.group.StoreOnly || !h.mayWait(first.pause)):
-			t.refuse(h, first.heldBack)
+			t.refuse(h, first.busy)
 		default:
-			t.waitsFor(h, first.heldBack.Error())
+			t.waitsFor(h, first.busy.Error())
 		}
-		h.change() // it can be cancelled now
+		h.signalChange() // it can be cancelled now
 	}
 	time.AfterFunc(first.pause, func() {
 		t.mu.Lock()
@@ -221,25 +221,25 @@ func (t *table) holdBack(at poolLane) {
 	})
 }
 
-// waits reports whether a queued call waits because the first one of its lane waits, for room or
-// for a trial; the lock is held.
-func (t *table) waits(h *Handle) bool {
+// isBlocked reports whether a queued call waits because the first one of its lane waits, for room
+// or for a trial; the lock is held.
+func (t *table) isBlocked(h *Handle) bool {
 	at := laneOf(h.Call)
 	_, parked := t.parked[at]
-	return parked || t.heldBack(at) != nil
+	return parked || t.laneBusy(at) != nil
 }
 
-// heldBack is why the first call of a lane waits for room; nil if it does not. The lock is held.
-func (t *table) heldBack(at poolLane) error {
+// laneBusy is why the first call of a lane waits for room; nil if it does not. The lock is held.
+func (t *table) laneBusy(at poolLane) error {
 	if queue := t.lanes[at]; len(queue) > 0 && queue[0].state == handleQueued {
-		return queue[0].heldBack
+		return queue[0].busy
 	}
 	return nil
 }
 
 // refuse ends a call that was not sent for a reason of [codeOf]; the lock is held.
 func (t *table) refuse(h *Handle, fault error) {
-	t.end(h, t.d.sent(h, fault), nil)
+	t.end(h, t.d.onPublished(h, fault), nil)
 }
 
 // mayWait reports whether a call that was not sent could be sent after a pause.
@@ -301,7 +301,7 @@ func (t *table) sendCall(h *Handle, byCaller bool) bool {
 		return false
 	}
 	if unmet == nil && known == nil {
-		unmet = t.d.sent(h, fault)
+		unmet = t.d.onPublished(h, fault)
 	}
 	if h.state == handleDone { // its result came first, or it was detached
 		if h.accepted && !g.StoreOnly {
@@ -318,7 +318,7 @@ func (t *table) sendCall(h *Handle, byCaller bool) bool {
 	case known != nil:
 		t.end(h, known, nil)
 	case t.closed && notSent:
-		t.end(h, nil, neverSent(h.Call, ErrClosed))
+		t.end(h, nil, notSentError(h.Call, ErrClosed))
 	case t.closed && g.ctx.Err() == nil:
 		t.end(h, nil, fmt.Errorf("call %s: %w", h.Call.ID, ErrClosed))
 	case h.accepted:
@@ -327,7 +327,7 @@ func (t *table) sendCall(h *Handle, byCaller bool) bool {
 	case g.ctx.Err() != nil && notSent:
 		t.endUnsent(h, fault)
 	case g.StoreOnly:
-		t.end(h, nil, t.d.whyNot(g.ctx, fault))
+		t.end(h, nil, t.d.unreachableError(g.ctx, fault))
 	case g.ctx.Err() != nil: // whether it was stored is unknown, and cancelling it settles that
 		t.schedule(h)
 	default:
@@ -351,17 +351,17 @@ func (t *table) trySend(h *Handle, g *group, byCaller bool) (known, unmet *proto
 	}
 	if !g.StoreOnly {
 		if err := t.follow(ctx, h); err != nil {
-			return nil, nil, neverSent(h.Call, err)
+			return nil, nil, notSentError(h.Call, err)
 		}
 	}
 	if g.waited && h.Call.Again {
-		if known = t.d.known(ctx, h.Call); known != nil {
+		if known = t.d.storedResult(ctx, h.Call); known != nil {
 			return known, nil, nil
 		}
 	}
-	if g.bring != nil && ctx.Err() == nil { // else it is not sent
-		if err := g.bring(ctx, h.Call); err != nil {
-			return nil, nil, neverSent(h.Call, err)
+	if g.copyResult != nil && ctx.Err() == nil { // else it is not sent
+		if err := g.copyResult(ctx, h.Call); err != nil {
+			return nil, nil, notSentError(h.Call, err)
 		}
 	}
 	t.mu.Lock()
@@ -369,7 +369,7 @@ func (t *table) trySend(h *Handle, g *group, byCaller bool) (known, unmet *proto
 	leaving := h.leaving
 	t.mu.Unlock()
 	if !leaving {
-		return nil, nil, neverSent(h.Call, context.Cause(ctx))
+		return nil, nil, notSentError(h.Call, context.Cause(ctx))
 	}
 	uploaded := func() {}
 	fault = t.d.publisher.Enqueue(ctx, []lane.Outgoing{{
@@ -381,13 +381,14 @@ func (t *table) trySend(h *Handle, g *group, byCaller bool) (known, unmet *proto
 	}})[0]
 	uploaded()
 	if errors.Is(fault, lane.ErrFullAgain) {
-		known = t.d.known(ctx, h.Call)
+		known = t.d.storedResult(ctx, h.Call)
 	}
 	return known, nil, fault
 }
 
-// known is the result of a call that is stored; nil if there is none, or it cannot be read now.
-func (d *Dispatcher) known(ctx context.Context, call *protocol.Call) *protocol.Result {
+// storedResult is the result of a call that is stored; nil if there is none, or it cannot be read
+// now.
+func (d *Dispatcher) storedResult(ctx context.Context, call *protocol.Call) *protocol.Result {
 	r, err := d.publisher.Result(ctx, call.SessionID, call.ID)
 	if err != nil {
 		return nil
@@ -408,13 +409,13 @@ func (t *table) waitsForRoom(h *Handle, fault error) bool {
 	}
 	const part = 5
 	h.pause = pause + rand.N(pause/part+1) //nolint:gosec // no secret
-	h.state, h.heldBack = handleQueued, bound
+	h.state, h.busy = handleQueued, bound
 	return true
 }
 
-// sent notes that a call was stored, or not because of a fault. It returns a result if the fleet
-// refused the call. The lock is held.
-func (d *Dispatcher) sent(h *Handle, fault error) (refused *protocol.Result) {
+// onPublished notes that a call was stored, or not because of a fault. It returns a result if the
+// fleet refused the call. The lock is held.
+func (d *Dispatcher) onPublished(h *Handle, fault error) (refused *protocol.Result) {
 	telemetry.Fail(h.publish, fault)
 	h.publish.End()
 	code := codeOf(fault)
@@ -423,7 +424,7 @@ func (d *Dispatcher) sent(h *Handle, fault error) (refused *protocol.Result) {
 	switch code {
 	case "":
 		h.accepted, h.waits = true, ""
-		h.change()
+		h.signalChange()
 		return nil
 	case protocol.CodeBusy, protocol.CodeQuota:
 		if bound, ok := errors.AsType[*protocol.Error](fault); ok {

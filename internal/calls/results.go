@@ -184,7 +184,7 @@ func (r *Results) endIfIdle() {
 func (r *Results) subscribe(state *sessionWatch, session protocol.SessionID) error {
 	if r.inbound == nil {
 		r.inbound = &inbound{results: make(chan *nats.Msg, inboundSize), frames: make(chan *nats.Msg, inboundSize), stop: make(chan struct{})}
-		go r.pass(r.inbound, r.nc.StatusChanged(nats.CLOSED))
+		go r.deliver(r.inbound, r.nc.StatusChanged(nats.CLOSED))
 	}
 	for _, to := range []struct {
 		subject wire.Subject
@@ -207,8 +207,9 @@ func (r *Results) subscribe(state *sessionWatch, session protocol.SessionID) err
 	return nil
 }
 
-// pass passes on what is received until the last session is forgotten or the connection is closed.
-func (r *Results) pass(in *inbound, closed chan nats.Status) {
+// deliver passes on what is received until the last session is forgotten or the connection is
+// closed.
+func (r *Results) deliver(in *inbound, closed chan nats.Status) {
 	defer r.nc.RemoveStatusListener(closed)
 	for {
 		select {

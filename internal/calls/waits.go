@@ -310,12 +310,12 @@ func (t *table) readHeartbeats(ctx context.Context, attempts map[*Handle]attempt
 		if !known {
 			var err error
 			if owner, err = t.d.publisher.Owner(ctx, h.Call); err != nil {
-				t.d.checkSight(ctx, h.Call.Pool)
+				t.d.checkHeartbeatRights(ctx, h.Call.Pool)
 				return
 			}
 			owners[at] = owner
 		}
-		a = t.d.judge(ctx, h.Call, a, owner)
+		a = t.d.assess(ctx, h.Call, a, owner)
 		t.mu.Lock()
 		t.applyHeartbeat(h, a)
 		t.mu.Unlock()
@@ -334,15 +334,15 @@ func (t *table) applyHeartbeat(h *Handle, a attempt) {
 	}
 }
 
-// checkSight stops all reading of heartbeats for a user who may not read them.
-func (d *Dispatcher) checkSight(ctx context.Context, pool protocol.Pool) {
+// checkHeartbeatRights stops all reading of heartbeats for a user who may not read them.
+func (d *Dispatcher) checkHeartbeatRights(ctx context.Context, pool protocol.Pool) {
 	if errors.Is(natsio.CheckRights(ctx, d.nc, natsio.OwnerRights(d.fleet, pool)), natsio.ErrRights) {
 		d.cannotReadHeartbeats.Store(true)
 	}
 }
 
-// judge returns what is known of an attempt, by the heartbeat of the owner of its lane.
-func (d *Dispatcher) judge(ctx context.Context, call *protocol.Call, a attempt, owner *lane.Owner) attempt {
+// assess returns what is known of an attempt, by the heartbeat of the owner of its lane.
+func (d *Dispatcher) assess(ctx context.Context, call *protocol.Call, a attempt, owner *lane.Owner) attempt {
 	who := "worker"
 	if call.Pool == protocol.SessionPool {
 		who = "coordinator"

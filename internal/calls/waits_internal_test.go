@@ -36,9 +36,9 @@ func TestJudge_OnlyARenewalBringsAWorkerBack(t *testing.T) {
 	owner := lane.Owner{Worker: "w1", Beat: 3, Silent: time.Second, Left: 5 * time.Second}
 	require.False(t, owner.Late())
 	var d Dispatcher
-	require.Equal(t, lost, d.judge(t.Context(), &protocol.Call{}, lost, &owner))
+	require.Equal(t, lost, d.assess(t.Context(), &protocol.Call{}, lost, &owner))
 	owner.Beat = 4
-	require.Equal(t, attempt{number: 1, worker: "w1"}, d.judge(t.Context(), &protocol.Call{}, lost, &owner))
+	require.Equal(t, attempt{number: 1, worker: "w1"}, d.assess(t.Context(), &protocol.Call{}, lost, &owner))
 }
 
 // A result can arrive before the server has acknowledged the call. Then nothing ends the handle a
@@ -55,7 +55,7 @@ func TestHandle_EndsOnceWhenItsResultIsFirst(t *testing.T) {
 	h := d.begin(t.Context(), call)
 	h.group = &group{ctx: t.Context(), handles: []*Handle{h}, open: 1}
 	listening := make(chan struct{})
-	h.group.bring = func(context.Context, *protocol.Call) error { // so that it is not sent yet
+	h.group.copyResult = func(context.Context, *protocol.Call) error { // so that it is not sent yet
 		<-listening
 		return nil
 	}

@@ -57,8 +57,8 @@ func (r *Reader) asked(ctx context.Context) (asked, error) {
 	return a, nil
 }
 
-// see adds the state of the lanes to that of the journal.
-func (a *asked) see(info *report.Session) {
+// applyLanes adds the state of the lanes to that of the journal.
+func (a *asked) applyLanes(info *report.Session) {
 	switch id := info.SessionID; {
 	case a.waiting[id]:
 		info.State = report.StateWaitsForCoordinator
@@ -67,8 +67,8 @@ func (a *asked) see(info *report.Session) {
 	}
 }
 
-// seeWorkers adds to sessions with a turn whether their calls wait for a worker.
-func (r *Reader) seeWorkers(ctx context.Context, infos ...*report.Session) error {
+// addWorkers adds to sessions with a turn whether their calls wait for a worker.
+func (r *Reader) addWorkers(ctx context.Context, infos ...*report.Session) error {
 	waiting := slices.DeleteFunc(slices.Clone(infos), func(i *report.Session) bool {
 		return i == nil || i.State != report.StateOpen && i.State != report.StateInUse
 	})
@@ -200,8 +200,8 @@ func (r *Reader) Approvals(ctx context.Context) ([]report.Question, error) {
 	return approvals, err
 }
 
-// listed lists the results of the session that there are now.
-func (r *remover) listed(ctx context.Context, p *part) (err error) {
+// listResults lists the results of the session that there are now.
+func (r *remover) listResults(ctx context.Context, p *part) (err error) {
 	p.settled, err = r.settledCalls(ctx, p)
 	return err
 }

@@ -320,16 +320,16 @@ func resolve(ctx context.Context, journal loop.Journal, id protocol.SessionID, c
 	if !happened {
 		status, what = resolvedDidNot, "did not happen"
 	}
-	return note(ctx, journal, history, id, loop.Event{
+	return appendEvent(ctx, journal, history, id, loop.Event{
 		Type: loop.EventCallResolved, CallFields: loop.CallFields{CallID: call, Name: info.Unknown[at].Tool}, Status: status,
 		NoteFields: loop.NoteFields{By: by},
 		Text:       fmt.Sprintf("[A person looked at the call of %s %s whose outcome was unknown: it %s.]", info.Unknown[at].Tool, info.Unknown[at].Arguments, what),
 	})
 }
 
-// note adds an event of the last turn to the journal of a session, which ends as it was read: else
-// the error is [loop.ErrJournalConflict].
-func note(ctx context.Context, journal loop.Journal, history loop.History, id protocol.SessionID, e loop.Event) error {
+// appendEvent adds an event of the last turn to the journal of a session, which ends as it was
+// read: else the error is [loop.ErrJournalConflict].
+func appendEvent(ctx context.Context, journal loop.Journal, history loop.History, id protocol.SessionID, e loop.Event) error {
 	if len(history.Events) == 0 {
 		return ErrNone
 	}

@@ -688,5 +688,5 @@ func TestRevert_ThatIsInterruptedBeforeATurn(t *testing.T) {
 			require.Equal(t, "two\n", string(content))
 		}
 	}
-	require.ErrorIs(t, note(t.Context(), r.Journal, loop.History{}, "none", loop.Event{}), ErrNone)
+	require.ErrorIs(t, appendEvent(t.Context(), r.Journal, loop.History{}, "none", loop.Event{}), ErrNone)
 }

@@ -150,8 +150,8 @@ func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*report.Sessi
 		return nil, fmt.Errorf("session %s: %w", id, err)
 	}
 	asked := askedOf(id, turn)
-	asked.see(info)
-	if err := r.seeWorkers(ctx, info); err != nil {
+	asked.applyLanes(info)
+	if err := r.addWorkers(ctx, info); err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, err)
 	}
 	kept, err := r.bodies(ctx, map[protocol.SessionID]bool{id: true})
@@ -210,7 +210,7 @@ func (r *Reader) journals(ctx context.Context, of []change) (map[protocol.Sessio
 			if alone, err = r.journal(ctx, c.id); err == nil {
 				found[c.id] = alone
 			}
-			if err = gone(err); err != nil {
+			if err = ignoreRemoved(err); err != nil {
 				err = fmt.Errorf("session %s: %w", c.id, err)
 			}
 		}

@@ -127,10 +127,10 @@ func (a *follower) journaled(events []loop.Event, waits bool) *loop.TurnResult {
 	}
 	a.turn = turn[0].Turn
 	if begin == 1 {
-		a.once(events[0])
+		a.showOnce(events[0])
 	}
 	for _, e := range turn {
-		a.once(e)
+		a.showOnce(e)
 	}
 	state := loop.StateOf(turn)
 	if state.Approval != nil {
@@ -182,7 +182,7 @@ func (a *follower) running(ctx context.Context, events []loop.Event) {
 			if r.CallID == e.CallID {
 				e.Type, e.WorkerID, e.Attempt = loop.EventToolRunning, view.Holder, r.Attempt
 				e.Time = time.Now().Add(-time.Duration(r.RunningMS) * time.Millisecond)
-				a.once(e)
+				a.showOnce(e)
 			}
 		}
 	}
@@ -212,11 +212,11 @@ func (a *follower) live(e loop.Event) {
 		return
 	}
 	a.ask(e)
-	a.once(e)
+	a.showOnce(e)
 }
 
-// once shows an event, unless it, or the reply that it is a piece of, has been shown.
-func (a *follower) once(e loop.Event) {
+// showOnce shows an event, unless it, or the reply that it is a piece of, has been shown.
+func (a *follower) showOnce(e loop.Event) {
 	key := func(t loop.EventType) string { return eventKey(t, e) }
 	switch e.Type {
 	case loop.EventTextDelta, loop.EventReasoningDelta, loop.EventModelWaits:

@@ -103,7 +103,7 @@ func forkOf(ctx context.Context, journal loop.Journal, from protocol.SessionID, 
 	if err != nil {
 		return nil, err
 	}
-	c := &copying{journal: journal, to: to, from: from, events: until(history.Events, at), ends: loop.EventSessionForked, what: "the fork of session " + string(from)}
+	c := &copying{journal: journal, to: to, from: from, events: eventsUntil(history.Events, at), ends: loop.EventSessionForked, what: "the fork of session " + string(from)}
 	switch {
 	case at.Turn > 0:
 		c.what += fmt.Sprint(" at turn ", at.Turn)
@@ -111,7 +111,7 @@ func forkOf(ctx context.Context, journal loop.Journal, from protocol.SessionID, 
 		c.what += " at call " + string(at.Call)
 	}
 	c.id = wire.CopyCallID(to, fmt.Sprint(c.what, "/", history.Last))
-	c.turns = give(c.events, to)
+	c.turns = rename(c.events, to)
 	return c, nil
 }
 
@@ -134,12 +134,12 @@ func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to p
 	events = slices.DeleteFunc(events, func(e loop.Event) bool {
 		return e.Type == loop.EventCopyStarted || e.Type == loop.EventImported || e.Type == loop.EventRemoved
 	})
-	c := &copying{journal: journal, to: to, events: until(events, At{}), ends: loop.EventImported, what: fmt.Sprintf("the import of an export (SHA-256 %x)", sum.Sum(nil))}
+	c := &copying{journal: journal, to: to, events: eventsUntil(events, At{}), ends: loop.EventImported, what: fmt.Sprintf("the import of an export (SHA-256 %x)", sum.Sum(nil))}
 	c.id = wire.CopyCallID(to, c.what)
 	for i := range c.events {
-		disown(&c.events[i])
+		dropForeign(&c.events[i])
 	}
-	if c.turns = give(c.events, to); c.turns == 0 {
+	if c.turns = rename(c.events, to); c.turns == 0 {
 		return 0, errors.New("the export has no turn")
 	}
 	if err := c.run(ctx, nil); err != nil {
@@ -224,9 +224,9 @@ func (u uncompleted) Error() string {
 
 func (u uncompleted) Unwrap() []error { return []error{u.error, loop.ErrUncompleted} }
 
-// disown removes what an event of an export says about other sessions: its author may
+// dropForeign removes what an event of an export says about other sessions: its author may
 // have made it up. Sub-agents are recognized by their own journals ([loop.LoadAgent]).
-func disown(e *loop.Event) {
+func dropForeign(e *loop.Event) {
 	e.Parent, e.Tenant, e.From, e.Checkpoint, e.Bound = nil, "", "", 0, nil
 	if e.Effect != nil && e.Effect.Revert != nil {
 		e.Effect = &loop.Effect{Reaches: e.Effect.Reaches}
@@ -266,9 +266,9 @@ func checkAmounts(e *loop.Event) error {
 	return nil
 }
 
-// give makes events those of another session, without the seed of the ids of its calls, and returns
-// how many turns they have.
-func give(events []loop.Event, to protocol.SessionID) (turns int) {
+// rename makes events those of another session, without the seed of the ids of its calls, and
+// returns how many turns they have.
+func rename(events []loop.Event, to protocol.SessionID) (turns int) {
 	for i := range events {
 		events[i].SessionID, events[i].Seed, events[i].Call = to, "", nil
 		if events[i].Type == loop.EventTurnStarted {
@@ -278,8 +278,8 @@ func give(events []loop.Event, to protocol.SessionID) (turns int) {
 	return turns
 }
 
-// until are the events up to a point, with those that end what is open there.
-func until(events []loop.Event, at At) []loop.Event {
+// eventsUntil are the events up to a point, with those that end what is open there.
+func eventsUntil(events []loop.Event, at At) []loop.Event {
 	if at != (At{}) {
 		last := at.in(events)
 		events = slices.Concat(events[:last+1], leftOutOf(events[:last+1], events[last+1:]))
@@ -390,7 +390,7 @@ func (r *remover) completes(ctx context.Context, call *protocol.Call, about loop
 	if about.Call, err = wire.EncodeCall(call); err != nil {
 		return nil, err
 	}
-	if err := note(ctx, r.journals, r.history, r.id, about); errors.Is(err, loop.ErrJournalConflict) {
+	if err := appendEvent(ctx, r.journals, r.history, r.id, about); errors.Is(err, loop.ErrJournalConflict) {
 		return nil, errBegun
 	} else if err != nil {
 		return nil, err

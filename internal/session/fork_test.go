@@ -106,7 +106,7 @@ func TestFork_KeepsWhatIsLeftOut(t *testing.T) {
 	events = append(events, left("c"))
 	for at, want := range map[protocol.CallID][]string{"call-a": {"a"}, "call-c": {"a", "c"}, "": {"a", "c"}} {
 		var got []string
-		for _, e := range until(slices.Clone(events), At{Call: at}) {
+		for _, e := range eventsUntil(slices.Clone(events), At{Call: at}) {
 			if e.Type == loop.EventPartLeftOut {
 				got = append(got, e.ToolCallID)
 			}
@@ -187,7 +187,7 @@ func TestFork_EndsJobs(t *testing.T) {
 	ended := loop.Event{Type: loop.EventJobEnded, Turn: 1, CallFields: loop.CallFields{CallID: "call-b"}, Status: "ok"}
 	for _, before := range [][]loop.Event{events, slices.Insert(slices.Clone(events), 6, ended)} {
 		var ends []loop.Event
-		for _, e := range until(before, At{}) {
+		for _, e := range eventsUntil(before, At{}) {
 			if e.Type == loop.EventJobEnded {
 				ends = append(ends, e)
 			}

@@ -117,13 +117,13 @@ func (r *Reader) List(ctx context.Context, limit int) (list []report.Session, le
 				return nil
 			}
 			info = journal.described()
-			asked.see(info)
+			asked.applyLanes(info)
 		}
 		info.History, found[i] = nil, info
 		return r.sizes(ctx, info, kept)
 	})
 	if err == nil {
-		err = r.seeWorkers(ctx, found...)
+		err = r.addWorkers(ctx, found...)
 	}
 	for _, info := range found {
 		if info != nil {
@@ -338,13 +338,13 @@ func each(ctx context.Context, n int, do func(ctx context.Context, i int) error)
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(lookers)
 	for i := range n {
-		group.Go(func() error { return gone(do(ctx, i)) })
+		group.Go(func() error { return ignoreRemoved(do(ctx, i)) })
 	}
 	return group.Wait()
 }
 
-// gone is an error that is not about a session that was removed meanwhile.
-func gone(err error) error {
+// ignoreRemoved is an error that is not about a session that was removed meanwhile.
+func ignoreRemoved(err error) error {
 	if errors.Is(err, ErrNone) || errors.Is(err, jetstream.ErrMsgNotFound) {
 		return nil
 	}

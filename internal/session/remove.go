@@ -152,7 +152,7 @@ func (r *remover) operator(pool protocol.Pool) *operator.Operator {
 func (r *remover) steps() []func(context.Context) error {
 	steps := []func(context.Context) error{
 		r.mark, r.triggers, r.calls, r.workspace, r.released, r.markAlone, r.triggers, // of a turn that ran meanwhile
-		r.inEach(r.leftover), r.inEach(r.listed), r.inEach(r.results), r.inEach(r.bodies), r.journal,
+		r.inEach(r.leftover), r.inEach(r.listResults), r.inEach(r.results), r.inEach(r.bodies), r.journal,
 	}
 	for i, step := range steps[1:] {
 		steps[i+1] = func(ctx context.Context) error {
@@ -230,7 +230,7 @@ func (r *remover) refuseBusy(ctx context.Context, instead string) error {
 // may not be out of its mailbox yet. holder says who has the lane; "" if no worker has it.
 func (r *remover) busy(ctx context.Context, p ownLane) (calls int, holder string, err error) {
 	for until := time.Now().Add(moment); ; {
-		view, err := r.look(ctx, p)
+		view, err := r.lane(ctx, p)
 		if err != nil || len(view.Calls) == 0 || time.Now().After(until) {
 			if view.Holder != "" {
 				holder = " at " + string(view.Holder)
@@ -245,12 +245,12 @@ func (r *remover) busy(ctx context.Context, p ownLane) (calls int, holder string
 
 // unfinished returns the unfinished calls of a lane.
 func (r *remover) unfinished(ctx context.Context, p ownLane) ([]operator.CallStatus, error) {
-	view, err := r.look(ctx, p)
+	view, err := r.lane(ctx, p)
 	return view.Calls, err
 }
 
-// look looks at a lane; one that does not exist is empty.
-func (r *remover) look(ctx context.Context, p ownLane) (operator.View, error) {
+// lane looks at a lane; one that does not exist is empty.
+func (r *remover) lane(ctx context.Context, p ownLane) (operator.View, error) {
 	view, err := r.operator(p.pool).Show(ctx, p.pool, p.lane, 0)
 	if errors.Is(err, operator.ErrNoLane) {
 		return operator.View{}, nil

@@ -174,10 +174,10 @@ func (w *followers) awaitAgent(ctx context.Context) (bool, error) {
 		switch {
 		case detached(ctx):
 			return true, context.Cause(ctx)
-		case !f.learned():
+		case !f.knowsOutcome():
 			return true, f.err
 		}
-		return true, w.tellJobs(ctx)
+		return true, w.recordEndedJobs(ctx)
 	}
 	return false, nil
 }
@@ -196,13 +196,13 @@ func (t *turnRun) agent(ctx context.Context, p *pendingCall, runner *Runner, unk
 	case detached(ctx):
 		return Event{}, context.Cause(ctx)
 	case !begun && rec.removed.Outlived(t.sequence(), time.Time{}):
-		return p.local(protocol.StatusCancelled, "", protocol.Errorf(protocol.CodeCancelled, "The agent was not started: another process has refused it, or has removed its session."), 0), nil
+		return p.localResult(protocol.StatusCancelled, "", protocol.Errorf(protocol.CodeCancelled, "The agent was not started: another process has refused it, or has removed its session."), 0), nil
 	case !begun && cmp.Or(p.denied, unknown) != nil:
-		refused = p.local(protocol.StatusRejected, "", cmp.Or(p.denied, unknown), 0)
+		refused = p.localResult(protocol.StatusRejected, "", cmp.Or(p.denied, unknown), 0)
 	case !begun && context.Cause(ctx) != nil: // the call's result says so
-		refused = p.local(protocol.StatusCancelled, "", protocol.Errorf(protocol.CodeCancelled, "The agent was not started: the turn was stopped before."), 0)
+		refused = p.localResult(protocol.StatusCancelled, "", protocol.Errorf(protocol.CodeCancelled, "The agent was not started: the turn was stopped before."), 0)
 	case runner.lineage.started.Add(1) > maxAgents && !begun:
-		refused = p.local(protocol.StatusRejected, "", protocol.Errorf(protocol.CodeLimitReached, "This session has started %d agents, which is as many as it may.", maxAgents), 0)
+		refused = p.localResult(protocol.StatusRejected, "", protocol.Errorf(protocol.CodeLimitReached, "This session has started %d agents, which is as many as it may.", maxAgents), 0)
 	}
 	if refused.Type != "" {
 		if err = t.fence(ctx, child, rec.last); errors.Is(err, ErrJournalConflict) { // it has begun meanwhile
@@ -213,20 +213,20 @@ func (t *turnRun) agent(ctx context.Context, p *pendingCall, runner *Runner, unk
 	if !begun {
 		if failed, err := p.fork.ready(ctx); err != nil || failed != nil {
 			if failed != nil {
-				return p.local(failed.Status, "", failed.Error, 0), nil
+				return p.localResult(failed.Status, "", failed.Error, 0), nil
 			}
 			return Event{}, err
 		}
 	}
 	rec.above = runner.lineage.above
-	rec.above.add(timeless(rec.session.spent))
+	rec.above.add(withoutTime(rec.session.spent))
 	result, err := runner.runLoaded(ctx, rec, Input{Text: p.agent().Prompt, ID: p.event.CallID})
-	used := timeless(rec.session.spent)
+	used := withoutTime(rec.session.spent)
 	if err != nil {
 		p.counted = used
 		return Event{}, fmt.Errorf("agent %s: %w", child, err)
 	}
-	rec.above.add(less(protocol.Spending{}, used)) // the event has it from now on
+	rec.above.add(subtract(protocol.Spending{}, used)) // the event has it from now on
 	event := t.agentEnded(ctx, p, result, used)
 	if p.fork != nil {
 		merged, err := t.merge(ctx, p, result.Outcome)
@@ -253,22 +253,22 @@ func (t *turnRun) fence(ctx context.Context, child protocol.SessionID, last uint
 	return nil
 }
 
-// timeless is an amount without its time, which is part of the parent's.
-func timeless(s protocol.Spending) protocol.Spending {
+// withoutTime is an amount without its time, which is part of the parent's.
+func withoutTime(s protocol.Spending) protocol.Spending {
 	s.TimeMS = 0
 	return s
 }
 
-// less is a without b.
-func less(a, b protocol.Spending) protocol.Spending {
+// subtract is a without b.
+func subtract(a, b protocol.Spending) protocol.Spending {
 	return a.Add(protocol.Spending{Steps: -b.Steps, Calls: -b.Calls, Tokens: -b.Tokens, TimeMS: -b.TimeMS, USD: -b.USD})
 }
 
 // agentEnded is the result of the call of a sub-agent.
 func (t *turnRun) agentEnded(ctx context.Context, p *pendingCall, result TurnResult, used protocol.Spending) Event {
 	keeper, _ := t.dispatcher.(ports.Keeper)
-	text := keeping{p.tool, keeper, t.opts.Logger, t.id}.fitted(ctx, p.event.CallID, result.Text)
-	event := p.local(protocol.StatusOK, text, nil, 0)
+	text := fullOutput{p.tool, keeper, t.opts.Logger, t.id}.textFor(ctx, p.event.CallID, result.Text)
+	event := p.localResult(protocol.StatusOK, text, nil, 0)
 	if result.Outcome != OutcomeAnswered {
 		failure := result.Error
 		if failure == nil {
@@ -278,7 +278,7 @@ func (t *turnRun) agentEnded(ctx context.Context, p *pendingCall, result TurnRes
 		if result.Outcome == OutcomeInterrupted {
 			status = protocol.StatusCancelled
 		}
-		event = p.local(status, "", failure, 0)
+		event = p.localResult(status, "", failure, 0)
 		if text != "" {
 			event.Content += "\n\nThe last that the agent said:\n" + text
 		}
@@ -312,7 +312,7 @@ func (t *turnRun) subRunner(kind Agent, p *pendingCall, request wire.AgentReques
 	child.opts.Timeout = 0 // the parent's ends ctx
 	child.opts.Observe, child.opts.Additions = t.relay(p), nil
 	child.lineage = lineage{
-		parent: &Parent{SessionID: t.id, CallID: p.event.CallID, Agent: request.Agent}, depth: t.lineage.depth + 1, started: t.started(), asking: t.asked(),
+		parent: &Parent{SessionID: t.id, CallID: p.event.CallID, Agent: request.Agent}, depth: t.lineage.depth + 1, started: t.agentCounter(), asking: t.personSlot(),
 		above: &t.account, began: time.Now(), used: t.session.used(),
 	}
 	for name, n := range t.lineage.used {
@@ -326,16 +326,16 @@ func (t *turnRun) subRunner(kind Agent, p *pendingCall, request wire.AgentReques
 	return &child
 }
 
-// started counts the sub-agents of the whole tree.
-func (t *turnRun) started() *atomic.Int32 {
+// agentCounter counts the sub-agents of the whole tree.
+func (t *turnRun) agentCounter() *atomic.Int32 {
 	if t.lineage.started != nil {
 		return t.lineage.started
 	}
 	return &t.agents
 }
 
-// asked is where the whole tree waits to ask a person: one call at a time.
-func (t *turnRun) asked() chan struct{} {
+// personSlot is where the whole tree waits to ask a person: one call at a time.
+func (t *turnRun) personSlot() chan struct{} {
 	if t.lineage.asking != nil {
 		return t.lineage.asking
 	}
@@ -362,7 +362,7 @@ func (t *turnRun) relay(p *pendingCall) func(Event) {
 		default:
 			return
 		}
-		t.tell(about)
+		t.notify(about)
 	}
 }
 

@@ -119,7 +119,7 @@ func (t *turnRun) newBatch(ctx context.Context, verdicts map[int]verdict) (*batc
 		case v.denied != nil:
 			b.refuse(ctx, p, cmp.Or(v.status, protocol.StatusRejected), v.denied)
 		case ctx.Err() != nil && !detached(ctx) && !call.sent:
-			b.refuse(ctx, p, protocol.StatusCancelled, notRun())
+			b.refuse(ctx, p, protocol.StatusCancelled, notRunError())
 		default:
 			p.plan, p.note = plan.plan, v.note
 			if err := b.planCall(ctx, p, plan.failure, v, call); err != nil {
@@ -163,13 +163,13 @@ func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.
 			return nil
 		case result != nil:
 			event := p.result(result)
-			b.show(ctx, p, &event)
+			b.decodeImage(ctx, p, &event)
 			event.Effect = b.effectOf(ctx, b.scope(b.id), p.tool, recorded.bound.of(result), result)
 			b.events = append(b.events, event)
 			return nil
 		}
-		if status, failure = protocol.StatusOutcomeUnknown, lost(failure); unsentJob && (recorded.lane == "" || recorded.lane == p.lane) {
-			status, failure = protocol.StatusCancelled, notRun()
+		if status, failure = protocol.StatusOutcomeUnknown, lostCallError(failure); unsentJob && (recorded.lane == "" || recorded.lane == p.lane) {
+			status, failure = protocol.StatusCancelled, notRunError()
 		}
 	case failure != nil && failure.Code == protocol.CodePanic:
 		status = protocol.StatusFailed
@@ -193,7 +193,7 @@ func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.
 	}
 	call.Again = recorded.sent
 	b.bind(ctx, &call, v)
-	recorded.bound.hold(&call)
+	recorded.bound.applyTo(&call)
 	p.call, p.roots = &call, call.Roots
 	if p.plan.Background {
 		b.jobs = append(b.jobs, newJob{pending: p, call: call})
@@ -204,16 +204,16 @@ func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.
 	return nil
 }
 
-// notRun is the error of a call that was not sent when its turn was stopped.
-func notRun() *protocol.Error {
+// notRunError is the error of a call that was not sent when its turn was stopped.
+func notRunError() *protocol.Error {
 	return protocol.Errorf(protocol.CodeCancelled, "Not run: the turn was stopped before.")
 }
 
 // sendLater has a call sent with the others of the step, or held that was sent before.
 func (b *batch) sendLater(p *pendingCall) {
 	b.remote[p.call.ID] = p
-	if h := b.early[p.call.ID]; h != nil && !unreached(h) {
-		delete(b.early, p.call.ID)
+	if h := b.sentEarly[p.call.ID]; h != nil && !unreached(h) {
+		delete(b.sentEarly, p.call.ID)
 		p.sent, b.held = h, append(b.held, p)
 		return
 	}
@@ -236,7 +236,7 @@ func (b *batch) refuse(ctx context.Context, p *pendingCall, status protocol.Stat
 	_, span := b.startTool(ctx, p)
 	defer span.End()
 	failSpan(span, failure)
-	b.events = append(b.events, p.local(status, "", failure, 0))
+	b.events = append(b.events, p.localResult(status, "", failure, 0))
 }
 
 // run sends all calls at once and runs the inline tools concurrently. It returns when everything it
@@ -253,7 +253,7 @@ func (b *batch) run(ctx context.Context) error {
 	var group errgroup.Group
 	group.SetLimit(maxInline + 1)
 	if len(b.calls)+len(b.held) > 0 {
-		b.askAgain()
+		b.repeatQuestions()
 		group.Go(b.sendCalls(ctx))
 	}
 	b.detachEarly()
@@ -342,13 +342,13 @@ func (b *batch) update(ctx context.Context, u Update) {
 	case StateQueued:
 		event := p.as(EventToolQueued)
 		event.Text = u.Waits
-		b.tell(event)
+		b.notify(event)
 	case StateRunning:
 		if u.Question != nil || u.Answered != nil {
 			b.question(p, u)
 			return
 		}
-		b.tell(p.running(u))
+		b.notify(p.running(u))
 	case StateDone:
 		if u.Result == nil {
 			return
@@ -358,7 +358,7 @@ func (b *batch) update(ctx context.Context, u Update) {
 			b.settle(*b.decision(ctx, p, rule, answer{status: decisionDenied, reason: u.Result.Error.Message}))
 		}
 		event := p.result(u.Result)
-		b.show(ctx, p, &event)
+		b.decodeImage(ctx, p, &event)
 		event.Effect = b.effectOf(ctx, b.scope(b.id), p.tool, p.call, u.Result)
 		b.settle(event)
 	}
@@ -384,7 +384,7 @@ func (b *batch) question(p *pendingCall, u Update) {
 	event := p.as(EventQuestionAsked)
 	event.Question, event.Lane = u.Question, p.lane
 	if p.logged++; p.logged > maxQuestions {
-		b.tell(event)
+		b.notify(event)
 		return
 	}
 	if p.asked == nil {
@@ -399,14 +399,14 @@ func (b *batch) inOrder() []*pendingCall {
 	return slices.SortedFunc(maps.Values(b.remote), func(a, b *pendingCall) int { return a.place.Index - b.place.Index })
 }
 
-// askAgain tells observers what calls asked before the turn was resumed: a worker does not repeat
-// its question.
-func (b *batch) askAgain() {
+// repeatQuestions repeats to observers what calls asked before the turn was resumed: a worker does
+// not repeat its question.
+func (b *batch) repeatQuestions() {
 	for _, p := range b.inOrder() {
 		for _, id := range slices.Sorted(maps.Keys(p.asked)) {
 			event := p.as(EventQuestionAsked)
 			event.Question, event.Lane = p.asked[id], p.lane
-			b.tell(event)
+			b.notify(event)
 		}
 	}
 }
@@ -417,7 +417,7 @@ func (b *batch) runInline(ctx context.Context, p *pendingCall) {
 	defer span.End()
 	start := time.Now()
 	text, failure := p.plan.RunInline(ctx)
-	keep := b.keeps(p)
+	keep := b.fullOutputOf(p)
 	status := protocol.StatusOK
 	switch {
 	case detached(ctx):
@@ -431,19 +431,19 @@ func (b *batch) runInline(ctx context.Context, p *pendingCall) {
 		span.SetAttributes(genaiconv.Captured(genaiconv.ToolCallResult, text))
 	}
 	if failure == nil {
-		b.settle(p.local(status, keep.fitted(ctx, p.event.CallID, text), nil, time.Since(start)))
+		b.settle(p.localResult(status, keep.textFor(ctx, p.event.CallID, text), nil, time.Since(start)))
 		return
 	}
 	failSpan(span, failure)
-	event := p.local(status, "", failure, time.Since(start))
+	event := p.localResult(status, "", failure, time.Since(start))
 	event.Content = p.tool.WithNote(keep.failed(ctx, p.event.CallID, status, failure), p.note)
 	b.settle(event)
 }
 
-// keeps stores what a tool that ran here returned, if a model is not shown all of it.
-func (b *batch) keeps(p *pendingCall) keeping {
+// fullOutputOf stores what a tool that ran here returned, if a model is not shown all of it.
+func (b *batch) fullOutputOf(p *pendingCall) fullOutput {
 	keeper, _ := b.dispatcher.(ports.Keeper)
-	return keeping{p.tool, keeper, b.opts.Logger, b.id}
+	return fullOutput{p.tool, keeper, b.opts.Logger, b.id}
 }
 
 // unknownResults are for the calls of a stopped turn of which nothing could be learned.
@@ -456,7 +456,7 @@ func (t *turnRun) unknownResults() []Event {
 		}
 		p := t.pending(turn, i)
 		p.tool = t.plan(&call).tool
-		events = append(events, p.local(protocol.StatusOutcomeUnknown, "", protocol.Errorf(
+		events = append(events, p.localResult(protocol.StatusOutcomeUnknown, "", protocol.Errorf(
 			protocol.CodeOutcomeUnknown, "The turn was stopped before a result came: the call may have had effects, or have them yet."), 0))
 	}
 	return events

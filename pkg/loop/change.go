@@ -122,7 +122,7 @@ func (s *session) rewind(e *Event) error {
 		return fmt.Errorf("the conversation goes back to turn %d of %d, of which one is open: %t", e.KeptTurn, len(s.turns), s.open() != nil)
 	}
 	for i := range s.turns[e.KeptTurn:] {
-		s.turns[e.KeptTurn+i].gone = true
+		s.turns[e.KeptTurn+i].rewound = true
 	}
 	if s.summary != nil && s.summary.turn >= e.KeptTurn {
 		s.summary = nil
@@ -134,7 +134,7 @@ func (s *session) rewind(e *Event) error {
 // visible is the number of the last turn that the model reads; 0 for none.
 func (s *session) visible() int {
 	for i := len(s.turns); i > 0; i-- {
-		if !s.turns[i-1].gone {
+		if !s.turns[i-1].rewound {
 			return i
 		}
 	}
@@ -143,7 +143,7 @@ func (s *session) visible() int {
 
 // inView are the steps of the turn that the conversation has.
 func (t *turn) inView() []step {
-	if t.gone {
+	if t.rewound {
 		return nil
 	}
 	return t.steps

@@ -69,7 +69,7 @@ func (b *batch) runOutside(ctx context.Context, p *pendingCall, do func(context.
 	failure, refused := errors.AsType[*protocol.Error](err)
 	switch {
 	case err == nil:
-		event := p.local(protocol.StatusOK, b.keeps(p).fitted(ctx, p.event.CallID, prose.Valid(text)), nil, time.Since(start))
+		event := p.localResult(protocol.StatusOK, b.fullOutputOf(p).textFor(ctx, p.event.CallID, prose.Valid(text)), nil, time.Since(start))
 		event.Read = noted.Read
 		b.settle(event)
 		return nil
@@ -79,7 +79,7 @@ func (b *batch) runOutside(ctx context.Context, p *pendingCall, do func(context.
 		if failure.Code == protocol.CodeCancelled {
 			status = protocol.StatusCancelled
 		}
-		b.settle(p.local(status, "", failure, time.Since(start)))
+		b.settle(p.localResult(status, "", failure, time.Since(start)))
 		return nil
 	default:
 		failSpan(span, err)
@@ -273,8 +273,8 @@ func (s *session) unattended(now time.Time) (used protocol.Spending, first time.
 	return used, first
 }
 
-// early says why a turn that a firing begins must not begin yet, and when it may; "" if it may.
-func (s *session) early(u *ports.Unattended, now time.Time) (why string, at time.Time) {
+// notBefore says why a turn that a firing begins must not begin yet, and when it may; "" if it may.
+func (s *session) notBefore(u *ports.Unattended, now time.Time) (why string, at time.Time) {
 	var begun []time.Time // the latest first
 	for i := range slices.Backward(s.turns[s.first:]) {
 		if t := &s.turns[s.first+i]; t.trigger != "" {
@@ -307,7 +307,7 @@ func (r *Runner) postponed(ctx context.Context, rec *recorder, input Input) (*pr
 	if u == nil || u.Firing == nil {
 		return nil, nil //nolint:nilnil // it begins now
 	}
-	why, at := rec.session.early(u, time.Now())
+	why, at := rec.session.notBefore(u, time.Now())
 	if why == "" {
 		return nil, nil //nolint:nilnil // as above
 	}

@@ -160,7 +160,7 @@ func (c *conversation) referTo(ctx context.Context, unseen bool) (bool, error) {
 			}
 			_, out := c.session.leftOut[Part{a.ID, PartAttachment}]
 			switch {
-			case out, t.gone, len(a.Data) == 0, a.MediaType == mediaText && weight < leastReferred:
+			case out, t.rewound, len(a.Data) == 0, a.MediaType == mediaText && weight < leastReferred:
 			case a.MediaType != mediaText && len(t.steps) == 0 && !unseen:
 			default:
 				found, size = append(found, place{i, n}), size+weight
@@ -175,7 +175,7 @@ func (c *conversation) referTo(ctx context.Context, unseen bool) (bool, error) {
 		t := &c.session.turns[at.turn]
 		a := &t.input.Attachments[at.index]
 		id := wire.NewCallID(c.id, c.session.seed, t.number, 0, at.index)
-		text := c.keptAttachment(ctx, keeping{nil, keeper, c.opts.Logger, c.id}, id, a)
+		text := c.keptAttachment(ctx, fullOutput{nil, keeper, c.opts.Logger, c.id}, id, a)
 		if text == "" {
 			continue
 		}
@@ -187,9 +187,9 @@ func (c *conversation) referTo(ctx context.Context, unseen bool) (bool, error) {
 }
 
 // keptAttachment stores an attachment, and returns the reference to it; "" if that fails.
-func (c *conversation) keptAttachment(ctx context.Context, k keeping, id protocol.CallID, a *Attachment) string {
+func (c *conversation) keptAttachment(ctx context.Context, k fullOutput, id protocol.CallID, a *Attachment) string {
 	if a.MediaType == mediaText {
-		if k.keep(ctx, id, string(a.Data)) == nil {
+		if k.storeText(ctx, id, string(a.Data)) == nil {
 			return ""
 		}
 		return fmt.Sprintf("%s because %s. All %d bytes of %s: read with path=%q]", reference, conversationLong, len(a.Data), a.Name, render.Handle(id, "", 0, 0))
@@ -373,7 +373,7 @@ func (s *session) transcript(turn, step, most int) string {
 	until := &summary{turn: turn, step: step}
 	for i := range s.turns[:turn+1] {
 		t := &s.turns[i]
-		if t.gone {
+		if t.rewound {
 			continue
 		}
 		part("User", s.inputOf(t).Text)

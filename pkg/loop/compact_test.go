@@ -334,7 +334,7 @@ func TestCompaction_RefersToAttachments(t *testing.T) {
 			t.Parallel()
 			r := newRig(asks("a", "inline"), says("done"), says("next"))
 			r.opts.System, r.opts.Compaction = "x", &loop.Compaction{Model: &summarizer{}, At: test.at}
-			keeper := &keeping{fleet: r.fleet, kept: map[protocol.CallID]string{}}
+			keeper := &fullTexts{fleet: r.fleet, kept: map[protocol.CallID]string{}}
 			var dispatcher loop.Dispatcher = r.fleet
 			if test.stores {
 				dispatcher = keeper
@@ -388,7 +388,7 @@ func TestCompaction_RefersToImages(t *testing.T) {
 			t.Parallel()
 			r := newRig(asks("a", "inline"), says("done"))
 			r.opts.System, r.opts.Compaction = "x", &loop.Compaction{Model: &summarizer{}, At: int64(test.at)}
-			keeper := &keeping{fleet: r.fleet, kept: map[protocol.CallID]string{}}
+			keeper := &fullTexts{fleet: r.fleet, kept: map[protocol.CallID]string{}}
 			runner, err := loop.New(&counting{script: r.model, window: test.window}, keeper, r.journal, table(t, reads()), &r.opts)
 			require.NoError(t, err)
 			result, err := runner.Run(t.Context(), r.session, loop.Input{Text: "Look.", Attachments: files})

@@ -71,7 +71,7 @@ type turn struct {
 	bill   Bill // with that of its sub-agents
 	begun
 	notes    []string        // of jobs that ended before the first step
-	gone     bool            // a person took it out of the conversation
+	rewound  bool            // a person took it out of the conversation
 	added    []addition      // by a person, in their order
 	streamed []stepCall      // of the reply that is not there yet
 	lastAt   int             // steps at which a budget was used up; 0 while none is
@@ -325,7 +325,7 @@ func (s *session) endTurn(e *Event) error {
 	case len(t.streamed) > 0:
 		return fmt.Errorf("step %d has no reply", len(t.steps)+1)
 	}
-	result := t.soFar(Outcome(e.Status), e.Error)
+	result := t.resultSoFar(Outcome(e.Status), e.Error)
 	t.result = &result
 	return nil
 }
@@ -359,7 +359,7 @@ func (s *session) conversation(system string) []Message {
 	messages := []Message{{Role: RoleSystem, Text: system}}
 	for i := range s.turns {
 		t := &s.turns[i]
-		if t.gone {
+		if t.rewound {
 			continue
 		}
 		if s.summary != nil && s.summary.turn == i && s.summary.step == 0 {
@@ -401,7 +401,7 @@ func (s *step) appendTo(messages []Message, withReasoning bool) []Message {
 			continue
 		}
 		messages = append(messages, Message{
-			Role: RoleTool, Text: *call.content, ToolCallID: call.ID, Name: call.Name, Image: shown(call.image),
+			Role: RoleTool, Text: *call.content, ToolCallID: call.ID, Name: call.Name, Image: visibleImage(call.image),
 		})
 	}
 	return messages
@@ -432,8 +432,8 @@ func (t *turn) missing() int {
 	return missing
 }
 
-// soFar is the turn's result if it ended now.
-func (t *turn) soFar(outcome Outcome, failure *protocol.Error) TurnResult {
+// resultSoFar is the turn's result if it ended now.
+func (t *turn) resultSoFar(outcome Outcome, failure *protocol.Error) TurnResult {
 	result := TurnResult{
 		Turn: t.number, Outcome: outcome, Steps: len(t.steps), Usage: t.bill.Usage, CostUSD: t.bill.CostUSD, Error: failure,
 	}
@@ -444,8 +444,8 @@ func (t *turn) soFar(outcome Outcome, failure *protocol.Error) TurnResult {
 	return result
 }
 
-// shown is an image for a model; nil when there is none, or its data is not kept any more.
-func shown(image *Image) *Image {
+// visibleImage is an image for a model; nil when there is none, or its data is not kept any more.
+func visibleImage(image *Image) *Image {
 	if image == nil || len(image.Data) == 0 {
 		return nil
 	}

@@ -259,9 +259,9 @@ func (r *recorder) add(ctx context.Context, text string) (bool, error) {
 	return true, nil
 }
 
-// collect folds the additions so far. With asks the model is asked next: what comes from then on is
-// behind the reply.
-func (r *recorder) collect(asks bool) error {
+// collectAdditions folds the additions so far. With asks the model is asked next: what comes from
+// then on is behind the reply.
+func (r *recorder) collectAdditions(asks bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range r.added {

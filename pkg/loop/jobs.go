@@ -50,7 +50,7 @@ func (s *session) endJob(e *Event) error {
 	}
 	ended := *e
 	j.ended = &ended
-	if e.Told || s.turns[j.turn-1].gone { // the conversation does not have it
+	if e.Told || s.turns[j.turn-1].rewound { // the conversation does not have it
 		return nil
 	}
 	if last := t.last(); last != nil && j.Name == wire.AgentTool {
@@ -117,14 +117,14 @@ type follower struct {
 	sent    Handle // of call; nil until it is sent
 }
 
-// learned reports, once the job is done, whether its end is known.
-func (f *follower) learned() bool { return f.result != nil || f.ended != nil }
+// knowsOutcome reports, once the job is done, whether its end is known.
+func (f *follower) knowsOutcome() bool { return f.result != nil || f.ended != nil }
 
 // failed reports whether nothing comes any more although the end was not learned.
 func (f *follower) failed() bool {
 	select {
 	case <-f.done:
-		return !f.learned()
+		return !f.knowsOutcome()
 	default:
 		return false
 	}
@@ -136,7 +136,7 @@ var errJobCancelled = errors.New("the job was cancelled")
 // before the other calls of the step.
 func (w *followers) startJobs(ctx context.Context, jobs []newJob) error {
 	for _, n := range jobs {
-		event := n.pending.local(protocol.StatusOK, "", nil, 0)
+		event := n.pending.localResult(protocol.StatusOK, "", nil, 0)
 		event.Job = jobName(event.Turn, event.Step, event.Index)
 		event.Content = fmt.Sprintf("[%s runs in the background. You will be told when it has ended; go on with something else.]", event.Job)
 		if n.pending.agent().Background {
@@ -181,7 +181,7 @@ func (b *batch) promote(ctx context.Context) bool {
 		return false
 	}
 	for _, p := range left {
-		event := p.local(protocol.StatusOK, "", nil, b.opts.PromoteAfter)
+		event := p.localResult(protocol.StatusOK, "", nil, b.opts.PromoteAfter)
 		event.Job = jobName(event.Turn, event.Step, event.Index)
 		event.Content = p.tool.WithNote(fmt.Sprintf("[The call has not ended after %s and goes on as %s in the background. You will be told when it has ended; go on with something else.]",
 			b.opts.PromoteAfter, event.Job), p.note)
@@ -216,7 +216,7 @@ func (w *followers) follow(ctx context.Context, p *pendingCall, resolve func(con
 		for {
 			stopped := jobCtx.Err() != nil // this try cancels the call
 			err := w.attend(jobCtx, f, resolve)
-			if f.learned() || err == nil || stopped || detached(jobCtx) {
+			if f.knowsOutcome() || err == nil || stopped || detached(jobCtx) {
 				return
 			}
 			f.accept()
@@ -291,7 +291,7 @@ func (w *followers) followerOf(ctx context.Context, j *job, asked bool) *followe
 		if !f.failed() || f.err != nil && (!asked || errors.Is(f.err, ErrJournalConflict)) {
 			return f
 		}
-		w.account.add(less(protocol.Spending{}, f.counted)) // the next one counts it
+		w.account.add(subtract(protocol.Spending{}, f.counted)) // the next one counts it
 	}
 	w.recorder.mu.Lock() // results of the step may be journaled meanwhile
 	defer w.recorder.mu.Unlock()
@@ -310,7 +310,7 @@ func (w *followers) followerOf(ctx context.Context, j *job, asked bool) *followe
 	}
 	if failure == nil && p.agent().Background {
 		f := w.followAgent(p, denied) //nolint:contextcheck // it outlives the step
-		if begun.gone {
+		if begun.rewound {
 			f.stop(errRewound)
 		}
 		return f
@@ -322,7 +322,7 @@ func (w *followers) followerOf(ctx context.Context, j *job, asked bool) *followe
 	if failure == nil && err == nil && plan.Payload != nil && (j.lane == "" || j.lane == laneOf(&call)) {
 		call.Again = true
 		w.bind(ctx, &call, binding(judged))
-		j.bound.hold(&call)
+		j.bound.applyTo(&call)
 		return w.follow(ctx, p, w.resolved(p, j, &call, denied))
 	}
 	return w.follow(ctx, p, w.resolved(p, j, nil, nil))
@@ -343,14 +343,14 @@ func (w *followers) resolved(p *pendingCall, j *job, planned *protocol.Call, den
 			if sent || err != nil {
 				return planned, nil, err
 			}
-			ended := p.local(protocol.StatusRejected, "", denied, 0)
+			ended := p.localResult(protocol.StatusRejected, "", denied, 0)
 			return nil, &ended, nil
 		}
 		call, result, err := w.findOrVoid(ctx, lane, p.place.ID)
 		if call != nil || err != nil {
 			return call, nil, err
 		}
-		ended := p.local(protocol.StatusOutcomeUnknown, "", protocol.Errorf(protocol.CodeOutcomeUnknown,
+		ended := p.localResult(protocol.StatusOutcomeUnknown, "", protocol.Errorf(protocol.CodeOutcomeUnknown,
 			"The tool %s of this job is not there any more, or another one, so its result cannot be read.", name), 0)
 		if result != nil {
 			ended = p.result(result)
@@ -370,9 +370,9 @@ func (w *followers) resumeJobs(ctx context.Context) {
 	}
 }
 
-// tellJobs journals the ends of jobs that have arrived, so that the model gets them in
+// recordEndedJobs journals the ends of jobs that have arrived, so that the model gets them in
 // its next step, and sees that all others are waited for.
-func (w *followers) tellJobs(ctx context.Context) error {
+func (w *followers) recordEndedJobs(ctx context.Context) error {
 	if err := w.record(ctx, w.recordedEnds()...); err != nil {
 		return err
 	}
@@ -381,7 +381,7 @@ func (w *followers) tellJobs(ctx context.Context) error {
 			continue
 		}
 		f := w.followerOf(ctx, &j, false)
-		if !f.hasEnded(ctx) || !f.learned() {
+		if !f.hasEnded(ctx) || !f.knowsOutcome() {
 			continue // it runs, or the fleet could not be reached
 		}
 		if _, err := w.endJob(ctx, &j, f, false); err != nil {
@@ -440,18 +440,18 @@ func (w *followers) runJobTool(ctx context.Context, p *pendingCall, request wire
 	ctx, span := w.startTool(ctx, p)
 	defer span.End()
 	start := time.Now()
-	status, text, failure := w.aboutJob(ctx, request)
+	status, text, failure := w.answerJobRequest(ctx, request)
 	if detached(ctx) {
 		return // the next run of the session asks again
 	}
 	if failure != nil {
 		failSpan(span, failure)
 	}
-	settle(p.local(status, text, failure, time.Since(start)))
+	settle(p.localResult(status, text, failure, time.Since(start)))
 }
 
-// aboutJob answers a request about jobs.
-func (w *followers) aboutJob(ctx context.Context, request wire.JobRequest) (protocol.Status, string, *protocol.Error) {
+// answerJobRequest answers a request about jobs.
+func (w *followers) answerJobRequest(ctx context.Context, request wire.JobRequest) (protocol.Status, string, *protocol.Error) {
 	all := w.jobs()
 	if request.Verb == wire.JobStatus && request.Job == "" {
 		return protocol.StatusOK, listJobs(all), nil
@@ -489,7 +489,7 @@ func (w *followers) aboutJob(ctx context.Context, request wire.JobRequest) (prot
 	}
 	select {
 	case <-f.done:
-		if f.learned() {
+		if f.knowsOutcome() {
 			return w.jobEnd(ctx, found, f)
 		}
 		if request.Verb == wire.JobCancel {
@@ -510,7 +510,7 @@ func (w *followers) await(ctx context.Context, j *job, f *follower) *follower {
 		case <-ctx.Done():
 			return f
 		}
-		if f.learned() || !pause.For(ctx, pause.Resume) {
+		if f.knowsOutcome() || !pause.For(ctx, pause.Resume) {
 			return f
 		}
 		next := w.followerOf(ctx, j, true)

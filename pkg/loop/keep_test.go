@@ -17,8 +17,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
-// keeping is a fleet that keeps texts, unless err is set.
-type keeping struct {
+// fullTexts is a fleet that keeps texts, unless err is set.
+type fullTexts struct {
 	*fleet
 
 	err error
@@ -27,7 +27,7 @@ type keeping struct {
 	kept map[protocol.CallID]string
 }
 
-func (k *keeping) Keep(_ context.Context, _ protocol.SessionID, call protocol.CallID, text string) error {
+func (k *fullTexts) Keep(_ context.Context, _ protocol.SessionID, call protocol.CallID, text string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.err == nil {
@@ -36,11 +36,11 @@ func (k *keeping) Keep(_ context.Context, _ protocol.SessionID, call protocol.Ca
 	return k.err
 }
 
-func (k *keeping) KeepMedia(ctx context.Context, session protocol.SessionID, call protocol.CallID, data []byte) error {
+func (k *fullTexts) KeepMedia(ctx context.Context, session protocol.SessionID, call protocol.CallID, data []byte) error {
 	return k.Keep(ctx, session, call+"#media", string(data))
 }
 
-var _ ports.Keeper = (*keeping)(nil)
+var _ ports.Keeper = (*fullTexts)(nil)
 
 func long(t *testing.T) *tools.Table {
 	t.Helper()
@@ -63,7 +63,7 @@ func TestRun_WhatIsCutOfAnErrorIsKept(t *testing.T) {
 		return "", errors.New(message)
 	}))
 	r := newRig(asks("a", "wrong"), says("done"))
-	keeper := &keeping{fleet: r.fleet, kept: map[protocol.CallID]string{}}
+	keeper := &fullTexts{fleet: r.fleet, kept: map[protocol.CallID]string{}}
 	runner, err := loop.New(r.model, keeper, r.journal, wrong, &loop.Options{Observe: r.watch.observe})
 	require.NoError(t, err)
 	_, err = runner.Run(t.Context(), "s1", loop.Input{Text: "go"})
@@ -78,7 +78,7 @@ func TestRun_WhatIsCutOfAnInlineToolIsKept(t *testing.T) {
 	t.Parallel()
 	for name, err := range map[string]error{"kept": nil, "cannot be kept": errors.New("full")} {
 		r := newRig(asks("a", "long", "inline"), says("done"))
-		keeper := &keeping{fleet: r.fleet, err: err, kept: map[protocol.CallID]string{}}
+		keeper := &fullTexts{fleet: r.fleet, err: err, kept: map[protocol.CallID]string{}}
 		runner, fault := loop.New(r.model, keeper, r.journal, long(t), &loop.Options{Observe: r.watch.observe})
 		require.NoError(t, fault)
 		_, fault = runner.Run(t.Context(), "s1", loop.Input{Text: "go"})
@@ -98,7 +98,7 @@ func TestRun_WhatIsCutOfAnInlineToolIsKept(t *testing.T) {
 
 func TestPlanSingle_WhatIsCutOfAnInlineToolIsKept(t *testing.T) {
 	t.Parallel()
-	keeper := &keeping{kept: map[protocol.CallID]string{}}
+	keeper := &fullTexts{kept: map[protocol.CallID]string{}}
 	single := loop.PlanSingle(t.Context(), long(t), "s1", "long", "{}", &loop.SingleOptions{Dispatcher: keeper})
 	require.Len(t, keeper.kept, 1)
 	for call := range keeper.kept {

@@ -249,10 +249,10 @@ func (b *batch) oneScratch(ctx context.Context, p *pendingCall, request wire.Scr
 	text, change, failure := b.scratched(request)
 	if failure != nil {
 		failSpan(span, failure)
-		b.settle(p.local(protocol.StatusRejected, "", failure, time.Since(start)))
+		b.settle(p.localResult(protocol.StatusRejected, "", failure, time.Since(start)))
 		return
 	}
-	event := p.local(protocol.StatusOK, b.keeps(p).fitted(ctx, p.event.CallID, text), nil, time.Since(start))
+	event := p.localResult(protocol.StatusOK, b.fullOutputOf(p).textFor(ctx, p.event.CallID, text), nil, time.Since(start))
 	event.Scratch = change
 	b.settle(event)
 }

@@ -30,10 +30,10 @@ func (b *batch) askUser(ctx context.Context, p *pendingCall, request wire.Person
 		if failure.Code == protocol.CodeCancelled {
 			status = protocol.StatusCancelled
 		}
-		b.settle(p.local(status, "", failure, time.Since(start)))
+		b.settle(p.localResult(status, "", failure, time.Since(start)))
 		return nil
 	}
-	event := p.local(protocol.StatusOK, textOf(answer), nil, time.Since(start))
+	event := p.localResult(protocol.StatusOK, textOf(answer), nil, time.Since(start))
 	event.By = prose.Valid(answer.By)
 	b.settle(event)
 	return nil
@@ -49,7 +49,7 @@ func (t *turnRun) answered(ctx context.Context, p *pendingCall, request wire.Per
 	asked.Question, asked.Lane = &request.Question, string(protocol.SessionPool)+"/session/"+string(t.id)
 	listening := func() error {
 		if p.asked[request.Question.ID] != nil { // by an earlier run
-			t.tell(asked)
+			t.notify(asked)
 			return nil
 		}
 		return t.record(ctx, asked)

@@ -219,8 +219,8 @@ func (b *Binding) of(result *protocol.Result) *protocol.Call {
 	return call
 }
 
-// hold makes a call as bound as it was when it was journaled; nil changes nothing.
-func (b *Binding) hold(call *protocol.Call) {
+// applyTo makes a call as bound as it was when it was journaled; nil changes nothing.
+func (b *Binding) applyTo(call *protocol.Call) {
 	if b == nil {
 		return
 	}
@@ -305,9 +305,10 @@ func (t *turnRun) wasSent(ctx context.Context, name, lane string, id protocol.Ca
 // laneOf returns a call's pool and lane, as in the journal.
 func laneOf(call *protocol.Call) string { return string(call.Pool) + "/" + string(call.Lane()) }
 
-// lost returns the error of a call that an earlier run may have sent and that cannot be sent again
-// as it was: failure is the reason, nil means that the call would go to another lane or pool now.
-func lost(failure *protocol.Error) *protocol.Error {
+// lostCallError returns the error of a call that an earlier run may have sent and that cannot be
+// sent again as it was: failure is the reason, nil means that the call would go to another lane or
+// pool now.
+func lostCallError(failure *protocol.Error) *protocol.Error {
 	why := "its tool is another one now"
 	if failure != nil {
 		why = failure.Message

@@ -180,7 +180,7 @@ func (c *stepCall) ranHere() bool { return c.sent && c.lane == "" && c.Name != w
 // deny is the verdict that a call is not made, or not once more.
 func (v verdict) deny(call *stepCall, reason string) verdict {
 	if v.denied = policyDenied(reason); call.ranHere() {
-		v.status, v.denied = protocol.StatusOutcomeUnknown, lost(v.denied)
+		v.status, v.denied = protocol.StatusOutcomeUnknown, lostCallError(v.denied)
 	}
 	return v
 }
@@ -208,8 +208,8 @@ func policyDenied(reason string) *protocol.Error {
 func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged policy.Verdict) (verdict, error) {
 	v := binding(judged)
 	select {
-	case t.asked() <- struct{}{}:
-		defer func() { <-t.asked() }()
+	case t.personSlot() <- struct{}{}:
+		defer func() { <-t.personSlot() }()
 	case <-ctx.Done():
 		return v, ifDetached(ctx)
 	}

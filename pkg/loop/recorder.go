@@ -157,7 +157,7 @@ func (r *recorder) publish(ctx context.Context, events []Event) error {
 			r.lost = err
 			return err
 		}
-		r.above.add(timeless(less(r.session.spent, before)))
+		r.above.add(withoutTime(subtract(r.session.spent, before)))
 		if events[i].Type == EventToolResult {
 			r.logResult(ctx, &events[i])
 		}
@@ -187,8 +187,8 @@ func (r *recorder) logResult(ctx context.Context, e *Event) {
 		slog.String("status", e.Status), slog.String("code", string(code)))
 }
 
-// tell passes a live event to the observer only.
-func (r *recorder) tell(e Event) {
+// notify passes a live event to the observer only.
+func (r *recorder) notify(e Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e.SessionID, e.Time = r.id, time.Now().UTC()

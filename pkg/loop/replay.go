@@ -119,7 +119,7 @@ func (t *turnRun) recorded(p *pendingCall, call *stepCall) []Event {
 		events = r.calls[callPosition{at, p.event.Index}]
 	}
 	if !slices.ContainsFunc(events, func(e Event) bool { return e.Type == EventToolResult }) {
-		return []Event{p.local(protocol.StatusOutcomeUnknown, "", protocol.Errorf(protocol.CodeOutcomeUnknown, "The recording has no result of this call."), 0)}
+		return []Event{p.localResult(protocol.StatusOutcomeUnknown, "", protocol.Errorf(protocol.CodeOutcomeUnknown, "The recording has no result of this call."), 0)}
 	}
 	events = slices.Clone(events)
 	for i := range events {

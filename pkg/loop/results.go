@@ -96,9 +96,9 @@ func (p *pendingCall) result(r *protocol.Result) Event {
 	return event
 }
 
-// show decodes the image of a result before a model gets it. One that is none is left out, and a
-// document that the model does not take is followed by its text; the content says so.
-func (b *batch) show(ctx context.Context, p *pendingCall, event *Event) {
+// decodeImage decodes the image of a result before a model gets it. One that is none is left out,
+// and a document that the model does not take is followed by its text; the content says so.
+func (b *batch) decodeImage(ctx context.Context, p *pendingCall, event *Event) {
 	switch {
 	case event.Image == nil:
 	case event.Image.MediaType != render.MediaPDF:
@@ -117,7 +117,7 @@ func (b *batch) show(ctx context.Context, p *pendingCall, event *Event) {
 		text = event.Content + "\n\n" + text
 		var kept *protocol.Kept
 		if !render.Fits(text) {
-			kept = b.keeps(p).keep(ctx, event.CallID, text)
+			kept = b.fullOutputOf(p).storeText(ctx, event.CallID, text)
 		}
 		event.Content = render.Shown(text, event.CallID, kept)
 	}
@@ -126,33 +126,33 @@ func (b *batch) show(ctx context.Context, p *pendingCall, event *Event) {
 // resultFields are a worker's result, of which the model sees content.
 func resultFields(r *protocol.Result, content string) ResultFields {
 	return ResultFields{
-		Content: content, Error: carried(r.Error), WorkerID: r.WorkerID, Attempt: r.Attempt,
-		Tries: carriedTries(r.Tries), QueueMS: &r.QueueMS, RunMS: &r.RunMS, Diff: render.Diff(r),
+		Content: content, Error: boundedError(r.Error), WorkerID: r.WorkerID, Attempt: r.Attempt,
+		Tries: boundedTries(r.Tries), QueueMS: &r.QueueMS, RunMS: &r.RunMS, Diff: render.Diff(r),
 	}
 }
 
-// carriedTries are attempts as an event has them, see [carried].
-func carriedTries(tries []protocol.Try) []protocol.Try {
+// boundedTries are attempts as an event has them, see [boundedError].
+func boundedTries(tries []protocol.Try) []protocol.Try {
 	tries = slices.Clone(tries)
 	for i := range tries {
-		tries[i].Error = carried(tries[i].Error)
+		tries[i].Error = boundedError(tries[i].Error)
 	}
 	return tries
 }
 
-// carried is an error as an event has it: with no more of its message than a model is shown,
+// boundedError is an error as an event has it: with no more of its message than a model is shown,
 // because an event that no journal can take would keep its session from going on for ever.
-func carried(callErr *protocol.Error) *protocol.Error {
+func boundedError(callErr *protocol.Error) *protocol.Error {
 	if callErr == nil {
 		return nil
 	}
 	return &protocol.Error{Code: callErr.Code, Message: render.Shown(prose.Valid(callErr.Message), "", nil)}
 }
 
-// local is the event of a result that was made in this process.
-func (p *pendingCall) local(status protocol.Status, text string, callErr *protocol.Error, ran time.Duration) Event {
+// localResult is the event of a result that was made in this process.
+func (p *pendingCall) localResult(status protocol.Status, text string, callErr *protocol.Error, ran time.Duration) Event {
 	event := p.as(EventToolResult)
-	event.Status, event.Error, event.Content = string(status), carried(callErr), text
+	event.Status, event.Error, event.Content = string(status), boundedError(callErr), text
 	if callErr != nil {
 		event.Content = p.tool.Failure(&protocol.Result{Status: status, Error: callErr})
 	}
@@ -180,46 +180,46 @@ func (t *turnRun) startTool(ctx context.Context, p *pendingCall) (context.Contex
 	return t.opts.Tracer.Start(ctx, name, trace.WithAttributes(attributes...)) //nolint:spancheck // the caller ends it
 }
 
-// keepTimeout bounds the keeping of one text.
-const keepTimeout = 15 * time.Second
+// storeTimeout bounds the storing of one text.
+const storeTimeout = 15 * time.Second
 
-// keeping stores the whole output of inline tools that is cut for the model, if there is a Keeper;
-// else the texts do not say that it is kept.
-type keeping struct {
+// fullOutput stores the whole output of inline tools that is cut for the model, if there is a
+// Keeper; else the texts do not say that it is kept.
+type fullOutput struct {
 	tool    *tools.Tool
 	keeper  ports.Keeper // may be nil
 	logger  *slog.Logger
 	session protocol.SessionID
 }
 
-// fitted is what a model is shown of a text.
-func (k keeping) fitted(ctx context.Context, call protocol.CallID, text string) string {
+// textFor is what a model is shown of a text.
+func (k fullOutput) textFor(ctx context.Context, call protocol.CallID, text string) string {
 	var kept *protocol.Kept
 	if !render.Fits(text) {
-		kept = k.keep(ctx, call, text)
+		kept = k.storeText(ctx, call, text)
 	}
 	return k.tool.Returned(text, call, kept)
 }
 
 // failed is what a model is shown of a failure.
-func (k keeping) failed(ctx context.Context, call protocol.CallID, status protocol.Status, callErr *protocol.Error) string {
+func (k fullOutput) failed(ctx context.Context, call protocol.CallID, status protocol.Status, callErr *protocol.Error) string {
 	result := &protocol.Result{CallID: call, Status: status, Error: callErr}
 	if len(callErr.Message) > plain.MaxError {
-		result.Kept = k.keep(ctx, call, callErr.Message)
+		result.Kept = k.storeText(ctx, call, callErr.Message)
 	}
 	return k.tool.Failure(result)
 }
 
-// keep returns nil when the text is not kept.
-func (k keeping) keep(ctx context.Context, call protocol.CallID, text string) *protocol.Kept {
+// storeText returns nil when the text is not stored.
+func (k fullOutput) storeText(ctx context.Context, call protocol.CallID, text string) *protocol.Kept {
 	if k.keeper == nil {
 		return nil
 	}
 	return k.store(ctx, call, func(ctx context.Context) error { return k.keeper.Keep(ctx, k.session, call, text) })
 }
 
-func (k keeping) store(ctx context.Context, call protocol.CallID, store func(context.Context) error) *protocol.Kept {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepTimeout)
+func (k fullOutput) store(ctx context.Context, call protocol.CallID, store func(context.Context) error) *protocol.Kept {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 	defer cancel()
 	if err := store(ctx); err != nil {
 		k.logger.WarnContext(ctx, "result cannot be kept whole", slog.String("call_id", string(call)), slog.Any("error", err))

@@ -223,7 +223,7 @@ func (r *Runner) runOther(ctx context.Context, rec *recorder) (TurnResult, error
 	gone, err := r.givenUp(ctx, rec.id, open.input.ID)
 	switch {
 	case err != nil:
-		return unfinished(ctx, open.soFar("", nil), err), err
+		return unfinished(ctx, open.resultSoFar("", nil), err), err
 	case gone:
 		return r.endGivenUp(ctx, rec)
 	default:

@@ -166,13 +166,13 @@ func (s *Single) planned(ctx context.Context, o *SingleOptions, session protocol
 	}
 	text, failure := s.plan.RunInline(ctx)
 	keeper, _ := o.Dispatcher.(ports.Keeper)
-	keep := keeping{s.tool, keeper, s.logger, session}
+	keep := fullOutput{s.tool, keeper, s.logger, session}
 	if failure != nil {
 		s.Failed(protocol.StatusFailed, failure)
 		s.Text = s.tool.WithNote(keep.failed(ctx, call.ID, protocol.StatusFailed, failure), s.note)
 		return s
 	}
-	s.Status, s.Text = protocol.StatusOK, s.tool.WithNote(keep.fitted(ctx, call.ID, text), s.note)
+	s.Status, s.Text = protocol.StatusOK, s.tool.WithNote(keep.textFor(ctx, call.ID, text), s.note)
 	return s
 }
 
@@ -333,7 +333,7 @@ func (s *Single) Turn(session protocol.SessionID, turn int, input, tool, argumen
 			call(e)
 			e.Status, e.Content, e.Error, e.Diff = string(s.Status), s.Text, s.Error, render.Diff(r)
 			if r.CallID != "" {
-				e.WorkerID, e.Attempt, e.Tries, e.QueueMS, e.RunMS = r.WorkerID, r.Attempt, carriedTries(r.Tries), &r.QueueMS, &r.RunMS
+				e.WorkerID, e.Attempt, e.Tries, e.QueueMS, e.RunMS = r.WorkerID, r.Attempt, boundedTries(r.Tries), &r.QueueMS, &r.RunMS
 				e.Effect = s.effect
 			}
 		}),

@@ -111,7 +111,7 @@ func (s *SessionState) addReply(e *Event) {
 			CallFields: CallFields{Index: i, Name: c.Name, ToolCallID: c.ID, Arguments: c.Arguments},
 		}
 		if s.calls[call.at()] == nil {
-			put(&s.calls, call.at(), call)
+			setEvent(&s.calls, call.at(), call)
 		}
 	}
 }
@@ -119,9 +119,9 @@ func (s *SessionState) addReply(e *Event) {
 // begin notes that a call is sent.
 func (s *SessionState) begin(e *Event) {
 	call := new(*e)
-	put(&s.sent, e.CallID, call)
+	setEvent(&s.sent, e.CallID, call)
 	if e.Type == EventToolCall {
-		put(&s.calls, e.at(), call)
+		setEvent(&s.calls, e.at(), call)
 	}
 }
 
@@ -171,7 +171,7 @@ func without(events []*Event, id protocol.CallID) []*Event {
 	return slices.DeleteFunc(events, func(e *Event) bool { return e.CallID == id })
 }
 
-func put[K comparable](m *map[K]*Event, key K, e *Event) {
+func setEvent[K comparable](m *map[K]*Event, key K, e *Event) {
 	if *m == nil {
 		*m = make(map[K]*Event)
 	}

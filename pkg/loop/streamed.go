@@ -18,9 +18,9 @@ import (
 // before it is sent, and before its model_reply.
 //
 // Once the reply is there, its step holds the handles of the calls that were sent. After a crash a
-// resumed turn sends them again: they have their ids, and do not run again. A reply that breaks off,
-// by an error, a crash, or because the model began another one, is journaled with the calls that
-// were sent.
+// resumed turn sends them again: they have their ids, and do not run again. A reply that breaks
+// off, by an error, a crash, or because the model began another one, is journaled with the calls
+// that were sent.
 
 // finishBroken is the [Event].Finish of a reply that broke off after some of its calls were sent.
 const finishBroken = "broken_off"
@@ -53,15 +53,15 @@ func (t *turnRun) newStream() *stream {
 // detachEarly leaves the calls to themselves that were sent while their reply streamed, and that no
 // step holds.
 func (t *turnRun) detachEarly() {
-	for _, h := range t.early {
+	for _, h := range t.sentEarly {
 		h.Detach()
 		<-h.Done()
 	}
-	t.early = nil
+	t.sentEarly = nil
 }
 
-// say notes a piece of the text.
-func (s *stream) say(text string) { s.text += text }
+// addText notes a piece of the text.
+func (s *stream) addText(text string) { s.text += text }
 
 // add takes the call at index of the reply, and sends it if it may be sent now. A reply that begins
 // again repeats its calls.
@@ -138,16 +138,16 @@ func (s *stream) send(ctx context.Context, p *pendingCall, call protocol.Call) b
 		switch event := p.as(EventToolQueued); u.State {
 		case StateQueued:
 			event.Text = u.Waits
-			s.turn.tell(event)
+			s.turn.notify(event)
 		case StateRunning:
-			s.turn.tell(p.running(u))
+			s.turn.notify(p.running(u))
 		case StateDone:
 		}
 	})[0]
-	if s.turn.early == nil {
-		s.turn.early = make(map[protocol.CallID]Handle)
+	if s.turn.sentEarly == nil {
+		s.turn.sentEarly = make(map[protocol.CallID]Handle)
 	}
-	s.turn.early[call.ID] = h
+	s.turn.sentEarly[call.ID] = h
 	timer := time.NewTimer(acceptTimeout)
 	defer timer.Stop()
 	select {
@@ -181,8 +181,8 @@ func (t *turnRun) estimated(text string) protocol.Usage {
 	return reply.Counted(t.session.tokens())
 }
 
-// breakOff journals the reply that the calls which were sent are of.
-func (t *turnRun) breakOff(ctx context.Context, text string, usage protocol.Usage) error {
+// recordBrokenReply journals a reply that broke off, with the calls that were sent.
+func (t *turnRun) recordBrokenReply(ctx context.Context, text string, usage protocol.Usage) error {
 	turn := t.session.open()
 	event := Event{Type: EventModelReply, Turn: turn.number, Step: len(turn.steps) + 1, Text: prose.Valid(text), ReplyFields: ReplyFields{Usage: &usage}}
 	for i := range turn.streamed {

@@ -20,14 +20,14 @@ type turnRun struct {
 	*Runner
 	*recorder
 
-	followed followers
-	failed   []Event                    // attempts that gave no reply, and are not journaled yet
-	since    time.Time                  // when it began, or its last reply was journaled
-	account  account                    // of what its sub-agents use
-	agents   atomic.Int32               // that it started or resumed, in the whole tree
-	asking   chan struct{}              // see [turnRun.asked]
-	early    map[protocol.CallID]Handle // calls that were sent while their reply streamed
-	shown    conversation
+	followed  followers
+	failed    []Event                    // attempts that gave no reply, and are not journaled yet
+	since     time.Time                  // when it began, or its last reply was journaled
+	account   account                    // of what its sub-agents use
+	agents    atomic.Int32               // that it started or resumed, in the whole tree
+	asking    chan struct{}              // see [turnRun.asked]
+	sentEarly map[protocol.CallID]Handle // calls that were sent while their reply streamed
+	shown     conversation
 }
 
 func newTurnRun(r *Runner, rec *recorder) *turnRun {
@@ -65,7 +65,7 @@ func (r *Runner) runTurn(ctx context.Context, rec *recorder) (TurnResult, error)
 func (r *Runner) runIn(ctx context.Context, span trace.Span, rec *recorder) (TurnResult, error) {
 	bound, err := r.under(rec.session.open().terms)
 	if err != nil {
-		return unfinished(ctx, rec.session.open().soFar("", nil), err), err
+		return unfinished(ctx, rec.session.open().resultSoFar("", nil), err), err
 	}
 	t := newTurnRun(bound, rec)
 	t.account.rec, t.account.above, t.account.began, t.account.alone = rec, r.lineage.above, r.lineage.began, ports.UnattendedOf(ctx)
@@ -103,14 +103,14 @@ func (t *turnRun) run(ctx context.Context) (TurnResult, error) {
 				return result, nil
 			}
 		}
-		return unfinished(ctx, t.session.turns[len(t.session.turns)-1].soFar("", nil), err), err
+		return unfinished(ctx, t.session.turns[len(t.session.turns)-1].resultSoFar("", nil), err), err
 	}
 }
 
 // next does what the turn needs next. It returns an ending when that is its end.
 // An error leaves the turn open.
 func (t *turnRun) next(ctx context.Context) (*ending, error) {
-	if err := t.collect(false); err != nil {
+	if err := t.collectAdditions(false); err != nil {
 		return nil, err
 	}
 	turn := t.session.open()
@@ -124,7 +124,7 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 	case len(turn.streamed) > 0 && detached(ctx):
 		return nil, context.Cause(ctx)
 	case len(turn.streamed) > 0: // an earlier run was lost meanwhile
-		return nil, t.breakOff(ctx, "", t.estimated(""))
+		return nil, t.recordBrokenReply(ctx, "", t.estimated(""))
 	case turn.missing() > 0:
 		return nil, t.runCalls(ctx)
 	case turn.lastAnswer():
@@ -153,7 +153,7 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 		if !may || err != nil {
 			return end, err
 		}
-		if err := t.followed.tellJobs(ctx); err != nil {
+		if err := t.followed.recordEndedJobs(ctx); err != nil {
 			return nil, err
 		}
 		if shorter, err := t.shown.compactLong(ctx); shorter || err != nil {
@@ -180,7 +180,7 @@ func (t *turnRun) stopped(ctx context.Context) (*ending, error) {
 
 // end journals the end of the turn.
 func (t *turnRun) end(ctx context.Context, end *ending) (TurnResult, error) {
-	result := t.session.open().soFar(end.outcome, end.failure)
+	result := t.session.open().resultSoFar(end.outcome, end.failure)
 	err := t.record(ctx, Event{
 		Type: EventTurnEnded, Turn: result.Turn, Step: result.Steps,
 		Status: string(result.Outcome), Text: result.Text, ReplyFields: ReplyFields{Usage: &result.Usage, CostUSD: result.CostUSD, ElapsedMS: t.elapsed()},
@@ -192,13 +192,13 @@ func (t *turnRun) end(ctx context.Context, end *ending) (TurnResult, error) {
 // ask gets the model's next reply. A model that fails ends the turn, and so does a reply that is
 // empty twice, or that no journal takes.
 func (t *turnRun) ask(ctx context.Context) (*ending, error) {
-	if err := t.collect(true); err != nil {
+	if err := t.collectAdditions(true); err != nil {
 		return nil, err
 	}
 	turn := t.session.open()
 	at := Event{Turn: turn.number, Step: len(turn.steps) + 1}
 	streams := t.newStream()
-	reply, failed := t.said(ctx, at, streams)
+	reply, failed := t.nonEmptyReply(ctx, at, streams)
 	usage, reported := reply.Usage, len(t.failed) > 0
 	if err := t.recordFailed(ctx); err != nil {
 		return nil, err
@@ -207,7 +207,7 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 		usage = t.estimated(streams.sentText)
 	}
 	if len(turn.streamed) > 0 && !detached(ctx) && (failed != nil || !turn.begins(uniqueIDs(reply.ToolCalls, t.session.taken, at.Turn, at.Step))) {
-		return nil, t.breakOff(ctx, streams.sentText, usage)
+		return nil, t.recordBrokenReply(ctx, streams.sentText, usage)
 	}
 	if failed != nil && ctx.Err() != nil {
 		return t.stopped(ctx)
@@ -240,7 +240,7 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	}
 	err := t.record(ctx, append(append(t.shown.leftOutEvents(at), native...), at)...)
 	if errors.Is(err, ErrEventTooLarge) && len(turn.streamed) > 0 {
-		return nil, t.breakOff(ctx, "", usage)
+		return nil, t.recordBrokenReply(ctx, "", usage)
 	}
 	if errors.Is(err, ErrEventTooLarge) {
 		if err := t.record(ctx, t.failedEvent(&reply, t.opts.Price, t.opts.ModelName, err.Error())); err != nil {
@@ -253,8 +253,8 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	return nil, err
 }
 
-// said gets a reply that says something; one that is empty is asked for once more.
-func (t *turnRun) said(ctx context.Context, at Event, streams *stream) (Reply, *ending) {
+// nonEmptyReply gets a reply that says something; one that is empty is asked for once more.
+func (t *turnRun) nonEmptyReply(ctx context.Context, at Event, streams *stream) (Reply, *ending) {
 	reply, failed := t.chat(ctx, at, "", streams)
 	if failed != nil || !reply.empty() {
 		return reply, failed
@@ -304,22 +304,22 @@ func (t *turnRun) chat(ctx context.Context, at Event, word string, streams *stre
 			return
 		}
 		if d.Reasoning != "" {
-			t.tell(Event{Type: EventReasoningDelta, Turn: at.Turn, Step: at.Step, Text: d.Reasoning})
+			t.notify(Event{Type: EventReasoningDelta, Turn: at.Turn, Step: at.Step, Text: d.Reasoning})
 		}
 		if d.Waits != "" {
-			t.tell(Event{Type: EventModelWaits, Turn: at.Turn, Step: at.Step, Text: prose.Valid(d.Waits)})
+			t.notify(Event{Type: EventModelWaits, Turn: at.Turn, Step: at.Step, Text: prose.Valid(d.Waits)})
 		}
 		if d.Call != nil {
 			streams.add(turnCtx, *d.Call, d.Index)
 		}
 		if d.Text != "" {
-			streams.say(d.Text)
-			t.tell(Event{Type: EventTextDelta, Turn: at.Turn, Step: at.Step, Text: d.Text})
+			streams.addText(d.Text)
+			t.notify(Event{Type: EventTextDelta, Turn: at.Turn, Step: at.Step, Text: d.Text})
 		}
 	})
 	if err != nil {
 		failSpan(span, err)
-		return Reply{}, &ending{OutcomeFailed, carried(&protocol.Error{Code: protocol.CodeModelFailed, Message: err.Error()})}
+		return Reply{}, &ending{OutcomeFailed, boundedError(&protocol.Error{Code: protocol.CodeModelFailed, Message: err.Error()})}
 	}
 	names := make([]string, len(reply.ToolCalls))
 	for i := range reply.ToolCalls {

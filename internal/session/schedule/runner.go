@@ -104,9 +104,9 @@ func (r *Runner) run(ctx context.Context) error {
 				r.Store.index.open(before)
 				break
 			}
-			r.note(ctx, entry)
+			r.onRecord(ctx, entry)
 		case message := <-sent:
-			r.look(message)
+			r.onMessage(message)
 		case <-timer.C:
 		}
 		if len(watch.Updates()) == 0 && len(sent) == 0 {
@@ -116,13 +116,13 @@ func (r *Runner) run(ctx context.Context) error {
 	}
 }
 
-// note keeps the latest record of a schedule.
-func (r *Runner) note(ctx context.Context, entry jetstream.KeyValueEntry) {
+// onRecord stores the latest record of a schedule.
+func (r *Runner) onRecord(ctx context.Context, entry jetstream.KeyValueEntry) {
 	s, err := (*Schedule)(nil), error(nil)
 	if entry.Operation() == jetstream.KeyValuePut {
 		s, err = decode(entry.Key(), entry.Value(), entry.Revision())
 	}
-	r.Store.index.note(entry.Key(), s, entry.Revision())
+	r.Store.index.put(entry.Key(), s, entry.Revision())
 	if last := r.known[entry.Key()]; last != nil && last.revision >= entry.Revision() {
 		return
 	}
@@ -141,8 +141,8 @@ func (r *Runner) note(ctx context.Context, entry jetstream.KeyValueEntry) {
 	r.known[s.Name] = s
 }
 
-// look notes that a channel has a message.
-func (r *Runner) look(message *nats.Msg) {
+// onMessage notes that a channel has a message.
+func (r *Runner) onMessage(message *nats.Msg) {
 	name, _, _ := wire.PartsOfMessage(message.Subject)
 	for _, s := range r.known {
 		if s.Channel == name {
@@ -394,8 +394,8 @@ type index struct {
 	owners   map[string]protocol.SessionID // of the triggers, by name
 }
 
-// note changes one record; a nil schedule is one that was removed or cannot be read.
-func (x *index) note(name string, s *Schedule, revision uint64) {
+// put changes one record; a nil schedule is one that was removed or cannot be read.
+func (x *index) put(name string, s *Schedule, revision uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if owner, known := x.owners[name]; known {
@@ -414,11 +414,11 @@ func (x *index) note(name string, s *Schedule, revision uint64) {
 		}
 		x.sessions[owner][name] = &own
 	}
-	x.see(revision)
+	x.advance(revision)
 }
 
-// see notes that the index is complete up to a sequence; the lock is held.
-func (x *index) see(revision uint64) {
+// advance notes that the index is complete up to a sequence; the lock is held.
+func (x *index) advance(revision uint64) {
 	if x.seen = max(x.seen, revision); x.changed != nil {
 		close(x.changed)
 		x.changed = nil
@@ -430,7 +430,7 @@ func (x *index) open(seen uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.kept = true
-	x.see(seen)
+	x.advance(seen)
 }
 
 // close empties the index: its runner has ended, or begins again.
@@ -438,7 +438,7 @@ func (x *index) close() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.kept, x.seen, x.owners, x.sessions = false, 0, nil, nil
-	x.see(0)
+	x.advance(0)
 }
 
 // indexWait is how long the index may take to have what is stored.
