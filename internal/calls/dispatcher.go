@@ -100,11 +100,8 @@ type Dispatcher struct {
 }
 
 var (
-	_ loop.Dispatcher  = (*Dispatcher)(nil)
-	_ ports.Keeper     = (*Dispatcher)(nil)
-	_ ports.Asker      = (*Dispatcher)(nil)
-	_ ports.TurnCaller = (*Dispatcher)(nil)
-	_ ports.Finder     = (*Dispatcher)(nil)
+	_ loop.Dispatcher = (*Dispatcher)(nil)
+	_ ports.Fleet     = (*Dispatcher)(nil)
 )
 
 // New opens the streams of a fleet, which must exist.
@@ -134,23 +131,23 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 // ModelLimits count the requests to models' providers for all processes of the fleet.
 func (d *Dispatcher) ModelLimits() *lane.Publisher { return d.publisher }
 
-// Keep implements [ports.Keeper]. What it keeps is read by workers of the default pool.
-func (d *Dispatcher) Keep(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error {
-	return d.keep(ctx, wire.KeptText(session, call), strings.NewReader(text))
+// StoreText implements [ports.Fleet]. What it stores is read by workers of the default pool.
+func (d *Dispatcher) StoreText(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error {
+	return d.store(ctx, wire.KeptText(session, call), strings.NewReader(text))
 }
 
-// KeepMedia implements [ports.Keeper].
-func (d *Dispatcher) KeepMedia(ctx context.Context, session protocol.SessionID, call protocol.CallID, data []byte) error {
-	return d.keep(ctx, wire.KeptPart(session, call, wire.PartMedia), bytes.NewReader(data))
+// StoreMedia implements [ports.Fleet].
+func (d *Dispatcher) StoreMedia(ctx context.Context, session protocol.SessionID, call protocol.CallID, data []byte) error {
+	return d.store(ctx, wire.KeptPart(session, call, wire.PartMedia), bytes.NewReader(data))
 }
 
-func (d *Dispatcher) keep(ctx context.Context, name string, content io.Reader) error {
+func (d *Dispatcher) store(ctx context.Context, name string, content io.Reader) error {
 	d = d.of(protocol.DefaultPool)
 	_, err := natsio.PutObject(ctx, d.js, wire.KeptBucket(d.fleet), name, content)
 	return err
 }
 
-// Ask implements [ports.Asker]. The question counts as one of pool [protocol.SessionPool].
+// Ask implements [ports.Fleet]. The question counts as one of pool [protocol.SessionPool].
 func (d *Dispatcher) Ask(
 	ctx context.Context, session protocol.SessionID, call protocol.CallID, question protocol.Question,
 	fits func(protocol.Answer) error, listening func() error,
@@ -159,7 +156,7 @@ func (d *Dispatcher) Ask(
 	return approval.Put(ctx, d.nc, d.fleet, a, question.ID, fits, listening)
 }
 
-// GivenUp implements [ports.TurnCaller]. A turn can be restarted, so its outcome is unknown only if
+// GivenUp implements [ports.Fleet]. A turn can be restarted, so its outcome is unknown only if
 // a coordinator was lost after it may have begun. A turn also ends if its call was rejected after
 // that, if it killed its coordinators, or if one panicked: its caller has that result, and it would
 // happen again. Turns that failed otherwise continue, for example if there was no room for the
@@ -183,7 +180,7 @@ func (d *Dispatcher) GivenUp(ctx context.Context, session protocol.SessionID, id
 	return false, nil
 }
 
-// Find implements [ports.Finder]. A call is looked for before its result: it is deleted after that
+// Find implements [ports.Fleet]. A call is looked for before its result: it is deleted after that
 // was stored.
 func (d *Dispatcher) Find(ctx context.Context, pool protocol.Pool, ref protocol.CallRef) (*protocol.Call, *protocol.Result, error) {
 	d = d.of(pool)
@@ -201,7 +198,7 @@ func (d *Dispatcher) Find(ctx context.Context, pool protocol.Pool, ref protocol.
 	return nil, r, nil
 }
 
-// Void implements [ports.Finder].
+// Void implements [ports.Fleet].
 func (d *Dispatcher) Void(ctx context.Context, pool protocol.Pool, lane protocol.Lane, ref protocol.CallRef) error {
 	return d.of(pool).publisher.Void(ctx, pool, lane, ref)
 }
@@ -371,8 +368,6 @@ func (d *Dispatcher) copyKept(ctx context.Context, to *Dispatcher, names []strin
 	return there, nil
 }
 
-var _ ports.Channels = (*Dispatcher)(nil)
-
 // channels is the store of messages, which is opened when a session first uses it.
 type channels struct {
 	mu    sync.Mutex
@@ -388,7 +383,7 @@ func (d *Dispatcher) channelStore(ctx context.Context) (_ *channel.Store, err er
 	return d.channels.store, err
 }
 
-// SendMessage implements [ports.Channels].
+// SendMessage implements [ports.Fleet].
 func (d *Dispatcher) SendMessage(ctx context.Context, name string, message ports.ChannelMessage) error {
 	store, err := d.channelStore(ctx)
 	if err != nil {
@@ -397,7 +392,7 @@ func (d *Dispatcher) SendMessage(ctx context.Context, name string, message ports
 	return store.Send(ctx, name, message)
 }
 
-// ReadMessages implements [ports.Channels].
+// ReadMessages implements [ports.Fleet].
 func (d *Dispatcher) ReadMessages(ctx context.Context, name string, read ports.ChannelRead) ([]ports.ChannelMessage, error) {
 	store, err := d.channelStore(ctx)
 	if err != nil {

@@ -51,9 +51,10 @@ type queued struct {
 	publish trace.Span
 	busy    error // why it is to be sent again, after a pause; nil if it is not
 	pause   time.Duration
-	leaving bool     // a sender has begun to publish it; before, it is certainly not stored
-	trial   bool     // calls that wait for it wait until it was sent
-	after   []*trial // of the calls that it waits for
+	abort   context.CancelCauseFunc // ends the sending; nil while no sender has it
+	leaving bool                    // a sender has begun to publish it; before, it is certainly not stored
+	trial   bool                    // calls that wait for it wait until it was sent
+	after   []*trial                // of the calls that it waits for
 }
 
 // queue appends the calls of a group to those of their lanes that are to be sent. Calls for which a
@@ -289,11 +290,15 @@ func (t *table) upload(ctx context.Context, shared bool) (done func(), err error
 // is to be sent again after a pause, because its lane or pool is full.
 func (t *table) sendCall(h *Handle, byCaller bool) bool {
 	g := h.group
-	h.state, h.leaving = handleSending, false
+	ctx, abort := context.WithCancelCause(g.ctx)
+	defer abort(nil)
+	defer context.AfterFunc(t.sending, func() { abort(ErrClosed) })()
+	h.state, h.leaving, h.abort = handleSending, false, abort
 	g.sending++
 	t.mu.Unlock()
-	known, unmet, fault := t.trySend(h, g, byCaller)
+	known, unmet, fault := t.trySend(ctx, h, g, byCaller)
 	t.mu.Lock()
+	h.abort = nil
 	g = h.group // it may be held by another one now
 	g.sending--
 	defer t.cancelGroup(g)
@@ -342,10 +347,7 @@ func (t *table) sendCall(h *Handle, byCaller bool) bool {
 
 // trySend sends a call, unless the fleet has its result already (known), or it cannot run because
 // of the calls that it waits for (unmet). g is its group as the sending began.
-func (t *table) trySend(h *Handle, g *group, byCaller bool) (known, unmet *protocol.Result, fault error) {
-	ctx, cancel := context.WithCancelCause(g.ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(t.sending, func() { cancel(ErrClosed) })()
+func (t *table) trySend(ctx context.Context, h *Handle, g *group, byCaller bool) (known, unmet *protocol.Result, fault error) {
 	if unmet = t.unmet(ctx, h.Call, h.after); unmet != nil {
 		return nil, unmet, nil
 	}

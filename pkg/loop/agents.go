@@ -266,8 +266,7 @@ func subtract(a, b protocol.Spending) protocol.Spending {
 
 // agentEnded is the result of the call of a sub-agent.
 func (t *turnRun) agentEnded(ctx context.Context, p *pendingCall, result TurnResult, used protocol.Spending) Event {
-	keeper, _ := t.dispatcher.(ports.Keeper)
-	text := fullOutput{p.tool, keeper, t.opts.Logger, t.id}.textFor(ctx, p.event.CallID, result.Text)
+	text := fullOutput{p.tool, t.fleet, t.opts.Logger, t.id}.textFor(ctx, p.event.CallID, result.Text)
 	event := p.localResult(protocol.StatusOK, text, nil, 0)
 	if result.Outcome != OutcomeAnswered {
 		failure := result.Error

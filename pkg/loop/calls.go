@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/toolfleet/toolfleet/internal/calls/ports"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
@@ -442,8 +441,7 @@ func (b *batch) runInline(ctx context.Context, p *pendingCall) {
 
 // fullOutputOf stores what a tool that ran here returned, if a model is not shown all of it.
 func (b *batch) fullOutputOf(p *pendingCall) fullOutput {
-	keeper, _ := b.dispatcher.(ports.Keeper)
-	return fullOutput{p.tool, keeper, b.opts.Logger, b.id}
+	return fullOutput{p.tool, b.fleet, b.opts.Logger, b.id}
 }
 
 // unknownResults are for the calls of a stopped turn of which nothing could be learned.

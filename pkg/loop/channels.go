@@ -88,12 +88,11 @@ func (b *batch) runOutside(ctx context.Context, p *pendingCall, do func(context.
 }
 
 // channels are those of the dispatcher.
-func (t *turnRun) channels() (ports.Channels, error) {
-	channels, is := t.dispatcher.(ports.Channels)
-	if !is {
+func (t *turnRun) channels() (ports.Fleet, error) {
+	if t.fleet == nil {
 		return nil, protocol.Errorf(protocol.CodeToolFailed, "There are no channels here. Go on without them.")
 	}
-	return channels, nil
+	return t.fleet, nil
 }
 
 // send sends a message. The end of ctx does not cut it short: a message that may be stored has no
@@ -359,12 +358,8 @@ func (r *Runner) deliver(ctx context.Context, rec *recorder, input *Input) (*Cha
 	if u == nil || u.Firing == nil || u.Firing.Channel == "" {
 		return nil, nil //nolint:nilnil // there is no channel
 	}
-	channels, is := r.dispatcher.(ports.Channels)
-	if !is {
-		return nil, nil //nolint:nilnil // as above
-	}
 	name := u.Firing.Channel
-	messages, err := channels.ReadMessages(ctx, wire.ChannelName(ctx, name), ports.ChannelRead{Reader: rec.id, After: rec.session.positions[name], Limit: maxDelivered + 1})
+	messages, err := r.fleet.ReadMessages(ctx, wire.ChannelName(ctx, name), ports.ChannelRead{Reader: rec.id, After: rec.session.positions[name], Limit: maxDelivered + 1})
 	if err != nil {
 		return nil, fmt.Errorf("read the messages of watched channel %s: %w", name, err)
 	}

@@ -136,11 +136,8 @@ func TestChannels_AStoppedTurnWaitsForNoMessage(t *testing.T) {
 	require.Equal(t, string(protocol.StatusCancelled), f.journaled(t, loop.EventToolResult)[0].Status)
 }
 
-// lone is a fleet without channels; broken has some that cannot be reached.
-type (
-	lone   struct{ loop.Dispatcher }
-	broken struct{ *fleet }
-)
+// broken is a fleet with channels that cannot be reached.
+type broken struct{ *fleet }
 
 func (broken) SendMessage(context.Context, string, ports.ChannelMessage) error {
 	return errors.New("the server is lost")
@@ -159,7 +156,7 @@ func TestChannels_OfAFleetThatHasNone(t *testing.T) {
 	require.NoError(t, run(f.fleet), "a later run sends the message")
 	require.Len(t, f.fleet.posts["default.work"], 1)
 	f.session = protocol.NewSessionID()
-	require.NoError(t, run(lone{f.fleet}))
+	require.NoError(t, run(bare{f.fleet}))
 	require.Contains(t, strings.Join(texts(f.models["go"].lastSeen()), "\n"), "There are no channels here")
 }
 

@@ -11,7 +11,6 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/toolfleet/toolfleet/internal/calls/ports"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
@@ -141,8 +140,7 @@ const leastReferred = 4 << 10
 // beginnings: those of turns before, or else those of the open turn. Images and documents that the
 // model has not seen yet stay, unless unseen is set. It reports whether any was replaced.
 func (c *conversation) referTo(ctx context.Context, unseen bool) (bool, error) {
-	keeper, _ := c.dispatcher.(ports.Keeper)
-	if _, reads := c.table.Lookup(readTool); keeper == nil || !reads || c.opts.Compaction == nil {
+	if _, reads := c.table.Lookup(readTool); c.fleet == nil || !reads || c.opts.Compaction == nil {
 		return false, nil
 	}
 	type place struct{ turn, index int }
@@ -175,7 +173,7 @@ func (c *conversation) referTo(ctx context.Context, unseen bool) (bool, error) {
 		t := &c.session.turns[at.turn]
 		a := &t.input.Attachments[at.index]
 		id := wire.NewCallID(c.id, c.session.seed, t.number, 0, at.index)
-		text := c.keptAttachment(ctx, fullOutput{nil, keeper, c.opts.Logger, c.id}, id, a)
+		text := c.keptAttachment(ctx, fullOutput{nil, c.fleet, c.opts.Logger, c.id}, id, a)
 		if text == "" {
 			continue
 		}
@@ -194,7 +192,7 @@ func (c *conversation) keptAttachment(ctx context.Context, k fullOutput, id prot
 		}
 		return fmt.Sprintf("%s because %s. All %d bytes of %s: read with path=%q]", reference, conversationLong, len(a.Data), a.Name, render.Handle(id, "", 0, 0))
 	}
-	if k.store(ctx, id, func(ctx context.Context) error { return k.keeper.KeepMedia(ctx, c.id, id, a.Data) }) == nil {
+	if k.store(ctx, id, func(ctx context.Context) error { return k.fleet.StoreMedia(ctx, c.id, id, a.Data) }) == nil {
 		return ""
 	}
 	return fmt.Sprintf("%s %s (%s) is left out because %s. To see it again: read with path=%q]",

@@ -335,7 +335,7 @@ func TestCompaction_RefersToAttachments(t *testing.T) {
 			r := newRig(asks("a", "inline"), says("done"), says("next"))
 			r.opts.System, r.opts.Compaction = "x", &loop.Compaction{Model: &summarizer{}, At: test.at}
 			keeper := &fullTexts{fleet: r.fleet, kept: map[protocol.CallID]string{}}
-			var dispatcher loop.Dispatcher = r.fleet
+			var dispatcher loop.Dispatcher = bare{r.fleet}
 			if test.stores {
 				dispatcher = keeper
 			}

@@ -131,7 +131,33 @@ type fleet struct {
 	over    map[protocol.CallID]*protocol.Result // results that were told
 }
 
-// Find implements ports.Finder.
+var errNotStored = errors.New("nothing is stored")
+
+// StoreText implements ports.Fleet.
+func (*fleet) StoreText(context.Context, protocol.SessionID, protocol.CallID, string) error {
+	return errNotStored
+}
+
+// StoreMedia implements ports.Fleet.
+func (*fleet) StoreMedia(context.Context, protocol.SessionID, protocol.CallID, []byte) error {
+	return errNotStored
+}
+
+// Ask implements ports.Fleet: nobody answers.
+func (*fleet) Ask(ctx context.Context, _ protocol.SessionID, _ protocol.CallID, _ protocol.Question, _ func(protocol.Answer) error, listening func() error) (protocol.Answer, error) {
+	if err := listening(); err != nil {
+		return protocol.Answer{}, err
+	}
+	<-ctx.Done()
+	return protocol.Answer{}, context.Cause(ctx)
+}
+
+// GivenUp implements ports.Fleet.
+func (*fleet) GivenUp(context.Context, protocol.SessionID, protocol.CallID) (bool, error) {
+	return false, nil
+}
+
+// Find implements ports.Fleet.
 func (f *fleet) Find(_ context.Context, _ protocol.Pool, ref protocol.CallRef) (*protocol.Call, *protocol.Result, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -149,7 +175,7 @@ func (f *fleet) Find(_ context.Context, _ protocol.Pool, ref protocol.CallRef) (
 	return nil, nil, nil
 }
 
-// Void implements ports.Finder.
+// Void implements ports.Fleet.
 func (f *fleet) Void(_ context.Context, _ protocol.Pool, _ protocol.Lane, ref protocol.CallRef) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -164,7 +190,8 @@ type dispatch func(ctx context.Context, calls []protocol.Call, observe func(loop
 // sentCall is a call that is dispatched.
 type sentCall struct {
 	call protocol.Call
-	left func() // is called once, when it has ended
+	left func()      // is called once, when it has ended
+	last func() bool // ends the dispatch if all others have ended
 
 	mu     sync.Mutex
 	moved  bool
@@ -181,7 +208,7 @@ func (h *sentCall) end(result *protocol.Result, err error) {
 		return
 	default:
 	}
-	h.result, h.err, h.moved = result, err, errors.Is(err, loop.ErrDetached)
+	h.result, h.err = result, err
 	close(h.done)
 	h.left()
 }
@@ -190,7 +217,20 @@ func (h *sentCall) Done() <-chan struct{} { return h.done }
 
 func (h *sentCall) Result() (*protocol.Result, error) { return h.result, h.err }
 
-func (h *sentCall) Detach() { h.end(nil, loop.ErrDetached) }
+// Detach ends the last handle of a dispatch when that has returned: nothing is sent later.
+func (h *sentCall) Detach() {
+	h.mu.Lock()
+	h.moved = true
+	h.mu.Unlock()
+	select {
+	case <-h.done:
+		return
+	default:
+	}
+	if !h.last() {
+		h.end(nil, loop.ErrDetached)
+	}
+}
 
 // send is the Send of a dispatcher. A call that is held is left and dispatched once more.
 func (d dispatch) send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held []loop.Handle) []loop.Handle {
@@ -204,11 +244,14 @@ func (d dispatch) send(ctx context.Context, calls []protocol.Call, observe func(
 	open.Store(int32(len(calls)))
 	handles, byID := make([]loop.Handle, len(calls)), map[protocol.CallID]*sentCall{}
 	for i := range calls {
-		h := &sentCall{call: calls[i], done: make(chan struct{}), left: func() {
-			if open.Add(-1) == 0 {
+		last := func() bool {
+			if open.Load() == 1 {
 				leave(loop.ErrDetached)
+				return true
 			}
-		}}
+			return false
+		}
+		h := &sentCall{call: calls[i], done: make(chan struct{}), left: func() { open.Add(-1) }, last: last}
 		handles[i], byID[calls[i].ID] = h, h
 	}
 	go func() {
@@ -231,7 +274,14 @@ func (d dispatch) send(ctx context.Context, calls []protocol.Call, observe func(
 			}
 		})
 		for _, h := range byID {
-			h.end(nil, err)
+			h.mu.Lock()
+			moved := h.moved
+			h.mu.Unlock()
+			if moved {
+				h.end(nil, loop.ErrDetached)
+			} else {
+				h.end(nil, err)
+			}
 		}
 	}()
 	return handles

@@ -202,7 +202,7 @@ func TestJobs_AJobWhoseToolIsGoneIsWhatTheFleetHas(t *testing.T) {
 			r.fleet.err = nil
 			var dispatcher loop.Dispatcher = r.fleet
 			if !c.asks {
-				dispatcher = unfindable{r.fleet}
+				dispatcher = bare{r.fleet}
 			}
 			runner, err := loop.New(r.model, dispatcher, r.journal, table(t, jobTools()...), &r.opts)
 			require.NoError(t, err)

@@ -27,7 +27,7 @@ type fullTexts struct {
 	kept map[protocol.CallID]string
 }
 
-func (k *fullTexts) Keep(_ context.Context, _ protocol.SessionID, call protocol.CallID, text string) error {
+func (k *fullTexts) StoreText(_ context.Context, _ protocol.SessionID, call protocol.CallID, text string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.err == nil {
@@ -36,11 +36,11 @@ func (k *fullTexts) Keep(_ context.Context, _ protocol.SessionID, call protocol.
 	return k.err
 }
 
-func (k *fullTexts) KeepMedia(ctx context.Context, session protocol.SessionID, call protocol.CallID, data []byte) error {
-	return k.Keep(ctx, session, call+"#media", string(data))
+func (k *fullTexts) StoreMedia(ctx context.Context, session protocol.SessionID, call protocol.CallID, data []byte) error {
+	return k.StoreText(ctx, session, call+"#media", string(data))
 }
 
-var _ ports.Keeper = (*fullTexts)(nil)
+var _ ports.Fleet = (*fullTexts)(nil)
 
 func long(t *testing.T) *tools.Table {
 	t.Helper()

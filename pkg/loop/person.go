@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/calls/ports"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -41,8 +40,7 @@ func (b *batch) askUser(ctx context.Context, p *pendingCall, request wire.Person
 
 // answered waits for the answer of a person. The failure says why there is none.
 func (t *turnRun) answered(ctx context.Context, p *pendingCall, request wire.PersonRequest) (protocol.Answer, *protocol.Error, error) {
-	asker, is := t.dispatcher.(ports.Asker)
-	if !is {
+	if t.fleet == nil {
 		return protocol.Answer{}, protocol.Errorf(protocol.CodeToolFailed, "There is nobody to ask. Go on without an answer."), nil
 	}
 	asked := p.as(EventQuestionAsked)
@@ -56,7 +54,7 @@ func (t *turnRun) answered(ctx context.Context, p *pendingCall, request wire.Per
 	}
 	limited, cancel := context.WithTimeout(ctx, request.Timeout)
 	defer cancel()
-	answer, err := asker.Ask(limited, t.id, p.event.CallID, request.Question, request.Fits, listening)
+	answer, err := t.fleet.Ask(limited, t.id, p.event.CallID, request.Question, request.Fits, listening)
 	switch {
 	case detached(ctx):
 		return answer, nil, context.Cause(ctx)

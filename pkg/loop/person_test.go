@@ -99,7 +99,7 @@ func TestAskUser_WithoutAnAnswer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := asksUser(t, test.arguments)
-			var dispatcher loop.Dispatcher = r.fleet
+			var dispatcher loop.Dispatcher = bare{r.fleet}
 			if test.answer != nil {
 				dispatcher = &person{fleet: r.fleet, answer: test.answer}
 			}

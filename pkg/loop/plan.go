@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/calls/ports"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -243,14 +242,13 @@ const findTimeout = 15 * time.Second
 // fleet has none of both, or cannot be asked for calls. The end of ctx does not matter: a call of a
 // turn that is stopped has to be found, too.
 func (t *turnRun) find(ctx context.Context, lane string, id protocol.CallID) (*protocol.Call, *protocol.Result, error) {
-	finder, is := t.dispatcher.(ports.Finder)
-	if !is || lane == "" {
+	if t.fleet == nil || lane == "" {
 		return nil, nil, nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), findTimeout)
 	defer cancel()
 	pool, _, _ := strings.Cut(lane, "/")
-	call, result, err := finder.Find(ctx, protocol.Pool(pool), protocol.CallRef{SessionID: t.id, ID: id})
+	call, result, err := t.fleet.Find(ctx, protocol.Pool(pool), protocol.CallRef{SessionID: t.id, ID: id})
 	if err != nil {
 		return nil, nil, fmt.Errorf("look for call %s: %w", id, err)
 	}
@@ -265,14 +263,13 @@ func (t *turnRun) find(ctx context.Context, lane string, id protocol.CallID) (*p
 // not run then.
 func (t *turnRun) findOrVoid(ctx context.Context, lane string, id protocol.CallID) (*protocol.Call, *protocol.Result, error) {
 	call, result, err := t.find(ctx, lane, id)
-	finder, is := t.dispatcher.(ports.Finder)
-	if !is || lane == "" || call != nil || result != nil || err != nil {
+	if t.fleet == nil || lane == "" || call != nil || result != nil || err != nil {
 		return call, result, err
 	}
 	fencing, cancel := context.WithTimeout(context.WithoutCancel(ctx), findTimeout)
 	defer cancel()
 	pool, key, _ := strings.Cut(lane, "/")
-	if err := finder.Void(fencing, protocol.Pool(pool), protocol.Lane(key), protocol.CallRef{SessionID: t.id, ID: id}); err != nil {
+	if err := t.fleet.Void(fencing, protocol.Pool(pool), protocol.Lane(key), protocol.CallRef{SessionID: t.id, ID: id}); err != nil {
 		return nil, nil, fmt.Errorf("refuse call %s: %w", id, err)
 	}
 	return t.find(ctx, lane, id)
@@ -291,7 +288,7 @@ func (t *turnRun) wasSent(ctx context.Context, name, lane string, id protocol.Ca
 		}
 		return len(child.Events) > 0, err
 	}
-	if _, is := t.dispatcher.(ports.Finder); !is || lane == "" {
+	if t.fleet == nil || lane == "" {
 		return true, nil
 	}
 	look := t.find

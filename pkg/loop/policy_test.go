@@ -64,8 +64,8 @@ func TestPolicy_AtMostOnceIsTheDeliveryOfTheCall(t *testing.T) {
 	}
 }
 
-// unfindable is a fleet that cannot be asked for calls.
-type unfindable struct{ loop.Dispatcher }
+// bare is a dispatcher that is not a fleet's.
+type bare struct{ loop.Dispatcher }
 
 // sentBefore is a rig whose coordinator was lost after it had journaled the calls of a step under
 // some rules; with takes the fleet has taken them.
@@ -169,7 +169,7 @@ func TestPolicy_WhatBindsACallNeverGetsWeaker(t *testing.T) {
 			require.Error(t, err)
 			r.fleet.err = nil
 			change(r)
-			runner, err := loop.New(r.model, unfindable{r.fleet}, r.journal, table(t), &r.opts)
+			runner, err := loop.New(r.model, bare{r.fleet}, r.journal, table(t), &r.opts)
 			require.NoError(t, err)
 			_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
 			require.NoError(t, err)

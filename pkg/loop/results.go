@@ -183,11 +183,11 @@ func (t *turnRun) startTool(ctx context.Context, p *pendingCall) (context.Contex
 // storeTimeout bounds the storing of one text.
 const storeTimeout = 15 * time.Second
 
-// fullOutput stores the whole output of inline tools that is cut for the model, if there is a
-// Keeper; else the texts do not say that it is kept.
+// fullOutput stores the whole output of inline tools that is cut for the model, if there is a fleet;
+// else the texts do not say that it is stored.
 type fullOutput struct {
 	tool    *tools.Tool
-	keeper  ports.Keeper // may be nil
+	fleet   ports.Fleet // may be nil
 	logger  *slog.Logger
 	session protocol.SessionID
 }
@@ -212,10 +212,10 @@ func (k fullOutput) failed(ctx context.Context, call protocol.CallID, status pro
 
 // storeText returns nil when the text is not stored.
 func (k fullOutput) storeText(ctx context.Context, call protocol.CallID, text string) *protocol.Kept {
-	if k.keeper == nil {
+	if k.fleet == nil {
 		return nil
 	}
-	return k.store(ctx, call, func(ctx context.Context) error { return k.keeper.Keep(ctx, k.session, call, text) })
+	return k.store(ctx, call, func(ctx context.Context) error { return k.fleet.StoreText(ctx, k.session, call, text) })
 }
 
 func (k fullOutput) store(ctx context.Context, call protocol.CallID, store func(context.Context) error) *protocol.Kept {

@@ -28,6 +28,7 @@ var ErrNoInput = errors.New("no input, and no open turn to resume")
 type Runner struct {
 	model      Model
 	dispatcher Dispatcher
+	fleet      ports.Fleet // the dispatcher; nil if it is not a fleet's
 	journal    Journal
 	table      *tools.Table
 	opts       Options
@@ -50,7 +51,8 @@ func New(model Model, dispatcher Dispatcher, journal Journal, table *tools.Table
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	r := &Runner{model: model, dispatcher: dispatcher, journal: journal, table: table, opts: filled}
+	fleet, _ := dispatcher.(ports.Fleet)
+	r := &Runner{fleet: fleet, model: model, dispatcher: dispatcher, journal: journal, table: table, opts: filled}
 	if err := r.validatePrices(); err != nil {
 		return nil, err
 	}
@@ -233,11 +235,10 @@ func (r *Runner) runOther(ctx context.Context, rec *recorder) (TurnResult, error
 
 // givenUp asks the dispatcher, which knows of inputs with an id only.
 func (r *Runner) givenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error) {
-	caller, is := r.dispatcher.(ports.TurnCaller)
-	if !is || id == "" {
+	if r.fleet == nil || id == "" {
 		return false, nil
 	}
-	return caller.GivenUp(ctx, session, id)
+	return r.fleet.GivenUp(ctx, session, id)
 }
 
 // errGivenUp is the cause with which the context of a turn ends that is given up.

@@ -165,8 +165,8 @@ func (s *Single) planned(ctx context.Context, o *SingleOptions, session protocol
 		return s
 	}
 	text, failure := s.plan.RunInline(ctx)
-	keeper, _ := o.Dispatcher.(ports.Keeper)
-	keep := fullOutput{s.tool, keeper, s.logger, session}
+	fleet, _ := o.Dispatcher.(ports.Fleet)
+	keep := fullOutput{s.tool, fleet, s.logger, session}
 	if failure != nil {
 		s.Failed(protocol.StatusFailed, failure)
 		s.Text = s.tool.WithNote(keep.failed(ctx, call.ID, protocol.StatusFailed, failure), s.note)

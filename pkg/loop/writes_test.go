@@ -92,7 +92,7 @@ func (w *world) Dispatch(ctx context.Context, calls []protocol.Call, observe fun
 	return w.fleet.Dispatch(ctx, calls, observe)
 }
 
-// GivenUp implements ports.TurnCaller.
+// GivenUp implements ports.Fleet.
 func (w *world) GivenUp(context.Context, protocol.SessionID, protocol.CallID) (bool, error) {
 	return true, nil
 }

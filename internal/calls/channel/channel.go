@@ -101,7 +101,7 @@ func (s *Store) Next(ctx context.Context, channel string, reader protocol.Sessio
 	}
 }
 
-// Read returns messages as [ports.Channels] says.
+// Read returns messages as [ports.Fleet] says.
 func (s *Store) Read(ctx context.Context, channel string, read ports.ChannelRead) ([]ports.ChannelMessage, error) {
 	sent := make(chan *nats.Msg, 1)
 	if read.Wait > 0 {

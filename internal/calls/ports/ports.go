@@ -1,7 +1,5 @@
-// Package ports has what a session asks of its dispatcher in addition to carrying calls. Each
-// interface is optional: a [github.com/toolfleet/toolfleet/pkg/loop.Dispatcher] without it has
-// sessions whose tools for that fail, or cut their texts. The dispatcher of a fleet has all of
-// them, except for [Triggers]. They are internal, because programs use a fleet's dispatcher, and
+// Package ports has what a session asks of a fleet and of its journal in addition to carrying calls
+// and storing events. The interfaces are internal: programs use those of a fleet, and dispatchers of
 // their own in tests only.
 package ports
 
@@ -12,17 +10,16 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Keeper stores the whole text of an inline tool, if the model sees only a part.
-type Keeper interface {
-	// Keep stores the text of a call until its session is removed, where a wire.ResultRead finds
-	// it. Storing it again replaces it.
-	Keep(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error
-	// KeepMedia does the same for an image or document.
-	KeepMedia(ctx context.Context, session protocol.SessionID, call protocol.CallID, data []byte) error
-}
+// Fleet is a [github.com/toolfleet/toolfleet/pkg/loop.Dispatcher] of a fleet. A session with any
+// other one cuts the texts that a model is shown, without storing them; its tools that ask a person
+// or send messages fail; and each call that an earlier process may have sent counts as sent.
+type Fleet interface {
+	// StoreText stores the whole text of a tool that ran in place, if the model sees only a part,
+	// until the session is removed. A wire.ResultRead finds it. Storing it again replaces it.
+	StoreText(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error
+	// StoreMedia does the same for an image or document.
+	StoreMedia(ctx context.Context, session protocol.SessionID, call protocol.CallID, data []byte) error
 
-// Asker asks a person. Without one, tools that ask fail.
-type Asker interface {
 	// Ask waits for a person's answer to the question of a call, and returns it, or the error of
 	// ctx. It calls listening as soon as answers can arrive; an error of that ends it. An answer
 	// that fits refuses with an error is rejected with it, and the question stays.
@@ -30,25 +27,27 @@ type Asker interface {
 		ctx context.Context, session protocol.SessionID, call protocol.CallID, question protocol.Question,
 		fits func(protocol.Answer) error, listening func() error,
 	) (protocol.Answer, error)
-}
 
-// TurnCaller carries the calls that ask for turns, too.
-type TurnCaller interface {
 	// GivenUp reports whether the call of a turn, by the id of its input, has a result that ends
 	// the turn, such as a cancel while no coordinator had the session. A turn found open then ends
 	// as interrupted, and its calls are cancelled. An error ends the run.
 	GivenUp(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error)
-}
 
-// Finder finds calls that an earlier process may have sent. Without one, such a call counts as
-// sent.
-type Finder interface {
 	// Find returns a call as the fleet has it, or its result; neither if the fleet has none of
 	// both.
 	Find(ctx context.Context, pool protocol.Pool, ref protocol.CallRef) (*protocol.Call, *protocol.Result, error)
 	// Void fences a call that was not found: if it comes later, it does not run. One that came
 	// before is found.
 	Void(ctx context.Context, pool protocol.Pool, lane protocol.Lane, ref protocol.CallRef) error
+
+	// SendMessage adds a message to the end of a channel, once for each Call: a later one of the
+	// same Call changes nothing. Sequence and Time are the channel's to set. A [protocol.Error] is
+	// the result of the call; any other error leaves the call without result, and the next run of
+	// the session makes it again.
+	SendMessage(ctx context.Context, channel string, message ChannelMessage) error
+	// ReadMessages returns messages in their order. None is no error. Its errors are those of
+	// SendMessage.
+	ReadMessages(ctx context.Context, channel string, read ChannelRead) ([]ChannelMessage, error)
 }
 
 // Fencer is a journal that has sub-agents refused. Without one, a sub-agent that is refused may
@@ -58,17 +57,6 @@ type Fencer interface {
 	// sequence expected, or that was stopped before it did so. An error wraps
 	// [loop.ErrJournalConflict] if the session has begun.
 	Fence(ctx context.Context, session protocol.SessionID, expected uint64) error
-}
-
-// Channels are how sessions send each other messages. Without them, tools about channels fail. A
-// [protocol.Error] is the result of the call; any other error leaves the call without result, and
-// the next run of the session makes it again.
-type Channels interface {
-	// SendMessage adds a message to the end of a channel, once for each Call: a later one of the
-	// same Call changes nothing. Sequence and Time are the channel's to set.
-	SendMessage(ctx context.Context, channel string, message ChannelMessage) error
-	// ReadMessages returns messages in their order. None is no error.
-	ReadMessages(ctx context.Context, channel string, read ChannelRead) ([]ChannelMessage, error)
 }
 
 // ChannelMessage is a message of a channel.

@@ -14,6 +14,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -39,11 +40,11 @@ type caller func(ctx context.Context) error
 func directly(o *mcpserver.Options, session protocol.SessionID) caller {
 	return func(ctx context.Context) error {
 		single := loop.PlanSingle(ctx, o.Tools, session, "echo", `{"a": 1}`, &loop.SingleOptions{Dispatcher: o.Dispatcher, Logger: o.Logger})
-		return o.Dispatcher.Dispatch(ctx, []protocol.Call{*single.Call}, func(u loop.Update) {
-			if u.Result != nil {
-				single.Finish(ctx, u.Result)
-			}
-		})
+		result, err := o.Dispatcher.CallWith(ctx, single.Call, calls.CallOptions{})
+		if err == nil {
+			single.Finish(ctx, result)
+		}
+		return err
 	}
 }
 

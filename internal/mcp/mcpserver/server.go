@@ -29,7 +29,7 @@ import (
 // Dispatcher carries calls to workers; package calls has one.
 type Dispatcher interface {
 	loop.Dispatcher
-	ports.Keeper
+	ports.Fleet
 	CallWith(ctx context.Context, call *protocol.Call, o calls.CallOptions) (*protocol.Result, error)
 	Result(ctx context.Context, call *protocol.Call) (*protocol.Result, error)
 	Cancel(ctx context.Context, call *protocol.Call) error

@@ -40,7 +40,7 @@ func TakeOn(nc *nats.Conn, fleet protocol.Fleet, a Asked, question string) error
 }
 
 // Put waits for the answer to a question, which the caller puts when it is called back. It is
-// what ports.Asker says.
+// what ports.Fleet says.
 func Put(
 	ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, a Asked, question string, fits func(protocol.Answer) error, listening func() error,
 ) (protocol.Answer, error) {
