@@ -15,9 +15,9 @@ import (
 const maxUnsent = 4096
 
 // before orders calls by their After as long as the fleet does not have them: it knows nothing of a
-// call that is refused or never sent, and would let those that wait for it wait until their time is
-// over. So a call is sent after those that it waits for, and is rejected when one was not sent. The
-// lock of the table guards all fields.
+// call that is refused or never sent, and would let the calls that wait for it wait until their
+// time is over. So a call is sent after the calls that it waits for, and is rejected if one of them
+// was not sent. The lock of the table guards all fields.
 type before struct {
 	trials map[protocol.CallRef]*trial // calls that are being sent
 	failed map[protocol.CallRef]bool   // calls that were not sent
@@ -75,7 +75,7 @@ func (t *table) endTrial(ref protocol.CallRef, failed bool) {
 	}
 }
 
-// NotSent notes that a call was not sent, and is not dispatched: those that wait for it are
+// NotSent notes that a call is not sent at all: the calls that wait for it are
 // rejected.
 func (d *Dispatcher) NotSent(ref protocol.CallRef) {
 	for _, part := range d.parts() {
@@ -94,7 +94,7 @@ func (t *table) awaited(h *Handle) []*trial {
 	return slices.DeleteFunc(slices.Clone(h.after), func(a *trial) bool { return a.senders == 0 })
 }
 
-// park has a lane wait whose first call waits for one that is being sent; the lock is held. It
+// park suspends a lane whose first call waits for a call that is being sent; the lock is held. It
 // reports false if nothing is to be waited for any more.
 func (t *table) park(h *Handle, at poolLane) bool {
 	awaited := t.awaited(h)
@@ -130,8 +130,8 @@ func (t *table) wake(at poolLane) {
 	t.startSender()
 }
 
-// unmet is the result of a call that cannot run, because one that it waits for was not sent, or not
-// in time. It is nil if this process knows of no such call, or if the fleet has that call from
+// unmet returns the result of a call that cannot run because a call of its After was not sent, or
+// not in time. It is nil if this process knows of no such call, or if the fleet has that call from
 // another process or an earlier attempt.
 func (t *table) unmet(ctx context.Context, call *protocol.Call, trials []*trial) *protocol.Result {
 	if len(call.After) == 0 {

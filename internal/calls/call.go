@@ -239,7 +239,7 @@ func (s *step) detach(h *Handle) {
 	h.table.mu.Lock()
 	defer h.table.mu.Unlock()
 	if h.group.step == s {
-		if h.abort != nil { // another process may send it later, and must not be followed by this one
+		if h.abort != nil { // from now on it is another process that sends or refuses it
 			h.abort(loop.ErrDetached)
 		}
 		h.table.detach(h, loop.ErrDetached)

@@ -19,7 +19,7 @@ import (
 // cancel is the calls of a group that are to be cancelled.
 type cancel struct {
 	handles []*Handle
-	until   time.Time // when those that were not answered have an unknown outcome
+	until   time.Time // when calls without an answer get an unknown outcome
 }
 
 // stop stops the calls of a group whose context has ended; the lock is held.
@@ -56,7 +56,7 @@ func (t *table) detached(g *group) bool {
 
 // cancelGroup cancels the calls of a group whose context has ended, once none of them is being
 // sent: all together, so that none starts because one before it was stopped. If all of them have
-// deadlines and that of the context has passed, the fleet may end them first: a cancel at that
+// deadlines and the context's has passed, the fleet may end them first: a cancel at that
 // moment would race with the deadlines, for one outcome or another. The lock is held.
 func (t *table) cancelGroup(g *group) {
 	if g.ctx.Err() == nil || g.sending > 0 || g.open == 0 || t.detached(g) {

@@ -287,7 +287,7 @@ func (d *Dispatcher) RoutePool(pool protocol.Pool, to *Dispatcher) {
 	d.others[pool] = to
 }
 
-// of is whose the calls of a pool are.
+// of returns the dispatcher of a pool.
 func (d *Dispatcher) of(pool protocol.Pool) *Dispatcher {
 	if other := d.others[pool]; other != nil {
 		return other
@@ -295,7 +295,7 @@ func (d *Dispatcher) of(pool protocol.Pool) *Dispatcher {
 	return d
 }
 
-// parts are the dispatcher itself and those that carry the calls of other pools, each once.
+// parts returns the dispatcher itself and the dispatchers of other pools, each once.
 func (d *Dispatcher) parts() []*Dispatcher {
 	parts := []*Dispatcher{d}
 	for _, other := range d.others {
@@ -347,7 +347,7 @@ func (d *Dispatcher) copyResult(ctx context.Context, read *protocol.Call) error 
 	return nil
 }
 
-// copyKept copies those of some objects that are there, and reports whether there is one.
+// copyKept copies the objects that exist, and reports whether there is one.
 func (d *Dispatcher) copyKept(ctx context.Context, to *Dispatcher, names []string) (there bool, err error) {
 	for _, name := range names {
 		object, err := natsio.GetObject(ctx, d.js, wire.KeptBucket(d.fleet), name)

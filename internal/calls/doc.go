@@ -10,10 +10,10 @@
 //
 // Calls of one lane are sent in the order of [Dispatcher.SendWith]. Futures have a queue for each
 // lane, and share a few senders. A call for which a caller waits is sent by its caller, unless its
-// lane has a queue: then it is sent behind that. A call that meets a full lane or pool is first in the
-// queue of its lane, and is sent again after a pause. A call is sent after those of its After that
-// this process is sending (after.go). A shared sender that uploads a large payload is replaced
-// meanwhile, so that small calls pass.
+// lane has a queue: then it is sent behind that. A call that meets a full lane or pool is first in
+// the queue of its lane, and is sent again after a pause. A call is sent after the calls of its
+// After that this process is sending (after.go). A shared sender that uploads a large payload is
+// replaced meanwhile, so that small calls pass.
 //
 // # The result
 //

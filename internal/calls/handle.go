@@ -90,7 +90,7 @@ type SendOptions struct {
 	copyResult func(context.Context, *protocol.Call) error // before the call is sent; nil does nothing
 }
 
-// group is the handles of one Send that a table has, without those that another one holds now.
+// group is the handles of one Send in one table, without handles that another Send holds now.
 // Their context ends them together.
 type group struct {
 	SendOptions
@@ -313,7 +313,7 @@ func (h *Handle) await(ended <-chan struct{}, ready func() bool) bool {
 	}
 }
 
-// signalChange has those that wait for the handle look at its state again; the lock is held.
+// signalChange wakes every goroutine that waits for a state of the handle; the lock is held.
 func (h *Handle) signalChange() {
 	if h.changed != nil {
 		close(h.changed)
@@ -504,7 +504,7 @@ func (t *table) close() {
 	t.group.Wait()
 }
 
-// endOpen ends those of the open handles that were sent with [ErrClosed]; senders end the others.
+// endOpen ends the open handles whose calls were sent, with [ErrClosed]; senders end the others.
 // The lock is held.
 func (t *table) endOpen(which func(*Handle) bool) {
 	for h := range t.open {

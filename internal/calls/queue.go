@@ -57,7 +57,7 @@ type queued struct {
 	after   []*trial                // of the calls that it waits for
 }
 
-// queue appends the calls of a group to those of their lanes that are to be sent. Calls for which a
+// queue appends the calls of a group to the queues of their lanes. Calls for which a
 // caller waits are sent at once if their lane has none, each lane by a sender of its own; serve,
 // unless it is nil, does so for the first lane.
 func (t *table) queue(g *group) (serve func()) {
@@ -118,7 +118,7 @@ func (t *table) queue(g *group) (serve func()) {
 	return serve
 }
 
-// enqueue appends calls to those of their lane for the shared senders; the lock is held.
+// enqueue appends calls to the queue of their lane for the shared senders; the lock is held.
 func (t *table) enqueue(at poolLane, calls ...*Handle) {
 	queue, had := t.lanes[at]
 	if t.lanes[at] = append(queue, calls...); !had {
@@ -199,8 +199,8 @@ func (t *table) sendFirst(at poolLane) (more bool) {
 	return true
 }
 
-// pauseLane has a lane wait until its first call, which met a full lane or pool, is sent again.
-// Those behind it that do not wait for room, or whose time ends before, are refused. The lock is
+// pauseLane suspends a lane until its first call, which met a full lane or pool, is sent again.
+// Calls behind it that do not wait for room, or whose time ends before, are refused. The lock is
 // held.
 func (t *table) pauseLane(at poolLane) {
 	first := t.lanes[at][0]
@@ -415,7 +415,7 @@ func (t *table) waitsForRoom(h *Handle, fault error) bool {
 	return true
 }
 
-// onPublished notes that a call was stored, or not because of a fault. It returns a result if the
+// onPublished notes that a call was stored, or why it was not. It returns a result if the
 // fleet refused the call. The lock is held.
 func (d *Dispatcher) onPublished(h *Handle, fault error) (refused *protocol.Result) {
 	telemetry.Fail(h.publish, fault)

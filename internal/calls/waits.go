@@ -360,7 +360,7 @@ func (d *Dispatcher) assess(ctx context.Context, call *protocol.Call, a attempt,
 		}
 		a.lost = fmt.Sprintf("%s %s is lost, its lease has ended; %s", who, a.worker, cmp.Or(a.lacks, next))
 	case !owner.Late():
-		if owner.Beat != a.late { // one that was late stays so when the server's clock is measured again
+		if owner.Beat != a.late { // a late heartbeat stays late when the server's clock is measured again
 			a.late, a.lost, a.over, a.lacks = 0, "", false, ""
 		}
 	case owner.Beat != a.late:

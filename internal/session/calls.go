@@ -57,7 +57,7 @@ func (r *Reader) asked(ctx context.Context) (asked, error) {
 	return a, nil
 }
 
-// applyLanes adds the state of the lanes to that of the journal.
+// applyLanes adds what the lanes say to the state of a session in the journal.
 func (a *asked) applyLanes(info *report.Session) {
 	switch id := info.SessionID; {
 	case a.waiting[id]:
@@ -165,7 +165,7 @@ func (r *Reader) Approvals(ctx context.Context) ([]report.Question, error) {
 	open := map[protocol.SessionID]change{}
 	err := natsio.EachLast(ctx, r.main.JS, r.events, []string{wire.EventSubject(r.fleet, "*")}, false, func(msg jetstream.Msg) error {
 		id := r.owner(msg.Subject())
-		delete(open, id) // one that changes meanwhile comes twice
+		delete(open, id) // a call that changes meanwhile is listed twice
 		var events []loop.Event
 		if json.Unmarshal(msg.Data(), &events) != nil || len(events) == 0 {
 			return nil //nolint:nilerr // an unreadable journal waits for no person
@@ -212,7 +212,7 @@ type settled struct {
 	last  uint64                             // sequence up to which the stream was listed
 }
 
-// results removes the results that are listed, but for those of calls that a lane still has. The
+// results removes the listed results, except of calls that a lane still has. The
 // session's own lanes have none by now; a call of another one may get its result meanwhile.
 func (r *remover) results(ctx context.Context, p *part) error {
 	if len(p.settled.calls) == 0 {

@@ -45,7 +45,7 @@ func merge(ctx context.Context, f *fleet.Fleet, journal loop.Journal, from, into
 	if err != nil {
 		return merged, err
 	}
-	if len(r.history.Events) == 0 { // its workspace may be that of single calls
+	if len(r.history.Events) == 0 { // its workspace may belong to single calls
 		if there, err := HasWorkspace(ctx, f.At(pool), into); err != nil || !there {
 			return merged, cmp.Or(err, ErrNone)
 		}

@@ -266,7 +266,7 @@ func checkAmounts(e *loop.Event) error {
 	return nil
 }
 
-// rename makes events those of another session, without the seed of the ids of its calls, and
+// rename makes events belong to another session, without the seed of the ids of its calls, and
 // returns how many turns they have.
 func rename(events []loop.Event, to protocol.SessionID) (turns int) {
 	for i := range events {
@@ -278,7 +278,7 @@ func rename(events []loop.Event, to protocol.SessionID) (turns int) {
 	return turns
 }
 
-// eventsUntil are the events up to a point, with those that end what is open there.
+// eventsUntil returns the events up to a point, and then events that end what is open there.
 func eventsUntil(events []loop.Event, at At) []loop.Event {
 	if at != (At{}) {
 		last := at.in(events)

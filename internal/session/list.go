@@ -65,7 +65,7 @@ func NewReader(ctx context.Context, f *fleet.Fleet) (*Reader, error) {
 	return r, nil
 }
 
-// List describes the sessions, those that changed last first, at most limit of them. leftOut is how
+// List describes the sessions, most recently changed first, at most limit of them. leftOut is how
 // many more there are.
 func (r *Reader) List(ctx context.Context, limit int) (list []report.Session, leftOut int, err error) {
 	asked, err := r.asked(ctx) // before the journals, which then have turns that began meanwhile
@@ -133,7 +133,7 @@ func (r *Reader) List(ctx context.Context, limit int) (list []report.Session, le
 	return list, max(all-limit, 0), err
 }
 
-// IDs returns the ids of all sessions, those that changed last first.
+// IDs returns the ids of all sessions, most recently changed first.
 func (r *Reader) IDs(ctx context.Context) ([]protocol.SessionID, error) {
 	asked, err := r.asked(ctx)
 	if err != nil {
@@ -332,8 +332,8 @@ func (r *Reader) changed(ctx context.Context, ids []protocol.SessionID, limit in
 	return changes, err
 }
 
-// each does something for each of n, several side by side; what was removed meanwhile is
-// passed over.
+// each calls do for 0 to n-1, several at a time. Sessions that were removed meanwhile are
+// skipped.
 func each(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(lookers)
@@ -343,7 +343,7 @@ func each(ctx context.Context, n int, do func(ctx context.Context, i int) error)
 	return group.Wait()
 }
 
-// ignoreRemoved is an error that is not about a session that was removed meanwhile.
+// ignoreRemoved returns err, or nil if it says that a session was removed meanwhile.
 func ignoreRemoved(err error) error {
 	if errors.Is(err, ErrNone) || errors.Is(err, jetstream.ErrMsgNotFound) {
 		return nil

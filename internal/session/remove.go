@@ -143,7 +143,7 @@ func newRemover(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Op
 	return r, nil
 }
 
-// operator is that of the part with a pool.
+// operator returns the operator of a pool.
 func (r *remover) operator(pool protocol.Pool) *operator.Operator {
 	return r.parts[slices.IndexFunc(r.parts, func(p *part) bool { return p.fleet == r.fleet.At(pool) })].operator
 }
@@ -249,7 +249,7 @@ func (r *remover) unfinished(ctx context.Context, p ownLane) ([]operator.CallSta
 	return view.Calls, err
 }
 
-// lane looks at a lane; one that does not exist is empty.
+// lane returns the view of a lane; it is empty if the lane does not exist.
 func (r *remover) lane(ctx context.Context, p ownLane) (operator.View, error) {
 	view, err := r.operator(p.pool).Show(ctx, p.pool, p.lane, 0)
 	if errors.Is(err, operator.ErrNoLane) {

@@ -27,7 +27,7 @@ import (
 type Agent struct {
 	Name        string
 	Description string // when to start it, for the model of the parent
-	System      string // system prompt; "" means that of the parent
+	System      string // system prompt; "" means the parent's
 	// Model replies instead of the parent's, which nil means; then ModelName, Price and Compaction
 	// are those of the parent, too.
 	Model      Model
@@ -95,7 +95,7 @@ func (r *Runner) agentName() string {
 	return r.lineage.parent.Agent
 }
 
-// agentNamed returns the kind of that name; "" is one that is as its parent.
+// agentNamed returns the kind with a name; "" is a kind without settings of its own.
 func (r *Runner) agentNamed(name string) (Agent, *protocol.Error) {
 	if name == "" {
 		return Agent{}, nil
@@ -253,13 +253,13 @@ func (t *turnRun) fence(ctx context.Context, child protocol.SessionID, last uint
 	return nil
 }
 
-// withoutTime is an amount without its time, which is part of the parent's.
+// withoutTime returns an amount without its time: the time of a sub-agent is part of its parent's.
 func withoutTime(s protocol.Spending) protocol.Spending {
 	s.TimeMS = 0
 	return s
 }
 
-// subtract is a without b.
+// subtract returns a minus b.
 func subtract(a, b protocol.Spending) protocol.Spending {
 	return a.Add(protocol.Spending{Steps: -b.Steps, Calls: -b.Calls, Tokens: -b.Tokens, TimeMS: -b.TimeMS, USD: -b.USD})
 }
@@ -446,7 +446,7 @@ func (t *turnRun) forkCall(ctx context.Context, p *pendingCall, index int, acces
 }
 
 // ready waits for the fork. It returns the failure of the call that makes it; an error is the
-// fleet's, or that of ctx.
+// fleet's, or the cause of the end of ctx.
 func (f *fork) ready(ctx context.Context) (*protocol.Result, error) {
 	if f == nil {
 		return nil, nil //nolint:nilnil // there is nothing to wait for

@@ -50,7 +50,7 @@ func (p Price) native(calls []NativeCall) (sum float64) {
 	return sum
 }
 
-// budgetWarning is the share of a budget at which the model is told.
+// budgetWarning is the share of a budget at which the model gets a note.
 const budgetWarning = 0.8
 
 // bound is one field of a budget.
@@ -82,7 +82,7 @@ func bounds(budget, used protocol.Spending) []bound {
 	return set
 }
 
-// reached describes the bounds of which a share is used; "" when there is none.
+// reached describes the bounds whose share is used up; "" if there is none.
 func reached(budget, used protocol.Spending, share float64) string {
 	var parts []string
 	for _, b := range bounds(budget, used) {
@@ -351,7 +351,7 @@ func spentBy(e *Event) (used protocol.Spending) {
 	return used
 }
 
-// noteBudget tells the model about the budget, behind the last step.
+// noteBudget adds a note about the budget for the model, behind the last step.
 func (s *session) noteBudget(e *Event) error {
 	t := s.open()
 	if t == nil || e.Turn != t.number || e.Step != len(t.steps) {

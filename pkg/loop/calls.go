@@ -33,10 +33,10 @@ type batch struct {
 	inline []*pendingCall
 	asking []*pendingCall // about jobs
 	jobs   []newJob
-	remote map[protocol.CallID]*pendingCall // those that a worker runs
-	calls  []protocol.Call                  // are sent
-	sent   []*Handle                        // of calls, set as they are
-	held   []*pendingCall                   // were sent while their reply streamed
+	remote map[protocol.CallID]*pendingCall // run by workers
+	calls  []protocol.Call                  // to be sent
+	sent   []*Handle                        // the handles of calls and then of held
+	held   []*pendingCall                   // sent while their reply streamed
 }
 
 // runCalls gets every missing result of the last step, and journals each as it
@@ -330,7 +330,7 @@ func (b *batch) runOwn(ctx context.Context, p *pendingCall) error {
 	return nil
 }
 
-// update takes one update of a dispatched call. Updates of unknown calls and
+// update handles one update of a call that was sent. Updates of unknown calls and
 // second results are dropped.
 func (b *batch) update(ctx context.Context, u Update) {
 	p, known := b.remote[u.CallID]
@@ -363,7 +363,7 @@ func (b *batch) update(ctx context.Context, u Update) {
 	}
 }
 
-// maxQuestions bounds the questions of a call that are journaled: more are told to observers alone,
+// maxQuestions bounds the questions of a call that are journaled: only observers get more,
 // because a holder of a worker's key could ask for ever.
 const maxQuestions = 16
 
@@ -444,7 +444,7 @@ func (b *batch) fullOutputOf(p *pendingCall) fullOutput {
 	return fullOutput{p.tool, b.fleet, b.opts.Logger, b.id}
 }
 
-// unknownResults are for the calls of a stopped turn of which nothing could be learned.
+// unknownResults are the results of the calls of a stopped turn whose outcome is unknown.
 func (t *turnRun) unknownResults() []Event {
 	var events []Event
 	turn := t.session.open()

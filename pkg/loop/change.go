@@ -224,7 +224,7 @@ func (r *Runner) revertOf(ctx context.Context, scope tools.Scope, tool *tools.To
 		return broken("the tool does not run on workers")
 	}
 	judged := r.judge(policy.Call{Tool: name, Plan: plan}, "")
-	if judged.Decision == policy.Denied { // what asks for approval has that of the person who reverts
+	if judged.Decision == policy.Denied { // the person who reverts approves it
 		return broken(judged.Reason)
 	}
 	call, failure := plan.Call(scope, tools.Place{ID: result.CallID}, "", name, time.Now().UTC())

@@ -33,7 +33,7 @@ func (s *session) noteRead(p *ChannelPosition) {
 	s.positions[p.Channel] = max(s.positions[p.Channel], p.Sequence)
 }
 
-// runInOrder carries out those of a step's calls that are about channels and triggers, in their
+// runInOrder carries out the calls of a step about channels and triggers, in their
 // order.
 func (b *batch) runInOrder(ctx context.Context) error {
 	for _, p := range b.asking {
@@ -87,7 +87,7 @@ func (b *batch) runOutside(ctx context.Context, p *pendingCall, do func(context.
 	}
 }
 
-// channels are those of the dispatcher.
+// channels returns the fleet, whose sessions send each other messages.
 func (t *turnRun) channels() (ports.Fleet, error) {
 	if t.fleet == nil {
 		return nil, protocol.Errorf(protocol.CodeToolFailed, "There are no channels here. Go on without them.")
@@ -207,7 +207,7 @@ func (t *turnRun) addTrigger(ctx context.Context, p *pendingCall, request wire.T
 	if err := store.Add(storing, trigger); err != nil {
 		return "", err
 	}
-	if request.Delay > 0 { // the time of a call that is made again is that of the first one
+	if request.Delay > 0 { // a call that is made again has the time of the first one
 		return fmt.Sprintf("[trigger %s is set: it fires after %s]", trigger.ID, request.Delay), nil
 	}
 	if request.Channel != "" {

@@ -433,7 +433,7 @@ func (s *session) summaryReplies() int {
 	return replies
 }
 
-// noteSummary takes a summary instead of the steps that it names.
+// noteSummary replaces the steps that a summary names.
 func (s *session) noteSummary(e *Event) error {
 	turn, step := e.KeptTurn-1, e.KeptStep-1
 	if turn < 0 || turn >= len(s.turns) || step < 0 || step >= len(s.turns[turn].steps) || s.summary.covers(turn, step) {
@@ -447,7 +447,7 @@ func (s *session) noteSummary(e *Event) error {
 // bytesPerToken is about how many bytes of text a token has.
 const bytesPerToken = 4
 
-// tokens estimates the tokens of the conversation: those of the last reply, and of the messages
+// tokens estimates the tokens of the conversation: the last reply's, and those of the messages
 // after it.
 func (s *session) tokens() int64 {
 	if s.lastTokens == 0 {

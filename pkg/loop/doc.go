@@ -16,7 +16,7 @@
 //	 │       │         turn_ended: answered
 //	 │       └── limit, end of ctx, model error
 //	 │            turn_ended: limit_reached, interrupted, failed
-//	 └── fleet or journal lost: a Go error; the turn stays open, and the next Run goes on there
+//	 └── fleet or journal lost: a Go error; the turn stays open, and the next Run continues there
 //
 // # Who is authoritative
 //
@@ -62,16 +62,16 @@
 // call, written for the model to act on. The model sees exactly one result per tool call, in the
 // order of the calls, in whatever order they came.
 //
-// A model that cannot be asked ends the turn as failed, and so does one whose reply is empty
-// twice. One whose reply was cut at a limit of output tokens is told so and asked again; cut once
+// A model that cannot be asked ends the turn as failed, and so does one whose reply is empty twice.
+// A model whose reply was cut at a limit of output tokens gets a note and is asked again; cut once
 // more, the turn ends as limit_reached. One that says that the conversation is too long
 // ([ErrTooLong]) is asked again with less of the tool calls that are long ago. One whose server
 // refuses an image, or another part of a tool call ([RefusedError]), is asked again without that
 // part. Limits are looked at before the model is asked again, never between a tool call and its
-// result. When ctx ends, running calls are cancelled, what can be learned is journaled, the rest
-// is outcome_unknown, and the turn ends as interrupted.
+// result. When ctx ends, running calls are cancelled, what can be learned is journaled, the rest is
+// outcome_unknown, and the turn ends as interrupted.
 //
 // A Go error from [Runner.Run] means that the fleet or the journal failed. Then no result is made
-// up and no end is journaled: the turn is open, and the next Run of the session goes on exactly
+// up and no end is journaled: the turn is open, and the next Run of the session continues exactly
 // there.
 package loop

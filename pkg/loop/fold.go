@@ -68,7 +68,7 @@ type turn struct {
 	terms  *Terms            // nil when the journal has none
 	span   trace.SpanContext // of the process that began it; invalid without a trace
 	steps  []step
-	bill   Bill // with that of its sub-agents
+	bill   Bill // including its sub-agents
 	begun
 	notes    []string        // of jobs that ended before the first step
 	rewound  bool            // a person took it out of the conversation
@@ -77,7 +77,7 @@ type turn struct {
 	lastAt   int             // steps at which a budget was used up; 0 while none is
 	spentErr *protocol.Error // why; nil in older journals
 	result   *TurnResult     // nil while the turn is open
-	// images are those that the provider made and no call has stored yet, by the call that does.
+	// images are made by the provider and not stored yet, by the call that stores them.
 	images map[string]*Image
 }
 
@@ -94,7 +94,7 @@ type step struct {
 	reasoning *Reasoning
 	cut       bool // it ended at a limit of output tokens
 	calls     []stepCall
-	continued bool     // a sub-agent in the background ended behind it, of which the model has to read
+	continued bool     // a sub-agent in the background ended behind it, and the model has not read that
 	notes     []string // of jobs that ended behind the results, before the next step
 }
 
@@ -116,7 +116,7 @@ type stepCall struct {
 // decision is what was decided about a call.
 type decision struct{ status, reason, note string }
 
-// fold returns the session that the events of a journal tell. Errors wrap
+// fold returns the session that the events of a journal describe. Errors wrap
 // [ErrJournalInvalid].
 func fold(events []Event) (*session, error) {
 	s := &session{taken: make(map[string]bool), leftOut: make(map[Part]string)}
@@ -128,7 +128,7 @@ func fold(events []Event) (*session, error) {
 	return s, nil
 }
 
-// apply extends the session by one event; one that does not fit changes nothing.
+// apply extends the session by one event. An event that does not fit changes nothing.
 // Types that it does not know are skipped: a newer version may journal more.
 func (s *session) apply(e *Event) error {
 	var err error

@@ -19,7 +19,8 @@ import (
 )
 
 // Attachment is an image, a PDF document or a text that a user's input carries. A model gets texts
-// as part of the input, the others as they are. One that takes no PDF documents gets their text.
+// as part of the input, the others as they are. A model that takes no PDF documents gets their
+// text.
 type Attachment struct {
 	// ID names it in its session. The Runner sets it.
 	ID string `json:"id,omitempty"`
@@ -230,13 +231,13 @@ type addition struct {
 	text string
 }
 
-// additions are those that the journal has and the turn has not folded yet: it reads the session
+// additions are journaled additions that the turn has not folded yet: it reads the session
 // without a lock while its model replies. An addition names its position, so it does not matter
 // that it is folded later than in another run.
 type additions struct {
 	added  []Event
 	asked  int  // the last step for which the model was asked, without what comes from then on
-	sealed bool // the turn takes no more
+	sealed bool // the turn accepts no more additions
 }
 
 // add journals an addition to the open turn.

@@ -37,7 +37,7 @@ type newJob struct {
 // jobName is the handle of the job at a place of the session.
 func jobName(turn, step, index int) string { return fmt.Sprintf("job_%d_%d_%d", turn, step, index) }
 
-// endJob takes the end of a job, and notes it for the model unless it was told.
+// endJob notes the end of a job, and adds a note for the model unless it got the end already.
 func (s *session) endJob(e *Event) error {
 	t, j := s.open(), s.jobOf(e.CallID)
 	switch {
@@ -103,7 +103,7 @@ type followers struct {
 // follower waits for the result of one job.
 type follower struct {
 	stop     context.CancelCauseFunc
-	accepted chan struct{} // closed when the fleet has the call, or was asked in vain, or done is closed
+	accepted chan struct{} // closed when the fleet has the call or cannot be reached, and behind done
 	accept   func()        // closes it
 	done     chan struct{} // closed when nothing comes any more
 	// result, or else ended, is set once it is done; neither if the end was not learned, which err

@@ -18,7 +18,7 @@ import (
 
 // Bounds of a search.
 const (
-	maxSearched  = 64  // journals: that of the session, and of its sub-agents
+	maxSearched  = 64  // journals: the session's, and its sub-agents'
 	passageBytes = 400 // that a passage shows around its first match
 )
 
@@ -228,7 +228,7 @@ func (s *session) noteScratch(change *ScratchChange) {
 	}
 }
 
-// runScratch carries out those of a step's calls that are about the scratchpad, in their order: one
+// runScratch carries out the calls of a step about the scratchpad, in their order: one
 // reads what those before it wrote.
 func (b *batch) runScratch(ctx context.Context) {
 	for _, p := range b.asking {

@@ -56,9 +56,9 @@ type Options struct {
 	// asked again once they are used up; 0 is no bound.
 	MaxTokens int64
 	// Budget bounds what the session uses over all of its turns; nil means that of the session's
-	// turn before, the zero value none. The model is told once that 80% are used, and asked for an
-	// answer without tools when all is; the turn then ends as limit_reached. It is looked at before
-	// the model is asked, so a reply and its calls may exceed it.
+	// turn before, the zero value none. The model gets one note when 80% are used, and is asked for
+	// an answer without tools when all is; the turn then ends as limit_reached. It is looked at
+	// before the model is asked, so a reply and its calls may exceed it.
 	Budget *protocol.Spending
 	// Price is what the model's replies cost; nil is unknown, which a budget in dollars refuses. It
 	// refuses a fallback, a writer of summaries and sub-agents of unknown price, too.
@@ -78,8 +78,8 @@ type Options struct {
 	// Agents are the kinds of sub-agents that the tool agent can start by name.
 	Agents []Agent
 
-	// PromoteAfter is how long a step waits for its calls: those that have not ended become jobs.
-	// 0 waits until they end.
+	// PromoteAfter is how long a step waits for its calls. Calls that have not ended then become
+	// jobs. 0 waits until they end.
 	PromoteAfter time.Duration
 
 	// Policy decides which tool calls may be made; nil allows all. The rules of a [policy.Judge]
@@ -93,7 +93,7 @@ type Options struct {
 	// its sub-agents one call is asked about at a time.
 	Approve func(ctx context.Context, request ApprovalRequest) (protocol.Approval, error)
 
-	// Observe is told every event of a run: those of the journal once they are in
+	// Observe gets every event of a run: the events of the journal once they are in
 	// it, and the live ones. Calls never overlap, and the session waits for them. It
 	// must not call the Runner.
 	Observe func(Event)
@@ -217,7 +217,7 @@ type Terms struct {
 	Project []protocol.InstructionFile `json:"project,omitzero"`
 }
 
-// terms are those of a turn of a session that the runner begins.
+// terms returns the terms of a turn that the runner begins.
 func (r *Runner) terms(s *session) *Terms {
 	terms := &Terms{
 		Tools: r.table.Names(), Policies: rulesOf(r.opts.Policy), Guard: r.opts.Guard, MinLevel: r.opts.MinLevel,
@@ -235,7 +235,7 @@ func (r *Runner) terms(s *session) *Terms {
 	return terms
 }
 
-// rulesOf encodes the rules of a policy, none of one that has no such rules.
+// rulesOf encodes the rules of a policy; nil if the policy has no rules.
 func rulesOf(p Policy) []json.RawMessage {
 	judge, is := p.(*policy.Judge)
 	if !is || judge == nil {
@@ -288,7 +288,7 @@ func (r *Runner) under(terms *Terms) (*Runner, error) {
 	return &bound, nil
 }
 
-// least is the smaller of two bounds, of which 0 is none.
+// least returns the smaller of two bounds; 0 is no bound.
 func least[T int | int64](a, b T) T {
 	if a == 0 || b != 0 && b < a {
 		return b

@@ -29,7 +29,7 @@ type dialog struct {
 	since  tools.Place
 }
 
-// noteDialog takes what a result says about a dialog: that call opened it, or that it ended.
+// noteDialog notes that a call opened a dialog, or that a dialog ended.
 func (s *session) noteDialog(e *Event, call *stepCall) {
 	if e.Handle == "" {
 		return
@@ -55,7 +55,7 @@ func (s *session) dialogOf(handle string) *dialog {
 }
 
 // placeOf is where the call of an event stands in the session that the event is of. A fork has the
-// handles of its origin, and under its own ids nothing that goes on with them.
+// handles of its origin, and no calls of its own ids that continue them.
 func (s *session) placeOf(e *Event) tools.Place { return s.place(e.SessionID, e.Turn, e.Step, e.Index) }
 
 // describeDialog writes what a result says about a dialog into its event.
@@ -67,16 +67,16 @@ func (e *Event) describeDialog(r *protocol.Result) {
 	}
 }
 
-// planned is what becomes of a tool call.
+// planned is a tool call with its plan, or why there is none.
 type planned struct {
 	tool    *tools.Tool
 	plan    tools.Plan
-	about   string // the stateful tool that the call goes on with; "" for other calls
+	about   string // the stateful tool that the call continues; "" for other calls
 	derived bool   // from the state of the session; a later turn cannot plan it so
 	failure *protocol.Error
 }
 
-// plan plans a tool call of the last step. One that goes on with a stateful tool becomes a
+// plan plans a tool call of the last step. A call that continues a stateful tool becomes a
 // call to where that tool's state is. What the same step does to a handle does not count,
 // so that a resumed turn plans what it planned before.
 func (t *turnRun) plan(call *stepCall) planned {
@@ -201,7 +201,7 @@ type Binding struct {
 	Tenant   protocol.Tenant   `json:"tenant,omitempty"`
 }
 
-// boundBy is the binding of a call that is about to be sent; nil for one that is not.
+// boundBy returns the binding of a call that is about to be sent; nil for no call.
 func boundBy(call *protocol.Call) *Binding {
 	if call == nil {
 		return nil
@@ -218,7 +218,7 @@ func (b *Binding) of(result *protocol.Result) *protocol.Call {
 	return call
 }
 
-// applyTo makes a call as bound as it was when it was journaled; nil changes nothing.
+// applyTo binds a call at least as strictly as when it was journaled; nil changes nothing.
 func (b *Binding) applyTo(call *protocol.Call) {
 	if b == nil {
 		return

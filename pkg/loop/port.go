@@ -140,7 +140,7 @@ type ToolCall struct {
 }
 
 // Reply is one reply of a model. One without tool calls ends the turn, unless it was cut, and then
-// the model is told and asked once more; one without anything is asked for once more.
+// the model is asked once more, with a note; an empty reply is asked for once more.
 type Reply struct {
 	Text      string
 	ToolCalls []ToolCall
@@ -163,7 +163,7 @@ type Reply struct {
 	Scripted bool
 }
 
-// maxReplyTokens is more than any reply takes; sums of it stay numbers.
+// maxReplyTokens is more than the tokens of any reply, and small enough that sums do not overflow.
 const maxReplyTokens = 1 << 40
 
 // Counted is the usage of the reply to a request of about so many tokens ([Request.Tokens]). A
@@ -209,7 +209,8 @@ type Dispatcher interface {
 	//
 	// observe, which may be nil, gets every change as it happens, one at a time. The last update of
 	// each call carries its result, before its handle ends. A call that is held is observed from
-	// then on: what happened before is repeated only if it is a question without answer, or the end.
+	// then on: what happened before is repeated only if it is a question without answer, or the
+	// end.
 	Send(ctx context.Context, calls []protocol.Call, observe func(Update), held ...Handle) []Handle
 }
 

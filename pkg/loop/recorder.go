@@ -63,7 +63,7 @@ func (r *Runner) newRecorder(ctx context.Context, id protocol.SessionID) (*recor
 	}, nil
 }
 
-// sequence is that of the last event which this process knows to be journaled.
+// sequence returns the sequence of the last event that this process knows to be journaled.
 func (r *recorder) sequence() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -251,7 +251,7 @@ const (
 	keyToolNames = attribute.Key("toolfleet.tool_names")
 )
 
-// attributes are those of an operation of the turn's model.
+// attributes returns the span attributes of an operation of the turn's model.
 func (t *turnRun) attributes(operation string) []attribute.KeyValue {
 	attributes := []attribute.KeyValue{
 		genaiconv.Operation.String(operation), genaiconv.ConversationID.String(string(t.id)), genaiconv.RequestModel.String(t.opts.ModelName),
@@ -268,7 +268,7 @@ func (t *turnRun) attributes(operation string) []attribute.KeyValue {
 	return attributes
 }
 
-// replyAttributes are those that only some providers and replies have.
+// replyAttributes returns the span attributes that only some providers and replies have.
 func replyAttributes(reply *Reply, first time.Duration) []attribute.KeyValue {
 	var attributes []attribute.KeyValue
 	if reply.ID != "" {

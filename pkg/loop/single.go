@@ -43,9 +43,10 @@ type SingleOptions struct {
 	Author protocol.Author
 	// Approve asks a person about a call that needs it; nil refuses such calls.
 	Approve func(ctx context.Context, request ApprovalRequest) (protocol.Approval, error)
-	// Ask puts a question of the tool ask_user to a person, until ctx ends; nil has nobody to ask.
+	// Ask puts a question of the tool ask_user to a person, until ctx ends; with nil such questions
+	// fail.
 	Ask func(ctx context.Context, question protocol.Question) (protocol.Answer, error)
-	// Observe is told what the call asks a person while it runs ([EventQuestionAsked]); with nil
+	// Observe gets what the call asks a person while it runs ([EventQuestionAsked]); with nil
 	// the question is declined. Calls never overlap, and the call waits for them.
 	Observe func(Event)
 	// Dispatcher stores what a tool that runs in place returned, if the model sees only a part and

@@ -28,7 +28,7 @@ type SessionState struct {
 	// Changes are the beginnings of what people have begun to change between two turns, and that
 	// has not ended; see [CompleteChanges].
 	Changes []*Event
-	// Bill is that of the session without its sub-agents, and without the origin of a fork.
+	// Bill is what the session took, without its sub-agents, and without the origin of a fork.
 	Bill Bill
 
 	calls map[callAt]*Event          // of the open turn, see [SessionState.Calls]

@@ -27,7 +27,7 @@ const finishBroken = "broken_off"
 
 const (
 	// maxStreamed bounds the arguments of a reply's calls that are sent early, in bytes: the
-	// journal takes them whole.
+	// journal stores them whole.
 	maxStreamed = 64 << 10
 	// acceptTimeout bounds how long a reply that streams waits until the fleet has a call.
 	acceptTimeout = 5 * time.Second
@@ -63,7 +63,7 @@ func (t *turnRun) detachEarly() {
 // addText notes a piece of the text.
 func (s *stream) addText(text string) { s.text += text }
 
-// add takes the call at index of the reply, and sends it if it may be sent now. A reply that begins
+// add adds the call at index of the reply, and sends it if it may be sent now. A reply that begins
 // again repeats its calls.
 func (s *stream) add(ctx context.Context, call ToolCall, index int) {
 	switch {
@@ -193,7 +193,7 @@ func (t *turnRun) recordBrokenReply(ctx context.Context, text string, usage prot
 	return t.record(ctx, event)
 }
 
-// addStreamed takes the call of a reply that is not there yet; false for one of the last step.
+// addStreamed adds a call of a reply that is not journaled yet; false for a call of the last step.
 func (s *session) addStreamed(e *Event) bool {
 	t := s.open()
 	if t == nil || e.Turn != t.number || e.Step != len(t.steps)+1 || e.Index != len(t.streamed) || t.missing() > 0 || t.answered() {

@@ -42,7 +42,7 @@ type ending struct {
 	failure *protocol.Error
 }
 
-// startTurn starts the span of a turn. One that was begun in another trace goes on in that.
+// startTurn starts the span of a turn. A turn that was begun in another trace continues it.
 func (r *Runner) startTurn(ctx context.Context, rec *recorder, number int, begun trace.SpanContext) (context.Context, trace.Span) {
 	t := &turnRun{Runner: r, recorder: rec}
 	options := []trace.SpanStartOption{trace.WithAttributes(append(t.attributes(genaiconv.OperationAgent), keyTurn.Int(number))...)}
@@ -253,7 +253,7 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	return nil, err
 }
 
-// nonEmptyReply gets a reply that says something; one that is empty is asked for once more.
+// nonEmptyReply requests a reply, and once more if it is empty.
 func (t *turnRun) nonEmptyReply(ctx context.Context, at Event, streams *stream) (Reply, *ending) {
 	reply, failed := t.chat(ctx, at, "", streams)
 	if failed != nil || !reply.empty() {
