@@ -4,10 +4,14 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
+	"slices"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/modeltext/modelpath"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/modeltext/render"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
 )
@@ -153,4 +157,186 @@ func (t *Tool) render(result *protocol.Result) (text string) {
 		return t.Format.Text(Answer{cmp.Or(t.called, t.Name), t.arguments, result, t.Render})
 	}
 	return t.Render(result)
+}
+
+// Plan decides what a tool call becomes. Any strings will do: name and
+// rawArguments are what a model wrote. The error is for the model to read and is one of
+//
+//   - unknown_tool: the tools that there are, and the likely one;
+//   - invalid_tool_arguments: every fault, the schema, and what was sent. A Plan function
+//     that answers this code has said what is wrong, and the rest is put around it;
+//   - tool_panicked: the tool's Plan or Rules function has a bug;
+//   - internal: the tool's Plan function returned no plan;
+//   - whatever the tool's Plan function answers, as in path_escape.
+//
+// The tool is set, a copy, whenever its name is known; its [Tool.Text] is that of this call. Of an
+// unknown name it is nil, or has no name and nothing but the [Format] of the table.
+func (t *Table) Plan(scope Scope, name, rawArguments string) (*Tool, Plan, *protocol.Error) {
+	tool, ok := t.Lookup(name)
+	if !ok && t.format == nil {
+		return nil, Plan{}, t.unknown(name)
+	}
+	if !ok {
+		return &Tool{Format: t.format, called: name, arguments: rawArguments}, Plan{}, t.unknown(name)
+	}
+	tool.called, tool.arguments = name, rawArguments
+	schema := t.entries[name].schema
+	arguments, refusal := tool.read(schema, rawArguments)
+	if refusal != nil {
+		return tool, Plan{}, refusal
+	}
+	plan, refusal := tool.plan(scope, arguments)
+	switch {
+	case refusal == nil:
+		return tool, plan, nil
+	case refusal.Code == protocol.CodeInvalidArguments:
+		refusal = schema.Refusal(name, rawArguments, []string{refusal.Message})
+	}
+	return tool, Plan{}, refusal
+}
+
+// read holds what a model wrote against a schema of the tool and its rules.
+func (t *Tool) read(schema *argument.Schema, raw string) (arguments json.RawMessage, refusal *protocol.Error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			arguments, refusal = nil, panicked(t.Name, cause)
+		}
+	}()
+	return schema.Read(t.Name, raw, t.Rules)
+}
+
+// plan calls the tool's Plan function. The code of a tool runs here, in read and in
+// render, and so these are where a panic is caught.
+func (t *Tool) plan(scope Scope, arguments json.RawMessage) (plan Plan, refusal *protocol.Error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			plan, refusal = Plan{}, panicked(t.Name, cause)
+		}
+	}()
+	plan, refusal = t.Plan(scope, arguments)
+	if refusal == nil && !plan.runnable() {
+		return Plan{}, protocol.Errorf(protocol.CodeInternal,
+			"The tool %s is broken: it planned nothing that can be run. Your arguments are not the cause; go on without it.", t.Name)
+	}
+	return plan, refusal
+}
+
+// RunInline runs Inline and returns its text: valid UTF-8, which may be more than a model is
+// shown. A panic becomes the error tool_panicked.
+func (p Plan) RunInline(ctx context.Context) (text string, failure *protocol.Error) {
+	if p.Inline == nil {
+		return "", protocol.Errorf(protocol.CodeInternal, "The plan is for a worker and cannot be run in place.")
+	}
+	defer func() {
+		if cause := recover(); cause != nil {
+			text, failure = "", panicked("", cause)
+		}
+	}()
+	text, failure = p.Inline(ctx)
+	if failure != nil && failure.Code == "" {
+		failure = &protocol.Error{Code: protocol.CodeToolFailed, Message: failure.Message}
+	}
+	return prose.Valid(text), failure
+}
+
+// panicked is the error of a tool whose own code panicked; name may be "".
+func panicked(name string, cause any) *protocol.Error {
+	if name != "" {
+		name = " " + name
+	}
+	return protocol.Errorf(protocol.CodePanic,
+		"The tool%s is broken, it panicked: %s. Your arguments need not be the cause; do not repeat the call as it is.",
+		name, prose.Short(prose.Plain(fmt.Sprint(cause)), 500))
+}
+
+// runnable reports whether a plan says exactly one thing to do.
+func (p Plan) runnable() bool {
+	ways := 0
+	for _, set := range []bool{p.Inline != nil, p.Payload != nil, p.Session != nil} {
+		if set {
+			ways++
+		}
+	}
+	return ways == 1
+}
+
+// Place is where in its session a tool call stands.
+type Place struct {
+	// ID is the id of the call there; "" makes a random one.
+	ID protocol.CallID
+
+	Turn  int // from 1
+	Step  int // from 1
+	Index int // in the step, from 0
+}
+
+// Call makes the call that carries the plan to a worker. It is valid. The zero place is that of a
+// tool call that belongs to no step.
+//
+// Defaults: the scope's whole sandbox, exclusively; delivery rollback; the default
+// pool; [protocol.DefaultRunTimeout]. Deadline, QueueTimeout and MaxAttempts
+// are left to the caller. The error is "internal": the plan is inline,
+// or its tool named resources or limits that no call can have.
+func (p Plan) Call(
+	scope Scope, at Place, toolCallID, toolName string, issuedAt time.Time,
+) (protocol.Call, *protocol.Error) {
+	if refusal := p.needsSession(toolName, at); refusal != nil {
+		return protocol.Call{}, refusal
+	}
+	id := cmp.Or(at.ID, wire.RandomCallID())
+	resources, refusal := p.uses(scope, id)
+	if refusal != nil {
+		return protocol.Call{}, refusal
+	}
+	call := protocol.Call{
+		ID: id, SessionID: scope.Session, ToolCallID: toolCallID, Tool: toolName,
+		Turn: at.Turn, Step: at.Step, Index: at.Index,
+		Pool:       cmp.Or(p.Pool, protocol.DefaultPool),
+		Resources:  resources,
+		Delivery:   cmp.Or(p.Delivery, protocol.Rollback),
+		Retry:      p.Retry,
+		IssuedAt:   issuedAt,
+		RunTimeout: protocol.MillisOf(cmp.Or(p.Timeout, protocol.DefaultRunTimeout)),
+		MinLevel:   p.MinLevel,
+		Payload:    p.Payload,
+	}
+	if err := call.Validate(); err != nil {
+		return protocol.Call{}, protocol.Errorf(protocol.CodeInternal,
+			"The tool %s is broken: its plan makes no valid call (%v). Your arguments are not the cause; go on without it.", toolName, err)
+	}
+	return call, nil
+}
+
+// uses returns the plan's resources or their default.
+func (p Plan) uses(scope Scope, id protocol.CallID) ([]protocol.Use, *protocol.Error) {
+	switch {
+	case p.Resources == nil:
+		return wholeSandbox(scope)
+	case len(p.Resources) == 0:
+		return []protocol.Use{{Key: protocol.ResourceKey("call/" + string(id)), Access: protocol.Exclusive}}, nil
+	default:
+		return slices.Clone(p.Resources), nil
+	}
+}
+
+// wholeSandbox is the exclusive use of all of the scope's sandbox.
+func wholeSandbox(scope Scope) ([]protocol.Use, *protocol.Error) {
+	return modelpath.Use(scope.Sandbox, "", protocol.Exclusive)
+}
+
+// Effect describes all calls of a tool, whatever their arguments. It is a hint for MCP clients;
+// only the choice of tools without a session's loop depends on it.
+type Effect struct {
+	// ReadOnly says that nothing changes.
+	ReadOnly bool
+	// Hinted means that ReadOnly is an unchecked claim of an MCP server.
+	Hinted bool
+	// Idempotent says that a second call with the same arguments changes nothing more.
+	Idempotent bool
+	// Additive means that calls only add: nothing is replaced or removed.
+	Additive bool
+	// Open says that calls may reach beyond the workspace: other systems, the network.
+	Open bool
+	// Loop says that calls are answered by a session's loop, as those about its jobs are.
+	Loop bool
 }

@@ -1,7 +1,9 @@
 package render
 
 import (
+	"encoding/json"
 	"fmt"
+	"net/http"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -161,4 +163,148 @@ func Kept(result *protocol.Result, limit int) (text string, isKept bool) {
 		return "", false
 	}
 	return keptText(value, min(limit, prose.BodyLimit)), true
+}
+
+// Fits reports whether a model is shown all of a text.
+func Fits(text string) bool {
+	return len(text) <= prose.MaxText || utf8.RuneCountInString(text) <= prose.MaxText
+}
+
+// Shown shortens the text of a call to [prose.MaxText] characters, as models read it. If all of it
+// is stored, the text says where.
+func Shown(text string, call protocol.CallID, kept *protocol.Kept) string {
+	if kept == nil || Fits(text) {
+		return prose.Clip(text, prose.MaxText)
+	}
+	mark := Mark(call, kept)
+	return prose.Clip(text, prose.MaxText-utf8.RuneCountInString(mark)) + mark
+}
+
+// Diff returns the unified diff of a write or an edit; "" for every other result.
+func Diff(result *protocol.Result) string {
+	if result == nil {
+		return ""
+	}
+	switch value := result.Value.(type) {
+	case protocol.FilesWriteResult:
+		return value.Diff
+	case protocol.FilesJSONWriteResult:
+		return value.Diff
+	case protocol.FilesEditResult:
+		return value.Diff
+	default:
+		return ""
+	}
+}
+
+// Image returns the first image or document of a result, and its media type, such as "image/png" or
+// [MediaPDF]. ok is false without one, if it is too large, and for types that models do not accept,
+// such as SVG.
+func Image(result *protocol.Result) (mediaType string, data []byte, ok bool) {
+	if result == nil {
+		return "", nil, false
+	}
+	if called, isCall := result.Value.(protocol.MCPCallResult); isCall {
+		for _, part := range called.Content {
+			if mediaType := imageType(part.MediaType); (part.Type == "image" || part.Type == "resource") && mediaType != "" &&
+				len(part.Data) > 0 && len(part.Data) <= MaxImageBytes {
+				return mediaType, part.Data, true
+			}
+		}
+	}
+	if kept, isKept := result.Value.(wire.ResultReadResult); isKept && kept.Part == wire.PartMedia {
+		mediaType := imageType(http.DetectContentType(kept.Content))
+		return mediaType, kept.Content, mediaType != ""
+	}
+	if page, isPage := result.Value.(protocol.HTTPFetchResult); isPage && page.Image != "" && len(page.Content) <= MaxImageBytes {
+		return page.Image, page.Content, true
+	}
+	read, isRead := result.Value.(protocol.FilesReadResult)
+	if !isRead || read.Image == "" || read.Truncated || len(read.Content) > MaxImageBytes {
+		return "", nil, false
+	}
+	return read.Image, read.Content, true
+}
+
+// imageType is the media type of an image or document as models take it; "" when they do not.
+func imageType(mediaType string) string {
+	switch mediaType = strings.ToLower(mediaType); mediaType {
+	case "image/png", "image/jpeg", "image/gif", "image/webp", MediaPDF:
+		return mediaType
+	case "image/jpg":
+		return "image/jpeg"
+	default:
+		return ""
+	}
+}
+
+// againKey names what [Again] says in a JSON object.
+const againKey = "[started again]"
+
+// Again is the text of a result, with a line when the call was started more than once. After a lost
+// worker the workspace is as one run leaves it, and the world outside of it may not be; after a
+// failed attempt neither may be. JSON stays JSON; a number or a truth value has no room for the
+// line.
+func Again(result *protocol.Result, text string) string {
+	note := StartedAgain(result)
+	switch {
+	case note == "":
+		return text
+	case isJSON(result.Value) && json.Valid([]byte(text)):
+		return Annotated(text, againKey, note)
+	default:
+		return prose.Ended(text) + "[" + note + "]"
+	}
+}
+
+// StartedAgain says that a call was started more than once; "" when it was not, or the failure
+// says so.
+func StartedAgain(result *protocol.Result) string {
+	if result.Attempt < 2 || result.Status == protocol.StatusOutcomeUnknown || result.Error.ErrorType() == string(protocol.CodeAttemptsExhausted) {
+		return ""
+	}
+	if failed := len(result.Tries); failed >= result.Attempt-1 {
+		return fmt.Sprintf("attempt %d: attempt %d failed with %s, and the tool's retry started the call again; what it did before it failed may still be there, in the workspace too",
+			result.Attempt, result.Attempt-1, result.Tries[failed-1].Error.ErrorType())
+	}
+	return fmt.Sprintf("attempt %d: a worker was lost while the call ran, and it was started again; what it does outside of the workspace may have happened more than once", result.Attempt)
+}
+
+// Annotated is a JSON text with a note in it: a property of an object, the last item of an array.
+// Other values have no room for one.
+func Annotated(text, key, note string) string {
+	text = strings.TrimSpace(text)
+	quoted := quote(note)
+	switch text[0] {
+	case '{':
+		quoted = quote(key) + ":" + quoted
+	case '[':
+		quoted = quote("[" + note + "]")
+	default:
+		return text
+	}
+	rest, end := text[:len(text)-1], text[len(text)-1:]
+	if len(strings.TrimSpace(rest)) > 1 {
+		rest += ","
+	}
+	return rest + quoted + end
+}
+
+// quote is a text as a JSON string.
+func quote(text string) string {
+	quoted, err := prose.JSON(prose.Valid(text))
+	if err != nil { // no string is none
+		return `""`
+	}
+	return string(quoted)
+}
+
+// isJSON reports whether the text of a value is JSON for its reader.
+func isJSON(value protocol.Value) bool {
+	switch value.(type) {
+	case protocol.ToolRunResult, protocol.UnknownValue, protocol.FilesJSONReadResult, protocol.FilesExistsResult:
+		return true
+	default:
+		return false
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/modelpath"
+	"github.com/toolfleet/toolfleet/internal/modeltext/plain"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -147,4 +148,140 @@ func placeOf(text string) (line int, column int64, ok bool) {
 		column, err = strconv.ParseInt(after, 10, 64)
 	}
 	return line, column, err == nil && column >= 0
+}
+
+// gitignoreProperty is the property of every tool that honours .gitignore files.
+const gitignoreProperty = `"gitignore": {"type": "boolean", "default": true, "description": "Leave out what .gitignore files exclude, and directories of packages and caches, such as node_modules. Default: true."}`
+
+// contextProperty is the property of every tool that finds lines.
+const contextProperty = `"context": {"type": "integer", "minimum": 0, "maximum": 20, "default": 0, "description": "How many lines before and after each match to return, too, with - instead of : in them. Default: 0."}`
+
+// orTrue is an optional boolean that is true unless it is given.
+func orTrue(b *bool) bool { return b == nil || *b }
+
+// orListed is an optional limit of what is shown.
+func orListed(limit int) int {
+	if limit == 0 {
+		return plain.MaxListed
+	}
+	return limit
+}
+
+type globArguments struct {
+	Pattern   string `json:"pattern"`
+	Path      string `json:"path"`
+	Gitignore *bool  `json:"gitignore"`
+	Limit     int    `json:"limit"`
+}
+
+func glob() tools.Tool {
+	return tools.Tool{
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
+		Definition: definition("glob",
+			"Find files by their path. Returns the paths of matching files, sorted, one a line, hidden ones too; directories are not listed. "+
+				"* matches within one name, ** any number of directories, {a,b} either, [a-z] one of; where a name has these brackets, as app/[slug] has, it is found by itself.",
+			`{
+				"type": "object",
+				"properties": {
+					"pattern": {"type": "string", "minLength": 1, "description": "The glob, matched against the path below path: *.go is that directory only, **/*.go everything below it."},
+					"path": {"type": "string", "description": "Directory to start from, relative to the workspace. Default: the workspace."},
+					`+gitignoreProperty+`,
+					"limit": {"type": "integer", "minimum": 1, "maximum": 500, "default": 500, "description": "How many paths to return. Default: 500."}
+				},
+				"required": ["pattern"],
+				"additionalProperties": false
+			}`),
+		Plan: tools.PlanOf(func(scope tools.Scope, args globArguments) (tools.Plan, *protocol.Error) {
+			path, err := modelpath.Path(args.Path)
+			if err != nil {
+				return tools.Plan{}, err
+			}
+			payload := protocol.FilesGlob{Pattern: args.Pattern, Path: path, NoIgnore: !orTrue(args.Gitignore), Limit: orListed(args.Limit)}
+			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
+		}),
+		Render: render.Cut(render.Glob),
+	}
+}
+
+type treeArguments struct {
+	Path  string `json:"path"`
+	Depth int    `json:"depth"`
+	Limit int    `json:"limit"`
+}
+
+func tree() tools.Tool {
+	return tools.Tool{
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
+		Definition: definition("tree",
+			"Show a directory and what is below it as an indented tree, sorted, hidden names too: directories with a slash at the end, "+
+				"files with their size. What .gitignore files exclude is left out and counted, and so are directories of packages and caches, such as node_modules.",
+			`{
+				"type": "object",
+				"properties": {
+					"path": {"type": "string", "description": "The directory, relative to the workspace. Default: the workspace."},
+					"depth": {"type": "integer", "minimum": 1, "maximum": 100, "default": 3, "description": "How many levels to show. Default: 3."},
+					"limit": {"type": "integer", "minimum": 1, "maximum": 500, "default": 500, "description": "How many entries to show. Default: 500."}
+				},
+				"additionalProperties": false
+			}`),
+		Plan: tools.PlanOf(func(scope tools.Scope, args treeArguments) (tools.Plan, *protocol.Error) {
+			path, err := modelpath.Path(args.Path)
+			if err != nil {
+				return tools.Plan{}, err
+			}
+			payload := protocol.FilesTree{Path: path, Depth: args.Depth, Limit: orListed(args.Limit)}
+			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
+		}),
+		Render: render.Cut(render.Tree),
+	}
+}
+
+type grepArguments struct {
+	Pattern    string `json:"pattern"`
+	Path       string `json:"path"`
+	Glob       string `json:"glob"`
+	IgnoreCase bool   `json:"ignore_case"`
+	Gitignore  *bool  `json:"gitignore"`
+	Limit      int    `json:"limit"`
+	Context    int    `json:"context"`
+}
+
+func grep() tools.Tool {
+	return tools.Tool{
+		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
+		Definition: definition("grep",
+			"Find the lines that match a regular expression, in one file or in all files below a directory. "+
+				"Returns path:line:text, sorted; long lines are cut. Binary and very large files are left out and counted.",
+			`{
+				"type": "object",
+				"properties": {
+					"pattern": {"type": "string", "minLength": 1, "description": "Regular expression in RE2 syntax, matched against each line by itself."},
+					"path": {"type": "string", "description": "File or directory to search, relative to the workspace. Default: the workspace."},
+					"glob": {"type": "string", "description": "Search only files that match, as in *.go (by name) or src/**/*.ts (by path below the searched directory)."},
+					"ignore_case": {"type": "boolean", "default": false, "description": "Take capital and small letters as equal. Default: false."},
+					`+contextProperty+`,
+					`+gitignoreProperty+`,
+					"limit": {"type": "integer", "minimum": 1, "maximum": 500, "default": 500, "description": "How many lines to return. Default: 500."}
+				},
+				"required": ["pattern"],
+				"additionalProperties": false
+			}`),
+		Plan: tools.PlanOf(func(scope tools.Scope, args grepArguments) (tools.Plan, *protocol.Error) {
+			return searchPlan(scope, args.Path, protocol.FilesSearch{
+				Pattern: args.Pattern, Glob: args.Glob, IgnoreCase: args.IgnoreCase, NoIgnore: !orTrue(args.Gitignore), Limit: orListed(args.Limit),
+				Context: args.Context,
+			})
+		}),
+		Render: render.Cut(render.Search),
+	}
+}
+
+// searchPlan is the plan of a search in a path as a model names it.
+func searchPlan(scope tools.Scope, raw string, payload protocol.FilesSearch) (tools.Plan, *protocol.Error) {
+	path, err := modelpath.Path(raw)
+	if err != nil {
+		return tools.Plan{}, err
+	}
+	payload.Path = path
+	return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
 }
