@@ -29,7 +29,7 @@
 // same call again, under the same id.
 //
 // Arguments are parsed strictly (one JSON object, no duplicate keys, UTF-8) and validated against
-// the schema, all faults at once. One exception: a string that spells a number or a boolean becomes
+// the schema, all errors at once. One exception: a string that spells a number or a boolean becomes
 // one where the schema allows nothing else. Arguments are re-encoded for the Plan function:
 // integers have neither fraction nor exponent.
 //

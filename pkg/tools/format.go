@@ -36,9 +36,9 @@ type Answer struct {
 // what the tool's Render returns, or else its value as JSON.
 func (a Answer) Text(limit int) string {
 	text := ""
-	switch kept, isKept := render.Kept(a.Result, limit); {
-	case isKept:
-		return kept
+	switch stored, isStored := render.StoredResult(a.Result, limit); {
+	case isStored:
+		return stored
 	case a.render == nil:
 		text = render.JSON(a.Result)
 	default:

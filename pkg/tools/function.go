@@ -170,7 +170,7 @@ func (r Remote) planned(definition Definition, payload func(json.RawMessage) (pr
 	if err == nil && json.Valid(definition.Schema) {
 		tool.invalid = errors.Join(tool.invalid, checkTemplates(templates, definition.Schema))
 	}
-	tool.Rules = func(arguments map[string]any) []string { return templateFaults(templates, arguments) }
+	tool.Rules = func(arguments map[string]any) []string { return templateProblems(templates, arguments) }
 	tool.Plan = func(scope Scope, raw json.RawMessage) (Plan, *protocol.Error) {
 		uses, refusal := fillTemplates(templates, scope, raw)
 		if refusal != nil {
@@ -196,39 +196,39 @@ func (r Remote) effect() Effect {
 	}
 }
 
-// Validate returns every fault of r but those of its kind, and of placeholders that a tool's
+// Validate returns every error of r but those of its kind, and of placeholders that a tool's
 // arguments do not have.
 func (r Remote) Validate() error {
 	_, err := compileResources(r.Resources)
 	return errors.Join(r.validate(), err)
 }
 
-// validate returns every fault of r but those of its kind and resources.
+// validate returns every error of r but those of its kind and resources.
 func (r Remote) validate() error {
-	var faults []error
+	var errs []error
 	switch r.Delivery {
 	case "", protocol.Idempotent, protocol.AtMostOnce, protocol.Rollback:
 	default:
-		faults = append(faults, fmt.Errorf("delivery %q: must be %q, %q or %q",
+		errs = append(errs, fmt.Errorf("delivery %q: must be %q, %q or %q",
 			r.Delivery, protocol.Idempotent, protocol.AtMostOnce, protocol.Rollback))
 	}
 	if err := r.Retry.Validate(cmp.Or(r.Delivery, protocol.Rollback)); err != nil {
-		faults = append(faults, err)
+		errs = append(errs, err)
 	}
 	if r.Timeout < 0 || r.Timeout > maxRemoteTimeout {
-		faults = append(faults, fmt.Errorf("timeout %s: must be 0 to %s", r.Timeout, maxRemoteTimeout))
+		errs = append(errs, fmt.Errorf("timeout %s: must be 0 to %s", r.Timeout, maxRemoteTimeout))
 	}
 	if r.Pool != "" {
 		if _, err := protocol.ParsePool(string(r.Pool)); err != nil {
-			faults = append(faults, err)
+			errs = append(errs, err)
 		} else if r.Pool == protocol.SessionPool {
-			faults = append(faults, fmt.Errorf("pool %q: is that of the coordinators", r.Pool))
+			errs = append(errs, fmt.Errorf("pool %q: is that of the coordinators", r.Pool))
 		}
 	}
 	if r.MinLevel != "" && !slices.Contains(wire.Levels(), r.MinLevel) {
-		faults = append(faults, fmt.Errorf("min_level %q: must be one of %s", r.MinLevel, strings.Join(wire.Levels(), ", ")))
+		errs = append(errs, fmt.Errorf("min_level %q: must be one of %s", r.MinLevel, strings.Join(wire.Levels(), ", ")))
 	}
-	return errors.Join(faults...)
+	return errors.Join(errs...)
 }
 
 // maxRemoteTimeout bounds the time limit of a tool of the user's own.
@@ -238,30 +238,30 @@ const maxRemoteTimeout = 24 * time.Hour
 func checkTemplates(templates []resourceTemplate, schema json.RawMessage) error {
 	var document map[string]any
 	_ = json.Unmarshal(schema, &document) // the table reports what is not JSON
-	var faults []error
+	var errs []error
 	for _, template := range templates {
 		optional, unknown := template.missingFrom(document)
 		for _, name := range unknown {
-			faults = append(faults, fmt.Errorf("invalid resource: {%s}: the tool has no such argument", name))
+			errs = append(errs, fmt.Errorf("invalid resource: {%s}: the tool has no such argument", name))
 		}
 		for _, name := range optional {
-			faults = append(faults, fmt.Errorf("invalid resource: {%s}: an argument in the first two segments must be required", name))
+			errs = append(errs, fmt.Errorf("invalid resource: {%s}: an argument in the first two segments must be required", name))
 		}
 	}
-	return errors.Join(faults...)
+	return errors.Join(errs...)
 }
 
-// templateFaults says which arguments can be no part of a resource key, wherever a call
+// templateProblems says which arguments can be no part of a resource key, wherever a call
 // happens.
-func templateFaults(templates []resourceTemplate, arguments map[string]any) []string {
-	var faults []string
+func templateProblems(templates []resourceTemplate, arguments map[string]any) []string {
+	var problems []string
 	for _, template := range templates {
 		_, refusal := template.use(Scope{Session: "any", Sandbox: "any"}, arguments)
 		if refusal != nil && refusal.Code == protocol.CodeInvalidArguments {
-			faults = append(faults, refusal.Message)
+			problems = append(problems, refusal.Message)
 		}
 	}
-	return faults
+	return problems
 }
 
 // fillTemplates returns the uses of a call; nil templates mean the default.

@@ -63,22 +63,22 @@ func compileResources(resources []Resource) ([]resourceTemplate, error) {
 		return nil, nil
 	}
 	templates := make([]resourceTemplate, 0, len(resources))
-	var faults []error
+	var errs []error
 	for i, r := range resources {
 		compiled, err := compileResource(r)
 		if err == nil && i > 0 && laneOf(r.Key) != laneOf(resources[0].Key) {
 			err = fmt.Errorf("the first two segments must be %q, as in the first resource", laneOf(resources[0].Key))
 		}
 		if err != nil {
-			faults = append(faults, fmt.Errorf("invalid resource %q: %w", r.Key, err))
+			errs = append(errs, fmt.Errorf("invalid resource %q: %w", r.Key, err))
 			continue
 		}
 		templates = append(templates, compiled)
 	}
 	if len(resources) > protocol.MaxUses {
-		faults = append(faults, fmt.Errorf("invalid resource: %d are given, at most %d are allowed", len(resources), protocol.MaxUses))
+		errs = append(errs, fmt.Errorf("invalid resource: %d are given, at most %d are allowed", len(resources), protocol.MaxUses))
 	}
-	return templates, errors.Join(faults...)
+	return templates, errors.Join(errs...)
 }
 
 // laneOf is the part of a template that makes its lane.

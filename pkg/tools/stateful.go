@@ -142,8 +142,8 @@ func (t *Table) Continue(scope Scope, opened Opened, end bool, rawArguments stri
 	return tool, plan, nil
 }
 
-// dialogTools are tool_continue and tool_end.
-func dialogTools() []Tool {
+// continueTools are tool_continue and tool_end.
+func continueTools() []Tool {
 	return []Tool{
 		{
 			Metadata: Metadata{Effect: Effect{Loop: true}},
@@ -160,7 +160,7 @@ func dialogTools() []Tool {
 					"required": ["handle"]
 				}`),
 			},
-			Plan:  planDialog(false),
+			Plan:  planContinue(false),
 			Rules: continueRules,
 		},
 		{
@@ -177,12 +177,12 @@ func dialogTools() []Tool {
 					"additionalProperties": false
 				}`),
 			},
-			Plan: planDialog(true),
+			Plan: planContinue(true),
 		},
 	}
 }
 
-func planDialog(end bool) func(Scope, json.RawMessage) (Plan, *protocol.Error) {
+func planContinue(end bool) func(Scope, json.RawMessage) (Plan, *protocol.Error) {
 	return func(_ Scope, raw json.RawMessage) (Plan, *protocol.Error) {
 		var args struct {
 			Handle string `json:"handle"`
@@ -195,23 +195,23 @@ func planDialog(end bool) func(Scope, json.RawMessage) (Plan, *protocol.Error) {
 }
 
 // continueRules is about arguments that name no handle. With a handle the tool is known,
-// and [Table.Continue] finds every fault, also of the input.
+// and [Table.Continue] finds every error, also of the input.
 func continueRules(arguments map[string]any) []string {
 	if handle, _ := arguments["handle"].(string); handle != "" {
 		return nil
 	}
-	var faults []string
+	var problems []string
 	for name := range arguments {
 		if name != "handle" && name != "input" {
-			faults = append(faults, prose.Short(name, 200)+": there is no such property; allowed are handle, input")
+			problems = append(problems, prose.Short(name, 200)+": there is no such property; allowed are handle, input")
 		}
 	}
-	return faults
+	return problems
 }
 
-// withDialogTools adds the tools about handles where one of the tools needs them. Their
+// withStatefulTools adds the tools about handles where one of the tools needs them. Their
 // names are taken in any case.
-func withDialogTools(all []Tool) []Tool {
+func withStatefulTools(all []Tool) []Tool {
 	for i := range all {
 		if all[i].Name == continueTool || all[i].Name == endTool {
 			all = slices.Clone(all)
@@ -220,7 +220,7 @@ func withDialogTools(all []Tool) []Tool {
 	}
 	for i := range all {
 		if all[i].input != nil {
-			return append(append(make([]Tool, 0, len(all)+2), all...), dialogTools()...)
+			return append(append(make([]Tool, 0, len(all)+2), all...), continueTools()...)
 		}
 	}
 	return all

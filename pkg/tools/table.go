@@ -38,9 +38,9 @@ type entry struct {
 // description, a schema that does not compile or is not of type "object", a missing Plan. Where one
 // of them is stateful, tool_continue and tool_end are added.
 func NewTable(tools ...Tool) (*Table, error) {
-	tools = withDialogTools(tools)
+	tools = withStatefulTools(tools)
 	t := &Table{entries: make(map[string]*entry, len(tools)), format: formatOf(tools)}
-	var faults []error
+	var errs []error
 	seen := make(map[string]int, len(tools))
 	for i := range tools {
 		tool := tools[i]
@@ -58,19 +58,19 @@ func NewTable(tools ...Tool) (*Table, error) {
 		}
 		seen[tool.Name]++
 		if seen[tool.Name] == 2 {
-			faults = append(faults, fmt.Errorf("invalid tool %q: the name is defined more than once: rename one of them", tool.Name))
+			errs = append(errs, fmt.Errorf("invalid tool %q: the name is defined more than once: rename one of them", tool.Name))
 		}
 		compiled, err := check(&tool)
 		if err != nil {
-			faults = append(faults, err)
+			errs = append(errs, err)
 			continue
 		}
 		compiled.Lenient = tool.Lenient
 		tool.Schema = slices.Clone(tool.Schema)
 		t.entries[tool.Name] = &entry{tool: tool, schema: compiled}
 	}
-	if len(faults) > 0 {
-		return nil, errors.Join(faults...)
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
 	}
 	for name := range t.entries {
 		t.names = append(t.names, name)
@@ -79,29 +79,29 @@ func NewTable(tools ...Tool) (*Table, error) {
 	return t, nil
 }
 
-// check returns the compiled schema of a usable tool, or all of its faults.
+// check returns the compiled schema of a usable tool, or all of its errors.
 func check(tool *Tool) (*argument.Schema, error) {
-	var faults []error
-	fault := func(err error) {
+	var errs []error
+	add := func(err error) {
 		if err != nil {
-			faults = append(faults, fmt.Errorf("invalid tool %q: %w", tool.Name, err))
+			errs = append(errs, fmt.Errorf("invalid tool %q: %w", tool.Name, err))
 		}
 	}
-	fault(checkName(tool.Name))
+	add(checkName(tool.Name))
 	if strings.TrimSpace(tool.Description) == "" {
-		fault(errors.New("description: missing"))
+		add(errors.New("description: missing"))
 	}
 	if tool.Plan == nil {
-		fault(errors.New("plan: missing"))
+		add(errors.New("plan: missing"))
 	}
-	fault(tool.invalid)
-	fault(checkNative(tool.Native))
-	fault(tool.Revert.check(tool.Schema))
+	add(tool.invalid)
+	add(checkNative(tool.Native))
+	add(tool.Revert.check(tool.Schema))
 	compiled, err := argument.Compile(tool.Schema)
-	if tool.invalid == nil || len(tool.Schema) > 0 { // without one the fault says why
-		fault(err)
+	if tool.invalid == nil || len(tool.Schema) > 0 { // without one the error says why
+		add(err)
 	}
-	return compiled, errors.Join(faults...)
+	return compiled, errors.Join(errs...)
 }
 
 func checkName(name string) error {

@@ -163,7 +163,7 @@ func (t *Tool) render(result *protocol.Result) (text string) {
 // rawArguments are what a model wrote. The error is for the model to read and is one of
 //
 //   - unknown_tool: the tools that there are, and the likely one;
-//   - invalid_tool_arguments: every fault, the schema, and what was sent. A Plan function
+//   - invalid_tool_arguments: every error, the schema, and what was sent. A Plan function
 //     that answers this code has said what is wrong, and the rest is put around it;
 //   - tool_panicked: the tool's Plan or Rules function has a bug;
 //   - internal: the tool's Plan function returned no plan;

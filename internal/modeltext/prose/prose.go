@@ -276,16 +276,16 @@ func FitJSON(text []byte, note string) string {
 	decoder.UseNumber()
 	if decoder.Decode(&value) == nil {
 		for characters, items := maxJSONString, maxJSONItems; characters > 0; characters, items = characters/2, (items+1)/2 {
-			if shorter := plainJSON(noted(cutJSON(value, characters, items), note)); utf8.RuneCount(shorter) <= BodyLimit {
+			if shorter := encodeDecoded(withNote(cutJSON(value, characters, items), note)); utf8.RuneCount(shorter) <= BodyLimit {
 				return string(shorter)
 			}
 		}
 	}
-	return string(plainJSON(noted(Clip(string(text), BodyLimit/3), note))) // quoting makes it longer
+	return string(encodeDecoded(withNote(Clip(string(text), BodyLimit/3), note))) // quoting makes it longer
 }
 
-// noted puts a note into a value.
-func noted(value any, note string) any {
+// withNote puts a note into a value.
+func withNote(value any, note string) any {
 	if note == "" {
 		return value
 	}
@@ -332,8 +332,8 @@ func cutJSON(value any, characters, items int) any {
 	}
 }
 
-// plainJSON is encodeJSON of what was decoded from JSON.
-func plainJSON(value any) []byte {
+// encodeDecoded is encodeJSON of what was decoded from JSON.
+func encodeDecoded(value any) []byte {
 	text, err := JSON(value)
 	if err != nil {
 		return []byte("null")

@@ -23,7 +23,7 @@ func Execution[V protocol.Value](execution func(V) *protocol.Execution) func(*pr
 		if !ok {
 			return JSON(result)
 		}
-		text := executionText(restOf(result), execution(value))
+		text := executionText(fullTextOf(result), execution(value))
 		if result.Status != protocol.StatusOK {
 			return Failure(result, text)
 		}
@@ -33,7 +33,7 @@ func Execution[V protocol.Value](execution func(V) *protocol.Execution) func(*pr
 
 // executionText is what a process wrote, as it would stand on a terminal, how it
 // ended, and a line in brackets for each thing that is not as usual.
-func executionText(r rest, e *protocol.Execution) string {
+func executionText(r fullText, e *protocol.Execution) string {
 	text, cut := writtenText(e)
 	marks := endMarks(e)
 	if cut || e.Truncated {
@@ -60,7 +60,7 @@ func writtenText(e *protocol.Execution) (text string, cut bool) {
 		text = "[stderr]\n" + prose.Plain(string(e.Stderr))
 	default:
 		stdout, stderr := prose.Plain(string(e.Stdout)), prose.Plain(string(e.Stderr))
-		shownOut, shownErr := share(stdout, stderr, outputLimit)
+		shownOut, shownErr := clipBoth(stdout, stderr, outputLimit)
 		return prose.Ended(shownOut) + "[stderr]\n" + shownErr, shownOut != stdout || shownErr != stderr
 	}
 	shown := prose.Clip(text, outputLimit)
@@ -79,7 +79,7 @@ func Written(result *protocol.Result, limit int) string {
 	if text == all && !e.Truncated {
 		return text
 	}
-	return prose.Ended(text) + "[" + cutNote(restOf(result), e, text) + "]"
+	return prose.Ended(text) + "[" + cutNote(fullTextOf(result), e, text) + "]"
 }
 
 // Streams returns the outputs of a command, cut to limit characters together, and if they are cut
@@ -90,30 +90,30 @@ func Streams(result *protocol.Result, limit int) (stdout, stderr, note string) {
 		return "", "", ""
 	}
 	out, err := prose.Valid(string(e.Stdout)), prose.Valid(string(e.Stderr))
-	stdout, stderr = share(out, err, limit)
+	stdout, stderr = clipBoth(out, err, limit)
 	if e.Truncated || stdout != out || stderr != err {
-		note = cutNote(restOf(result), e, "")
+		note = cutNote(fullTextOf(result), e, "")
 	}
 	return stdout, stderr, note
 }
 
 // cutNote says how much there was, and how to get at it.
-func cutNote(r rest, e *protocol.Execution, shown string) string {
+func cutNote(r fullText, e *protocol.Execution, shown string) string {
 	how := "the rest is not stored: write the output to a file and read that, or filter it"
-	if r.isKept() {
+	if r.isStored() {
 		what := "all of it"
-		if r.kept.Truncated {
+		if r.stored.Truncated {
 			what = "its beginning and its end"
 		}
 		line, column := cutAt(e, shown)
 		how = fmt.Sprintf("%s: read it from %s on", what, r.path("", line, column))
 	}
 	return fmt.Sprintf("output was cut: stdout had %s, stderr %s; %s",
-		size(e.StdoutBytes, e.StdoutLines), size(e.StderrBytes, e.StderrLines), how)
+		streamSize(e.StdoutBytes, e.StdoutLines), streamSize(e.StderrBytes, e.StderrLines), how)
 }
 
-// size is how much of a stream there was; lines is 0 when a worker does not tell.
-func size(bytes, lines int64) string {
+// streamSize is how much of a stream there was; lines is 0 when a worker does not tell.
+func streamSize(bytes, lines int64) string {
 	if lines == 0 {
 		return prose.Plural(bytes, "byte")
 	}
@@ -159,9 +159,9 @@ func endMarks(e *protocol.Execution) []string {
 	return marks
 }
 
-// share cuts two texts so that both together have at most limit characters. What
+// clipBoth cuts two texts so that both together have at most limit characters. What
 // one leaves of its half, the other may use.
-func share(a, b string, limit int) (first, second string) {
+func clipBoth(a, b string, limit int) (first, second string) {
 	lenA, lenB := utf8.RuneCountInString(a), utf8.RuneCountInString(b)
 	half := limit / 2
 	return prose.Clip(a, max(half, limit-lenB)), prose.Clip(b, max(half, limit-lenA))
@@ -178,7 +178,7 @@ func Command(result *protocol.Result) string {
 		output = prose.Clip(prose.Screen(string(value.Combined)), outputLimit)
 	}
 	if cut {
-		output += restOf(result).mark("")
+		output += fullTextOf(result).mark("")
 	}
 	status := wire.ProcessStatus{
 		Process: value.Process, Reason: value.Reason, ExitCode: value.ExitCode, Signal: value.Signal, Bytes: value.StdoutBytes,

@@ -16,7 +16,7 @@ import (
 )
 
 // Read is the lines of a file with their numbers, and where they stand in it.
-func Read(v protocol.FilesReadResult, r rest) string {
+func Read(v protocol.FilesReadResult, r fullText) string {
 	if v.Binary {
 		return binaryText(v)
 	}
@@ -28,28 +28,28 @@ func Read(v protocol.FilesReadResult, r rest) string {
 	if v.LineEnds != "" { // the mark has them
 		content = strings.ReplaceAll(content, "\r\n", "\n")
 	}
-	body, shown, cut := numbered(content, first, v.LineBytes)
+	body, shown, cut := numberedLines(content, first, v.LineBytes)
 	last := first + shown - 1
 	total := max(v.TotalLines, last)
 	mark := fmt.Sprintf("[lines %d-%d of %d", first, last, total)
 	if last < total {
 		mark += fmt.Sprintf("; read on with offset=%d", last+1)
-		if r.isKept() {
+		if r.isStored() {
 			mark += ", or in the file as it was now with " + r.path("", last+1, 0)
 		}
 	}
 	if len(cut) > 0 {
 		mark += "; " + cutLines(v, r, content, first, cut)
 	}
-	if stored := storedText(v); stored != "" {
+	if stored := encodingText(v); stored != "" {
 		mark += "; " + stored
 	}
 	return body + mark + "]"
 }
 
-// storedText says how a file stores its text where that is not UTF-8 with LF; "" where it is. Edits
-// keep it.
-func storedText(v protocol.FilesReadResult) string {
+// encodingText says how a file stores its text where that is not UTF-8 with LF; "" where it is.
+// Edits keep it.
+func encodingText(v protocol.FilesReadResult) string {
 	var parts []string
 	if v.Cells > 0 {
 		parts = append(parts, fmt.Sprintf("a notebook of %s, without its pictures: edit these lines; %%%% cell [code] begins a new cell; outputs can only be removed", prose.Plural(v.Cells, "cell")))
@@ -71,13 +71,13 @@ func storedText(v protocol.FilesReadResult) string {
 }
 
 // cutLines says how to get at the rest of lines that are cut.
-func cutLines(v protocol.FilesReadResult, r rest, content string, first int, cut []int) string {
+func cutLines(v protocol.FilesReadResult, r fullText, content string, first int, cut []int) string {
 	from, to := secondPart(content, cut[0]-first)
 	what := fmt.Sprintf("line %d is cut", cut[0])
 	if len(cut) > 1 {
-		what = fmt.Sprintf("line %d and %s are cut", cut[0], others(len(cut)-1))
+		what = fmt.Sprintf("line %d and %s are cut", cut[0], otherLines(len(cut)-1))
 	}
-	if r.isKept() {
+	if r.isStored() {
 		return what + ": read on in it with " + r.path("", cut[0], int64(from))
 	}
 	show := fmt.Sprintf("sed -n %dp %s", cut[0], shellWord(v.Path))
@@ -87,7 +87,7 @@ func cutLines(v protocol.FilesReadResult, r rest, content string, first int, cut
 	return what + fmt.Sprintf(": for the rest of it use bash, as in `%s | cut -b %d-%d`", show, from, to)
 }
 
-func others(n int) string {
+func otherLines(n int) string {
 	if n == 1 {
 		return "1 other"
 	}
@@ -123,10 +123,10 @@ func binaryText(v protocol.FilesReadResult) string {
 		prose.Path(v.Path), prose.Plural(v.Bytes, "byte"))
 }
 
-// numbered returns the lines that fit, with their numbers, how many they are (at least
+// numberedLines returns the lines that fit, with their numbers, how many they are (at least
 // one) and the numbers of those that had to be cut. The only line of a content that is not
 // all of it has so many bytes in all; else 0.
-func numbered(content string, first int, lineBytes int64) (_ string, count int, cut []int) {
+func numberedLines(content string, first int, lineBytes int64) (_ string, count int, cut []int) {
 	var b strings.Builder
 	used := 0
 	for line := range strings.Lines(content) {
@@ -177,7 +177,7 @@ func WholeFile(result *protocol.Result, lines, inLine string) string {
 	}
 	if len(shown) == len(content) && !v.Truncated {
 		if v.Encoding != "" || v.Cells > 0 {
-			content = prose.Ended(content) + "[" + storedText(v) + "]"
+			content = prose.Ended(content) + "[" + encodingText(v) + "]"
 		}
 		return content
 	}
@@ -216,7 +216,7 @@ func Exists(v protocol.FilesExistsResult) string {
 }
 
 // Fetch is the text of a response from the web.
-func Fetch(v protocol.HTTPFetchResult, r rest) string {
+func Fetch(v protocol.HTTPFetchResult, r fullText) string {
 	about := []string{strings.TrimSpace(fmt.Sprintf("%d %s", v.Status, http.StatusText(v.Status)))}
 	if v.MediaType != "" {
 		about = append(about, prose.Plural(v.Bytes, "byte")+" of "+v.MediaType)
@@ -272,7 +272,7 @@ func JSONWrite(v protocol.FilesJSONWriteResult) string {
 }
 
 // Edit lists the changes, those that were not made and why, and the diff.
-func Edit(v protocol.FilesEditResult, r rest) string {
+func Edit(v protocol.FilesEditResult, r fullText) string {
 	made, failed := 0, 0
 	var notes []string
 	for i, outcome := range v.Outcomes {
@@ -282,7 +282,7 @@ func Edit(v protocol.FilesEditResult, r rest) string {
 			notes = append(notes, "not made: "+prose.Plain(outcome.Error.Message))
 		case outcome.Offset != 0:
 			notes = append(notes, fmt.Sprintf("hunk %d was applied at line %d, %s than its header says",
-				i+1, outcome.Line, further(outcome.Offset)))
+				i+1, outcome.Line, offsetText(outcome.Offset)))
 			made++
 		default:
 			made++
@@ -314,8 +314,8 @@ func linksText(links int) string {
 	return fmt.Sprintf("\n[the file had %s (hard links), which keep the old content]", prose.Plural(links, "other name"))
 }
 
-// further says an offset in words.
-func further(offset int) string {
+// offsetText says an offset in words.
+func offsetText(offset int) string {
 	if offset < 0 {
 		return prose.Plural(-offset, "line") + " further up"
 	}
@@ -323,7 +323,7 @@ func further(offset int) string {
 }
 
 // JSONRead is the value as JSON.
-func JSONRead(v protocol.FilesJSONReadResult, r rest) string {
+func JSONRead(v protocol.FilesJSONReadResult, r fullText) string {
 	if len(v.Value) == 0 {
 		return "[the worker sent no value]"
 	}

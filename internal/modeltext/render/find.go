@@ -11,11 +11,11 @@ import (
 )
 
 // List is one line an entry.
-func List(v protocol.FilesListResult, r rest) string {
+func List(v protocol.FilesListResult, r fullText) string {
 	if len(v.Entries) == 0 {
 		return "[the directory is empty]"
 	}
-	body, shown := fitting(v)
+	body, shown := fittingEntries(v)
 	if total := max(v.Total, len(v.Entries)); shown < total {
 		return body + fmt.Sprintf("[%d of %d names; %s]", shown, total, r.others(body, total, "use glob with a pattern, or list a subdirectory"))
 	}
@@ -23,7 +23,7 @@ func List(v protocol.FilesListResult, r rest) string {
 }
 
 // Glob is one line a path.
-func Glob(v protocol.FilesGlobResult, r rest) string {
+func Glob(v protocol.FilesGlobResult, r fullText) string {
 	skipped := ignoredText(v.Ignored) + generatedText(v.Generated, v.GeneratedPaths)
 	if v.Skipped > 0 {
 		skipped += fmt.Sprintf("; %d directories could not be read", v.Skipped)
@@ -31,7 +31,7 @@ func Glob(v protocol.FilesGlobResult, r rest) string {
 	if len(v.Paths) == 0 {
 		return "[no files match" + skipped + "; **/NAME looks at every depth]"
 	}
-	body, shown := fitting(v)
+	body, shown := fittingEntries(v)
 	if total := max(v.Total, len(v.Paths)); shown < total {
 		return body + fmt.Sprintf("[%d of %d files%s; %s]", shown, total, skipped, r.others(body, total, "use a narrower pattern or path"))
 	}
@@ -39,8 +39,8 @@ func Glob(v protocol.FilesGlobResult, r rest) string {
 }
 
 // Tree is one line an entry, indented by its depth.
-func Tree(v protocol.FilesTreeResult, r rest) string {
-	body, shown := fitting(v)
+func Tree(v protocol.FilesTreeResult, r fullText) string {
+	body, shown := fittingEntries(v)
 	var marks []string
 	total := max(v.Total, len(v.Entries))
 	if shown < total {
@@ -73,7 +73,7 @@ func generatedText(n int, paths []string) string {
 	if n == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; %s of packages or caches left out%s: name one to look into it", prose.Plural(n, "directory"), named(paths, n))
+	return fmt.Sprintf("; %s of packages or caches left out%s: name one to look into it", prose.Plural(n, "directory"), somePaths(paths, n))
 }
 
 // generatedLine is that as a line of its own.
@@ -86,13 +86,13 @@ func generatedLine(n int, paths []string) string {
 
 // Search is one line a match, with those around it where they were asked for, and how many files
 // were searched.
-func Search(v protocol.FilesSearchResult, r rest) string {
+func Search(v protocol.FilesSearchResult, r fullText) string {
 	searched := prose.Plural(v.Files, "file") + " searched"
 	if v.Skipped > 0 {
-		searched += fmt.Sprintf(", %d skipped: too large or unreadable%s", v.Skipped, named(v.SkippedPaths, v.Skipped))
+		searched += fmt.Sprintf(", %d skipped: too large or unreadable%s", v.Skipped, somePaths(v.SkippedPaths, v.Skipped))
 	}
 	if v.Binary > 0 {
-		searched += fmt.Sprintf(", %d not searched: binary%s", v.Binary, named(v.BinaryPaths, v.Binary))
+		searched += fmt.Sprintf(", %d not searched: binary%s", v.Binary, somePaths(v.BinaryPaths, v.Binary))
 	}
 	if v.Stopped {
 		searched += ", and no more because that took too long: use a narrower path or glob"
@@ -101,7 +101,7 @@ func Search(v protocol.FilesSearchResult, r rest) string {
 	if len(v.Matches) == 0 {
 		return "[no matches; " + searched + "]"
 	}
-	body, shown := fitting(v)
+	body, shown := fittingEntries(v)
 	total := max(v.Total, len(v.Matches))
 	mark := prose.Plural(total, "match")
 	if shown < total {
@@ -111,8 +111,8 @@ func Search(v protocol.FilesSearchResult, r rest) string {
 	switch cut := cutMatches(v.Matches[:shown]); {
 	case shown < total:
 		mark += "; " + r.others(body, total, "use a narrower pattern, path or glob")
-	case cut > 0 && r.isKept():
-		mark += fmt.Sprintf("; %s cut: whole with %s", are(cut), r.path("", 0, 0))
+	case cut > 0 && r.isStored():
+		mark += fmt.Sprintf("; %s cut: whole with %s", linesAre(cut), r.path("", 0, 0))
 	}
 	return body + "[" + mark + "]"
 }
@@ -129,7 +129,7 @@ func Found(result *protocol.Result, none string, line func(path, separator strin
 		lines := plain.Matches(v.Matches, func(match protocol.Match, separator string) string {
 			return line(prose.Path(match.Path), separator, match.Line, plain.MatchText(match))
 		})
-		text, left = foundText(result, lines, v.Total, "line", none)+unsearched(v), generatedLine(v.Generated, v.GeneratedPaths)
+		text, left = foundText(result, lines, v.Total, "line", none)+unsearchedLine(v), generatedLine(v.Generated, v.GeneratedPaths)
 	default:
 		return JSON(result)
 	}
@@ -145,27 +145,27 @@ func foundText(result *protocol.Result, lines []string, total int, noun, none st
 	}
 	body, shown := fittingLines(lines)
 	if total = max(total, len(lines)); shown < total {
-		body += fmt.Sprintf("[%d more of %s; %s]", total-shown, prose.Plural(total, noun), restOf(result).others(body, total, "use a narrower pattern"))
+		body += fmt.Sprintf("[%d more of %s; %s]", total-shown, prose.Plural(total, noun), fullTextOf(result).others(body, total, "use a narrower pattern"))
 	}
 	return body
 }
 
-// unsearched returns a line that says that a search took too long, or that it found nothing and
+// unsearchedLine returns a line that says that a search took too long, or that it found nothing and
 // skipped files.
-func unsearched(v protocol.FilesSearchResult) string {
+func unsearchedLine(v protocol.FilesSearchResult) string {
 	switch {
 	case v.Stopped:
 		return "\n[not all files were searched, that took too long: use a narrower pattern or path]"
 	case v.Total == 0 && v.Binary+v.Skipped > 0:
 		return fmt.Sprintf("\n[not searched: %d binary%s, %d too large or unreadable%s]",
-			v.Binary, named(v.BinaryPaths, v.Binary), v.Skipped, named(v.SkippedPaths, v.Skipped))
+			v.Binary, somePaths(v.BinaryPaths, v.Binary), v.Skipped, somePaths(v.SkippedPaths, v.Skipped))
 	default:
 		return ""
 	}
 }
 
-// named is the first of so many paths in parentheses; "" without one.
-func named(paths []string, of int) string {
+// somePaths is the first of so many paths in parentheses; "" without one.
+func somePaths(paths []string, of int) string {
 	if len(paths) == 0 {
 		return ""
 	}
@@ -192,16 +192,16 @@ func cutMatches(matches []protocol.Match) (n int) {
 	return n
 }
 
-func are(n int) string {
+func linesAre(n int) string {
 	if n == 1 {
 		return "1 line is"
 	}
 	return fmt.Sprintf("%d lines are", n)
 }
 
-// fitting returns the lines of a list that fit, each ended by a line feed, and how many: at
+// fittingEntries returns the lines of a list that fit, each ended by a line feed, and how many: at
 // most [plain.MaxListed].
-func fitting(list protocol.Value) (string, int) {
+func fittingEntries(list protocol.Value) (string, int) {
 	lines, _ := plain.Lines(list)
 	return fittingLines(lines)
 }

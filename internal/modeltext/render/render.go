@@ -20,13 +20,13 @@ import (
 // JSON is the text of a result whose tool has no Render function: its value
 // as JSON, after the failure when it is not ok. An earlier result that was read is text.
 func JSON(result *protocol.Result) string {
-	body, isKept := Kept(result, prose.BodyLimit)
-	if result.Value != nil && !isKept {
+	body, isStored := StoredResult(result, prose.BodyLimit)
+	if result.Value != nil && !isStored {
 		encoded, err := wire.EncodeValue(result.Value)
 		if err != nil {
 			body = "[the result cannot be shown: " + err.Error() + "]"
 		} else {
-			body = prose.FitJSON(encoded, restOf(result).note(wire.PartValue))
+			body = prose.FitJSON(encoded, fullTextOf(result).note(wire.PartValue))
 		}
 	}
 	return outcome(result, body)
@@ -64,27 +64,27 @@ func mediaKind(mediaType string) (one, several string) {
 
 // Of makes a Render function from the text of a value of type V.
 func Of[V protocol.Value](text func(V) string) func(*protocol.Result) string {
-	return Cut(func(v V, _ rest) string { return text(v) })
+	return Cut(func(v V, _ fullText) string { return text(v) })
 }
 
 // Cut is [Of] for values that may not be shown whole.
-func Cut[V protocol.Value](text func(V, rest) string) func(*protocol.Result) string {
+func Cut[V protocol.Value](text func(V, fullText) string) func(*protocol.Result) string {
 	return func(result *protocol.Result) string {
 		value, ok := result.Value.(V)
 		switch {
 		case !ok:
 			return JSON(result)
 		case result.Status != protocol.StatusOK:
-			return Failure(result, text(value, restOf(result)))
+			return Failure(result, text(value, fullTextOf(result)))
 		default:
-			return text(value, restOf(result))
+			return text(value, fullTextOf(result))
 		}
 	}
 }
 
 // Failure is the one form of everything that is not ok.
 func Failure(result *protocol.Result, partial string) string {
-	code, what := faultOf(result)
+	code, what := failureOf(result)
 	var b strings.Builder
 	fmt.Fprintf(&b, "[%s: %s]\n", result.Status, code)
 	b.WriteString(prose.Ended(prose.Head(what, prose.BodyLimit/2)))
@@ -95,17 +95,17 @@ func Failure(result *protocol.Result, partial string) string {
 		shown := prose.Clip(partial, min(room, prose.BodyLimit))
 		fmt.Fprintf(&b, "\nPartial output:\n%s", shown)
 		if shown != partial {
-			mark = restOf(result).mark("")
+			mark = fullTextOf(result).mark("")
 		}
 	} else if utf8.RuneCountInString(what) > prose.BodyLimit/2 {
-		mark = restOf(result).mark("")
+		mark = fullTextOf(result).mark("")
 	}
 	b.WriteString(mark)
 	return b.String()
 }
 
-// faultOf is why a result is not ok.
-func faultOf(result *protocol.Result) (code protocol.Code, message string) {
+// failureOf is why a result is not ok.
+func failureOf(result *protocol.Result) (code protocol.Code, message string) {
 	if result.Error == nil {
 		return protocol.Code(result.Status), ""
 	}
@@ -173,7 +173,7 @@ func MCP(result *protocol.Result) string {
 		text = "" // it is said once
 	}
 	if shown := prose.Clip(text, prose.BodyLimit); shown != text {
-		text = shown + restOf(result).mark("")
+		text = shown + fullTextOf(result).mark("")
 	}
 	for _, note := range value.Notes {
 		text = joined(text, "["+note+"]")
@@ -188,7 +188,7 @@ func ToolRun(result *protocol.Result) string {
 	if !ok {
 		return JSON(result)
 	}
-	text := jsonText(value.Output, restOf(result))
+	text := jsonText(value.Output, fullTextOf(result))
 	if value.Output == nil {
 		text = prose.Plain(string(plain.Written(&value.Execution)))
 	}
@@ -205,7 +205,7 @@ func User(result *protocol.Result) string {
 	if err != nil {
 		return JSON(result)
 	}
-	text := jsonText(output, restOf(result))
+	text := jsonText(output, fullTextOf(result))
 	return outcome(result, text)
 }
 
@@ -233,7 +233,7 @@ func Output(result *protocol.Result) (output any) {
 }
 
 // jsonText is a JSON value as a model reads it: a string as it is, null as nothing.
-func jsonText(value json.RawMessage, r rest) string {
+func jsonText(value json.RawMessage, r fullText) string {
 	var text string
 	if json.Unmarshal(value, &text) == nil {
 		return text // null too
@@ -257,11 +257,11 @@ func Dialog(result *protocol.Result) string {
 		}
 		return JSON(result)
 	}
-	text := jsonText(state.Output, restOf(result))
+	text := jsonText(state.Output, fullTextOf(result))
 	if shown := prose.Clip(text, prose.BodyLimit); shown != text {
-		text = shown + restOf(result).mark("")
+		text = shown + fullTextOf(result).mark("")
 	}
-	mark := dialogMark(result, state)
+	mark := handleText(result, state)
 	switch {
 	case result.Status != protocol.StatusOK:
 		return joined(Failure(result, text), mark)
@@ -272,8 +272,8 @@ func Dialog(result *protocol.Result) string {
 	}
 }
 
-// dialogMark says how a dialog stands; "" when there is nothing that the rest does not say.
-func dialogMark(result *protocol.Result, state wire.DialogState) string {
+// handleText describes the state of a handle; "" if the text before it says all.
+func handleText(result *protocol.Result, state wire.DialogState) string {
 	_, opening := result.Value.(wire.DialogOpenResult)
 	handle := DialogHandle(state.Dialog)
 	switch {

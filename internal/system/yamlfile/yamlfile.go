@@ -25,6 +25,15 @@ type Error struct {
 // Error implements the error interface.
 func (e Error) Error() string { return fmt.Sprintf("line %d: %s", e.Line, e.Message) }
 
+// FieldError is what is wrong with a field of a document whose lines its finder does not know.
+type FieldError struct {
+	At      string // the field, as a JSON pointer: see [At]
+	Message string // what is wrong, and what is allowed
+}
+
+// Error implements the error interface.
+func (e FieldError) Error() string { return e.Message }
+
 // Mapping reads a document that is one mapping; root is nil if it is empty.
 func Mapping(content []byte) (root *yaml.Node, errs []Error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(content))

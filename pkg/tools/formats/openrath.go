@@ -73,16 +73,16 @@ func rathCommandPlan(ours ours, args struct {
 }
 
 // rathCommandRules refuses what the tool of that system refuses, in its words.
-func rathCommandRules(arguments map[string]any) (faults []string) {
+func rathCommandRules(arguments map[string]any) (problems []string) {
 	const instead = "write a script with write_workspace_file and run that"
 	cmd, _ := arguments["cmd"].(string)
 	if strings.ContainsAny(cmd, "\n\r") {
-		faults = append(faults, "cmd: multiline commands are rejected: send one line, or "+instead)
+		problems = append(problems, "cmd: multiline commands are rejected: send one line, or "+instead)
 	}
 	if length := utf8.RuneCountInString(cmd); length > maxRathCommand {
-		faults = append(faults, fmt.Sprintf("cmd: command too long: it has %d characters, at most %d are allowed; %s", length, maxRathCommand, instead))
+		problems = append(problems, fmt.Sprintf("cmd: command too long: it has %d characters, at most %d are allowed; %s", length, maxRathCommand, instead))
 	}
-	return faults
+	return problems
 }
 
 func rathWriteRules(arguments map[string]any) []string {

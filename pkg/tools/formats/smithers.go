@@ -113,16 +113,16 @@ func smithersBash(ours ours, args struct {
 }
 
 // smithersRules refuses arguments of bash as that system's tool does, in addition to the schema.
-func smithersRules(arguments map[string]any) (faults []string) {
+func smithersRules(arguments map[string]any) (problems []string) {
 	if cmd, isText := arguments["cmd"].(string); isText && cmd != "" && strings.TrimSpace(cmd) == "" {
-		faults = append(faults, "cmd: is blank: name a program")
+		problems = append(problems, "cmd: is blank: name a program")
 	}
 	opts, _ := arguments["opts"].(map[string]any)
 	cwd, _ := opts["cwd"].(string)
 	if length := utf8.RuneCountInString(cwd); length > maxSmithersCwd {
-		faults = append(faults, fmt.Sprintf("opts.cwd: has %d characters, must have %d or fewer", length, maxSmithersCwd))
+		problems = append(problems, fmt.Sprintf("opts.cwd: has %d characters, must have %d or fewer", length, maxSmithersCwd))
 	}
-	return faults
+	return problems
 }
 
 // smithersText is the requested content, "ok" for a change, and "CODE: text" for a failure.
@@ -182,20 +182,20 @@ func (s *system) ripgrep(a tools.Answer) string {
 
 // smithersFailure is the code of that system for a failure, and its text.
 func (s *system) smithersFailure(a tools.Answer) (code, text string) {
-	fault, message := failure(a)
+	reason, message := failure(a)
 	switch {
 	case !slices.Contains([]string{"bash", "edit", "grep", "read", "write"}, a.Tool):
-		return strings.ToUpper(string(fault)), message
-	case fault == protocol.CodeRunTimeout:
+		return strings.ToUpper(string(reason)), message
+	case reason == protocol.CodeRunTimeout:
 		return "PROCESS_TIMEOUT", fmt.Sprintf("Command timed out after %dms", smithersTimeout.Milliseconds())
-	case a.Tool == "bash" && fault == protocol.CodeInvalidArguments:
+	case a.Tool == "bash" && reason == protocol.CodeInvalidArguments:
 		return "INVALID_INPUT", message
-	case a.Tool == "bash" && fault == protocol.CodeCommandNotFound:
+	case a.Tool == "bash" && reason == protocol.CodeCommandNotFound:
 		cmd, _ := argument(a, "cmd")
 		return "PROCESS_FAILED", "Failed to spawn " + cmd
 	}
 	named, isText := argument(a, "path")
-	switch fault {
+	switch reason {
 	case "path_escape":
 		if _, refused := s.path(named); isText && refused == nil {
 			return "TOOL_PATH_ESCAPE", "Path escapes sandbox root (via symlink)"
@@ -217,10 +217,10 @@ func (s *system) smithersFailure(a tools.Answer) (code, text string) {
 	switch {
 	case a.Tool == "grep" && a.Result.Status == protocol.StatusFailed:
 		return "TOOL_GREP_FAILED", message
-	case fault == protocol.CodeNotFound && isText && !strings.HasPrefix(named, handle):
+	case reason == protocol.CodeNotFound && isText && !strings.HasPrefix(named, handle):
 		return "ENOENT", fmt.Sprintf("no such file or directory, open '%s'", named)
 	default:
-		return strings.ToUpper(string(fault)), message
+		return strings.ToUpper(string(reason)), message
 	}
 }
 

@@ -137,7 +137,7 @@ func (f *Folder) Load(reserved ...string) Set {
 		}
 	}
 	for _, name := range names {
-		f.take(&set, name, owners)
+		f.add(&set, name, owners)
 	}
 	told := fmt.Sprint(set.Problems)
 	set.News, f.last = told != f.last && (len(set.Problems) > 0 || f.last != ""), told
@@ -218,8 +218,8 @@ func readRegular(path string) ([]byte, *Problem) {
 	return content, nil
 }
 
-// take adds the tool or server of a file to the set, with what is wrong with it.
-func (f *Folder) take(set *Set, fileName string, owners map[string]string) {
+// add adds the tool or server of a file to the set, with what is wrong with it.
+func (f *Folder) add(set *Set, fileName string, owners map[string]string) {
 	m := f.files[fileName]
 	set.Problems = append(set.Problems, m.problems...)
 	name, taken, what := m.name()

@@ -14,7 +14,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/system/yamlfile"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/fault"
 	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
 )
 
@@ -339,7 +338,7 @@ func parseServer(file string, content []byte) (mcp.Server, []Problem) {
 	server.SetOAuth(doc.OAuth)
 	if all, is := server.Validate().(interface{ Unwrap() []error }); is {
 		for _, err := range all.Unwrap() {
-			if wrong, is := errors.AsType[fault.Fault](err); is {
+			if wrong, is := errors.AsType[yamlfile.FieldError](err); is {
 				m.problem(m.lineAt(wrong.At), "%s", wrong.Message)
 			}
 		}

@@ -19,9 +19,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/system/yamlfile"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/fault"
 )
 
 // maxBytes bounds a file.
@@ -131,7 +131,7 @@ func parseServer(name string, content json.RawMessage) (s Server, disabled bool,
 	}
 	s.MCPServer = protocol.MCPServer{Name: name, Command: e.Command, Args: e.Args, Env: e.Env, Cwd: e.Cwd, URL: e.URL, Headers: e.Headers}
 	s.SetOAuth(e.OAuth)
-	return s, e.Disabled, append(errs, s.faults()...)
+	return s, e.Disabled, append(errs, s.check()...)
 }
 
 var goodName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,40}$`)
@@ -155,13 +155,13 @@ func inPointer(pointer, name string) string {
 type checker struct{ errs []error }
 
 func (c *checker) failure(at, format string, args ...any) {
-	c.errs = append(c.errs, fault.Fault{At: at, Message: fmt.Sprintf(format, args...)})
+	c.errs = append(c.errs, yamlfile.FieldError{At: at, Message: fmt.Sprintf(format, args...)})
 }
 
 // Validate reports everything that can be seen to be wrong before the server is asked, joined.
-func (s *Server) Validate() error { return errors.Join(s.faults()...) }
+func (s *Server) Validate() error { return errors.Join(s.check()...) }
 
-func (s *Server) faults() []error {
+func (s *Server) check() []error {
 	c := &checker{}
 	c.origin(s.MCPServer)
 	c.oauth(s)

@@ -95,20 +95,20 @@ func editRules(arguments map[string]any) []string {
 	_, old := arguments["old"]
 	_, replacement := arguments["new"]
 	_, patch := arguments["patch"]
-	fault := ""
+	problem := ""
 	switch {
 	case patch && (old || replacement):
-		fault = "patch: must not be beside old and new"
+		problem = "patch: must not be beside old and new"
 	case patch || old && replacement:
 		return nil
 	case old:
-		fault = "new: is required beside old, but missing"
+		problem = "new: is required beside old, but missing"
 	case replacement:
-		fault = "old: is required beside new, but missing"
+		problem = "old: is required beside new, but missing"
 	default:
-		fault = "old and new, or patch, are required, but missing"
+		problem = "old and new, or patch, are required, but missing"
 	}
-	return []string{fault + "; want {path, old, new, replace_all?} or {path, patch}"}
+	return []string{problem + "; want {path, old, new, replace_all?} or {path, patch}"}
 }
 
 func planEdit(scope tools.Scope, args editArguments) (tools.Plan, *protocol.Error) {
@@ -250,12 +250,12 @@ func planJSONWrite(scope tools.Scope, args jsonWriteArguments) (tools.Plan, *pro
 	if args.Query != "" {
 		delivery = protocol.Rollback
 	}
-	payload := protocol.FilesJSONWrite{Path: path, Query: args.Query, Content: unquoted(args.Content), Guard: scope.Guard}
+	payload := protocol.FilesJSONWrite{Path: path, Query: args.Query, Content: nestedValue(args.Content), Guard: scope.Guard}
 	return filePlan(scope, path, payload, protocol.Exclusive, delivery)
 }
 
-// unquoted is the object or array that a JSON string holds, or else the value as it is.
-func unquoted(value json.RawMessage) json.RawMessage {
+// nestedValue is the object or array that a JSON string holds, or else the value as it is.
+func nestedValue(value json.RawMessage) json.RawMessage {
 	var text string
 	if json.Unmarshal(value, &text) != nil {
 		return value

@@ -36,8 +36,8 @@ func bash() tools.Tool {
 		"Default: the workspace.", planBash)
 }
 
-// bashKeeping is bash with a shell that is kept between commands.
-func bashKeeping() tools.Tool {
+// persistentBash is bash with a shell that is kept between commands.
+func persistentBash() tools.Tool {
 	return bashTool(
 		"The current directory and exported variables are kept for the next command, unless this one is read_only or in the background. "+
 			"What a command leaves running is killed at its end. ",
@@ -180,17 +180,17 @@ func (e *environment) UnmarshalJSON(data []byte) error {
 // bashRules reports every name and value that no environment can have.
 func bashRules(arguments map[string]any) []string {
 	env, _ := arguments["env"].(map[string]any)
-	var faults []string
+	var problems []string
 	for name, value := range env {
 		shown := prose.Short(prose.Plain(name), 100)
 		if name == "" || strings.ContainsAny(name, "=\x00") {
-			faults = append(faults, fmt.Sprintf("env.%s: the name of a variable must not be empty, or contain \"=\" or a NUL character", shown))
+			problems = append(problems, fmt.Sprintf("env.%s: the name of a variable must not be empty, or contain \"=\" or a NUL character", shown))
 		}
 		if text, _ := value.(string); strings.ContainsRune(text, 0) {
-			faults = append(faults, fmt.Sprintf("env.%s: a value must not contain a NUL character", shown))
+			problems = append(problems, fmt.Sprintf("env.%s: a value must not contain a NUL character", shown))
 		}
 	}
-	return faults
+	return problems
 }
 
 type processArguments struct {
@@ -243,18 +243,18 @@ func processTool() tools.Tool {
 func processRules(arguments map[string]any) []string {
 	process, given := arguments["process"]
 	action := arguments["action"]
-	var faults []string
+	var problems []string
 	if _, named := action.(string); named && action != "list" && (!given || process == "") { // else the schema says it
-		faults = append(faults, fmt.Sprintf("process: is required, but missing: action %q needs the name of a process; action \"list\" tells their names", action))
+		problems = append(problems, fmt.Sprintf("process: is required, but missing: action %q needs the name of a process; action \"list\" tells their names", action))
 	}
 	text, keys := arguments["text"], arguments["keys"]
 	if pressed, _ := keys.([]any); action == "send" && (text == nil || text == "") && len(pressed) == 0 {
-		faults = append(faults, "text: is required, but missing: action \"send\" needs text or keys")
+		problems = append(problems, "text: is required, but missing: action \"send\" needs text or keys")
 	}
-	if _, fault := typed("", keyNames(keys)); fault != "" {
-		faults = append(faults, fault)
+	if _, problem := keystrokes("", keyNames(keys)); problem != "" {
+		problems = append(problems, problem)
 	}
-	return faults
+	return problems
 }
 
 func planProcess(scope tools.Scope, args processArguments) (tools.Plan, *protocol.Error) {
@@ -272,9 +272,9 @@ func planProcess(scope tools.Scope, args processArguments) (tools.Plan, *protoco
 		read.Wait = protocol.MillisOf(wait)
 		plan.Payload, plan.Timeout = read, fileTimeout+wait
 	case "send":
-		input, fault := typed(args.Text, args.Keys)
-		if fault != "" {
-			return tools.Plan{}, protocol.Errorf(protocol.CodeInvalidArguments, "%s", fault)
+		input, problem := keystrokes(args.Text, args.Keys)
+		if problem != "" {
+			return tools.Plan{}, protocol.Errorf(protocol.CodeInvalidArguments, "%s", problem)
 		}
 		wait := args.wait(sendWait)
 		plan.Payload = wire.ProcessSend{Process: args.Process, Input: input, Wait: protocol.MillisOf(wait)}
@@ -306,9 +306,9 @@ var keyboard = map[string]string{ //nolint:gochecknoglobals // a constant
 	"page-up": "\x1b[5~", "page-down": "\x1b[6~",
 }
 
-// typed is what a terminal gets for a text and keys; nil keys are Enter, unless the text ends with
-// it. fault names a key that there is not.
-func typed(text string, keys []string) (input protocol.Bytes, fault string) {
+// keystrokes is what a terminal gets for a text and keys; nil keys are Enter, unless the text ends
+// with it. problem names a key that there is not.
+func keystrokes(text string, keys []string) (input protocol.Bytes, problem string) {
 	input = protocol.Bytes(strings.NewReplacer("\r\n", "\r", "\n", "\r").Replace(text))
 	if keys == nil && text != "" && !strings.HasSuffix(string(input), "\r") {
 		keys = []string{"enter"}

@@ -120,10 +120,10 @@ func readHandle(path string, offset, limit int) (plan tools.Plan, ok bool, err *
 	}
 	rest, at, hasPlace := strings.Cut(rest, ":")
 	id, part, _ := strings.Cut(rest, "#")
-	call, fault := protocol.ParseCallID(id)
-	line, column, isPlace := placeOf(at)
+	call, parseErr := protocol.ParseCallID(id)
+	line, column, isPlace := parsePosition(at)
 	parts := []string{"", wire.PartText, wire.PartOutput, wire.PartStdout, wire.PartStderr, wire.PartMedia, wire.PartValue}
-	if fault != nil || call == "" || hasPlace && !isPlace || !slices.Contains(parts, part) {
+	if parseErr != nil || call == "" || hasPlace && !isPlace || !slices.Contains(parts, part) {
 		return tools.Plan{}, true, protocol.Errorf(codes.InvalidPath,
 			"The path %q is no result of an earlier call: want result:ID, or result:ID#text, #stdout, #stderr, #output, #media or #value, and :LINE or :LINE@BYTE for where to begin. A file of that name is \"./%s\".",
 			prose.Short(path, 200), prose.Short(path, 200))
@@ -137,8 +137,8 @@ func readHandle(path string, offset, limit int) (plan tools.Plan, ok bool, err *
 	}, true, nil
 }
 
-// placeOf reads LINE or LINE@BYTE.
-func placeOf(text string) (line int, column int64, ok bool) {
+// parsePosition reads LINE or LINE@BYTE.
+func parsePosition(text string) (line int, column int64, ok bool) {
 	before, after, hasColumn := strings.Cut(text, "@")
 	line, err := strconv.Atoi(before)
 	if err != nil || line < 0 {
@@ -159,8 +159,8 @@ const contextProperty = `"context": {"type": "integer", "minimum": 0, "maximum":
 // orTrue is an optional boolean that is true unless it is given.
 func orTrue(b *bool) bool { return b == nil || *b }
 
-// orListed is an optional limit of what is shown.
-func orListed(limit int) int {
+// listLimit is an optional limit of what is shown.
+func listLimit(limit int) int {
 	if limit == 0 {
 		return plain.MaxListed
 	}
@@ -196,7 +196,7 @@ func glob() tools.Tool {
 			if err != nil {
 				return tools.Plan{}, err
 			}
-			payload := protocol.FilesGlob{Pattern: args.Pattern, Path: path, NoIgnore: !orTrue(args.Gitignore), Limit: orListed(args.Limit)}
+			payload := protocol.FilesGlob{Pattern: args.Pattern, Path: path, NoIgnore: !orTrue(args.Gitignore), Limit: listLimit(args.Limit)}
 			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
 		}),
 		Render: render.Cut(render.Glob),
@@ -229,7 +229,7 @@ func tree() tools.Tool {
 			if err != nil {
 				return tools.Plan{}, err
 			}
-			payload := protocol.FilesTree{Path: path, Depth: args.Depth, Limit: orListed(args.Limit)}
+			payload := protocol.FilesTree{Path: path, Depth: args.Depth, Limit: listLimit(args.Limit)}
 			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
 		}),
 		Render: render.Cut(render.Tree),
@@ -268,7 +268,7 @@ func grep() tools.Tool {
 			}`),
 		Plan: tools.PlanOf(func(scope tools.Scope, args grepArguments) (tools.Plan, *protocol.Error) {
 			return searchPlan(scope, args.Path, protocol.FilesSearch{
-				Pattern: args.Pattern, Glob: args.Glob, IgnoreCase: args.IgnoreCase, NoIgnore: !orTrue(args.Gitignore), Limit: orListed(args.Limit),
+				Pattern: args.Pattern, Glob: args.Glob, IgnoreCase: args.IgnoreCase, NoIgnore: !orTrue(args.Gitignore), Limit: listLimit(args.Limit),
 				Context: args.Context,
 			})
 		}),

@@ -49,7 +49,7 @@ func AllTools() []string {
 // given twice counts once. The error reports every unknown name, and those that there are.
 func Named(names ...string) ([]tools.Tool, error) {
 	var all []tools.Tool
-	var faults []error
+	var errs []error
 	for i, name := range names {
 		if slices.Contains(names[:i], name) {
 			continue
@@ -60,13 +60,13 @@ func Named(names ...string) ([]tools.Tool, error) {
 			if near, ok := prose.Nearest(name, Names()); ok {
 				hint = fmt.Sprintf("; did you mean %q?", near)
 			}
-			faults = append(faults, fmt.Errorf("unknown toolset %q: must be one of %s%s", name, strings.Join(Names(), ", "), hint))
+			errs = append(errs, fmt.Errorf("unknown toolset %q: must be one of %s%s", name, strings.Join(Names(), ", "), hint))
 			continue
 		}
 		all = append(all, set()...)
 	}
-	if len(faults) > 0 {
-		return nil, errors.Join(faults...)
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
 	}
 	return all, nil
 }
@@ -133,7 +133,7 @@ func coreShellTools() []tools.Tool {
 	set := Core()
 	for i := range set {
 		if set[i].Name == "bash" {
-			set[i] = bashKeeping()
+			set[i] = persistentBash()
 		}
 	}
 	return set

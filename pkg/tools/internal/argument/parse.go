@@ -26,8 +26,8 @@ const (
 var errDeep = fmt.Errorf("more than %d levels of nesting", maxDepth)
 
 // parseArguments reads what a model wrote: one JSON object, strictly. Blank is
-// the empty object. It returns every fault that it could find, and the object, with
-// faults too, unless it cannot be validated.
+// the empty object. It returns every problem that it could find, and the object, with
+// problems too, unless it cannot be validated.
 func parseArguments(raw string) (map[string]any, []string) {
 	if strings.TrimSpace(raw) == "" {
 		return map[string]any{}, nil
@@ -39,20 +39,20 @@ func parseArguments(raw string) (map[string]any, []string) {
 	object, isObject := p.result.(map[string]any)
 	switch {
 	case errors.Is(err, errDeep):
-		return nil, append(p.faults, err.Error())
+		return nil, append(p.problems, err.Error())
 	case err != nil:
-		return nil, []string{syntaxFault(err)}
+		return nil, []string{syntaxProblem(err)}
 	case !isObject:
 		return nil, []string{"the arguments must be one JSON object, not " + jsonWord(p.result)}
 	case p.unfit:
-		return nil, p.faults
+		return nil, p.problems
 	default:
-		return object, p.faults
+		return object, p.problems
 	}
 }
 
-// syntaxFault is what is wrong with text that is not one JSON value.
-func syntaxFault(err error) string {
+// syntaxProblem is what is wrong with text that is not one JSON value.
+func syntaxProblem(err error) string {
 	var syntax *jsontext.SyntacticError
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF):
@@ -82,10 +82,10 @@ func jsonWord(value any) string {
 // parser builds the value of JSON text, with numbers as they are written, and finds properties that
 // are there twice.
 type parser struct {
-	decoder *jsontext.Decoder
-	result  any
-	faults  []string
-	unfit   bool // the result has numbers that cannot be computed with
+	decoder  *jsontext.Decoder
+	result   any
+	problems []string
+	unfit    bool // the result has numbers that cannot be computed with
 }
 
 // parse reads JSON text strictly: characters that are none are errors, too.
@@ -102,9 +102,9 @@ func parse(raw string) (*parser, error) {
 	return p, fmt.Errorf("the arguments must be one JSON object and nothing else: there is more at byte %d", end+1)
 }
 
-// fault adds what is wrong with the value or the name that was read last.
-func (p *parser) fault(what string) {
-	p.faults = append(p.faults, at(slices.Collect(p.decoder.StackPointer().Tokens()), what))
+// problem adds what is wrong with the value or the name that was read last.
+func (p *parser) problem(what string) {
+	p.problems = append(p.problems, at(slices.Collect(p.decoder.StackPointer().Tokens()), what))
 }
 
 // value reads the next value.
@@ -132,9 +132,9 @@ func (p *parser) value() (any, error) {
 		return array, err
 	case '0':
 		number := json.Number(token.String())
-		if !sensible(number) {
+		if !isComputable(number) {
 			p.unfit = true
-			p.fault("the number " + prose.Short(number.String(), 40) + " is out of range")
+			p.problem("the number " + prose.Short(number.String(), 40) + " is out of range")
 		}
 		return number, nil
 	case '"':
@@ -155,7 +155,7 @@ func (p *parser) object() (any, error) {
 		}
 		name := token.String()
 		if _, twice := object[name]; twice {
-			p.fault("is there more than once: send each property once")
+			p.problem("is there more than once: send each property once")
 		}
 		if object[name], err = p.value(); err != nil {
 			return nil, err
@@ -165,9 +165,9 @@ func (p *parser) object() (any, error) {
 	return object, err
 }
 
-// sensible reports whether n is a number that can be computed with: finite as a
+// isComputable reports whether n is a number that can be computed with: finite as a
 // float64, and not so long that exact arithmetic on it would cost much.
-func sensible(n json.Number) bool {
+func isComputable(n json.Number) bool {
 	text := n.String()
 	if len(text) > maxDigits {
 		return false

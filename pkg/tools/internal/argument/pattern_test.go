@@ -30,8 +30,8 @@ func TestCompile_PatternsOfJavaScript(t *testing.T) {
 		read := func(p string, n any) bool {
 			body, err := json.Marshal(map[string]any{"p": p, "n": n})
 			require.NoError(t, err)
-			_, fault := schema.Read("tool", string(body), nil)
-			return fault == nil
+			_, problem := schema.Read("tool", string(body), nil)
+			return problem == nil
 		}
 		require.True(t, read(c.good, 1), pattern)
 		require.False(t, read(c.good, "many"), "%s: the rest is checked", pattern)
@@ -45,10 +45,10 @@ func TestCompile_PatternsOfPropertyNames(t *testing.T) {
 	t.Parallel()
 	schema, err := argument.Compile(json.RawMessage(`{"type": "object", "patternProperties": {"^(?!x)": {"type": "string"}, "^i_": {"type": "integer"}}, "additionalProperties": false}`))
 	require.NoError(t, err)
-	_, fault := schema.Read("tool", `{"a": 1.5, "i_a": 2}`, nil)
-	require.Nil(t, fault)
-	_, fault = schema.Read("tool", `{"i_a": "many"}`, nil)
-	require.NotNil(t, fault)
+	_, problem := schema.Read("tool", `{"a": 1.5, "i_a": 2}`, nil)
+	require.Nil(t, problem)
+	_, problem = schema.Read("tool", `{"i_a": "many"}`, nil)
+	require.NotNil(t, problem)
 }
 
 func TestCompile_NoPatternAnywhere(t *testing.T) {

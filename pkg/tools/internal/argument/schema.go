@@ -2,7 +2,7 @@
 //
 //	text ── parse, strictly ──► object ── coerce ──► validate ──► JSON, keys in their order
 //	             │                                      │
-//	             └────────────── every fault ◄──────────┘──► one message, with the schema
+//	             └────────────── every problem ◄──────────┘──► one message, with the schema
 //
 // Parsing accepts one JSON object, and refuses ambiguous ones. Coercion accepts unambiguous
 // spellings, such as "3" for an integer; see coerce.
@@ -50,9 +50,9 @@ func Compile(raw json.RawMessage) (*Schema, error) {
 	if !ok {
 		return nil, errors.New(`schema: must be a JSON object with "type": "object"`)
 	}
-	var typeFault error
+	var typeErr error
 	if object["type"] != "object" {
-		typeFault = errors.New(`schema: must be a JSON object with "type": "object"`)
+		typeErr = errors.New(`schema: must be a JSON object with "type": "object"`)
 	}
 	compiler := jsonschema.NewCompiler()
 	compiler.DefaultDraft(jsonschema.Draft2020)
@@ -66,7 +66,7 @@ func Compile(raw json.RawMessage) (*Schema, error) {
 	if err != nil {
 		err = fmt.Errorf("schema: %w", err)
 	}
-	if err = errors.Join(typeFault, err); err != nil {
+	if err = errors.Join(typeErr, err); err != nil {
 		return nil, err
 	}
 	var compact bytes.Buffer
@@ -79,14 +79,14 @@ func Compile(raw json.RawMessage) (*Schema, error) {
 // Read takes what a model wrote as the arguments of a tool: one JSON object, strictly;
 // blank is the empty object. What it returns is valid under the schema, and what had one
 // meaning only is in its canonical form. The error is invalid_tool_arguments, with every
-// fault, those of rules too, the schema and the text.
+// problem, those of rules too, the schema and the text.
 func (s *Schema) Read(tool, raw string, rules Rules) (json.RawMessage, *protocol.Error) {
-	arguments, faults := parseArguments(raw)
+	arguments, problems := parseArguments(raw)
 	if arguments != nil {
-		faults = append(faults, s.validate(arguments, rules)...)
+		problems = append(problems, s.validate(arguments, rules)...)
 	}
-	if len(faults) > 0 {
-		return nil, s.Refusal(tool, raw, faults)
+	if len(problems) > 0 {
+		return nil, s.Refusal(tool, raw, problems)
 	}
 	encoded, err := encodeArguments(raw, arguments)
 	if err != nil {
@@ -264,7 +264,7 @@ func nestedValue(text string, types []string) (any, bool) {
 		return nil, false
 	}
 	p, err := parse(trimmed)
-	return p.result, err == nil && len(p.faults) == 0
+	return p.result, err == nil && len(p.problems) == 0
 }
 
 // allowsNull reports whether a schema can be null, as far as its types say.
@@ -279,11 +279,11 @@ func isNumber(text string) bool {
 		return false
 	}
 	first, last := text[0], text[len(text)-1]
-	return (first == '-' || first >= '0' && first <= '9') && last >= '0' && last <= '9' && sensible(json.Number(text))
+	return (first == '-' || first >= '0' && first <= '9') && last >= '0' && last <= '9' && isComputable(json.Number(text))
 }
 
 func coerceNumber(s *jsonschema.Schema, number json.Number) any {
-	if !slices.Contains(typesOf(s), "integer") || !sensible(number) {
+	if !slices.Contains(typesOf(s), "integer") || !isComputable(number) {
 		return number
 	}
 	exact, ok := new(big.Rat).SetString(number.String())

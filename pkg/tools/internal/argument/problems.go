@@ -26,27 +26,27 @@ const (
 	// MaxEcho is how many characters of rejected arguments are repeated.
 	MaxEcho = 2000
 
-	maxFaults      = 50
-	maxFaultText   = 500
+	maxProblems    = 50
+	maxProblemText = 500
 	maxSchemaShown = 6000
 )
 
-// validate coerces arguments in place and returns every fault, in words, sorted.
+// validate coerces arguments in place and returns every problem, in words, sorted.
 func (s *Schema) validate(arguments map[string]any, rules Rules) []string {
 	coerce(s.compiled, arguments)
 	if s.Lenient {
 		maps.DeleteFunc(arguments, func(name string, _ any) bool { return s.compiled.Properties[name] == nil })
 	}
-	faults := s.broken(arguments)
+	problems := s.schemaProblems(arguments)
 	if rules != nil {
-		faults = append(faults, rules(arguments)...)
+		problems = append(problems, rules(arguments)...)
 	}
-	slices.Sort(faults)
-	return slices.Compact(faults)
+	slices.Sort(problems)
+	return slices.Compact(problems)
 }
 
-// broken returns what the schema finds fault with.
-func (s *Schema) broken(arguments map[string]any) []string {
+// schemaProblems returns what is invalid under the schema.
+func (s *Schema) schemaProblems(arguments map[string]any) []string {
 	err := s.compiled.Validate(arguments)
 	if err == nil {
 		return nil
@@ -60,15 +60,15 @@ func (s *Schema) broken(arguments map[string]any) []string {
 
 // Refusal makes the error that tells a model everything it needs to send the tool call
 // again.
-func (s *Schema) Refusal(tool, raw string, faults []string) *protocol.Error {
+func (s *Schema) Refusal(tool, raw string, problems []string) *protocol.Error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "The arguments of %s were not accepted:\n", tool)
-	for i, fault := range faults {
-		if i == maxFaults {
-			fmt.Fprintf(&b, "- and %d more\n", len(faults)-maxFaults)
+	for i, problem := range problems {
+		if i == maxProblems {
+			fmt.Fprintf(&b, "- and %d more\n", len(problems)-maxProblems)
 			break
 		}
-		fmt.Fprintf(&b, "- %s\n", prose.Short(prose.Valid(fault), maxFaultText))
+		fmt.Fprintf(&b, "- %s\n", prose.Short(prose.Valid(problem), maxProblemText))
 	}
 	fmt.Fprintf(&b, "Expected schema: %s\n", prose.Head(s.compact, maxSchemaShown))
 	if strings.TrimSpace(raw) == "" {
@@ -112,11 +112,11 @@ func (r reporter) describe(e *jsonschema.ValidationError) []string {
 	if len(e.Causes) == 0 {
 		return []string{at(place, e.ErrorKind.LocalizedString(r.printer))}
 	}
-	var faults []string
+	var problems []string
 	for _, cause := range e.Causes {
-		faults = append(faults, r.describe(cause)...)
+		problems = append(problems, r.describe(cause)...)
 	}
-	return faults
+	return problems
 }
 
 // bound puts a broken bound into words; "" for everything else.
@@ -152,9 +152,9 @@ func (r reporter) alternatives(e *jsonschema.ValidationError) string {
 	}
 	forms := make([]string, 0, len(e.Causes))
 	for _, cause := range e.Causes {
-		faults := r.describe(cause)
-		slices.Sort(faults)
-		forms = append(forms, strings.Join(faults, ", "))
+		problems := r.describe(cause)
+		slices.Sort(problems)
+		forms = append(forms, strings.Join(problems, ", "))
 	}
 	return at(e.InstanceLocation, "fits none of the allowed forms (") + strings.Join(forms, "; or ") + ")"
 }
@@ -222,8 +222,8 @@ func decimal(r *big.Rat) string {
 
 // compilePattern compiles a pattern.
 func compilePattern(pattern string) (jsonschema.Regexp, error) {
-	compiled, err := regexp.Compile(inGo(pattern))
-	if foreign(err) || err != nil && emptyClass.MatchString(pattern) {
+	compiled, err := regexp.Compile(goPattern(pattern))
+	if isUnsupported(err) || err != nil && emptyClass.MatchString(pattern) {
 		return unchecked(pattern), nil
 	}
 	if err != nil {
@@ -232,13 +232,13 @@ func compilePattern(pattern string) (jsonschema.Regexp, error) {
 	return compiled, nil
 }
 
-// foreign reports whether an error is of a pattern that may be one elsewhere.
-func foreign(err error) bool {
-	fault, is := errors.AsType[*syntax.Error](err)
+// isUnsupported reports whether an error is of a pattern that may be one elsewhere.
+func isUnsupported(err error) bool {
+	problem, is := errors.AsType[*syntax.Error](err)
 	if !is {
 		return false
 	}
-	switch fault.Code {
+	switch problem.Code {
 	case syntax.ErrMissingBracket, syntax.ErrMissingParen, syntax.ErrUnexpectedParen, syntax.ErrTrailingBackslash, syntax.ErrInvalidUTF8, syntax.ErrMissingRepeatArgument:
 		return false
 	default:
@@ -252,8 +252,8 @@ var emptyClass = regexp.MustCompile(`(?:^|[^\\])\[\^?\]`)
 // codeUnit is \uXXXX or \u{X...} behind backslashes that are a pair each.
 var codeUnit = regexp.MustCompile(`((?:^|[^\\])(?:\\\\)*)\\u(?:\{([0-9A-Fa-f]{1,6})\}|([0-9A-Fa-f]{4}))`)
 
-// inGo writes what has another form in Go.
-func inGo(pattern string) string {
+// goPattern writes what has another form in Go.
+func goPattern(pattern string) string {
 	for was := ""; was != pattern; { // matches may touch
 		was = pattern
 		pattern = codeUnit.ReplaceAllString(pattern, `${1}\x{${2}${3}}`)
@@ -278,7 +278,7 @@ func dropPatterns(schema any) {
 	case map[string]any:
 		rules, _ := schema["patternProperties"].(map[string]any)
 		for pattern := range rules {
-			if _, err := regexp.Compile(inGo(pattern)); foreign(err) {
+			if _, err := regexp.Compile(goPattern(pattern)); isUnsupported(err) {
 				delete(rules, pattern)
 				delete(schema, "additionalProperties") // which are others than these
 				delete(schema, "unevaluatedProperties")

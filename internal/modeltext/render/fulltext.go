@@ -33,46 +33,48 @@ func Handle(call protocol.CallID, part string, line int, column int64) string {
 	return handle
 }
 
-// rest is where a model finds what it is not shown of a result.
-type rest struct {
-	call protocol.CallID
-	kept *protocol.Kept // nil when no more is kept
+// fullText says where a model reads the full text of a result that it is shown in part.
+type fullText struct {
+	call   protocol.CallID
+	stored *protocol.Kept // nil if no more is stored
 }
 
-func restOf(result *protocol.Result) rest { return rest{call: result.CallID, kept: result.Kept} }
+func fullTextOf(result *protocol.Result) fullText {
+	return fullText{call: result.CallID, stored: result.Kept}
+}
 
-// isKept reports whether there is more to read than is shown.
-func (r rest) isKept() bool { return r.kept != nil && r.call != "" }
+// isStored reports whether the full text can be read.
+func (r fullText) isStored() bool { return r.stored != nil && r.call != "" }
 
 // path is the argument with which to read on.
-func (r rest) path(part string, line int, column int64) string {
+func (r fullText) path(part string, line int, column int64) string {
 	return fmt.Sprintf("path=%q", Handle(r.call, part, line, column))
 }
 
-// note says where all of it is; "" when no more is kept.
-func (r rest) note(part string) string {
-	if !r.isKept() {
+// note says where all of it is; "" when no more is stored.
+func (r fullText) note(part string) string {
+	if !r.isStored() {
 		return ""
 	}
 	return "all of it: read with " + r.path(part, 0, 0)
 }
 
 // mark is a note as a line of its own.
-func (r rest) mark(part string) string {
+func (r fullText) mark(part string) string {
 	if note := r.note(part); note != "" {
 		return "\n[it was cut; " + note + "]"
 	}
 	return ""
 }
 
-// Mark is the line that says where all of a result is that was cut; "" when no more is kept.
-func Mark(call protocol.CallID, kept *protocol.Kept) string { return rest{call, kept}.mark("") }
+// Mark is the line that says where all of a result is that was cut; "" when no more is stored.
+func Mark(call protocol.CallID, kept *protocol.Kept) string { return fullText{call, kept}.mark("") }
 
 // ReadOn returns the argument with which to read on behind the shown beginning of a text; "" when
-// no more is kept.
+// no more is stored.
 func ReadOn(result *protocol.Result, shown string) string {
-	r := restOf(result)
-	if !r.isKept() {
+	r := fullTextOf(result)
+	if !r.isStored() {
 		return ""
 	}
 	line, column := endOf(shown)
@@ -82,26 +84,26 @@ func ReadOn(result *protocol.Result, shown string) string {
 // Others says how to get at the entries of a list that follow those shown, of a total; narrower
 // says what else would help.
 func Others(result *protocol.Result, shown, total int, narrower string) string {
-	return restOf(result).others(strings.Repeat("\n", shown), total, narrower)
+	return fullTextOf(result).others(strings.Repeat("\n", shown), total, narrower)
 }
 
 // others says how to get at the entries of a list that follow those shown in body, of which there
 // are total; narrower says what else would help.
-func (r rest) others(body string, total int, narrower string) string {
+func (r fullText) others(body string, total int, narrower string) string {
 	next := strings.Count(body, "\n") + 1
 	switch {
-	case !r.isKept():
+	case !r.isStored():
 		return "the others are not stored: " + narrower
-	case r.kept.Truncated || r.kept.Lines < total:
-		return fmt.Sprintf("the first %d are stored: read on with %s, or %s", r.kept.Lines, r.path("", next, 0), narrower)
+	case r.stored.Truncated || r.stored.Lines < total:
+		return fmt.Sprintf("the first %d are stored: read on with %s, or %s", r.stored.Lines, r.path("", next, 0), narrower)
 	default:
 		return "the others: read on with " + r.path("", next, 0)
 	}
 }
 
-// keptText is the lines of a kept result with their numbers, as many as have room in so many
-// characters, and where they stand in it.
-func keptText(v wire.ResultReadResult, room int) string {
+// storedResultText is the lines of a kept result with their numbers, as many as have room in so
+// many characters, and where they stand in it.
+func storedResultText(v wire.ResultReadResult, room int) string {
 	what := Handle(v.CallID, v.Part, 0, 0)
 	switch {
 	case v.Part == wire.PartMedia:
@@ -112,7 +114,7 @@ func keptText(v wire.ResultReadResult, room int) string {
 		return fmt.Sprintf("[there are no such lines: %s has %s]", what, prose.Plural(v.TotalLines, "line"))
 	}
 	first, column := max(v.FirstLine, 1), max(v.FirstColumn, 1)
-	body, shown, bytes := rows(string(v.Content), first, room)
+	body, shown, bytes := numberedRows(string(v.Content), first, room)
 	last := first + shown - 1
 	end := column + bytes - 1 // of the first line
 	next := Handle(v.CallID, v.Part, last+1, 0)
@@ -134,9 +136,9 @@ func keptText(v wire.ResultReadResult, room int) string {
 	return body + mark + "]"
 }
 
-// rows returns the lines that have room, with their numbers, and how many they are: at least one,
-// of which only so many bytes are shown.
-func rows(content string, first, room int) (text string, count int, bytes int64) {
+// numberedRows returns the lines that have room, with their numbers, and how many they are: at
+// least one, of which only so many bytes are shown.
+func numberedRows(content string, first, room int) (text string, count int, bytes int64) {
 	var b strings.Builder
 	for line := range strings.Lines(content) {
 		line = strings.TrimSuffix(line, "\n")
@@ -155,14 +157,14 @@ func rows(content string, first, room int) (text string, count int, bytes int64)
 	return b.String(), count, bytes
 }
 
-// Kept returns the text of an earlier result that was read, in at most so many characters; isKept
-// is false for other results.
-func Kept(result *protocol.Result, limit int) (text string, isKept bool) {
-	value, isKept := result.Value.(wire.ResultReadResult)
-	if !isKept {
+// StoredResult returns the text of an earlier result that was read, in at most limit characters; is
+// reports whether the result is one.
+func StoredResult(result *protocol.Result, limit int) (text string, is bool) {
+	value, is := result.Value.(wire.ResultReadResult)
+	if !is {
 		return "", false
 	}
-	return keptText(value, min(limit, prose.BodyLimit)), true
+	return storedResultText(value, min(limit, prose.BodyLimit)), true
 }
 
 // Fits reports whether a model is shown all of a text.
