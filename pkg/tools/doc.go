@@ -50,6 +50,7 @@
 // # Packages
 //
 //	toolset   the built-in tools, in sets that have names
+//	formats   tools in the names and words of other systems
 //	manifest  tools of a folder
 //	mcp       tools of servers of the Model Context Protocol
 //	policy    which calls may be made

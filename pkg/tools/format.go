@@ -83,7 +83,7 @@ func (a Answer) Others(shown, total int, narrower string) string {
 func (a Answer) ReadOn(shown string) string { return render.ReadOn(a.Result, shown) }
 
 // Failure is the text of a call that came to nothing: the result has an error of [Table.Plan] or
-// [Plan.RunInline], and the status of the call. A nil tool has that of a call without a tool.
+// [Plan.RunInline], and the status of the call. A nil tool stands for a call whose tool is unknown.
 func (t *Tool) Failure(result *protocol.Result) string {
 	if t != nil && t.Format == nil {
 		t = nil // failures look alike

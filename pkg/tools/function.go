@@ -24,9 +24,9 @@ import (
 
 // New makes a tool of a Go function, which is called in the session's process, concurrently with
 // other tool calls of the step. The function must have no side effects: after a crash it is run
-// again. For one that has, or that takes long, use [NewRemote].
+// again. For a function with side effects, or a slow one, use [NewRemote].
 //
-// The schema is that of Args, a struct: a field is a property, required unless its
+// The schema is made of Args, a struct: a field is a property, required unless its
 // JSON tag says omitempty or omitzero, and described by its jsonschema tag. A string
 // that the function returns is what the model reads; anything else becomes JSON.
 //
@@ -94,7 +94,7 @@ func outputText(output any) (string, error) {
 	return string(encoded), err
 }
 
-// PlanOf makes a Plan function of one that takes decoded arguments of type A.
+// PlanOf makes a Plan function of a function that takes decoded arguments of type A.
 func PlanOf[A any](plan func(Scope, A) (Plan, *protocol.Error)) func(Scope, json.RawMessage) (Plan, *protocol.Error) {
 	return func(scope Scope, raw json.RawMessage) (Plan, *protocol.Error) {
 		var arguments A
@@ -140,7 +140,7 @@ type Remote struct {
 }
 
 // NewRemote makes a tool whose calls run on workers that have a handler for its kind.
-// The schema is that of Args, as in [New]. The model reads the handler's output: a
+// The schema is made of Args, as in [New]. The model reads the handler's output: a
 // string as it is, anything else as JSON. What cannot be a tool is reported by [NewTable].
 func NewRemote[Args any](name, description string, remote Remote) Tool {
 	schema, err := schemaOf[Args]()
@@ -196,14 +196,14 @@ func (r Remote) effect() Effect {
 	}
 }
 
-// Validate returns every error of r but those of its kind, and of placeholders that a tool's
+// Validate returns every error of r, except errors of its kind and of placeholders that a tool's
 // arguments do not have.
 func (r Remote) Validate() error {
 	_, err := compileResources(r.Resources)
 	return errors.Join(r.validate(), err)
 }
 
-// validate returns every error of r but those of its kind and resources.
+// validate returns every error of r, except errors of its kind and resources.
 func (r Remote) validate() error {
 	var errs []error
 	switch r.Delivery {
@@ -237,7 +237,7 @@ const maxRemoteTimeout = 24 * time.Hour
 // checkTemplates reports placeholders that the arguments do not have.
 func checkTemplates(templates []resourceTemplate, schema json.RawMessage) error {
 	var document map[string]any
-	_ = json.Unmarshal(schema, &document) // the table reports what is not JSON
+	_ = json.Unmarshal(schema, &document) // the table reports invalid JSON
 	var errs []error
 	for _, template := range templates {
 		optional, unknown := template.missingFrom(document)

@@ -32,7 +32,7 @@ type Revert struct {
 // resultPlace is the placeholder of what the call returned.
 const resultPlace = "result"
 
-// check returns what is wrong with a revert of a tool; nil is right.
+// check returns the error of a tool's revert.
 func (r *Revert) check(schema json.RawMessage) error {
 	if r == nil {
 		return nil
@@ -53,7 +53,7 @@ func (r *Revert) check(schema json.RawMessage) error {
 	var document struct {
 		Properties map[string]any `json:"properties"`
 	}
-	_ = json.Unmarshal(schema, &document) // the table reports what is not JSON
+	_ = json.Unmarshal(schema, &document) // the table reports invalid JSON
 	for _, found := range placeholder.FindAllStringSubmatch(string(r.Arguments), -1) {
 		top, _, _ := strings.Cut(found[1], ".")
 		if _, known := document.Properties[top]; isName(found[1]) && !known && top != resultPlace {
@@ -64,7 +64,7 @@ func (r *Revert) check(schema json.RawMessage) error {
 	return nil
 }
 
-// isName reports whether what is in braces is a placeholder, and not a part of JSON.
+// isName reports whether a text in braces is a placeholder, not a part of JSON.
 func isName(text string) bool { return text != "" && !strings.ContainsAny(text, "\" :,\n\t") }
 
 // Reverted returns the name and the arguments of the call that undoes a call of the tool, which has

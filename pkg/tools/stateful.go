@@ -38,9 +38,9 @@ type Opened struct {
 // brings, of any type that has a schema. The description is extended by how to go on.
 //
 // All calls of a dialog use the resources of the first one, exclusively, and so have an order; go
-// to the worker that has the state; and are bound by the policy for this tool. Those that go on are
-// at_most_once: [Remote].Delivery is that of the first call. A dialog ends when its worker stops or
-// is lost, which the next call is told.
+// to the worker that has the state; and are bound by the policy for this tool. Later calls are
+// at_most_once: [Remote].Delivery is for the first call. A dialog ends when its worker stops or is
+// lost; the next call then fails and says so.
 func NewStateful[Args, Input any](name, description string, remote Remote) Tool {
 	arguments, err := schemaOf[Args]()
 	inferred, inputErr := jsonschema.For[Input](nil)

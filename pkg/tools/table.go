@@ -145,7 +145,7 @@ func (t *Table) Definitions() []Definition {
 	return definitions
 }
 
-// DefinitionsFor returns those of [Table.Definitions] that a model of that provider can
+// DefinitionsFor returns the definitions of [Table.Definitions] that a model of the provider can
 // have: without the native tools of others. "" has none that are native.
 func (t *Table) DefinitionsFor(provider string) []Definition {
 	return slices.DeleteFunc(t.Definitions(), func(d Definition) bool { return !d.isFor(provider) })

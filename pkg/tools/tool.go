@@ -270,8 +270,8 @@ type Place struct {
 	Index int // in the step, from 0
 }
 
-// Call makes the call that carries the plan to a worker. It is valid. The zero place is that of a
-// tool call that belongs to no step.
+// Call makes the call that carries the plan to a worker. It is valid. The zero place stands for
+// a tool call outside of a step.
 //
 // Defaults: the scope's whole sandbox, exclusively; delivery rollback; the default
 // pool; [protocol.DefaultRunTimeout]. Deadline, QueueTimeout and MaxAttempts

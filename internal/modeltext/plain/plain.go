@@ -49,7 +49,7 @@ func FitsFile(content []byte) bool {
 	return len(content) <= MaxFile
 }
 
-// Text is a value as one reads it. What no list, file or tool returned is JSON.
+// Text is a value as a reader gets it. Values that are no list, file or output are JSON.
 func Text(v protocol.Value) ([]byte, error) {
 	if lines, isList := Lines(v); isList {
 		return joined(lines), nil
@@ -83,7 +83,7 @@ func Text(v protocol.Value) ([]byte, error) {
 	return wire.EncodeValue(v)
 }
 
-// Output is a JSON value as one reads it: a string as it is, null as nothing.
+// Output is a JSON value as a reader gets it: a string as it is, null as nothing.
 func Output(value json.RawMessage) string {
 	var text string
 	if json.Unmarshal(value, &text) == nil {
@@ -92,7 +92,7 @@ func Output(value json.RawMessage) string {
 	return string(value)
 }
 
-// Execution is that of a value of a command; nil for other values.
+// Execution returns the execution of a command's value; nil for other values.
 func Execution(v protocol.Value) *protocol.Execution {
 	switch v := v.(type) {
 	case protocol.CommandRunResult:

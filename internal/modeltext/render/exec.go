@@ -49,7 +49,7 @@ func executionText(r fullText, e *protocol.Execution) string {
 }
 
 // writtenText is both streams in the order in which they came, and whether they did
-// not fit. A worker that does not tell the order has stderr after stdout.
+// not fit. Without the order, stderr comes after stdout.
 func writtenText(e *protocol.Execution) (text string, cut bool) {
 	switch {
 	case len(e.Combined) > 0:
@@ -112,7 +112,7 @@ func cutNote(r fullText, e *protocol.Execution, shown string) string {
 		streamSize(e.StdoutBytes, e.StdoutLines), streamSize(e.StderrBytes, e.StderrLines), how)
 }
 
-// streamSize is how much of a stream there was; lines is 0 when a worker does not tell.
+// streamSize is how much of a stream there was; lines is 0 if the worker did not count them.
 func streamSize(bytes, lines int64) string {
 	if lines == 0 {
 		return prose.Plural(bytes, "byte")
@@ -120,8 +120,8 @@ func streamSize(bytes, lines int64) string {
 	return fmt.Sprintf("%s in %s", prose.Plural(bytes, "byte"), prose.Plural(lines, "line"))
 }
 
-// cutAt returns the position of the first missing piece, or one before it. Columns are those of the
-// output as written, which may differ from those of the shown text.
+// cutAt returns the position of the first missing piece, or one before it. Columns count in the
+// output as written, which may differ from the shown text.
 func cutAt(e *protocol.Execution, shown string) (line int, column int64) {
 	before, _, _ := strings.Cut(shown, "\n[... ")
 	before = strings.TrimPrefix(before, "[stderr]\n")

@@ -124,7 +124,7 @@ func binaryText(v protocol.FilesReadResult) string {
 }
 
 // numberedLines returns the lines that fit, with their numbers, how many they are (at least
-// one) and the numbers of those that had to be cut. The only line of a content that is not
+// one) and the numbers of the cut ones. The only line of a content that is not
 // all of it has so many bytes in all; else 0.
 func numberedLines(content string, first int, lineBytes int64) (_ string, count int, cut []int) {
 	var b strings.Builder
@@ -271,7 +271,7 @@ func JSONWrite(v protocol.FilesJSONWriteResult) string {
 	return fmt.Sprintf("%s %s (%s, SHA-256 %s).", what, prose.Path(v.Path), prose.Plural(v.Bytes, "byte"), v.SHA256) + linksText(v.Links)
 }
 
-// Edit lists the changes, those that were not made and why, and the diff.
+// Edit lists the changes, the edits that failed and why, and the diff.
 func Edit(v protocol.FilesEditResult, r fullText) string {
 	made, failed := 0, 0
 	var notes []string

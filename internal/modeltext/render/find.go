@@ -76,7 +76,7 @@ func generatedText(n int, paths []string) string {
 	return fmt.Sprintf("; %s of packages or caches left out%s: name one to look into it", prose.Plural(n, "directory"), somePaths(paths, n))
 }
 
-// generatedLine is that as a line of its own.
+// generatedLine is generatedText as a line of its own.
 func generatedLine(n int, paths []string) string {
 	if n == 0 {
 		return ""
@@ -117,8 +117,9 @@ func Search(v protocol.FilesSearchResult, r fullText) string {
 	return body + "[" + mark + "]"
 }
 
-// Found is the text of a search, for formats that word the lines themselves: those that fit, and
-// what is not shown of it; none if there are none. line words a line with its path and number.
+// Found is the text of a search, for formats that word the lines themselves: the lines that fit,
+// and how many more there are; none if nothing was found. line words a line with its path and
+// number.
 func Found(result *protocol.Result, none string, line func(path, separator string, number int, text string) string) string {
 	text, left := "", ""
 	switch v := result.Value.(type) {

@@ -67,7 +67,7 @@ func (r fullText) mark(part string) string {
 	return ""
 }
 
-// Mark is the line that says where all of a result is that was cut; "" when no more is stored.
+// Mark is the line that says where the full text of a cut result is; "" if no more is stored.
 func Mark(call protocol.CallID, kept *protocol.Kept) string { return fullText{call, kept}.mark("") }
 
 // ReadOn returns the argument with which to read on behind the shown beginning of a text; "" when

@@ -16,7 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Error is what is wrong with a line. Unmarshalers of fields may return one as their error.
+// Error is an error of a line. Unmarshalers of fields may return one as their error.
 type Error struct {
 	Line    int // from 1; 0 when no line is to blame
 	Message string
@@ -25,7 +25,7 @@ type Error struct {
 // Error implements the error interface.
 func (e Error) Error() string { return fmt.Sprintf("line %d: %s", e.Line, e.Message) }
 
-// FieldError is what is wrong with a field of a document whose lines its finder does not know.
+// FieldError is an error of a field, found without the lines of the document.
 type FieldError struct {
 	At      string // the field, as a JSON pointer: see [At]
 	Message string // what is wrong, and what is allowed
@@ -88,7 +88,7 @@ var (
 )
 
 // translated is an error of the YAML library about a document that is read into a struct; nil is
-// one that is read into none.
+// a document without one.
 func translated(err error, document reflect.Type) []Error {
 	if own, is := errors.AsType[Error](err); is {
 		return []Error{own}

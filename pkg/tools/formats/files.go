@@ -10,7 +10,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
-// Files returns the five tools that many agents have for files, sorted by name, made of those of
+// Files returns the five tools that many agents have for files, sorted by name, made out of
 // toolset.Core. Their texts are those of a widely read tutorial: "Error: " begins every failure.
 func Files(core []tools.Tool) []tools.Tool {
 	s := &system{core: core, format: &tools.Format{Text: filesText}}

@@ -3,7 +3,7 @@
 //	arguments of theirs ──► arguments of ours ──► the plan of our tool ──► changes to its payload
 //	result of the call  ──► text of theirs
 //
-// Each file has one system, as a function that makes its tools of those of toolset.Core. Agents and
+// Each file has one system, as a function that makes its tools out of toolset.Core. Agents and
 // programs that were written for the system work unchanged, and their calls have the resource keys
 // and the order of our tools. The package uses nothing but the API that every program has: a system
 // of your own needs no more. docs/tools.md has the arguments and the differences.
@@ -33,11 +33,11 @@ const (
 // handle begins a path that names the result of an earlier call.
 const handle = "result:"
 
-// system makes the tools of a system of those of toolset.Core.
+// system makes the tools of a system out of toolset.Core.
 type system struct {
 	core    []tools.Tool
 	format  *tools.Format
-	timeout time.Duration // of its calls; 0 is that of our tools
+	timeout time.Duration // of its calls; 0 keeps the timeout of our tools
 }
 
 // ours returns the named one of our tools.

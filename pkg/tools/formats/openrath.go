@@ -25,7 +25,7 @@ const (
 	maxRathText    = 47_000 // characters, without a note
 )
 
-// OpenRath returns the tools of that system, sorted by name, made of those of toolset.Core. Each of
+// OpenRath returns the tools of that system, sorted by name, made out of toolset.Core. Each of
 // their texts is JSON, and arguments that a tool does not have are ignored.
 func OpenRath(core []tools.Tool) []tools.Tool {
 	s := &system{core: core, format: &tools.Format{Text: rathText, Note: tools.InJSON}}

@@ -20,7 +20,7 @@ const (
 	maxSmithersCwd  = 1024 // characters
 )
 
-// Smithers returns the tools of that system, sorted by name, made of those of toolset.Core. Files,
+// Smithers returns the tools of that system, sorted by name, made out of toolset.Core. Files,
 // contents and patches over 200,000 bytes are errors; the output of commands is cut.
 func Smithers(core []tools.Tool) []tools.Tool {
 	s := &system{core: core, timeout: smithersTimeout}

@@ -78,9 +78,9 @@ type Set struct {
 	// among Tools: they have to be asked for.
 	Tools   []tools.Tool
 	Servers []mcp.Server
-	// Problems are what is wrong now.
+	// Problems are the present errors.
 	Problems []Problem
-	// News says that the problems are not those of the last Load.
+	// News says that the problems differ from the last Load.
 	News bool
 }
 
@@ -160,7 +160,7 @@ func (f *Folder) names() ([]string, error) {
 	return names, nil
 }
 
-// refresh reads the files anew and forgets those that are gone.
+// refresh reads the files again and drops removed ones.
 func (f *Folder) refresh(names []string) {
 	for name := range f.files {
 		if !slices.Contains(names, name) {
@@ -218,7 +218,7 @@ func readRegular(path string) ([]byte, *Problem) {
 	return content, nil
 }
 
-// add adds the tool or server of a file to the set, with what is wrong with it.
+// add adds the tool or server of a file to the set, with its problems.
 func (f *Folder) add(set *Set, fileName string, owners map[string]string) {
 	m := f.files[fileName]
 	set.Problems = append(set.Problems, m.problems...)

@@ -152,8 +152,8 @@ func Parse(file string, content []byte) (tools.Tool, []Problem) {
 	return tool, m.found(decoding)
 }
 
-// found are the problems in the order of their lines, after those of the decoding and without what
-// only follows from them.
+// found are the problems in the order of their lines, without the ones that only follow from
+// problems of the decoding.
 func (m *parser) found(decoding []Problem) []Problem {
 	m.problems = slices.DeleteFunc(m.problems, func(p Problem) bool { return follows(p, decoding) })
 	slices.SortStableFunc(m.problems, func(a, b Problem) int { return a.Line - b.Line })

@@ -45,7 +45,7 @@ func (m *parser) table(name string, err error) {
 // invalidResource begins what package tools says about a resource.
 const invalidResource = "invalid resource"
 
-// metaschema is in the line that stands before what is wrong with a schema.
+// metaschema is in the line before the errors of a schema.
 const metaschema = "is not valid against metaschema"
 
 // schema reports errors of the schema in a field. below is where the schema is in the one

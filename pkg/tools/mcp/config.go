@@ -36,8 +36,8 @@ type Server struct {
 	// itself is [protocol.MCPServer].Client, too: see [Server.SetOAuth].
 	OAuth *OAuth `json:"-"`
 
-	// Workspace says whether the tools touch the workspace. Default: those of programs do, and are
-	// ordered with files and commands; those of URLs do not, and run beside them.
+	// Workspace says whether the tools touch the workspace. Default: tools of programs do, and are
+	// ordered with files and commands; tools of URLs do not, and run concurrently with them.
 	Workspace *bool `json:"workspace,omitempty"`
 	// Only are the tools that are offered, by the server's names; nil offers all.
 	Only []string `json:"only,omitempty"`
@@ -45,7 +45,7 @@ type Server struct {
 	Tools map[string]Rule `json:"tools,omitempty"`
 	// Timeout bounds a call, as in "90s"; "" is the default of calls.
 	Timeout string `json:"timeout,omitempty"`
-	// Pool and MinLevel are those of [tools.Remote].
+	// Pool and MinLevel are as in [tools.Remote].
 	Pool     protocol.Pool `json:"pool,omitempty"`
 	MinLevel string        `json:"min_level,omitempty"`
 }
@@ -54,9 +54,9 @@ type Server struct {
 type Rule struct {
 	// Resources are keys in the session's sandbox; nil means what the server's hints say.
 	Resources []tools.Resource `json:"resources,omitempty" yaml:"resources"`
-	// Delivery is that of [tools.Remote]; "" means what the server's hints say.
+	// Delivery is as in [tools.Remote]; "" follows the hints of the server.
 	Delivery protocol.Delivery `json:"delivery,omitempty" yaml:"delivery"`
-	// Timeout is that of [Server], for this tool.
+	// Timeout is the time limit of this tool, as in [Server].
 	Timeout string `json:"timeout,omitempty" yaml:"timeout"`
 	// Revert undoes the effect of a call; nil means that nothing does.
 	Revert *Revert `json:"revert,omitempty" yaml:"revert"`
@@ -83,7 +83,7 @@ type entry struct {
 	Settings json.RawMessage   `json:"toolfleet"`
 }
 
-// Parse reads a file. It returns the servers by name, without those that are disabled, and
+// Parse reads a file. It returns the servers by name, without disabled ones, and
 // everything that is wrong.
 func Parse(content []byte) ([]Server, []error) {
 	var file struct {
@@ -151,7 +151,7 @@ func inPointer(pointer, name string) string {
 	return pointer + "/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(name)
 }
 
-// checker collects what is wrong with a server.
+// checker collects the errors of a server.
 type checker struct{ errs []error }
 
 func (c *checker) failure(at, format string, args ...any) {
@@ -270,7 +270,7 @@ type OAuth struct {
 	// about one. Without it a person's login registers one.
 	ClientID     string `json:"clientId"     yaml:"clientId"`     //nolint:tagliatelle // as above
 	ClientSecret string `json:"clientSecret" yaml:"clientSecret"` //nolint:tagliatelle // as above
-	// Scopes are asked for; none are those that the server names.
+	// Scopes are requested; none requests the scopes that the server names.
 	Scopes []string `json:"scopes" yaml:"scopes"`
 	// CallbackPort is where a person's browser comes back to, for authorization servers that know
 	// the address beforehand; 0 is any.

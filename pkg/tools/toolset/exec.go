@@ -298,8 +298,7 @@ func (a processArguments) wait(usual time.Duration) time.Duration {
 	return seconds(*a.Wait, 0)
 }
 
-// keyboard is what keys send by their names, as those of a terminal of the kind xterm do. The rest
-// are those with control.
+// keyboard has the characters that an xterm sends for named keys. Keys with control are not listed.
 var keyboard = map[string]string{ //nolint:gochecknoglobals // a constant
 	"enter": "\r", "tab": "\t", "escape": "\x1b", "backspace": "\x7f", "space": " ", "delete": "\x1b[3~",
 	"up": "\x1b[A", "down": "\x1b[B", "right": "\x1b[C", "left": "\x1b[D", "home": "\x1b[H", "end": "\x1b[F",

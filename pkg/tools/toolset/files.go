@@ -159,7 +159,7 @@ const contextProperty = `"context": {"type": "integer", "minimum": 0, "maximum":
 // orTrue is an optional boolean that is true unless it is given.
 func orTrue(b *bool) bool { return b == nil || *b }
 
-// listLimit is an optional limit of what is shown.
+// listLimit is the limit of shown entries that a call names, or the default.
 func listLimit(limit int) int {
 	if limit == 0 {
 		return plain.MaxListed

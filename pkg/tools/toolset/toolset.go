@@ -1,7 +1,7 @@
 // Package toolset is the built-in tools, in sets that have names.
 //
 // A tool of a set declares its arguments and plans a payload. Package formats makes the tools of
-// other systems of those of [Core]. See docs/tools.md for every argument and every text.
+// other systems out of [Core]. See docs/tools.md for every argument and every text.
 package toolset
 
 import (
@@ -46,7 +46,7 @@ func AllTools() []string {
 }
 
 // Named returns the tools of built-in toolsets, for [tools.NewTable]; a name that is
-// given twice counts once. The error reports every unknown name, and those that there are.
+// given twice counts once. The error reports every unknown name, and lists the known ones.
 func Named(names ...string) ([]tools.Tool, error) {
 	var all []tools.Tool
 	var errs []error

@@ -15,7 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 )
 
-// Bounds of what is accepted inside arguments.
+// Bounds of arguments.
 const (
 	maxDepth    = 128 // nested arrays and objects
 	maxExponent = 400 // of a number, either way: somewhat beyond a float64
@@ -51,7 +51,7 @@ func parseArguments(raw string) (map[string]any, []string) {
 	}
 }
 
-// syntaxProblem is what is wrong with text that is not one JSON value.
+// syntaxProblem describes the error of a text that is not one JSON value.
 func syntaxProblem(err error) string {
 	var syntax *jsontext.SyntacticError
 	switch {
@@ -102,7 +102,7 @@ func parse(raw string) (*parser, error) {
 	return p, fmt.Errorf("the arguments must be one JSON object and nothing else: there is more at byte %d", end+1)
 }
 
-// problem adds what is wrong with the value or the name that was read last.
+// problem adds a problem of the value or the name that was read last.
 func (p *parser) problem(what string) {
 	p.problems = append(p.problems, at(slices.Collect(p.decoder.StackPointer().Tokens()), what))
 }

@@ -216,7 +216,7 @@ func decimal(r *big.Rat) string {
 	return fmt.Sprint(f)
 }
 
-// Patterns of schemas are those of JavaScript, of which Go knows less: no looking ahead or behind,
+// Patterns of schemas are JavaScript, of which Go knows less: no looking ahead or behind,
 // no references to groups. What only JavaScript knows is not checked, which the tool does itself;
 // what is a pattern nowhere is an error of the schema.
 

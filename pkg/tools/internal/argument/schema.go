@@ -79,7 +79,7 @@ func Compile(raw json.RawMessage) (*Schema, error) {
 // Read takes what a model wrote as the arguments of a tool: one JSON object, strictly;
 // blank is the empty object. What it returns is valid under the schema, and what had one
 // meaning only is in its canonical form. The error is invalid_tool_arguments, with every
-// problem, those of rules too, the schema and the text.
+// problem, also of rules, the schema and the text.
 func (s *Schema) Read(tool, raw string, rules Rules) (json.RawMessage, *protocol.Error) {
 	arguments, problems := parseArguments(raw)
 	if arguments != nil {
