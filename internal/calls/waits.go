@@ -71,13 +71,13 @@ func ask(
 // Lacking asks the workers of a pool, which takes half a second, and returns a function that names
 // the requirement of a call that none of them meets: "" when one of them meets all. The function is
 // nil if no worker answers.
-func Lacking(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool) func(lane.Need) string {
+func Lacking(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool) func(lane.Requirements) string {
 	workers, err := Workers(ctx, nc, fleet, pool, answersWait)
 	if err != nil && !errors.Is(err, nats.ErrNoResponders) || err == nil && len(workers) == 0 {
 		return nil
 	}
 	workers = slices.DeleteFunc(workers, func(w *wire.WorkerInfo) bool { return w.Draining })
-	return func(n lane.Need) string { return lacks(pool, workers, n) }
+	return func(n lane.Requirements) string { return lacks(pool, workers, n) }
 }
 
 // AddUnmet sets WaitsFor of calls whose requirements no worker of their pool meets, if workers
@@ -121,7 +121,7 @@ func (t *table) askForWorkers(now time.Time, calls []*Handle) {
 
 // reportUnmet reports what calls wait for if no worker can run them, or that they run.
 func (t *table) reportUnmet(ctx context.Context, waiting []*Handle) {
-	pools := map[protocol.Pool]func(lane.Need) string{}
+	pools := map[protocol.Pool]func(lane.Requirements) string{}
 	for _, h := range waiting {
 		frame := t.d.started(ctx, h.Call)
 		missing, asked := pools[h.Call.Pool]
@@ -131,7 +131,7 @@ func (t *table) reportUnmet(ctx context.Context, waiting []*Handle) {
 		}
 		why := ""
 		if frame == nil && missing != nil {
-			why = missing(lane.NeedOf(h.Call))
+			why = missing(lane.RequirementsOf(h.Call))
 		}
 		t.mu.Lock()
 		switch {
@@ -173,7 +173,7 @@ func (d *Dispatcher) started(ctx context.Context, call *protocol.Call) *wire.Fra
 }
 
 // lacks names the requirement of a call that no worker of the pool meets; "" if one meets all.
-func lacks(pool protocol.Pool, workers []*wire.WorkerInfo, n lane.Need) string {
+func lacks(pool protocol.Pool, workers []*wire.WorkerInfo, n lane.Requirements) string {
 	if pool == protocol.SessionPool {
 		return unserved(workers, n.Model)
 	}
@@ -254,7 +254,7 @@ const (
 )
 
 // hasHandler reports whether a worker runs payloads of a kind at all.
-func hasHandler(w *wire.WorkerInfo, n lane.Need) bool {
+func hasHandler(w *wire.WorkerInfo, n lane.Requirements) bool {
 	if n.Handler {
 		return slices.Contains(w.Kinds, n.Kind)
 	}

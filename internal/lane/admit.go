@@ -44,9 +44,9 @@ var (
 	ErrQuota error = &protocol.Error{Code: protocol.CodeQuota, Message: "the tenant has used a quota"}
 )
 
-// refuse is the error of a call that met a bound, such as: tenant acme has 100 of 100 calls in
+// boundError is the error of a call that met a bound, such as: tenant acme has 100 of 100 calls in
 // flight.
-func refuse(code protocol.Code, after time.Duration, format string, args ...any) error {
+func boundError(code protocol.Code, after time.Duration, format string, args ...any) error {
 	err := protocol.Errorf(code, format, args...)
 	err.RetryAfter = protocol.MillisOf(after)
 	return err
@@ -62,7 +62,7 @@ type admission struct {
 
 	mu     sync.Mutex
 	read   time.Time // when the rules were read
-	counts map[string]*counted
+	counts map[string]*cachedCount
 	rates  map[string]*limits.Spending // of tenants and of models' providers
 	stored map[protocol.Tenant]*storedBytes
 }
@@ -75,8 +75,8 @@ type storedBytes struct {
 	until time.Time     // when it is counted again
 }
 
-// counted is how many messages match a filter, as the server said, and what was sent since.
-type counted struct {
+// cachedCount is how many messages match a filter, as the server said, and what was sent since.
+type cachedCount struct {
 	mu    sync.Mutex
 	n     int
 	until time.Time // when it is counted again
@@ -104,14 +104,14 @@ const (
 func newAdmission(p *Publisher) *admission {
 	return &admission{
 		store: p.store, watch: limits.NewWatch(p.store.JS, p.store.Fleet, nil, func() {}), now: p.serverTime,
-		counts: map[string]*counted{}, rates: map[string]*limits.Spending{}, stored: map[protocol.Tenant]*storedBytes{},
+		counts: map[string]*cachedCount{}, rates: map[string]*limits.Spending{}, stored: map[protocol.Tenant]*storedBytes{},
 	}
 }
 
-// together runs do for all callers that ask for the same at the same time, in the context of none
+// coalesce runs do for all callers that ask for the same at the same time, in the context of none
 // of them: a caller whose context ends has its own error, and takes nothing from the others. do
 // bounds its own time.
-func (a *admission) together(ctx context.Context, what string, do func(context.Context) error) error {
+func (a *admission) coalesce(ctx context.Context, what string, do func(context.Context) error) error {
 	done := a.shared.DoChan(what, func() (any, error) { return nil, do(context.WithoutCancel(ctx)) })
 	select {
 	case r := <-done:
@@ -121,7 +121,7 @@ func (a *admission) together(ctx context.Context, what string, do func(context.C
 	}
 }
 
-// rules are those of the fleet. If they cannot be read, those that were read last stay in force.
+// rules returns the rules of the fleet. If they cannot be read, the last ones stay in force.
 func (a *admission) rules(ctx context.Context) *limits.Rules {
 	isDue := func() bool {
 		a.mu.Lock()
@@ -129,7 +129,7 @@ func (a *admission) rules(ctx context.Context) *limits.Rules {
 		return time.Since(a.read) >= rulesFor
 	}
 	if isDue() {
-		_ = a.together(ctx, "rules", func(ctx context.Context) error { // see above
+		_ = a.coalesce(ctx, "rules", func(ctx context.Context) error { // see above
 			if !isDue() { // the last reading has just ended
 				return nil
 			}
@@ -154,7 +154,7 @@ func (a *admission) admit(ctx context.Context, call *protocol.Call, again bool) 
 		return false, nil
 	}
 	fleet, hash := a.store.Fleet, wire.HashLane(call.Lane())
-	var taken []*counted
+	var taken []*cachedCount
 	count := func(filter string, most int) int {
 		c, n := a.count(ctx, filter, most)
 		if n < most {
@@ -164,7 +164,7 @@ func (a *admission) admit(ctx context.Context, call *protocol.Call, again bool) 
 	}
 	defer func() {
 		for i := 0; err != nil && i < len(taken); i++ { // what another bound refuses is not sent
-			taken[i].giveBack()
+			taken[i].decrement()
 		}
 	}()
 	if rule := rules.OfPool(call.Pool); rule != nil {
@@ -189,12 +189,12 @@ func (a *admission) admit(ctx context.Context, call *protocol.Call, again bool) 
 			if call.Pool == protocol.SessionPool {
 				what = "sessions"
 			}
-			return false, refuse(protocol.CodeQuota, busyPause, "tenant %s has %d of %d %s in flight", tenant, n, most, what)
+			return false, boundError(protocol.CodeQuota, busyPause, "tenant %s has %d of %d %s in flight", tenant, n, most, what)
 		}
 	}
 	if rule.Stored > 0 {
-		if n, after := a.storedBy(ctx, tenant); n >= rule.Stored {
-			return false, refuse(protocol.CodeQuota, after, "tenant %s has about %s of %s stored: results go after %s, the rest with its sessions (coordinator session rm)",
+		if n, after := a.storedBytesOf(ctx, tenant); n >= rule.Stored {
+			return false, boundError(protocol.CodeQuota, after, "tenant %s has about %s of %s stored: results go after %s, the rest with its sessions (coordinator session rm)",
 				tenant, mebibytes(n), mebibytes(rule.Stored), a.store.ResultAge)
 		}
 	}
@@ -220,7 +220,7 @@ func endsSomething(call *protocol.Call) bool {
 }
 
 func busy(what string, n, most int) error {
-	return refuse(protocol.CodeBusy, busyPause, "%s has %d of %d waiting calls", what, n, most)
+	return boundError(protocol.CodeBusy, busyPause, "%s has %d of %d waiting calls", what, n, most)
 }
 
 // mark stores the mark of a call.
@@ -245,11 +245,11 @@ func (a *admission) spend(ctx context.Context, tenant protocol.Tenant, rule *lim
 		return err
 	}
 	rate, burst := rule.PerSecond()
-	wait, err := a.rate(string(tenant)).Take(ctx, limits.Bucket{Rate: rate, Burst: burst}, 1, now)
+	wait, err := a.rate(string(tenant)).Spend(ctx, limits.Bucket{Rate: rate, Burst: burst}, 1, now)
 	if err != nil || wait == 0 {
 		return err
 	}
-	return refuse(protocol.CodeQuota, wait, "tenant %s has used its rate of %s, burst %d", tenant, rule.Rate, burst)
+	return boundError(protocol.CodeQuota, wait, "tenant %s has used its rate of %s, burst %d", tenant, rule.Rate, burst)
 }
 
 // rate is what was spent of a tenant's rate, or of a provider's.
@@ -276,12 +276,12 @@ func (p *Publisher) TakeModel(ctx context.Context, provider string, tokens int64
 		return 0, err
 	}
 	if requests.Rate > 0 {
-		if wait, err = a.rate(limits.ModelLanes+provider).Take(ctx, requests, 1, now); wait > 0 || err != nil {
+		if wait, err = a.rate(limits.ModelLanes+provider).Spend(ctx, requests, 1, now); wait > 0 || err != nil {
 			return wait, err
 		}
 	}
 	if budget.Rate > 0 {
-		wait, err = a.rate(limits.ModelLanes+provider+"/tokens").Take(ctx, budget, float64(tokens), now)
+		wait, err = a.rate(limits.ModelLanes+provider+"/tokens").Spend(ctx, budget, float64(tokens), now)
 	}
 	if wait > 0 && requests.Rate > 0 { // the request is not made now; what cannot be given back fills up again
 		_ = a.rate(limits.ModelLanes+provider).Correct(ctx, requests, -1, now)
@@ -304,14 +304,14 @@ func (p *Publisher) CorrectModel(ctx context.Context, provider string, tokens in
 
 // count returns how many messages match a filter, and counts one more if there are fewer than most.
 // A count that the server does not answer refuses nothing.
-func (a *admission) count(ctx context.Context, filter string, most int) (c *counted, n int) {
+func (a *admission) count(ctx context.Context, filter string, most int) (c *cachedCount, n int) {
 	a.mu.Lock()
 	c = a.counts[filter]
 	if c == nil {
 		if len(a.counts) >= maxCounts {
 			clear(a.counts)
 		}
-		c = &counted{}
+		c = &cachedCount{}
 		a.counts[filter] = c
 	}
 	a.mu.Unlock()
@@ -319,7 +319,7 @@ func (a *admission) count(ctx context.Context, filter string, most int) (c *coun
 	defer c.mu.Unlock()
 	if !time.Now().Before(c.until) {
 		c.mu.Unlock()
-		err := a.together(ctx, filter, func(ctx context.Context) error { return a.recount(ctx, filter, c) })
+		err := a.coalesce(ctx, filter, func(ctx context.Context) error { return a.recount(ctx, filter, c) })
 		c.mu.Lock()
 		if err != nil {
 			return c, 0
@@ -332,7 +332,7 @@ func (a *admission) count(ctx context.Context, filter string, most int) (c *coun
 }
 
 // recount has the server count, unless it has just done so.
-func (a *admission) recount(ctx context.Context, filter string, c *counted) error {
+func (a *admission) recount(ctx context.Context, filter string, c *cachedCount) error {
 	began := time.Now()
 	c.mu.Lock()
 	counted := began.Before(c.until)
@@ -351,9 +351,9 @@ func (a *admission) recount(ctx context.Context, filter string, c *counted) erro
 	return nil
 }
 
-// storedBy returns how many bytes a tenant has stored, and when there may be fewer. If the servers
-// do not answer, nothing is refused.
-func (a *admission) storedBy(ctx context.Context, tenant protocol.Tenant) (n int64, after time.Duration) {
+// storedBytesOf returns how many bytes a tenant has stored, and when there may be fewer. If the
+// servers do not answer, nothing is refused.
+func (a *admission) storedBytesOf(ctx context.Context, tenant protocol.Tenant) (n int64, after time.Duration) {
 	a.mu.Lock()
 	s := a.stored[tenant]
 	if s == nil { // a rule names each of them, so they are bounded
@@ -364,7 +364,7 @@ func (a *admission) storedBy(ctx context.Context, tenant protocol.Tenant) (n int
 	if n, after, known := s.get(); known {
 		return n, after
 	}
-	if err := a.together(ctx, "stored."+string(tenant), func(ctx context.Context) error { return a.countStored(ctx, tenant, s) }); err != nil {
+	if err := a.coalesce(ctx, "stored."+string(tenant), func(ctx context.Context) error { return a.countStored(ctx, tenant, s) }); err != nil {
 		return 0, 0
 	}
 	n, after, _ = s.get()
@@ -402,8 +402,8 @@ func (a *admission) countStored(ctx context.Context, tenant protocol.Tenant, s *
 // mebibytes writes a size.
 func mebibytes(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
 
-// giveBack takes a call out of the count again.
-func (c *counted) giveBack() {
+// decrement takes a call out of the count again.
+func (c *cachedCount) decrement() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.n = max(c.n-1, 0)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -17,16 +18,152 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// attempt runs a call that may start, with a slot, until its result is stored. asked is an early
+// offerPeriod is after how long a lane that was handed back is delivered again.
+const offerPeriod = time.Second
+
+// Requirements is the requirements of a call. The workers of a pool may differ in their handlers,
+// the isolation level of their sandboxes, and the models of their turns. A holder that meets a call
+// which it cannot run starts the other calls that may start, and hands the lane back; that counts
+// as no start. It publishes the requirements on core NATS, and a holder that meets them claims the
+// lane at once. If no worker does, the consumer delivers the lane again after offerPeriod.
+type Requirements = report.Need
+
+// RequirementsOf returns the requirements of a call.
+func RequirementsOf(c *protocol.Call) Requirements {
+	n := Requirements{Level: c.MinLevel}
+	switch p := c.Payload.(type) {
+	case nil:
+	case protocol.UnknownPayload:
+		n.Kind, n.Handler = p.Name, true
+	case wire.DialogOpen:
+		n.Kind, n.Handler = p.Tool, true
+	case wire.Stored:
+		_, err := wire.ParseUserKind(string(p.Of))
+		n.Kind, n.Handler, n.Model = p.Of, err == nil, p.Model
+	case wire.TurnRun:
+		n.Kind, n.Model = wire.KindOf(p), p.Model
+	default:
+		n.Kind = wire.KindOf(p)
+	}
+	return n
+}
+
+// canRun reports whether a call is run here. Any worker answers a call that cannot be decoded or
+// must not start again, and a lane that must stay here is not handed back.
+func (l *heldLane) canRun(e *core.Entry) bool {
+	if _, answer := e.NextStart(); e.Invalid != nil || answer != nil {
+		return true
+	}
+	return l.holder.host.CanRun(RequirementsOf(e.Call)) || l.holder.host.MustHold(l.lane)
+}
+
+// skipSettled finishes a call that cannot run here but has its result already, and reports whether
+// it had. Otherwise it notes the requirements of the call.
+func (l *heldLane) skipSettled(e *core.Entry) bool {
+	known, err := l.isSettled(e)
+	if err == nil && known {
+		l.onAlreadySettled(e)
+		l.finishEntry(e)
+		return true
+	}
+	need := RequirementsOf(e.Call)
+	l.unmet = &need
+	return false
+}
+
+func (l *heldLane) offer(ctx context.Context) error {
+	s := l.holder.store
+	body, err := json.Marshal(l.unmet)
+	if err != nil {
+		return fmt.Errorf("offer lane: %w", err)
+	}
+	err = s.RedeliverAfter(ctx, l.holder.options.Pool, offerPeriod, l.ready.seq)
+	_ = s.NC.Publish(wire.AskSubject(s.Fleet, l.holder.options.Pool, l.hash), body) // without a connection it is delivered later
+	return err
+}
+
+// onOffer claims a lane that another worker cannot go on with, or that should be here, if a slot is
+// free.
+func (h *Holder) onOffer(ctx context.Context, hash wire.LaneHash, msg *nats.Msg) {
+	var need Requirements
+	err := json.Unmarshal(msg.Data, &need)
+	if err != nil || need.Disk != "" && need.Disk != h.options.Disk || need.Disk == "" && !h.host.CanRun(need) {
+		return
+	}
+	if !h.slots.tryAcquire() {
+		respondRefused(need, msg)
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, store.ShortTimeout)
+	defer cancel()
+	ready, err := h.storedReady(ctx, hash)
+	h.mu.Lock()
+	living := h.incarnation != nil
+	h.mu.Unlock()
+	if err != nil || ready == nil || !living {
+		h.slots.release()
+		respondRefused(need, msg)
+		return
+	}
+	ready.asked = msg.Reply
+	h.beginHold(ready) //nolint:contextcheck // the lane has its own
+}
+
+// preferFor is how long a lane waits for the preferred worker.
+const preferFor = 75 * time.Millisecond
+
+// Answers of a preferred worker.
+const (
+	answerClaimed = "taken" // the lane is claimed
+	answerRefused = "refused"
+)
+
+// leavesToPreferred reports whether the preferred worker has claimed a lane. That worker has what
+// the lane needs, such as its workspace. If it has not claimed the lane after preferFor, because it
+// is busy or lost, this worker claims it.
+func (h *Holder) leavesToPreferred(l *heldLane) bool {
+	if l.ready.ack == "" || l.ready.deliveries > 1 || !h.peers.hasOthers(h.options.Worker) {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(l.ctx, preferFor)
+	defer cancel()
+	preferred := h.host.PreferredDisk(ctx, l.lane)
+	if preferred == "" || preferred == h.options.Disk || !h.peers.hasDisk(preferred) {
+		return false
+	}
+	body, err := json.Marshal(Requirements{Disk: preferred})
+	if err != nil {
+		return false
+	}
+	answer, err := h.store.NC.RequestWithContext(ctx, wire.AskSubject(h.store.Fleet, h.options.Pool, l.hash), body)
+	return err == nil && string(answer.Data) == answerClaimed
+}
+
+// notifyClaimed reports to the worker that offered a lane that it is claimed.
+func (h *Holder) notifyClaimed(r *readyMessage) {
+	if r.asked != "" {
+		_ = h.store.NC.Publish(r.asked, []byte(answerClaimed)) // if it is lost, the worker reads the claim
+	}
+}
+
+// respondRefused reports to the worker that offered a lane that it is not claimed.
+func respondRefused(n Requirements, msg *nats.Msg) {
+	if n.Disk != "" {
+		_ = msg.Respond([]byte(answerRefused)) // if it is lost, the worker waits for preferFor
+	}
+}
+
+// attempt runs a call that may start, with a slot, until its result is stored. lookup is an early
 // lookup of its result, or nil. It reports false when no result was stored, because the lane is
 // lost or the holder drains.
-func (l *heldLane) attempt(e *core.Entry, asked *store.Lookup) bool {
+func (l *heldLane) attempt(e *core.Entry, lookup *store.Lookup) bool {
 	e.RetryAt = time.Time{}
 	var result *protocol.Result
-	known, start := false, starter{l, asked}
+	known, start := false, starter{l, lookup}
 	if !l.retry("call cannot be started", func() (err error) {
 		result, known, err = e.Begin(&start)
 		return err
@@ -56,14 +193,14 @@ func (l *heldLane) attempt(e *core.Entry, asked *store.Lookup) bool {
 type starter struct {
 	*heldLane
 
-	asked *store.Lookup
+	lookup *store.Lookup
 }
 
 // HasResult implements [core.Starter].
 func (s *starter) HasResult(e *core.Entry) (bool, error) {
-	asked := s.asked
-	s.asked = nil // it serves one read
-	return s.holder.store.HasResult(s.ctx, e.Call, asked)
+	lookup := s.lookup
+	s.lookup = nil // it serves one read
+	return s.holder.store.HasResult(s.ctx, e.Call, lookup)
 }
 
 // ConfirmNoResult implements [core.Starter].
@@ -187,7 +324,7 @@ func (l *heldLane) execute(e *core.Entry) *protocol.Result {
 		return nil
 	}
 	result.CallID, result.SessionID = e.Call.ID, e.Call.SessionID
-	if result.WorkerID == "" { // else the result is that of an earlier attempt
+	if result.WorkerID == "" { // else it is the result of an earlier attempt
 		result.WorkerID, result.Attempt = l.holder.options.Worker, run.Attempt
 	}
 	waited := begun.Sub(now)
@@ -225,12 +362,12 @@ func waitsOf(e *core.Entry, run *Run, started time.Time) protocol.Waits {
 // willRetry is [Run.WillRetry] for an attempt that started at a time. If the call is started again,
 // it says when.
 func (l *heldLane) willRetry(e *core.Entry, started time.Time) func(*protocol.Result) bool {
-	asked := false
+	decided := false
 	return func(r *protocol.Result) bool {
-		if asked || e.Call.Retry == nil {
+		if decided || e.Call.Retry == nil {
 			return !e.RetryAt.IsZero()
 		}
-		asked = true
+		decided = true
 		pause, again := e.Fail(r, l.holder.clock.Age(e.Accepted), time.Since(started), vary)
 		if again {
 			e.RetryAt = time.Now().Add(pause)
@@ -275,7 +412,7 @@ func (l *heldLane) settle(e *core.Entry, r *protocol.Result) bool {
 		return false
 	}
 	l.holder.host.OnSettled(l.ctx, e.Call, r)
-	l.holder.awaited.look(protocol.CallRef{SessionID: r.SessionID, ID: r.CallID})
+	l.holder.awaited.lookUp(protocol.CallRef{SessionID: r.SessionID, ID: r.CallID})
 	l.dropPayload(e)
 	l.unmark(e)
 	return true
@@ -310,9 +447,9 @@ func newEarlyLookups(s *store.Store) earlyLookups {
 	return earlyLookups{store: s, pending: map[protocol.CallID]*store.Lookup{}}
 }
 
-// take returns the lookup of a call that starts, and sends lookups for the other calls with it. It
-// is nil when the call has to be looked up at the last moment.
-func (a *earlyLookups) take(e *core.Entry, inHand []*core.Entry) *store.Lookup {
+// lookupFor returns the lookup of a call that starts, and sends lookups for the other calls with
+// it. It is nil when the call has to be looked up at the last moment.
+func (a *earlyLookups) lookupFor(e *core.Entry, inHand []*core.Entry) *store.Lookup {
 	if !a.isSafe(e) {
 		return nil
 	}
@@ -343,4 +480,4 @@ func (a *earlyLookups) isSafe(e *core.Entry) bool {
 	return !e.NoResult && e.IsFirst()
 }
 
-func (a *earlyLookups) drop(e *core.Entry) { delete(a.pending, e.Call.ID) }
+func (a *earlyLookups) remove(e *core.Entry) { delete(a.pending, e.Call.ID) }

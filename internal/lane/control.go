@@ -66,7 +66,7 @@ func (l *heldLane) cancelCall(id protocol.CallID) {
 // cancelled. These marks arrive with the mailbox, so they are read separately only if they may be
 // beyond the window, or deleted.
 func (l *heldLane) readControl() error {
-	beyond := l.isFull() && (time.Since(l.control.readAt) >= lookPeriod || !l.mail.seesAllCancels())
+	beyond := l.isFull() && (time.Since(l.control.readAt) >= readPeriod || !l.mail.seesAllCancels())
 	if asked := l.control.queried.Swap(false); !asked && !beyond && !l.control.paused.Load() {
 		return nil
 	}
@@ -185,17 +185,17 @@ func (l *heldLane) recomputeDue() {
 // RunningCall is a call that a worker executes.
 type RunningCall = report.RunningCall
 
-// Answer lists lanes that a worker holds. It has durations, because the clocks of machines differ.
+// Report lists lanes that a worker holds. It has durations, because the clocks of machines differ.
 // It may be outdated; the streams are authoritative.
-type Answer struct {
+type Report struct {
 	Type     string            `json:"type"`
 	Version  int               `json:"version"`
 	WorkerID protocol.WorkerID `json:"worker_id"`
 	Lanes    []HeldLane        `json:"lanes"`
 }
 
-// TypeAnswer is the type of an [Answer].
-const TypeAnswer = "lanes_held"
+// TypeReport is the type of an [Report].
+const TypeReport = "lanes_held"
 
 // HeldLane is a lane as its holder sees it.
 type HeldLane struct {
@@ -209,14 +209,14 @@ type HeldLane struct {
 	WaitsFor string `json:"waits_for,omitempty"`
 }
 
-// Question is which lanes of a pool its holders are asked about; without a body it is all of them.
-type Question struct {
+// Query is which lanes of a pool its holders are asked about; without a body it is all of them.
+type Query struct {
 	Lanes []wire.LaneHash `json:"lanes"`
 }
 
-// asked returns the held lanes that a question is about.
-func (h *Holder) asked(body []byte) []*heldLane {
-	var question Question
+// queriedLanes returns the held lanes that a question is about.
+func (h *Holder) queriedLanes(body []byte) []*heldLane {
+	var question Query
 	if len(body) == 0 || json.Unmarshal(body, &question) != nil {
 		return h.lanes()
 	}
@@ -231,13 +231,13 @@ func (h *Holder) asked(body []byte) []*heldLane {
 	return lanes
 }
 
-// answerBytes is the size at which an answer about many lanes is split.
-const answerBytes = 256 << 10
+// reportBytes is the size at which an answer about many lanes is split.
+const reportBytes = 256 << 10
 
 // serveQueries answers operators until stop is called.
 func (h *Holder) serveQueries() (stop func(), err error) {
 	fleet, pool := h.options.Fleet, h.options.Pool
-	all, err := h.store.NC.Subscribe(wire.AskAllSubject(fleet, pool), func(msg *nats.Msg) { h.respond(msg, h.asked(msg.Data)) })
+	all, err := h.store.NC.Subscribe(wire.AskAllSubject(fleet, pool), func(msg *nats.Msg) { h.respond(msg, h.queriedLanes(msg.Data)) })
 	if err != nil {
 		return nil, fmt.Errorf("listen to questions: %w", err)
 	}
@@ -279,12 +279,12 @@ func (h *Holder) onQuery(msg *nats.Msg) {
 }
 
 func (h *Holder) respond(question *nats.Msg, lanes []*heldLane) {
-	a := Answer{Type: TypeAnswer, Version: wire.Version, WorkerID: h.options.Worker, Lanes: []HeldLane{}}
+	a := Report{Type: TypeReport, Version: wire.Version, WorkerID: h.options.Worker, Lanes: []HeldLane{}}
 	size := 0
 	for _, l := range lanes {
-		tells := l.describe()
-		a.Lanes = append(a.Lanes, tells)
-		if size += len(tells.Lane) + 256*(1+len(tells.Running)); size > answerBytes {
+		status := l.describe()
+		a.Lanes = append(a.Lanes, status)
+		if size += len(status.Lane) + 256*(1+len(status.Running)); size > reportBytes {
 			h.send(question, &a)
 			a.Lanes, size = a.Lanes[:0], 0
 		}
@@ -294,7 +294,7 @@ func (h *Holder) respond(question *nats.Msg, lanes []*heldLane) {
 	}
 }
 
-func (h *Holder) send(question *nats.Msg, a *Answer) {
+func (h *Holder) send(question *nats.Msg, a *Report) {
 	body, err := json.Marshal(a)
 	if err == nil {
 		err = question.Respond(body)
@@ -307,23 +307,23 @@ func (h *Holder) send(question *nats.Msg, a *Answer) {
 // describe may be called from any goroutine.
 func (l *heldLane) describe() HeldLane {
 	now := time.Now()
-	tells := HeldLane{
+	status := HeldLane{
 		Lane: l.lane, Epoch: l.claim.epoch.Load(), HeldMS: now.Sub(l.since).Milliseconds(),
 		Paused: l.control.paused.Load(), Running: []RunningCall{}, WaitsFor: l.limit.describe(),
 	}
-	if text := l.awaits.Load(); tells.WaitsFor == "" && text != nil {
-		tells.WaitsFor = *text
+	if text := l.awaits.Load(); status.WaitsFor == "" && text != nil {
+		status.WaitsFor = *text
 	}
-	if tells.WaitsFor == "" && l.slotless.Load() {
-		tells.WaitsFor = fmt.Sprintf("a slot: worker %s has %d", l.holder.options.Worker, l.holder.options.Slots)
+	if status.WaitsFor == "" && l.slotless.Load() {
+		status.WaitsFor = fmt.Sprintf("a slot: worker %s has %d", l.holder.options.Worker, l.holder.options.Slots)
 	}
 	l.running.mu.Lock()
 	defer l.running.mu.Unlock()
 	for _, run := range l.running.calls {
-		tells.Running = append(tells.Running, RunningCall{
+		status.Running = append(status.Running, RunningCall{
 			CallID: run.call.ID, SessionID: run.call.SessionID, Tool: run.call.Tool,
 			Attempt: run.attempt, RunningMS: now.Sub(run.since).Milliseconds(),
 		})
 	}
-	return tells
+	return status
 }

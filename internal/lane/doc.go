@@ -70,9 +70,9 @@
 // moment ago, or waits for a result of it, skips this attempt, because holders keep frequently used
 // lanes for a moment. The empty ready message after an append is not acknowledged; if it is lost,
 // the reaper publishes one. While the publisher waits for the result of an earlier call of the lane
-// it owes the ready message, because the holder looks into the mailbox after that call. It also
-// owes it in a lane that is surely kept. It publishes the message when no call of the lane ends for
-// a moment.
+// it defers the ready message, because the holder looks into the mailbox after that call. It also
+// defers it in a lane that the holder surely retains. It publishes the message when no call of the
+// lane ends for a moment.
 //
 // A holder deletes settled entries without waiting for an ack, and checks before the release which
 // are left. So after a crash a settled entry may still be stored; a holder therefore looks for a
@@ -100,14 +100,15 @@
 //
 //	decisions without I/O or clock             package core, and its simulation
 //	streams and their operations               package store; whether a read is current: consistency
-//	calls are published                        publisher; lanes that it used: used
+//	calls are admitted and published           admit, publisher
+//	ready messages that are saved              readycache
 //	what the engine needs of its program       host
-//	a worker pulls lanes, and drains           holder, pull
-//	tenants share slots; limits of lanes       tickets, slots; limit
-//	its heartbeat; heartbeats of others        incarnation; peers
+//	a worker serves lanes, and drains          holder
+//	tenants share slots; limits of lanes       tickets; slots
+//	its heartbeat, and those of others         heartbeat
 //	one held lane, in this order               claim, held, mailbox, attempt, release
-//	republished messages of its mailbox        listener
 //	pauses, cancels, deadlines, queries        control; package operator
-//	calls that only other workers can run      place
+//	calls that only other workers can run      attempt
+//	calls that wait for others or for a time   later
 //	lanes that no worker holds                 reaper
 package lane

@@ -314,7 +314,7 @@ type testHost struct {
 
 	execute          func(ctx context.Context, run *lane.Run) protocol.Result
 	onAdmit          func(*lane.Run)
-	canRun           func(lane.Need) bool
+	canRun           func(lane.Requirements) bool
 	mustHold         func(protocol.Lane) bool
 	onSettled        func(*protocol.Call, *protocol.Result)
 	onAlreadySettled func(*protocol.Call)
@@ -339,7 +339,7 @@ func (h testHost) Admit(ctx context.Context, run *lane.Run) (leave func(), refus
 
 func (h testHost) Release(protocol.Lane) {}
 
-func (h testHost) CanRun(n lane.Need) bool {
+func (h testHost) CanRun(n lane.Requirements) bool {
 	return h.canRun == nil || h.canRun(n)
 }
 

@@ -19,18 +19,18 @@ import (
 type heldLane struct {
 	*ownership
 
-	holder   *Holder
-	running  running
-	control  control
-	schedule *core.Schedule
-	mail     *mailbox
-	lookups  earlyLookups
-	slots    laneSlots
-	garbage  garbage
-	usage    usage
-	limit    laneLimit
-	parking  parking
-	untold   func() // ends the notification of a loss
+	holder         *Holder
+	running        running
+	control        control
+	schedule       *core.Schedule
+	mail           *mailbox
+	lookups        earlyLookups
+	slots          laneSlots
+	garbage        garbage
+	usage          usage
+	limit          laneLimit
+	parking        parking
+	stopLossNotice func() // ends the notification of a loss
 	blocked
 }
 
@@ -40,7 +40,7 @@ type blocked struct {
 	after    laneAfter
 	awaits   atomic.Pointer[string] // which call or retry the lane waits for
 	slotless atomic.Bool            // the next call waits for a slot
-	unmet    *Need                  // requirements of a call that this worker cannot run; nil if it can run all
+	unmet    *Requirements          // requirements of a call that this worker cannot run; nil if it can run all
 	// retryAt is when the first call that failed may be started again, if nothing else holds it up.
 	retryAt time.Time
 }
@@ -72,9 +72,9 @@ type usage struct {
 	idle   time.Time // when the lane had nothing to do; zero while it has
 }
 
-func newHeldLane(h *Holder, life *incarnation, ready *readyMessage) *heldLane {
+func newHeldLane(h *Holder, inc *incarnation, ready *readyMessage) *heldLane {
 	l := &heldLane{
-		ownership: newOwnership(life, ready, h.newClaim(life, ready)), holder: h,
+		ownership: newOwnership(inc, ready, h.newClaim(inc, ready)), holder: h,
 		schedule: core.NewSchedule(), slots: newLaneSlots(h.slots), garbage: newGarbage(h.store), lookups: newEarlyLookups(h.store),
 		running: running{finished: make(chan finished)},
 	}
@@ -95,7 +95,7 @@ func (l *heldLane) serve() (left, parked bool) {
 	default:
 	}
 	if l.parking.wasDue() {
-		l.look()
+		l.requestRead()
 	}
 	stopping := l.starting.Done()
 	if l.isStopping() {
@@ -109,7 +109,7 @@ func (l *heldLane) serve() (left, parked bool) {
 			return true, false
 		case err != nil:
 			l.logRetry("mailbox cannot be read", err)
-			l.slots.giveBack() // calls of other lanes may end and make room in a full stream
+			l.slots.releaseFree() // calls of other lanes may end and make room in a full stream
 			wait = pause.Retry
 		case wait == nothingToDo:
 			if l.tryRelease() {
@@ -117,7 +117,7 @@ func (l *heldLane) serve() (left, parked bool) {
 			}
 			continue
 		}
-		if wait >= parkFrom && l.slots.used == 0 && !l.slots.wanting && stopping != nil {
+		if wait >= parkFrom && l.slots.used == 0 && !l.slots.queued && stopping != nil {
 			l.park(wait)
 			return false, true
 		}
@@ -130,7 +130,7 @@ func (l *heldLane) serve() (left, parked bool) {
 		case <-l.mail.wake:
 			l.applyCancels()
 		case <-timer.C:
-			l.look()
+			l.requestRead()
 		case <-stopping:
 			stopping = nil
 		case <-l.ctx.Done():
@@ -140,23 +140,23 @@ func (l *heldLane) serve() (left, parked bool) {
 	return l.finishLost(), false
 }
 
-// look has the next round read the mailbox: a republished message may be lost.
-func (l *heldLane) look() {
+// requestRead makes the next round read the mailbox: a republished message may be lost.
+func (l *heldLane) requestRead() {
 	l.mail.listen()
 	l.mail.refresh()
 }
 
 // close ends what serve has begun.
 func (l *heldLane) close() {
-	l.holder.awaited.drop(l)
+	l.holder.awaited.removeLane(l)
 	l.stop()
-	l.slots.giveUp()
+	l.slots.close()
 	l.mail.close()
 	l.cancel(nil)
 }
 
 // parkFrom is the least time of a wait in which a lane without running calls has no goroutine.
-const parkFrom = lookPeriod / 2
+const parkFrom = readPeriod / 2
 
 // parking is a lane that waits without a goroutine, because its stack would be most of what a lane
 // takes that waits.
@@ -226,7 +226,7 @@ func (l *heldLane) work() (time.Duration, error) {
 	}
 	l.start()
 	switch {
-	case l.slots.used > 0 || l.slots.wanting || l.schedule.Len() > 0 && l.slots.isYielding(time.Now()):
+	case l.slots.used > 0 || l.slots.queued || l.schedule.Len() > 0 && l.slots.isYielding(time.Now()):
 		return l.waitBusy(), nil
 	case l.isStopping():
 	case !l.schedule.RetryAt().IsZero() || len(l.schedule.Awaiting()) > 0:
@@ -240,7 +240,7 @@ func (l *heldLane) work() (time.Duration, error) {
 }
 
 func (l *heldLane) isIdle() bool {
-	return l.slots.used == 0 && !l.slots.wanting && l.schedule.Len() == 0 && l.ready.call == nil && l.mail.caughtUp
+	return l.slots.used == 0 && !l.slots.queued && l.schedule.Len() == 0 && l.ready.call == nil && l.mail.caughtUp
 }
 
 // start starts the calls that may run, and notes what the others wait for.
@@ -256,7 +256,7 @@ func (l *heldLane) start() {
 		wait = core.WaitsForLimit
 	case l.limit.wait == core.BlockedRate:
 		wait = core.WaitsForRate
-	case l.slots.wanting || l.slots.isYielding(now):
+	case l.slots.queued || l.slots.isYielding(now):
 		wait = core.WaitsForSlot
 	}
 	l.waits.Set(wait, now)
@@ -290,30 +290,30 @@ func (l *heldLane) startCalls() {
 			if l.isLimited() {
 				break
 			}
-			if l.slots.free == 0 && !l.slots.wanting && l.holder.slots.tryAcquire() {
+			if l.slots.free == 0 && !l.slots.queued && l.holder.slots.tryAcquire() {
 				l.slots.free++
 			}
-			if l.slots.unspent == 0 && l.slots.free > 0 && !l.holder.slots.mayKeep(l.tenant()) {
-				l.slots.giveBack()
+			if l.slots.unspent == 0 && l.slots.free > 0 && !l.holder.slots.mayReuse(l.tenant()) {
+				l.slots.releaseFree()
 			}
 			if l.slots.free == 0 {
 				l.slots.request(l.starting, l.tenant())
 				break
 			}
 			l.slots.unspent = max(l.slots.unspent-1, 0)
-			asked := l.lookups.take(e, l.schedule.Entries())
+			lookup := l.lookups.lookupFor(e, l.schedule.Entries())
 			e.Running = true
 			l.waits.Start(e, time.Now())
 			l.limit.reserve(e)
 			l.slots.free--
 			l.slots.used++
-			go func() { l.running.finished <- finished{entry: e, settled: l.attempt(e, asked)} }()
+			go func() { l.running.finished <- finished{entry: e, settled: l.attempt(e, lookup)} }()
 		}
 	}
 	if l.unmet != nil { // running calls end first
 		l.stop()
 	}
-	l.slots.giveBack()
+	l.slots.releaseFree()
 }
 
 func (l *heldLane) onFinished(f finished) {
@@ -344,7 +344,7 @@ func (l *heldLane) finishEntry(e *core.Entry) {
 	l.usage.served++
 	l.schedule.Finish(e)
 	l.garbage.discardCall(e)
-	l.lookups.drop(e)
+	l.lookups.remove(e)
 }
 
 const (
@@ -356,12 +356,12 @@ const (
 	firstHintAfter = 20 * time.Millisecond
 	// listensAfter is after how many calls a lane subscribes although it never had to wait so long.
 	listensAfter = 8
-	// lookPeriod is the shortest time between two reads of a mailbox without a hint. A holder reads
+	// readPeriod is the shortest time between two reads of a mailbox without a hint. A holder reads
 	// ten mailboxes a second at most, however many lanes it holds, so that lanes which wait cost
 	// nothing each: the reaper asks the holder of each call and cancel request that has waited for
 	// half a second, and the pause marks of all lanes are listed together.
-	lookPeriod = time.Second
-	lookShare  = lookPeriod / 10
+	readPeriod = time.Second
+	readShare  = readPeriod / 10
 	// mustHold is how long a lane stays held in which a program lives, until that is asked again.
 	mustHold = time.Minute
 )
@@ -369,7 +369,7 @@ const (
 // waitBusy is how long a lane with calls waits for one to end, or for new ones.
 func (l *heldLane) waitBusy() time.Duration {
 	l.usage.idle = time.Time{}
-	wait := l.holder.lookPeriod()
+	wait := l.holder.readPeriod()
 	switch {
 	case l.mail.listens():
 	case l.usage.served >= listensAfter:
@@ -413,7 +413,7 @@ func (l *heldLane) waitIdle() time.Duration {
 	if keep -= time.Since(l.usage.idle); keep <= 0 {
 		return nothingToDo
 	}
-	return min(keep, l.holder.lookPeriod())
+	return min(keep, l.holder.readPeriod())
 }
 
 func (l *heldLane) lingerFor() time.Duration {
@@ -425,131 +425,14 @@ func (l *heldLane) lingerFor() time.Duration {
 	case o.Linger > 0 && l.holder.host.MayLinger(l.lane) && l.holder.Held() <= o.Slots+maxLingering:
 		return o.Linger
 	case l.usage.served > 1 && l.holder.Held() <= o.Slots+maxLingering:
-		return keepTime
+		return retainTime
 	}
 	return 0
 }
 
-// lookPeriod is how often each held lane reads its mailbox without a hint.
-func (h *Holder) lookPeriod() time.Duration {
-	return max(time.Duration(h.Held())*lookShare, lookPeriod)
-}
-
-const (
-	// quantum is how long a busy lane may keep slots that other lanes wait for.
-	quantum = time.Second
-	// yieldFor is how long a lane that must stay held then leaves its free slots to others.
-	yieldFor = 20 * time.Millisecond
-)
-
-// laneSlots is the lane's share of the holder's slots. The lane's goroutine owns it.
-type laneSlots struct {
-	shared    *slots
-	free      int       // slots that no call uses
-	unspent   int       // of those, that were granted and not used since
-	used      int       // calls that run
-	wanting   bool      // queues for a slot
-	granted   chan bool // the end of the wait: whether a slot was granted
-	turnBegan time.Time // when the lane's share of the slots began; before it, they are left to others
-}
-
-func newLaneSlots(shared *slots) laneSlots {
-	return laneSlots{shared: shared, free: 1, unspent: 1, turnBegan: time.Now(), granted: make(chan bool, 1)}
-}
-
-func (s *laneSlots) onGranted(granted bool) {
-	s.wanting = false
-	if granted {
-		s.free++
-		s.unspent++
-	}
-}
-
-func (s *laneSlots) isYielding(now time.Time) bool { return now.Before(s.turnBegan) }
-
-// giveBack gives free slots back to the holder.
-func (s *laneSlots) giveBack() {
-	s.unspent = 0
-	for ; s.free > 0; s.free-- {
-		s.shared.release()
-	}
-}
-
-// request queues for one slot. Lanes queue, not calls: a lane with many calls gets its turn like
-// all others.
-func (s *laneSlots) request(ctx context.Context, tenant protocol.Tenant) {
-	if s.wanting {
-		return
-	}
-	s.wanting = true
-	go func() { s.granted <- s.shared.acquire(ctx, tenant) == nil }()
-}
-
-// giveUp waits for the end of the request, whose context has ended, and gives all slots back.
-func (s *laneSlots) giveUp() {
-	if s.wanting {
-		s.onGranted(<-s.granted)
-	}
-	s.giveBack()
-}
-
-// yields reports whether a busy lane leaves its free slots to other lanes, because it had them for
-// a quantum and others wait. If none of its calls runs and the lane need not stay here, it is
-// handed over, to the end of the queue. Otherwise it starts nothing for a moment.
-func (l *heldLane) yields() bool {
-	now := time.Now()
-	if l.slots.isYielding(now) {
-		return true
-	}
-	if l.schedule.Len() == 0 || now.Sub(l.slots.turnBegan) < quantum {
-		return false
-	}
-	if !l.othersWait() {
-		l.slots.turnBegan = now.Add(-quantum * 3 / 4) // check again soon
-		return false
-	}
-	if l.slots.used == 0 && !l.holder.host.MustHold(l.lane) && !l.unresolved() && l.schedule.RetryAt().IsZero() && len(l.schedule.Awaiting()) == 0 {
-		l.stop()
-	} else {
-		l.slots.turnBegan = now.Add(yieldFor)
-	}
-	return true
-}
-
-// othersWait reports whether a lane waits for a slot, here or at the server. Without an answer it
-// assumes so.
-func (l *heldLane) othersWait() bool {
-	h := l.holder
-	if h.slots.available() > 0 {
-		return false
-	}
-	return h.slots.inLine() > 0 || h.lanesWait(l.ctx)
-}
-
-// backlog is whether lanes wait at the server, as it said a moment ago.
-type backlog struct {
-	sync.Mutex
-
-	asked time.Time
-	waits bool
-}
-
-// lanesWait reports whether lanes wait at the server. One question answers all lanes that ask
-// within a tenth of a quantum.
-func (h *Holder) lanesWait(ctx context.Context) bool {
-	b := &h.backlog
-	b.Lock()
-	defer b.Unlock()
-	if time.Since(b.asked) < quantum/10 {
-		return b.waits
-	}
-	consumer, err := h.store.Consumer(ctx, h.options.Pool)
-	if b.asked, b.waits = time.Now(), true; err == nil && consumer != nil {
-		// Lanes that were delivered and are not held here may be handed back, or held elsewhere.
-		waiting := consumer.NumPending + uint64(max(consumer.NumAckPending-h.Held(), 0))
-		b.waits = consumer.NumWaiting == 0 && waiting > 0
-	}
-	return b.waits
+// readPeriod is how often each held lane reads its mailbox without a hint.
+func (h *Holder) readPeriod() time.Duration {
+	return max(time.Duration(h.Held())*readShare, readPeriod)
 }
 
 // retry repeats do until it succeeds. It reports false when the lane is lost first.

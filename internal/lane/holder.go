@@ -33,7 +33,7 @@ type Holder struct {
 	lease    time.Duration
 	retryLog retryLog
 	limits   *limits.Watch
-	awaited  *awaited
+	awaited  *awaitedCalls
 	copies   *copies
 	intake
 	monitored
@@ -42,11 +42,11 @@ type Holder struct {
 
 // intake decides which lanes the holder claims next.
 type intake struct {
-	slots   *slots
-	puller  *puller
-	tickets *tickets
-	inLine  atomic.Bool // a ready message that was delivered waits for a slot
-	backlog backlog
+	slots          *slots
+	puller         *puller
+	tickets        *tickets
+	deliveredWaits atomic.Bool // a ready message that was delivered waits for a slot
+	backlog        backlog
 }
 
 // monitored is what [Holder.monitor] keeps up to date.
@@ -59,7 +59,7 @@ type monitored struct {
 type heldLanes struct {
 	mu          sync.Mutex
 	incarnation *incarnation    // nil before the first one
-	living      context.Context //nolint:containedctx // ends when no more lanes are claimed
+	claiming    context.Context //nolint:containedctx // ends when no more lanes are claimed
 	draining    bool
 	held        map[wire.LaneHash]*heldLane
 	recent      map[wire.LaneHash]time.Time // when lanes were released; bounded by maxUsed
@@ -89,7 +89,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, host Host, o Options) (*Holde
 		peers: newPeers(s, o.Pool, lease, o.Origin),
 	}
 	h.slots = newSlots(o.Slots, func(tenant protocol.Tenant) float64 { return float64(h.limits.Rules().Weight(tenant)) })
-	h.tickets, h.awaited, h.copies = newTickets(h), newAwaited(h), newCopies(s.NC)
+	h.tickets, h.awaited, h.copies = newTickets(h), newAwaitedCalls(h), newCopies(s.NC)
 	h.limits = limits.NewWatch(s.JS, o.Fleet, o.Logger, h.onLimitsChanged)
 	h.peers.replace = h.replaceReady
 	h.reaper = &reaper{holder: h, consumer: reaping, due: map[wire.LaneHash]dueLane{}}
@@ -158,29 +158,29 @@ func (h *Holder) serveIncarnation(ctx, drain context.Context) {
 		h.drain(drain)
 		return
 	}
-	living, stop := context.WithCancel(ctx)
+	claiming, stop := context.WithCancel(ctx)
 	h.mu.Lock()
-	h.incarnation, h.living = l, living
+	h.incarnation, h.claiming = l, claiming
 	h.mu.Unlock()
-	var keeper, taker sync.WaitGroup
-	keeper.Go(func() { h.keepRenewing(l) })
+	var renewal, ticketing sync.WaitGroup
+	renewal.Go(func() { h.renewHeartbeat(l) })
 	lost := context.AfterFunc(l.ctx, stop) //nolint:contextcheck // the incarnation is over before ctx, or with it
 	if len(h.options.Settles) > 0 {
-		<-living.Done() // the reaper does all that there is to do
+		<-claiming.Done() // the reaper does all that there is to do
 	} else {
-		taker.Go(func() { h.tickets.run(living) })
-		h.pull(living)
+		ticketing.Go(func() { h.tickets.run(claiming) })
+		h.pull(claiming)
 	}
 	lost()
 	stop()
-	taker.Wait()
+	ticketing.Wait()
 	h.awaitKilled(ctx, l)
 	if ctx.Err() != nil {
 		h.drain(drain)
 	}
 	lostLease := l.isLost()
 	l.end(nil)
-	keeper.Wait()
+	renewal.Wait()
 	h.retire(ctx, l, lostLease)
 }
 
@@ -235,7 +235,7 @@ func (h *Holder) pull(ctx context.Context) {
 			var n int
 			if n, healthy = h.puller.outstanding(time.Now()); healthy {
 				want := min(h.slots.available(), maxRequests) - n
-				if want <= 0 && n == 0 && h.tickets.shared() && !h.inLine.Load() {
+				if want <= 0 && n == 0 && h.tickets.shared() && !h.deliveredWaits.Load() {
 					want = 1 // it waits in line with the tickets
 				}
 				if want > 0 {
@@ -258,7 +258,7 @@ func (h *Holder) pull(ctx context.Context) {
 }
 
 func (h *Holder) deliver(msg *nats.Msg) {
-	defer h.slots.nudge() // its pull request is used up
+	defer h.slots.signal() // its pull request is used up
 	ready, err := readReady(msg)
 	if err != nil {
 		h.options.Logger.Error("ready message is malformed", slog.String("subject", msg.Subject), slog.Any("error", err))
@@ -268,22 +268,22 @@ func (h *Holder) deliver(msg *nats.Msg) {
 		}
 		return
 	}
-	h.place(ready)
+	h.claimDelivered(ready)
 }
 
-// place begins to hold a lane that was delivered, if there is a slot.
-func (h *Holder) place(ready *readyMessage) {
+// claimDelivered begins to hold a lane that was delivered, if there is a slot.
+func (h *Holder) claimDelivered(ready *readyMessage) {
 	switch {
-	case h.tickets.keep(ready):
+	case h.tickets.holdBack(ready):
 		// A ticket of the lane is being taken, and its end places the message.
 	case h.isHeldBy(ready):
 		h.store.Nack(ready.ack, h.lease)
 	case h.slots.tryAcquire():
 		h.beginHold(ready)
-	case h.tickets.shared() && h.inLine.CompareAndSwap(false, true):
+	case h.tickets.shared() && h.deliveredWaits.CompareAndSwap(false, true):
 		h.group.Go(func() {
-			defer h.slots.nudge()
-			defer h.inLine.Store(false)
+			defer h.slots.signal()
+			defer h.deliveredWaits.Store(false)
 			h.awaitSlot(ready)
 		})
 	default:
@@ -351,7 +351,7 @@ func (h *Holder) hold(l *heldLane) {
 		return
 	}
 	h.notifyClaimed(l.ready)
-	l.untold = h.notifyLoss(l)
+	l.stopLossNotice = h.notifyLoss(l)
 	l.decodeReady()
 	h.serve(l)
 }
@@ -366,7 +366,7 @@ func (h *Holder) serve(l *heldLane) {
 	if !left {
 		h.host.Release(l.lane)
 	}
-	l.untold()
+	l.stopLossNotice()
 	h.remove(l)
 	h.group.Done()
 }

@@ -27,7 +27,7 @@ type Host interface {
 	// CanRun reports whether this worker meets the requirements of a call. A lane whose next call
 	// it cannot run goes to a worker that can. Called by the lane's goroutine before each start,
 	// and by a NATS callback when another worker offers a lane: it must be quick.
-	CanRun(Need) bool
+	CanRun(Requirements) bool
 	// Admit waits until a call may run for reasons outside its lane, such as other processes that
 	// use the same directory. The run timeout begins when Admit returns; leave is called after
 	// [Executor.Execute]. A refusal is the call's result, and the call does not run. When ctx ends,
@@ -85,7 +85,7 @@ type Executor interface {
 type DefaultHost struct{}
 
 // CanRun returns true.
-func (DefaultHost) CanRun(Need) bool { return true }
+func (DefaultHost) CanRun(Requirements) bool { return true }
 
 // Admit admits at once.
 func (DefaultHost) Admit(context.Context, *Run) (leave func(), refusal *protocol.Result) {

@@ -244,7 +244,7 @@ func (f *fleet) waitsFor(l protocol.Lane) string {
 
 func answerOf(t *testing.T, body []byte) (held lane.HeldLane) {
 	t.Helper()
-	var answer lane.Answer
+	var answer lane.Report
 	require.NoError(t, json.Unmarshal(body, &answer))
 	if len(answer.Lanes) == 1 {
 		held = answer.Lanes[0]

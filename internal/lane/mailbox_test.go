@@ -117,7 +117,7 @@ func TestWaitBusy_ABusyLaneListens(t *testing.T) {
 	l.usage.served = listensAfter
 	require.Zero(t, l.waitBusy(), "the mailbox is read first")
 	require.True(t, l.mail.listens())
-	require.Equal(t, lookPeriod, l.waitBusy())
+	require.Equal(t, readPeriod, l.waitBusy())
 }
 
 // What the server did not tell, as may happen between several servers, is found within a second,
@@ -141,7 +141,7 @@ func TestFeed_WhatIsNotToldIsFoundAllTheSame(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, l.readMailbox())
 	require.Zero(t, l.schedule.Len())
-	l.mail.queriedAt = time.Now().Add(-lookPeriod)
+	l.mail.queriedAt = time.Now().Add(-readPeriod)
 	require.NoError(t, l.readMailbox())
 	require.Equal(t, 1, l.schedule.Len())
 }

@@ -16,7 +16,7 @@ import (
 
 // withoutHandlers is a host that runs only calls which need no handler.
 func withoutHandlers(host testHost) testHost {
-	host.canRun = func(n lane.Need) bool { return !n.Handler }
+	host.canRun = func(n lane.Requirements) bool { return !n.Handler }
 	return host
 }
 
@@ -71,7 +71,7 @@ func TestOffer_KeepsTheOrderOfALane(t *testing.T) {
 	ran := make(chan protocol.CallID, 9)
 	f.hold(withoutHandlers(tells(ran)), lane.Options{Worker: "plain", Slots: 8})
 	able := tells(ran)
-	able.canRun = func(n lane.Need) bool { return n.Handler }
+	able.canRun = func(n lane.Requirements) bool { return n.Handler }
 	f.hold(able, lane.Options{Worker: "able"})
 	key := exclusive("account/a")
 	calls := []*protocol.Call{newCall("s", key), refund(t, key), newCall("s", key), refund(t, key), newCall("s", key)}

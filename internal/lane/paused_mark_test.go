@@ -39,7 +39,7 @@ func TestReadMarks_FindsAMarkThatWasNotTold(t *testing.T) {
 	l.fill()
 	require.NoError(t, l.readControl())
 	require.False(t, l.control.paused.Load(), "it was read a moment ago")
-	l.control.readAt = time.Now().Add(-lookPeriod)
+	l.control.readAt = time.Now().Add(-readPeriod)
 	require.NoError(t, l.readControl())
 	require.True(t, l.control.paused.Load())
 
@@ -70,7 +70,7 @@ func TestPause_LanesThatWaitAreNotReadOneByOne(t *testing.T) {
 	l := newLaneOf(t, s)
 	h := l.holder
 	h.held = map[wire.LaneHash]*heldLane{l.hash: l}
-	require.Equal(t, lookPeriod, h.lookPeriod())
+	require.Equal(t, readPeriod, h.readPeriod())
 	mark, _, err := s.Publish(t.Context(), nats.NewMsg(wire.PauseSubject(s.Fleet, protocol.DefaultPool, l.hash)))
 	require.NoError(t, err)
 	h.checkPauses(t.Context())
@@ -85,5 +85,5 @@ func TestPause_LanesThatWaitAreNotReadOneByOne(t *testing.T) {
 	for i := range 4999 {
 		h.held[wire.LaneHash(strconv.Itoa(i))] = l
 	}
-	require.Equal(t, 500*time.Second, h.lookPeriod())
+	require.Equal(t, 500*time.Second, h.readPeriod())
 }

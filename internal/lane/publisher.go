@@ -46,7 +46,7 @@ type Publisher struct {
 	synced  atomic.Int64 // when the clock was read, in nanoseconds since 1970
 	bounds  *admission
 
-	lanes usedLanes
+	lanes readyCache
 }
 
 // poolLane is a lane in one of its pools: different workers may hold it in different pools.
@@ -94,7 +94,7 @@ func (p *Publisher) Ended(call *protocol.Call, r *protocol.Result) {
 	if r != nil {
 		seen = wire.Seen{Epoch: r.Epoch, Sequence: r.Sequence}
 	}
-	p.lanes.ended(laneOf(call), seen)
+	p.lanes.onEnded(laneOf(call), seen)
 }
 
 // Enqueue enqueues calls and returns an error for each; nil means accepted: the call will get
@@ -144,7 +144,7 @@ func (p *Publisher) enqueueLane(ctx context.Context, lane poolLane, calls []Outg
 			if faults[i] = p.enqueue(ctx, out, inline && (!out.Findable || p.isFull())); faults[i] == nil {
 				inline = false
 				if out.Followed {
-					p.lanes.begun(lane)
+					p.lanes.onAccepted(lane)
 				}
 			}
 		}
@@ -166,9 +166,9 @@ func (p *Publisher) isFull() bool {
 func (p *Publisher) enqueue(ctx context.Context, out Outgoing, inline bool) error {
 	s := &sending{call: out.Call, again: out.Call.Again, upload: out.Upload}
 	if err := p.admit(ctx, s, out.Header); err != nil {
-		return s.failed(natsio.NotSent(err))
+		return s.notAccepted(natsio.NotSent(err))
 	}
-	if seen := p.lanes.seen(laneOf(s.call)); out.Followed && !s.again && wire.IsRandomCallID(s.call.ID) && seen.Epoch > 0 {
+	if seen := p.lanes.lastResult(laneOf(s.call)); out.Followed && !s.again && wire.IsRandomCallID(s.call.ID) && seen.Epoch > 0 {
 		s.msg.Header.Set(wire.HeaderSeen, seen.Header())
 	}
 	if inline && wire.FlowOf(s.call).IsDefault() {
@@ -177,14 +177,14 @@ func (p *Publisher) enqueue(ctx context.Context, out Outgoing, inline bool) erro
 			return err
 		}
 	}
-	if err := p.put(ctx, s); err != nil {
+	if err := p.publish(ctx, s); err != nil {
 		return err
 	}
 	if flow := wire.FlowOf(s.call); !flow.IsDefault() {
 		p.store.PublishTicket(s.call.Pool, s.call.Lane(), flow)
 		return nil
 	}
-	p.lanes.appended(laneOf(s.call), out.Followed)
+	p.lanes.onAppended(laneOf(s.call), out.Followed)
 	return nil
 }
 
@@ -209,21 +209,21 @@ type sending struct {
 	upload func() error // see [Outgoing.Upload]
 }
 
-// failed is the error of a call that was not accepted. It wraps [ErrNotSent] if no attempt can have
-// enqueued it.
-func (s *sending) failed(err error) error {
+// notAccepted is the error of a call that was not accepted. It wraps [ErrNotSent] if no attempt can
+// have enqueued it.
+func (s *sending) notAccepted(err error) error {
 	if !s.again && natsio.OutcomeOf(err) == natsio.NotStored {
 		err = fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
 	return fmt.Errorf("publish call %s: %w", s.call.ID, err)
 }
 
-// full is the error of a call for which a stream has no room.
-func (s *sending) full() error {
+// noRoomError is the error of a call for which a stream has no room.
+func (s *sending) noRoomError() error {
 	if s.again {
-		return s.failed(ErrFullAgain)
+		return s.notAccepted(ErrFullAgain)
 	}
-	return s.failed(ErrFull)
+	return s.notAccepted(ErrFull)
 }
 
 // markAgain re-encodes the call as one that may be stored already, unless the error of the last
@@ -304,7 +304,7 @@ func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*pro
 	if err != nil {
 		return nil, nil, fmt.Errorf("payload of call %s: %w", call.ID, err)
 	}
-	need := NeedOf(call)
+	need := RequirementsOf(call)
 	stored.Of, stored.Model = need.Kind, need.Model
 	small := *call
 	small.Payload = stored
@@ -316,49 +316,49 @@ func (p *Publisher) storePayload(ctx context.Context, call *protocol.Call) (*pro
 // ready or held.
 func (p *Publisher) publishInline(ctx context.Context, s *sending) (done bool, err error) {
 	if err := p.sign(s.msg); err != nil {
-		return false, s.failed(natsio.NotSent(err))
+		return false, s.notAccepted(natsio.NotSent(err))
 	}
 	msg := *s.msg
 	msg.Subject = wire.ReadySubject(p.store.Fleet, s.call.Pool, wire.HashLane(s.call.Lane()))
 	_, answer, err := p.store.Publish(ctx, &msg)
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return false, s.failed(err)
+		return false, s.notAccepted(err)
 	case err != nil:
 		// It may be stored. Trying the mailbox is safe, because the entry says that it may be.
 		return false, s.markAgain(err)
 	case answer == store.Full:
-		return false, s.full()
+		return false, s.noRoomError()
 	}
 	return answer == store.Accepted, nil
 }
 
-// put stores a call at the subject of its message, and retries while the context lasts.
-func (p *Publisher) put(ctx context.Context, s *sending) error {
+// publish stores a call at the subject of its message, and retries while the context lasts.
+func (p *Publisher) publish(ctx context.Context, s *sending) error {
 	for retryWait := retryFirst; ; retryWait = min(2*retryWait, retryLast) {
 		if err := p.sign(s.msg); err != nil {
-			return s.failed(err)
+			return s.notAccepted(err)
 		}
 		_, answer, err := p.store.PublishOnce(ctx, wire.CallsStream(p.store.Fleet), s.msg)
 		switch {
 		case err == nil && answer == store.Full:
-			return s.full()
+			return s.noRoomError()
 		case err == nil:
 			return nil
 		case errors.Is(err, nats.ErrNoResponders):
 			if gone := p.streams.Check(ctx); gone != nil {
-				return s.failed(fmt.Errorf("%w: %w", gone, err))
+				return s.notAccepted(fmt.Errorf("%w: %w", gone, err))
 			}
 		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil: // the server does not answer what it refuses
 			if refused := natsio.CheckRights(ctx, p.store.NC, natsio.SendRights(p.store.Fleet, s.call.Pool)); errors.Is(refused, natsio.ErrRights) {
-				return s.failed(refused)
+				return s.notAccepted(refused)
 			}
 		}
 		if !store.Retryable(err) || !pause.For(ctx, retryWait) {
-			return s.failed(err)
+			return s.notAccepted(err)
 		}
 		if again := s.markAgain(err); again != nil {
-			return s.failed(again)
+			return s.notAccepted(again)
 		}
 	}
 }
@@ -374,10 +374,10 @@ func (p *Publisher) enqueueLater(ctx context.Context, out Outgoing) error {
 		err = p.admit(ctx, s, out.Header)
 	}
 	if err != nil {
-		return s.failed(natsio.NotSent(err))
+		return s.notAccepted(natsio.NotSent(err))
 	}
 	s.msg.Subject = wire.LaterSubject(p.store.Fleet, s.call.Pool, wire.HashLane(s.call.Lane()), s.call.ID)
-	return p.put(ctx, s)
+	return p.publish(ctx, s)
 }
 
 // roomForLater returns [ErrFull] when nine tenths of the calls stream are full: a call is moved
@@ -408,9 +408,9 @@ func (p *Publisher) Void(ctx context.Context, pool protocol.Pool, lane protocol.
 	}
 	s := &sending{call: call, again: true}
 	if err := p.encode(ctx, s, nats.Header{wire.HeaderCancelled: {"1"}}); err != nil {
-		return s.failed(err)
+		return s.notAccepted(err)
 	}
-	if err := p.put(ctx, s); err != nil {
+	if err := p.publish(ctx, s); err != nil {
 		return err
 	}
 	p.lanes.makeReady(laneOf(call)) // if that is lost, a worker does so

@@ -40,7 +40,7 @@ import (
 type reaper struct {
 	holder   *Holder
 	consumer jetstream.Consumer // delivers entries; opened when it is needed
-	passed   passed
+	passed   skippedEntries
 
 	connections uint64 // for which ready messages were inspected
 	reviews     int    // remaining inspections
@@ -212,7 +212,7 @@ func (c *reaper) reviewReady(ctx context.Context) error {
 	s, o, lease := c.holder.store, &c.holder.options, c.holder.lease
 	if n := s.NC.Stats().Reconnects + 1; n != c.connections {
 		c.connections, c.reviews, c.nextReview = n, reviews, time.Now().Add(2*lease) // current deliveries have arrived by then
-		c.passed = passed{}                                                          // a server that was killed may have entries again
+		c.passed = skippedEntries{}                                                  // a server that was killed may have entries again
 	}
 	if c.reviews == 0 || time.Now().Before(c.nextReview) || !s.Consistency().MayRestoreDeleted() {
 		return nil
@@ -440,13 +440,13 @@ func (c *reaper) readDue(ctx context.Context) error {
 			return err
 		}
 		c.cursor = msg.Sequence + 1
-		c.remember(msg)
+		c.noteDue(msg)
 	}
 	return nil
 }
 
-// remember notes when the call of a message, or the call that it cancels, has to be answered.
-func (c *reaper) remember(msg *message) {
+// noteDue notes when the call of a message, or the call that it cancels, has to be answered.
+func (c *reaper) noteDue(msg *message) {
 	lane := wire.LaneOfHeader(msg.Header.Get(wire.HeaderLane))
 	at := time.Now()
 	isCancelled := msg.Header.Get(wire.HeaderCancelled) != "" // while it waited for its time

@@ -30,8 +30,8 @@ func (l *heldLane) tryRelease() bool {
 	return l.release()
 }
 
-// release releases an empty lane, or one that goes to the end of the queue. It reports false when
-// the lane is lost before it starts.
+// release releases an empty lane, or a lane that goes to the end of the queue. It reports false
+// when the lane is lost before it starts.
 func (l *heldLane) release() bool {
 	if !l.isFresh() { // the sweep may have taken long, and the deletion that follows must arrive within the lease
 		return false
@@ -158,7 +158,7 @@ func newGarbage(s *store.Store) garbage {
 type settledCalls struct {
 	last, before map[protocol.CallID]struct{}
 	latest       uint64 // the highest sequence in last and before
-	middle       uint64 // that of before
+	middle       uint64 // the highest sequence in before
 	forgotten    uint64 // every settled call with a higher sequence is known
 }
 

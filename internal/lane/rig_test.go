@@ -118,7 +118,7 @@ func (f *fleet) requireHeldPaused(l protocol.Lane) {
 	f.t.Helper()
 	require.Eventually(f.t, func() bool {
 		reply, err := f.nc.Request(wire.AskSubject(factFleet, protocol.DefaultPool, wire.HashLane(l)), nil, time.Second)
-		var answer lane.Answer
+		var answer lane.Report
 		return err == nil && json.Unmarshal(reply.Data, &answer) == nil && len(answer.Lanes) == 1 && answer.Lanes[0].Paused
 	}, patience, 10*time.Millisecond, "nobody holds lane %s as a paused one", l)
 }

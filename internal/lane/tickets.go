@@ -39,13 +39,13 @@ type tickets struct {
 	reading sync.Mutex    // one goroutine looks for the next ticket
 	again   chan struct{} // a tenant may have to be served again
 
-	mu      sync.Mutex
-	flows   map[wire.Flow]*flowTickets
-	serving map[protocol.Tenant]bool // a goroutine waits for a slot
-	shares  map[protocol.Tenant]*core.Fair[uint8]
-	taking  map[wire.LaneHash]*readyMessage // lanes whose tickets are being taken; what was delivered meanwhile
-	latest  time.Time                       // when a ticket was last seen
-	listed  time.Time                       // when all were last listed
+	mu       sync.Mutex
+	flows    map[wire.Flow]*flowTickets
+	serving  map[protocol.Tenant]bool // a goroutine waits for a slot
+	shares   map[protocol.Tenant]*core.Fair[uint8]
+	claiming map[wire.LaneHash]*readyMessage // lanes whose tickets are being taken; what was delivered meanwhile
+	latest   time.Time                       // when a ticket was last seen
+	listed   time.Time                       // when all were last listed
 }
 
 // flowTickets is what is known of the tickets of a flow. At most maxFlows are remembered.
@@ -60,8 +60,8 @@ const (
 	// recheckPause and recheckFor are how often and how long a ticket is looked for after a hint.
 	recheckPause = 5 * time.Millisecond
 	recheckFor   = 200 * time.Millisecond
-	// maxTaken bounds the tickets that are tried in one turn.
-	maxTaken = 16
+	// maxTried bounds the tickets that are tried in one turn.
+	maxTried = 16
 	// maxFlows bounds the flows of a pool.
 	maxFlows = 10_000
 	// ticketPeriod is how often tickets are looked for without a hint.
@@ -79,7 +79,7 @@ const (
 )
 
 func newTickets(h *Holder) *tickets {
-	return &tickets{holder: h, again: make(chan struct{}, 1), flows: map[wire.Flow]*flowTickets{}, serving: map[protocol.Tenant]bool{}, shares: map[protocol.Tenant]*core.Fair[uint8]{}, taking: map[wire.LaneHash]*readyMessage{}}
+	return &tickets{holder: h, again: make(chan struct{}, 1), flows: map[wire.Flow]*flowTickets{}, serving: map[protocol.Tenant]bool{}, shares: map[protocol.Tenant]*core.Fair[uint8]{}, claiming: map[wire.LaneHash]*readyMessage{}}
 }
 
 // shared reports whether tickets were seen a moment ago.
@@ -92,7 +92,7 @@ func (t *tickets) shared() bool {
 // run takes tickets until ctx ends.
 func (t *tickets) run(ctx context.Context) {
 	h := t.holder
-	hints := make(chan wire.Flow, 1024) // one that has no room is found later
+	hints := make(chan wire.Flow, 1024) // a hint without room is lost; recheck finds its ticket
 	subscription, err := h.store.NC.Subscribe(wire.TicketsFilter(h.options.Fleet, h.options.Pool, wire.AnyFlow()), func(msg *nats.Msg) {
 		if flow, ok := wire.FlowOfSubject(msg.Subject); ok {
 			select {
@@ -116,7 +116,7 @@ func (t *tickets) run(ctx context.Context) {
 			t.onHint(flow)
 		case <-t.again:
 		case <-timer.C:
-			t.find(ctx)
+			t.recheck(ctx)
 			timer.Reset(ticketPeriod)
 		}
 		for _, tenant := range t.unserved() {
@@ -149,8 +149,8 @@ func (t *tickets) onHint(flow wire.Flow) {
 	}
 }
 
-// find looks for tickets whose hints were lost, and for those that were passed over.
-func (t *tickets) find(ctx context.Context) {
+// recheck looks for tickets whose hints were lost, and for tickets that were passed over.
+func (t *tickets) recheck(ctx context.Context) {
 	h := t.holder
 	all := wire.TicketsFilter(h.options.Fleet, h.options.Pool, wire.AnyFlow())
 	first, err := h.store.Next(ctx, all, 0)
@@ -192,7 +192,7 @@ func (t *tickets) unserved() (tenants []protocol.Tenant) {
 // goes on with the next one, until there are none.
 func (t *tickets) serve(ctx context.Context, servers *sync.WaitGroup, tenant protocol.Tenant) {
 	h := t.holder
-	ticket, flow, err := t.next(ctx, tenant)
+	ticket, flow, err := t.nextTicket(ctx, tenant)
 	if err != nil {
 		h.retryLog.log(ctx, "tickets of lanes cannot be read", slog.Any("error", err))
 	}
@@ -209,24 +209,24 @@ func (t *tickets) serve(ctx context.Context, servers *sync.WaitGroup, tenant pro
 		return
 	}
 	servers.Go(func() { t.serve(ctx, servers, tenant) })
-	for n := 0; ticket != nil && n < maxTaken; n++ {
-		if t.take(ctx, ticket, flow) {
+	for n := 0; ticket != nil && n < maxTried; n++ {
+		if t.claimTicket(ctx, ticket, flow) {
 			return
 		}
-		if ticket, flow, err = t.next(ctx, tenant); err != nil {
+		if ticket, flow, err = t.nextTicket(ctx, tenant); err != nil {
 			break
 		}
 	}
 	h.slots.release()
 }
 
-// take redeems a ticket and holds its lane with a slot that is granted. It reports false if another
-// worker was faster, or the lane is ready or held.
-func (t *tickets) take(ctx context.Context, ticket *message, flow wire.Flow) bool {
+// claimTicket redeems a ticket and holds its lane with a slot that is granted. It reports false if
+// another worker was faster, or the lane is ready or held.
+func (t *tickets) claimTicket(ctx context.Context, ticket *message, flow wire.Flow) bool {
 	h := t.holder
 	hash := wire.LaneOfSubject(h.options.Fleet, ticket.Subject)
-	t.begin(hash)
-	defer t.end(hash) //nolint:contextcheck // a lane that it holds has its own
+	t.beginClaim(hash)
+	defer t.endClaim(hash) //nolint:contextcheck // a lane that it holds has its own
 	ready := t.redeem(ctx, ticket, flow)
 	if ready != nil {
 		h.beginHold(ready) //nolint:contextcheck // the lane has its own
@@ -234,54 +234,55 @@ func (t *tickets) take(ctx context.Context, ticket *message, flow wire.Flow) boo
 	return ready != nil
 }
 
-// begin has ready messages of a lane wait that are delivered while a ticket of it is being taken:
-// such a message may have been made for the ticket, or by a publisher, in place of the ticket's.
-func (t *tickets) begin(lane wire.LaneHash) {
+// beginClaim has ready messages of a lane wait that are delivered while a ticket of it is being
+// taken: such a message may have been made for the ticket, or by a publisher, in place of the
+// ticket's.
+func (t *tickets) beginClaim(lane wire.LaneHash) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.taking[lane] = nil
+	t.claiming[lane] = nil
 }
 
-// keep reports whether a delivered ready message waits for the end of a taking.
-func (t *tickets) keep(ready *readyMessage) bool {
+// holdBack reports whether a delivered ready message waits for the end of a taking.
+func (t *tickets) holdBack(ready *readyMessage) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if _, taking := t.taking[ready.hash]; !taking {
+	if _, taking := t.claiming[ready.hash]; !taking {
 		return false
 	}
-	t.taking[ready.hash] = ready // there is one at a time
+	t.claiming[ready.hash] = ready // there is one at a time
 	return true
 }
 
-// end places what was delivered meanwhile.
-func (t *tickets) end(lane wire.LaneHash) {
+// endClaim places what was delivered meanwhile.
+func (t *tickets) endClaim(lane wire.LaneHash) {
 	t.mu.Lock()
-	ready := t.taking[lane]
-	delete(t.taking, lane)
+	ready := t.claiming[lane]
+	delete(t.claiming, lane)
 	t.mu.Unlock()
 	if ready != nil {
-		t.holder.place(ready)
+		t.holder.claimDelivered(ready)
 	}
 }
 
-// next returns the ticket of a tenant that comes first by its time and its priority, of the share
-// of sessions whose turn it is, and passes it; nil when there is none.
-func (t *tickets) next(ctx context.Context, tenant protocol.Tenant) (found *message, of wire.Flow, err error) {
+// nextTicket returns the ticket of a tenant that comes first by its time and its priority, of the
+// share of sessions whose turn it is, and passes it; nil when there is none.
+func (t *tickets) nextTicket(ctx context.Context, tenant protocol.Tenant) (found *message, of wire.Flow, err error) {
 	t.reading.Lock()
 	defer t.reading.Unlock()
 	for {
 		fresh := map[wire.Flow]*message{}
-		for _, flow := range t.unread(tenant) {
-			if fresh[flow], err = t.read(ctx, flow); err != nil {
+		for _, flow := range t.unreadFlows(tenant) {
+			if fresh[flow], err = t.readTicket(ctx, flow); err != nil {
 				return nil, flow, err // find comes back to it
 			}
 		}
-		flow, ok := t.choose(tenant)
+		flow, ok := t.chooseFlow(tenant)
 		if !ok {
 			return nil, flow, nil
 		}
 		if found = fresh[flow]; found == nil { // another worker may have taken it since it was read
-			if found, err = t.read(ctx, flow); err != nil {
+			if found, err = t.readTicket(ctx, flow); err != nil {
 				return nil, flow, err
 			}
 		}
@@ -296,8 +297,9 @@ func (t *tickets) next(ctx context.Context, tenant protocol.Tenant) (found *mess
 	}
 }
 
-// unread returns the flows of a tenant that may have a ticket, and whose next one is not known.
-func (t *tickets) unread(tenant protocol.Tenant) (flows []wire.Flow) {
+// unreadFlows returns the flows of a tenant that may have a ticket, and whose next one is not
+// known.
+func (t *tickets) unreadFlows(tenant protocol.Tenant) (flows []wire.Flow) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for flow, known := range t.flows {
@@ -308,8 +310,8 @@ func (t *tickets) unread(tenant protocol.Tenant) (flows []wire.Flow) {
 	return flows
 }
 
-// read reads the next ticket of a flow; nil when there is none.
-func (t *tickets) read(ctx context.Context, flow wire.Flow) (*message, error) {
+// readTicket reads the next ticket of a flow; nil when there is none.
+func (t *tickets) readTicket(ctx context.Context, flow wire.Flow) (*message, error) {
 	h := t.holder
 	t.mu.Lock()
 	known := t.flows[flow]
@@ -331,9 +333,9 @@ func (t *tickets) read(ctx context.Context, flow wire.Flow) (*message, error) {
 	return found, err
 }
 
-// choose chooses a flow of a tenant with a known ticket: the priority whose first ticket is due
+// chooseFlow chooses a flow of a tenant with a known ticket: the priority whose first ticket is due
 // first, and of that the share whose turn it is.
-func (t *tickets) choose(tenant protocol.Tenant) (of wire.Flow, ok bool) {
+func (t *tickets) chooseFlow(tenant protocol.Tenant) (of wire.Flow, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var due time.Time
@@ -341,7 +343,7 @@ func (t *tickets) choose(tenant protocol.Tenant) (of wire.Flow, ok bool) {
 		if flow.Tenant != tenant || known.first.IsZero() {
 			continue
 		}
-		if at := known.first.Add(patienceOf(flow.Priority)); !ok || at.Before(due) {
+		if at := known.first.Add(priorityDelay(flow.Priority)); !ok || at.Before(due) {
 			of, due, ok = flow, at, true
 		}
 	}
@@ -361,7 +363,7 @@ func (t *tickets) choose(tenant protocol.Tenant) (of wire.Flow, ok bool) {
 	return of, ok
 }
 
-func patienceOf(p protocol.Priority) time.Duration {
+func priorityDelay(p protocol.Priority) time.Duration {
 	switch p {
 	case protocol.Interactive:
 		return 0
@@ -416,7 +418,7 @@ func (l *heldLane) makeReadyAgain() error {
 // calls without a tenant.
 func (h *Holder) awaitSlot(ready *readyMessage) {
 	h.mu.Lock()
-	ctx := h.living
+	ctx := h.claiming
 	h.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, h.lease/3)
 	defer cancel()

@@ -39,14 +39,14 @@ func TestTickets_AReadyMessageDoesNotWaitForALease(t *testing.T) {
 		Delivery: protocol.Idempotent, IssuedAt: time.Now().UTC(), Payload: wire.Noop{},
 	}
 	hash := wire.HashLane(call.Lane())
-	h.tickets.begin(hash)
+	h.tickets.beginClaim(hash)
 	require.NoError(t, p.Enqueue(t.Context(), []Outgoing{{Call: call}})[0])
 	require.Eventually(t, func() bool {
 		h.tickets.mu.Lock()
 		defer h.tickets.mu.Unlock()
-		return h.tickets.taking[hash] != nil
+		return h.tickets.claiming[hash] != nil
 	}, time.Minute, time.Millisecond)
-	h.tickets.end(hash) // another worker was faster, or the lane was ready
+	h.tickets.endClaim(hash) // another worker was faster, or the lane was ready
 	require.Eventually(t, func() bool {
 		r, err := p.Result(t.Context(), "s", "c")
 		return err == nil && r != nil

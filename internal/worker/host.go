@@ -15,7 +15,7 @@ import (
 var _ lane.Host = (*Worker)(nil)
 
 // CanRun implements [lane.Host]. A worker that is alone accepts every call, to refuse it.
-func (w *Worker) CanRun(n lane.Need) bool { return w.options.Alone || w.env.CanRun(n) }
+func (w *Worker) CanRun(n lane.Requirements) bool { return w.options.Alone || w.env.CanRun(n) }
 
 // Admit implements [lane.Host]: it waits until no process of this machine runs a call that
 // conflicts with this one in a directory that is used in place. The followers of the call see what

@@ -15,6 +15,7 @@
 package core
 
 import (
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -140,7 +141,7 @@ func (s *Schedule) Startable() []*Entry {
 	return out
 }
 
-// Finish removes an entry and unblocks those that waited for it.
+// Finish removes an entry and unblocks the entries that waited for it.
 func (s *Schedule) Finish(e *Entry) {
 	at := slices.Index(s.entries, e)
 	if at < 0 {
@@ -186,7 +187,7 @@ func (s *Schedule) cannotHaveStarted(e *Entry) bool {
 	return false
 }
 
-func (s *Schedule) any(is func(*Entry) bool) bool { return slices.ContainsFunc(s.entries, is) }
+func (s *Schedule) hasEntry(is func(*Entry) bool) bool { return slices.ContainsFunc(s.entries, is) }
 
 // RetryAt is when the first call that failed is started again; zero when none is.
 func (s *Schedule) RetryAt() (first time.Time) {
@@ -209,3 +210,131 @@ func (s *Schedule) Len() int { return len(s.entries) }
 
 // Bytes is the size of their bodies.
 func (s *Schedule) Bytes() int { return s.bytes }
+
+// Awaits is what a call still waits for, see [protocol.Call.After]. It occupies no slot meanwhile.
+// Calls that conflict with it and come after it in its lane wait too; all others go past it.
+type Awaits struct {
+	Missing []protocol.CallRef // calls that have no result yet, as far as is known
+	// Unmet is a call that ended otherwise than ok: the call is not run.
+	Unmet       *protocol.CallRef
+	UnmetStatus protocol.Status
+}
+
+// Ended notes how a call ended that entries may wait for. It returns the entries that are not run
+// because of that.
+func (s *Schedule) Ended(ref protocol.CallRef, status protocol.Status) (unmet []*Entry) {
+	for _, e := range s.entries {
+		if !slices.Contains(e.Missing, ref) {
+			continue
+		}
+		if e.Missing = slices.DeleteFunc(e.Missing, func(m protocol.CallRef) bool { return m == ref }); status != protocol.StatusOK {
+			e.Missing, e.Unmet, e.UnmetStatus = nil, &ref, status
+			unmet = append(unmet, e)
+		}
+		if len(e.Missing) == 0 {
+			s.awaiting--
+		}
+	}
+	return unmet
+}
+
+// Awaiting returns the entries that wait for other calls and for no earlier one of their lane.
+func (s *Schedule) Awaiting() (all []*Entry) {
+	if s.awaiting == 0 {
+		return nil
+	}
+	for _, e := range s.entries {
+		if len(e.Missing) > 0 && e.blockers == 0 {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// Stuck reports whether nothing runs, and nothing can start before a call of another lane, or one
+// that was not read yet, ends. More of the mailbox is read then, because it may have that call.
+func (s *Schedule) Stuck() bool {
+	return s.awaiting > 0 && !s.hasEntry(func(e *Entry) bool { return e.Running || e.startable() })
+}
+
+func (e *Entry) startable() bool { return !e.Running && e.blockers == 0 && len(e.Missing) == 0 }
+
+// unmetError is why a call that waits for others is not run at an age; nil if it may still be. A
+// call that ended otherwise than ok will never end ok, so no holder has started a call that waits
+// for it.
+func (e *Entry) unmetError(age time.Duration) *protocol.Error {
+	message := ""
+	switch {
+	case e.Unmet != nil:
+		message = fmt.Sprintf("call %s, which the call waits for, ended as %s", e.Unmet, e.UnmetStatus)
+	case len(e.Missing) > 0 && !e.MayHaveRun() && (e.Call.Expired(age) || age >= e.Call.MaxQueue()):
+		message = fmt.Sprintf("call %s, which the call waits for, had no result after %s", e.Missing[0], age.Round(time.Millisecond))
+	default:
+		return nil
+	}
+	return protocol.Errorf(protocol.CodeAfterUnmet, "%s; the call was not run", message)
+}
+
+// Wait is what a held lane waits for before it starts a call that no earlier call holds up.
+type Wait uint8
+
+// Every wait.
+const (
+	WaitsForNothing Wait = iota
+	WaitsForSlot
+	WaitsForLimit // of calls at once
+	WaitsForRate
+	WaitsForResume // the lane is paused
+	waits
+)
+
+// Waited is for how long something waited, by what for.
+type Waited [waits]time.Duration
+
+// WaitClock measures for how long the calls of a held lane wait, and what for. The lane waits as a
+// whole, so a call costs two readings of the clock. The zero value waits for nothing. It is not
+// safe for concurrent use.
+type WaitClock struct {
+	total Waited
+	wait  Wait
+	since time.Time
+}
+
+// Set notes what the lane waits for from now on.
+func (c *WaitClock) Set(wait Wait, now time.Time) {
+	if wait != c.wait {
+		c.total = c.read(now)
+		c.wait, c.since = wait, now
+	}
+}
+
+func (c *WaitClock) read(now time.Time) Waited {
+	total := c.total
+	if c.wait != WaitsForNothing {
+		total[c.wait] += now.Sub(c.since)
+	}
+	return total
+}
+
+// Await notes that a call waits only for calls of its After, if that was not noted before.
+func (c *WaitClock) Await(e *Entry, now time.Time) {
+	if e.AwaitsSince.IsZero() {
+		e.AwaitsSince = now
+	}
+}
+
+// Free notes that no earlier call holds a call up any more, if that was not noted before.
+func (c *WaitClock) Free(e *Entry, now time.Time) {
+	if e.FreeSince.IsZero() {
+		e.FreeSince, e.waited = now, c.read(now)
+	}
+}
+
+// Start notes that a call starts, and for how long it waited since it was free.
+func (c *WaitClock) Start(e *Entry, now time.Time) {
+	c.Free(e, now)
+	e.Waited = c.read(now)
+	for i := range e.Waited {
+		e.Waited[i] -= e.waited[i]
+	}
+}

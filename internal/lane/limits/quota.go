@@ -22,9 +22,9 @@ import (
 // clock. The record has the time of its writer, and time never goes back: so the differences
 // between the clocks of processes count once. It is safe for concurrent use.
 type Spending struct {
-	js    jetstream.JetStream
-	fleet protocol.Fleet
-	of    string // a tenant, or a lane
+	js      jetstream.JetStream
+	fleet   protocol.Fleet
+	subject string // a tenant, or a lane
 
 	turn     chan struct{} // has one element while a caller uses what follows
 	bucket   jetstream.KeyValue
@@ -36,7 +36,7 @@ type Spending struct {
 
 // NewSpending reads nothing yet.
 func NewSpending(js jetstream.JetStream, fleet protocol.Fleet, of string) *Spending {
-	return &Spending{js: js, fleet: fleet, of: of, turn: make(chan struct{}, 1)}
+	return &Spending{js: js, fleet: fleet, subject: of, turn: make(chan struct{}, 1)}
 }
 
 // spending is the record.
@@ -64,10 +64,10 @@ type Bucket struct {
 	Burst int
 }
 
-// Take spends n and returns 0 if the bucket has 1 or more; or it returns how long it takes until
+// Spend spends n and returns 0 if the bucket has 1 or more; or it returns how long it takes until
 // the bucket has that. So n may be more than the bucket has: those who come after wait for it. now
 // is the time of the server.
-func (s *Spending) Take(ctx context.Context, b Bucket, n float64, now func() time.Time) (wait time.Duration, err error) {
+func (s *Spending) Spend(ctx context.Context, b Bucket, n float64, now func() time.Time) (wait time.Duration, err error) {
 	return s.change(ctx, b, n, true, now)
 }
 
@@ -82,13 +82,13 @@ func (s *Spending) change(ctx context.Context, b Bucket, n float64, bounded bool
 	case s.turn <- struct{}{}:
 		defer func() { <-s.turn }()
 	case <-ctx.Done():
-		return 0, fmt.Errorf("rate of %s: %w", s.of, context.Cause(ctx))
+		return 0, fmt.Errorf("rate of %s: %w", s.subject, context.Cause(ctx))
 	}
 	for fresh := false; ; {
 		if !s.known {
 			fresh = true
 			if err := s.read(ctx); err != nil {
-				return 0, fmt.Errorf("rate of %s: %w", s.of, err)
+				return 0, fmt.Errorf("rate of %s: %w", s.subject, err)
 			}
 		}
 		bucket := core.Limit{Rate: b.Rate, Burst: b.Burst}
@@ -111,7 +111,7 @@ func (s *Spending) change(ctx context.Context, b Bucket, n float64, bounded bool
 		}
 		s.known = false
 		if !natsio.Overtaken(err) || !pause.For(ctx, conflictPause) {
-			return 0, fmt.Errorf("rate of %s: %w", s.of, err)
+			return 0, fmt.Errorf("rate of %s: %w", s.subject, err)
 		}
 	}
 }
@@ -127,7 +127,7 @@ func (s *Spending) writeKnown(ctx context.Context, spent float64, at time.Time) 
 	})
 }
 
-func (s *Spending) key() string { return "spent." + s.of }
+func (s *Spending) key() string { return "spent." + s.subject }
 
 func (s *Spending) read(ctx context.Context) error {
 	var err error

@@ -28,7 +28,7 @@ func TestSpending_ClocksThatDiffer(t *testing.T) {
 			spending *limits.Spending
 			ahead    time.Duration
 		}{{late, 0}, {early, ahead}} {
-			wait, err := process.spending.Take(t.Context(), bucket, 1, func() time.Time { return time.Now().Add(process.ahead) })
+			wait, err := process.spending.Spend(t.Context(), bucket, 1, func() time.Time { return time.Now().Add(process.ahead) })
 			require.NoError(t, err)
 			if wait == 0 {
 				taken++

@@ -154,7 +154,7 @@ func (r *Rule) validateSubject() (all []error) {
 	return all
 }
 
-// over is the rule with those fields of an older one that it does not set.
+// over returns the rule with its unset fields from an older rule.
 func (r *Rule) over(older Rule) Rule {
 	older.Weight = cmp.Or(r.Weight, older.Weight)
 	older.Concurrent = cmp.Or(r.Concurrent, older.Concurrent)

@@ -14,19 +14,19 @@ import (
 func TestHoldings_TheLaterClaimCounts(t *testing.T) {
 	t.Parallel()
 	const name = protocol.Lane("account/a")
-	tells := func(worker protocol.WorkerID, epoch uint64) *lane.Answer {
-		return &lane.Answer{WorkerID: worker, Lanes: []lane.HeldLane{{Lane: name, Epoch: epoch}}}
+	tells := func(worker protocol.WorkerID, epoch uint64) *lane.Report {
+		return &lane.Report{WorkerID: worker, Lanes: []lane.HeldLane{{Lane: name, Epoch: epoch}}}
 	}
 	for what, test := range map[string]struct {
-		answers []*lane.Answer
+		answers []*lane.Report
 		epoch   uint64
 		holder  protocol.WorkerID
 	}{
 		"nobody answers":      {nil, 5, ""},
-		"one":                 {[]*lane.Answer{tells("w", 5)}, 5, "w"},
-		"a later claim":       {[]*lane.Answer{tells("old", 5), tells("new", 7)}, 7, "new"},
-		"a later claim first": {[]*lane.Answer{tells("new", 7), tells("old", 5)}, 7, "new"},
-		"an earlier claim":    {[]*lane.Answer{tells("old", 5)}, 7, ""},
+		"one":                 {[]*lane.Report{tells("w", 5)}, 5, "w"},
+		"a later claim":       {[]*lane.Report{tells("old", 5), tells("new", 7)}, 7, "new"},
+		"a later claim first": {[]*lane.Report{tells("new", 7), tells("old", 5)}, 7, "new"},
+		"an earlier claim":    {[]*lane.Report{tells("old", 5)}, 7, ""},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()

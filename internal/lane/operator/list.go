@@ -43,8 +43,8 @@ const (
 	maxSubjects = 300_000
 	// maxOldest bounds the messages that are read to find the lanes with the oldest calls.
 	maxOldest = 4096
-	// lookers is how many lanes are read concurrently whose first call is behind these.
-	lookers = 8
+	// parallelReads is how many lanes are read concurrently whose first call is behind these.
+	parallelReads = 8
 )
 
 // List returns the lanes of a pool that have anything, the one with the oldest call first; a limit
@@ -57,14 +57,14 @@ func (o *Operator) List(ctx context.Context, pool protocol.Pool, limit int) (*Li
 	if err != nil {
 		return nil, fmt.Errorf("list lanes of pool %s: %w", pool, err)
 	}
-	if list.Lanes, err = o.look(ctx, pool, found, time.Now()); err != nil {
+	if list.Lanes, err = o.readStates(ctx, pool, found, time.Now()); err != nil {
 		return nil, fmt.Errorf("list lanes of pool %s: %w", pool, err)
 	}
 	return list, nil
 }
 
 // list chooses the lanes of a list, which is still without them.
-func (o *Operator) list(ctx context.Context, pool protocol.Pool, limit int) (chosen []*sighting, list *List, err error) {
+func (o *Operator) list(ctx context.Context, pool protocol.Pool, limit int) (chosen []*storedLane, list *List, err error) {
 	if limit <= 0 {
 		limit = DefaultLaneLimit
 	}
@@ -80,12 +80,12 @@ func (o *Operator) list(ctx context.Context, pool protocol.Pool, limit int) (cho
 
 // oldest chooses at most limit lanes, those with the oldest calls, and notes the first call of each
 // as far as it was read.
-func (o *Operator) oldest(ctx context.Context, pool protocol.Pool, found []*sighting, limit int) ([]*sighting, error) {
-	byHash := make(map[wire.LaneHash]*sighting, len(found))
+func (o *Operator) oldest(ctx context.Context, pool protocol.Pool, found []*storedLane, limit int) ([]*storedLane, error) {
+	byHash := make(map[wire.LaneHash]*storedLane, len(found))
 	for _, s := range found {
 		byHash[s.hash] = s
 	}
-	var chosen []*sighting
+	var chosen []*storedLane
 	filter := wire.PoolFilter(o.store.Fleet, pool)
 	for read, from := 0, uint64(0); read < maxOldest && len(chosen) < min(limit, len(found)); {
 		page, err := o.store.Page(ctx, filter, from)
@@ -109,14 +109,14 @@ func (o *Operator) oldest(ctx context.Context, pool protocol.Pool, found []*sigh
 		}
 		read, from = read+len(page), page[len(page)-1].Sequence+1
 	}
-	rest := slices.SortedFunc(maps.Values(byHash), func(a, b *sighting) int {
+	rest := slices.SortedFunc(maps.Values(byHash), func(a, b *storedLane) int {
 		return cmp.Or(falseFirst(a.isReady, b.isReady), cmp.Compare(b.calls, a.calls), cmp.Compare(a.hash, b.hash))
 	})
 	return append(chosen, rest[:min(len(rest), limit-len(chosen))]...), nil
 }
 
 // note notes a message of the lane, and reports whether it is an unfinished call.
-func (s *sighting) note(fleet protocol.Fleet, msg *jetstream.RawStreamMsg, ended map[protocol.CallRef]protocol.Status) bool {
+func (s *storedLane) note(fleet protocol.Fleet, msg *jetstream.RawStreamMsg, ended map[protocol.CallRef]protocol.Status) bool {
 	if msg.Subject == wire.ReadySubject(fleet, s.pool, s.hash) {
 		_, is := ended[refOf(msg)]
 		return len(msg.Data) > 0 && !is
@@ -130,7 +130,7 @@ func (s *sighting) note(fleet protocol.Fleet, msg *jetstream.RawStreamMsg, ended
 	return true
 }
 
-// endedOf returns how the calls of ready messages ended, those that did.
+// endedOf returns how the calls of ready messages ended; calls without a result are left out.
 func (o *Operator) endedOf(ctx context.Context, messages []*jetstream.RawStreamMsg) (map[protocol.CallRef]protocol.Status, error) {
 	var refs []protocol.CallRef
 	for _, msg := range messages {
@@ -155,8 +155,8 @@ func falseFirst(a, b bool) int {
 	return 1
 }
 
-// sighting is what the streams have of a lane.
-type sighting struct {
+// storedLane is what the streams have of a lane.
+type storedLane struct {
 	pool    protocol.Pool
 	hash    wire.LaneHash
 	isReady bool
@@ -176,14 +176,14 @@ type sighting struct {
 
 // survey lists the lanes of a pool that have anything, by their subjects alone; pool may be "*",
 // and lane too. complete is false when there were too many subjects to read them all.
-func (o *Operator) survey(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (found []*sighting, complete bool, err error) {
+func (o *Operator) survey(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (found []*storedLane, complete bool, err error) {
 	fleet := o.store.Fleet
 	tickets := wire.TicketSubject(fleet, pool, lane, wire.AnyFlow())
 	filters := []string{wire.ReadySubject(fleet, pool, lane), tickets, wire.MailboxFilter(fleet, pool, lane), wire.LaterFilter(fleet, pool, lane)}
 	if lane == "*" {
 		filters = []string{filters[0], tickets, wire.MailboxesFilter(fleet, pool)}
 	}
-	lanes := map[string]*sighting{}
+	lanes := map[string]*storedLane{}
 	complete = true
 	for _, filter := range filters {
 		all, err := o.store.EachSubject(ctx, filter, maxSubjects, func(subject string) {
@@ -193,7 +193,7 @@ func (o *Operator) survey(ctx context.Context, pool protocol.Pool, lane wire.Lan
 			}
 			s := lanes[at+"."+string(hash)]
 			if s == nil {
-				s = &sighting{pool: protocol.Pool(at), hash: hash}
+				s = &storedLane{pool: protocol.Pool(at), hash: hash}
 				lanes[at+"."+string(hash)] = s
 			}
 			s.count(fleet, subject)
@@ -206,7 +206,7 @@ func (o *Operator) survey(ctx context.Context, pool protocol.Pool, lane wire.Lan
 	return slices.Collect(maps.Values(lanes)), complete, nil
 }
 
-func (s *sighting) count(fleet protocol.Fleet, subject string) {
+func (s *storedLane) count(fleet protocol.Fleet, subject string) {
 	if subject == wire.ReadySubject(fleet, s.pool, s.hash) {
 		s.isReady = true
 		return
@@ -228,9 +228,9 @@ func (s *sighting) count(fleet protocol.Fleet, subject string) {
 	}
 }
 
-// look finds out the state of lanes, and leaves out those that have nothing by now. Ages refer to
+// readStates reads the state of lanes, and leaves out lanes that have nothing by now. Ages refer to
 // at.
-func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*sighting, at time.Time) ([]Status, error) {
+func (o *Operator) readStates(ctx context.Context, pool protocol.Pool, found []*storedLane, at time.Time) ([]Status, error) {
 	if err := o.clock.Sync(ctx, o.store.Calls); err != nil {
 		return nil, err
 	}
@@ -243,8 +243,8 @@ func (o *Operator) look(ctx context.Context, pool protocol.Pool, found []*sighti
 			hashes = append(hashes, s.hash)
 		}
 	}
-	held, err := o.askAbout(ctx, pool, hashes, func(h holdings) bool {
-		return !slices.ContainsFunc(found, func(s *sighting) bool { return s.claim != nil && h.of(s.hash, s.claim) == nil })
+	held, err := o.queryLanes(ctx, pool, hashes, func(h holdings) bool {
+		return !slices.ContainsFunc(found, func(s *storedLane) bool { return s.claim != nil && h.of(s.hash, s.claim) == nil })
 	})
 	if err != nil {
 		return nil, err
@@ -282,7 +282,7 @@ type aged struct {
 }
 
 // read reads claims, ready messages and first calls of lanes, many at once.
-func (o *Operator) read(ctx context.Context, pool protocol.Pool, found []*sighting) error {
+func (o *Operator) read(ctx context.Context, pool protocol.Pool, found []*storedLane) error {
 	hashes := make([]wire.LaneHash, len(found))
 	subjects := make([]string, 0, 2*len(found))
 	for i, s := range found {
@@ -301,7 +301,7 @@ func (o *Operator) read(ctx context.Context, pool protocol.Pool, found []*sighti
 		return err
 	}
 	group, each := errgroup.WithContext(ctx)
-	group.SetLimit(lookers)
+	group.SetLimit(parallelReads)
 	var readies []*jetstream.RawStreamMsg
 	for _, s := range found {
 		s.claim, s.ready = claims[s.hash], stored[wire.ReadySubject(o.store.Fleet, pool, s.hash)]
@@ -336,7 +336,7 @@ func (o *Operator) read(ctx context.Context, pool protocol.Pool, found []*sighti
 }
 
 // readAlone reads the first call of a lane, and its name.
-func (o *Operator) readAlone(ctx context.Context, s *sighting) error {
+func (o *Operator) readAlone(ctx context.Context, s *storedLane) error {
 	if s.lane == "" && len(s.delayed) > 0 {
 		msg, err := o.store.Next(ctx, wire.LaterSubject(o.store.Fleet, s.pool, s.hash, s.delayed[0]), 0)
 		switch {
@@ -348,7 +348,7 @@ func (o *Operator) readAlone(ctx context.Context, s *sighting) error {
 			s.lane = readableLane(msg.Header, s.hash)
 		}
 	}
-	return o.each(ctx, s, func(msg *jetstream.RawStreamMsg) bool {
+	return o.eachMessage(ctx, s, func(msg *jetstream.RawStreamMsg) bool {
 		s.lane = cmp.Or(s.lane, readableLane(msg.Header, s.hash))
 		if wire.ParseMailboxSubject(o.store.Fleet, msg.Subject).Kind == wire.EntryCall {
 			s.first = msg
@@ -357,8 +357,8 @@ func (o *Operator) readAlone(ctx context.Context, s *sighting) error {
 	})
 }
 
-// each passes the messages of a lane's mailbox, until do wants no more.
-func (o *Operator) each(ctx context.Context, s *sighting, do func(*jetstream.RawStreamMsg) (more bool)) error {
+// eachMessage passes the messages of a lane's mailbox, until do wants no more.
+func (o *Operator) eachMessage(ctx context.Context, s *storedLane, do func(*jetstream.RawStreamMsg) (more bool)) error {
 	for from := uint64(0); ; {
 		page, err := o.store.Page(ctx, wire.MailboxFilter(o.store.Fleet, s.pool, s.hash), from)
 		if err != nil || len(page) == 0 {
@@ -380,7 +380,7 @@ func readableLane(header nats.Header, hash wire.LaneHash) protocol.Lane {
 	return ""
 }
 
-func (s *sighting) status(holder *holding) aged {
+func (s *storedLane) status(holder *holding) aged {
 	status := aged{Status: Status{Lane: s.lane, Hash: string(s.hash), Pool: s.pool, State: s.state(holder), Delayed: len(s.delayed), Running: []lane.RunningCall{}}}
 	switch {
 	case holder != nil:
@@ -420,7 +420,7 @@ func (a *aged) stateWait() string {
 	return ""
 }
 
-func (s *sighting) state(holder *holding) string {
+func (s *storedLane) state(holder *holding) string {
 	switch {
 	case s.paused:
 		return StatePaused

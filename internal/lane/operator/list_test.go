@@ -36,7 +36,7 @@ func TestLook_TheOldestIsFirst(t *testing.T) {
 
 	found, _, err := o.survey(t.Context(), protocol.DefaultPool, "*")
 	require.NoError(t, err)
-	lanes, err := o.look(t.Context(), protocol.DefaultPool, found, time.Now().Add(-time.Hour))
+	lanes, err := o.readStates(t.Context(), protocol.DefaultPool, found, time.Now().Add(-time.Hour))
 	require.NoError(t, err)
 	var names []protocol.Lane
 	for _, status := range lanes {

@@ -5,6 +5,7 @@ package operator
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -26,7 +27,7 @@ var (
 	ErrNoLane = codes.As(codes.ErrNotFound, errors.New("no such lane"))
 	// ErrNoCall says that a lane does not have a call, or has its result already.
 	ErrNoCall = codes.As(codes.ErrNotFound, errors.New("no such call"))
-	// ErrNothingRuns says that no call of a lane runs, as far as its holder tells.
+	// ErrNothingRuns says that no call of a lane runs, according to its holder.
 	ErrNothingRuns = codes.As(codes.ErrNotFound, errors.New("nothing runs"))
 )
 
@@ -97,11 +98,11 @@ func (o *Operator) Resume(ctx context.Context, pool protocol.Pool, lane protocol
 	if err != nil {
 		return mark != nil, fmt.Errorf("resume lane %s: %w", lane, err)
 	}
-	o.poke(pool, lane)
+	o.notifyHolder(pool, lane)
 	return mark != nil, nil
 }
 
-// Wake publishes a lane's ready message, in case nobody else did, and reports whether it was
+// Wake publishes a lane's ready message if it is missing, and reports whether it was
 // missing. A lane that has nothing is [ErrNoLane].
 func (o *Operator) Wake(ctx context.Context, pool protocol.Pool, lane protocol.Lane) (made bool, err error) {
 	if err := o.require(ctx, pool, lane); err != nil {
@@ -110,7 +111,7 @@ func (o *Operator) Wake(ctx context.Context, pool protocol.Pool, lane protocol.L
 	if made, err = o.store.MakeReady(ctx, pool, lane); err != nil {
 		return false, fmt.Errorf("wake lane %s: %w", lane, err)
 	}
-	o.poke(pool, lane)
+	o.notifyHolder(pool, lane)
 	return made, nil
 }
 
@@ -162,12 +163,13 @@ func (o *Operator) cancel(ctx context.Context, pool protocol.Pool, lane protocol
 	default:
 		err = o.store.Cancel(ctx, pool, lane, id)
 	}
-	o.poke(pool, lane)
+	o.notifyHolder(pool, lane)
 	return err
 }
 
-// poke has the lane's holder look into its mailbox now; without it, it does so within a second.
-func (o *Operator) poke(pool protocol.Pool, lane protocol.Lane) {
+// notifyHolder has the lane's holder look into its mailbox now; without it, it does so within a
+// second.
+func (o *Operator) notifyHolder(pool protocol.Pool, lane protocol.Lane) {
 	_ = o.store.NC.Publish(wire.AskSubject(o.store.Fleet, pool, wire.HashLane(lane)), nil)
 }
 
@@ -217,4 +219,101 @@ func (o *Operator) requireCall(ctx context.Context, pool protocol.Pool, lane pro
 		return fmt.Errorf("%w: lane %s of pool %s has no unfinished call %s; lane show shows those that it has", ErrNoCall, lane, pool, id)
 	}
 	return nil
+}
+
+const (
+	// queryWindow bounds the time for which answers of holders are collected, askQuiet
+	// the time without one.
+	queryWindow = 2 * time.Second
+	queryQuiet  = 300 * time.Millisecond
+	// maxReports bounds the lanes whose answers are stored.
+	maxReports = 1 << 17
+)
+
+type holding struct {
+	lane.HeldLane
+
+	worker protocol.WorkerID
+}
+
+// holdings are held lanes. When two workers claim the same one, the later claim counts.
+type holdings map[wire.LaneHash]*holding
+
+func (h holdings) add(a *lane.Report) {
+	for _, held := range a.Lanes {
+		hash := wire.HashLane(held.Lane)
+		before := h[hash]
+		if before == nil && len(h) >= maxReports {
+			continue
+		}
+		if before == nil || before.Epoch < held.Epoch {
+			h[hash] = &holding{HeldLane: held, worker: a.WorkerID}
+		}
+	}
+}
+
+// of returns the report of the lane's holder with the given claim; nil without one.
+func (h holdings) of(lane wire.LaneHash, claim *store.StoredClaim) *holding {
+	if found := h[lane]; found != nil && claim != nil && found.Epoch == claim.Epoch {
+		return found
+	}
+	return nil
+}
+
+// queryLanes asks all holders of a pool about some lanes. See [Operator.query].
+func (o *Operator) queryLanes(ctx context.Context, pool protocol.Pool, lanes []wire.LaneHash, enough func(holdings) bool) (holdings, error) {
+	if len(lanes) == 0 {
+		return nil, nil
+	}
+	body, err := json.Marshal(lane.Query{Lanes: lanes})
+	if err != nil {
+		return nil, err
+	}
+	return o.query(ctx, wire.AskAllSubject(o.store.Fleet, pool), body, enough)
+}
+
+// query collects answers to a question until there are enough, no more arrive, or the window ends.
+// An error says that nothing could be asked.
+func (o *Operator) query(ctx context.Context, subject string, body []byte, enough func(holdings) bool) (holdings, error) {
+	found := holdings{}
+	ctx, cancel := context.WithTimeout(ctx, queryWindow)
+	defer cancel()
+	nc := o.store.NC
+	inbox := nc.NewInbox()
+	subscription, err := nc.SubscribeSync(inbox)
+	if err != nil {
+		return found, err
+	}
+	defer func() { _ = subscription.Unsubscribe() }() // fails only when the connection is closed
+	if err := nc.PublishRequest(subject, inbox, body); err != nil {
+		return found, err
+	}
+	for !enough(found) {
+		quiet, cancel := context.WithTimeout(ctx, queryQuiet)
+		msg, err := subscription.NextMsgWithContext(quiet)
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrNoResponders) {
+			return found, nil
+		}
+		if err != nil {
+			return found, err
+		}
+		var a lane.Report
+		if json.Unmarshal(msg.Data, &a) == nil && a.Type == lane.TypeReport {
+			found.add(&a)
+		}
+	}
+	return found, nil
+}
+
+// holder returns the report of a lane's holder with the given claim; nil without one.
+func (o *Operator) holder(
+	ctx context.Context, pool protocol.Pool, lane wire.LaneHash, claim *store.StoredClaim,
+) *holding {
+	if claim == nil {
+		return nil
+	}
+	// What was answered before an error counts.
+	found, _ := o.query(ctx, wire.AskSubject(o.store.Fleet, pool, lane), nil, func(h holdings) bool { return h.of(lane, claim) != nil })
+	return found.of(lane, claim)
 }

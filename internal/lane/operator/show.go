@@ -47,7 +47,7 @@ func (o *Operator) Show(ctx context.Context, pool protocol.Pool, lane protocol.L
 	found, _, err := o.survey(ctx, pool, wire.HashLane(lane))
 	var lanes []Status
 	if err == nil && len(found) > 0 {
-		lanes, err = o.look(ctx, pool, found, at)
+		lanes, err = o.readStates(ctx, pool, found, at)
 	}
 	switch {
 	case err != nil:
@@ -69,7 +69,7 @@ func (o *Operator) Show(ctx context.Context, pool protocol.Pool, lane protocol.L
 
 // readCalls reads the first calls of the mailbox, with the call of the ready message at its place,
 // and the marks of the calls, which may be behind what is read.
-func (o *Operator) readCalls(ctx context.Context, s *sighting, view *View, limit int, at time.Time) error {
+func (o *Operator) readCalls(ctx context.Context, s *storedLane, view *View, limit int, at time.Time) error {
 	view.LeftOut = s.calls
 	inline := s.ready
 	if inline != nil && len(inline.Data) == 0 {
@@ -142,7 +142,7 @@ func (o *Operator) addCalls(ctx context.Context, messages []*jetstream.RawStream
 	return nil
 }
 
-func (o *Operator) readMark(ctx context.Context, s *sighting, view *View, mark wire.MailboxEntry) error {
+func (o *Operator) readMark(ctx context.Context, s *storedLane, view *View, mark wire.MailboxEntry) error {
 	i := slices.IndexFunc(view.Calls, func(c CallStatus) bool { return c.CallID == mark.CallID })
 	if i < 0 {
 		return nil
@@ -182,7 +182,7 @@ func (o *Operator) callStatus(msg *jetstream.RawStreamMsg, running []lane.Runnin
 		return status
 	}
 	if call != nil {
-		need := lane.NeedOf(call)
+		need := lane.RequirementsOf(call)
 		status.Needs = &need
 	}
 	return status
@@ -196,7 +196,7 @@ func (o *Operator) Waiting(ctx context.Context, pool protocol.Pool, maxLanes, ma
 	if err != nil {
 		return nil, fmt.Errorf("waiting calls of pool %s: %w", pool, err)
 	}
-	lanes, err := o.look(ctx, pool, found, at)
+	lanes, err := o.readStates(ctx, pool, found, at)
 	if err != nil {
 		return nil, fmt.Errorf("waiting calls of pool %s: %w", pool, err)
 	}
@@ -206,7 +206,7 @@ func (o *Operator) Waiting(ctx context.Context, pool protocol.Pool, maxLanes, ma
 		if of.Waiting == 0 || len(of.Running) > 0 || of.State == StatePaused {
 			continue
 		}
-		s := found[slices.IndexFunc(found, func(s *sighting) bool { return string(s.hash) == of.Hash })]
+		s := found[slices.IndexFunc(found, func(s *storedLane) bool { return string(s.hash) == of.Hash })]
 		view := &View{Lane: *of}
 		if err := o.readCalls(ctx, s, view, maxCalls, at); err != nil {
 			return nil, fmt.Errorf("waiting calls of lane %s: %w", of.Lane, err)

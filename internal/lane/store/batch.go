@@ -21,8 +21,8 @@ import (
 
 // Many lanes ask small questions at the same time: whether calls have results, and what waits in a
 // mailbox. One direct get of the last message of many subjects (multi_last) answers them together,
-// as a group commit: a question goes at once when no other one is under way, and those that come
-// meanwhile go with the next request. An answer is never older than its question.
+// as a group commit: a lookup is sent at once when no request is in flight, and lookups
+// that arrive meanwhile go with the next request. An answer is never older than its question.
 
 // maxBatch is how many filters a request has, short of those of its last question.
 const maxBatch = 256
@@ -37,7 +37,7 @@ type Lookup struct {
 }
 
 // Wait returns what was found, in the order of the sequences. The error wraps [ErrNotAtOnce] when
-// the stream has to be asked by [Store.Next], or in another way that asks for one thing.
+// the stream has to be queried by [Store.Next], or by another request for one message.
 func (l *Lookup) Wait(ctx context.Context) ([]*jetstream.RawStreamMsg, error) {
 	select {
 	case <-l.done:
@@ -84,10 +84,10 @@ type batcher struct {
 	reader *reader
 
 	mu       sync.Mutex
-	inbox    string // of the answers; "" until something is asked
-	asked    uint64 // requests
+	inbox    string // of the answers; "" before the first request
+	requests uint64 // requests
 	waiting  []*Lookup
-	underWay *batch // nil when none is
+	inFlight *batch // nil when none is
 }
 
 type batch struct {
@@ -110,8 +110,8 @@ func (r *reader) lookup(filters ...string) *Lookup {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.waiting = append(b.waiting, l)
-	if b.underWay != nil && time.Since(b.underWay.sent) > ShortTimeout { // its answer is lost
-		b.end(nil, fmt.Errorf("%w: no answer", ErrNotAtOnce))
+	if b.inFlight != nil && time.Since(b.inFlight.sent) > ShortTimeout { // its answer is lost
+		b.finish(nil, fmt.Errorf("%w: no answer", ErrNotAtOnce))
 	}
 	b.send()
 	return l
@@ -119,15 +119,15 @@ func (r *reader) lookup(filters ...string) *Lookup {
 
 // send asks what waits, unless a request is under way; the lock is held.
 func (b *batcher) send() {
-	for b.underWay == nil && len(b.waiting) > 0 {
+	for b.inFlight == nil && len(b.waiting) > 0 {
 		n, filters := 0, 0
 		for ; n < len(b.waiting) && filters < maxBatch; n++ {
 			filters += len(b.waiting[n].filters)
 		}
-		b.underWay = &batch{lookups: b.waiting[:n:n], sent: time.Now()}
+		b.inFlight = &batch{lookups: b.waiting[:n:n], sent: time.Now()}
 		b.waiting = b.waiting[n:]
-		if err := b.publish(b.underWay); err != nil {
-			b.end(nil, fmt.Errorf("%w: %w", ErrNotAtOnce, err))
+		if err := b.publish(b.inFlight); err != nil {
+			b.finish(nil, fmt.Errorf("%w: %w", ErrNotAtOnce, err))
 		}
 	}
 }
@@ -136,13 +136,13 @@ func (b *batcher) publish(next *batch) error {
 	nc := b.reader.store.NC
 	if b.inbox == "" {
 		inbox := nc.NewInbox()
-		if _, err := nc.Subscribe(inbox+".*", b.answered); err != nil { // for as long as the connection
+		if _, err := nc.Subscribe(inbox+".*", b.onAnswer); err != nil { // for as long as the connection
 			return err
 		}
 		b.inbox = inbox
 	}
-	b.asked++
-	next.reply = b.inbox + "." + strconv.FormatUint(b.asked, 36)
+	b.requests++
+	next.reply = b.inbox + "." + strconv.FormatUint(b.requests, 36)
 	request := b.reader.directGet(next.request())
 	request.Reply = next.reply
 	return nc.PublishMsg(request)
@@ -158,24 +158,24 @@ func (b *batch) request() []byte {
 	return fmt.Appendf(body[:len(body)-1], `],"max_bytes":%d}`, maxBytes)
 }
 
-func (b *batcher) answered(answer *nats.Msg) {
+func (b *batcher) onAnswer(answer *nats.Msg) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	to := b.underWay
+	to := b.inFlight
 	if to == nil || to.reply != answer.Subject { // it was given up
 		return
 	}
 	if to.answers = append(to.answers, answer); !endsBatch(answer) {
 		return
 	}
-	b.end(b.reader.readMultiLast(to.answers))
+	b.finish(b.reader.readMultiLast(to.answers))
 	b.send()
 }
 
-// end passes the result of the running request to its callers; the lock is held.
-func (b *batcher) end(found []*jetstream.RawStreamMsg, err error) {
-	lookups := b.underWay.lookups
-	b.underWay = nil
+// finish passes the result of the running request to its callers; the lock is held.
+func (b *batcher) finish(found []*jetstream.RawStreamMsg, err error) {
+	lookups := b.inFlight.lookups
+	b.inFlight = nil
 	byFilter := make(map[string][]*Lookup, len(lookups))
 	for _, l := range lookups {
 		l.err = err
@@ -212,7 +212,7 @@ func (r *reader) readMultiLast(answers []*nats.Msg) ([]*jetstream.RawStreamMsg, 
 		}
 		return nil, fmt.Errorf("%w: %w", ErrNotAtOnce, refusal(last))
 	}
-	if len(last.Data) == 0 && last.Header.Get(headerStatus) == statusNobody || r.foreign(answers[0]) {
+	if len(last.Data) == 0 && last.Header.Get(headerStatus) == statusNoResponders || r.foreign(answers[0]) {
 		return nil, ErrNotAtOnce
 	}
 	found, left, err := readBatch(answers)
@@ -242,7 +242,7 @@ func (s *Store) Remove(ctx context.Context, seqs ...uint64) error {
 func (s *Store) removeFrom(ctx context.Context, stream string, seq uint64) error {
 	answer, err := s.Request(ctx, ShortTimeout, deletion(stream, seq))
 	if err == nil {
-		err = deleteFault(answer.Data)
+		err = deletionError(answer.Data)
 	}
 	if err != nil {
 		return fmt.Errorf("remove message %d of stream %s: %w", seq, stream, err)
@@ -250,13 +250,13 @@ func (s *Store) removeFrom(ctx context.Context, stream string, seq uint64) error
 	return nil
 }
 
-// DeleteAsync removes a message of the calls stream, at some time: nobody answers, and nothing
-// happens without a connection.
+// DeleteAsync requests the removal of a message of the calls stream without waiting for an answer;
+// nothing happens without a connection.
 func (s *Store) DeleteAsync(seq uint64) {
 	_ = s.NC.PublishMsg(deletion(wire.CallsStream(s.Fleet), seq))
 }
 
-// deletion asks for a message to be deleted. Erasing its bytes is slow, and nobody needs it.
+// deletion is the request to delete a message. It does not erase its bytes, which is slow.
 func deletion(stream string, seq uint64) *nats.Msg {
 	return &nats.Msg{
 		Subject: "$JS.API.STREAM.MSG.DELETE." + stream,
@@ -264,8 +264,8 @@ func deletion(stream string, seq uint64) *nats.Msg {
 	}
 }
 
-// deleteFault reads the answer to a deletion; a message that was gone already is no fault.
-func deleteFault(body []byte) error {
+// deletionError reads the answer to a deletion; a message that was gone already is no fault.
+func deletionError(body []byte) error {
 	var answer struct {
 		Success bool                `json:"success"`
 		Error   *jetstream.APIError `json:"error"`

@@ -61,14 +61,14 @@ func TestLookup_OneRequestForMany(t *testing.T) {
 	b := &s.calls.batcher
 	first := &batch{reply: "first", sent: time.Now().Add(time.Hour)} // it takes long
 	b.mu.Lock()
-	b.underWay = first
+	b.inFlight = first
 	b.mu.Unlock()
 	lookups := map[wire.LaneHash]*Lookup{}
 	for hash := range stored {
 		lookups[hash] = s.calls.lookup(wire.ReadySubject(s.Fleet, protocol.DefaultPool, hash), wire.MailboxFilter(s.Fleet, protocol.DefaultPool, hash))
 	}
 	require.Zero(t, sent())
-	b.answered(&nats.Msg{Subject: "first", Header: nats.Header{"Status": {"404"}, "Description": {"No Results"}}})
+	b.onAnswer(&nats.Msg{Subject: "first", Header: nats.Header{"Status": {"404"}, "Description": {"No Results"}}})
 	for hash, lookup := range lookups {
 		found, err := lookup.Wait(t.Context())
 		require.NoError(t, err)
@@ -129,7 +129,7 @@ func TestLookup_AnAnswerThatIsLost(t *testing.T) {
 	lost := &Lookup{done: make(chan struct{})}
 	b := &s.calls.batcher
 	b.mu.Lock()
-	b.underWay = &batch{lookups: []*Lookup{lost}, sent: time.Now().Add(-2 * ShortTimeout)}
+	b.inFlight = &batch{lookups: []*Lookup{lost}, sent: time.Now().Add(-2 * ShortTimeout)}
 	b.mu.Unlock()
 	found, err := s.ReadAll(t.Context(), wire.ReadySubject(s.Fleet, protocol.DefaultPool, hash))
 	require.NoError(t, err)

@@ -46,7 +46,7 @@ func (s *Store) storeRecord(ctx context.Context, subject string, body []byte, ex
 	return s.Publish(ctx, msg)
 }
 
-// Claim returns the claim of a lane; nil when nobody holds it.
+// Claim returns the claim of a lane; nil when no worker holds it.
 func (s *Store) Claim(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (*StoredClaim, error) {
 	msg, err := s.claims.next(ctx, wire.ClaimSubject(s.Fleet, pool, lane), 0)
 	if err != nil || msg == nil {
@@ -84,7 +84,7 @@ func readClaim(msg *jetstream.RawStreamMsg) (*StoredClaim, error) {
 	return &StoredClaim{Claim: *claim, Epoch: msg.Sequence, At: msg.Time}, nil
 }
 
-// EachClaim tells the claims of a pool, one after the other. Those of a version that this one
+// EachClaim passes the claims of a pool, one after the other. Claims of a version that this one
 // cannot read are left out.
 func (s *Store) EachClaim(ctx context.Context, pool protocol.Pool, visit func(*StoredClaim)) error {
 	return s.claims.each(ctx, wire.ClaimsFilter(s.Fleet, pool), func(msg *jetstream.RawStreamMsg) {
@@ -118,7 +118,8 @@ func (s *Store) EndClaim(ctx context.Context, pool protocol.Pool, claim wire.Cla
 	return err // else an earlier try is stored, whose answer was lost
 }
 
-// DropClaim removes a claim at some time: nobody answers, and nothing happens without a connection.
+// DropClaim requests the removal of a claim without waiting for an answer; nothing happens without
+// a connection.
 func (s *Store) DropClaim(epoch uint64) {
 	_ = s.NC.PublishMsg(deletion(wire.ClaimsStream(s.Fleet), epoch))
 }
@@ -132,7 +133,7 @@ type StoredHeartbeat struct {
 	At   time.Time // when it was stored, by the server's clock; only [Store.Heartbeat] sets it
 }
 
-// Lease is the lease that the worker has asked for, no longer than any is.
+// Lease is the lease that the worker requested, at most the longest allowed one.
 func (h *StoredHeartbeat) Lease() time.Duration {
 	return time.Duration(min(h.LeaseMS, natsio.MaxAckWait.Milliseconds())) * time.Millisecond
 }
@@ -162,7 +163,7 @@ func (s *Store) Heartbeat(ctx context.Context, pool protocol.Pool, incarnation w
 	return beat, err
 }
 
-// EachHeartbeat tells the heartbeats of a pool, one after the other, like [Store.EachClaim].
+// EachHeartbeat passes the heartbeats of a pool, one after the other, like [Store.EachClaim].
 func (s *Store) EachHeartbeat(ctx context.Context, pool protocol.Pool, visit func(*StoredHeartbeat)) error {
 	return s.claims.each(ctx, wire.HeartbeatsFilter(s.Fleet, pool), func(msg *jetstream.RawStreamMsg) {
 		beat, err := ReadHeartbeat(wire.LifeOfSubject(s.Fleet, msg.Subject), msg.Data, msg.Sequence)
@@ -195,9 +196,9 @@ func (s *Store) Consumer(ctx context.Context, pool protocol.Pool) (*jetstream.Co
 	return consumer.CachedInfo(), nil
 }
 
-// Redeliver has the pool's consumer deliver ready messages again at once, whoever was given them
-// before. It does nothing about one that is not on its way to anybody, and about 0, which is what
-// the claim of a visit names. Its error says that the consumer may not know of it.
+// Redeliver has the pool's consumer deliver ready messages again at once, whichever worker received
+// them before. A message that is not in delivery is left alone, and so is the sequence 0, which the
+// claim of an idle lane has. After an error the consumer may not know the request.
 func (s *Store) Redeliver(ctx context.Context, pool protocol.Pool, seqs ...uint64) error {
 	return s.RedeliverAfter(ctx, pool, 0, seqs...)
 }
@@ -208,7 +209,7 @@ func (s *Store) RedeliverAfter(ctx context.Context, pool protocol.Pool, wait tim
 	if err != nil || consumer == nil {
 		return err
 	}
-	seqs = slices.DeleteFunc(slices.Clone(seqs), func(seq uint64) bool { return seq == 0 }) // nobody would answer
+	seqs = slices.DeleteFunc(slices.Clone(seqs), func(seq uint64) bool { return seq == 0 }) // such a request gets no answer
 	for i, seq := range seqs {                                                              // the server looks for the message by its own sequence, and whether the delivery is possible
 		ack := fmt.Sprintf("$JS.ACK.%s.%s.1.%d.%d.%d.0", wire.CallsStream(s.Fleet), wire.ReadyConsumer(pool),
 			seq, consumer.Delivered.Consumer, time.Now().UnixNano())
@@ -240,6 +241,6 @@ func nack(wait time.Duration) []byte {
 	return fmt.Appendf(nil, `-NAK {"delay": %d}`, wait.Nanoseconds())
 }
 
-// Ack tells the pool's consumer that a ready message is gone. Without it the consumer forgets
+// Ack reports to the pool's consumer that a ready message is gone. Without it the consumer forgets
 // the message when it would deliver it again.
 func (s *Store) Ack(ack string) { _ = s.NC.Publish(ack, nil) }

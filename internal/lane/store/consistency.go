@@ -30,23 +30,23 @@ type Consistency interface {
 	// HasEntries reports whether anything is in a mailbox, but for the mark that the lane is
 	// paused. It knows all that was stored before it is called.
 	HasEntries(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (bool, error)
-	// Refusing returns the ready message because of which another one was refused; nil when it was
-	// removed since. The answer is of a server that knows the message with sequence floor. The
-	// error wraps [ErrBehind] when it is not sure.
+	// Refusing returns the stored ready message because of which the stream refused another one;
+	// nil when it was removed since. The server that answers knows the message with sequence floor;
+	// otherwise the error wraps [ErrBehind].
 	Refusing(ctx context.Context, pool protocol.Pool, lane wire.LaneHash, floor uint64) (*jetstream.RawStreamMsg, error)
 	// StillStored returns which deleted messages of a mailbox are still there, each of a call or of
 	// none. The answer is of a server that knows the message with sequence floor.
 	StillStored(ctx context.Context, filter string, floor uint64, thrown map[uint64]protocol.CallID) ([]uint64, error)
-	// ConfirmNoResult makes sure that a call of which no result was found has none. It fails when
-	// there is one all the same.
+	// ConfirmNoResult makes sure that a call without a known result has none. It fails when there
+	// is one.
 	ConfirmNoResult(ctx context.Context, c *protocol.Call) error
 
-	// occupant is the sequence of the message because of which another one was refused; 0 when it
-	// does not matter.
+	// occupant is the sequence of the stored message because of which the stream refused another
+	// one; 0 when it does not matter.
 	occupant(ctx context.Context, stream, subject string) (uint64, error)
 }
 
-// Consistency is that of the server to which the connection leads now.
+// Consistency returns the rules for the server to which the connection leads now.
 func (s *Store) Consistency() Consistency {
 	if s.NC.ConnectedClusterName() == "" {
 		return single{s}
@@ -164,7 +164,7 @@ func (s clustered) OpenLane(ctx context.Context, pool protocol.Pool, lane wire.L
 	if err != nil {
 		return nil, err
 	}
-	delete(list.Subjects, msg.Subject) // that of an earlier holder is read, and removed
+	delete(list.Subjects, msg.Subject) // the mark of an earlier holder is read, and removed
 	if err := s.confirmReady(ctx, wire.ReadySubject(s.Fleet, pool, lane), ready, floor); err != nil {
 		if errors.Is(err, ErrNotReady) && floor > 0 { // no holder may come to this lane again
 			err = errors.Join(err, s.Remove(ctx, floor))
@@ -200,7 +200,7 @@ func (s clustered) confirmReady(ctx context.Context, subject string, ready, floo
 // and is asked again.
 func (s clustered) HasEntries(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (bool, error) {
 	filter := wire.MailboxFilter(s.Fleet, pool, lane)
-	mark := nats.NewMsg(wire.FloorSubject(s.Fleet, pool, lane, Token()))
+	mark := nats.NewMsg(wire.FloorSubject(s.Fleet, pool, lane, Nonce()))
 	floor, answer, err := s.PublishOnce(ctx, wire.CallsStream(s.Fleet), mark)
 	if err == nil && answer == Full {
 		err = ErrFull
@@ -260,7 +260,7 @@ func (s clustered) StillStored(ctx context.Context, filter string, floor uint64,
 // leader that the others follow can.
 func (s clustered) ConfirmNoResult(ctx context.Context, c *protocol.Call) error {
 	_, answer, err := s.Publish(ctx, &nats.Msg{
-		Subject: wire.NoResultSubject(s.Fleet, c.SessionID, c.ID, Token()),
+		Subject: wire.NoResultSubject(s.Fleet, c.SessionID, c.ID, Nonce()),
 		Header: nats.Header{
 			jetstream.ExpectedLastSubjSeqHeader:     []string{"0"},
 			jetstream.ExpectedLastSubjSeqSubjHeader: []string{wire.ResultSubject(s.Fleet, c.SessionID, c.ID)},
@@ -285,7 +285,7 @@ type Snapshot struct {
 	filter string
 }
 
-// MayBeOld reports whether an entry may be one that was settled and removed before the claim.
+// MayBeOld reports whether an entry may have been settled and removed before the claim.
 func (s *Snapshot) MayBeOld(seq uint64) bool { return s != nil && !s.Whole && seq <= s.Last }
 
 // Lists notes that a message was read, and reports whether it was there. One that was not is old.

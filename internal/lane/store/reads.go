@@ -20,17 +20,17 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// A direct get is answered by any server that has the stream, which may be one that is behind.
-// Where only one has it there is no other, and the answer is as true as that of STREAM.MSG.GET at a
+// Any server that has the stream answers a direct get, also a server that lags. If only one server
+// has the stream, the answer is as reliable as that of STREAM.MSG.GET at a
 // fraction of its price: the request is not passed between accounts, the answer is the message
 // itself, and one request may have many.
 
 // reader reads one stream in the cheapest way that is sure.
 type reader struct {
-	store  *Store
-	stream string
-	made   time.Time   // when the stream was made, as it was when it was opened
-	direct atomic.Bool // one server has the stream, and nobody else answers direct gets
+	store   *Store
+	stream  string
+	created time.Time   // when the stream was made, as it was when it was opened
+	direct  atomic.Bool // one server has the stream, and no other answers direct gets
 
 	batcher batcher
 }
@@ -180,7 +180,7 @@ func (r *reader) directGet(request []byte) *nats.Msg {
 const maxBytes = 1 << 20
 
 // ErrNotAtOnce says that messages have to be read by [Store.Next], one after the other: the stream
-// is not one that can be asked for more.
+// does not support such requests.
 var ErrNotAtOnce = errors.New("they cannot be read at once")
 
 func (r *reader) each(ctx context.Context, filter string, visit func(*jetstream.RawStreamMsg)) error {
@@ -205,10 +205,10 @@ func (r *reader) each(ctx context.Context, filter string, visit func(*jetstream.
 
 // Of the answers to a direct get.
 const (
-	headerStatus   = "Status"
-	statusEnd      = "204"
-	statusNobody   = "503"
-	statusNotFound = "404"
+	headerStatus       = "Status"
+	statusEnd          = "204"
+	statusNoResponders = "503"
+	statusNotFound     = "404"
 )
 
 func endsBatch(answer *nats.Msg) bool { return answer.Header.Get(headerStatus) != "" }
@@ -282,8 +282,8 @@ const (
 	behindMost  = 100 * time.Millisecond
 )
 
-// List lists what matches filter, as a server tells it that knows the message with sequence floor.
-// The error wraps [ErrBehind] when none does so soon.
+// List lists what matches filter, by an answer of a server that knows the message with sequence
+// floor. The error wraps [ErrBehind] when none does so soon.
 func (s *Store) List(ctx context.Context, filter string, floor uint64) (*Listing, error) {
 	for wait := BehindPause; ; wait *= 2 {
 		found, err := s.list(ctx, ShortTimeout, filter, 0)
@@ -299,7 +299,7 @@ func (s *Store) List(ctx context.Context, filter string, floor uint64) (*Listing
 	}
 }
 
-// EachSubject tells every subject of the calls stream that matches filter, as many as one answer
+// EachSubject passes every subject of the calls stream that matches filter, as many as one answer
 // has after the other. It reports false when it stopped because they are more than most.
 func (s *Store) EachSubject(ctx context.Context, filter string, most int, visit func(subject string)) (complete bool, err error) {
 	for told := 0; told < most; {
@@ -481,14 +481,14 @@ func (s *Store) LookUpResults(calls ...*protocol.Call) *Lookup {
 	return s.results.lookup(filters...)
 }
 
-// HasResult reports whether a call has a result, also one whose value cannot be had or read. asked
-// is a lookup that has asked for it; nil asks now.
-func (s *Store) HasResult(ctx context.Context, call *protocol.Call, asked *Lookup) (bool, error) {
-	if asked == nil {
-		asked = s.LookUpResults(call)
+// HasResult reports whether a call has a result, also one whose value cannot be had or read. lookup
+// is an earlier lookup of it; nil looks it up now.
+func (s *Store) HasResult(ctx context.Context, call *protocol.Call, lookup *Lookup) (bool, error) {
+	if lookup == nil {
+		lookup = s.LookUpResults(call)
 	}
 	subject := wire.ResultSubject(s.Fleet, call.SessionID, call.ID)
-	found, err := asked.Wait(ctx)
+	found, err := lookup.Wait(ctx)
 	if errors.Is(err, ErrNotAtOnce) {
 		var msg *jetstream.RawStreamMsg
 		if msg, err = s.results.next(ctx, subject, 0); msg != nil {

@@ -84,7 +84,7 @@ func (s *Store) open(ctx context.Context, name string) (jetstream.Stream, *reade
 		return nil, nil, fmt.Errorf("open stream %s: %w", name, err)
 	}
 	info := stream.CachedInfo()
-	r := &reader{store: s, stream: name, made: info.Created}
+	r := &reader{store: s, stream: name, created: info.Created}
 	r.batcher.reader = r
 	r.direct.Store(info.Config.AllowDirect && info.Config.Replicas <= 1)
 	return stream, r, nil
@@ -94,7 +94,7 @@ func (s *Store) open(ctx context.Context, name string) (jetstream.Stream, *reade
 // opened.
 func (s *Store) Created() map[string]time.Time {
 	return map[string]time.Time{
-		wire.CallsStream(s.Fleet): s.calls.made, wire.ClaimsStream(s.Fleet): s.claims.made, wire.ResultsStream(s.Fleet): s.results.made,
+		wire.CallsStream(s.Fleet): s.calls.created, wire.ClaimsStream(s.Fleet): s.claims.created, wire.ResultsStream(s.Fleet): s.results.created,
 	}
 }
 
@@ -166,7 +166,7 @@ func sequenceIn(body []byte) uint64 {
 	return seq
 }
 
-// ErrPending says that a message was refused because of one that is not stored.
+// ErrPending says that a message was refused because of a write that is not stored yet.
 var ErrPending = errors.New("another message on the subject is under way, and may never be stored")
 
 // PublishOnce is [Store.Publish], but a refusal proves that the subject has a message. Otherwise
@@ -241,7 +241,8 @@ func (s *Store) Mark(ctx context.Context, subject string, lane protocol.Lane) er
 	return answer.full(err)
 }
 
-// Cancel asks for a call to end as cancelled, and makes its lane ready, so that somebody sees it.
+// Cancel requests that a call ends as cancelled, and makes its lane ready, so that a worker reads
+// it.
 func (s *Store) Cancel(ctx context.Context, pool protocol.Pool, lane protocol.Lane, call protocol.CallID) error {
 	if err := s.Mark(ctx, wire.CancelSubject(s.Fleet, pool, wire.HashLane(lane), call), lane); err != nil {
 		return fmt.Errorf("cancel call %s: %w", call, err)
@@ -331,14 +332,14 @@ func Retryable(err error) bool {
 	return natsio.Repeatable(err) && (!answered || api.ErrorCode != natsio.CodeStoreFailed)
 }
 
-// Token is a number that nobody has used before.
-func Token() uint64 {
+// Nonce returns a number that was never used before.
+func Nonce() uint64 {
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // never fails
 	return binary.BigEndian.Uint64(random[:])
 }
 
-// Clock tells the server's time, so that ages of messages are right even when
+// Clock is the server's time, so that ages of messages are right even when
 // the clocks of machines differ.
 type Clock struct{ offset atomic.Int64 } // server minus local, in nanoseconds
 

@@ -60,11 +60,11 @@ func TestDeleteFault(t *testing.T) {
 		`{"error":{"code":404,"err_code":10037,"description":"no message found"}}`,
 	}
 	for _, body := range gone {
-		require.NoError(t, deleteFault([]byte(body)), body)
+		require.NoError(t, deletionError([]byte(body)), body)
 	}
-	require.ErrorContains(t, deleteFault([]byte(`{"error":{"code":500,"err_code":10057,"description":"disk is gone"}}`)), "disk is gone")
-	require.ErrorIs(t, deleteFault([]byte(`{"success":false}`)), errNotDeleted)
-	require.Error(t, deleteFault([]byte(`garbage`)))
+	require.ErrorContains(t, deletionError([]byte(`{"error":{"code":500,"err_code":10057,"description":"disk is gone"}}`)), "disk is gone")
+	require.ErrorIs(t, deletionError([]byte(`{"success":false}`)), errNotDeleted)
+	require.Error(t, deletionError([]byte(`garbage`)))
 }
 
 // Behind a leaf node messages of core NATS may get lost as between the servers of a cluster, and
@@ -104,7 +104,7 @@ func TestToken_IsNoTime(t *testing.T) {
 	t.Parallel()
 	drawn := make([]uint64, 100)
 	for i := range drawn {
-		drawn[i] = Token()
+		drawn[i] = Nonce()
 	}
 	require.False(t, slices.IsSorted(drawn), "each is greater than the one before")
 	slices.Sort(drawn)

@@ -203,7 +203,7 @@ func (s *Server) Running() int {
 
 // CanRun implements [lane.Host]: a turn that names a model waits for a coordinator that serves it.
 // Any coordinator takes, and refuses, a call that is no turn.
-func (s *Server) CanRun(n lane.Need) bool {
+func (s *Server) CanRun(n lane.Requirements) bool {
 	return n.Model == "" || s.options.Models[n.Model] != nil
 }
 
@@ -273,7 +273,7 @@ func (s *Server) conclude(ctx context.Context, c *protocol.Call, r *protocol.Res
 
 // recordRefused reports whether it has recorded a turn that never began.
 func (s *Server) recordRefused(ctx context.Context, c *protocol.Call, r *protocol.Result) (bool, error) {
-	need := lane.NeedOf(c)
+	need := lane.RequirementsOf(c)
 	if need.Kind != wire.KindTurnRun || c.Lane() != Key(c.SessionID).Lane() {
 		return false, nil // the journal of a session whose lane this coordinator does not hold is not its to write
 	}

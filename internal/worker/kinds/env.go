@@ -108,7 +108,7 @@ func (e *Env) LimitKinds() map[string]string { return e.limitKinds }
 
 // CanRun reports whether this worker runs calls that need this: it has the function, the level, and
 // sandboxes. It accepts calls that no worker could run, to refuse them.
-func (e *Env) CanRun(n lane.Need) bool {
+func (e *Env) CanRun(n lane.Requirements) bool {
 	if level, err := isolation.ParseLevel(n.Level); err == nil && level > e.Sandbox.Caps.Level {
 		return false
 	}

@@ -18,7 +18,7 @@ func TestUsedLanes_AReadyMessageIsOwed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		made := 0
-		u, a := usedLanes{makeReady: func(poolLane) { made++ }}, poolLane{lane: "a"}
+		u, a := readyCache{makeReady: func(poolLane) { made++ }}, poolLane{lane: "a"}
 		requireMade := func(n int, why string) {
 			synctest.Wait()
 			u.mu.Lock()
@@ -26,33 +26,33 @@ func TestUsedLanes_AReadyMessageIsOwed(t *testing.T) {
 			require.Equal(t, n, made, why)
 		}
 		require.False(t, u.use(a))
-		u.appended(a, true)
-		u.begun(a)
+		u.onAppended(a, true)
+		u.onAccepted(a)
 		requireMade(1, "no earlier call")
 		time.Sleep(time.Hour)
 		require.True(t, u.use(a), "its call has no result")
-		u.appended(a, true)
-		u.begun(a)
+		u.onAppended(a, true)
+		u.onAccepted(a)
 		requireMade(1, "it waits for a result")
 		for range 10 { // calls end all the time
-			time.Sleep(owedFor / 2)
-			u.appended(a, true)
-			u.begun(a)
-			u.ended(a, wire.Seen{})
+			time.Sleep(deferReadyFor / 2)
+			u.onAppended(a, true)
+			u.onAccepted(a)
+			u.onEnded(a, wire.Seen{})
 		}
 		requireMade(1, "calls end")
-		u.appended(a, false)
+		u.onAppended(a, false)
 		requireMade(2, "nobody would say when it ends")
-		time.Sleep(2 * owedFor)
+		time.Sleep(2 * deferReadyFor)
 		requireMade(3, "none ends")
-		u.appended(a, true)
-		u.begun(a)
+		u.onAppended(a, true)
+		u.onAccepted(a)
 		for range 3 {
-			u.ended(a, wire.Seen{})
+			u.onEnded(a, wire.Seen{})
 		}
 		time.Sleep(time.Hour)
 		requireMade(3, "all have ended")
-		require.Empty(t, u.owing)
+		require.Empty(t, u.deferred)
 		require.False(t, u.use(a))
 		require.False(t, u.use(poolLane{lane: "b"}))
 	})
@@ -64,44 +64,44 @@ func TestUsedLanes_ALaneThatIsKept(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		made := 0
-		u, a := usedLanes{makeReady: func(poolLane) { made++ }}, poolLane{lane: "a"}
+		u, a := readyCache{makeReady: func(poolLane) { made++ }}, poolLane{lane: "a"}
 		one := func(takes time.Duration) {
 			u.use(a)
-			u.appended(a, true)
-			u.begun(a)
+			u.onAppended(a, true)
+			u.onAccepted(a)
 			time.Sleep(takes)
-			u.ended(a, wire.Seen{})
+			u.onEnded(a, wire.Seen{})
 			synctest.Wait()
 		}
-		for range 3 * keptAfter {
-			one(owedFor / 2)
+		for range 3 * retainedAfter {
+			one(deferReadyFor / 2)
 		}
-		require.Equal(t, keptAfter+1, made, "it is kept")
-		one(2 * owedFor)
-		require.Equal(t, keptAfter+2, made, "it did not end soon")
-		one(owedFor / 2)
-		require.Equal(t, keptAfter+3, made)
-		time.Sleep(keepTime)
-		for range 2 * keptAfter {
-			one(owedFor / 2)
+		require.Equal(t, retainedAfter+1, made, "it is kept")
+		one(2 * deferReadyFor)
+		require.Equal(t, retainedAfter+2, made, "it did not end soon")
+		one(deferReadyFor / 2)
+		require.Equal(t, retainedAfter+3, made)
+		time.Sleep(retainTime)
+		for range 2 * retainedAfter {
+			one(deferReadyFor / 2)
 		}
-		require.Equal(t, 2*keptAfter+4, made, "it was not used for a while")
-		require.Empty(t, u.owing)
+		require.Equal(t, 2*retainedAfter+4, made, "it was not used for a while")
+		require.Empty(t, u.deferred)
 	})
 }
 
 func TestUsedLanes_AreBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		u := usedLanes{makeReady: func(poolLane) {}}
+		u := readyCache{makeReady: func(poolLane) {}}
 		lane := func(i int) poolLane { return poolLane{lane: protocol.Lane(rune(i))} }
 		for i := range 4 * maxUsed {
 			u.use(lane(i))
 			if i%8 == 0 {
-				u.begun(lane(i))
+				u.onAccepted(lane(i))
 			}
 			if i%64 == 0 { // each wait of the simulated time takes long itself
-				time.Sleep(keepTime)
+				time.Sleep(retainTime)
 			}
 		}
 		require.LessOrEqual(t, len(u.lanes), 2*maxUsed)
