@@ -262,10 +262,10 @@ func (a *admission) rate(of string) *limits.Spending {
 	return a.rates[of]
 }
 
-// TakeModel takes a request to a model's provider, and as many tokens as it is expected to use,
+// SpendModel takes a request to a model's provider, and as many tokens as it is expected to use,
 // from what the limits of model/PROVIDER leave to all processes of the fleet. It returns 0, or how
 // long it takes until there is some; then nothing was taken.
-func (p *Publisher) TakeModel(ctx context.Context, provider string, tokens int64) (wait time.Duration, err error) {
+func (p *Publisher) SpendModel(ctx context.Context, provider string, tokens int64) (wait time.Duration, err error) {
 	a := p.bounds
 	requests, budget := a.rules(ctx).OfModel(provider)
 	if requests.Rate == 0 && budget.Rate == 0 {

@@ -249,7 +249,7 @@ func TestModelLimit_HoldsForAllProcesses(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	f.setLimit(limits.Rule{Lane: "*/*", Rate: limits.Rate{N: 1, Per: time.Hour}}) // is about calls
-	wait, err := f.publisher().TakeModel(t.Context(), "openai", 1)
+	wait, err := f.publisher().SpendModel(t.Context(), "openai", 1)
 	require.NoError(t, err)
 	require.Zero(t, wait)
 	f.setLimit(limits.Rule{Lane: "model/openai", Rate: limits.Rate{N: 60, Per: time.Hour}, Burst: 5})
@@ -261,7 +261,7 @@ func TestModelLimit_HoldsForAllProcesses(t *testing.T) {
 		p := f.publisher()
 		began.Go(func() {
 			for range 5 {
-				wait, err := p.TakeModel(t.Context(), "openai", 1_000_000)
+				wait, err := p.SpendModel(t.Context(), "openai", 1_000_000)
 				if err != nil {
 					t.Error(err)
 				}
@@ -279,18 +279,18 @@ func TestModelLimit_HoldsForAllProcesses(t *testing.T) {
 	require.Equal(t, 5, taken)
 
 	one, other := f.publisher(), f.publisher()
-	wait, err = one.TakeModel(t.Context(), "google", 900) // more than a minute's worth
+	wait, err = one.SpendModel(t.Context(), "google", 900) // more than a minute's worth
 	require.NoError(t, err)
 	require.Zero(t, wait)
-	wait, err = other.TakeModel(t.Context(), "google", 1)
+	wait, err = other.SpendModel(t.Context(), "google", 1)
 	require.NoError(t, err)
 	require.InDelta(t, 30, wait.Seconds(), 5)
 	require.NoError(t, one.CorrectModel(t.Context(), "google", -600))
-	wait, err = other.TakeModel(t.Context(), "google", 1)
+	wait, err = other.SpendModel(t.Context(), "google", 1)
 	require.NoError(t, err)
 	require.Zero(t, wait)
 	require.NoError(t, other.CorrectModel(t.Context(), "google", 600))
-	wait, err = one.TakeModel(t.Context(), "google", 1)
+	wait, err = one.SpendModel(t.Context(), "google", 1)
 	require.NoError(t, err)
 	require.Positive(t, wait)
 }

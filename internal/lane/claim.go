@@ -217,7 +217,7 @@ type claim struct {
 
 func (h *Holder) newClaim(l *incarnation, r *readyMessage) *claim {
 	return &claim{Claim: wire.Claim{
-		Lane: r.lane, WorkerID: h.options.Worker, Life: l.id, Token: uuid.NewString(), Ready: r.seq,
+		Lane: r.lane, WorkerID: h.options.Worker, Incarnation: l.id, Token: uuid.NewString(), Ready: r.seq,
 	}}
 }
 
@@ -319,7 +319,7 @@ func (h *Holder) removeStaleClaim(ctx context.Context, hash wire.LaneHash) {
 		return
 	}
 	h.mu.Lock()
-	ours := h.incarnation != nil && found.Life == h.incarnation.id && h.held[hash] == nil &&
+	ours := h.incarnation != nil && found.Incarnation == h.incarnation.id && h.held[hash] == nil &&
 		h.incarnation.isTrusted(time.Now()) // calls of a lost incarnation may have been started, so its claims are taken over
 	h.mu.Unlock()
 	if ours && h.store.RedeliverAfter(ctx, h.options.Pool, h.lease, found.Ready) == nil &&

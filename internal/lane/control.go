@@ -252,13 +252,13 @@ func (h *Holder) serveQueries() (stop func(), err error) {
 }
 
 // onQuery answers a query about one lane, if it is held here. The sender may have changed the lane,
-// so the lane reads its mailbox. A query with a body is an offer, see place.go.
+// so the lane reads its mailbox. A query with a body is an offer, see [Holder.onOffer].
 func (h *Holder) onQuery(msg *nats.Msg) {
 	hash := wire.LaneHash(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:])
 	h.mu.Lock()
 	l, incarnation := h.held[hash], h.incarnation
 	h.mu.Unlock()
-	if asked := msg.Header.Get(wire.HeaderLife); asked != "" && (incarnation == nil || asked != string(incarnation.id)) {
+	if asked := msg.Header.Get(wire.HeaderIncarnation); asked != "" && (incarnation == nil || asked != string(incarnation.id)) {
 		return
 	}
 	if l == nil || len(msg.Data) > 0 {

@@ -243,7 +243,7 @@ func (f *fleet) requireQuiet() {
 
 // takeAndDie is a worker that claims the lane that is ready, and is lost. It returns the ready
 // message and its life.
-func (f *fleet) takeAndDie() (jetstream.Msg, wire.LifeID) {
+func (f *fleet) takeAndDie() (jetstream.Msg, wire.IncarnationID) {
 	f.t.Helper()
 	fleet, pool := protocol.DefaultFleet, protocol.DefaultPool
 	var consumer jetstream.Consumer
@@ -259,10 +259,10 @@ func (f *fleet) takeAndDie() (jetstream.Msg, wire.LifeID) {
 	beat := wire.Heartbeat{WorkerID: "lost", LeaseMS: consumer.CachedInfo().Config.AckWait.Milliseconds(), Beat: 1}
 	body, err := wire.EncodeHeartbeat(&beat)
 	require.NoError(f.t, err)
-	life := wire.NewLifeID()
+	life := wire.NewIncarnationID()
 	f.publish(wire.HeartbeatSubject(fleet, pool, life), nil, body)
 	claim := wire.Claim{
-		Lane: protocol.Lane(msg.Headers().Get(wire.HeaderLane)), WorkerID: "lost", Life: life, Token: "lost",
+		Lane: protocol.Lane(msg.Headers().Get(wire.HeaderLane)), WorkerID: "lost", Incarnation: life, Token: "lost",
 		Ready: meta.Sequence.Stream,
 	}
 	body, err = wire.EncodeClaim(&claim)

@@ -24,7 +24,7 @@ import (
 // its lease is no longer trusted, and never returns: its lanes are lost, and the holder starts a
 // new incarnation. It is safe for concurrent use.
 type incarnation struct {
-	id wire.LifeID
+	id wire.IncarnationID
 	// ctx ends with the incarnation; the cause is [ErrLost] if the lease was lost.
 	ctx context.Context //nolint:containedctx // the incarnation is the scope
 	end context.CancelCauseFunc
@@ -56,7 +56,7 @@ func (h *Holder) beginIncarnation(ctx context.Context) (*incarnation, error) {
 // newIncarnation starts an incarnation that ends if its first heartbeat takes longer than a lease.
 // It outlives ctx.
 func newIncarnation(ctx context.Context, lease time.Duration) *incarnation {
-	l := &incarnation{id: wire.NewLifeID(), lease: core.Lease{Length: lease}}
+	l := &incarnation{id: wire.NewIncarnationID(), lease: core.Lease{Length: lease}}
 	l.ctx, l.end = context.WithCancelCause(context.WithoutCancel(ctx))
 	l.timer = time.AfterFunc(lease, l.check)
 	return l
@@ -229,7 +229,7 @@ type peers struct {
 	origin  string
 
 	mu   sync.Mutex
-	byID map[wire.LifeID]*peer
+	byID map[wire.IncarnationID]*peer
 }
 
 // peer is the last observed state of one incarnation.
@@ -241,7 +241,7 @@ type peer struct {
 }
 
 func newPeers(s *store.Store, pool protocol.Pool, lease time.Duration, origin string) *peers {
-	return &peers{store: s, pool: pool, lease: lease, origin: origin, byID: map[wire.LifeID]*peer{}}
+	return &peers{store: s, pool: pool, lease: lease, origin: origin, byID: map[wire.IncarnationID]*peer{}}
 }
 
 func (p *peers) run(ctx context.Context) error {
@@ -282,10 +282,10 @@ func (p *peers) onHeartbeat(msg *nats.Msg) {
 func (p *peers) observe(beat *store.StoredHeartbeat) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	one := p.byID[beat.Life]
+	one := p.byID[beat.Incarnation]
 	if one == nil {
 		one = &peer{}
-		p.byID[beat.Life] = one
+		p.byID[beat.Incarnation] = one
 	}
 	if beat.Seq > one.Seq {
 		one.beat = beat.Heartbeat
@@ -295,7 +295,7 @@ func (p *peers) observe(beat *store.StoredHeartbeat) {
 
 // isExpired reports whether an incarnation is expired. A missing record counts as one that has not
 // changed since it was first missed.
-func (p *peers) isExpired(incarnation wire.LifeID) bool {
+func (p *peers) isExpired(incarnation wire.IncarnationID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	one := p.byID[incarnation]
@@ -330,13 +330,13 @@ func (p *peers) any(is func(*wire.Heartbeat) bool) bool {
 
 // expireDue expires the heartbeats that have not changed for a lease, and returns the expired
 // incarnations whose claims this holder does not look after yet.
-func (p *peers) expireDue(ctx context.Context) []wire.LifeID {
+func (p *peers) expireDue(ctx context.Context) []wire.IncarnationID {
 	now := time.Now()
 	var due []*store.StoredHeartbeat
 	p.mu.Lock()
 	for id, one := range p.byID {
 		if !one.Expired && (one.MayExpire(now) || p.isPredecessor(one)) {
-			due = append(due, &store.StoredHeartbeat{Heartbeat: one.beat, Life: id, Seq: one.Seq})
+			due = append(due, &store.StoredHeartbeat{Heartbeat: one.beat, Incarnation: id, Seq: one.Seq})
 		}
 	}
 	p.mu.Unlock()
@@ -345,7 +345,7 @@ func (p *peers) expireDue(ctx context.Context) []wire.LifeID {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var found []wire.LifeID
+	var found []wire.IncarnationID
 	for id, one := range p.byID {
 		if one.Expired && !one.redelivering {
 			one.redelivering = true
@@ -373,19 +373,19 @@ func (p *peers) expire(ctx context.Context, seen *store.StoredHeartbeat) bool {
 	beat.Expired, beat.LeaseMS = true, max(beat.LeaseMS, 1)
 	ctx, cancel := context.WithTimeout(ctx, store.ShortTimeout)
 	defer cancel()
-	seq, answer, err := p.store.StoreHeartbeat(ctx, p.pool, seen.Life, &beat, seen.Seq)
+	seq, answer, err := p.store.StoreHeartbeat(ctx, p.pool, seen.Incarnation, &beat, seen.Seq)
 	if err == nil && answer == store.Accepted {
-		p.observe(&store.StoredHeartbeat{Heartbeat: beat, Life: seen.Life, Seq: seq})
+		p.observe(&store.StoredHeartbeat{Heartbeat: beat, Incarnation: seen.Incarnation, Seq: seq})
 		return true
 	}
-	record, err := p.store.Heartbeat(ctx, p.pool, seen.Life)
+	record, err := p.store.Heartbeat(ctx, p.pool, seen.Incarnation)
 	switch {
 	case err != nil:
 	case record != nil: // renewed, or expired by another worker
 		p.observe(record)
 	case seen.Seq > 0: // its worker has deleted it: it stopped without claims
 		p.mu.Lock()
-		delete(p.byID, seen.Life)
+		delete(p.byID, seen.Incarnation)
 		p.mu.Unlock()
 	}
 	return false
@@ -394,7 +394,7 @@ func (p *peers) expire(ctx context.Context, seen *store.StoredHeartbeat) bool {
 // redeliverClaims has the ready messages of an expired incarnation's claims delivered until no
 // claim is left, and then deletes its record. In a cluster it checks once more a lease later,
 // because a former leader may have answered without the latest claims.
-func (p *peers) redeliverClaims(ctx context.Context, incarnation wire.LifeID) {
+func (p *peers) redeliverClaims(ctx context.Context, incarnation wire.IncarnationID) {
 	before := false // the previous round found no claim
 	for wait := redeliverFirst; ; {
 		left, err := p.claimsOf(ctx, incarnation)
@@ -414,9 +414,9 @@ func (p *peers) redeliverClaims(ctx context.Context, incarnation wire.LifeID) {
 	p.removeRecord(ctx, incarnation)
 }
 
-func (p *peers) claimsOf(ctx context.Context, incarnation wire.LifeID) (claims []*store.StoredClaim, err error) {
+func (p *peers) claimsOf(ctx context.Context, incarnation wire.IncarnationID) (claims []*store.StoredClaim, err error) {
 	err = p.store.EachClaim(ctx, p.pool, func(c *store.StoredClaim) {
-		if c.Life == incarnation {
+		if c.Incarnation == incarnation {
 			claims = append(claims, c)
 		}
 	})
@@ -424,7 +424,7 @@ func (p *peers) claimsOf(ctx context.Context, incarnation wire.LifeID) (claims [
 }
 
 // removeRecord deletes the record of an expired incarnation without claims.
-func (p *peers) removeRecord(ctx context.Context, incarnation wire.LifeID) {
+func (p *peers) removeRecord(ctx context.Context, incarnation wire.IncarnationID) {
 	p.mu.Lock()
 	one := p.byID[incarnation]
 	delete(p.byID, incarnation)

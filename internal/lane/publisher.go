@@ -510,10 +510,10 @@ func (o *Owner) Late() bool { return o.Left == 0 || o.Silent > (o.Silent+o.Left)
 // [natsio.OwnerRights].
 func (p *Publisher) Owner(ctx context.Context, call *protocol.Call) (*Owner, error) {
 	claim, err := p.store.Claim(ctx, call.Pool, wire.HashLane(call.Lane()))
-	if err != nil || claim == nil || claim.Life == "" {
+	if err != nil || claim == nil || claim.Incarnation == "" {
 		return nil, err
 	}
-	beat, err := p.store.Heartbeat(ctx, call.Pool, claim.Life)
+	beat, err := p.store.Heartbeat(ctx, call.Pool, claim.Incarnation)
 	if err != nil || beat == nil {
 		return nil, err
 	}

@@ -254,7 +254,7 @@ func (c *reaper) inspect(ctx context.Context, lane protocol.Lane, ready *message
 	if err != nil {
 		return err
 	}
-	if claim != nil && claim.Life != "" {
+	if claim != nil && claim.Incarnation != "" {
 		if claim.Ready == ready.Sequence && consumer == nil && c.isHeld(ctx, claim) {
 			return nil // its holder looks after it, or the worker that expires that
 		}
@@ -280,11 +280,11 @@ func (c *reaper) inspect(ctx context.Context, lane protocol.Lane, ready *message
 // lane deletes the claim.
 func (c *reaper) isHeld(ctx context.Context, claim *store.StoredClaim) bool {
 	s, pool := c.holder.store, c.holder.options.Pool
-	if c.holder.peers.isExpired(claim.Life) { // one without a record is noticed by this
+	if c.holder.peers.isExpired(claim.Incarnation) { // one without a record is noticed by this
 		return true
 	}
 	question := nats.NewMsg(wire.AskSubject(s.Fleet, pool, wire.HashLane(claim.Lane)))
-	question.Header.Set(wire.HeaderLife, string(claim.Life))
+	question.Header.Set(wire.HeaderIncarnation, string(claim.Incarnation))
 	_, err := s.Request(ctx, heldWait, question)
 	return err == nil
 }

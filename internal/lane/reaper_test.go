@@ -124,7 +124,7 @@ func TestCaretaker_AClaimThatItsWorkerDoesNotHold(t *testing.T) {
 				attempts <- run.Attempt
 				return succeed(run)
 			}), lane.Options{})
-			f.storeClaim(first.Lane(), wire.Claim{Life: f.aLife(), Ready: meta.Sequence.Stream, Interrupted: interrupted})
+			f.storeClaim(first.Lane(), wire.Claim{Incarnation: f.aLife(), Ready: meta.Sequence.Stream, Interrupted: interrupted})
 			f.enqueueWithoutReady(second)
 			require.Equal(t, protocol.StatusOK, f.await(p, first).Status)
 			require.Equal(t, protocol.StatusOK, f.await(p, second).Status)

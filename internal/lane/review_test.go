@@ -21,10 +21,10 @@ func TestReview_ASettledReadyMessageThatIsBack(t *testing.T) {
 	for name, claims := range map[string]func(f *fleet, l protocol.Lane, ready uint64){
 		"no claim": func(*fleet, protocol.Lane, uint64) {},
 		"the claim of a worker that lives": func(f *fleet, l protocol.Lane, ready uint64) {
-			f.storeClaim(l, wire.Claim{Life: f.aLife(), Ready: ready})
+			f.storeClaim(l, wire.Claim{Incarnation: f.aLife(), Ready: ready})
 		},
 		"a later claim of a worker that lives": func(f *fleet, l protocol.Lane, ready uint64) {
-			f.storeClaim(l, wire.Claim{Life: f.aLife(), Ready: ready + 1})
+			f.storeClaim(l, wire.Claim{Incarnation: f.aLife(), Ready: ready + 1})
 		},
 		"a claim without an owner": func(f *fleet, l protocol.Lane, ready uint64) {
 			f.storeClaim(l, wire.Claim{Ready: ready, Interrupted: true})
@@ -61,7 +61,7 @@ func (f *fleet) lookAfterByHand() {
 }
 
 // aLife is a life of the default pool.
-func (f *fleet) aLife() wire.LifeID {
+func (f *fleet) aLife() wire.IncarnationID {
 	f.t.Helper()
 	stream, err := f.js.Stream(f.t.Context(), wire.ClaimsStream(factFleet))
 	require.NoError(f.t, err)

@@ -390,7 +390,7 @@ func (h *Holder) removeSpent(ctx context.Context) {
 			continue
 		}
 		err := h.store.EachClaim(ctx, h.options.Pool, func(c *store.StoredClaim) {
-			if c.Life == "" && !c.Interrupted && h.isRegained(rules, c) {
+			if c.Incarnation == "" && !c.Interrupted && h.isRegained(rules, c) {
 				h.store.DropClaim(c.Epoch)
 			}
 		})

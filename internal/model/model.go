@@ -116,7 +116,7 @@ type Opener struct {
 	HTTPClient *http.Client
 	// Logger gets a warning about each retry; nil discards them.
 	Logger *slog.Logger
-	// MaxWait is that of [endpoint.Options].
+	// MaxWait is [endpoint.Options].MaxWait.
 	MaxWait time.Duration
 	// Meter makes the metrics of replies; nil is what the process has installed.
 	Meter metric.Meter
@@ -230,7 +230,7 @@ func (e *settingError) Error() string {
 }
 
 // takesImages reports whether a model is sent images: when the setting says so, and
-// without one when its name is that of a family that is known to take them.
+// without a setting when its name belongs to a family that is known to take them.
 func takesImages(name, setting string) (bool, error) {
 	if setting != "" {
 		wanted, err := strconv.ParseBool(setting)
@@ -262,7 +262,7 @@ type Prices struct {
 	Sources []string        `json:"sources"`
 	Models  map[string]Info `json:"models"`
 	// Tools are dollars for each call of the tools that providers run, by PROVIDER:TOOL, at most:
-	// some are billed by time or size. A file without them has those of this version.
+	// some are billed by time or size. Without them, the prices of this version apply.
 	Tools map[string]float64 `json:"tools"`
 }
 
@@ -277,7 +277,7 @@ type Info struct {
 // maxPrices bounds the size of a file of prices, in bytes.
 const maxPrices = 4 << 20
 
-// LoadPrices reads a file of prices, and those of this version if path is "".
+// LoadPrices reads a file of prices, or the prices of this version if path is "".
 func LoadPrices(path string) (*Prices, error) {
 	content := prices
 	if path != "" {

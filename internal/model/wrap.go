@@ -17,8 +17,8 @@ import (
 
 // Limits are the limits of providers that the processes of a fleet share.
 type Limits interface {
-	// TakeModel takes a request and tokens, or returns after how long to try again.
-	TakeModel(ctx context.Context, provider string, tokens int64) (wait time.Duration, err error)
+	// SpendModel takes a request and tokens, or returns after how long to try again.
+	SpendModel(ctx context.Context, provider string, tokens int64) (wait time.Duration, err error)
 	// CorrectModel takes further tokens, or gives some back.
 	CorrectModel(ctx context.Context, provider string, tokens int64) error
 }
@@ -38,7 +38,7 @@ func (g *Gate) enter(ctx context.Context, provider string, expected int64, delta
 	}
 	limits := *g.limits.Load()
 	for {
-		wait, err := limits.TakeModel(ctx, provider, expected)
+		wait, err := limits.SpendModel(ctx, provider, expected)
 		if err != nil {
 			return func(int64) {}, nil //nolint:nilerr // see Gate
 		}
@@ -128,7 +128,7 @@ type fallback struct {
 var _ loop.Provider = (*fallback)(nil)
 
 // WithFallback returns a model that asks other when the provider of first is down: once first has
-// made its attempts, and for a minute without asking it. Native tools are those of first.
+// made its attempts, and for a minute without asking it. It has the native tools of first.
 func WithFallback(first loop.Model, name string, other loop.Model, as loop.Fallback) loop.Model {
 	return &fallback{first: first, name: name, other: other, as: as}
 }

@@ -25,7 +25,7 @@ type shared struct {
 	corrected int64
 }
 
-func (s *shared) TakeModel(_ context.Context, provider string, tokens int64) (time.Duration, error) {
+func (s *shared) SpendModel(_ context.Context, provider string, tokens int64) (time.Duration, error) {
 	if len(s.waits) > 0 {
 		wait := s.waits[0]
 		s.waits = s.waits[1:]

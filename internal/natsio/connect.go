@@ -6,7 +6,7 @@
 // fails at once instead of filling a buffer: a delayed message of a worker that
 // has lost its lease must never arrive later.
 //
-// [Ensure] makes the streams and buckets of a fleet, or checks those that exist.
+// [Ensure] makes the streams and buckets of a fleet, or checks existing ones.
 // A stream with another configuration than the laws need is an error that names
 // the difference; nothing is ever changed silently.
 //
@@ -30,6 +30,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -53,7 +54,8 @@ type ConnectOptions struct {
 	// Creds is a NATS credentials file (user JWT and seed), or a file that holds
 	// nothing but a token; "" is neither.
 	Creds string
-	// TLS is for servers whose certificates the system does not know, and for those that want one.
+	// TLS is for servers whose certificates the system does not know, and for servers that require
+	// client certificates.
 	TLS TLS
 	// Logger gets a warning when the connection is lost, and one when it is back; nil discards.
 	Logger *slog.Logger
@@ -129,7 +131,7 @@ func Connect(ctx context.Context, servers string, o ConnectOptions) (*nats.Conn,
 		nats.ReconnectHandler(func(nc *nats.Conn) {
 			logger.WarnContext(ctx, "nats connection is back", slog.String("url", nc.ConnectedUrlRedacted()))
 		}),
-		(&faults{logger: logger, now: time.Now}).option(ctx),
+		(&connectionErrors{logger: logger, now: time.Now}).option(ctx),
 	}
 	credentials, err := credentialsOption(o.Creds)
 	if err != nil {
@@ -337,8 +339,8 @@ const redacted = "xxxxx"
 // ErrURL is wrapped by the error of [Connect] for what is no list of server URLs.
 var ErrURL = errors.New("not a server URL, which is nats://host:port or tls://host:port (or ws://, wss://), several separated by commas")
 
-// known reports whether the client knows the scheme of a URL; it takes any other for nats.
-func known(part string) bool {
+// knownScheme reports whether the client knows the scheme of a URL; it takes any other for nats.
+func knownScheme(part string) bool {
 	scheme, _, found := strings.Cut(part, "://")
 	return !found || slices.Contains([]string{"nats", "tls", "ws", "wss"}, scheme)
 }
@@ -383,7 +385,7 @@ func CheckURLs(list string) error {
 		if part = strings.TrimSpace(part); part == "" {
 			continue
 		}
-		if fault = parse(part); fault == nil && !known(part) {
+		if fault = parse(part); fault == nil && !knownScheme(part) {
 			fault = ErrURL
 		}
 		if fault != nil {
@@ -412,4 +414,53 @@ func parse(part string) error {
 		}
 	}
 	return nil
+}
+
+const (
+	// repeatEvery is the least time between two log lines of one fault: a server that refuses a
+	// process does so several times a second, for as long as its credentials are wrong.
+	repeatEvery = time.Minute
+	// maxRemembered bounds how many faults are remembered; beyond it all of them are logged again.
+	maxRemembered = 64
+)
+
+// connectionErrors logs what goes wrong on a connection, each fault at once and then once a minute.
+// It is safe for concurrent use.
+type connectionErrors struct {
+	logger *slog.Logger
+	now    func() time.Time
+
+	mu   sync.Mutex
+	next map[string]time.Time // when a fault may be logged again
+}
+
+// option makes the client report its errors, also errors of servers that refuse it.
+func (f *connectionErrors) option(ctx context.Context) nats.Option {
+	return nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
+		if errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(err.Error(), "."+probed) {
+			return // [CheckRights] reports it
+		}
+		subject := ""
+		if sub != nil {
+			subject = sub.Subject
+		}
+		if f.isDue(subject + " " + err.Error()) {
+			f.logger.WarnContext(ctx, "nats error", slog.String("subject", subject), slog.Any("error", err))
+		}
+	})
+}
+
+// isDue reports whether a fault is to be logged.
+func (f *connectionErrors) isDue(fault string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := f.now()
+	if now.Before(f.next[fault]) {
+		return false
+	}
+	if f.next == nil || len(f.next) >= maxRemembered {
+		f.next = map[string]time.Time{}
+	}
+	f.next[fault] = now.Add(repeatEvery)
+	return true
 }

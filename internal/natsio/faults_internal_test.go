@@ -11,14 +11,14 @@ import (
 func TestFaults_AreLoggedOnceAMinute(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(0, 0)
-	f := &faults{now: func() time.Time { return now }}
-	require.True(t, f.news("refused"))
-	require.False(t, f.news("refused"))
-	require.True(t, f.news("slow"))
+	f := &connectionErrors{now: func() time.Time { return now }}
+	require.True(t, f.isDue("refused"))
+	require.False(t, f.isDue("refused"))
+	require.True(t, f.isDue("slow"))
 	now = now.Add(repeatEvery)
-	require.True(t, f.news("refused"))
-	for i := range 10 * maxFaults {
-		require.True(t, f.news(strconv.Itoa(i)))
-		require.LessOrEqual(t, len(f.next), maxFaults)
+	require.True(t, f.isDue("refused"))
+	for i := range 10 * maxRemembered {
+		require.True(t, f.isDue(strconv.Itoa(i)))
+		require.LessOrEqual(t, len(f.next), maxRemembered)
 	}
 }

@@ -17,7 +17,7 @@ import (
 //
 //	Unknown ── the next try ─┬─▶ Acknowledged  it is stored
 //	   ▲                     ├─▶ NotStored     it was not sent, or the server refused it
-//	   │                     ├─▶ Conflict      another message is there: perhaps that of an earlier try
+//	   │                     ├─▶ Conflict      another message is there: perhaps from an earlier try
 //	   └─────────────────────┘
 //
 // An unknown outcome is no failure: the server may have stored the message and the answer is lost,
@@ -68,7 +68,7 @@ func OutcomeOf(err error) Outcome {
 }
 
 // Repeatable reports whether another try may end otherwise than with this error: no server
-// answered, or one that cannot store at the moment.
+// answered, or the server cannot store at the moment.
 func Repeatable(err error) bool {
 	if api, answered := errors.AsType[*jetstream.APIError](err); answered {
 		return api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant ||
@@ -127,7 +127,7 @@ func NotSent(err error) error {
 }
 
 // UntilKnown makes a write until its outcome is known, and returns nil when it is stored. A try has
-// 5 s. The write must be one that may be made twice: on a condition that the first message breaks,
+// 5 s. The write must be repeatable: on a condition that the first message breaks,
 // with an id for the server, or of a content that replaces itself.
 //
 // When a try is refused after one of unknown outcome, isThere finds out whether the earlier one was
@@ -136,7 +136,7 @@ func NotSent(err error) error {
 // first, or the connection was closed.
 func UntilKnown(ctx context.Context, write func(context.Context) error, isThere func(context.Context) (bool, error)) error {
 	for mayBeThere := false; ; {
-		err := within(ctx, write)
+		err := tryOnce(ctx, write)
 		outcome := OutcomeOf(err)
 		final := !Repeatable(err)
 		switch {
@@ -146,7 +146,7 @@ func UntilKnown(ctx context.Context, write func(context.Context) error, isThere 
 			mayBeThere = true
 		case mayBeThere && isThere != nil:
 			var there bool
-			lookErr := within(context.WithoutCancel(ctx), func(ctx context.Context) (err error) {
+			lookErr := tryOnce(context.WithoutCancel(ctx), func(ctx context.Context) (err error) {
 				there, err = isThere(ctx)
 				return err
 			})
@@ -168,8 +168,8 @@ func UntilKnown(ctx context.Context, write func(context.Context) error, isThere 
 	}
 }
 
-// within makes one try.
-func within(ctx context.Context, try func(context.Context) error) error {
+// tryOnce makes one try.
+func tryOnce(ctx context.Context, try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, openTry)
 	defer cancel()
 	return try(ctx)

@@ -30,8 +30,8 @@ type Rights struct {
 // probed stands in subjects for the ids of sessions and calls.
 const probed = "rights"
 
-// lookRights allow reading the state of streams.
-func lookRights(nc *nats.Conn, streams ...string) Rights {
+// readStateRights allow reading the state of streams.
+func readStateRights(nc *nats.Conn, streams ...string) Rights {
 	r := Rights{Subscribe: []string{strings.TrimSuffix(cmp.Or(nc.Opts.InboxPrefix, nats.InboxPrefix), ".") + "." + probed + ".*"}}
 	for _, stream := range streams {
 		r.Publish = append(r.Publish, "$JS.API.STREAM.INFO."+stream)
@@ -241,7 +241,7 @@ func PoolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 
 // IsRequest reports whether a client sent a message as a request, as an answer of a person must be
 // sent. A server publishes what is stored on whatever reply subject a client names, but with no
-// reply subject of its own, or with that of an acknowledgement.
+// reply subject of its own, or with the subject of an acknowledgement.
 func IsRequest(msg *nats.Msg) bool {
 	return msg.Reply != "" && !strings.HasPrefix(msg.Reply, "$JS.ACK.")
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -65,14 +64,14 @@ func (s *Streams) Check(ctx context.Context) error {
 	s.due = time.Now().Add(StreamsPeriod)
 	for _, name := range slices.Sorted(maps.Keys(s.created)) {
 		s.mu.Unlock() // concurrent checks get the previous state
-		created, err := s.ask(ctx, name)
+		created, err := s.query(ctx, name)
 		s.mu.Lock()
-		s.note(name, created, err)
+		s.record(name, created, err)
 	}
 	return s.gone
 }
 
-func (s *Streams) ask(ctx context.Context, name string) (time.Time, error) {
+func (s *Streams) query(ctx context.Context, name string) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, streamTimeout)
 	defer cancel()
 	stream, err := s.js.Stream(ctx, name)
@@ -82,7 +81,7 @@ func (s *Streams) ask(ctx context.Context, name string) (time.Time, error) {
 	return stream.CachedInfo().Created, nil
 }
 
-func (s *Streams) note(name string, created time.Time, err error) {
+func (s *Streams) record(name string, created time.Time, err error) {
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		s.missed[name]++
@@ -131,7 +130,7 @@ func EachLast(ctx context.Context, js jetstream.JetStream, stream jetstream.Stre
 	read := eachLast
 	err := CheckRights(ctx, js.Conn(), Rights{Publish: []string{"$JS.API.CONSUMER.CREATE." + name + "." + probed}})
 	if errors.Is(err, ErrRights) {
-		read, err = askLast, nil
+		read, err = requestLast, nil
 	}
 	if err != nil {
 		return err
@@ -144,8 +143,8 @@ func EachLast(ctx context.Context, js jetstream.JetStream, stream jetstream.Stre
 	return nil
 }
 
-// askLast asks for one message after the other.
-func askLast(ctx context.Context, stream jetstream.Stream, subjects []string, _ bool, tell func(jetstream.Msg) error) error {
+// requestLast asks for one message after the other.
+func requestLast(ctx context.Context, stream jetstream.Stream, subjects []string, _ bool, tell func(jetstream.Msg) error) error {
 	for _, filter := range subjects {
 		names := []string{filter}
 		if strings.ContainsAny(filter, "*>") {
@@ -158,7 +157,7 @@ func askLast(ctx context.Context, stream jetstream.Stream, subjects []string, _ 
 		for _, name := range names {
 			msg, err := stream.GetLastMsgForSubject(ctx, name)
 			if err == nil {
-				err = tell(answered{raw: msg})
+				err = tell(lastMessage{raw: msg})
 			} else if errors.Is(err, jetstream.ErrMsgNotFound) { // removed meanwhile
 				err = nil
 			}
@@ -170,18 +169,18 @@ func askLast(ctx context.Context, stream jetstream.Stream, subjects []string, _ 
 	return nil
 }
 
-// answered is a message that was asked for, as one of a consumer.
-type answered struct {
+// lastMessage is a message that was asked for, as one of a consumer.
+type lastMessage struct {
 	jetstream.Msg // nil: there is nothing to acknowledge
 
 	raw *jetstream.RawStreamMsg
 }
 
-func (a answered) Subject() string      { return a.raw.Subject }
-func (a answered) Data() []byte         { return a.raw.Data }
-func (a answered) Headers() nats.Header { return a.raw.Header }
+func (a lastMessage) Subject() string      { return a.raw.Subject }
+func (a lastMessage) Data() []byte         { return a.raw.Data }
+func (a lastMessage) Headers() nats.Header { return a.raw.Header }
 
-func (a answered) Metadata() (*jetstream.MsgMetadata, error) {
+func (a lastMessage) Metadata() (*jetstream.MsgMetadata, error) {
 	return &jetstream.MsgMetadata{Sequence: jetstream.SequencePair{Stream: a.raw.Sequence}, Timestamp: a.raw.Time}, nil
 }
 
@@ -253,53 +252,4 @@ func fetch(ctx context.Context, consumer jetstream.Consumer, most uint64, tell f
 		return left, err
 	}
 	return left, nil
-}
-
-const (
-	// repeatEvery is the least time between two log lines of one fault: a server that refuses a
-	// process does so several times a second, for as long as its credentials are wrong.
-	repeatEvery = time.Minute
-	// maxFaults bounds how many faults are remembered; beyond it all of them are logged again.
-	maxFaults = 64
-)
-
-// faults logs what goes wrong on a connection, each fault at once and then once a minute. It is
-// safe for concurrent use.
-type faults struct {
-	logger *slog.Logger
-	now    func() time.Time
-
-	mu   sync.Mutex
-	next map[string]time.Time // when a fault may be logged again
-}
-
-// option makes the client report its errors, also those of servers that refuse it.
-func (f *faults) option(ctx context.Context) nats.Option {
-	return nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
-		if errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(err.Error(), "."+probed) {
-			return // [CheckRights] reports it
-		}
-		subject := ""
-		if sub != nil {
-			subject = sub.Subject
-		}
-		if f.news(subject + " " + err.Error()) {
-			f.logger.WarnContext(ctx, "nats error", slog.String("subject", subject), slog.Any("error", err))
-		}
-	})
-}
-
-// news reports whether a fault is to be logged.
-func (f *faults) news(fault string) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	now := f.now()
-	if now.Before(f.next[fault]) {
-		return false
-	}
-	if f.next == nil || len(f.next) >= maxFaults {
-		f.next = map[string]time.Time{}
-	}
-	f.next[fault] = now.Add(repeatEvery)
-	return true
 }

@@ -86,7 +86,7 @@ type Topology struct {
 
 // Storage bounds what a fleet stores.
 type Storage struct {
-	// Replicas is that of new streams: 1, 3 or 5; 0 means 1.
+	// Replicas is the number of replicas of new streams: 1, 3 or 5; 0 means 1.
 	Replicas int
 	// KeepAge is how long what is kept of sessions stays at most; 0 means until its session
 	// is removed. KeepBytes bounds what is kept of all sessions together; 0 means no bound without
@@ -143,28 +143,28 @@ func (t Topology) withDefaults() Topology {
 	return t
 }
 
-// Ensure makes the streams and buckets of a fleet where they are missing and checks those that
-// exist. Errors about the latter wrap [ErrTopology] and name every difference, those about a server
-// that is too old [ErrServer]. It is safe to run from many processes at once.
+// Ensure makes the streams and buckets of a fleet where they are missing and checks existing ones.
+// Errors about the latter wrap [ErrTopology] and name every difference, those about a server that
+// is too old [ErrServer]. It is safe to run from many processes at once.
 func Ensure(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	t = t.withDefaults()
 	if err := t.checkAccess(ctx, js.Conn()); err != nil {
 		return err
 	}
-	made, found, err := t.make(ctx, js)
+	made, found, err := t.createMissing(ctx, js)
 	if err != nil {
 		return err
 	}
-	t.tellMade(ctx, made, found)
+	t.logRecreated(ctx, made, found)
 	if err := t.bound(ctx, js, wire.ResultsStream(t.Fleet), t.ResultAge, t.ResultBytes); err != nil {
 		return err
 	}
 	return t.bound(ctx, js, ObjectStream(wire.BlobsBucket(t.Fleet)), t.ResultAge, 0)
 }
 
-// later is the room that is left for what coordinators make later; none for a calls stream that is
-// asked to be smaller than the least, as of a server that has less.
-func (t Topology) later() int64 {
+// reservedLater is the room that is left for what coordinators make later; none for a calls stream
+// that is asked to be smaller than the least, as of a server that has less.
+func (t Topology) reservedLater() int64 {
 	if t.MaxBytes < LeastCallBytes {
 		return 0
 	}
@@ -211,12 +211,12 @@ func (t Topology) sized(ctx context.Context, js jetstream.JetStream, stream stri
 	for {
 		reserved := size
 		if calls {
-			reserved += t.later()
+			reserved += t.reservedLater()
 		}
 		err := create(reserved)
 		refused, answered := errors.AsType[*jetstream.APIError](err)
 		switch {
-		case !answered || !lacksRoom(refused):
+		case !answered || !isOutOfRoom(refused):
 			return err
 		case js.Conn().ConnectedClusterName() != "" && time.Now().Before(until) && pause.For(ctx, roomPeriod):
 		case calls && size/2 >= LeastCallBytes:
@@ -234,15 +234,15 @@ func (t Topology) sized(ctx context.Context, js jetstream.JetStream, stream stri
 	}
 }
 
-// lacksRoom reports whether servers refuse a stream because of what it sets aside.
-func lacksRoom(refused *jetstream.APIError) bool {
+// isOutOfRoom reports whether servers refuse a stream because of what it sets aside.
+func isOutOfRoom(refused *jetstream.APIError) bool {
 	return refused.ErrorCode == codeNoStorage || // a cluster says the latter, also of too few servers
 		refused.ErrorCode == codeNoPeers && strings.Contains(refused.Description, "insufficient storage")
 }
 
-// make makes the streams that are missing, and names those without the buckets' as made and found.
-// The calls stream gives back last what is left for what coordinators make later.
-func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found []string, err error) {
+// createMissing makes the streams that are missing, and names those without the buckets' as made
+// and found. The calls stream gives back last what is left for what coordinators make later.
+func (t Topology) createMissing(ctx context.Context, js jetstream.JetStream) (made, found []string, err error) {
 	until := time.Now().Add(roomPatience)
 	first := sync.OnceValue(func() uint64 { return t.firstSequence(ctx, js) })
 	giveBack := func() error { return nil }
@@ -250,8 +250,8 @@ func (t Topology) make(ctx context.Context, js jetstream.JetStream) (made, found
 		var stream jetstream.Stream
 		var anew bool
 		err := t.sized(ctx, js, want.Name, want.MaxBytes, until, func(size int64) (err error) {
-			if want.MaxBytes = size; want.Name == wire.CallsStream(t.Fleet) && t.later() > 0 {
-				want.Metadata = map[string]string{sizeLater: strconv.FormatInt(size-t.later(), 10)}
+			if want.MaxBytes = size; want.Name == wire.CallsStream(t.Fleet) && t.reservedLater() > 0 {
+				want.Metadata = map[string]string{sizeLater: strconv.FormatInt(size-t.reservedLater(), 10)}
 			}
 			stream, anew, err = ensureStream(ctx, js, want, first)
 			return err
@@ -338,7 +338,7 @@ func (t Topology) checkAccess(ctx context.Context, nc *nats.Conn) error {
 	if err := checkServer(nc); err != nil {
 		return err
 	}
-	return CheckRights(ctx, nc, lookRights(nc, t.names()...))
+	return CheckRights(ctx, nc, readStateRights(nc, t.names()...))
 }
 
 // warn logs a stream with so few replicas that more may be lost than expected.
@@ -354,9 +354,9 @@ func (t Topology) warn(ctx context.Context, stream string, replicas int, cluster
 	}
 }
 
-// tellMade logs streams that were missing in a fleet that has others: they were deleted, with what
-// was in them.
-func (t Topology) tellMade(ctx context.Context, made, found []string) {
+// logRecreated logs streams that were missing in a fleet that has others: they were deleted, with
+// what was in them.
+func (t Topology) logRecreated(ctx context.Context, made, found []string) {
 	if t.Logger == nil || len(found) == 0 {
 		return
 	}
@@ -433,7 +433,7 @@ func Check(ctx context.Context, js jetstream.JetStream, t Topology) error {
 	return nil
 }
 
-// names are those of all streams of a fleet.
+// names returns the names of all streams of a fleet.
 func (t Topology) names() []string {
 	f := t.Fleet
 	return []string{wire.CallsStream(f), wire.ClaimsStream(f), wire.ResultsStream(f), wire.SessionsStream(f), wire.WorkspacesStream(f), ObjectStream(wire.BlobsBucket(f)), ObjectStream(wire.KeptBucket(f)), ObjectStream(wire.BodiesBucket(f)), "KV_" + wire.PlacesBucket(f)}
@@ -561,7 +561,7 @@ func remedy(err error, replicas int, reserved int64) string {
 		return ""
 	}
 	switch {
-	case lacksRoom(refused):
+	case isOutOfRoom(refused):
 		return fmt.Sprintf("; it reserves %d MiB, and the server has less left: its limit for files (max_file_store) is three quarters of what its disk has free, unless it is set; make room there, or store the server's data elsewhere", reserved>>20)
 	case refused.ErrorCode == codeNoPeers, refused.ErrorCode == codeNoReplicas:
 		return fmt.Sprintf("; %d replicas need a cluster of at least that many servers: name one with --nats, or use --replicas 1", replicas)
@@ -613,12 +613,12 @@ func unlimited(n int64) int64 {
 
 // Codes of JetStream's errors (errors.json of nats-server) for which nats.go has no name.
 const (
-	// CodeStoreFailed is that of a message which was not stored; the description says why.
+	// CodeStoreFailed is the code of a message that was not stored; the description says why.
 	CodeStoreFailed jetstream.ErrorCode = 10077
 
 	codeUnavailable jetstream.ErrorCode = 10008 // a cluster has no leader at the moment
 	codeAccountFull jetstream.ErrorCode = 10002
-	codeServerFull  jetstream.ErrorCode = 10023 // in a cluster, that of one server
+	codeServerFull  jetstream.ErrorCode = 10023 // in a cluster: one server is full
 	codeNoStorage   jetstream.ErrorCode = 10047
 	codeNotCreated  jetstream.ErrorCode = 10049 // of a stream; the description says why
 	codeNoPeers     jetstream.ErrorCode = 10005 // this and the next: too few servers for the replicas

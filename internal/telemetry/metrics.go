@@ -14,7 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
 )
 
-// Names of metrics beside those of package genaiconv. Durations are in seconds.
+// Names of metrics, in addition to package genaiconv. Durations are in seconds.
 const (
 	MetricSentMessages   = "messaging.client.sent.messages"
 	MetricCallDuration   = "toolfleet.call.duration"
@@ -81,7 +81,7 @@ func with(attributes ...attribute.KeyValue) metric.MeasurementOption {
 	return metric.WithAttributeSet(attribute.NewSet(set...))
 }
 
-// CallMetrics are those of the callers, which wait for results. They are safe for
+// CallMetrics are the metrics of callers, which wait for results. They are safe for
 // concurrent use.
 type CallMetrics struct {
 	sent     metric.Int64Counter
@@ -150,7 +150,7 @@ func (m *CallMetrics) Left(ctx context.Context, pool, tenant string) {
 	}
 }
 
-// TurnMetrics are those of coordinators, which run turns. They are safe for concurrent use.
+// TurnMetrics are the metrics of coordinators, which run turns. They are safe for concurrent use.
 type TurnMetrics struct{ duration metric.Float64Histogram }
 
 // NewTurnMetrics makes the instruments of a runner of turns.
@@ -165,7 +165,7 @@ func (m *TurnMetrics) Ended(ctx context.Context, model, outcome, code string, to
 	}
 }
 
-// ModelMetrics are those of one model. They are safe for concurrent use.
+// ModelMetrics are the metrics of one model. They are safe for concurrent use.
 type ModelMetrics struct {
 	duration, first                  metric.Float64Histogram
 	input, output, cached, reasoning metric.Int64Counter
@@ -195,7 +195,7 @@ func NewModelMetrics(meter metric.Meter, provider, model string) *ModelMetrics {
 	}
 }
 
-// Tokens are those of a reply; 0 where the model has not told.
+// Tokens are the tokens of a reply; 0 where the model has not reported them.
 type Tokens struct{ Input, Output, Cached, Reasoning int64 }
 
 // Replied records a reply, or the err in its place. first is when its first piece came; 0 if none.
@@ -287,8 +287,8 @@ func StartMCPSession(ctx context.Context, side trace.SpanKind, version, transpor
 	}
 }
 
-// WorkerMetrics are those of a worker: of a holder, and what it executes in which sandboxes. They
-// are safe for concurrent use.
+// WorkerMetrics are the metrics of a worker: of a holder, and what it executes in which sandboxes.
+// They are safe for concurrent use.
 type WorkerMetrics struct {
 	*HolderMetrics
 
@@ -339,7 +339,7 @@ func (m *WorkerMetrics) CommandEnded(ctx context.Context, reason string) {
 	}
 }
 
-// HolderMetrics are those of a process that holds lanes of a pool: of a worker, and of a
+// HolderMetrics are the metrics of a process that holds lanes of a pool: of a worker, and of a
 // coordinator, whose lanes are sessions. They are safe for concurrent use.
 type HolderMetrics struct {
 	meter                 metric.Meter

@@ -72,7 +72,7 @@ func (c *call) about() string {
 	return strings.TrimSpace(c.name + " " + c.what)
 }
 
-// open returns a call that has no result; nil for one that was not seen.
+// open returns a call that has no result; nil for an unknown call.
 func (r *running) open(id protocol.CallID) *call {
 	i := slices.IndexFunc(r.calls, func(c *call) bool { return c.id == id })
 	if i < 0 {
@@ -81,8 +81,8 @@ func (r *running) open(id protocol.CallID) *call {
 	return r.calls[i]
 }
 
-// callMoved shows that a call came a step further.
-func (v *View) callMoved(e *loop.Event) {
+// callAccepted shows that a call came a step further.
+func (v *View) callAccepted(e *loop.Event) {
 	label := v.labels.of(e, v.width)
 	what := ""
 	if e.Type == loop.EventToolCall {
@@ -242,7 +242,7 @@ func (p *page) statusMark(status protocol.Status) (string, style) {
 	}
 }
 
-// arguments are those of a tool call.
+// arguments are the arguments of a tool call.
 type arguments map[string]json.RawMessage
 
 // maxAbout bounds a call in a sentence, in columns.
@@ -270,14 +270,14 @@ func summary(tool, written string) string {
 	return compact.String()
 }
 
-// sameAs are tools of other tool sets, by what they are like.
-var sameAs = map[string]string{ //nolint:gochecknoglobals // a constant
+// aliases are tools of other tool sets, by what they are like.
+var aliases = map[string]string{ //nolint:gochecknoglobals // a constant
 	"edit_file": "edit", "read_file": "read", "read_workspace_file": "read", "run_shell_command": "bash",
 	"workspace_path_exists": "exists", "write_file": "write", "write_workspace_file": "write",
 }
 
 func (a arguments) summary(tool string) (string, bool) {
-	switch cmp.Or(sameAs[tool], tool) {
+	switch cmp.Or(aliases[tool], tool) {
 	case "bash":
 		command, ok := a.command()
 		return firstLine(command) + a.part(" (in %s)", "cwd"), ok
@@ -350,7 +350,7 @@ func quoted(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// edits are those of an argument that has several.
+// edits returns the edits of an argument that has several.
 func (a arguments) edits() (edits []arguments, ok bool) {
 	return edits, json.Unmarshal(a["edits"], &edits) == nil
 }

@@ -19,7 +19,7 @@ func (v *View) turnEnded(e *loop.Event) {
 	v.summary("", e, &v.turn)
 }
 
-// AddHistory counts what the session did in earlier processes, so that its sum is that of the
+// AddHistory counts what the session did in earlier processes, so that its sum covers the
 // session.
 func (v *View) AddHistory(events []loop.Event) {
 	v.mu.Lock()

@@ -97,11 +97,11 @@ type activity struct {
 	since time.Time
 }
 
-// thinks says that the model has been asked.
-func (r *running) thinks(at time.Time) { r.activity = activity{"thinking", at} }
+// onModelRequest says that the model has been asked.
+func (r *running) onModelRequest(at time.Time) { r.activity = activity{"thinking", at} }
 
-// idle says that nothing runs.
-func (r *running) idle() { r.activity, r.calls = activity{}, nil }
+// clearActivity says that nothing runs.
+func (r *running) clearActivity() { r.activity, r.calls = activity{}, nil }
 
 // Waits shows what is waited for until the next event, as "waiting for a coordinator".
 func (v *View) Waits(what string) {
@@ -169,12 +169,12 @@ type typing struct {
 
 // Typing shows a line that is being typed below what runs, with the cursor in it, until
 // [View.TypingEnds]. It is for views that are [Options].Live.
-func (v *View) Typing(line string, pos int) { v.types(&typing{line, pos}) }
+func (v *View) Typing(line string, pos int) { v.updateTyping(&typing{line, pos}) }
 
 // TypingEnds removes the line.
-func (v *View) TypingEnds() { v.types(nil) }
+func (v *View) TypingEnds() { v.updateTyping(nil) }
 
-func (v *View) types(line *typing) {
+func (v *View) updateTyping(line *typing) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.measure()
@@ -276,7 +276,7 @@ func (p *page) cost(u protocol.Usage, known *float64) []string {
 	if p.opts.Cost != nil {
 		dollars = p.opts.Cost(u)
 	}
-	if known != nil { // with those of other models
+	if known != nil { // with the tokens of other models
 		dollars = *known
 	}
 	if dollars < 1 {
@@ -307,7 +307,7 @@ func (v *View) callsNow(now time.Time, most int) []string {
 		}
 		room := max(v.width-columns(how)-len(" ·  ·  "), minWidth/4)
 		lines = append(lines, v.ink.paint(st, mark)+" "+fit(c.about(), room)+v.ink.paint(dim, v.marks.separator+fit(how, v.width*2/3)))
-		for _, line := range c.output.last(output) {
+		for _, line := range c.output.lastLines(output) {
 			lines = append(lines, v.ink.paint(dim, "  "+v.marks.bar+fit(line, max(v.width-len("   │ "), minWidth/4))))
 		}
 	}
@@ -321,7 +321,7 @@ func (v *View) callsNow(now time.Time, most int) []string {
 func (v *View) textNow(most int) []string {
 	said, mark, st := v.reply.said.String(), v.marks.model, plain
 	if said == "" {
-		said, mark, st = v.reply.mused.String(), v.marks.thought, dim
+		said, mark, st = v.reply.thoughts.String(), v.marks.thought, dim
 	}
 	if over := len(said) - maxSaidLive; over > 0 {
 		said = said[over:]
@@ -354,16 +354,16 @@ func elapsed(d time.Duration) string {
 	return duration(d)
 }
 
-// moves keeps what is waited for.
-func (v *View) moves(e *loop.Event) {
+// advance keeps what is waited for.
+func (v *View) advance(e *loop.Event) {
 	switch e.Type {
 	case loop.EventTurnStarted:
-		v.thinks(e.Time)
+		v.onModelRequest(e.Time)
 	case loop.EventModelReply, loop.EventTurnEnded, loop.EventSessionEnded:
-		v.idle()
+		v.clearActivity()
 	case loop.EventToolResult:
 		if len(v.calls) == 0 {
-			v.thinks(e.Time)
+			v.onModelRequest(e.Time)
 		}
 	default:
 	}
@@ -395,8 +395,8 @@ func (t *tail) add(piece string) {
 	t.lines = slices.Clone(t.lines[max(0, len(t.lines)-maxTail):])
 }
 
-// last returns at most n lines, as a terminal would show them.
-func (t *tail) last(n int) []string {
+// lastLines returns at most n lines, as a terminal would show them.
+func (t *tail) lastLines(n int) []string {
 	all := t.lines
 	if t.partial != "" {
 		all = append(slices.Clone(all), t.partial)

@@ -56,7 +56,7 @@ func escaped(r rune) string {
 type safeWriter struct {
 	w    io.Writer
 	form func(rune) string
-	hold []byte // the beginning of a character, of which the rest is to come
+	hold []byte // the beginning of a character whose rest is to come
 }
 
 // Write implements [io.Writer].
@@ -262,16 +262,16 @@ type marks struct {
 // endMarks are the marks of calls and turns that have ended.
 type endMarks struct{ ok, failed, stopped, unknown string }
 
-// drawn are marks for eyes.
-func drawn() *marks {
+// visualMarks are marks for eyes.
+func visualMarks() *marks {
 	return &marks{
 		user: "› ", model: "● ", thought: "○ ", call: "› ", queued: "· ", running: "▸ ", bar: "│ ", separator: " · ", minus: "−", cut: "…",
 		alert: "!", endMarks: endMarks{ok: "✓ ", failed: "✗ ", stopped: "■ ", unknown: "? "},
 	}
 }
 
-// spoken are marks for ears: a screen reader says nothing that means nothing.
-func spoken() *marks {
+// screenReaderMarks are marks for ears: a screen reader says nothing that means nothing.
+func screenReaderMarks() *marks {
 	return &marks{
 		user: "You: ", model: "Model: ", thought: "Model thinks: ", call: "calls: ", bar: "  ", separator: ", ", minus: "-", cut: "...", alert: "Warning:",
 	}

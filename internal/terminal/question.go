@@ -41,7 +41,7 @@ func (v *View) Ask(q Question) (answered func()) {
 	foot.add(q.Answers)
 	foot.end()
 	calls, doing := v.calls, v.activity
-	v.idle()
+	v.clearActivity()
 	v.flush() // without what runs: it would stand where the answer is typed
 	v.calls, v.activity = calls, doing
 	v.asking = true
@@ -90,7 +90,7 @@ func (p *page) asked(q Question) []part {
 // asPerson is what a call of a known tool would do, as a person reads it.
 func (q *Question) asPerson(args arguments) (parts []part, ok bool) {
 	path, _ := args.text("path")
-	switch cmp.Or(sameAs[q.Tool], q.Tool) {
+	switch cmp.Or(aliases[q.Tool], q.Tool) {
 	case "bash":
 		text, ok := args.command()
 		return append(inStyle(bold, text), rest(args, "command", "cmd", "args")...), ok
@@ -194,7 +194,7 @@ func diffParts(diff string) []part {
 	return all
 }
 
-// rest is the arguments other than those that were shown.
+// rest is the arguments that were not shown.
 func rest(args arguments, shown ...string) []part {
 	for _, name := range shown {
 		delete(args, name)

@@ -20,7 +20,7 @@ import (
 type reply struct {
 	turn, step int
 	said       strings.Builder
-	mused      strings.Builder // what it thought, when that is shown live
+	thoughts   strings.Builder // what it thought, when that is shown live
 	text       *flow           // nil when none is being written
 	thought    *flow           // the same of what the model thinks before
 }
@@ -57,7 +57,7 @@ func (v *View) reasoningDelta(e *loop.Event) {
 	}
 	if v.live != nil {
 		v.reply.turn, v.reply.step = e.Turn, e.Step
-		v.reply.mused.WriteString(e.Text)
+		v.reply.thoughts.WriteString(e.Text)
 		return
 	}
 	if v.reply.thought == nil {
@@ -115,7 +115,7 @@ func (v *View) modelReply(e *loop.Event) {
 // complete writes what of a reply is not there yet.
 func (v *View) complete(e *loop.Event) {
 	said := v.reply.said.String()
-	rest, whole := unsaid(said, e.Text)
+	rest, whole := unstreamed(said, e.Text)
 	if whole && strings.TrimSpace(said) != "" {
 		v.endReply()
 		v.line(v.ink.paint(dim, "(parts of the text above were lost; this is the whole text:)"))
@@ -126,9 +126,9 @@ func (v *View) complete(e *loop.Event) {
 	}
 }
 
-// unsaid returns what of a text was not streamed. It is the whole text when what
+// unstreamed returns what of a text was not streamed. It is the whole text when what
 // was streamed is not its beginning.
-func unsaid(said, text string) (rest string, whole bool) {
+func unstreamed(said, text string) (rest string, whole bool) {
 	said = prose.Valid(said)
 	if rest, ok := strings.CutPrefix(text, said); ok {
 		return rest, said == ""
@@ -154,14 +154,14 @@ func (v *View) endReply() {
 	v.reply.thought.end()
 	v.reply.text.end()
 	if v.live != nil {
-		v.mused(v.reply.mused.String())
+		v.foldedThought(v.reply.thoughts.String())
 		v.markdown(v.reply.said.String())
 	}
 	v.reply = reply{}
 }
 
-// mused shows what the model thought, folded.
-func (p *page) mused(text string) {
+// foldedThought shows what the model thought, folded.
+func (p *page) foldedThought(text string) {
 	if strings.TrimSpace(text) == "" {
 		return
 	}
@@ -257,7 +257,7 @@ func (m *markdown) list(list *ast.List, first, rest string) {
 	}
 }
 
-// code shows the lines of a block as they are; those that are too long go on in the next line.
+// code shows the lines of a block as they are; a line that is too long continues in the next line.
 func (m *markdown) code(n ast.Node, first, rest string) {
 	all := n.Lines()
 	for i := range all.Len() {

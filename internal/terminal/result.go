@@ -33,7 +33,7 @@ func (v *View) resultBody(e *loop.Event, indent string) {
 	v.diff(e.Diff, indent)
 }
 
-// resultLines is how much is shown of a result. Of one that was seen as it came it is less.
+// resultLines is how much is shown of a result: less if its output was shown live.
 func (r *region) resultLines() int {
 	if r != nil {
 		return maxFoldedLines

@@ -127,7 +127,7 @@ func duration(d time.Duration) string {
 	}
 }
 
-// millis returns a number of milliseconds for people; "" for one that is none.
+// millis returns a number of milliseconds for people; "" for an invalid one.
 func millis(ms *float64) string {
 	if ms == nil || math.IsNaN(*ms) || *ms < 0 || *ms > float64(math.MaxInt64/time.Millisecond) {
 		return ""

@@ -120,13 +120,13 @@ func New(w io.Writer, o *Options) *View {
 	if o == nil {
 		o = &Options{}
 	}
-	v := &View{page: page{opts: *o, w: w, ink: ink(o.Color && !o.Plain), marks: drawn()}, now: o.Now}
+	v := &View{page: page{opts: *o, w: w, ink: ink(o.Color && !o.Plain), marks: visualMarks()}, now: o.Now}
 	if v.now == nil {
 		v.now = time.Now
 	}
 	v.look = func(string) (File, bool) { return File{Lines: -1}, true }
 	if o.Plain {
-		v.marks = spoken()
+		v.marks = screenReaderMarks()
 	}
 	v.measure()
 	if o.Live && !o.Plain && o.Size != nil {
@@ -143,7 +143,7 @@ func (v *View) Close() {
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		v.endReply()
-		v.idle()
+		v.clearActivity()
 		v.flush()
 	}
 }
@@ -177,7 +177,7 @@ func (v *View) Observe(e loop.Event) {
 	}
 	v.show(&e)
 	v.turn.bill.Add(&e)
-	v.moves(&e)
+	v.advance(&e)
 	v.flush()
 }
 
@@ -198,7 +198,7 @@ func (v *View) show(e *loop.Event) {
 	case loop.EventNativeCall:
 		v.nativeCalled(e)
 	case loop.EventToolCall, loop.EventToolQueued, loop.EventToolRunning, loop.EventWorkerLost:
-		v.callMoved(e)
+		v.callAccepted(e)
 	case loop.EventAgentMoved:
 		if text := strings.Join(strings.Fields(e.Text), " "); text != "" {
 			label := v.labels.of(e, v.width)
@@ -289,13 +289,13 @@ func (v *View) remark(said string) {
 // Notice shows a warning of the command itself. It may come at any time, also in
 // the middle of the model's text.
 func (v *View) Notice(format string, args ...any) {
-	v.say(v.ink.paint(yellow, "!")+" ", plain, fmt.Sprintf(format, args...))
+	v.notice(v.ink.paint(yellow, "!")+" ", plain, fmt.Sprintf(format, args...))
 }
 
 // Alert is a Notice that is highlighted as a whole.
-func (v *View) Alert(text string) { v.say(v.ink.paint(alert, v.marks.alert)+" ", alert, text) }
+func (v *View) Alert(text string) { v.notice(v.ink.paint(alert, v.marks.alert)+" ", alert, text) }
 
-func (v *View) say(first string, st style, said string) {
+func (v *View) notice(first string, st style, said string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.measure()

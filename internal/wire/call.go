@@ -4,13 +4,14 @@
 // Programs of users do not need it. docs/wire.md describes the format.
 //
 //	subject.go   subjects, streams, buckets, consumers; what a mailbox subject says
-//	header.go    headers of messages
-//	name.go      ids, and the names of stored objects
-//	kind.go      the kinds of payloads and values, and their types
-//	payload.go   payloads and values as JSON
-//	call.go      calls and results as JSON
-//	dialog.go, kept.go, mcp.go, process.go, turn.go, workspace.go
-//	             payloads and values that programs of users neither make nor read
+//	flow.go      tenants and priorities; headers of messages
+//	kind.go      the kinds of payloads and values, and their types; ids, and names of stored objects
+//	payload.go   payloads and values as JSON; workspaces and stored results
+//	call.go      calls and results as JSON; live frames
+//	claim.go     claims, heartbeats, and what a worker reports about itself
+//	fastjson.go  calls and results in their usual form, without a JSON decoder
+//	stateful.go  stateful tools, background processes and MCP servers
+//	turn.go      turns, and questions to people
 //
 // The files under testdata pin the format of every type: old files must decode for ever.
 package wire
@@ -201,4 +202,52 @@ func Statuses() []protocol.Status {
 	return []protocol.Status{
 		protocol.StatusOK, protocol.StatusFailed, protocol.StatusTimeout, protocol.StatusCancelled, protocol.StatusRejected, protocol.StatusOutcomeUnknown,
 	}
+}
+
+// FrameKind is the kind of a live frame of a running call.
+type FrameKind string
+
+// Every kind of frame.
+const (
+	FrameWaiting FrameKind = "waiting" // a worker has the call, which waits for what Data says
+	FrameStarted FrameKind = "started" // a worker starts the call
+	FrameStdout  FrameKind = "stdout"
+	FrameStderr  FrameKind = "stderr"
+	FrameEvent   FrameKind = "event" // of a turn: Data is a session event in JSON
+)
+
+// Frame is one live message of a running call. Frames may be lost or cut off;
+// the result is the truth.
+type Frame struct {
+	CallID protocol.CallID `json:"call_id"`
+	// Seq counts the frames of one attempt from 1: a gap shows that some were lost. It is 0 before
+	// the attempt starts.
+	Seq      uint64            `json:"seq"`
+	Kind     FrameKind         `json:"kind"`
+	WorkerID protocol.WorkerID `json:"worker_id,omitempty"`
+	Attempt  int               `json:"attempt,omitempty"`
+	Data     protocol.Bytes    `json:"data,omitempty"`
+}
+
+// ErrInvalidFrame is wrapped by every error of [DecodeFrame].
+var ErrInvalidFrame = errors.New("invalid frame")
+
+const typeFrame = "frame"
+
+// EncodeFrame returns the JSON body of a frame.
+func EncodeFrame(f *Frame) ([]byte, error) {
+	return encode(typeFrame, f)
+}
+
+// DecodeFrame reads what [EncodeFrame] wrote. A kind that it does not know is
+// fine: readers of frames skip it. Errors wrap [ErrInvalidFrame].
+func DecodeFrame(body []byte) (*Frame, error) {
+	f, err := decode[Frame](body, typeFrame, ErrInvalidFrame)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := protocol.ParseCallID(string(f.CallID)); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidFrame, err)
+	}
+	return &f, nil
 }

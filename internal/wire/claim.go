@@ -14,10 +14,10 @@ import (
 type Claim struct {
 	Lane     protocol.Lane     `json:"lane"`
 	WorkerID protocol.WorkerID `json:"worker_id"`
-	// Life is the heartbeat on which the claim depends; "" says that the lane waits for its next
-	// holder.
-	Life LifeID `json:"life"`
-	// Token tells this claim from every other one of the same life.
+	// Incarnation is the heartbeat on which the claim depends; "" says that the lane waits for its
+	// next holder.
+	Incarnation IncarnationID `json:"life"`
+	// Token distinguishes this claim from every other claim of the same incarnation.
 	Token string `json:"token"`
 	// Ready is the stream sequence of the ready message by which the lane was claimed.
 	Ready uint64 `json:"ready"`
@@ -111,7 +111,7 @@ func DecodeWorkerInfo(body []byte) (*WorkerInfo, error) {
 	return &w, nil
 }
 
-// HigherLevel returns the higher of two sandbox levels, of which "" is any. A word that is no
+// HigherLevel returns the higher of two sandbox levels, where "" means any. A word that is no
 // level is higher than all, so that no worker takes it for less than was meant.
 func HigherLevel(a, b string) string {
 	rank := func(level string) int {

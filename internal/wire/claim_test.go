@@ -11,7 +11,7 @@ import (
 func TestClaim_IsReadAsItWasWritten(t *testing.T) {
 	t.Parallel()
 	claim := wire.Claim{
-		Lane: "sandbox/a", WorkerID: "w", Life: "life", Token: "token", Ready: 17, Interrupted: true,
+		Lane: "sandbox/a", WorkerID: "w", Incarnation: "life", Token: "token", Ready: 17, Interrupted: true,
 	}
 	body, err := wire.EncodeClaim(&claim)
 	require.NoError(t, err)

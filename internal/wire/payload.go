@@ -16,6 +16,7 @@ import (
 
 	jsonv1 "github.com/go-json-experiment/json/v1"
 
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -186,7 +187,7 @@ func decode[T any](body []byte, kind string, invalid error) (fields T, err error
 	return fields, nil
 }
 
-// Noop does nothing, for as long as it is told: the payload of measurements.
+// Noop does nothing, for the requested time: the payload of measurements.
 type Noop struct {
 	WorkMS protocol.Millis `json:"work_ms,omitempty"`
 	// Fill is carried and ignored.
@@ -201,7 +202,7 @@ type Stored struct {
 	Bytes int64  `json:"bytes"`
 	// Digest is the SHA-256 of the JSON, in hexadecimal digits; "" from earlier versions.
 	Digest string `json:"digest,omitempty"`
-	// Of is, of a payload, its kind, or that of the handler which it opens; "" when it is not
+	// Of is a payload's kind, or the kind of the handler that it opens; "" when it is not
 	// known.
 	Of protocol.Kind `json:"of,omitempty"`
 	// Model is, of a payload that runs a turn, the model that the turn names.
@@ -338,3 +339,129 @@ func CheckFetch(f protocol.HTTPFetch) *protocol.Error {
 	}
 	return nil
 }
+
+// WorkspaceImport fills a sandbox's empty workspace with an upload. Done twice it does nothing.
+type WorkspaceImport struct {
+	// Upload is the name of the upload: lower case letters and digits, at most 64.
+	Upload string `json:"upload"`
+	// Blob is the name, in the fleet's object store, of what changed since the last one of that
+	// name.
+	Blob string `json:"blob"`
+}
+
+// WorkspaceExport keeps what a sandbox's workspace has as the last state of an upload.
+type WorkspaceExport struct {
+	// Upload is the name of the upload, as of [WorkspaceImport].
+	Upload string `json:"upload"`
+}
+
+// WorkspaceRemove removes a sandbox's workspace, with all that workers keep beside it. A
+// directory that is a workspace in place stays. Done twice it does nothing.
+type WorkspaceRemove struct{}
+
+// WorkspaceRestore restores a sandbox's workspace, and its shell's directory and variables, as
+// after an earlier call. Processes that live in the sandbox are killed.
+type WorkspaceRestore struct {
+	// At is the call, which changed something.
+	At protocol.CallID `json:"at"`
+}
+
+// WorkspaceFork begins the workspace of another sandbox with the files that this one has. Done
+// twice it does nothing.
+type WorkspaceFork struct {
+	// To is the id of the other sandbox, which has no workspace yet.
+	To string `json:"to"`
+}
+
+// WorkspaceMerge brings what changed in a fork of a sandbox's workspace since it began into that
+// workspace, all or nothing. Files that changed on both sides stay as they are, unless their texts
+// can be merged; the fork's version of them is put next to them. Repositories of git keep what is
+// theirs.
+type WorkspaceMerge struct {
+	// From is the id of the fork's sandbox.
+	From string `json:"from"`
+	// After is the fork's checkpoint that was merged last, 0 if only the workspace may know.
+	After uint64 `json:"after,omitempty"`
+}
+
+// WorkspaceImportResult answers [WorkspaceImport].
+type WorkspaceImportResult struct {
+	Files int   `json:"files"`
+	Bytes int64 `json:"bytes"`
+	// Checkpoint is where the journal of the upload has it, 0 when the workspace stayed as it was.
+	Checkpoint uint64 `json:"checkpoint,omitempty"`
+}
+
+// WorkspaceExportResult answers [WorkspaceExport].
+type WorkspaceExportResult struct {
+	Files int   `json:"files"`
+	Bytes int64 `json:"bytes"`
+	// Checkpoint is where the journal of the upload has it.
+	Checkpoint uint64 `json:"checkpoint"`
+}
+
+// WorkspaceForkResult answers [WorkspaceFork].
+type WorkspaceForkResult struct {
+	Files int   `json:"files"`
+	Bytes int64 `json:"bytes"`
+}
+
+// WorkspaceMergeResult answers [WorkspaceMerge].
+type WorkspaceMergeResult = report.MergedFiles
+
+// WorkspaceRemoveResult answers [WorkspaceRemove].
+type WorkspaceRemoveResult struct{}
+
+// WorkspaceRestoreResult answers [WorkspaceRestore].
+type WorkspaceRestoreResult struct {
+	// Written and Removed are how many files were made anew, and how many paths were removed.
+	Written int `json:"written"`
+	Removed int `json:"removed"`
+}
+
+// ResultRead reads the result of an earlier call of the same session, line by
+// line. It touches no sandbox: its resources may be empty but for a lane of its own.
+type ResultRead struct {
+	CallID protocol.CallID `json:"call_id"`
+	// Part is text (the content of a file, or one line for each entry of a list), stdout, stderr or
+	// output (both, in the order written) of a command, media (an image or document, all of it), or
+	// value (JSON). "" means output of a command, and text of anything else.
+	Part string `json:"part,omitempty"`
+	// Offset is the first line, from 1; 0 means 1.
+	Offset int `json:"offset,omitempty"`
+	// Column is the first byte of that line, from 1; 0 means 1.
+	Column int64 `json:"column,omitempty"`
+	// Limit is how many lines; 0 means as many as fit.
+	Limit int `json:"limit,omitempty"`
+}
+
+// ResultReadResult answers [ResultRead].
+type ResultReadResult struct {
+	CallID protocol.CallID `json:"call_id"`
+	Part   string          `json:"part"`
+	// Content is lines, each whole, but that the first begins at FirstColumn, and ends before
+	// its end when it alone is more than fits.
+	Content protocol.Bytes `json:"content"`
+	// Bytes is the size of the whole part.
+	Bytes int64 `json:"bytes"`
+	// FirstLine is the number of the first line in Content, from 1; 0 when there is none.
+	FirstLine int `json:"first_line"`
+	// FirstColumn is the number of its first byte in that line, from 1; 0 means 1.
+	FirstColumn int64 `json:"first_column,omitempty"`
+	// LineBytes is the size of the first line, without its line end.
+	LineBytes  int64 `json:"line_bytes,omitempty"`
+	Lines      int   `json:"lines"`
+	TotalLines int   `json:"total_lines"`
+	// Truncated says that the part itself is not kept whole.
+	Truncated bool `json:"truncated,omitempty"`
+}
+
+// The parts of a result.
+const (
+	PartText   = "text"
+	PartStdout = "stdout"
+	PartStderr = "stderr"
+	PartOutput = "output"
+	PartMedia  = "media"
+	PartValue  = "value"
+)

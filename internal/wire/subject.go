@@ -42,7 +42,7 @@ func WorkspaceSubject(f protocol.Fleet, lane LaneHash) Subject {
 	return string(f) + ".workspace." + string(lane)
 }
 
-// WorkspacesSubjects are those of the workspaces stream.
+// WorkspacesSubjects are the subjects of the workspaces stream.
 func WorkspacesSubjects(f protocol.Fleet) []Subject { return []Subject{WorkspaceSubject(f, "*")} }
 
 // KeptBucket is the object store bucket for what is kept of sessions until they are removed.
@@ -155,13 +155,13 @@ func CancelSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, call pro
 }
 
 // StartSubject is the durable mark of a call's n-th start (n from 1). The
-// stream takes it once: whoever is refused did not make the n-th start.
+// stream accepts it once: a worker whose mark is refused did not make the n-th start.
 func StartSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, call protocol.CallID, n int) Subject {
 	return CallSubject(f, pool, lane, call) + "." + markStart + strconv.Itoa(n)
 }
 
-// ClaimSubject is the record of who holds a lane. Nothing is stored there while nobody does; the
-// stream sequence of the record is the epoch of the claim.
+// ClaimSubject is the record of a lane's holder. Nothing is stored there while the lane is free;
+// the stream sequence of the record is the epoch of the claim.
 func ClaimSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash) Subject {
 	return string(f) + ".claim." + string(pool) + "." + string(lane)
 }
@@ -170,7 +170,7 @@ func ClaimSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash) Subject {
 func ClaimsFilter(f protocol.Fleet, pool protocol.Pool) Subject { return ClaimSubject(f, pool, ">") }
 
 // HeartbeatSubject is the record of a worker's life; it is renewed for as long as that lasts.
-func HeartbeatSubject(f protocol.Fleet, pool protocol.Pool, life LifeID) Subject {
+func HeartbeatSubject(f protocol.Fleet, pool protocol.Pool, life IncarnationID) Subject {
 	return string(f) + ".heartbeat." + string(pool) + "." + string(life)
 }
 
@@ -202,7 +202,7 @@ func FloorSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, epoch uin
 }
 
 // PauseSubject is the durable mark that no call of a lane may start. It stands in the
-// lane's mailbox, so that whoever reads it finds the mark.
+// lane's mailbox, so that every reader finds the mark.
 func PauseSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash) Subject {
 	return string(f) + ".call." + string(pool) + "." + string(lane) + "." + markLane + "." + markPause
 }
@@ -282,7 +282,7 @@ func ResultSubject(f protocol.Fleet, session protocol.SessionID, call protocol.C
 }
 
 // NoResultSubject is a note among the results that a call had none when it was about to be started
-// once more. The token is a number that nobody has used before.
+// once more. The token is a number that was never used before.
 func NoResultSubject(f protocol.Fleet, session protocol.SessionID, call protocol.CallID, token uint64) Subject {
 	return ResultSubject(f, session, call) + ".none." + strconv.FormatUint(token, 10)
 }
@@ -378,7 +378,7 @@ const (
 	MarkCancel = "cancel"
 	markStart  = "start"
 	markFloor  = "floor"
-	// Marks of the lane itself stand where those of a call would, behind this word.
+	// Marks of the lane itself stand behind this word, at the position of a call's marks.
 	markLane  = "lane"
 	markPause = "pause"
 	// tokenLater stands where the hash of a lane would, which it can never be.
@@ -453,12 +453,12 @@ func ParseMailboxSubject(f protocol.Fleet, subject Subject) MailboxEntry {
 
 // LifeOfSubject returns the life that a heartbeat of this fleet belongs to, also as the server
 // republishes it; "" for any other subject.
-func LifeOfSubject(f protocol.Fleet, subject Subject) LifeID {
+func LifeOfSubject(f protocol.Fleet, subject Subject) IncarnationID {
 	tokens := strings.Split(subject, ".")
 	if len(tokens) != 4 || tokens[0] != string(f) || tokens[1] != "heartbeat" && tokens[1] != "beat" {
 		return ""
 	}
-	return LifeID(tokens[3])
+	return IncarnationID(tokens[3])
 }
 
 // LaneOfSubject returns the lane that a mailbox or ready message, or a claim, of this fleet

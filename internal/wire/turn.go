@@ -40,7 +40,7 @@ type TurnRun struct {
 
 // TurnTrigger begins a turn instead of a person.
 type TurnTrigger struct {
-	// Name is that of the trigger, or of the schedule.
+	// Name is the name of the trigger or the schedule.
 	Name string `json:"name"`
 	// By is the tool call that set the trigger; "" of a schedule.
 	By protocol.CallID `json:"by,omitempty"`
@@ -59,8 +59,8 @@ type Attachment struct {
 type TurnBounds struct {
 	MaxSteps  int   `json:"max_steps,omitempty"`
 	MaxTokens int64 `json:"max_tokens,omitempty"`
-	// Budget bounds the session over all of its turns; a missing one is that of the session's turn
-	// before, an empty one is none.
+	// Budget bounds the session over all of its turns; a missing budget is the budget of the
+	// session's turn before, an empty one is none.
 	Budget *protocol.Spending `json:"budget,omitempty"`
 	// PromoteAfter is when calls that have not ended become jobs; 0 is the coordinator's to choose.
 	PromoteAfter protocol.Millis `json:"promote_after_ms,omitempty"`
@@ -100,7 +100,7 @@ type AgentRequest struct {
 // Workspaces of sub-agents.
 const (
 	AgentWorkspaceEmpty = "empty" // one of its own
-	AgentWorkspaceFork  = "fork"  // one that begins as the parent's, and is merged into it at the end
+	AgentWorkspaceFork  = "fork"  // begins as the parent's, and is merged into it at the end
 )
 
 // JobVerb is a request about a job: a call of a tool that runs in the background.
@@ -135,7 +135,7 @@ type PersonRequest struct {
 	Timeout time.Duration
 }
 
-// Fits returns an error unless the answer is one that the request allows.
+// Fits returns an error unless the request allows the answer.
 func (r PersonRequest) Fits(answer protocol.Answer) error {
 	var content struct {
 		Answer string `json:"answer"`
@@ -184,7 +184,8 @@ type SendRequest struct{ Channel, Text string }
 // ReadRequest is the plan of the tool that reads messages. The session carries it out.
 type ReadRequest struct {
 	Channel string
-	// All reads from the oldest message on, not from behind the last one that the session has read.
+	// All reads from the oldest message on, not from behind the last message that the session has
+	// read.
 	All   bool
 	Limit int
 	// Wait is how long to wait for a message if there is none.
@@ -212,4 +213,84 @@ const SearchTool = "search_memory"
 type SearchRequest struct {
 	Query string
 	Limit int
+}
+
+// AskWait is how long a [protocol.Question] waits until a client accepts it.
+const AskWait = 2 * time.Second
+
+// AnswerTaken is the reply to an [protocol.Answer] that counts; any other says why it does not.
+const AnswerTaken = "taken"
+
+// MaxQuestion bounds the body of a [protocol.Question], in bytes.
+const MaxQuestion = 64 << 10
+
+const (
+	typeQuestion = "question"
+	typeAnswer   = "answer"
+)
+
+// EncodeQuestion returns the JSON body of a question.
+func EncodeQuestion(q protocol.Question) ([]byte, error) { return encode(typeQuestion, q) }
+
+// DecodeQuestion reads what [EncodeQuestion] wrote. Errors wrap [ErrInvalidQuestion].
+func DecodeQuestion(body []byte) (protocol.Question, error) {
+	q, err := decode[protocol.Question](body, typeQuestion, ErrInvalidQuestion)
+	if err == nil && q.ID == "" {
+		err = fmt.Errorf("%w: id is missing", ErrInvalidQuestion)
+	}
+	return q, err
+}
+
+// EncodeAnswer returns the JSON body of an answer.
+func EncodeAnswer(a protocol.Answer) ([]byte, error) { return encode(typeAnswer, a) }
+
+// DecodeAnswer reads what [EncodeAnswer] wrote. Errors wrap [ErrInvalidAnswer].
+func DecodeAnswer(body []byte) (protocol.Answer, error) {
+	a, err := decode[protocol.Answer](body, typeAnswer, ErrInvalidAnswer)
+	if err != nil {
+		return a, err
+	}
+	switch a.Action {
+	case protocol.ActionWait, protocol.ActionAccept, protocol.ActionDecline, protocol.ActionCancel:
+		return a, nil
+	default:
+		return a, fmt.Errorf("%w: action %q: must be %s, %s, %s or %s", ErrInvalidAnswer, a.Action, protocol.ActionWait, protocol.ActionAccept, protocol.ActionDecline, protocol.ActionCancel)
+	}
+}
+
+// ReadAnswer decodes an answer to a question, and judges it: fits is asked about one that is
+// accepted. The error, which wraps [ErrInvalidAnswer] for a message that is no answer, says why it
+// does not count; its text is the reply to the sender. The reply to any other is [AnswerTaken].
+func ReadAnswer(body []byte, question string, fits func(protocol.Answer) error) (protocol.Answer, error) {
+	answer, err := DecodeAnswer(body)
+	switch {
+	case err != nil:
+	case answer.Question != "" && answer.Question != question:
+		err = errors.New("it is about another question, which is not put any more")
+	case answer.Action == protocol.ActionAccept:
+		err = fits(answer)
+	}
+	return answer, err
+}
+
+var (
+	// ErrInvalidQuestion is wrapped by every error of [DecodeQuestion].
+	ErrInvalidQuestion = errors.New("invalid question")
+	// ErrInvalidAnswer is wrapped by every error of [DecodeAnswer].
+	ErrInvalidAnswer = errors.New("invalid answer")
+)
+
+// ErrInvalidApproval is wrapped by every error of [DecodeApproval].
+var ErrInvalidApproval = errors.New("invalid approval")
+
+const typeApproval = "approval"
+
+// EncodeApproval returns the JSON body of an approval.
+func EncodeApproval(a protocol.Approval) ([]byte, error) {
+	return encode(typeApproval, a)
+}
+
+// DecodeApproval reads what [EncodeApproval] wrote. Errors wrap [ErrInvalidApproval].
+func DecodeApproval(body []byte) (protocol.Approval, error) {
+	return decode[protocol.Approval](body, typeApproval, ErrInvalidApproval)
 }

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"log/slog"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -19,6 +21,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -42,7 +46,7 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 	defer stop()
 	r := w.execute(ctx, a)
 	if !run.WillRetry(&r) {
-		w.env.Keep(ctx, run.Call, &r)
+		w.env.StoreFull(ctx, run.Call, &r)
 		w.commit(run, lease, &r) //nolint:contextcheck // the changes of a cancelled call are stored, too: within the lease
 	}
 	w.metrics.Executed(ctx, run.Call.Tool, r.Error.ErrorType(), time.Since(begun))
@@ -211,4 +215,154 @@ func outlasted(ctx context.Context) (status protocol.Status, fault *protocol.Err
 		fault.Message = "the call was cancelled while it ran; " + kept
 	}
 	return status, fault, ok
+}
+
+// CommittedResult implements [lane.Host]. It opens the sandbox first: that of a call that does not
+// run again, or that a function of this program runs, may not be open yet.
+func (w *Worker) CommittedResult(ctx context.Context, run *lane.Run) *protocol.Result {
+	if w.options.Caps.Driver == NoSandboxes || sandboxes.ID(run.Call.Lane()) == "" {
+		return nil
+	}
+	box, _, err := w.env.Sandboxes.Open(ctx, run.Call.Lane(), run.Fence, run.LeaseEnd)
+	var done *protocol.Result
+	if err == nil {
+		done, err = committed(ctx, box, run.Call)
+	}
+	if err != nil {
+		w.options.Logger.WarnContext(ctx, "checkpoint of a call cannot be read", slog.String("call_id", string(run.Call.ID)), slog.Any("error", err))
+	}
+	return done
+}
+
+// committed is the result of a call whose changes were committed before its worker was lost; nil if
+// the call must run.
+func committed(ctx context.Context, box *sandboxes.LaneSandbox, call *protocol.Call) (*protocol.Result, error) {
+	c := box.Checkpoints()
+	if c == nil {
+		return nil, nil //nolint:nilnil // it must run
+	}
+	return c.Result(ctx, call.ID)
+}
+
+// commit stores what a call has changed with the fleet, before its result is stored.
+func (w *Worker) commit(run *lane.Run, lease *checkpoint.Lease, r *protocol.Result) {
+	box := w.env.Sandboxes.Lane(run.Call.Lane())
+	c := box.Checkpoints()
+	only, mutates := checkpoint.Changes(run.Call)
+	if !mutates || r.Status == protocol.StatusRejected {
+		return
+	}
+	if c == nil {
+		if lease.Undone(box.Undos()) {
+			w.abandon(run, box)
+		}
+		return
+	}
+	if r.WorkerID == "" {
+		r.WorkerID, r.Attempt = w.options.Worker, run.Attempt
+	}
+	lost := r.Error != nil && r.Error.Code == protocol.CodeSandboxLost && run.Call.Delivery != protocol.AtMostOnce
+	if !lease.Valid() || lost { // it was killed, and runs again in the workspace as it was
+		w.abandon(run, box)
+		return
+	}
+	err := c.Commit(only, lease, r)
+	switch {
+	case err == nil:
+	case errors.Is(err, workspace.ErrLost) || errors.Is(err, checkpoint.ErrUndone) || lease.Context().Err() != nil:
+		w.abandon(run, box)
+	default:
+		*r = w.resultOf(lease.Context(), run.Call, nil, undo(lease.Context(), box, c, err))
+	}
+}
+
+// abandon gives up a call whose changes are not stored, and closes the sandbox that has them.
+func (w *Worker) abandon(run *lane.Run, box *sandboxes.LaneSandbox) {
+	run.Abandon()
+	if err := box.Kill(); err != nil { // the release closes the rest
+		w.options.Logger.Warn("sandbox of an abandoned lane cannot be closed", slog.String("lane", string(run.Call.Lane())), slog.Any("error", err))
+	}
+}
+
+// undo undoes the changes of a call that cannot be stored, and returns the error of the call.
+func undo(ctx context.Context, box *sandboxes.LaneSandbox, c *checkpoint.Directory, cause error) error {
+	if err := c.Undo(ctx, box.Kill); err != nil {
+		box.Reclaim()
+		return protocol.Errorf(protocol.CodeWorkspaceUnavailable,
+			"the call ran, but its changes could not be stored with the fleet, and are undone before the next call: %v", errors.Join(cause, err))
+	}
+	return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the call ran, but its changes could not be stored with the fleet, and were undone: %v", cause)
+}
+
+// The methods that the lane engine needs, in addition to [Worker.Execute].
+var _ lane.Host = (*Worker)(nil)
+
+// CanRun implements [lane.Host]. A worker that is alone accepts every call, to refuse it.
+func (w *Worker) CanRun(n lane.Requirements) bool { return w.options.Alone || w.env.CanRun(n) }
+
+// Admit implements [lane.Host]: it waits until no process of this machine runs a call that
+// conflicts with this one in a directory that is used in place. The followers of the call see what
+// it waits for.
+func (w *Worker) Admit(ctx context.Context, run *lane.Run) (leave func(), refusal *protocol.Result) {
+	dir, is := w.env.Sandboxes.InPlace(run.Call.Lane())
+	if !is || w.options.InPlace == nil || w.env.NoFiles(wire.KindOf(run.Call.Payload)) {
+		return func() {}, nil
+	}
+	var last string
+	live := w.env.Attempt(run).Live
+	leave, err := w.options.InPlace.Lock(ctx, inplace.Use{
+		Directory: dir, Owner: w.env.Sandboxes.Owner(run.Call.Lane()), Program: strings.TrimSuffix(w.env.NC.Opts.Name, " "+string(run.Call.SessionID)), Session: run.Call.SessionID, Uses: run.Call.Resources,
+	}, func(holder string) {
+		last = holder
+		live.Waiting(holder)
+	})
+	if err == nil {
+		return leave, nil
+	}
+	if status, fault, is := lane.Interrupted(ctx); is {
+		if last == "" {
+			last = "its turn in " + dir
+		}
+		r := wire.NewResult(run.Call, status, protocol.Errorf(fault.Code, "the call ended while it waited for %s; nothing was run", last))
+		return nil, &r
+	}
+	r := w.resultOf(ctx, run.Call, nil, protocol.Errorf(protocol.CodeSandboxUnavailable, "%v; nothing was run", err))
+	return nil, &r
+}
+
+// OnLost implements [lane.Host]: it kills the lane's sandbox and ends its stateful sessions,
+// without the grace of a cancel, because another worker may own the lane by now.
+func (w *Worker) OnLost(ctx context.Context, l protocol.Lane) {
+	w.metrics.Lost(ctx)
+	if err := w.env.Sandboxes.Lane(l).Kill(); err != nil { // what is left dies with the release
+		w.options.Logger.WarnContext(ctx, "sandbox of a lost lane cannot be closed", slog.String("lane", string(l)), slog.Any("error", err))
+	}
+	w.env.ReleaseLane(l)
+}
+
+// MayLinger implements [lane.Host].
+func (w *Worker) MayLinger(l protocol.Lane) bool { return w.env.Sandboxes.Lingers(l) }
+
+// MustHold implements [lane.Host]: stateful sessions and background processes outlive their calls.
+func (w *Worker) MustHold(l protocol.Lane) bool {
+	return w.env.HoldsLane(l) || w.env.Sandboxes.Lane(l).Busy()
+}
+
+// PreferredDisk implements [lane.Host].
+func (w *Worker) PreferredDisk(ctx context.Context, l protocol.Lane) string {
+	return w.env.Sandboxes.LastAt(ctx, l)
+}
+
+// Release implements [lane.Executor].
+func (w *Worker) Release(l protocol.Lane) {
+	w.env.ReleaseLane(l)
+	if err := w.env.Sandboxes.Release(l); err != nil {
+		w.options.Logger.Warn("sandbox cannot be closed", slog.String("lane", string(l)), slog.Any("error", err))
+	}
+}
+
+// OnSettled implements [lane.Host] for metrics and checkpoints.
+func (w *Worker) OnSettled(ctx context.Context, c *protocol.Call, r *protocol.Result) {
+	w.env.Sandboxes.Lane(c.Lane()).Checkpoints().Settled(c.ID)
+	w.metrics.Ended(ctx, c.Tool, string(r.Status), r.Error.ErrorType())
 }

@@ -117,7 +117,7 @@ func TestResultRead_Media(t *testing.T) {
 	r.work(r.options())
 	session := protocol.NewSessionID()
 	store := func(id protocol.CallID, data string) *protocol.Result {
-		_, err := natsio.PutObject(t.Context(), r.JS, wire.KeptBucket(r.Name), wire.KeptPart(session, id, wire.PartMedia), strings.NewReader(data))
+		_, err := natsio.PutObject(t.Context(), r.JS, wire.KeptBucket(r.Name), wire.PartObject(session, id, wire.PartMedia), strings.NewReader(data))
 		require.NoError(t, err)
 		return r.kept(session, wire.ResultRead{CallID: id, Part: wire.PartMedia})
 	}

@@ -68,7 +68,7 @@ func logIn(t *testing.T, data, name, url string) {
 	defer web.CloseIdleConnections()
 	var browser sync.WaitGroup
 	defer browser.Wait()
-	_, at, err := worker.LoginsIn(data).Of(name, url).Ask(t.Context(), login.Person{Transport: web, Show: func(page, _ string) {
+	_, at, err := worker.LoginsIn(data).Of(name, url).LogIn(t.Context(), login.Person{Transport: web, Show: func(page, _ string) {
 		browser.Go(func() {
 			if _, err := logintest.Open(t.Context(), web, page); err != nil {
 				t.Errorf("browser: %v", err)

@@ -14,8 +14,8 @@
 // A worker has no state but workspaces. With checkpoints the fleet stores them, and any worker
 // continues. Otherwise they are in its data directory, and outlive it: another worker with the same
 // directory (a restart, a neighbour on the machine, a shared volume) continues. A worker with
-// another directory leaves its calls to one that has it, or answers "workspace_unavailable" if none
-// lives, instead of starting over in an empty one.
+// another directory leaves its calls to a worker that has it, or answers "workspace_unavailable" if
+// none lives, instead of starting over in an empty one.
 //
 // A failure of a tool is a result. So is a panic while a payload is executed: it is recovered here
 // and nowhere else.
@@ -67,7 +67,7 @@ type Options struct {
 	// 4, Linger [DefaultLinger]. With a negative Linger an idle lane is not held, and its sandbox
 	// is closed. The worker sets Disk.
 	lane.Options
-	// Settings are those of sandboxes. Driver and Caps are required.
+	// Settings of sandboxes. Driver and Caps are required.
 	sandboxes.Settings
 	// Capabilities are what calls can use in addition to a sandbox. Without Logins.Dir, logins are
 	// in Data.
@@ -220,11 +220,10 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 // ID is the worker's id.
 func (w *Worker) ID() protocol.WorkerID { return w.options.Worker }
 
-// Languages are those that code_run can run in this worker's sandboxes, sorted.
+// Languages returns the languages that code_run can run in this worker's sandboxes, sorted.
 func (w *Worker) Languages() []string { return w.env.Languages() }
 
-// Lease is the length of the pool's leases: within it another worker takes over from one that is
-// lost.
+// Lease is the length of the pool's leases: within it another worker takes over from a lost one.
 func (w *Worker) Lease() time.Duration { return w.holder.Lease() }
 
 // Running is how many of the slots are in use.

@@ -162,7 +162,7 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 	require.NoError(t, err)
 	for n := 0; err == nil; n++ {
 		lane := protocol.Lane(fmt.Sprint("sandbox/n", n))
-		body, encoding := wire.EncodeClaim(&wire.Claim{Lane: lane, WorkerID: "hostile", Life: "life", Token: "t", Ready: 1})
+		body, encoding := wire.EncodeClaim(&wire.Claim{Lane: lane, WorkerID: "hostile", Incarnation: "life", Token: "t", Ready: 1})
 		require.NoError(t, encoding)
 		_, err = hostile.Publish(ctx, wire.ClaimSubject(fleetName, protocol.DefaultPool, wire.HashLane(lane)), body)
 	}

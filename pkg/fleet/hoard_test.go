@@ -79,7 +79,7 @@ func (v *victims) hoard(lane protocol.Lane) {
 	v.t.Helper()
 	beat, err := wire.EncodeHeartbeat(&wire.Heartbeat{WorkerID: "hoarder", LeaseMS: 1 << 62, Beat: 1})
 	v.publish(wire.HeartbeatSubject(fleetName, protocol.DefaultPool, "life"), beat, err)
-	claim, err := wire.EncodeClaim(&wire.Claim{Lane: lane, WorkerID: "hoarder", Life: "life", Token: "t", Ready: 1})
+	claim, err := wire.EncodeClaim(&wire.Claim{Lane: lane, WorkerID: "hoarder", Incarnation: "life", Token: "t", Ready: 1})
 	v.publish(wire.ClaimSubject(fleetName, protocol.DefaultPool, wire.HashLane(lane)), claim, err)
 }
 
@@ -120,7 +120,7 @@ func TestHoard_LeaseOfAnother(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { _, err := os.Stat(starts); return err == nil }, time.Minute, time.Millisecond)
 	beat, err := wire.EncodeHeartbeat(&wire.Heartbeat{WorkerID: claim.WorkerID, LeaseMS: 10_000, Beat: 1 << 40, Expired: true})
-	v.publish(wire.HeartbeatSubject(fleetName, protocol.DefaultPool, claim.Life), beat, err)
+	v.publish(wire.HeartbeatSubject(fleetName, protocol.DefaultPool, claim.Incarnation), beat, err)
 	outcome := <-ended
 	require.Equal(t, protocol.StatusOK, outcome.Status, outcome.Text)
 	require.Equal(t, claim.WorkerID, outcome.WorkerID, "it is the only one")

@@ -74,7 +74,7 @@ func (l *Login) Run(ctx context.Context, p cli.Program, store login.Store) error
 		_, _ = fmt.Fprintf(out, "Open this page to log in to %s:\n\n%s\n\nThe browser comes back to %s on this host.\n", spec.Name, page, back)
 	}
 	at := store.Of(spec.Name, spec.URL)
-	count, renewedAt, err := at.Ask(ctx, person)
+	count, renewedAt, err := at.LogIn(ctx, person)
 	if err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()

@@ -38,13 +38,13 @@ const (
 //
 // A holder claims by one ready message, and deletes it before its claim. So if c has a newer ready
 // message than the stored claim, the holder is about to delete that claim.
-func (c *Claiming) Decide(other *wire.Claim, seq uint64, isExpired func(wire.LifeID) bool) Step {
+func (c *Claiming) Decide(other *wire.Claim, seq uint64, isExpired func(wire.IncarnationID) bool) Step {
 	if seq > 0 && other.Token == c.Token {
 		c.Interrupted, c.Spent = other.Interrupted, other.Spent // as they were when it was stored
 		return StepHeld
 	}
-	free := other.Life == "" || other.Life == c.Life // this incarnation does not hold the lane, so it has started nothing
-	expired := !free && isExpired(other.Life)
+	free := other.Incarnation == "" || other.Incarnation == c.Incarnation // this incarnation does not hold the lane, so it has started nothing
+	expired := !free && isExpired(other.Incarnation)
 	switch {
 	case free || expired:
 		c.Interrupted, c.Spent, c.Expect = other.Interrupted || expired, other.Spent, seq

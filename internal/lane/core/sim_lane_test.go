@@ -45,7 +45,7 @@ func (wk *worker) newLane(l *simLife, there *message, claims uint64) *simLane {
 	_, inline := there.body.(callBody)
 	sl := &simLane{
 		wk: wk, life: l, lane: there.of, ready: there, inline: inline, schedule: core.NewSchedule(),
-		claim: wire.Claim{Life: l.id, Lane: protocol.Lane(there.of), Token: fmt.Sprint(l.id, w.order), Ready: claims},
+		claim: wire.Claim{Incarnation: l.id, Lane: protocol.Lane(there.of), Token: fmt.Sprint(l.id, w.order), Ready: claims},
 		calls: map[protocol.CallID]*simCall{}, asked: map[protocol.CallID]bool{}, garbage: map[uint64]bool{},
 		settled: map[protocol.CallID]bool{}, idle: func() {},
 	}

@@ -88,7 +88,7 @@ type pull struct {
 
 type watcher struct {
 	m    *machine
-	hear func(seq uint64, life wire.LifeID, expired bool)
+	hear func(seq uint64, life wire.IncarnationID, expired bool)
 }
 
 // memory is how many versions back an old answer can be while no leader fails.
@@ -373,7 +373,7 @@ func (s *streams) failOver(cut []*machine) {
 }
 
 type beatBody struct {
-	life    wire.LifeID
+	life    wire.IncarnationID
 	expired bool
 }
 

@@ -36,8 +36,8 @@ type worker struct {
 	held     map[string]*simLane
 	slots    int
 	draining bool
-	peers    map[wire.LifeID]*core.Sighting
-	saved    map[wire.LifeID]bool // expired lives whose lanes are looked after
+	peers    map[wire.IncarnationID]*core.Sighting
+	saved    map[wire.IncarnationID]bool // expired lives whose lanes are looked after
 	disk     map[string][]protocol.CallID
 	nacked   time.Duration // when the last nack arrives
 	rule     int           // of the world's, that it knows
@@ -46,7 +46,7 @@ type worker struct {
 
 // simLife is a life of a worker.
 type simLife struct {
-	id    wire.LifeID
+	id    wire.IncarnationID
 	lease core.Lease
 	seq   uint64
 	over  bool
@@ -55,10 +55,10 @@ type simLife struct {
 func (w *world) newWorker(name string, slots int) *worker {
 	wk := &worker{
 		m: w.newMachine(), s: w.streams, name: name, held: map[string]*simLane{}, slots: slots,
-		peers: map[wire.LifeID]*core.Sighting{}, saved: map[wire.LifeID]bool{}, disk: map[string][]protocol.CallID{},
+		peers: map[wire.IncarnationID]*core.Sighting{}, saved: map[wire.IncarnationID]bool{}, disk: map[string][]protocol.CallID{},
 	}
 	wk.rule = len(w.rules) - 1
-	w.streams.watchers = append(w.streams.watchers, &watcher{wk.m, func(seq uint64, life wire.LifeID, expired bool) {
+	w.streams.watchers = append(w.streams.watchers, &watcher{wk.m, func(seq uint64, life wire.IncarnationID, expired bool) {
 		wk.see(life, seq, expired)
 	}})
 	wk.m.start(wk.live)
@@ -94,7 +94,7 @@ func (wk *worker) isFresh(l *simLife) bool {
 func (wk *worker) live(t *task) {
 	for {
 		wk.lives++
-		l := &simLife{id: wire.LifeID(fmt.Sprintf("%s.%d", wk.name, wk.lives)), lease: core.Lease{Length: simLease}}
+		l := &simLife{id: wire.IncarnationID(fmt.Sprintf("%s.%d", wk.name, wk.lives)), lease: core.Lease{Length: simLease}}
 		if !wk.renew(t, l) {
 			t.sleep(50 * time.Millisecond)
 			continue
@@ -128,7 +128,7 @@ func (wk *worker) keep(t *task, l *simLife) {
 	}
 }
 
-func beatOf(life wire.LifeID) subject { return subject{cell{beat, string(life)}, ""} }
+func beatOf(life wire.IncarnationID) subject { return subject{cell{beat, string(life)}, ""} }
 
 // renew writes the heartbeat, and reports whether that is known to be stored.
 func (wk *worker) renew(t *task, l *simLife) bool {
@@ -216,7 +216,7 @@ func (wk *worker) surelyLater(t *task, seq uint64, d time.Duration) bool {
 	return ok
 }
 
-func (wk *worker) see(life wire.LifeID, seq uint64, expired bool) {
+func (wk *worker) see(life wire.IncarnationID, seq uint64, expired bool) {
 	s := wk.peers[life]
 	if s == nil {
 		s = &core.Sighting{}
@@ -225,7 +225,7 @@ func (wk *worker) see(life wire.LifeID, seq uint64, expired bool) {
 	s.Observe(seq, simLease, expired, wk.m.clock())
 }
 
-func (wk *worker) isExpired(life wire.LifeID) bool {
+func (wk *worker) isExpired(life wire.IncarnationID) bool {
 	if wk.peers[life] == nil {
 		wk.see(life, 0, false)
 	}
@@ -257,7 +257,7 @@ func (wk *worker) watch(t *task) {
 	}
 }
 
-func (wk *worker) expire(t *task, life wire.LifeID, seen uint64) {
+func (wk *worker) expire(t *task, life wire.IncarnationID, seen uint64) {
 	if wk.broken("the condition of expiry") {
 		seen = whatever
 	}
@@ -279,13 +279,13 @@ func (wk *worker) expire(t *task, life wire.LifeID, seen uint64) {
 
 // rescue has the lanes of an expired life taken over until none of its claims is left. In a cluster
 // it looks once more a lease later: an answer may be old.
-func (wk *worker) rescue(t *task, life wire.LifeID) {
+func (wk *worker) rescue(t *task, life wire.IncarnationID) {
 	once, before := !wk.m.w.cluster || wk.broken("the second look at claims"), false
 	for wait := 50 * time.Millisecond; ; {
 		found, ok := t.readKind(claim)
 		left := 0
 		for _, m := range found {
-			if c := m.body.(wire.Claim); c.Life == life {
+			if c := m.body.(wire.Claim); c.Incarnation == life {
 				left++
 				t.put(readyOf(string(c.Lane)), nil, 0)
 				seq := c.Ready
@@ -370,11 +370,11 @@ func (wk *worker) lookAfter(t *task, entry *message) bool {
 	if !ok {
 		return false
 	}
-	if len(found) == 0 || found[0].body.(wire.Claim).Life == "" {
+	if len(found) == 0 || found[0].body.(wire.Claim).Incarnation == "" {
 		return wk.s.pending[there.seq] == nil // else it is on its way to a worker
 	}
 	c := found[0].body.(wire.Claim)
-	if c.Ready == there.seq && (wk.isExpired(c.Life) || wk.isHeld(c)) {
+	if c.Ready == there.seq && (wk.isExpired(c.Incarnation) || wk.isHeld(c)) {
 		return true
 	}
 	wk.askToLeave(lane)
@@ -384,7 +384,7 @@ func (wk *worker) lookAfter(t *task, entry *message) bool {
 // isHeld asks the life of a claim whether it holds the lane.
 func (wk *worker) isHeld(c wire.Claim) bool {
 	for _, other := range wk.m.w.workers {
-		if other.life != nil && other.life.id == c.Life {
+		if other.life != nil && other.life.id == c.Incarnation {
 			return !other.m.dead && other.m.until <= wk.m.w.now && other.held[string(c.Lane)] != nil && other.m.cut == wk.m.cut
 		}
 	}
@@ -412,7 +412,7 @@ func (wk *worker) disown(t *task, lane string) {
 		return
 	}
 	c := found.body.(wire.Claim)
-	if wk.life != nil && c.Life == wk.life.id && wk.held[lane] == nil && wk.trusts(wk.life) &&
+	if wk.life != nil && c.Incarnation == wk.life.id && wk.held[lane] == nil && wk.trusts(wk.life) &&
 		wk.surelyLater(t, c.Ready, simLease) && wk.endClaim(t, c, found.seq) {
 		wk.later(c.Ready, 0)
 	}
@@ -423,7 +423,7 @@ func (wk *worker) endClaim(t *task, c wire.Claim, epoch uint64) bool {
 	if !c.Interrupted && (c.Spent == 0 || wk.broken("what a release keeps of the rate")) {
 		return t.remove(claimOf(string(c.Lane)).cell, epoch)
 	}
-	c.Life = ""
+	c.Incarnation = ""
 	answer, ok := t.put(claimOf(string(c.Lane)), c, epoch)
 	if !ok || !answer.refused {
 		return ok

@@ -385,7 +385,7 @@ func (s *storedLane) status(holder *holding) aged {
 	switch {
 	case holder != nil:
 		status.Holder, status.HeldMS, status.WaitsFor, status.Running = holder.worker, holder.HeldMS, holder.WaitsFor, holder.longestFirst()
-	case s.claim != nil && s.claim.Life != "":
+	case s.claim != nil && s.claim.Incarnation != "":
 		status.Holder = s.claim.WorkerID
 	case status.State == StateReady:
 		status.WaitsFor = "a worker: none has claimed the lane"
@@ -426,7 +426,7 @@ func (s *storedLane) state(holder *holding) string {
 		return StatePaused
 	case holder != nil:
 		return StateHeld
-	case s.claim != nil && s.claim.Life != "":
+	case s.claim != nil && s.claim.Incarnation != "":
 		return StateLost
 	case s.ready == nil && s.first == nil && len(s.delayed) > 0:
 		return StateDelayed

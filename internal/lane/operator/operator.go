@@ -74,7 +74,7 @@ func (o *Operator) isPaused(ctx context.Context, pool protocol.Pool, lane protoc
 	defer cancel()
 	return pause.Until(ctx, confirmPause, func() bool {
 		claim, err := o.store.Claim(ctx, pool, wire.HashLane(lane))
-		if err == nil && (claim == nil || claim.Life == "") {
+		if err == nil && (claim == nil || claim.Incarnation == "") {
 			return true // no worker holds it, and the next one reads the mark first
 		}
 		holder := o.holder(ctx, pool, wire.HashLane(lane), claim)

@@ -106,7 +106,7 @@ func (s *Store) EndClaim(ctx context.Context, pool protocol.Pool, claim wire.Cla
 	if !claim.Interrupted && claim.Spent == 0 {
 		return s.RemoveRecord(ctx, epoch)
 	}
-	claim.Life = ""
+	claim.Incarnation = ""
 	_, answer, err := s.StoreClaim(ctx, pool, &claim, epoch)
 	if answer != Occupied {
 		return answer.full(err)
@@ -128,9 +128,9 @@ func (s *Store) DropClaim(epoch uint64) {
 type StoredHeartbeat struct {
 	wire.Heartbeat
 
-	Life wire.LifeID
-	Seq  uint64
-	At   time.Time // when it was stored, by the server's clock; only [Store.Heartbeat] sets it
+	Incarnation wire.IncarnationID
+	Seq         uint64
+	At          time.Time // when it was stored, by the server's clock; only [Store.Heartbeat] sets it
 }
 
 // Lease is the lease that the worker requested, at most the longest allowed one.
@@ -141,7 +141,7 @@ func (h *StoredHeartbeat) Lease() time.Duration {
 // StoreHeartbeat renews or expires a heartbeat, on the condition that the record has the sequence
 // expect.
 func (s *Store) StoreHeartbeat(
-	ctx context.Context, pool protocol.Pool, incarnation wire.LifeID, beat *wire.Heartbeat, expect uint64,
+	ctx context.Context, pool protocol.Pool, incarnation wire.IncarnationID, beat *wire.Heartbeat, expect uint64,
 ) (seq uint64, answer Answer, err error) {
 	body, err := wire.EncodeHeartbeat(beat)
 	if err != nil {
@@ -151,7 +151,7 @@ func (s *Store) StoreHeartbeat(
 }
 
 // Heartbeat returns the record of an incarnation; nil when there is none.
-func (s *Store) Heartbeat(ctx context.Context, pool protocol.Pool, incarnation wire.LifeID) (*StoredHeartbeat, error) {
+func (s *Store) Heartbeat(ctx context.Context, pool protocol.Pool, incarnation wire.IncarnationID) (*StoredHeartbeat, error) {
 	msg, err := s.claims.next(ctx, wire.HeartbeatSubject(s.Fleet, pool, incarnation), 0)
 	if err != nil || msg == nil {
 		return nil, err
@@ -174,12 +174,12 @@ func (s *Store) EachHeartbeat(ctx context.Context, pool protocol.Pool, visit fun
 }
 
 // ReadHeartbeat reads a heartbeat as it is stored, or as the server republishes it.
-func ReadHeartbeat(incarnation wire.LifeID, body []byte, seq uint64) (*StoredHeartbeat, error) {
+func ReadHeartbeat(incarnation wire.IncarnationID, body []byte, seq uint64) (*StoredHeartbeat, error) {
 	beat, err := wire.DecodeHeartbeat(body)
 	if err != nil {
 		return nil, fmt.Errorf("heartbeat %s: %w", incarnation, err)
 	}
-	return &StoredHeartbeat{Heartbeat: *beat, Life: incarnation, Seq: seq}, nil
+	return &StoredHeartbeat{Heartbeat: *beat, Incarnation: incarnation, Seq: seq}, nil
 }
 
 // Consumer is what the server says about a pool's consumer; nil when there is none.

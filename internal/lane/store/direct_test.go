@@ -85,7 +85,7 @@ func TestStore_EachOfManyClaims(t *testing.T) {
 			s := open(t, natsio.Topology{})
 			var want, got []uint64
 			for i := range n {
-				claim := wire.Claim{Lane: protocol.Lane(fmt.Sprintf("account/%d", i)), WorkerID: "w", Life: "l", Token: "t"}
+				claim := wire.Claim{Lane: protocol.Lane(fmt.Sprintf("account/%d", i)), WorkerID: "w", Incarnation: "l", Token: "t"}
 				epoch, answer, err := s.StoreClaim(t.Context(), protocol.DefaultPool, &claim, 0)
 				require.NoError(t, err)
 				require.Equal(t, Accepted, answer)

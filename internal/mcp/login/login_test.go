@@ -56,7 +56,7 @@ func (r *rig) ask(p login.Person) (tools int, err error) {
 			}
 		})
 	}
-	tools, _, err = r.login().Ask(r.t.Context(), p)
+	tools, _, err = r.login().LogIn(r.t.Context(), p)
 	return tools, err
 }
 
@@ -270,7 +270,7 @@ func TestLogin_TakesNoOtherCode(t *testing.T) {
 	r := newRig(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	_, _, err := r.login().Ask(ctx, login.Person{Transport: r.web, Show: func(_, back string) {
+	_, _, err := r.login().LogIn(ctx, login.Person{Transport: r.web, Show: func(_, back string) {
 		for _, query := range []string{"?code=stolen", "?code=stolen&state=mine", "?error=access_denied&state="} {
 			if status, err := logintest.Open(t.Context(), r.web, back+query); status != http.StatusBadRequest {
 				t.Errorf("a page of others is answered %d (%v)", status, err)

@@ -25,7 +25,7 @@ type Person struct {
 	// ClientID is a client that the authorization server knows, or the URL of a document about one;
 	// without it, or when documents are not taken, one is registered. ClientSecret is its secret.
 	ClientID, ClientSecret string
-	// Scopes are asked for; none are those that the server names.
+	// Scopes to request; none means the scopes that the server names.
 	Scopes []string
 	// Port is where the browser comes back to on this host; 0 is any.
 	Port int
@@ -36,14 +36,14 @@ type Person struct {
 	Show func(page, back string)
 }
 
-// Ask has a person log in and stores the login. It returns how many tools the server then has, and
-// where the login is renewed, "" if it cannot be. It waits for the person until ctx ends.
-func (l *Login) Ask(ctx context.Context, p Person) (tools int, renewedAt string, err error) {
-	if tools, err = l.ask(ctx, p); err != nil {
+// LogIn has a person log in and stores the login. It returns how many tools the server then has,
+// and where the login is renewed, "" if it cannot be. It waits for the person until ctx ends.
+func (l *Login) LogIn(ctx context.Context, p Person) (tools int, renewedAt string, err error) {
+	if tools, err = l.logIn(ctx, p); err != nil {
 		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) { // the SDK may keep only its text
 			err = fmt.Errorf("%w: %w", cause, err)
 		}
-		return 0, "", spoken(err)
+		return 0, "", withoutSecrets(err)
 	}
 	r, err := l.read()
 	if err == nil && r != nil && r.Token.RefreshToken != "" {
@@ -52,8 +52,8 @@ func (l *Login) Ask(ctx context.Context, p Person) (tools int, renewedAt string,
 	return tools, renewedAt, err
 }
 
-func (l *Login) ask(ctx context.Context, p Person) (tools int, err error) {
-	back, err := awaitBack(ctx, p)
+func (l *Login) logIn(ctx context.Context, p Person) (tools int, err error) {
+	back, err := serveCallback(ctx, p)
 	if err != nil {
 		return 0, err
 	}
@@ -83,9 +83,9 @@ func (l *Login) ask(ctx context.Context, p Person) (tools int, err error) {
 }
 
 // config is the flow of the SDK.
-func (l *Login) config(p Person, back *comeback, lacking []string) *auth.AuthorizationCodeHandlerConfig {
+func (l *Login) config(p Person, back *callbackPage, lacking []string) *auth.AuthorizationCodeHandlerConfig {
 	config := &auth.AuthorizationCodeHandlerConfig{
-		RedirectURL: back.url, AuthorizationCodeFetcher: back.fetch, RequestRefreshToken: true, Client: authorityClient(p.Transport),
+		RedirectURL: back.url, AuthorizationCodeFetcher: back.fetchCode, RequestRefreshToken: true, Client: authorityClient(p.Transport),
 		ScopeFilter: func(found []string) []string {
 			if len(p.Scopes) > 0 {
 				found = p.Scopes
@@ -93,7 +93,7 @@ func (l *Login) config(p Person, back *comeback, lacking []string) *auth.Authori
 			return union(found, lacking)
 		},
 		NewTokenSource: func(ctx context.Context, c *oauth2.Config, token *oauth2.Token) (oauth2.TokenSource, error) {
-			return oauth2.StaticTokenSource(token), l.keep(ctx, c, token)
+			return oauth2.StaticTokenSource(token), l.save(ctx, c, token)
 		},
 	}
 	isDocument := strings.HasPrefix(p.ClientID, "https://")
@@ -114,8 +114,8 @@ func (l *Login) config(p Person, back *comeback, lacking []string) *auth.Authori
 	return config
 }
 
-// keep writes what a login gave.
-func (l *Login) keep(ctx context.Context, c *oauth2.Config, token *oauth2.Token) error {
+// save writes what a login gave.
+func (l *Login) save(ctx context.Context, c *oauth2.Config, token *oauth2.Token) error {
 	unlock, err := l.lock(ctx)
 	if err != nil {
 		return err
@@ -153,8 +153,8 @@ func count(ctx context.Context, transport mcp.Transport) (tools int, err error) 
 	return tools, nil
 }
 
-// spoken is an error without the text of an answer, which may repeat secrets.
-func spoken(err error) error {
+// withoutSecrets is an error without the text of an answer, which may repeat secrets.
+func withoutSecrets(err error) error {
 	if code, _ := refused(err); code != "" {
 		return errors.New(code)
 	}
@@ -176,8 +176,8 @@ func (h *headed) RoundTrip(request *http.Request) (*http.Response, error) {
 	return h.base.RoundTrip(request)
 }
 
-// comeback is the page to which a browser comes back with the code.
-type comeback struct {
+// callbackPage is the page to which a browser comes back with the code.
+type callbackPage struct {
 	url    string
 	show   func(page, back string)
 	state  atomic.Pointer[string] // of the login that waits
@@ -191,16 +191,16 @@ type outcome struct {
 	err    error
 }
 
-// awaitBack serves that page on loopback.
-func awaitBack(ctx context.Context, p Person) (*comeback, error) {
+// serveCallback serves that page on loopback.
+func serveCallback(ctx context.Context, p Person) (*callbackPage, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(p.Port)))
 	if err != nil {
 		return nil, fmt.Errorf("wait for the browser: %w", err)
 	}
 	_, port, _ := net.SplitHostPort(listener.Addr().String()) // it listens there
-	b := &comeback{url: "http://localhost:" + port + "/callback", show: p.Show, got: make(chan outcome, 1), ended: make(chan struct{})}
+	b := &callbackPage{url: "http://localhost:" + port + "/callback", show: p.Show, got: make(chan outcome, 1), ended: make(chan struct{})}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /callback", b.came)
+	mux.HandleFunc("GET /callback", b.onCallback)
 	b.server = &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
 	go func() {
 		defer close(b.ended)
@@ -212,7 +212,7 @@ func awaitBack(ctx context.Context, p Person) (*comeback, error) {
 // closeGrace is how long the last page may take to its browser.
 const closeGrace = time.Second
 
-func (b *comeback) close(ctx context.Context) {
+func (b *callbackPage) close(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
 	defer cancel()
 	_ = b.server.Shutdown(ctx)
@@ -220,8 +220,8 @@ func (b *comeback) close(ctx context.Context) {
 	<-b.ended
 }
 
-// came takes the code from the login that waits, and from no other.
-func (b *comeback) came(w http.ResponseWriter, r *http.Request) {
+// onCallback takes the code from the login that waits, and from no other.
+func (b *callbackPage) onCallback(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	if state := b.state.Load(); state == nil || query.Get("state") != *state {
 		http.Error(w, "No login waits for this.", http.StatusBadRequest)
@@ -241,8 +241,8 @@ func (b *comeback) came(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprintf(w, "<!doctype html><title>toolfleet</title><p>%s</p>", html.EscapeString(text))
 }
 
-// fetch is the part of a login that a person does.
-func (b *comeback) fetch(ctx context.Context, args *auth.AuthorizationArgs) (*auth.AuthorizationResult, error) {
+// fetchCode is the part of a login that a person does.
+func (b *callbackPage) fetchCode(ctx context.Context, args *auth.AuthorizationArgs) (*auth.AuthorizationResult, error) {
 	page, err := url.Parse(args.URL)
 	if err != nil {
 		return nil, err

@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	// pace is the least time between two words about a call.
-	pace = 200 * time.Millisecond
-	// maxSaid is how many bytes of output one word has, the last ones.
-	maxSaid = 2000
+	// updateInterval is the least time between two words about a call.
+	updateInterval = 200 * time.Millisecond
+	// maxUpdate is how many bytes of output one word has, the last ones.
+	maxUpdate = 2000
 	// maxFrames is how many pieces of live output wait to be sent; more are dropped.
 	maxFrames = 1024
 )
@@ -40,7 +40,7 @@ type progress struct {
 }
 
 func (s *Server) progress(ctx context.Context, request *mcp.CallToolRequest) *progress {
-	token, logs := request.Params.GetProgressToken(), s.listeners.want(request)
+	token, logs := request.Params.GetProgressToken(), s.listeners.wantsLogs(request)
 	if token == nil && !logs {
 		return &progress{stop: func() {}}
 	}
@@ -49,7 +49,7 @@ func (s *Server) progress(ctx context.Context, request *mcp.CallToolRequest) *pr
 	var telling sync.WaitGroup
 	telling.Go(func() {
 		n := 0
-		p.tell(ended, func(said string, output bool) {
+		p.sendUpdates(ended, func(said string, output bool) {
 			n++
 			if token != nil {
 				_ = request.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ // the client may be gone
@@ -82,8 +82,8 @@ func (p *progress) frame(f *wire.Frame) {
 // add adds live output to what is sent next.
 func (p *progress) add(f *wire.Frame) {
 	p.output = append(p.output, f.Data...)
-	if n := len(p.output); n > maxSaid {
-		p.output = append(p.output[:0], p.output[n-maxSaid:]...)
+	if n := len(p.output); n > maxUpdate {
+		p.output = append(p.output[:0], p.output[n-maxUpdate:]...)
 	}
 }
 
@@ -101,9 +101,9 @@ func (p *progress) state(u *loop.Update) {
 	}
 }
 
-// tell sends new output until the call has ended. Output arrives before the result.
-func (p *progress) tell(ended <-chan struct{}, say func(said string, output bool)) {
-	ticker := time.NewTicker(pace)
+// sendUpdates sends new output until the call has ended. Output arrives before the result.
+func (p *progress) sendUpdates(ended <-chan struct{}, say func(said string, output bool)) {
+	ticker := time.NewTicker(updateInterval)
 	defer ticker.Stop()
 	begun, last := time.Now(), time.Now()
 	flush := func() {
@@ -176,7 +176,7 @@ func (s *Server) measureSessions(next mcp.MethodHandler) mcp.MethodHandler {
 	}
 }
 
-// add notes a session, and forgets those that have ended.
+// add notes a session, and forgets ended ones.
 func (l *listeners) add(server *mcp.Server, session *mcp.ServerSession) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -189,8 +189,8 @@ func (l *listeners) add(server *mcp.Server, session *mcp.ServerSession) {
 	l.sessions = live
 }
 
-// want reports whether the client of a call may want log messages.
-func (l *listeners) want(request *mcp.CallToolRequest) bool {
+// wantsLogs reports whether the client of a call may want log messages.
+func (l *listeners) wantsLogs(request *mcp.CallToolRequest) bool {
 	if _, given := request.Params.Meta[mcp.MetaKeyLogLevel]; given {
 		return true
 	}

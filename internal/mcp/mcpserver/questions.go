@@ -29,7 +29,7 @@ const questionID = "approval"
 // The questions about a call.
 const (
 	askApproval = "approval" // whether it may be made
-	askUser     = "question" // that of the tool ask_user
+	askUser     = "question" // of the tool ask_user
 )
 
 // question is what the client's person may be asked about a call. The client makes the same request
@@ -97,10 +97,10 @@ type answers struct {
 	of map[string]*usedAnswers // by the id of the principal
 }
 
-// usedAnswers are those of one principal.
+// usedAnswers are the used answers of one principal.
 type usedAnswers struct {
 	ends      map[protocol.CallID]time.Time
-	forgotten time.Time // the last end of those that are not known any more
+	forgotten time.Time // the last end of the forgotten answers
 }
 
 // maxAnswers is how many used answers of a principal are known whose time has not passed. One more
@@ -143,8 +143,8 @@ func (a *answers) use(principal string, q questionState, now time.Time) error {
 	return nil
 }
 
-// ask has the client put a question, whose answer is waited for as long as ctx.
-func (q *question) ask(ctx context.Context, kind string, call protocol.CallID, asked *mcp.ElicitParams) {
+// putToClient has the client put a question, whose answer is waited for as long as ctx.
+func (q *question) putToClient(ctx context.Context, kind string, call protocol.CallID, asked *mcp.ElicitParams) {
 	ends, _ := ctx.Deadline() // each question has one
 	q.asked, q.state = asked, q.about(questionState{kind, call, ends})
 }
@@ -156,7 +156,7 @@ func (q *question) approve(ctx context.Context, request loop.ApprovalRequest) (p
 		note, _ := q.answer.Content["note"].(string)
 		return protocol.Approval{Granted: q.answer.Action == "accept", By: q.who, Via: "mcp", Note: note}, nil
 	case q.can && q.own:
-		q.ask(ctx, askApproval, request.CallID, &mcp.ElicitParams{
+		q.putToClient(ctx, askApproval, request.CallID, &mcp.ElicitParams{
 			Mode:            "form",
 			Message:         fmt.Sprintf("%s\n\n%s %s\n\nMay this call be made?", request.Reason, request.Tool, request.Arguments),
 			RequestedSchema: json.RawMessage(`{"type": "object", "properties": {"note": {"type": "string", "title": "Note", "description": "A word to the model."}}}`),
@@ -184,7 +184,7 @@ func (q *question) user(ctx context.Context, asked protocol.Question) (protocol.
 		content, err := json.Marshal(q.answer.Content)
 		return protocol.Answer{Question: asked.ID, Action: protocol.Action(q.answer.Action), Content: content, By: q.who}, err
 	case q.can && q.answer == nil:
-		q.ask(ctx, askUser, wire.RandomCallID(), &mcp.ElicitParams{Mode: "form", Message: asked.Message, RequestedSchema: asked.Schema})
+		q.putToClient(ctx, askUser, wire.RandomCallID(), &mcp.ElicitParams{Mode: "form", Message: asked.Message, RequestedSchema: asked.Schema})
 		return protocol.Answer{}, loop.ErrAnsweredLater
 	}
 	return protocol.Answer{}, errCannotAsk

@@ -37,7 +37,7 @@ type Dispatcher interface {
 
 // Options of a [Server]; nil and zero are the documented default.
 type Options struct {
-	// Version is that of this program, for clients.
+	// Version is the version of this program, for clients.
 	Version string
 	Fleet
 	// Tools are what clients may call, until [Server.SetTools] says otherwise. Required.
@@ -78,7 +78,7 @@ type Fleet struct {
 
 // Rules say which calls run, and who answers the questions about them.
 type Rules struct {
-	// Guard, Policy and MinLevel are those of [loop.SingleOptions].
+	// Guard, Policy and MinLevel are as in [loop.SingleOptions].
 	Guard    protocol.Guard
 	Policy   loop.Policy
 	MinLevel string
@@ -116,7 +116,7 @@ type Server struct {
 
 	offer     offer
 	listeners listeners
-	following *following
+	following *followedCalls
 }
 
 // beat is the time between two words about a call that says nothing itself: clients give up on
@@ -131,7 +131,7 @@ func New(o Options) *Server {
 	if o.Key == nil {
 		o.Key = []byte(rand.Text())
 	}
-	s := &Server{options: o, order: newOrder(), ledger: loop.NewLedger(o.Journal), following: &following{}}
+	s := &Server{options: o, order: newOrder(), ledger: loop.NewLedger(o.Journal), following: &followedCalls{}}
 	sdk := &mcp.ServerOptions{
 		// What a sandbox has is no other client's, and no cache's on the way.
 		SetCacheable: func(_ context.Context, _ mcp.Request, c *mcp.Cacheable) { c.CacheScope = "private" },

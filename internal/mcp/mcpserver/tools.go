@@ -39,12 +39,12 @@ func described(tool *tools.Tool) *mcp.Tool {
 	}
 }
 
-// outputSchema is that of [structured], with the value that the tool returns.
+// outputSchema is the schema of [structured], with the value that the tool returns.
 func outputSchema(tool *tools.Tool) json.RawMessage {
 	return json.RawMessage(strings.Replace(structuredSchema, `"VALUE"`, string(valueSchema(tool)), 1))
 }
 
-// structuredSchema is that of [structured].
+// structuredSchema is the schema of [structured].
 const structuredSchema = `{
 	"type": "object",
 	"properties": {
@@ -159,7 +159,7 @@ func (s *Server) SetTools(table *tools.Table) {
 	}
 }
 
-// readingServer is a server whose tools change nothing, and which has those of this one otherwise.
+// readingServer is a server whose tools change nothing, with the read-only tools of this one.
 func (s *Server) readingServer() *Server {
 	s.offer.mu.Lock()
 	defer s.offer.mu.Unlock()

@@ -22,7 +22,7 @@ const (
 	listTimeout = 3 * time.Minute
 )
 
-// badRunes are those that names of tools cannot have.
+// badRunes are characters that names of tools cannot have.
 var badRunes = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
 // Prefixes are what the names of the servers' tools begin with.
@@ -47,8 +47,8 @@ func listCall(s *mcp.Server, session protocol.SessionID) protocol.Call {
 // ownKey is the part of the server's own resource behind the sandbox.
 func ownKey(s *mcp.Server) string { return "mcp:" + s.Name }
 
-// ToolsOf makes tools of those that the server has and that are offered. What cannot be a tool is
-// left out, and told.
+// ToolsOf makes tools of the server's offered tools. What cannot be a tool is left out and
+// reported.
 func ToolsOf(s *mcp.Server, list []wire.MCPTool) (made []tools.Tool, errs []error) {
 	failure := func(name string, err error) {
 		errs = append(errs, fmt.Errorf("MCP server %s: tool %s: %w", s.Name, name, err))

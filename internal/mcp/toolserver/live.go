@@ -24,14 +24,14 @@ import (
 	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
-	"github.com/toolfleet/toolfleet/internal/worker/resident"
+	"github.com/toolfleet/toolfleet/internal/worker/longlived"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // live is a server that was started.
 type live struct {
-	*resident.Life
+	*longlived.Lifetime
 
 	name    string
 	command string              // "" of a server that has a URL
@@ -40,16 +40,16 @@ type live struct {
 	changed atomic.Bool         // the server's list of tools has changed
 	tokens  atomic.Int64        // of progress
 
-	mu    sync.Mutex
-	said  resident.Tail // standard error, and lines that are no message
-	how   string        // it ended
-	asked bool          // its program was to end
-	fault error         // why it could not be started
-	shown map[string]*shown
+	mu            sync.Mutex
+	stderrTail    longlived.Tail // standard error, and lines that are no message
+	ending        string         // it ended
+	stopRequested bool           // its program was to end
+	startErr      error          // why it could not be started
+	shown         map[string]*callOutput
 }
 
-// answers reports whether it answers a question soon.
-func (l *live) answers(ctx context.Context) bool {
+// responds reports whether it answers a question soon.
+func (l *live) responds(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	return l.session.Ping(ctx, nil) == nil
@@ -58,15 +58,15 @@ func (l *live) answers(ctx context.Context) bool {
 // answerTimeout is how long a server may take to answer when it is asked whether it does.
 const answerTimeout = 5 * time.Second
 
-// last says how it ended, or else what was wrong with it.
-func (l *live) last(err error) string {
+// diagnosis says how it ended, or else what was wrong with it.
+func (l *live) diagnosis(err error) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	text := l.how
+	text := l.ending
 	if text == "" {
 		text = l.hide(err.Error())
 	}
-	data, _ := l.said.Read(0, maxSaid)
+	data, _ := l.stderrTail.Read(0, maxStderr)
 	if said := strings.TrimSpace(prose.Valid(string(data))); said != "" {
 		text += ": " + said
 	}
@@ -80,8 +80,8 @@ func (s *Servers) connect(ctx context.Context, at Surroundings, one *server) (*l
 		return nil, err
 	}
 	l := &live{
-		Life: resident.NewLife(ctx, 0, nil), name: spec.Name, command: spec.Command, hide: hiding(one.spec.URL, spec.URL),
-		said: resident.Tail{Keep: maxSaid}, shown: map[string]*shown{},
+		Lifetime: longlived.NewLifetime(ctx, 0, nil), name: spec.Name, command: spec.Command, hide: hiding(one.spec.URL, spec.URL),
+		stderrTail: longlived.Tail{Keep: maxStderr}, shown: map[string]*callOutput{},
 	}
 	requests, endRequests := context.WithCancel(context.WithoutCancel(ctx))
 	client := l.client(at, spec)
@@ -125,7 +125,7 @@ func (s *Servers) connect(ctx context.Context, at Surroundings, one *server) (*l
 			err := session.Wait()
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			if l.asked {
+			if l.stopRequested {
 				err = nil
 			}
 			ended(err)
@@ -161,11 +161,11 @@ func (l *live) notStarted(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if l.fault != nil {
-		if _, ok := errors.AsType[*protocol.Error](l.fault); ok || errors.Is(l.fault, sandbox.ErrClosed) {
-			return l.fault
+	if l.startErr != nil {
+		if _, ok := errors.AsType[*protocol.Error](l.startErr); ok || errors.Is(l.startErr, sandbox.ErrClosed) {
+			return l.startErr
 		}
-		err = l.fault
+		err = l.startErr
 	}
 	if fault, ok := errors.AsType[*protocol.Error](err); ok {
 		return fault
@@ -173,7 +173,7 @@ func (l *live) notStarted(ctx context.Context, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("it did not answer within %s", startTimeout)
 	}
-	why := l.last(err)
+	why := l.diagnosis(err)
 	return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s could not be started: %s%s", l.name, why, networkAdvice(l.command, why))
 }
 
@@ -219,8 +219,8 @@ func (l *live) client(at Surroundings, spec protocol.MCPServer) *mcp.Client {
 // program is the transport of a server that is a program of the sandbox.
 func (s *Servers) program(l *live, at Surroundings, spec protocol.MCPServer) mcp.Transport {
 	output, written := io.Pipe()
-	input := &feeder{feed: make(chan []byte), closed: make(chan struct{}), gone: l.Done()}
-	messages := &messages{to: written, rest: l.say}
+	input := &programInput{feed: make(chan []byte), closed: make(chan struct{}), ended: l.Done()}
+	messages := &messages{to: written, rest: l.appendStderr}
 	cmd := sandbox.Cmd{
 		Argv: append([]string{spec.Command}, spec.Args...), Dir: spec.Cwd, Env: spec.Env, Feed: input.feed,
 		Limits: sandbox.Limits{Output: wire.MinOutput, Grace: stopGrace},
@@ -228,7 +228,7 @@ func (s *Servers) program(l *live, at Surroundings, spec protocol.MCPServer) mcp
 			if stream == sandbox.Stdout {
 				messages.write(data)
 			} else {
-				l.say(data)
+				l.appendStderr(data)
 			}
 		},
 	}
@@ -237,7 +237,7 @@ func (s *Servers) program(l *live, at Surroundings, spec protocol.MCPServer) mcp
 			result, err := at.Sandbox.Exec(ctx, cmd)
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			l.how, l.asked, l.fault = ending(result), ctx.Err() != nil, err
+			l.ending, l.stopRequested, l.startErr = ending(result), ctx.Err() != nil, err
 		})
 		_ = written.Close() // which ends the session
 	})
@@ -263,24 +263,24 @@ func ending(r sandbox.Result) string {
 	}
 }
 
-// say keeps the end of what it says that is no message.
-func (l *live) say(data []byte) {
+// appendStderr keeps the end of what it says that is no message.
+func (l *live) appendStderr(data []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.said.Write(data)
+	l.stderrTail.Write(data)
 }
 
-// feeder is the input of a program.
-type feeder struct {
+// programInput is the input of a program.
+type programInput struct {
 	feed   chan []byte
 	closed chan struct{}   // nothing more is written
-	gone   <-chan struct{} // closed when the program has ended
+	ended  <-chan struct{} // closed when the program has ended
 	once   sync.Once
 	mu     sync.Mutex // held while something is written
 }
 
 // Write implements [io.Writer].
-func (f *feeder) Write(p []byte) (int, error) {
+func (f *programInput) Write(p []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	select {
@@ -292,13 +292,13 @@ func (f *feeder) Write(p []byte) (int, error) {
 	case f.feed <- bytes.Clone(p):
 		return len(p), nil
 	case <-f.closed:
-	case <-f.gone:
+	case <-f.ended:
 	}
 	return 0, io.ErrClosedPipe
 }
 
 // Close implements [io.Closer].
-func (f *feeder) Close() error {
+func (f *programInput) Close() error {
 	f.once.Do(func() {
 		close(f.closed)
 		f.mu.Lock()
@@ -336,8 +336,8 @@ func (m *messages) write(data []byte) {
 	}
 }
 
-// maxSaid is how much of a server's complaints goes into an error, in bytes.
-const maxSaid = 2000
+// maxStderr is how much of a server's complaints goes into an error, in bytes.
+const maxStderr = 2000
 
 // Resolved replaces references to variables by their values. The error of variable says why one
 // cannot be used.

@@ -17,6 +17,7 @@ package toolserver
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"reflect"
 	"sync"
@@ -58,7 +59,7 @@ type Surroundings struct {
 	Root string
 	// HTTP reaches servers that have a URL; nil refuses them.
 	HTTP *http.Transport
-	// Logins are those of people at such servers.
+	// Logins are the logins of people at such servers.
 	Logins login.Store
 	// Variable is a variable of the worker's environment, for "${NAME}". The error says why it
 	// may not be used.
@@ -85,7 +86,7 @@ type Servers struct {
 // New returns none yet.
 func New() *Servers { return &Servers{all: map[string]*server{}} }
 
-// server is one that lives, or has.
+// server is a server that runs or has ended.
 type server struct {
 	spec protocol.MCPServer
 
@@ -99,14 +100,14 @@ type server struct {
 	notYet time.Time // when it may be started again
 }
 
-// Living is how many servers live, or are being started.
-func (s *Servers) Living() int {
+// Running is how many servers live, or are being started.
+func (s *Servers) Running() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := 0
 	for _, one := range s.all {
 		one.mu.Lock()
-		if one.calls > 0 || one.live != nil && one.live.Lives() {
+		if one.calls > 0 || one.live != nil && one.live.IsRunning() {
 			n++
 		}
 		one.mu.Unlock()
@@ -130,7 +131,7 @@ func (s *Servers) Wait() { s.group.Wait() }
 // the server is to blame.
 func (s *Servers) List(ctx context.Context, at Surroundings, spec protocol.MCPServer) (list wire.MCPListResult, err error) {
 	list.Tools = []wire.MCPTool{}
-	err = s.with(ctx, at, spec, manner{again: true, harmless: true}, func(l *live) error {
+	err = s.withServer(ctx, at, spec, callOptions{again: true, harmless: true}, func(l *live) error {
 		list.Tools = list.Tools[:0]
 		l.changed.Store(false)
 		if l.session.InitializeResult().Capabilities.Tools == nil {
@@ -151,11 +152,11 @@ func (s *Servers) List(ctx context.Context, at Surroundings, spec protocol.MCPSe
 }
 
 // Call calls a tool. again says that a call during which the server dies may be made again. A value
-// returned with an error is what the tool said of its failure. Errors are as those of
+// returned with an error is what the tool said of its failure. Errors are as of
 // [Servers.List], with outcome_unknown for a server that died.
 func (s *Servers) Call(ctx context.Context, at Surroundings, p protocol.MCPCall, again bool) (value *protocol.MCPCallResult, err error) {
-	err = s.with(ctx, at, p.Server, manner{again: again, harmless: p.ReadOnly}, func(l *live) error {
-		show := newShown(ctx, at)
+	err = s.withServer(ctx, at, p.Server, callOptions{again: again, harmless: p.ReadOnly}, func(l *live) error {
+		show := newCallOutput(ctx, at)
 		defer show.end()
 		value, err = l.call(ctx, p, show)
 		return err
@@ -169,20 +170,20 @@ func (s *Servers) Call(ctx context.Context, at Surroundings, p protocol.MCPCall,
 	return value, nil
 }
 
-// manner is what may be done about a request that did not come to its end.
-type manner struct {
+// callOptions is what may be done about a request that did not come to its end.
+type callOptions struct {
 	again    bool // it may be made again
 	harmless bool // it may continue after its call was stopped
 }
 
-// with has a server that lives do something, and sees what became of it.
-func (s *Servers) with(ctx context.Context, at Surroundings, spec protocol.MCPServer, how manner, do func(*live) error) error {
-	one, err := s.find(spec)
+// withServer has a server that lives do something, and sees what became of it.
+func (s *Servers) withServer(ctx context.Context, at Surroundings, spec protocol.MCPServer, how callOptions, do func(*live) error) error {
+	one, err := s.findServer(spec)
 	if err != nil {
 		return err
 	}
-	one.use(1)
-	defer one.use(-1)
+	one.addCalls(1)
+	defer one.addCalls(-1)
 	for attempt := 1; ; attempt++ {
 		l, err := s.start(ctx, at, one)
 		if err != nil {
@@ -193,7 +194,7 @@ func (s *Servers) with(ctx context.Context, at Surroundings, spec protocol.MCPSe
 		fault, isFault := errors.AsType[*protocol.Error](err)
 		switch {
 		case err == nil:
-			one.well()
+			one.resetDelay()
 			return nil
 		case isFault:
 			return fault
@@ -202,12 +203,12 @@ func (s *Servers) with(ctx context.Context, at Surroundings, spec protocol.MCPSe
 				l.Stop(stopGrace, nil)
 			}
 			return ctx.Err()
-		case isAnswer && l.Lives():
+		case isAnswer && l.IsRunning():
 			return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s: %v", spec.Name, err)
-		case l.Lives() && l.answers(ctx):
+		case l.IsRunning() && l.responds(ctx):
 			return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s: its answer cannot be read: %s", spec.Name, l.hide(err.Error()))
 		}
-		why := l.last(err) // the next line would be the reason
+		why := l.diagnosis(err) // the next line would be the reason
 		l.Stop(0, nil)
 		forgotten := errors.Is(err, mcp.ErrSessionMissing) // so the request was not looked at
 		if attempt > 1 || !how.again && !forgotten {
@@ -217,8 +218,8 @@ func (s *Servers) with(ctx context.Context, at Surroundings, spec protocol.MCPSe
 	}
 }
 
-// find is the server of a name, which a different spec ends.
-func (s *Servers) find(spec protocol.MCPServer) (*server, error) {
+// findServer is the server of a name, which a different spec ends.
+func (s *Servers) findServer(spec protocol.MCPServer) (*server, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	one := s.all[spec.Name]
@@ -233,7 +234,7 @@ func (s *Servers) find(spec protocol.MCPServer) (*server, error) {
 	delays := backoff.NewExponentialBackOff()
 	delays.InitialInterval, delays.MaxInterval = firstDelay, maxDelay
 	one = &server{spec: spec, delays: delays}
-	one.idle = time.AfterFunc(Idle, one.tired)
+	one.idle = time.AfterFunc(Idle, one.endIdle)
 	s.all[spec.Name] = one
 	return one, nil
 }
@@ -245,7 +246,7 @@ func (s *Servers) start(ctx context.Context, at Surroundings, one *server) (*liv
 	one.mu.Lock()
 	l, wait := one.live, time.Until(one.notYet)
 	one.mu.Unlock()
-	if l != nil && l.Lives() {
+	if l != nil && l.IsRunning() {
 		if l.Context().Err() == nil {
 			return l, nil
 		}
@@ -268,8 +269,8 @@ func (s *Servers) start(ctx context.Context, at Surroundings, one *server) (*liv
 	return l, err
 }
 
-// use counts the calls of a server: it is idle without any.
-func (one *server) use(calls int) {
+// addCalls counts the calls of a server: it is idle without any.
+func (one *server) addCalls(calls int) {
 	one.mu.Lock()
 	defer one.mu.Unlock()
 	if one.calls += calls; one.calls == 0 {
@@ -277,16 +278,16 @@ func (one *server) use(calls int) {
 	}
 }
 
-// well forgets how often the server has died.
-func (one *server) well() {
+// resetDelay forgets how often the server has died.
+func (one *server) resetDelay() {
 	one.mu.Lock()
 	defer one.mu.Unlock()
 	one.delays.Reset()
 	one.notYet = time.Time{}
 }
 
-// tired ends a server without calls. A call that begins later starts it again.
-func (one *server) tired() {
+// endIdle ends a server without calls. A call that begins later starts it again.
+func (one *server) endIdle() {
 	one.mu.Lock()
 	defer one.mu.Unlock()
 	if one.calls == 0 && one.live != nil {
@@ -302,4 +303,93 @@ func (one *server) end() {
 	if one.live != nil {
 		one.live.End(nil)
 	}
+}
+
+// remote is the transport of a server that has a URL; its requests end with alive.
+func remote(alive context.Context, at Surroundings, spec protocol.MCPServer) (mcp.Transport, error) {
+	client := &http.Client{
+		Transport: &headerTransport{alive: alive, base: at.HTTP, headers: spec.Headers},
+		CheckRedirect: func(*http.Request, []*http.Request) error {
+			return http.ErrUseLastResponse // another host must not get the headers
+		},
+	}
+	transport := &mcp.StreamableClientTransport{Endpoint: spec.URL, HTTPClient: client}
+	var err error
+	switch {
+	case spec.Client != nil:
+		transport.OAuthHandler, err = login.Machine(alive, at.HTTP, spec.Name, *spec.Client)
+	case !authorizes(spec.Headers):
+		client.Transport = &login.Transport{Login: at.Logins.Of(spec.Name, spec.URL), Server: client.Transport, Authority: at.HTTP}
+	}
+	return transport, err
+}
+
+// authorizes reports whether headers say who comes.
+func authorizes(headers map[string]string) bool {
+	for name := range headers {
+		if http.CanonicalHeaderKey(name) == "Authorization" {
+			return true
+		}
+	}
+	return false
+}
+
+// follow waits for the end of a connection, and notifies the server.
+func (s *Servers) follow(l *live, endRequests context.CancelFunc, ended func(error)) {
+	s.join(func() {
+		err := l.session.Wait()       // the call reports it
+		if l.Context().Err() != nil { // it was to end
+			err = nil
+		}
+		ended(err)
+		l.End(nil)
+	})
+	s.join(func() {
+		l.Run(func(ctx context.Context) {
+			<-ctx.Done()
+			late := time.AfterFunc(stopGrace, endRequests)
+			defer late.Stop()
+			defer endRequests()
+			_ = l.session.Close() // if it fails, the server forgets the session later
+		})
+	})
+}
+
+// headerTransport adds the headers of a server, and ends requests with its connection.
+type headerTransport struct {
+	alive   context.Context //nolint:containedctx // the life of the connection is no request's
+	base    http.RoundTripper
+	headers map[string]string
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (t *headerTransport) RoundTrip(request *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancel(request.Context())
+	stop := context.AfterFunc(t.alive, cancel) //nolint:contextcheck // a request ends with its connection, too
+	request = request.Clone(ctx)
+	for name, value := range t.headers {
+		request.Header.Set(name, value)
+	}
+	response, err := t.base.RoundTrip(request)
+	if err != nil {
+		stop()
+		cancel()
+		return nil, err
+	}
+	adaptResponse(response)
+	response.Body = &responseBody{ReadCloser: response.Body, end: func() { stop(); cancel() }}
+	return response, nil
+}
+
+// responseBody ends what a response has kept.
+type responseBody struct {
+	io.ReadCloser
+
+	end func()
+}
+
+// Close implements [io.Closer].
+func (b *responseBody) Close() error {
+	defer b.end()
+	return b.ReadCloser.Close()
 }

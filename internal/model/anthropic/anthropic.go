@@ -109,7 +109,7 @@ func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.D
 	for {
 		sent := m.request(req, lessons)
 		sent.resume(parts.blocks)
-		err := m.ask(ctx, sent, &parts, delta)
+		err := m.send(ctx, sent, &parts, delta)
 		switch {
 		case lessons.Learn(err, &sent.Asked):
 		case err != nil:
@@ -123,8 +123,8 @@ func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.D
 	}
 }
 
-// ask sends one request and reads its stream to the end.
-func (m *Model) ask(ctx context.Context, sent *request, parts *assembler, delta func(loop.Delta)) error {
+// send sends one request and reads its stream to the end.
+func (m *Model) send(ctx context.Context, sent *request, parts *assembler, delta func(loop.Delta)) error {
 	parts.begin()
 	sent.body["messages"] = sent.messages
 	headers := map[string]string{"X-Api-Key": m.Options().APIKey, "Anthropic-Version": version}
@@ -164,7 +164,7 @@ func (m *Model) request(req loop.Request, lessons *endpoint.Lessons) *request {
 	if t := req.Settings.Temperature; t != nil {
 		out.body["temperature"] = *t
 	}
-	out.bound(req.Settings)
+	out.setBounds(req.Settings)
 	var system strings.Builder
 	for i := range req.Messages {
 		if req.Messages[i].Role == loop.RoleSystem {
@@ -196,8 +196,8 @@ func (m *Model) request(req loop.Request, lessons *endpoint.Lessons) *request {
 	return out
 }
 
-// bound sets how long the reply, and what the model thinks before it, may be.
-func (r *request) bound(settings loop.Settings) {
+// setBounds sets how long the reply, and what the model thinks before it, may be.
+func (r *request) setBounds(settings loop.Settings) {
 	budget := map[string]int64{"minimal": 1024, "low": 2048, "medium": 8192, "high": 16_384, "xhigh": 24_576, "max": 32_768}[settings.Effort]
 	thinks := budget > 0 // an effort was asked for
 	most := cmp.Or(settings.MaxOutput, defaultOutput+budget)
@@ -229,7 +229,7 @@ func (r *request) bound(settings loop.Settings) {
 func thought(messages []loop.Message) bool {
 	for i := range slices.Backward(messages) {
 		if m := &messages[i]; m.Role == loop.RoleAssistant {
-			kept := keptOf(m, false)
+			kept := ownBlocks(m, false)
 			return len(m.ToolCalls) == 0 || len(kept) > 0 && isThought(kept[0].Type)
 		}
 	}
@@ -290,7 +290,7 @@ func (r *request) assistant(message *loop.Message) (blocks []any, parts []loop.P
 				"type": "tool_use", "id": idOf(call.ID), "name": endpoint.ToolName(call.Name), "input": json.RawMessage(endpoint.Arguments(call.Arguments)),
 			}, loop.Part{ToolCallID: call.ID, Kind: loop.PartCall})
 		},
-	}.Message(message, keptOf(message, r.thoughtless))
+	}.Message(message, ownBlocks(message, r.thoughtless))
 	return blocks, parts
 }
 

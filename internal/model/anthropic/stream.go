@@ -91,9 +91,9 @@ func (a *assembler) start(event lenient.Fields) error {
 	b := a.add(index, lenient.String(raw["type"]), raw)
 	switch b.kind {
 	case typeText:
-		a.say(b, "text", lenient.Piece(raw["text"]))
+		a.addText(b, "text", lenient.Piece(raw["text"]))
 	case "thinking":
-		a.say(b, "thinking", lenient.Piece(raw["thinking"]))
+		a.addText(b, "thinking", lenient.Piece(raw["thinking"]))
 		b.grow("signature", lenient.Piece(raw["signature"]))
 	case typeToolUse:
 		a.AddCall(endpoint.CallPiece{
@@ -129,9 +129,9 @@ func (a *assembler) grow(event lenient.Fields) error {
 	}
 	switch kind {
 	case "text_delta":
-		a.say(b, "text", lenient.Piece(change["text"]))
+		a.addText(b, "text", lenient.Piece(change["text"]))
 	case "thinking_delta":
-		a.say(b, "thinking", lenient.Piece(change["thinking"]))
+		a.addText(b, "thinking", lenient.Piece(change["thinking"]))
 	case "signature_delta":
 		b.grow("signature", lenient.Piece(change["signature"]))
 	case "input_json_delta":
@@ -143,8 +143,8 @@ func (a *assembler) grow(event lenient.Fields) error {
 	return nil
 }
 
-// say adds to a field that people read.
-func (a *assembler) say(b *block, field, piece string) {
+// addText adds to a field that people read.
+func (a *assembler) addText(b *block, field, piece string) {
 	b.grow(field, piece)
 	switch field {
 	case "text":
@@ -213,22 +213,22 @@ func (a *assembler) count(raw json.RawMessage) {
 
 // opaque is what [loop.Reasoning].Opaque holds.
 type opaque struct {
-	Anthropic []endpoint.Kept `json:"anthropic,omitempty"`
+	Anthropic []endpoint.Piece `json:"anthropic,omitempty"`
 }
 
 // reasoning is what the reply has in addition to its text and tool calls; nil if that is nothing.
 func (a *assembler) reasoning() *loop.Reasoning {
-	var blocks []endpoint.Kept
+	var blocks []endpoint.Piece
 	matters := false
 	for _, b := range a.blocks {
 		switch b.kind {
 		case typeText:
-			blocks = append(blocks, endpoint.Kept{Type: endpoint.KeptText, Text: len(b.grown["text"].String())})
+			blocks = append(blocks, endpoint.Piece{Type: endpoint.PieceText, Text: len(b.grown["text"].String())})
 		case typeToolUse:
-			blocks = append(blocks, endpoint.Kept{Type: endpoint.KeptCall})
+			blocks = append(blocks, endpoint.Piece{Type: endpoint.PieceCall})
 		default:
 			if raw := b.whole(); raw != nil {
-				blocks, matters = append(blocks, endpoint.Kept{Type: b.kind, Raw: raw}), true
+				blocks, matters = append(blocks, endpoint.Piece{Type: b.kind, Raw: raw}), true
 			}
 		}
 	}
@@ -242,8 +242,9 @@ func (a *assembler) reasoning() *loop.Reasoning {
 	return &loop.Reasoning{Text: a.Thought.String(), Opaque: encoded}
 }
 
-// keptOf are the blocks of a message of this turn; none of another adapter's, or without thoughts.
-func keptOf(message *loop.Message, withoutThoughts bool) []endpoint.Kept {
+// ownBlocks are the blocks of a message of this turn; none of another adapter's, or without
+// thoughts.
+func ownBlocks(message *loop.Message, withoutThoughts bool) []endpoint.Piece {
 	var held opaque
 	if message.Reasoning == nil || json.Unmarshal(message.Reasoning.Opaque, &held) != nil {
 		return nil
@@ -251,8 +252,8 @@ func keptOf(message *loop.Message, withoutThoughts bool) []endpoint.Kept {
 	if !withoutThoughts {
 		return held.Anthropic
 	}
-	rest := slices.DeleteFunc(held.Anthropic, func(k endpoint.Kept) bool { return isThought(k.Type) })
-	if !slices.ContainsFunc(rest, func(k endpoint.Kept) bool { return k.Raw != nil }) {
+	rest := slices.DeleteFunc(held.Anthropic, func(k endpoint.Piece) bool { return isThought(k.Type) })
+	if !slices.ContainsFunc(rest, func(k endpoint.Piece) bool { return k.Raw != nil }) {
 		return nil // texts and calls are the message's
 	}
 	return rest

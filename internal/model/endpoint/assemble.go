@@ -20,7 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Reply makes attempts until one of them returns a reply, or an error that is not worth another;
+// Reply makes attempts until one returns a reply, or an error that is not worth another;
 // delta is notified of each wait, and of what a failed attempt took: the Usage of its reply. An
 // error is the cause of ctx's end or wraps an [*Error].
 func (e *Endpoint) Reply(ctx context.Context, delta func(loop.Delta), attempt func() (loop.Reply, error)) (loop.Reply, error) {
@@ -111,9 +111,9 @@ func (e *Endpoint) typed(err error) error {
 		return err
 	}
 	if _, ok := errors.AsType[*lenient.FormError](err); ok {
-		return e.because(TypeInvalidResponse, "a chunk of the stream cannot be read: ", err)
+		return e.localError(TypeInvalidResponse, "a chunk of the stream cannot be read: ", err)
 	}
-	return e.because(TypeStreamBroken, "the answer broke off: ", err)
+	return e.localError(TypeStreamBroken, "the answer broke off: ", err)
 }
 
 // Assembler puts a reply together from the pieces of a stream.
@@ -247,7 +247,7 @@ func (a *Assembler) Reply() loop.Reply {
 	return reply
 }
 
-// Failed is what is left of a reply that failed: what the server reported that it took.
+// Failed returns the usage of a failed reply, as far as the server reported it.
 func (a *Assembler) Failed() loop.Reply { return loop.Reply{Usage: a.Usage} }
 
 // newCallID makes an id that every known server takes back: nine letters and digits.

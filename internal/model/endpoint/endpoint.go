@@ -53,7 +53,7 @@ type API struct {
 	FinishField string
 }
 
-// Options are those that every adapter takes. Only Model is required.
+// Options are the options of every adapter. Only Model is required.
 type Options struct {
 	// Model is the name by which the server knows the model.
 	Model string
@@ -74,7 +74,7 @@ type Options struct {
 	// RetryDelay is the mean delay before the second attempt; it doubles with each
 	// further one. 0 means 500 ms.
 	RetryDelay time.Duration
-	// MaxRetryDelay bounds a delay, also one that the server asks for; 0 means 60 s.
+	// MaxRetryDelay bounds a delay, also a delay that the server requests; 0 means 60 s.
 	MaxRetryDelay time.Duration
 	// StartTimeout bounds the time until an answer begins; 0 means 10 min, because
 	// a model may think, or be loaded, before its first word.
@@ -104,7 +104,7 @@ func New(api API, opts Options) (*Endpoint, error) {
 	return &Endpoint{api: api, opts: opts, shown: shownURL(opts.BaseURL)}, nil
 }
 
-// Options are those of the endpoint, with their defaults.
+// Options returns the options of the endpoint, with their defaults.
 func (e *Endpoint) Options() Options { return e.opts }
 
 func (o Options) withDefaults() Options {
@@ -211,13 +211,13 @@ const minSecret = 8
 func (e *Endpoint) post(ctx context.Context, path string, body any, headers map[string]string) (*Events, error) {
 	encoded, err := json.Marshal(body)
 	if err != nil {
-		return nil, e.because(TypeInvalidRequest, "the request was not sent: ", err)
+		return nil, e.localError(TypeInvalidRequest, "the request was not sent: ", err)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.opts.BaseURL+path, bytes.NewReader(encoded))
 	if err != nil {
 		cancel(nil)
-		return nil, e.because(TypeInvalidRequest, "the request was not sent: ", err)
+		return nil, e.localError(TypeInvalidRequest, "the request was not sent: ", err)
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "text/event-stream")
@@ -318,8 +318,8 @@ func (e *Endpoint) baseHint() string {
 	return ", " + e.api.BaseHint
 }
 
-// because makes the error of something that failed on this side.
-func (e *Endpoint) because(kind, what string, err error) *Error {
+// localError makes the error of something that failed on this side.
+func (e *Endpoint) localError(kind, what string, err error) *Error {
 	failure := e.NewError(kind, what+err.Error())
 	failure.cause = err
 	return failure

@@ -127,7 +127,7 @@ func (l *Lessons) Omit(field, said string) {
 	r.sessions[l.session][field] = said
 }
 
-// Offered are the tools that are sent: those that can be declared, and are not rejected.
+// Offered returns the tools that are sent: they can be declared, and are not rejected.
 func (l *Lessons) Offered(all []tools.Definition, declared func(tools.Definition) bool) []tools.Definition {
 	var offered []tools.Definition
 	for _, definition := range all {
@@ -251,8 +251,8 @@ func (e *Error) aboutImages() bool {
 }
 
 // Refused makes the error of a request that the server refuses for parts of the conversation a
-// [loop.RefusedError]. The parts are those that the text of the error names by their position, else
-// images, if it speaks of them; images are those that were sent, by message.
+// [loop.RefusedError]. The parts are the ones that the text of the error names by position, else
+// images, if it mentions images; images holds the sent ones, by message.
 func Refused(err error, named func(text string, aboutImages bool) []loop.Part, images func() [][]loop.Part) error {
 	failure, ok := errors.AsType[*Error](err)
 	if !ok {

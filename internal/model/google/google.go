@@ -101,15 +101,15 @@ func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.D
 	lessons := m.rejects.Of(req.Session)
 	for {
 		sent := m.request(req, lessons)
-		reply, err := m.ask(ctx, sent, delta)
+		reply, err := m.send(ctx, sent, delta)
 		if !lessons.Learn(err, &sent.Asked) {
 			return reply, err
 		}
 	}
 }
 
-// ask sends one request and reads its stream to the end.
-func (m *Model) ask(ctx context.Context, sent *request, delta func(loop.Delta)) (loop.Reply, error) {
+// send sends one request and reads its stream to the end.
+func (m *Model) send(ctx context.Context, sent *request, delta func(loop.Delta)) (loop.Reply, error) {
 	parts := assembler{endpoint: m.Endpoint, offered: sent.Tools}
 	headers := map[string]string{"X-Goog-Api-Key": m.Options().APIKey}
 	err := m.Stream(ctx, m.path(), sent.body, headers, &parts.Assembler, func(data []byte) error { return parts.read(data, delta) })
@@ -303,7 +303,7 @@ func (r *request) assistant(message *loop.Message) (parts []part, of []loop.Part
 				call.ID, endpoint.ToolName(call.Name), json.RawMessage(endpoint.Arguments(call.Arguments)),
 			}}, loop.Part{ToolCallID: call.ID, Kind: loop.PartCall})
 		},
-	}.Message(message, keptOf(message))
+	}.Message(message, ownParts(message))
 	return parts, of
 }
 

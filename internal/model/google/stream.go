@@ -19,7 +19,7 @@ type assembler struct {
 	endpoint *endpoint.Endpoint
 	offered  []tools.Definition
 	searched *loop.NativeCall // nil unless the server searched
-	parts    []endpoint.Kept
+	parts    []endpoint.Piece
 	calls    int
 }
 
@@ -82,13 +82,13 @@ func (a *assembler) readPart(where string, raw json.RawMessage) error {
 			Index: a.calls, ID: lenient.String(call["id"]), Name: lenient.String(call["name"]), Arguments: lenient.Written(call["args"]),
 		})
 		a.calls++
-		a.parts = append(a.parts, endpoint.Kept{Type: endpoint.KeptCall, Signature: signature})
+		a.parts = append(a.parts, endpoint.Piece{Type: endpoint.PieceCall, Signature: signature})
 	case lenient.IsSet(part["executableCode"]), lenient.IsSet(part["codeExecutionResult"]),
 		lenient.IsSet(part["toolCall"]), lenient.IsSet(part["toolResponse"]):
 		if !lenient.IsSet(part["toolCall"]) && !lenient.IsSet(part["toolResponse"]) {
 			a.addCode(part)
 		}
-		a.parts = append(a.parts, endpoint.Kept{Type: "raw", Raw: raw})
+		a.parts = append(a.parts, endpoint.Piece{Type: "raw", Raw: raw})
 	case lenient.IsSet(part["inlineData"]):
 		a.addCode(part)
 	case string(part["thought"]) == "true":
@@ -104,8 +104,8 @@ func (a *assembler) readPart(where string, raw json.RawMessage) error {
 // addText notes where a text of a length stands; texts in a row are one until it is signed.
 func (a *assembler) addText(length int, signature string) {
 	n := len(a.parts)
-	if n == 0 || a.parts[n-1].Type != endpoint.KeptText || a.parts[n-1].Signature != "" {
-		a.parts = append(a.parts, endpoint.Kept{Type: endpoint.KeptText})
+	if n == 0 || a.parts[n-1].Type != endpoint.PieceText || a.parts[n-1].Signature != "" {
+		a.parts = append(a.parts, endpoint.Piece{Type: endpoint.PieceText})
 		n++
 	}
 	a.parts[n-1].Text += length
@@ -129,7 +129,7 @@ func (a *assembler) count(raw json.RawMessage) {
 
 // opaque is what [loop.Reasoning].Opaque holds.
 type opaque struct {
-	Google []endpoint.Kept `json:"google,omitempty"`
+	Google []endpoint.Piece `json:"google,omitempty"`
 }
 
 // reasoning is what the reply has in addition to its text and tool calls; nil if that is nothing.
@@ -148,8 +148,8 @@ func (a *assembler) reasoning() *loop.Reasoning {
 	return &loop.Reasoning{Text: a.Thought.String(), Opaque: encoded}
 }
 
-// keptOf are the parts of a message of this turn; none of another adapter's.
-func keptOf(message *loop.Message) []endpoint.Kept {
+// ownParts are the parts of a message of this turn; none of another adapter's.
+func ownParts(message *loop.Message) []endpoint.Piece {
 	var held opaque
 	if message.Reasoning == nil || json.Unmarshal(message.Reasoning.Opaque, &held) != nil {
 		return nil

@@ -94,7 +94,7 @@ func IsBlank(raw json.RawMessage) bool {
 	}
 }
 
-// Kind is the first byte of a value: '{', '[', '"', or that of a number, boolean or null; 0 of
+// Kind is the first byte of a value: '{', '[', '"', or of a number, boolean or null; 0 of
 // none.
 func Kind(raw json.RawMessage) byte {
 	if len(raw) == 0 {

@@ -341,7 +341,7 @@ func waitsShort(t *testing.T, d *Dialect) {
 	}
 }
 
-// A provider that is down is waited for, up to a bound, and whoever watches is notified.
+// A provider that is down is waited for, up to a bound, and the observer is notified.
 func waitsForProvider(t *testing.T, d *Dialect) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

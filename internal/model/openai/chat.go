@@ -299,15 +299,15 @@ func (a *assembler) readChoice(where string, raw json.RawMessage, delta func(loo
 }
 
 func (a *assembler) readMessage(where string, message lenient.Fields, delta func(loop.Delta)) error {
-	text, thinks, err := spoken(where+".content", message["content"])
+	text, thinks, err := visibleText(where+".content", message["content"])
 	if err != nil {
 		return err
 	}
-	refusal, _, err := spoken(where+".refusal", message["refusal"])
+	refusal, _, err := visibleText(where+".refusal", message["refusal"])
 	if err != nil {
 		return err
 	}
-	a.think(message, thinks)
+	a.addThought(message, thinks)
 	a.Text.Add(text)
 	a.Text.Add(refusal)
 	a.Emit(delta)
@@ -337,7 +337,7 @@ func (a *assembler) readCall(where string, raw json.RawMessage) error {
 	return nil
 }
 
-// Names of the fields in which servers show what a model thinks. What was said in one of them is
+// Names of the fields in which servers show what a model thinks. What was said in a field is
 // sent back in it.
 const (
 	fieldContent   = "reasoning_content" // DeepSeek, llama.cpp, SGLang, older vLLM
@@ -345,9 +345,9 @@ const (
 	fieldDetails   = "reasoning_details" // OpenRouter: blocks, some of them signed, which it wants back unchanged
 )
 
-// think takes the next piece of a thought in: the fields of a message, and what its content has.
-// What has another form than expected is left out: nothing depends on it.
-func (a *assembler) think(message lenient.Fields, inContent string) {
+// addThought takes the next piece of a thought in: the fields of a message, and what its content
+// has. What has another form than expected is left out: nothing depends on it.
+func (a *assembler) addThought(message lenient.Fields, inContent string) {
 	details, _ := lenient.List(fieldDetails, message[fieldDetails])
 	for _, raw := range details {
 		if detail, err := lenient.Object(fieldDetails, raw); err == nil && len(detail) > 0 {

@@ -52,7 +52,7 @@ var (
 // DefaultBaseURL is the server of a model that names none.
 const DefaultBaseURL = "https://api.openai.com/v1"
 
-// api is that of chat completions.
+// api is the API of chat completions.
 func api() endpoint.API {
 	return endpoint.API{
 		DefaultBaseURL: DefaultBaseURL, Example: "http://localhost:11434/v1", Path: "/chat/completions",
@@ -67,7 +67,7 @@ type Options struct {
 
 	// API is [Auto], [Responses] or [Chat]; "" means Auto.
 	API string
-	// Images says that the model takes images: those of tool results and of inputs are sent, and
+	// Images says that the model takes images: images of tool results and of inputs are sent, and
 	// documents where the API has them.
 	Images bool
 	// Organization is sent as OpenAI-Organization; "" sends none.
@@ -127,11 +127,11 @@ func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.D
 		if m.uses(lessons) {
 			request := m.responsesRequest(req, lessons)
 			sent = &request.Asked
-			reply, err = m.askResponses(ctx, request, delta)
+			reply, err = m.sendResponses(ctx, request, delta)
 		} else {
 			request := m.request(req, lessons)
 			sent = &request.Asked
-			reply, err = m.ask(ctx, request, delta)
+			reply, err = m.send(ctx, request, delta)
 		}
 		if !m.learn(lessons, err, sent) {
 			return reply, err
@@ -139,8 +139,8 @@ func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.D
 	}
 }
 
-// ask sends one request and reads its stream to the end.
-func (m *Model) ask(ctx context.Context, request *request, delta func(loop.Delta)) (loop.Reply, error) {
+// send sends one request and reads its stream to the end.
+func (m *Model) send(ctx context.Context, request *request, delta func(loop.Delta)) (loop.Reply, error) {
 	var parts assembler
 	err := m.Stream(ctx, "/chat/completions", request, m.headers(), &parts.Assembler, func(data []byte) error { return parts.read(data, delta) })
 	if err != nil {
@@ -150,7 +150,7 @@ func (m *Model) ask(ctx context.Context, request *request, delta func(loop.Delta
 	return m.Finish(&parts.Assembler)
 }
 
-// headers are those of each request.
+// headers returns the headers of each request.
 func (m *Model) headers() map[string]string {
 	headers := map[string]string{"OpenAI-Organization": m.organization}
 	if key := m.Options().APIKey; key != "" {
@@ -159,9 +159,9 @@ func (m *Model) headers() map[string]string {
 	return headers
 }
 
-// spoken returns the text and the reasoning in a value of a message. A part of another kind, as a
-// reference, says nothing.
-func spoken(where string, raw json.RawMessage) (text, thought string, err error) {
+// visibleText returns the text and the reasoning in a value of a message. A part of another kind,
+// as a reference, says nothing.
+func visibleText(where string, raw json.RawMessage) (text, thought string, err error) {
 	switch {
 	case !lenient.IsSet(raw):
 		return "", "", nil
@@ -176,7 +176,7 @@ func spoken(where string, raw json.RawMessage) (text, thought string, err error)
 	}
 	parts, err := lenient.List(where, raw)
 	for i, part := range parts {
-		said, thinks, err := spoken(fmt.Sprintf("%s[%d]", where, i), part)
+		said, thinks, err := visibleText(fmt.Sprintf("%s[%d]", where, i), part)
 		if err != nil {
 			return "", "", err
 		}
@@ -194,7 +194,7 @@ func spokenPart(where string, raw json.RawMessage) (text, thought string, err er
 		if !lenient.IsSet(part[name]) {
 			continue
 		}
-		said, thinks, err := spoken(where+"."+name, part[name])
+		said, thinks, err := visibleText(where+"."+name, part[name])
 		if kind := lenient.String(part["type"]); kind == "thinking" || kind == "reasoning" {
 			return "", thinks + said, err
 		}
@@ -278,7 +278,7 @@ func (m *Model) learn(lessons *endpoint.Lessons, err error, sent *endpoint.Asked
 	return lessons.Learn(err, sent)
 }
 
-// offered are the tools that are sent: not those of other providers.
+// offered returns the tools that are sent: no tools of other providers.
 func offered(lessons *endpoint.Lessons, all []tools.Definition) []tools.Definition {
 	return lessons.Offered(all, func(definition tools.Definition) bool {
 		_, declared := toolOf(definition)

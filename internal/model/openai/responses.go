@@ -166,8 +166,8 @@ func (r *responsesRequest) result(message *loop.Message, images bool) {
 	r.add(answer, loop.Part{ToolCallID: message.ToolCallID, Kind: loop.PartResult})
 }
 
-// askResponses sends one request to the Responses API and reads its stream to the end.
-func (m *Model) askResponses(ctx context.Context, sent *responsesRequest, delta func(loop.Delta)) (loop.Reply, error) {
+// sendResponses sends one request to the Responses API and reads its stream to the end.
+func (m *Model) sendResponses(ctx context.Context, sent *responsesRequest, delta func(loop.Delta)) (loop.Reply, error) {
 	parts := responsesAssembler{endpoint: m.Endpoint, offered: sent.Tools, byIndex: map[int]*outputItem{}}
 	err := m.Stream(ctx, "/responses", sent, m.headers(), &parts.Assembler, func(data []byte) error { return parts.read(data, delta) })
 	if err != nil {
@@ -274,7 +274,7 @@ func (a *responsesAssembler) readItem(index int, event lenient.Fields, done bool
 		}
 		a.AddCall(piece)
 	case "message":
-		if text, _, err := spoken("item.content", fields["content"]); err == nil && done && item.text == 0 {
+		if text, _, err := visibleText("item.content", fields["content"]); err == nil && done && item.text == 0 {
 			a.say(item, text)
 		}
 	case nativeSearch + "_call", nativeCode + "_call", nativeImage + "_call":
@@ -282,7 +282,7 @@ func (a *responsesAssembler) readItem(index int, event lenient.Fields, done bool
 			a.addNative(kind, fields)
 		}
 	case "reasoning":
-		if text, thought, err := spoken("item.summary", fields["summary"]); err == nil && done && a.Thought.IsEmpty() {
+		if text, thought, err := visibleText("item.summary", fields["summary"]); err == nil && done && a.Thought.IsEmpty() {
 			a.Thought.Add(text + thought)
 		}
 	}
@@ -336,25 +336,25 @@ func (a *responsesAssembler) failed(failure lenient.Fields) error {
 
 // responsesOpaque is what [loop.Reasoning].Opaque holds of the Responses API.
 type responsesOpaque struct {
-	Responses []endpoint.Kept `json:"responses,omitempty"`
+	Responses []endpoint.Piece `json:"responses,omitempty"`
 }
 
 // reasoning is what the reply has in addition to its text and tool calls; nil if that is nothing.
 // Reasoning without its encrypted content is not kept: the server, which stores nothing, would not
 // know it.
 func (a *responsesAssembler) reasoning() *loop.Reasoning {
-	var items []endpoint.Kept
+	var items []endpoint.Piece
 	matters := false
 	for _, item := range a.items {
 		fields, _ := lenient.Object("item", item.raw)
 		switch {
 		case item.kind == "message":
-			items = append(items, endpoint.Kept{Type: endpoint.KeptText, Text: item.text})
+			items = append(items, endpoint.Piece{Type: endpoint.PieceText, Text: item.text})
 		case item.kind == "function_call":
-			items = append(items, endpoint.Kept{Type: endpoint.KeptCall})
+			items = append(items, endpoint.Piece{Type: endpoint.PieceCall})
 		case item.raw == nil, item.kind == "reasoning" && lenient.IsBlank(fields["encrypted_content"]), item.kind == nativeImage+"_call":
 		default:
-			items, matters = append(items, endpoint.Kept{Type: item.kind, Raw: item.raw}), true
+			items, matters = append(items, endpoint.Piece{Type: item.kind, Raw: item.raw}), true
 		}
 	}
 	var encoded json.RawMessage

@@ -353,7 +353,7 @@ func strictDecode(data []byte, into any, allowed string) error {
 	return nil
 }
 
-// explain turns an error of encoding/json into one that helps to mend the script.
+// explain turns an error of encoding/json into an error that helps to mend the script.
 func explain(err error, data []byte, allowed string) error {
 	var syntax *json.SyntaxError
 	var kind *json.UnmarshalTypeError

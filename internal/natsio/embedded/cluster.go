@@ -72,7 +72,7 @@ func (c *Cluster) options(i int, ports, routes []int, o Options) *server.Options
 	return options
 }
 
-// ready waits until all servers are there and one of them leads.
+// ready waits until all servers are connected and have a leader.
 func (c *Cluster) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, clusterReady, fmt.Errorf("the %d servers of the cluster found no leader within %s", len(c.servers), clusterReady))
 	defer cancel()

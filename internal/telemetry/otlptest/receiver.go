@@ -9,8 +9,10 @@ package otlptest
 
 import (
 	"compress/gzip"
+	"encoding/hex"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -21,6 +23,9 @@ import (
 
 	metrics "go.opentelemetry.io/proto/otlp/collector/metrics/v1"
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	common "go.opentelemetry.io/proto/otlp/common/v1"
+	metricpb "go.opentelemetry.io/proto/otlp/metrics/v1"
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -189,4 +194,223 @@ func readBody(req *http.Request) ([]byte, error) {
 		return nil, fmt.Errorf("read export: %w", err)
 	}
 	return raw, nil
+}
+
+// Span is one received span. Ids are in hex, as headers carry them.
+type Span struct {
+	Name    string
+	TraceID string
+	SpanID  string
+	// ParentID is "" for the root of a trace.
+	ParentID string
+	// Links are the traces of the spans that it is linked to.
+	Links []string
+	// Kind is internal, server, client, producer or consumer.
+	Kind string
+	// Service is the service.name of the process.
+	Service string
+	// Scope is the name of the instrumentation scope.
+	Scope string
+	// Resource and Attributes are by key; values are string, bool, int64, float64 or []any.
+	Resource   map[string]any
+	Attributes map[string]any
+	// Failed says that the status is an error, with its Message.
+	Failed     bool
+	Message    string
+	Start, End time.Time
+}
+
+// Find returns the spans of a name, in the order of arrival.
+func Find(spans []*Span, name string) []*Span {
+	var found []*Span
+	for _, span := range spans {
+		if span.Name == name {
+			found = append(found, span)
+		}
+	}
+	return found
+}
+
+// Has is a condition for [Receiver.WaitFor]: at least one span of every name has come.
+func Has(names ...string) func([]*Span) bool {
+	return func(spans []*Span) bool {
+		return !slices.ContainsFunc(names, func(name string) bool { return len(Find(spans, name)) == 0 })
+	}
+}
+
+// ChildOf reports whether parent is the direct parent of s.
+func (s *Span) ChildOf(parent *Span) bool {
+	return s.TraceID == parent.TraceID && s.ParentID == parent.SpanID
+}
+
+// Tree draws the spans as they hang together, for people who read a failed test.
+func Tree(spans []*Span) string {
+	var out strings.Builder
+	known := map[string]bool{}
+	for _, span := range spans {
+		known[span.SpanID] = true
+	}
+	for _, span := range spans {
+		if !known[span.ParentID] {
+			draw(&out, spans, span, 0)
+		}
+	}
+	return out.String()
+}
+
+func draw(out *strings.Builder, spans []*Span, span *Span, depth int) {
+	fmt.Fprintf(out, "%s%s (%s, trace %s, %s)", strings.Repeat("  ", depth), span.Name, span.Service, span.TraceID, span.End.Sub(span.Start))
+	if span.Failed {
+		fmt.Fprintf(out, " failed: %s", span.Message)
+	}
+	out.WriteByte('\n')
+	for _, child := range spans {
+		if child.ChildOf(span) && child != span {
+			draw(out, spans, child, depth+1)
+		}
+	}
+}
+
+func spansOf(export *collector.ExportTraceServiceRequest) []*Span {
+	var spans []*Span
+	for _, from := range export.GetResourceSpans() {
+		resource := valuesOf(from.GetResource().GetAttributes())
+		service, _ := resource["service.name"].(string)
+		for _, scoped := range from.GetScopeSpans() {
+			for _, raw := range scoped.GetSpans() {
+				span := spanOf(raw)
+				span.Service, span.Resource, span.Scope = service, resource, scoped.GetScope().GetName()
+				spans = append(spans, span)
+			}
+		}
+	}
+	return spans
+}
+
+func spanOf(raw *tracepb.Span) *Span {
+	var links []string
+	for _, link := range raw.GetLinks() {
+		links = append(links, hex.EncodeToString(link.GetTraceId()))
+	}
+	return &Span{
+		Links:      links,
+		Name:       raw.GetName(),
+		TraceID:    hex.EncodeToString(raw.GetTraceId()),
+		SpanID:     hex.EncodeToString(raw.GetSpanId()),
+		ParentID:   hex.EncodeToString(raw.GetParentSpanId()),
+		Kind:       strings.ToLower(strings.TrimPrefix(raw.GetKind().String(), "SPAN_KIND_")),
+		Attributes: valuesOf(raw.GetAttributes()),
+		Failed:     raw.GetStatus().GetCode() == tracepb.Status_STATUS_CODE_ERROR,
+		Message:    raw.GetStatus().GetMessage(),
+		Start:      time.Unix(0, int64(raw.GetStartTimeUnixNano())),
+		End:        time.Unix(0, int64(raw.GetEndTimeUnixNano())),
+	}
+}
+
+func valuesOf(pairs []*common.KeyValue) map[string]any {
+	values := make(map[string]any, len(pairs))
+	for _, pair := range pairs {
+		values[pair.GetKey()] = valueOf(pair.GetValue())
+	}
+	return values
+}
+
+func valueOf(value *common.AnyValue) any {
+	switch v := value.GetValue().(type) {
+	case *common.AnyValue_StringValue:
+		return v.StringValue
+	case *common.AnyValue_BoolValue:
+		return v.BoolValue
+	case *common.AnyValue_IntValue:
+		return v.IntValue
+	case *common.AnyValue_DoubleValue:
+		return v.DoubleValue
+	case *common.AnyValue_ArrayValue:
+		list := make([]any, 0, len(v.ArrayValue.GetValues()))
+		for _, element := range v.ArrayValue.GetValues() {
+			list = append(list, valueOf(element))
+		}
+		return list
+	default:
+		return nil
+	}
+}
+
+// Point is the value of a metric for one combination of attributes, as a process exported it last.
+type Point struct {
+	Name string
+	Unit string
+	// Kind is sum, gauge or histogram.
+	Kind string
+	// Service and Instance are the service.name and service.instance.id of the process.
+	Service  string
+	Instance string
+	// Scope is the name of the instrumentation scope.
+	Scope      string
+	Attributes map[string]any
+	// Value is the number, or the sum of what a histogram has counted, and Count how often.
+	Value float64
+	Count uint64
+	// Bounds are those of a histogram.
+	Bounds []float64
+}
+
+// List shows points one a line, for people who read a failed test.
+func List(points []*Point) string {
+	var out strings.Builder
+	for _, p := range points {
+		fmt.Fprintf(&out, "%s %s %v = %v", p.Service, p.Name, p.Attributes, p.Value)
+		if p.Kind == "histogram" {
+			fmt.Fprintf(&out, " (%d times)", p.Count)
+		}
+		out.WriteByte('\n')
+	}
+	return out.String()
+}
+
+// key tells points apart.
+func (p *Point) key() string { return fmt.Sprint(p.Name, p.Attributes, p.Service, p.Instance) }
+
+func sorted(points map[string]*Point) []*Point {
+	out := make([]*Point, 0, len(points))
+	for _, key := range slices.Sorted(maps.Keys(points)) {
+		out = append(out, points[key])
+	}
+	return out
+}
+
+func pointsOf(export *metrics.ExportMetricsServiceRequest) []*Point {
+	var points []*Point
+	for _, from := range export.GetResourceMetrics() {
+		resource := valuesOf(from.GetResource().GetAttributes())
+		service, _ := resource["service.name"].(string)
+		instance, _ := resource["service.instance.id"].(string)
+		for _, scoped := range from.GetScopeMetrics() {
+			for _, metric := range scoped.GetMetrics() {
+				for _, point := range pointsOfMetric(metric) {
+					point.Name, point.Unit, point.Scope = metric.GetName(), metric.GetUnit(), scoped.GetScope().GetName()
+					point.Service, point.Instance = service, instance
+					points = append(points, point)
+				}
+			}
+		}
+	}
+	return points
+}
+
+func pointsOfMetric(metric *metricpb.Metric) []*Point {
+	var points []*Point
+	number := func(kind string, data []*metricpb.NumberDataPoint) {
+		for _, p := range data {
+			points = append(points, &Point{Kind: kind, Attributes: valuesOf(p.GetAttributes()), Value: p.GetAsDouble() + float64(p.GetAsInt())})
+		}
+	}
+	number("sum", metric.GetSum().GetDataPoints())
+	number("gauge", metric.GetGauge().GetDataPoints())
+	for _, p := range metric.GetHistogram().GetDataPoints() {
+		points = append(points, &Point{
+			Kind: "histogram", Attributes: valuesOf(p.GetAttributes()), Value: p.GetSum(), Count: p.GetCount(), Bounds: p.GetExplicitBounds(),
+		})
+	}
+	return points
 }

@@ -107,9 +107,9 @@ func (e *Editor) edit(ctx context.Context, live bool) (text string, later bool, 
 		signal.Notify(resized, signals...)
 		defer signal.Stop(resized)
 	}
-	input := &noted{Reader: e.keys.reader(ctx, resized, e.prompt.wanted), begun: e.begun}
+	input := &lineCarrier{Reader: e.keys.reader(ctx, resized, e.prompt.wanted), begun: e.begun}
 	if e.begun = (begun{}); input.line != "" {
-		input.move = comes
+		input.move = lineComes
 	}
 	if live {
 		input.show = e.view.Typing
@@ -150,7 +150,7 @@ func (w rawWriter) Write(p []byte) (int, error) {
 const typeHere = "› "
 
 // screen makes a line editor of the terminal's current width.
-func (e *Editor) screen(input *noted) *term.Terminal {
+func (e *Editor) screen(input *lineCarrier) *term.Terminal {
 	out := e.out
 	if input.show != nil {
 		out = io.Discard // the view shows the line
@@ -184,9 +184,9 @@ func (e *Editor) screen(input *noted) *term.Terminal {
 	return screen
 }
 
-// again makes a line editor of the terminal's new width, with the line that was being typed. It
+// resized makes a line editor of the terminal's new width, with the line that was being typed. It
 // first erases the old one, whose rows the terminal has wrapped.
-func (e *Editor) again(input *noted) *term.Terminal {
+func (e *Editor) resized(input *lineCarrier) *term.Terminal {
 	columns, _ := terminal.Size(e.keys.file)
 	before, columns := utf8.RuneCountInString(typeHere+input.line[:input.pos]), max(columns, 1)
 	up := before/input.columns*((input.columns+columns-1)/columns) + before%input.columns/columns
@@ -195,7 +195,7 @@ func (e *Editor) again(input *noted) *term.Terminal {
 }
 
 // lines reads lines until one ends the text.
-func (e *Editor) lines(screen *term.Terminal, input *noted) (string, error) {
+func (e *Editor) lines(screen *term.Terminal, input *lineCarrier) (string, error) {
 	var text strings.Builder
 	text.WriteString(input.before)
 	for {
@@ -206,7 +206,7 @@ func (e *Editor) lines(screen *term.Terminal, input *noted) (string, error) {
 		}
 		switch {
 		case errors.Is(err, errResized):
-			screen = e.again(input)
+			screen = e.resized(input)
 			continue
 		case errors.Is(err, errLeaves):
 			e.begun = begun{text.String(), input.line, input.pos}
@@ -227,7 +227,7 @@ func (e *Editor) lines(screen *term.Terminal, input *noted) (string, error) {
 	}
 }
 
-// lineKey is a key that nobody types. It makes a line editor hand over the line that is being
+// lineKey is a key that no keyboard has. It makes a line editor hand over the line that is being
 // typed, or accept one.
 const lineKey = '\x00'
 
@@ -239,49 +239,49 @@ var (
 	errLeaves  = errors.New("the terminal is for another reader")
 )
 
-// noted notes Ctrl-C, which ends a line as Ctrl-D does, and carries the line from one editor to the
-// next when the terminal is resized, or was left for a while.
-type noted struct {
+// lineCarrier notes Ctrl-C, which ends a line as Ctrl-D does, and carries the line from one editor
+// to the next when the terminal is resized, or was left for a while.
+type lineCarrier struct {
 	io.Reader
 	begun
 
-	show    func(line string, pos int) // gets the line before each key; nil: the editor shows it
-	stopped bool
-	later   bool
-	columns int // of the screen
-	move    move
-	why     error // why the line leaves
+	show        func(line string, pos int) // gets the line before each key; nil: the editor shows it
+	stopped     bool
+	later       bool
+	columns     int // of the screen
+	move        move
+	leaveReason error // why the line leaves
 }
 
 // move is how far a line is on its way to the next editor.
 type move int
 
 const (
-	stays  move = iota
-	shows       // it is passed to show
-	leaves      // the screen is asked for it
-	left        // the screen has passed it on
-	comes       // to the next one
+	lineStays  move = iota
+	lineShows       // it is passed to show
+	lineLeaves      // the screen is asked for it
+	lineLeft        // the screen has passed it on
+	lineComes       // to the next one
 )
 
 // Read implements [io.Reader].
-func (n *noted) Read(p []byte) (int, error) {
+func (n *lineCarrier) Read(p []byte) (int, error) {
 	switch {
-	case n.move == left:
-		n.move = comes
-		return 0, n.why
-	case n.move == leaves && errors.Is(n.why, errLeaves): // it is within what is pasted
-		return 0, n.why
-	case n.move == comes:
+	case n.move == lineLeft:
+		n.move = lineComes
+		return 0, n.leaveReason
+	case n.move == lineLeaves && errors.Is(n.leaveReason, errLeaves): // it is within what is pasted
+		return 0, n.leaveReason
+	case n.move == lineComes:
 		return copy(p, string(lineKey)), nil
-	case n.move == stays && n.show != nil:
-		n.move = shows
+	case n.move == lineStays && n.show != nil:
+		n.move = lineShows
 		return copy(p, string(lineKey)), nil
 	}
-	n.move = stays
+	n.move = lineStays
 	count, err := n.Reader.Read(p)
 	if errors.Is(err, errResized) || errors.Is(err, errLeaves) {
-		n.why, n.move = err, leaves
+		n.leaveReason, n.move = err, lineLeaves
 		return copy(p, string(lineKey)), nil
 	}
 	n.stopped = bytes.IndexByte(p[:count], 3) >= 0
@@ -292,17 +292,17 @@ func (n *noted) Read(p []byte) (int, error) {
 	return count, err
 }
 
-// moved shows the line, stores that of the old editor, or returns it to the new one.
-func (n *noted) moved(line string, pos int) (string, int, bool) {
+// moved shows the line, stores the line of the old editor, or returns it to the new one.
+func (n *lineCarrier) moved(line string, pos int) (string, int, bool) {
 	switch n.move {
-	case comes:
-		n.move = stays
+	case lineComes:
+		n.move = lineStays
 		return n.line, n.pos, true
-	case leaves:
-		n.line, n.pos, n.move = line, pos, left
-	case shows:
+	case lineLeaves:
+		n.line, n.pos, n.move = line, pos, lineLeft
+	case lineShows:
 		n.show(line, pos)
-	case stays, left:
+	case lineStays, lineLeft:
 	}
 	return "", 0, false
 }

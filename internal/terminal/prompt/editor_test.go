@@ -62,9 +62,9 @@ func TestNoted_LaterBehindTypedText(t *testing.T) {
 	keys := newKeyboard(nil)
 	keys.begin.Do(func() {})
 	go func() { keys.typed <- typed{keys: []byte("later\x14now\r")} }()
-	n := &noted{Reader: keys.reader(t.Context(), nil, nil), show: func(string, int) {}}
+	n := &lineCarrier{Reader: keys.reader(t.Context(), nil, nil), show: func(string, int) {}}
 	read := func() string {
-		n.move = shows // the line was shown
+		n.move = lineShows // the line was shown
 		piece := make([]byte, 64)
 		count, err := n.Read(piece)
 		require.NoError(t, err)

@@ -11,8 +11,8 @@
 // order with theirs.
 //
 // What a process writes goes into a spool, both streams in order: all of it is read from there
-// while the process lives, and handed to [Command.Keep] when it ends. How it ended, and the last
-// [KeepBytes], are written to a file next to the workspace, so that they can be read after the
+// while the process lives, and handed to [Command.StoreFull] when it ends. How it ended, and the
+// last [KeepBytes], are written to a file next to the workspace, so that they can be read after the
 // sandbox has been closed, by whichever worker has the directory. Processes that lived when a
 // worker was killed leave nothing.
 package background
@@ -27,7 +27,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/internal/worker/resident"
+	"github.com/toolfleet/toolfleet/internal/worker/longlived"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -35,16 +35,16 @@ import (
 
 // Bounds of [Processes].
 const (
-	// MaxLiving is how many background processes a sandbox may have at once.
-	MaxLiving = 16
+	// MaxRunning is how many background processes a sandbox may have at once.
+	MaxRunning = 16
 	// MaxEnded is how many ended ones are remembered.
 	MaxEnded = 16
 	// maxWait bounds the wait of one read.
 	maxWait = 5 * time.Minute
 	// maxRead is the most that one read returns, in bytes.
 	maxRead = 64 << 10
-	// takeWait is how long a process may take to take what is typed.
-	takeWait = 5 * time.Second
+	// inputWait is how long a process may take to take what is typed.
+	inputWait = 5 * time.Second
 	// firstScreen is how long the start of a process with a terminal waits for it to write
 	// something.
 	firstScreen = 2 * time.Second
@@ -69,22 +69,22 @@ func New(file string) *Processes { return &Processes{file: file} }
 func (ps *Processes) Reload() {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	if ps.living() == 0 {
+	if ps.countRunning() == 0 {
 		ps.loaded, ps.all = false, nil
 	}
 }
 
-// Living is how many processes live.
-func (ps *Processes) Living() int {
+// Running is how many processes live.
+func (ps *Processes) Running() int {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	return ps.living()
+	return ps.countRunning()
 }
 
-func (ps *Processes) living() int {
+func (ps *Processes) countRunning() int {
 	n := 0
 	for _, p := range ps.all {
-		if p.lives() {
+		if p.isRunning() {
 			n++
 		}
 	}
@@ -97,15 +97,15 @@ type Command struct {
 	// Text is what people call it.
 	Text string
 	sandbox.Cmd
-	// Life is the longest that it may live.
-	Life time.Duration
+	// Lifetime is the longest that it may live.
+	Lifetime time.Duration
 	// TTY gives it a terminal, for [Processes.Send].
 	TTY bool
 	// Written gets all that the process writes. It is closed when the process has ended.
 	Written *spool.Spool
-	// Keep stores all of that under an id when the process has ended, if it is much. It is not
+	// StoreFull stores all of that under an id when the process has ended, if it is much. It is not
 	// called for a process that could not be started.
-	Keep func(*spool.Spool) (protocol.CallID, error)
+	StoreFull func(*spool.Spool) (protocol.CallID, error)
 	// Ended is called when the process has ended; nil is not.
 	Ended func()
 	// Live gets the output of the process piece by piece; it may be nil.
@@ -113,24 +113,24 @@ type Command struct {
 }
 
 // Start runs a command in the background and waits a moment for its end, so that the caller
-// sees a command that fails at once. The result is as that of Read. The
+// sees a command that fails at once. The result is as of Read. The
 // error is a *[protocol.Error] or wraps [sandbox.ErrUnsupported] when the command cannot
 // be started, and a *[protocol.Error] when too many live.
 func (ps *Processes) Start(ctx context.Context, s sandbox.Sandbox, c Command, moment time.Duration) (wire.ProcessReadResult, error) {
-	p := newProcess(c.Handle, prose.Cut(c.Text, maxCommand), resident.NewLife(ctx, c.Life, nil))
-	p.written, p.keep = c.Written, c.Keep
+	p := newProcess(c.Handle, prose.Cut(c.Text, maxCommand), longlived.NewLifetime(ctx, c.Lifetime, nil))
+	p.written, p.keep = c.Written, c.StoreFull
 	if c.TTY {
-		p.typed, p.status.TTY = make(chan []byte), true
-		c.Typed = p.typed
+		p.input, p.status.TTY = make(chan []byte), true
+		c.Typed = p.input
 	}
 	if err := ps.add(p); err != nil {
-		p.life.End(nil)
+		p.lifetime.End(nil)
 		_ = c.Written.Close() // it is empty
 		return wire.ProcessReadResult{}, err
 	}
 	go func() {
 		defer ps.group.Done()
-		p.life.Run(func(ctx context.Context) {
+		p.lifetime.Run(func(ctx context.Context) {
 			p.run(ctx, s, c.Cmd, c.Live)
 			if c.Ended != nil {
 				c.Ended()
@@ -141,13 +141,13 @@ func (ps *Processes) Start(ctx context.Context, s sandbox.Sandbox, c Command, mo
 	timer := time.NewTimer(moment)
 	defer timer.Stop()
 	select {
-	case <-p.life.Done():
+	case <-p.lifetime.Done():
 	case <-timer.C:
 	case <-ctx.Done():
-		p.life.Stop(0, nil)
+		p.lifetime.Stop(0, nil)
 	}
 	if c.TTY {
-		p.settle(ctx, 0, firstScreen)
+		p.awaitQuiet(ctx, 0, firstScreen)
 	}
 	if err := p.fault(); err != nil {
 		ps.forget(p)
@@ -161,9 +161,9 @@ func (ps *Processes) add(p *process) error {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	ps.load()
-	if ps.living() >= MaxLiving {
+	if ps.countRunning() >= MaxRunning {
 		return protocol.Errorf(protocol.CodeLimitReached,
-			"%d background processes live in this sandbox, and that is the limit; kill one that is not needed any more", MaxLiving)
+			"%d background processes live in this sandbox, and that is the limit; kill one that is not needed any more", MaxRunning)
 	}
 	ps.all = append(slices.DeleteFunc(ps.all, func(old *process) bool { return old.status.Process == p.status.Process }), p)
 	ps.group.Add(1)
@@ -183,9 +183,9 @@ func (ps *Processes) ended(p *process) {
 	if p.fault() != nil {
 		return // it never was
 	}
-	surplus := len(ps.all) - ps.living() - MaxEnded
+	surplus := len(ps.all) - ps.countRunning() - MaxEnded
 	ps.all = slices.DeleteFunc(ps.all, func(old *process) bool {
-		if surplus <= 0 || old.lives() {
+		if surplus <= 0 || old.isRunning() {
 			return false
 		}
 		surplus--
@@ -194,7 +194,7 @@ func (ps *Processes) ended(p *process) {
 	ps.save()
 }
 
-// find returns the process of a handle. The error names those that there are.
+// find returns the process of a handle. The error names the existing ones.
 func (ps *Processes) find(handle string) (*process, error) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -262,17 +262,17 @@ func (ps *Processes) Send(ctx context.Context, req wire.ProcessSend) (wire.Proce
 	case len(req.Input) == 0 || len(req.Input) > wire.MaxInput:
 		return wire.ProcessSendResult{}, protocol.Errorf(protocol.CodeInvalidArguments,
 			"input has %d bytes: must be 1 to %d", len(req.Input), wire.MaxInput)
-	case !p.lives():
+	case !p.isRunning():
 		return wire.ProcessSendResult{}, protocol.Errorf(protocol.CodeInvalidArguments,
 			"process %s has ended: nothing was typed; read tells how it ended", req.Process)
 	}
 	from := p.state().Bytes
-	timer := time.NewTimer(takeWait)
+	timer := time.NewTimer(inputWait)
 	defer timer.Stop()
 	select {
-	case p.typed <- req.Input:
-		p.settle(ctx, from, min(req.Wait.Duration(), maxWait))
-	case <-p.life.Done(): // the state says so
+	case p.input <- req.Input:
+		p.awaitQuiet(ctx, from, min(req.Wait.Duration(), maxWait))
+	case <-p.lifetime.Done(): // the state says so
 	case <-timer.C:
 		return wire.ProcessSendResult{}, protocol.Errorf(protocol.CodeLimitReached,
 			"process %s reads nothing of what was typed before: nothing more was typed", req.Process)
@@ -288,9 +288,9 @@ func (ps *Processes) Kill(ctx context.Context, handle string) (wire.ProcessKillR
 	if err != nil {
 		return wire.ProcessKillResult{}, err
 	}
-	p.life.End(nil)
+	p.lifetime.End(nil)
 	select {
-	case <-p.life.Done():
+	case <-p.lifetime.Done():
 	case <-ctx.Done():
 		return wire.ProcessKillResult{}, ctx.Err()
 	}

@@ -64,9 +64,9 @@ func (r *rig) start(handle, script string) wire.ProcessReadResult {
 
 func command(handle, script string) background.Command {
 	return background.Command{
-		Handle: handle, Text: script, Life: time.Minute, Written: spool.New(os.TempDir()),
-		Keep: func(*spool.Spool) (protocol.CallID, error) { return "", errors.New("nothing is kept here") },
-		Cmd:  sandbox.Cmd{Argv: []string{"sh", "-c", script}, Limits: sandbox.Limits{Grace: 100 * time.Millisecond}},
+		Handle: handle, Text: script, Lifetime: time.Minute, Written: spool.New(os.TempDir()),
+		StoreFull: func(*spool.Spool) (protocol.CallID, error) { return "", errors.New("nothing is kept here") },
+		Cmd:       sandbox.Cmd{Argv: []string{"sh", "-c", script}, Limits: sandbox.Limits{Grace: 100 * time.Millisecond}},
 	}
 }
 
@@ -93,7 +93,7 @@ func TestProcesses_LiveBesideOtherCommandsAndAreRead(t *testing.T) {
 	}
 	sh("mkfifo go")
 	require.Equal(t, "running", r.start("p-1", "echo ready; read x <go; echo $x >&2; sleep 300").Reason)
-	require.Equal(t, 1, r.Living())
+	require.Equal(t, 1, r.Running())
 	r.until("p-1", "ready\n")
 	sh("echo set >go")
 	got := r.until("p-1", "ready\nset\n")
@@ -107,7 +107,7 @@ func TestProcesses_OneThatFailsAtOnceIsToldAtOnce(t *testing.T) {
 	got, err := r.Start(t.Context(), r.box, command("p-1", "echo no >&2; exit 3"), patience)
 	require.NoError(t, err)
 	require.Equal(t, []any{"exited", 3, "no\n"}, []any{got.Reason, got.ExitCode, string(got.Content)})
-	require.Zero(t, r.Living())
+	require.Zero(t, r.Running())
 	c := command("p-2", "")
 	c.Argv = []string{"no-such-program"}
 	_, err = r.Start(t.Context(), r.box, c, patience)
@@ -124,7 +124,7 @@ func TestProcesses_AreKilledWithAllThatTheyStarted(t *testing.T) {
 	got, err := r.Kill(t.Context(), "p-1")
 	require.NoError(t, err)
 	require.Equal(t, []string{"cancelled", "SIGKILL"}, []string{got.Reason, got.Signal})
-	require.Zero(t, r.Living())
+	require.Zero(t, r.Running())
 	again, err := r.Kill(t.Context(), "p-1")
 	require.NoError(t, err, "killing what is dead is fine")
 	require.Equal(t, got, again)
@@ -134,7 +134,7 @@ func TestProcesses_EndWithTheirLifeTime(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	c := command("p-1", "sleep 300")
-	c.Life = 200 * time.Millisecond
+	c.Lifetime = 200 * time.Millisecond
 	got, err := r.Start(t.Context(), r.box, c, patience)
 	require.NoError(t, err)
 	require.Equal(t, "timeout", got.Reason)
@@ -147,7 +147,7 @@ func TestProcesses_ACancelledStartLeavesNothing(t *testing.T) {
 	cancel()
 	_, err := r.Start(ctx, r.box, command("p-1", "sleep 300"), patience)
 	require.NoError(t, err)
-	require.Zero(t, r.Living())
+	require.Zero(t, r.Running())
 }
 
 func TestProcesses_OutputIsKeptFromItsEnd(t *testing.T) {
@@ -183,7 +183,7 @@ func TestProcesses_AllOfTheOutputIsReadAndKept(t *testing.T) {
 	r := newRig(t)
 	c := command("p-1", "seq 1 200000; echo up; until test -e go; do sleep 0.01; done")
 	var kept []byte
-	c.Keep = func(written *spool.Spool) (protocol.CallID, error) {
+	c.StoreFull = func(written *spool.Spool) (protocol.CallID, error) {
 		var err error
 		kept, err = io.ReadAll(written.Reader(sandbox.Stdout, sandbox.Stderr))
 		return "c-1", err
@@ -245,7 +245,7 @@ func TestProcesses_AWaitEndsWithNewsOrWithTheProcess(t *testing.T) {
 func TestProcesses_ThereIsALimit(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	for i := range background.MaxLiving {
+	for i := range background.MaxRunning {
 		r.start(string(rune('a'+i)), "sleep 300")
 	}
 	_, err := r.Start(t.Context(), r.box, command("one more", "true"), patience)

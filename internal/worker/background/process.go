@@ -12,7 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/modeltext/plain"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/internal/worker/resident"
+	"github.com/toolfleet/toolfleet/internal/worker/longlived"
 	"github.com/toolfleet/toolfleet/internal/worker/spool"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -20,24 +20,24 @@ import (
 
 // process is a background process that runs or has ended.
 type process struct {
-	life  *resident.Life // nil if it ended before this sandbox was opened
-	typed chan []byte    // nil without a terminal
-	keep  func(*spool.Spool) (protocol.CallID, error)
+	lifetime *longlived.Lifetime // nil if it ended before this sandbox was opened
+	input    chan []byte         // nil without a terminal
+	keep     func(*spool.Spool) (protocol.CallID, error)
 
 	mu      sync.Mutex
 	status  wire.ProcessStatus
-	output  resident.Tail
+	output  longlived.Tail
 	written *spool.Spool  // nil once it has ended
-	news    chan struct{} // closed at the next output
+	changed chan struct{} // closed at the next output
 	err     error         // why it could not be started
 }
 
 // running is the reason of a process that lives.
 const running = "running"
 
-func newProcess(handle, command string, life *resident.Life) *process {
+func newProcess(handle, command string, life *longlived.Lifetime) *process {
 	return &process{
-		life: life, news: make(chan struct{}), output: resident.Tail{Keep: KeepBytes},
+		lifetime: life, changed: make(chan struct{}), output: longlived.Tail{Keep: KeepBytes},
 		status: wire.ProcessStatus{
 			Process: handle, Command: command, StartedAt: time.Now().UTC().Truncate(time.Millisecond), Reason: running, ExitCode: -1,
 		},
@@ -54,7 +54,7 @@ func (p *process) run(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, l
 		}
 	}
 	result, err := s.Exec(ctx, cmd)
-	kept := p.kept()
+	kept := p.storeOutput()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.written, p.status.Kept = nil, kept
@@ -64,9 +64,9 @@ func (p *process) run(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, l
 	}
 }
 
-// kept keeps what an ended process wrote, if it is more than its reader is shown at once, and
-// returns under which id; "" when it is not kept.
-func (p *process) kept() (id protocol.CallID) {
+// storeOutput keeps what an ended process wrote, if it is more than its reader is shown at once,
+// and returns under which id; "" when it is not kept.
+func (p *process) storeOutput() (id protocol.CallID) {
 	if total := p.written.Total(sandbox.Stdout, sandbox.Stderr); total > plain.MaxShown && p.written.Err() == nil {
 		id, _ = p.keep(p.written) // which logs its error
 	}
@@ -80,11 +80,11 @@ func (p *process) write(stream sandbox.Stream, data []byte) {
 	p.written.Write(stream, data)
 	p.output.Write(data)
 	p.status.Bytes = p.output.Total()
-	close(p.news)
-	p.news = make(chan struct{})
+	close(p.changed)
+	p.changed = make(chan struct{})
 }
 
-func (p *process) lives() bool { return p.state().Reason == running }
+func (p *process) isRunning() bool { return p.state().Reason == running }
 
 func (p *process) state() wire.ProcessStatus {
 	p.mu.Lock()
@@ -106,14 +106,14 @@ func (p *process) fault() error {
 func (p *process) await(ctx context.Context, offset int64) {
 	for {
 		p.mu.Lock()
-		news, enough := p.news, offset < p.output.Total()
+		news, enough := p.changed, offset < p.output.Total()
 		p.mu.Unlock()
 		if enough {
 			return
 		}
 		select {
 		case <-news:
-		case <-p.life.Done():
+		case <-p.lifetime.Done():
 			return
 		case <-ctx.Done():
 			return
@@ -124,12 +124,12 @@ func (p *process) await(ctx context.Context, offset int64) {
 // quiet is for how long a process writes nothing that has written all that it will for now.
 const quiet = 250 * time.Millisecond
 
-// settle waits until there is output from an offset on and no more comes, for the end, and for no
-// longer than the time.
-func (p *process) settle(ctx context.Context, from int64, most time.Duration) {
+// awaitQuiet waits until there is output from an offset on and no more comes, for the end, and for
+// no longer than the time.
+func (p *process) awaitQuiet(ctx context.Context, from int64, most time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
-	for p.await(ctx, from); ctx.Err() == nil && p.lives(); {
+	for p.await(ctx, from); ctx.Err() == nil && p.isRunning(); {
 		at := p.state().Bytes
 		waiting, stop := context.WithTimeout(ctx, quiet)
 		p.await(waiting, at)
@@ -145,9 +145,9 @@ func (p *process) read(offset, limit int64) wire.ProcessReadResult {
 	defer p.mu.Unlock()
 	content, at := p.output.Read(offset, limit)
 	dropped := p.output.Base
-	if p.whole() {
+	if p.hasAll() {
 		dropped = 0
-		if early := p.early(offset, min(limit, at-offset)); len(early) > 0 {
+		if early := p.spooled(offset, min(limit, at-offset)); len(early) > 0 {
 			content, at = early, offset
 		}
 	}
@@ -157,14 +157,14 @@ func (p *process) read(offset, limit int64) wire.ProcessReadResult {
 	}
 }
 
-// whole reports whether all that the process wrote can be read. The caller has the lock.
-func (p *process) whole() bool {
+// hasAll reports whether all that the process wrote can be read. The caller has the lock.
+func (p *process) hasAll() bool {
 	return p.written != nil && p.written.Err() == nil && p.written.Missing(sandbox.Stdout, sandbox.Stderr) == 0
 }
 
-// early is output that the ring does not have any more; nothing when it has, or the file fails.
+// spooled is output that the ring does not have any more; nothing when it has, or the file fails.
 // The caller has the lock.
-func (p *process) early(offset, limit int64) []byte {
+func (p *process) spooled(offset, limit int64) []byte {
 	if offset < 0 || limit <= 0 {
 		return nil
 	}
@@ -207,7 +207,7 @@ func (ps *Processes) load() {
 func (ps *Processes) save() {
 	var records []record
 	for _, p := range ps.all {
-		if p.lives() {
+		if p.isRunning() {
 			continue
 		}
 		p.mu.Lock()

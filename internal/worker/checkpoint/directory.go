@@ -53,7 +53,7 @@ func outside(name string, _ bool) bool {
 }
 
 // Directory is the directory of a held lane's sandbox, whose states are stored with the fleet. A
-// nil one is that of a sandbox without checkpoints. It is safe for concurrent use.
+// nil Directory belongs to a sandbox without checkpoints. It is safe for concurrent use.
 type Directory struct {
 	store *workspace.Store
 	path  string
@@ -137,7 +137,7 @@ func RestoreError(l protocol.Lane, err error) error {
 // Owner is the tenant that owns the workspace.
 func (d *Directory) Owner() protocol.Tenant { return d.claimed.Owner() }
 
-// Epoch is that of the claim under which the directory is used. It must not overlap with
+// Epoch is the epoch of the claim under which the directory is used. It must not overlap with
 // [Directory.Reclaim].
 func (d *Directory) Epoch() uint64 { return d.epoch }
 

@@ -100,8 +100,8 @@ func TestDialog_AnswersCallAfterCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSet()
 		mustOpen(t, s, dialog.Tool[string]{}, "a")
-		require.True(t, s.Lives(lane))
-		require.False(t, s.Lives("account/other"))
+		require.True(t, s.HasRunning(lane))
+		require.False(t, s.HasRunning("account/other"))
 		for i, want := range []string{"3", "5", "7"} {
 			state, err := next(t, s, "a", "2")
 			require.NoError(t, err, i)
@@ -110,7 +110,7 @@ func TestDialog_AnswersCallAfterCall(t *testing.T) {
 		state, err := next(t, s, "a", "0")
 		require.NoError(t, err)
 		require.Equal(t, wire.DialogState{Dialog: "a", Output: json.RawMessage("7"), Ending: wire.DialogDone}, state)
-		require.False(t, s.Lives(lane))
+		require.False(t, s.HasRunning(lane))
 		requireGone(t, s, "a", wire.DialogDone)
 	})
 }
@@ -145,7 +145,7 @@ func TestDialog_EndsInEveryWay(t *testing.T) {
 		wire.DialogLost: func(t *testing.T, s *dialog.Set[string]) {
 			t.Helper()
 			s.Release("account/other")
-			require.True(t, s.Lives(lane))
+			require.True(t, s.HasRunning(lane))
 			s.Release(lane)
 		},
 		wire.DialogInterrupted: func(t *testing.T, s *dialog.Set[string]) {
@@ -163,7 +163,7 @@ func TestDialog_EndsInEveryWay(t *testing.T) {
 				mustOpen(t, s, dialog.Tool[string]{}, "a")
 				end(t, s)
 				synctest.Wait()
-				require.False(t, s.Lives(lane))
+				require.False(t, s.HasRunning(lane))
 				requireGone(t, s, "a", ending)
 			})
 		})
@@ -206,7 +206,7 @@ func TestDialog_AStoppedCall(t *testing.T) {
 		state, err = s.Open(ctx, dialog.Tool[string]{Run: adder}, opening("b"))
 		require.NoError(t, err)
 		require.Equal(t, wire.DialogInterrupted, state.Ending, "nobody got the handle")
-		require.False(t, s.Lives(lane))
+		require.False(t, s.HasRunning(lane))
 	})
 }
 
@@ -275,7 +275,7 @@ func TestSet_KnowsSessionsAndLanes(t *testing.T) {
 	}
 	_, err := s.End(t.Context(), "a", "other", lane)
 	require.NoError(t, err)
-	require.True(t, s.Lives(lane))
+	require.True(t, s.HasRunning(lane))
 	s.Release(lane)
 	_, err = s.Continue(t.Context(), "a", "other", lane, "x", nil)
 	require.ErrorContains(t, err, "the worker that had its state stopped")

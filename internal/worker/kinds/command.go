@@ -69,7 +69,7 @@ func commandRun(ctx context.Context, a *Attempt, p protocol.CommandRun) (protoco
 	}
 	if len(p.Command) > maxArgument {
 		if !p.KeepShell {
-			cmd.Argv = []string{e.languages.shell, "-c", startingScript, e.languages.shell, p.Command, ""}
+			cmd.Argv = []string{e.languages.shell, "-c", inStateScript, e.languages.shell, p.Command, ""}
 		}
 		byInput(&cmd, p.Command)
 	}
@@ -81,7 +81,7 @@ func commandRun(ctx context.Context, a *Attempt, p protocol.CommandRun) (protoco
 		return nil, err
 	}
 	keep(ctx, &c.Result)
-	c.execution.Notes = append(c.execution.Notes, a.box.Notes(ctx, &cmd, &c.Result)...)
+	c.execution.Notes = append(c.execution.Notes, a.laneSandbox.Notes(ctx, &cmd, &c.Result)...)
 	return c.value(protocol.CommandRunResult{Execution: c.execution}), c.fault
 }
 
@@ -96,7 +96,7 @@ set -- "$(cat "$__toolfleet/command")" "$2"
 rm -rf "$__toolfleet"
 `
 
-// byInput has a script that takes a command as its first argument, as [keepingScript] does, get it
+// byInput has a script that takes a command as its first argument, as [stateScript] does, get it
 // from its input.
 func byInput(cmd *sandbox.Cmd, command string) {
 	cmd.Argv = slices.Clone(cmd.Argv)
@@ -116,7 +116,7 @@ func codeRun(ctx context.Context, a *Attempt, p protocol.CodeRun) (protocol.Valu
 	if err != nil {
 		return nil, err
 	}
-	c.execution.Notes = append(c.execution.Notes, a.box.Notes(ctx, &cmd, &c.Result)...)
+	c.execution.Notes = append(c.execution.Notes, a.laneSandbox.Notes(ctx, &cmd, &c.Result)...)
 	return c.value(protocol.CodeRunResult{Execution: c.execution}), c.fault
 }
 
@@ -146,8 +146,8 @@ func limitKinds(words map[string]string) map[string]string {
 	return words
 }
 
-// ended is a command that was run to its end.
-type ended struct {
+// commandEnd is a command that was run to its end.
+type commandEnd struct {
 	sandbox.Result
 
 	execution protocol.Execution
@@ -157,7 +157,7 @@ type ended struct {
 
 // exec runs a command, and shows what it writes while it runs. There is output until then also of a
 // command that was stopped.
-func (a *Attempt) exec(ctx context.Context, cmd sandbox.Cmd) (*ended, error) {
+func (a *Attempt) exec(ctx context.Context, cmd sandbox.Cmd) (*commandEnd, error) {
 	written, show := spool.New(a.env.Sandboxes.Spools()), a.Live.Sparingly()
 	cmd.Live = func(stream sandbox.Stream, data []byte) {
 		written.Write(stream, data)
@@ -169,11 +169,11 @@ func (a *Attempt) exec(ctx context.Context, cmd sandbox.Cmd) (*ended, error) {
 		return nil, err
 	}
 	trace.SpanFromContext(ctx).SetAttributes(telemetry.KeyReason.String(string(r.Reason)), telemetry.KeyExitCode.Int(r.ExitCode))
-	return &ended{r, a.env.execution(&r), written, endFault(&r, isolation.Tighten(a.env.Sandbox.Limits, cmd.Limits))}, nil
+	return &commandEnd{r, a.env.execution(&r), written, endError(&r, isolation.Tighten(a.env.Sandbox.Limits, cmd.Limits))}, nil
 }
 
 // value is v, and stored whole if v does not have all of the output.
-func (c *ended) value(v protocol.Value) protocol.Value {
+func (c *commandEnd) value(v protocol.Value) protocol.Value {
 	if c.execution.Truncated {
 		return results.Partial{Value: v, Whole: results.Output(c.written)}
 	}
@@ -239,9 +239,9 @@ func (e *Env) networkNote(r *sandbox.Result) string {
 	return reached + " The operator of the worker can allow more with --allow-net."
 }
 
-// endFault is the error of a command that did not end by itself; nil when it did. It names the one
+// endError is the error of a command that did not end by itself; nil when it did. It names the one
 // of the command's limits that ended it, so that a model knows how much to do at once.
-func endFault(r *sandbox.Result, limits sandbox.Limits) error {
+func endError(r *sandbox.Result, limits sandbox.Limits) error {
 	switch r.Reason {
 	case sandbox.ReasonExited, sandbox.ReasonSignaled:
 		return nil
@@ -251,7 +251,7 @@ func endFault(r *sandbox.Result, limits sandbox.Limits) error {
 	case sandbox.ReasonOOM:
 		return protocol.Errorf(protocol.CodeOOM, "the command used too much memory%s and was killed", atMost(limits.Memory))
 	case sandbox.ReasonDiskLimit:
-		return diskFault(r, limits)
+		return diskError(r, limits)
 	case sandbox.ReasonLost, sandbox.ReasonCancelled:
 		return protocol.Errorf(protocol.CodeSandboxLost, "the sandbox was lost while the command ran")
 	default:
@@ -274,9 +274,9 @@ func timeAllowed(r *sandbox.Result, limits sandbox.Limits) string {
 	}
 }
 
-// diskFault is that of a command which wrote too much to files: to one, where the system has said
-// so, or in all.
-func diskFault(r *sandbox.Result, limits sandbox.Limits) error {
+// diskError is the error of a command that wrote too much to files: to one, where the system has
+// said so, or in all.
+func diskError(r *sandbox.Result, limits sandbox.Limits) error {
 	if r.Signal == "SIGXFSZ" {
 		limit := limits.FileSize
 		if limit == 0 || limits.Disk > 0 && limits.Disk < limit {

@@ -34,7 +34,7 @@ func opened(tb testing.TB) (sandbox.Sandbox, string) {
 func runFiles(t *testing.T, s sandbox.Sandbox, ops fileOps, payload protocol.Payload) error {
 	t.Helper()
 	call := &protocol.Call{SessionID: ops.session, Resources: []protocol.Use{{Key: "sandbox/files", Access: protocol.Exclusive}}, Payload: payload}
-	a := &Attempt{Run: &lane.Run{Call: call}, env: &Env{}, box: &sandboxes.LaneSandbox{Digests: ops.digests}, sandbox: s}
+	a := &Attempt{Run: &lane.Run{Call: call}, env: &Env{}, laneSandbox: &sandboxes.LaneSandbox{Digests: ops.digests}, sandbox: s}
 	_, err := table(Handlers{})[wire.KindOf(payload)].run(t.Context(), a, payload)
 	return err
 }

@@ -46,8 +46,8 @@ func workspaceFork(ctx context.Context, a *Attempt, p wire.WorkspaceFork) (proto
 		return wire.WorkspaceForkResult{}, err
 	}
 	var files snapshot.Tree
-	if c := a.box.Checkpoints(); c == nil {
-		files, err = checkpoint.ForkDirectory(ctx, e.Workspaces, a.box.Workspace(), e.Sandboxes.Disk(), lane, laneOf(p.To), a.Run.Call.ID, a.ownsUpload("of the directory"))
+	if c := a.laneSandbox.Checkpoints(); c == nil {
+		files, err = checkpoint.ForkDirectory(ctx, e.Workspaces, a.laneSandbox.Workspace(), e.Sandboxes.Disk(), lane, laneOf(p.To), a.Run.Call.ID, a.ownsUpload("of the directory"))
 	} else if files, err = c.Files(ctx); err == nil {
 		err = e.Workspaces.ForkFiles(ctx, lane, files, laneOf(p.To), a.Run.Call.ID)
 	}
@@ -64,7 +64,7 @@ func workspaceFork(ctx context.Context, a *Attempt, p wire.WorkspaceFork) (proto
 // makes the rest.
 func workspaceMerge(ctx context.Context, a *Attempt, p wire.WorkspaceMerge) (_ protocol.Value, err error) {
 	store := a.env.Workspaces
-	merged, err := readMerged(a.box.MergedFile())
+	merged, err := readMerged(a.laneSandbox.MergedFile())
 	if err != nil {
 		return nil, checkpoint.RestoreError(a.lane(), err)
 	}
@@ -77,18 +77,18 @@ func workspaceMerge(ctx context.Context, a *Attempt, p wire.WorkspaceMerge) (_ p
 	case err != nil:
 		return nil, fmt.Errorf("merge workspace: %w", err)
 	}
-	root, err := os.OpenRoot(a.box.Workspace())
+	root, err := os.OpenRoot(a.laneSandbox.Workspace())
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "open the workspace: %v", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	changes, err := snapshot.Merge(ctx, root, base, files, store, &snapshot.Options{Protect: a.box.Protected(), Skip: inRepository})
+	changes, err := snapshot.Merge(ctx, root, base, files, store, &snapshot.Options{Protect: a.laneSandbox.Protected(), Skip: inRepository})
 	if err == nil {
 		noteMerged(merged, p.From, at.Checkpoint)
-		err = writeMerged(a.box.MergedFile(), merged)
+		err = writeMerged(a.laneSandbox.MergedFile(), merged)
 	}
 	if err != nil {
-		a.box.Reclaim()
+		a.laneSandbox.Reclaim()
 		return nil, checkpoint.RestoreError(a.lane(), err)
 	}
 	return wire.WorkspaceMergeResult{
@@ -107,7 +107,7 @@ func readMerged(path string) (merged map[string]uint64, err error) {
 	case err == nil:
 		err = json.Unmarshal(body, &merged)
 	}
-	if merged == nil { // without a file, or in one that says null
+	if merged == nil { // without a file, or if the file says null
 		merged = map[string]uint64{}
 	}
 	return merged, err

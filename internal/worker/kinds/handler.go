@@ -86,15 +86,15 @@ func (handler Handler) run(ctx context.Context, a *Attempt, payload protocol.Unk
 		}
 		err = encodeErr
 	}
-	return nil, toolFault(err)
+	return nil, toolError(err)
 }
 
 // userSize is the size of what a handler returned.
 func userSize(v protocol.UnknownValue) int { return len(v.Raw) }
 
-// toolFault is an error of a user's function: typed ones that say their code as they are, all
+// toolError is an error of a user's function: typed ones that say their code as they are, all
 // others tool_failed.
-func toolFault(err error) error {
+func toolError(err error) error {
 	if fault, typed := errors.AsType[*protocol.Error](err); typed && fault.Code != "" {
 		return err
 	} else if typed {
@@ -108,9 +108,9 @@ type Attempt struct {
 	Run  *lane.Run
 	Live *Live
 
-	env     *Env
-	box     *sandboxes.LaneSandbox // nil unless the kind needs an open sandbox
-	sandbox sandbox.Sandbox        // that of the box
+	env         *Env
+	laneSandbox *sandboxes.LaneSandbox // nil unless the kind needs an open sandbox
+	sandbox     sandbox.Sandbox        // of laneSandbox
 }
 
 // Attempt returns an attempt of a call. Its sandbox is not open.
@@ -120,8 +120,8 @@ func (e *Env) Attempt(run *lane.Run) *Attempt {
 
 // Open opens the sandbox of the call.
 func (a *Attempt) Open(ctx context.Context) (box *sandboxes.LaneSandbox, err error) {
-	a.box, a.sandbox, err = a.open(ctx)
-	return a.box, err
+	a.laneSandbox, a.sandbox, err = a.open(ctx)
+	return a.laneSandbox, err
 }
 
 func (a *Attempt) open(ctx context.Context) (*sandboxes.LaneSandbox, sandbox.Sandbox, error) {

@@ -28,19 +28,19 @@ const earlyEnd = 150 * time.Millisecond
 const terminalType = "xterm-256color"
 
 func processList(_ context.Context, a *Attempt, _ wire.ProcessList) (protocol.Value, error) {
-	return a.box.Processes.List(), nil
+	return a.laneSandbox.Processes.List(), nil
 }
 
 func processRead(ctx context.Context, a *Attempt, p wire.ProcessRead) (protocol.Value, error) {
-	return valued(a.box.Processes.Read(ctx, p))
+	return valued(a.laneSandbox.Processes.Read(ctx, p))
 }
 
 func processSend(ctx context.Context, a *Attempt, p wire.ProcessSend) (protocol.Value, error) {
-	return valued(a.box.Processes.Send(ctx, p))
+	return valued(a.laneSandbox.Processes.Send(ctx, p))
 }
 
 func processKill(ctx context.Context, a *Attempt, p wire.ProcessKill) (protocol.Value, error) {
-	return valued(a.box.Processes.Kill(ctx, p.Process))
+	return valued(a.laneSandbox.Processes.Kill(ctx, p.Process))
 }
 
 // startProcess starts a command in the background.
@@ -62,9 +62,9 @@ func (a *Attempt) startProcess(ctx context.Context, p protocol.CommandRun, cmd s
 		cmd.Env["TERM"] = terminalType
 	}
 	handle := processHandle(c.ID)
-	started, err := a.box.Processes.Start(ctx, a.sandbox, background.Command{
-		Handle: handle, Text: text, Cmd: cmd, Life: life, Live: a.Live.Sparingly(), TTY: p.TTY,
-		Written: spool.New(e.Sandboxes.Spools()), Keep: e.keepWritten(ctx, c),
+	started, err := a.laneSandbox.Processes.Start(ctx, a.sandbox, background.Command{
+		Handle: handle, Text: text, Cmd: cmd, Lifetime: life, Live: a.Live.Sparingly(), TTY: p.TTY,
+		Written: spool.New(e.Sandboxes.Spools()), StoreFull: e.storeWritten(ctx, c),
 		Ended: func() { e.Sandboxes.SetAsideLater(ctx, a.lane()) },
 	}, earlyEnd)
 	if err != nil {
@@ -79,9 +79,9 @@ func (a *Attempt) startProcess(ctx context.Context, p protocol.CommandRun, cmd s
 	}, ctx.Err()
 }
 
-// keepWritten returns what keeps all that a process wrote as the output of the call that started
+// storeWritten returns what keeps all that a process wrote as the output of the call that started
 // it.
-func (e *Env) keepWritten(ctx context.Context, c *protocol.Call) func(*spool.Spool) (protocol.CallID, error) {
+func (e *Env) storeWritten(ctx context.Context, c *protocol.Call) func(*spool.Spool) (protocol.CallID, error) {
 	return func(written *spool.Spool) (protocol.CallID, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), results.Timeout)
 		defer cancel()
@@ -131,7 +131,7 @@ func dialogOpen(ctx context.Context, a *Attempt, p wire.DialogOpen) (protocol.Va
 	state, err := a.env.dialogs.Open(ctx, a.env.Handlers.Stateful[p.Tool], dialog.Opening[*Attempt]{
 		ID: c.ID, Session: c.SessionID, Lane: c.Lane(), Kind: p.Tool, Call: a, Arguments: p.Arguments,
 	})
-	err = checked(&state, err)
+	err = checkedState(&state, err)
 	return wire.DialogOpenResult{DialogState: state}, err
 }
 
@@ -141,13 +141,13 @@ func dialogContinue(ctx context.Context, a *Attempt, p wire.DialogContinue) (pro
 		input = json.RawMessage("null")
 	}
 	state, err := a.env.dialogs.Continue(ctx, p.Dialog, a.Run.Call.SessionID, a.lane(), a, input)
-	err = checked(&state, err)
+	err = checkedState(&state, err)
 	return wire.DialogContinueResult{DialogState: state}, err
 }
 
 func dialogEnd(ctx context.Context, a *Attempt, p wire.DialogEnd) (protocol.Value, error) {
 	state, err := a.env.dialogs.End(ctx, p.Dialog, a.Run.Call.SessionID, a.lane())
-	err = checked(&state, err)
+	err = checkedState(&state, err)
 	return wire.DialogEndResult{DialogState: state}, err
 }
 
@@ -157,8 +157,9 @@ func dialogSize(v protocol.Value) int {
 	return len(state.Output)
 }
 
-// checked is the error of a state, as that of a tool; an output that is no JSON is one.
-func checked(state *wire.DialogState, err error) error {
+// checkedState returns the error of a state as a tool's error; an output that is no JSON is an
+// error, too.
+func checkedState(state *wire.DialogState, err error) error {
 	if len(state.Output) > 0 && !json.Valid(state.Output) {
 		state.Output = nil
 		err = errors.Join(err, errors.New("the tool answered with something that is no JSON"))
@@ -166,5 +167,5 @@ func checked(state *wire.DialogState, err error) error {
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	return toolFault(err)
+	return toolError(err)
 }

@@ -2,13 +2,20 @@ package kinds
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
+	"github.com/toolfleet/toolfleet/internal/wire/codes"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -52,10 +59,10 @@ func (s shellState) String() string {
 	return b.String()
 }
 
-// keepingScript runs the command $1 in the directory $2, and writes where it ended, and
+// stateScript runs the command $1 in the directory $2, and writes where it ended, and
 // with which environment, to a file of the sandbox. A command that sets a trap on EXIT of its
 // own, or is killed, leaves nothing there.
-const keepingScript = `__toolfleet=${TMPDIR:-/tmp}/.toolfleet-shell
+const stateScript = `__toolfleet=${TMPDIR:-/tmp}/.toolfleet-shell
 [ ! -p "$__toolfleet" ] || rm -f -- "$__toolfleet"
 : 2>/dev/null >"$__toolfleet"
 trap "{ printf '%s\\0' \"\$(pwd -P)\"; env -0; } 2>/dev/null >'$__toolfleet'" EXIT
@@ -65,8 +72,8 @@ set --
 eval "unset __toolfleet
 $__toolfleet"`
 
-// startingScript is keepingScript for commands that leave the state as it is.
-const startingScript = `[ -z "$2" ] || cd -- "$2" 2>/dev/null || :
+// inStateScript is keepingScript for commands that leave the state as it is.
+const inStateScript = `[ -z "$2" ] || cd -- "$2" 2>/dev/null || :
 __toolfleet=$1
 set --
 eval "unset __toolfleet
@@ -75,15 +82,15 @@ $__toolfleet"`
 // inShell makes a command one of the sandbox's shell, and returns what stores the state of the
 // shell once the command has ended.
 func (a *Attempt) inShell(p protocol.CommandRun, cmd *sandbox.Cmd) (keep func(context.Context, *sandbox.Result)) {
-	shell, file := a.env.languages.shell, a.box.ShellFile()
+	shell, file := a.env.languages.shell, a.laneSandbox.ShellFile()
 	state := readShell(file)
 	dir := state.dir
 	if p.Cwd != "" {
 		dir = ""
 	}
-	script := keepingScript
+	script := stateScript
 	if p.ReadOnly || p.Background {
-		script = startingScript
+		script = inStateScript
 	}
 	cmd.Argv = []string{shell, "-c", script, shell, p.Command, dir}
 	cmd.Env = maps.Clone(state.env)
@@ -95,7 +102,7 @@ func (a *Attempt) inShell(p protocol.CommandRun, cmd *sandbox.Cmd) (keep func(co
 		if p.ReadOnly {
 			return
 		}
-		next, ok := a.lookAtShell(ctx, state, p.Env)
+		next, ok := a.readShellState(ctx, state, p.Env)
 		if r.Reason != sandbox.ReasonExited || !ok {
 			return
 		}
@@ -105,15 +112,15 @@ func (a *Attempt) inShell(p protocol.CommandRun, cmd *sandbox.Cmd) (keep func(co
 	}
 }
 
-// lookWait bounds looking at a shell's state, which is a file that commands can exchange.
-const lookWait = 10 * time.Second
+// readStateWait bounds looking at a shell's state, which is a file that commands can exchange.
+const readStateWait = 10 * time.Second
 
-// lookAtShell reads what a command of the shell has left. Variables that its call gave it
+// readShellState reads what a command of the shell has left. Variables that its call gave it
 // are as they were before.
-func (a *Attempt) lookAtShell(ctx context.Context, before shellState, given map[string]string) (state shellState, ok bool) {
+func (a *Attempt) readShellState(ctx context.Context, before shellState, given map[string]string) (state shellState, ok bool) {
 	r, err := a.sandbox.Exec(ctx, sandbox.Cmd{
 		Argv:   []string{"sh", "-c", `f=${TMPDIR:-/tmp}/.toolfleet-shell; [ -f "$f" ] && cat "$f"; s=$?; rm -rf "$f"; exit $s`},
-		Limits: sandbox.Limits{Output: 2 * maxShellState, Wall: lookWait},
+		Limits: sandbox.Limits{Output: 2 * maxShellState, Wall: readStateWait},
 	})
 	if err != nil || r.ExitCode != 0 || r.Stdout.Truncated {
 		return state, false
@@ -156,4 +163,92 @@ func readShell(file string) (state shellState) {
 		state, _ = parseShell(string(body))
 	}
 	return state
+}
+
+// languages is what a sandbox of this worker has.
+type languages struct {
+	shell   string            // of bash commands: bash where there is one, else sh
+	scripts map[string]string // of code_run, by language
+}
+
+// interpreters says how each language is run: by which program, with its text in which file.
+var interpreters = []struct{ language, program, file, run string }{ //nolint:gochecknoglobals // a constant table
+	{"python", "python3", "main.py", `python3 "$d/main.py"`},
+	{"sh", "sh", "main.sh", `sh "$d/main.sh"`},
+	{"node", "node", "main.mjs", `node "$d/main.mjs"`},
+	{"go", "go", "main.go", `go run "$d/main.go"`},
+}
+
+// languagesOf makes languages of the programs that there are. Each script takes the
+// program text on stdin, keeps it in a file, and runs it with an empty stdin.
+func languagesOf(has func(program string) bool) languages {
+	found := languages{shell: "sh", scripts: map[string]string{}}
+	if has("bash") {
+		found.shell = "bash"
+	}
+	for _, i := range interpreters {
+		if has(i.program) {
+			found.scripts[i.language] = `d=$(mktemp -d) && cat >"$d/` + i.file + `" && { ` + i.run +
+				` </dev/null; s=$?; rm -rf "$d"; exit $s; }`
+		}
+	}
+	return found
+}
+
+// probeTimeout bounds the look into a sandbox.
+const probeTimeout = 30 * time.Second
+
+// probeScript prints the programs of its arguments that the sandbox has.
+const probeScript = `for p do command -v "$p" >/dev/null 2>&1 && echo "$p"; done; exit 0`
+
+// findLanguages looks for programs where commands run: in a sandbox, in a directory of data.
+func findLanguages(ctx context.Context, driver isolation.Driver, spec isolation.Spec, data string) (_ languages, err error) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	dir, err := os.MkdirTemp(data, "probe-")
+	if err != nil {
+		return languages{}, fmt.Errorf("look for languages: %w", err)
+	}
+	spec.ID, spec.Workspace, spec.Scratch = probeID, filepath.Join(dir, "workspace"), filepath.Join(dir, "scratch")
+	if err := errors.Join(os.Mkdir(spec.Workspace, 0o700), os.Mkdir(spec.Scratch, 0o700)); err != nil {
+		return languages{}, fmt.Errorf("look for languages: %w", err)
+	}
+	box, err := driver.Open(ctx, spec)
+	if err != nil {
+		return languages{}, errors.Join(fmt.Errorf("look for languages: %w", err), sandboxes.RemoveUnmounted(dir))
+	}
+	defer func() {
+		if closeErr := box.Close(); closeErr != nil { // what processes are left in is not removed below them
+			err = errors.Join(err, closeErr)
+			return
+		}
+		err = errors.Join(err, sandboxes.RemoveUnmounted(dir))
+	}()
+	programs := []string{"bash"}
+	for _, i := range interpreters {
+		programs = append(programs, i.program)
+	}
+	r, err := box.Exec(ctx, sandbox.Cmd{Argv: append([]string{"sh", "-c", probeScript, "sh"}, programs...)})
+	if err == nil && (r.Reason != sandbox.ReasonExited || r.ExitCode != 0) {
+		err = fmt.Errorf("%s, exit code %d: %s", r.Reason, r.ExitCode, r.Stderr.Data)
+	}
+	if err != nil {
+		return languages{}, fmt.Errorf("look for languages: %w", err)
+	}
+	found := strings.Fields(string(r.Stdout.Data))
+	return languagesOf(func(program string) bool { return slices.Contains(found, program) }), nil
+}
+
+// probeID is the id of the sandbox in which languages are looked for.
+const probeID = "probe"
+
+// names returns the languages, sorted.
+func (l languages) names() []string { return slices.Sorted(maps.Keys(l.scripts)) }
+
+func (l languages) script(language string) (string, error) {
+	if script, known := l.scripts[language]; known {
+		return script, nil
+	}
+	return "", protocol.Errorf(codes.Language, "language %q cannot be run by this worker; it has: %s",
+		language, strings.Join(l.names(), ", "))
 }

@@ -68,9 +68,9 @@ func (k *Store) awaitStored(ctx context.Context, session protocol.SessionID, p w
 func objectName(session protocol.SessionID, p wire.ResultRead) string {
 	switch p.Part {
 	case wire.PartStdout, wire.PartStderr, wire.PartMedia:
-		return wire.KeptPart(session, p.CallID, p.Part)
+		return wire.PartObject(session, p.CallID, p.Part)
 	case "", wire.PartText, wire.PartOutput:
-		return wire.KeptText(session, p.CallID)
+		return wire.TextObject(session, p.CallID)
 	default:
 		return ""
 	}
@@ -91,7 +91,7 @@ func (k *Store) readStored(ctx context.Context, session protocol.SessionID, p wi
 			return nil, fmt.Errorf("get the text of call %s: %w", p.CallID, err)
 		}
 	}
-	body, err := natsio.GetObjectBytes(ctx, k.js, k.bucket, wire.KeptValue(session, p.CallID))
+	body, err := natsio.GetObjectBytes(ctx, k.js, k.bucket, wire.ValueObject(session, p.CallID))
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil, nil //nolint:nilnil // nothing there is an answer
 	}

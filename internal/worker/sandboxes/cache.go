@@ -27,14 +27,14 @@ const evictPeriod = time.Minute
 // evicted begins the names of directories that are being removed.
 const evicted = "evicted."
 
-// copied is a workspace on this disk that the fleet stores as well.
-type copied struct {
+// storedCopy is a workspace on this disk that the fleet stores as well.
+type storedCopy struct {
 	name  string // of the sandbox's directory
 	used  time.Time
 	bytes int64
 }
 
-// RunEviction removes surplus copies of workspaces, those that have not been used for the longest
+// RunEviction removes surplus copies of workspaces, the least recently used
 // time first, until ctx ends.
 func (s *Manager) RunEviction(ctx context.Context) {
 	lock := flock.New(filepath.Join(s.options.Data, "lock"))
@@ -69,12 +69,12 @@ func (s *Manager) Evict(ctx context.Context, lock *flock.Flock) error {
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(copies, func(a, b copied) int { return b.used.Compare(a.used) })
+	slices.SortFunc(copies, func(a, b storedCopy) int { return b.used.Compare(a.used) })
 	var total int64
 	var failed []error
 	for _, c := range copies {
 		if total += c.bytes; total > s.options.CacheBytes && ctx.Err() == nil {
-			failed = append(failed, s.drop(c.name))
+			failed = append(failed, s.removeDirectory(c.name))
 		}
 	}
 	return errors.Join(failed...)
@@ -83,21 +83,21 @@ func (s *Manager) Evict(ctx context.Context, lock *flock.Flock) error {
 // abandonedAge is how long what a killed worker left stays if its size is not known.
 const abandonedAge = 24 * time.Hour
 
-// copies are the workspaces here that are stored with the fleet and not in use, and what is left of
+// copies are the workspaces here that are stored with the fleet and not in use, and remains of
 // removed ones and of killed workers. No other process uses the data directory.
-func (s *Manager) copies() ([]copied, error) {
+func (s *Manager) copies() ([]storedCopy, error) {
 	all := filepath.Join(s.options.Data, "sandboxes")
 	entries, err := os.ReadDir(all)
 	if err != nil {
 		return nil, err
 	}
-	var copies []copied
+	var copies []storedCopy
 	s.mu.Lock()
 	open := s.inUse()
 	s.mu.Unlock()
 	for _, entry := range entries {
 		if strings.HasPrefix(entry.Name(), evicted) {
-			copies = append(copies, copied{name: entry.Name(), bytes: s.options.CacheBytes + 1})
+			copies = append(copies, storedCopy{name: entry.Name(), bytes: s.options.CacheBytes + 1})
 			continue
 		}
 		if open[keyOf(entry.Name())] {
@@ -112,7 +112,7 @@ func (s *Manager) copies() ([]copied, error) {
 			return nil, err
 		}
 		if ok {
-			copies = append(copies, copied{name: entry.Name(), used: used, bytes: bytes})
+			copies = append(copies, storedCopy{name: entry.Name(), used: used, bytes: bytes})
 		}
 	}
 	return copies, nil
@@ -150,8 +150,8 @@ func keyOf(name string) string {
 	return name
 }
 
-// drop removes the directory of a sandbox, unless it is open.
-func (s *Manager) drop(name string) error {
+// removeDirectory removes the directory of a sandbox, unless it is open.
+func (s *Manager) removeDirectory(name string) error {
 	all := filepath.Join(s.options.Data, "sandboxes")
 	if strings.HasPrefix(name, evicted) {
 		return removal.Tree(filepath.Join(all, name))

@@ -29,11 +29,11 @@ import (
 // LaneSandbox is the sandbox of a lane with all that belongs to it, open or closed. Methods on nil,
 // for a lane without one, do nothing. It is safe for concurrent use.
 type LaneSandbox struct {
-	// Digests are those of the files that sessions have read or written.
+	// Digests of the files that sessions have read or written.
 	Digests *Digests
-	// Processes are those that run in the background.
+	// Processes that run in the background.
 	Processes *background.Processes
-	// Servers are those of the Model Context Protocol.
+	// Servers of the Model Context Protocol.
 	Servers *toolserver.Servers
 
 	set      *Manager
@@ -74,7 +74,7 @@ func (b *LaneSandbox) Protected() []string {
 	return b.protect
 }
 
-// Checkpoints are those of the workspace; nil without any.
+// Checkpoints returns the checkpoints of the workspace; nil without any.
 func (b *LaneSandbox) Checkpoints() *checkpoint.Directory {
 	if b == nil {
 		return nil
@@ -118,7 +118,7 @@ func (b *LaneSandbox) Dialer() isolation.Dialer {
 
 // Busy reports whether background processes or servers live in the sandbox.
 func (b *LaneSandbox) Busy() bool {
-	return b != nil && (b.Processes.Living() > 0 || b.Servers.Living() > 0)
+	return b != nil && (b.Processes.Running() > 0 || b.Servers.Running() > 0)
 }
 
 // Kill closes the sandbox at once, with everything that runs in it. The next call opens it again.
@@ -159,7 +159,8 @@ func (b *LaneSandbox) Reclaim() {
 }
 
 // Staging makes a directory in which a workspace can be made: on the same file system, and counted
-// against the limits of the sandbox. It removes those that killed workers left: the lane is held.
+// against the limits of the sandbox. It removes staging directories that killed workers left: the
+// lane is held.
 func (b *LaneSandbox) Staging() (string, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -63,7 +63,7 @@ type Settings struct {
 	// sandboxes can read; "" for none.
 	Tools string
 	// Protect are paths of every workspace that nothing changes, see [isolation.Spec]; the driver
-	// must be able to. nil means those of [gitguard.Protected] in a directory that is used in
+	// must be able to. nil means [gitguard.Protected] in a directory that is used in
 	// place, as they are at its first use, and none elsewhere; empty means none.
 	Protect []string
 	// KeepGitSettings leaves what new repositories in a directory used in place have git run; see
@@ -76,8 +76,8 @@ type Settings struct {
 	// order.
 	InPlace *inplace.Queue
 	// WarmBytes is the memory for open sandboxes in which no call runs, [WarmSandbox] each, in
-	// addition to one for each slot of the worker. Beyond it, those that have been idle longest are
-	// closed. 0 means [DefaultWarmBytes], negative none.
+	// addition to one for each slot of the worker. Beyond it, the sandboxes that have been idle
+	// longest are closed. 0 means [DefaultWarmBytes], negative none.
 	WarmBytes int64
 	// CacheBytes is how much of closed workspaces that the fleet stores stays in the data
 	// directory; 0 means [DefaultCacheBytes], negative none.
@@ -90,7 +90,7 @@ type Options struct {
 
 	Worker protocol.WorkerID
 	Data   string // the data directory
-	// Workspaces are those that the fleet stores; nil in tests without.
+	// Workspaces that the fleet stores; nil in tests without.
 	Workspaces *workspace.Store
 	Network    isolation.Network
 	// Idle says that sandboxes of idle lanes may stay open, as far as Slots and WarmBytes allow.
@@ -202,7 +202,7 @@ func (s *Manager) Open(ctx context.Context, l protocol.Lane, epoch uint64, lease
 	return b, b.sandbox, nil
 }
 
-// measured is an open sandbox that is counted, with all commands in it: those of calls, of
+// measured is an open sandbox that is counted, with all commands in it: commands of calls, of
 // background processes, of servers and of handlers.
 type measured struct {
 	sandbox.Sandbox
@@ -397,8 +397,8 @@ func (s *Manager) close(l protocol.Lane) error {
 	return err
 }
 
-// closers is how many sandboxes are closed at once when the worker stops.
-const closers = 8
+// closeParallel is how many sandboxes are closed at once when the worker stops.
+const closeParallel = 8
 
 // CloseAll closes all sandboxes, and ends the use of directories in place.
 func (s *Manager) CloseAll() {
@@ -406,7 +406,7 @@ func (s *Manager) CloseAll() {
 	lanes := slices.Collect(maps.Keys(s.boxes))
 	s.mu.Unlock()
 	var group errgroup.Group
-	group.SetLimit(closers)
+	group.SetLimit(closeParallel)
 	for _, l := range lanes {
 		group.Go(func() error { return s.close(l) })
 	}

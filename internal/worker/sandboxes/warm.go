@@ -29,12 +29,12 @@ func DefaultWarmBytes() int64 {
 
 // capacity is how many sandboxes may be open.
 func (s *Manager) capacity() int {
-	return s.options.Slots + warmest(s.options.WarmBytes, system.OpenFiles())
+	return s.options.Slots + warmCapacity(s.options.WarmBytes, system.OpenFiles())
 }
 
-// warmest is how many idle sandboxes may be open: as many as the memory for them has room for, and
-// half of the files that this process may have open.
-func warmest(bytes int64, files int) int {
+// warmCapacity is how many idle sandboxes may be open: as many as the memory for them has room for,
+// and half of the files that this process may have open.
+func warmCapacity(bytes int64, files int) int {
 	return min(int(max(bytes, 0)/WarmSandbox), files/2/warmFiles)
 }
 

@@ -10,7 +10,7 @@ import (
 // some.
 func TestWarmest_HasMemoryAndFiles(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, 100, warmest(100*WarmSandbox, 1<<20))
-	require.Equal(t, 170, warmest(1000*WarmSandbox, 1024))
-	require.Zero(t, warmest(-1, 1024))
+	require.Equal(t, 100, warmCapacity(100*WarmSandbox, 1<<20))
+	require.Equal(t, 170, warmCapacity(1000*WarmSandbox, 1024))
+	require.Zero(t, warmCapacity(-1, 1024))
 }

@@ -24,14 +24,14 @@ import (
 
 // Sizes of a [Spool], in bytes.
 const (
-	// Keep is how much is kept, frames included: one half from the beginning, the other from the
-	// end, less at most a segment.
-	Keep = 64 << 20
+	// MaxStored is how much is kept, frames included: one half from the beginning, the other from
+	// the end, less at most a segment.
+	MaxStored = 64 << 20
 	// memory is how much is written to the file at once; what is less needs none.
 	memory = 256 << 10
 
 	segment  = 4 << 20
-	segments = Keep / segment
+	segments = MaxStored / segment
 	ring     = segments / 2 // the first segment of the tail
 
 	frameHead = 5 // stream (1 byte) | length (4)
@@ -68,7 +68,7 @@ func (s *Spool) Write(stream sandbox.Stream, data []byte) {
 		room := segment - s.parts[s.at].size - int64(len(s.buffer)) - frameHead
 		if room <= 0 {
 			s.flush()
-			s.next()
+			s.nextSegment()
 			continue
 		}
 		n := min(int64(len(data)), room)
@@ -110,8 +110,8 @@ func (s *Spool) flush() {
 	s.buffer, s.frame = s.buffer[:0], -1
 }
 
-// next begins another segment: an empty one, or the oldest of the tail.
-func (s *Spool) next() {
+// nextSegment begins another segment: an empty one, or the oldest of the tail.
+func (s *Spool) nextSegment() {
 	if s.at++; s.at == segments {
 		s.at = ring
 	}

@@ -52,7 +52,7 @@ func TestSpool_HasAllInItsOrder(t *testing.T) {
 // TestSpool_KeepsHeadAndTail of what is more than it keeps, within its bound.
 func TestSpool_KeepsHeadAndTail(t *testing.T) {
 	t.Parallel()
-	for _, size := range []int{spool.Keep, 2*spool.Keep + 12345, 3 * spool.Keep} {
+	for _, size := range []int{spool.MaxStored, 2*spool.MaxStored + 12345, 3 * spool.MaxStored} {
 		s := spool.New(t.TempDir())
 		defer s.Close()
 		pad := strings.Repeat("x", 1016)
@@ -71,9 +71,9 @@ func TestSpool_KeepsHeadAndTail(t *testing.T) {
 		_, tail, _ := strings.Cut(rest, "...]\n")
 		require.EqualValues(t, s.Missing(sandbox.Stdout), missing)
 		require.EqualValues(t, s.Total(sandbox.Stdout), len(head)+missing+len(tail))
-		require.LessOrEqual(t, len(head)+len(tail), spool.Keep)
-		require.Greater(t, len(head), spool.Keep/2-1000)
-		require.Greater(t, len(tail), spool.Keep/2-5<<20)
+		require.LessOrEqual(t, len(head)+len(tail), spool.MaxStored)
+		require.Greater(t, len(head), spool.MaxStored/2-1000)
+		require.Greater(t, len(tail), spool.MaxStored/2-5<<20)
 		require.True(t, strings.HasPrefix(head, "0000000"+pad+"\n0000001"+pad+"\n"))
 		require.True(t, strings.HasSuffix(tail, fmt.Sprintf("\n%07x%s\n", (size-1)/1024, pad)))
 		require.True(t, strings.HasPrefix(string(read(t, s, sandbox.Stderr)), "at 0\nat 16777216\n"))

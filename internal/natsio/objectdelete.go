@@ -10,9 +10,74 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/system/pause"
 )
+
+// deleteParallel is how many objects are removed side by side.
+const deleteParallel = 16
+
+// DeleteObjects removes objects that have no readers left, in no order, and their records in the
+// object store. A missing object is no error, and an object that is stored meanwhile stays. What
+// was cut short is completed by doing it again. That store's own Delete stores a mark, which
+// replaces what was put meanwhile: its parts stay. A full store has no room for one.
+func DeleteObjects(ctx context.Context, js jetstream.JetStream, bucket string, names ...string) error {
+	infos := make([]*jetstream.ObjectInfo, len(names))
+	for i, name := range names {
+		infos[i] = &jetstream.ObjectInfo{ObjectMeta: jetstream.ObjectMeta{Name: name}}
+	}
+	return DeleteTheseObjects(ctx, js, bucket, infos...)
+}
+
+// DeleteTheseObjects is [DeleteObjects] for objects as they were listed: an object that was stored
+// again since stays.
+func DeleteTheseObjects(ctx context.Context, js jetstream.JetStream, bucket string, infos ...*jetstream.ObjectInfo) error {
+	return deleteObjects(ctx, js, bucket, infos, deleteObject)
+}
+
+func deleteObjects(ctx context.Context, js jetstream.JetStream, bucket string, infos []*jetstream.ObjectInfo,
+	remove func(context.Context, jetstream.Stream, string, *jetstream.ObjectInfo) error,
+) error {
+	stream, err := js.Stream(ctx, ObjectStream(bucket))
+	if err != nil {
+		return fmt.Errorf("open object store %s: %w", bucket, err)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(deleteParallel)
+	for _, info := range infos {
+		group.Go(func() error {
+			if err := remove(ctx, stream, bucket, info); err != nil {
+				return fmt.Errorf("delete object %s: %w", info.Name, err)
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// deleteObject deletes an object by its name, and its NUID if that is known.
+func deleteObject(ctx context.Context, stream jetstream.Stream, bucket string, listed *jetstream.ObjectInfo) error {
+	subject := metaSubject(bucket, listed.Name)
+	info, seq, err := lastMeta(ctx, stream, subject)
+	if err != nil || seq == 0 || listed.NUID != "" && listed.NUID != info.NUID {
+		return err
+	}
+	if err := purgeChunks(ctx, stream, info); err != nil {
+		return err
+	}
+	return stream.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(seq+1))
+}
+
+func chunkSubject(bucket, nuid string) string { return "$O." + bucket + ".C." + nuid }
+
+// purgeChunks removes the chunks of an object that has no name any more.
+func purgeChunks(ctx context.Context, stream jetstream.Stream, info *jetstream.ObjectInfo) error {
+	if err := stream.Purge(ctx, jetstream.WithPurgeSubject(chunkSubject(info.Bucket, info.NUID))); err != nil {
+		return fmt.Errorf("purge what object %s was: %w", info.Name, err)
+	}
+	return nil
+}
 
 // Objects that nothing names
 //
@@ -21,23 +86,23 @@ import (
 // that the object was not renewed, and then the chunks. What either of them leaves, [SweepChunks]
 // removes.
 
-// DeleteOldObjects is [DeleteTheseObjects] that also leaves those that were renewed since. What it
-// leaves when it is cut short, [SweepChunks] removes.
+// DeleteOldObjects is [DeleteTheseObjects] that also leaves objects that were renewed since. What
+// it leaves when it is cut short, [SweepChunks] removes.
 func DeleteOldObjects(ctx context.Context, js jetstream.JetStream, bucket string, infos ...*jetstream.ObjectInfo) error {
 	return deleteObjects(ctx, js, bucket, infos, deleteOldObject)
 }
 
 // deleteOldObject deletes the record first: after that the object cannot be renewed.
 func deleteOldObject(ctx context.Context, stream jetstream.Stream, bucket string, listed *jetstream.ObjectInfo) error {
-	subject := objectTrace(bucket, listed.Name)
-	now, seq, err := lastTrace(ctx, stream, subject)
+	subject := metaSubject(bucket, listed.Name)
+	now, seq, err := lastMeta(ctx, stream, subject)
 	if err != nil || seq == 0 || now.NUID != listed.NUID || !now.ModTime.Equal(listed.ModTime) {
 		return err
 	}
 	if err := stream.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(seq+1)); err != nil {
 		return err
 	}
-	now, seq, err = lastTrace(ctx, stream, subject)
+	now, seq, err = lastMeta(ctx, stream, subject)
 	if err != nil || seq > 0 && now.NUID == listed.NUID { // renewed since it was read
 		return err
 	}
@@ -52,9 +117,9 @@ func RenewObject(ctx context.Context, js jetstream.JetStream, bucket, name strin
 		return fmt.Errorf("open object store %s: %w", bucket, err)
 	}
 	for again := 0; ; again++ {
-		err, wait := renewObject(ctx, js, stream, objectTrace(bucket, name), young), traceWait
-		switch { // of several servers the one that answers may not know the object yet
-		case errors.Is(err, jetstream.ErrObjectNotFound) && stream.CachedInfo().Config.Replicas > 1 && again < readsMeanwhile:
+		err, wait := renewObject(ctx, js, stream, metaSubject(bucket, name), young), metaConflictPause
+		switch { // in a cluster the server that answers may not know the object yet
+		case errors.Is(err, jetstream.ErrObjectNotFound) && stream.CachedInfo().Config.Replicas > 1 && again < maxLookups:
 			wait = pause.Retry
 		case !Overtaken(err):
 			return err

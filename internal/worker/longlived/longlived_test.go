@@ -1,4 +1,4 @@
-package resident_test
+package longlived_test
 
 import (
 	"context"
@@ -9,13 +9,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/worker/resident"
+	"github.com/toolfleet/toolfleet/internal/worker/longlived"
 )
 
 var errTest = errors.New("test")
 
 // until runs a life whose resident returns when its context ends, and returns that context's cause.
-func until(l *resident.Life) (cause error) {
+func until(l *longlived.Lifetime) (cause error) {
 	l.Run(func(ctx context.Context) {
 		<-ctx.Done()
 		cause = context.Cause(ctx)
@@ -27,14 +27,14 @@ func TestLife_OutlivesItsCallAndEndsForAReason(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		call, cancel := context.WithCancel(t.Context())
-		l := resident.NewLife(call, 0, nil)
+		l := longlived.NewLifetime(call, 0, nil)
 		causes := make(chan error, 1)
 		go func() { causes <- until(l) }()
 		cancel()
 		synctest.Wait()
-		require.True(t, l.Lives())
+		require.True(t, l.IsRunning())
 		l.Stop(0, errTest)
-		require.False(t, l.Lives())
+		require.False(t, l.IsRunning())
 		require.ErrorIs(t, <-causes, errTest)
 		l.End(nil) // once more is no error
 	})
@@ -44,7 +44,7 @@ func TestLife_EndsAtItsTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		begun := time.Now()
-		require.ErrorIs(t, until(resident.NewLife(t.Context(), time.Minute, errTest)), errTest)
+		require.ErrorIs(t, until(longlived.NewLifetime(t.Context(), time.Minute, errTest)), errTest)
 		require.Equal(t, time.Minute, time.Since(begun))
 	})
 }
@@ -53,7 +53,7 @@ func TestLife_StopWaitsForTheGrace(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		begun := time.Now()
-		stubborn, quick := resident.NewLife(t.Context(), 0, nil), resident.NewLife(t.Context(), 0, nil)
+		stubborn, quick := longlived.NewLifetime(t.Context(), 0, nil), longlived.NewLifetime(t.Context(), 0, nil)
 		go stubborn.Run(func(ctx context.Context) { <-ctx.Done() })
 		go quick.Run(func(context.Context) { time.Sleep(time.Second) })
 		quick.Stop(time.Minute, nil)
@@ -65,15 +65,15 @@ func TestLife_StopWaitsForTheGrace(t *testing.T) {
 
 func TestLife_NilIsOver(t *testing.T) {
 	t.Parallel()
-	var l *resident.Life
+	var l *longlived.Lifetime
 	l.End(nil)
 	l.Stop(time.Minute, nil)
-	require.False(t, l.Lives())
+	require.False(t, l.IsRunning())
 }
 
 func TestTail_HasTheEnd(t *testing.T) {
 	t.Parallel()
-	tail := resident.Tail{Keep: 4}
+	tail := longlived.Tail{Keep: 4}
 	for _, piece := range []string{"ab", "cdefg", "h", "ijklmnopqr"} {
 		tail.Write([]byte(piece))
 	}

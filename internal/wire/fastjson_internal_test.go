@@ -96,7 +96,7 @@ func TestPlain_IsWhatJSONWrites(t *testing.T) {
 	}
 }
 
-// Each field that is set is in the body. A new field needs a line in plain.go.
+// Each field that is set is in the body. A new field needs a line in fastjson.go.
 func TestPlain_ForgetsNoField(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, plainCall, fieldsOf[protocol.Call](), "a new field: see callFieldsOf")

@@ -1,50 +1,51 @@
-// Package resident has what background processes, MCP servers and stateful tools share: they run on
-// after the call that started them.
+// Package longlived has what background processes, MCP servers and stateful tools share: they
+// outlive the call that started them.
 //
-//	NewLife ──► Run(function) ──► the function returns ──► Done
-//	               ▲ End, or the life is over: its context ends
+//	NewLifetime ──► Run(function) ──► the function returns ──► Done
+//	                   ▲ End, or the time is over: its context ends
 //
-// Each of them starts one [Life], which its owner ends and waits for. What a program writes is
+// Each of them starts one [Lifetime], which its owner ends and waits for. What a program writes is
 // bounded by a [Tail]. How one is started, given input and found again differs, see the packages
 // background, toolserver and dialog.
-package resident
+package longlived
 
 import (
 	"context"
 	"time"
 )
 
-// Life is the time in which a resident runs. A nil life is over. It is safe for concurrent use.
-type Life struct {
-	ctx    context.Context //nolint:containedctx // it belongs to the resident, and outlives calls
+// Lifetime is the time in which a long-lived function runs. A nil lifetime is over. It is safe for
+// concurrent use.
+type Lifetime struct {
+	ctx    context.Context //nolint:containedctx // it belongs to the function, and outlives calls
 	end    context.CancelCauseFunc
 	expire context.CancelFunc
 	done   chan struct{}
 }
 
-// NewLife returns a life whose context has the values of ctx, but not its end. After atMost (0 is
-// never) its context ends with the cause expired. The caller calls Run once, or End.
-func NewLife(ctx context.Context, atMost time.Duration, expired error) *Life {
+// NewLifetime returns a lifetime whose context has the values of ctx, but not its end. After atMost
+// (0 is never) its context ends with the cause expired. The caller calls Run once, or End.
+func NewLifetime(ctx context.Context, atMost time.Duration, expired error) *Lifetime {
 	ctx, end := context.WithCancelCause(context.WithoutCancel(ctx))
-	l := &Life{ctx: ctx, end: end, expire: func() {}, done: make(chan struct{})}
+	l := &Lifetime{ctx: ctx, end: end, expire: func() {}, done: make(chan struct{})}
 	if atMost > 0 {
 		l.ctx, l.expire = context.WithTimeoutCause(ctx, atMost, expired)
 	}
 	return l
 }
 
-// Run calls the function of the resident. The life is over when it returns.
-func (l *Life) Run(resident func(ctx context.Context)) {
+// Run calls the long-lived function. The lifetime is over when it returns.
+func (l *Lifetime) Run(run func(ctx context.Context)) {
 	defer close(l.done)
 	defer l.End(nil)
-	resident(l.ctx)
+	run(l.ctx)
 }
 
-// Context is that of the resident.
-func (l *Life) Context() context.Context { return l.ctx }
+// Context returns the context of the function.
+func (l *Lifetime) Context() context.Context { return l.ctx }
 
-// Done is closed when the life is over: nothing of the resident runs.
-func (l *Life) Done() <-chan struct{} {
+// Done is closed when the lifetime is over: the function has returned.
+func (l *Lifetime) Done() <-chan struct{} {
 	if l == nil {
 		over := make(chan struct{})
 		close(over)
@@ -53,8 +54,8 @@ func (l *Life) Done() <-chan struct{} {
 	return l.done
 }
 
-// Lives reports whether the life is not over.
-func (l *Life) Lives() bool {
+// IsRunning reports whether the lifetime is not over.
+func (l *Lifetime) IsRunning() bool {
 	select {
 	case <-l.Done():
 		return false
@@ -64,16 +65,16 @@ func (l *Life) Lives() bool {
 }
 
 // End ends the context with a cause, nil for [context.Canceled], and does not wait.
-func (l *Life) End(cause error) {
+func (l *Lifetime) End(cause error) {
 	if l != nil {
 		l.end(cause)
 		l.expire()
 	}
 }
 
-// Stop waits up to grace for the resident to end by itself, then ends it. It returns when the life
-// is over.
-func (l *Life) Stop(grace time.Duration, cause error) {
+// Stop waits up to grace for the function to end by itself, then ends it. It returns when the
+// lifetime is over.
+func (l *Lifetime) Stop(grace time.Duration, cause error) {
 	if grace > 0 {
 		timer := time.NewTimer(grace)
 		defer timer.Stop()
