@@ -133,12 +133,12 @@ func (d *Dispatcher) ModelLimits() *lane.Publisher { return d.publisher }
 
 // StoreText implements [ports.Fleet]. What it stores is read by workers of the default pool.
 func (d *Dispatcher) StoreText(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error {
-	return d.store(ctx, wire.KeptText(session, call), strings.NewReader(text))
+	return d.store(ctx, wire.TextObject(session, call), strings.NewReader(text))
 }
 
 // StoreMedia implements [ports.Fleet].
 func (d *Dispatcher) StoreMedia(ctx context.Context, session protocol.SessionID, call protocol.CallID, data []byte) error {
-	return d.store(ctx, wire.KeptPart(session, call, wire.PartMedia), bytes.NewReader(data))
+	return d.store(ctx, wire.PartObject(session, call, wire.PartMedia), bytes.NewReader(data))
 }
 
 func (d *Dispatcher) store(ctx context.Context, name string, content io.Reader) error {
@@ -315,8 +315,8 @@ func (d *Dispatcher) copyResult(ctx context.Context, read *protocol.Call) error 
 	}
 	reader, session, of := d.of(read.Pool), read.SessionID, request.CallID
 	names := []string{
-		wire.KeptText(session, of), wire.KeptValue(session, of),
-		wire.KeptPart(session, of, wire.PartStdout), wire.KeptPart(session, of, wire.PartStderr), wire.KeptPart(session, of, wire.PartMedia),
+		wire.TextObject(session, of), wire.ValueObject(session, of),
+		wire.PartObject(session, of, wire.PartStdout), wire.PartObject(session, of, wire.PartStderr), wire.PartObject(session, of, wire.PartMedia),
 	}
 	if there, err := reader.copyKept(ctx, reader, names); there || err != nil {
 		return err

@@ -352,7 +352,7 @@ func (d *Dispatcher) assess(ctx context.Context, call *protocol.Call, a attempt,
 	case !mine || owner.Left == 0 && owner.Beat == a.late:
 		a.over, a.lacks, a.next = true, "", time.Now().Add(waitsAgain)
 		if missing := Lacking(ctx, d.nc, d.fleet, call.Pool); missing != nil {
-			a.lacks = missing(lane.NeedOf(call))
+			a.lacks = missing(lane.RequirementsOf(call))
 		}
 		next := "another " + who + " takes over"
 		if call.Delivery == protocol.AtMostOnce {

@@ -29,7 +29,7 @@ type scripted struct {
 	seq   uint64
 }
 
-const scriptedLife = wire.LifeID("life-1")
+const scriptedLife = wire.IncarnationID("life-1")
 
 // scripted has a worker claim the lane of a call, and start that.
 func (r *rig) scripted(call *protocol.Call, lease time.Duration) *scripted {
@@ -38,7 +38,7 @@ func (r *rig) scripted(call *protocol.Call, lease time.Duration) *scripted {
 	require.NoError(r.t, err)
 	w := &scripted{rig: r, store: s, call: call, beat: wire.Heartbeat{WorkerID: "w1", LeaseMS: lease.Milliseconds()}}
 	w.renew()
-	claim := wire.Claim{Lane: call.Lane(), WorkerID: "w1", Life: scriptedLife, Token: "t", Ready: 1}
+	claim := wire.Claim{Lane: call.Lane(), WorkerID: "w1", Incarnation: scriptedLife, Token: "t", Ready: 1}
 	_, answer, err := s.StoreClaim(r.t.Context(), call.Pool, &claim, 0)
 	require.NoError(r.t, err)
 	require.Equal(r.t, store.Accepted, answer)

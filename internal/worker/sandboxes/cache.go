@@ -3,6 +3,7 @@ package sandboxes
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -14,8 +15,12 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/system"
+	"github.com/toolfleet/toolfleet/internal/system/memory"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker/checkpoint"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // DefaultCacheBytes is the disk space for copies of workspaces that are not in use.
@@ -168,4 +173,205 @@ func (s *Manager) removeDirectory(name string) error {
 		return err
 	}
 	return removal.Tree(gone)
+}
+
+// WarmSandbox is about the memory of an open sandbox in which nothing runs.
+const WarmSandbox = 2 << 20
+
+// warmFiles is how many files this process has open for an open sandbox.
+const warmFiles = 3
+
+// DefaultWarmBytes is an eighth of the memory that this process may use.
+func DefaultWarmBytes() int64 {
+	available, _ := memory.Available()
+	return max(available/8&^(1<<20-1), WarmSandbox)
+}
+
+// A sandbox stays open when its lane is released: opening one takes ten times as long as a command.
+// Nothing runs in it, and nothing changes its workspace, until the lane is held here again. Whether
+// another worker has had the workspace meanwhile is then known from its checkpoints.
+
+// capacity is how many sandboxes may be open.
+func (s *Manager) capacity() int {
+	return s.options.Slots + warmCapacity(s.options.WarmBytes, system.OpenFiles())
+}
+
+// warmCapacity is how many idle sandboxes may be open: as many as the memory for them has room for,
+// and half of the files that this process may have open.
+func warmCapacity(bytes int64, files int) int {
+	return min(int(max(bytes, 0)/WarmSandbox), files/2/warmFiles)
+}
+
+// Lingers reports whether an idle lane has a session's sandbox, and there is room for it.
+func (s *Manager) Lingers(l protocol.Lane) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return ID(l) != "" && s.boxes[l] != nil && len(s.boxes) <= s.capacity()
+}
+
+// reuseIfCurrent closes the sandbox of an earlier claim, unless its workspace is unchanged. Its
+// lock is held.
+func (b *LaneSandbox) reuseIfCurrent(ctx context.Context, epoch uint64) error {
+	if b.sandbox != nil && b.epoch == epoch {
+		return nil
+	}
+	if err := ctx.Err(); err != nil { // a lane that was lost meanwhile stays quiet
+		return err
+	}
+	if b.sandbox != nil && b.checkpoints != nil && b.checkpoints.Reclaim(ctx, epoch) {
+		b.epoch = epoch
+		return nil
+	}
+	err := b.close()
+	b.Digests.reload()
+	b.Processes.Reload()
+	return err
+}
+
+// mayIdle reports whether the sandbox may stay open without its lane: only checkpoints show whether
+// another worker has had the workspace meanwhile.
+func (b *LaneSandbox) mayIdle() bool {
+	return b.checkpoints != nil && b.set.options.Idle && b.set.options.WarmBytes >= WarmSandbox
+}
+
+// Release leaves the sandbox of a released lane open if it can be used again, and closes those that
+// have been idle for the longest time if there are too many.
+func (s *Manager) Release(l protocol.Lane) error {
+	b := s.Lane(l)
+	if b == nil {
+		return nil
+	}
+	b.mu.Lock()
+	stays := b.sandbox != nil && !b.Busy() && b.mayIdle()
+	var err error
+	if stays {
+		err = b.checkpoints.Close()
+	}
+	b.mu.Unlock()
+	if !stays || err != nil {
+		return errors.Join(err, s.close(l))
+	}
+	s.mu.Lock()
+	b.held, b.idle = false, time.Now()
+	s.mu.Unlock()
+	s.closeIdle(s.capacity())
+	return nil
+}
+
+// closeIdle closes idle sandboxes, the longest idle one first, while more than so many are open. It
+// reports whether it closed any.
+func (s *Manager) closeIdle(most int) (closed bool) {
+	for {
+		b := s.longestIdle(most)
+		if b == nil {
+			return closed
+		}
+		closed = true
+		if err := s.closeUnheld(b); err != nil {
+			s.options.Logger.Warn("idle sandbox cannot be closed", slog.String("lane", string(b.lane)), slog.Any("error", err))
+		}
+	}
+}
+
+// longestIdle returns the sandbox that has been idle for the longest time, if more than so many are
+// open. It is not returned again.
+func (s *Manager) longestIdle(most int) (longest *LaneSandbox) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.boxes) <= most {
+		return nil
+	}
+	for _, b := range s.boxes {
+		if !b.idle.IsZero() && (longest == nil || b.idle.Before(longest.idle)) {
+			longest = b
+		}
+	}
+	if longest != nil {
+		longest.idle = time.Time{}
+	}
+	return longest
+}
+
+// closeUnheld closes a sandbox, unless its lane is held by now.
+func (s *Manager) closeUnheld(b *LaneSandbox) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s.mu.Lock()
+	held := b.held
+	s.mu.Unlock()
+	if held {
+		return nil
+	}
+	err := b.close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !b.held && s.boxes[b.lane] == b { // else its holder opens another one
+		delete(s.boxes, b.lane)
+	}
+	return err
+}
+
+// Remove removes what the fleet stores of a lane's workspace, under the epoch of the lane's claim,
+// closes its sandbox and removes its directory. Once ctx has ended, the rest stays: the directory
+// may be another worker's.
+func (s *Manager) Remove(ctx context.Context, l protocol.Lane, epoch uint64) error {
+	if s.options.Workspaces != nil {
+		if err := s.options.Workspaces.Remove(ctx, wire.HashLane(l), epoch); err != nil {
+			return err
+		}
+	}
+	if err := s.close(l); err != nil { //nolint:contextcheck // the end must be done
+		return fmt.Errorf("close the sandbox: %w", err)
+	}
+	err := removeWhile(ctx.Err, s.home(l)) // a large one takes its time
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("remove the workspace: %w", err)
+	default:
+		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "remove the workspace: %v", err)
+	}
+}
+
+// RemoveUnmounted removes a lane's directory, unless something is mounted in it: that is not ours
+// to remove.
+func RemoveUnmounted(home string) error { return removeWhile(func() error { return nil }, home) }
+
+// removeWhile is RemoveUnmounted as long as may returns nil.
+func removeWhile(may func() error, home string) error {
+	mounted, err := mountedBelow(home)
+	if err != nil {
+		return err
+	}
+	if mounted != "" {
+		return fmt.Errorf("%s is mounted below %s, which is left as it is", mounted, home)
+	}
+	return removal.TreeWhile(may, home) // commands may have made that hard
+}
+
+// mountedBelow returns a mount point at or below a directory; "" if there is none, or this system
+// cannot list them.
+func mountedBelow(dir string) (string, error) {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if os.IsNotExist(err) {
+		return "", nil // not Linux
+	}
+	if err != nil {
+		return "", err
+	}
+	resolved, err := filepath.EvalSymlinks(dir)
+	if os.IsNotExist(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	mounts, err := system.ParseMounts(string(table))
+	for _, m := range mounts {
+		if system.Within(resolved, m.Point) {
+			return m.Point, nil
+		}
+	}
+	return "", err
 }
