@@ -19,7 +19,7 @@ type Format struct {
 }
 
 // InJSON puts a note into a JSON text: as a property of an object, or the last item of an array.
-// Other values have no room for one, and stay as they are.
+// Other values have no room for one, and stay as they are. A text that is not JSON gets a line.
 func InJSON(text, key, note string) string { return render.Annotated(text, key, note) }
 
 // Answer is the result of a call that a [Format] words. Its methods return the pieces of our own

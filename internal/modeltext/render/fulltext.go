@@ -273,8 +273,11 @@ func StartedAgain(result *protocol.Result) string {
 }
 
 // Annotated is a JSON text with a note in it: a property of an object, the last item of an array.
-// Other values have no room for one.
+// Other values have no room for one; a text that is not JSON gets a line.
 func Annotated(text, key, note string) string {
+	if !json.Valid([]byte(text)) {
+		return prose.Ended(text) + "[" + prose.Valid(note) + "]"
+	}
 	text = strings.TrimSpace(text)
 	quoted := quote(note)
 	switch text[0] {

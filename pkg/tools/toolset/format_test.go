@@ -256,6 +256,8 @@ func TestFormat_WhatAPersonSaid(t *testing.T) {
 	rath, found := setTable(t, "openrath").Lookup("run_code")
 	require.True(t, found)
 	require.JSONEq(t, `{"ok":true,"[approved]":"the call was approved by a person, who said: \"go\""}`, rath.WithNote(`{"ok":true}`, `"go"`))
+	require.Equal(t, "[It goes on as j-1.]\n[the call was approved by a person, who said: go]", rath.WithNote("[It goes on as j-1.]", "go"), "what a session says itself is no JSON")
+	require.Equal(t, "[the call was approved by a person, who said: go]", rath.WithNote("", "go"))
 	file, found := setTable(t, "files").Lookup("read_file")
 	require.True(t, found)
 	require.Equal(t, "x\n[the call was approved by a person, who said: go]", file.WithNote("x", "go"))
