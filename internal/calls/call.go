@@ -46,7 +46,8 @@ func (d *Dispatcher) Dispatch(ctx context.Context, calls []protocol.Call, observ
 func (d *Dispatcher) Send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held ...loop.Handle) []loop.Handle {
 	earlier := make([]*Handle, len(held))
 	for i := range held {
-		earlier[i] = held[i].(*stepHandle).Handle //nolint:forcetypeassert // no other handle is this dispatcher's
+		h, _ := held[i].(*stepHandle) // the dispatcher has no other handles
+		earlier[i] = h.Handle
 	}
 	s := d.sendAndWait(ctx, calls, SendOptions{UnsentResult: true, quiet: observe == nil}, earlier...)
 	s.ends = make(map[*Handle]*stepHandle, len(s.handles))

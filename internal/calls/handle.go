@@ -120,7 +120,10 @@ func (d *Dispatcher) send(ctx context.Context, calls []protocol.Call, o SendOpti
 		for i := range calls {
 			handles[i] = d.begin(ctx, &calls[i])
 		}
-		all := append(handles[:len(handles):len(handles)], held...)
+		all := handles
+		if len(held) > 0 {
+			all = slices.Concat(handles, held)
+		}
 		return handles, d.table.queue(&group{SendOptions: o, ctx: ctx, handles: all, open: len(all)}) //nolint:contextcheck // that of the group
 	}
 	o.inline, o.copyResult = false, d.copyResult

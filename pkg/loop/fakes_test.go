@@ -236,9 +236,10 @@ func (h *sentCall) Detach() {
 func (d dispatch) send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held []loop.Handle) []loop.Handle {
 	ctx, leave := context.WithCancelCause(ctx)
 	calls = slices.Clone(calls)
-	for _, h := range held {
+	for _, handle := range held {
+		h, _ := handle.(*sentCall)
 		h.Detach()
-		calls = append(calls, h.(*sentCall).call)
+		calls = append(calls, h.call)
 	}
 	var open atomic.Int32
 	open.Store(int32(len(calls)))

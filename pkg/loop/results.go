@@ -183,8 +183,8 @@ func (t *turnRun) startTool(ctx context.Context, p *pendingCall) (context.Contex
 // storeTimeout bounds the storing of one text.
 const storeTimeout = 15 * time.Second
 
-// fullOutput stores the whole output of inline tools that is cut for the model, if there is a fleet;
-// else the texts do not say that it is stored.
+// fullOutput stores the whole output of inline tools that is cut for the model. Without a fleet the
+// texts do not say that it is stored.
 type fullOutput struct {
 	tool    *tools.Tool
 	fleet   ports.Fleet // may be nil

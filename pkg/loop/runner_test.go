@@ -194,7 +194,7 @@ func TestRun_ArgumentsWithHalfACharacterAreRefused(t *testing.T) {
 		require.Equal(t, journaled, r.watch.of(loop.EventToolCall)[0].Arguments)
 		result := r.watch.of(loop.EventToolResult)[0]
 		require.Equal(t, string(protocol.StatusRejected), result.Status, result.Content)
-		require.Contains(t, result.Content, "half of a surrogate pair")
+		require.Contains(t, result.Content, "surrogate pair")
 	}
 }
 

@@ -1,6 +1,6 @@
 // Package ports has what a session asks of a fleet and of its journal in addition to carrying calls
-// and storing events. The interfaces are internal: programs use those of a fleet, and dispatchers of
-// their own in tests only.
+// and storing events. The interfaces are internal: programs use a fleet's dispatcher, and their own
+// in tests only.
 package ports
 
 import (
