@@ -16,7 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// startServer starts a background process that says its process id and then that it is ready.
+// startServer starts a background process and waits until it has written its process id and is ready.
 func (r *rig) startServer(t *testing.T, session protocol.SessionID) (handle string) {
 	t.Helper()
 	got := r.do(session, protocol.CommandRun{Command: `printf %s $$ >pid; echo ready; while [ ! -e stop ]; do sleep 0.01; done; echo bye; exit 5`, Background: true})
@@ -24,6 +24,8 @@ func (r *rig) startServer(t *testing.T, session protocol.SessionID) (handle stri
 	v := value[protocol.CommandRunResult](t, got)
 	require.Equal(t, "running", v.Reason)
 	require.NotEmpty(t, v.Process)
+	read := value[wire.ProcessReadResult](t, r.do(session, wire.ProcessRead{Process: v.Process, Wait: 60_000}))
+	require.Equal(t, "ready\n", string(read.Content))
 	return v.Process
 }
 

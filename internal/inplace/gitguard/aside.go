@@ -197,7 +197,7 @@ func reopen(ctx context.Context, dir string) {
 		if info, err := root.Lstat(name); err == nil && info.Mode()&look != look {
 			allow(root, name, userDirectory)
 		}
-		at, err := root.OpenFile(name, os.O_RDONLY|noWait|onlyDirectory, 0)
+		at, err := root.OpenFile(name, os.O_RDONLY|system.NonBlock|onlyDirectory, 0)
 		if err != nil {
 			return
 		}
@@ -406,10 +406,8 @@ func replace(dir *os.Root, name string, content, left []byte) error {
 		if err := writeNew(dir, file, content); err != nil {
 			return err
 		}
-		if uid, gid, known := ownerOf(owner); known && os.Geteuid() == 0 {
-			if err := dir.Lchown(file, uid, gid); err != nil {
-				return err
-			}
+		if err := system.OwnerOf(owner).GiveIn(dir, file); err != nil {
+			return err
 		}
 	}
 	return dir.Rename(fresh, name)

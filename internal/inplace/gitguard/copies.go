@@ -14,6 +14,7 @@ import (
 	"sync"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 )
 
@@ -99,10 +100,8 @@ func (f *copied) put(ctx context.Context, root, scratch *os.Root, name string, a
 		return err
 	}
 	f.real, f.copy = actual, content
-	if uid, gid, known := ownerOf(owner); known && os.Geteuid() == 0 {
-		for _, made := range []string{at, path.Dir(at), path.Dir(path.Dir(at))} {
-			err = errors.Join(err, scratch.Lchown(made, uid, gid))
-		}
+	for _, made := range []string{at, path.Dir(at), path.Dir(path.Dir(at))} {
+		err = errors.Join(err, system.OwnerOf(owner).GiveIn(scratch, made))
 	}
 	return err
 }

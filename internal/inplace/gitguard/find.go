@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/toolfleet/toolfleet/internal/system"
 )
 
 // Bounds of the search for repositories. A directory beyond them is refused: what was not looked
@@ -148,7 +150,7 @@ func (f *found) list(root *os.Root, name string) (of listed, err error) {
 		}
 	}
 	of = listed{stamp: is, at: time.Now()}
-	dir, err := root.OpenFile(name, os.O_RDONLY|noWait|onlyDirectory, 0)
+	dir, err := root.OpenFile(name, os.O_RDONLY|system.NonBlock|onlyDirectory, 0)
 	switch {
 	case missing(err):
 		return listed{}, nil

@@ -7,13 +7,8 @@ import (
 	"strings"
 )
 
-// Flags that do not exist here; no sandbox protects a path here.
-const (
-	noWait        = 0
-	onlyDirectory = 0
-)
-
-func ownerOf(fs.FileInfo) (uid, gid int, known bool) { return 0, 0, false }
+// onlyDirectory does not exist here; no sandbox protects a path here.
+const onlyDirectory = 0
 
 func closed(string, fs.FileInfo) bool { return true }
 

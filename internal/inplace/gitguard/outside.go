@@ -209,10 +209,7 @@ func (r *reservation) make(at string, content []byte) error {
 	if err = errors.Join(err, statErr); err != nil {
 		return err
 	}
-	if uid, gid, known := ownerOf(info); known && os.Geteuid() == 0 {
-		return os.Lchown(at, uid, gid)
-	}
-	return nil
+	return system.OwnerOf(info).GivePath(at)
 }
 
 // free removes what was made at a missing path, unless another process has reserved it.

@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -148,7 +149,7 @@ func (f *FS) missing(name string) (dir, base string) {
 
 // near returns quoted paths of what is in dir and has a name like base, best first.
 func (f *FS) near(dir, base string) []string {
-	file, err := f.root.OpenFile(dir, os.O_RDONLY|nonblock, 0)
+	file, err := f.root.OpenFile(dir, os.O_RDONLY|system.NonBlock, 0)
 	if err != nil {
 		return nil
 	}

@@ -31,9 +31,9 @@ func (f *FS) openRegular(name string, flag int) (*os.File, fs.FileInfo, error) {
 	if err := requireRegular(name, info); err != nil {
 		return nil, nil, err
 	}
-	file, err := f.root.OpenFile(name, flag|nonblock, 0)
+	file, err := f.root.OpenFile(name, flag|system.NonBlock, 0)
 	if err != nil {
-		if unopenable(err) {
+		if system.Unopenable(err) {
 			err = notRegular(name, fs.ModeSocket)
 		}
 		return nil, nil, err

@@ -313,7 +313,7 @@ func (f *FS) openDir(name string) (*os.File, error) {
 	if !info.IsDir() {
 		return nil, protocol.Errorf(codes.NotDirectory, "%q is not a directory", name)
 	}
-	return f.root.OpenFile(name, os.O_RDONLY|nonblock, 0)
+	return f.root.OpenFile(name, os.O_RDONLY|system.NonBlock, 0)
 }
 
 func (f *FS) stat(ctx context.Context, req protocol.FilesExists) (protocol.FilesExistsResult, error) {

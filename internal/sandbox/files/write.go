@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/files/internal/change"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -129,7 +130,7 @@ func (f *FS) makeParents(name string) error {
 			continue // made by someone else just now
 		}
 		if err == nil {
-			err = adoptDir(f.root.Root, dir, above)
+			err = system.OwnerOf(above).GiveIn(f.root.Root, dir)
 		}
 		if err != nil {
 			return err
@@ -168,7 +169,7 @@ func (f *FS) writeTemp(temp string, content []byte, mode fs.FileMode, like fs.Fi
 	}
 	_, err = file.Write(content)
 	if err == nil {
-		err = adopt(file, like)
+		err = system.OwnerOf(like).Give(file)
 	}
 	if err == nil {
 		err = file.Chmod(mode)

@@ -35,6 +35,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -84,7 +85,7 @@ func usable() error {
 
 // Open implements [isolation.Driver].
 func (d *Driver) Open(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox, error) {
-	if err := check(spec); err != nil {
+	if err := check(ctx, spec); err != nil {
 		return nil, fmt.Errorf("open sandbox %s: %w", spec.ID, err)
 	}
 	inner := process.New(&process.Options{Logger: d.log, Wrap: func(cmd sandbox.Cmd, path string, argv []string) (string, []string, error) {
@@ -109,12 +110,12 @@ func withoutSystemSettings(env map[string]string) map[string]string {
 }
 
 // check refuses what cannot be enforced.
-func check(spec isolation.Spec) error {
+func check(ctx context.Context, spec isolation.Spec) error {
 	if err := usable(); err != nil {
 		return err
 	}
-	if spec.Require > isolation.LevelPaths {
-		return fmt.Errorf("%w: driver landlock has level %s, %s is required", isolation.ErrLevel, isolation.LevelPaths, spec.Require)
+	if err := supervisor.Check(ctx, spec, Name, isolation.LevelPaths); err != nil {
+		return err
 	}
 	if spec.Network.Mode == isolation.NetworkProxy {
 		return fmt.Errorf("%w: driver landlock has no network mode %q", sandbox.ErrUnsupported, spec.Network.Mode)
@@ -147,8 +148,8 @@ func wrap(spec isolation.Spec, cmd sandbox.Cmd, path string, argv []string) (str
 }
 
 // Probe implements [isolation.Driver]: it opens a sandbox and tries what must not be possible.
-func (d *Driver) Probe(ctx context.Context) (caps isolation.Caps, err error) {
-	caps = isolation.Caps{Driver: Name}
+func (d *Driver) Probe(ctx context.Context) (isolation.Caps, error) {
+	caps := isolation.Caps{Driver: Name}
 	if err := usable(); err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
@@ -156,12 +157,7 @@ func (d *Driver) Probe(ctx context.Context) (caps isolation.Caps, err error) {
 	if err != nil {
 		return caps, err
 	}
-	dir, err := os.MkdirTemp("", "toolfleet-probe-")
-	if err != nil {
-		return caps, fmt.Errorf("probe: %w", err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := d.try(ctx, dir); err != nil {
+	if err := supervisor.Try("", func(spec isolation.Spec) error { return d.try(ctx, spec) }); err != nil {
 		return caps, fmt.Errorf("probe: %w", err)
 	}
 	caps.Level, caps.Landlock, caps.Seccomp = isolation.LevelPaths, confine.LandlockABI(), true
@@ -175,12 +171,12 @@ func (d *Driver) Probe(ctx context.Context) (caps isolation.Caps, err error) {
 }
 
 // try uses a sandbox once: its own files can be changed, others not even be read.
-func (d *Driver) try(ctx context.Context, dir string) (err error) {
-	workspace, scratch, secret := filepath.Join(dir, "workspace"), filepath.Join(dir, "scratch"), filepath.Join(dir, "secret")
-	if err := errors.Join(os.Mkdir(workspace, 0o700), os.Mkdir(scratch, 0o700), os.WriteFile(secret, []byte("secret"), 0o600)); err != nil {
+func (d *Driver) try(ctx context.Context, spec isolation.Spec) (err error) {
+	if err := os.WriteFile(filepath.Join(filepath.Dir(spec.Workspace), "secret"), []byte("secret"), 0o600); err != nil {
 		return err
 	}
-	s, err := d.Open(ctx, isolation.Spec{ID: "probe", Workspace: workspace, Scratch: scratch, Env: map[string]string{"PATH": "/usr/bin:/bin"}})
+	spec.Env = map[string]string{"PATH": "/usr/bin:/bin"}
+	s, err := d.Open(ctx, spec)
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 )
 
@@ -118,10 +119,7 @@ func (p *protected) create(root *os.Root, at string) (fs.FileInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	if owner, ok := above.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 {
-		err = root.Lchown(at, int(owner.Uid), int(owner.Gid))
-	}
-	return info, err
+	return info, system.OwnerOf(above).GiveIn(root, at)
 }
 
 func (p *protected) createEntry(root *os.Root, at string) error {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -169,7 +170,7 @@ func skipHole(file *os.File, from, end int64) (hole int64, err error) {
 // renamed into place. It makes the directory when it needs it.
 type stage struct {
 	root  *os.Root
-	owner owner
+	owner system.Owner
 	dir   string
 	files int
 }
@@ -192,7 +193,7 @@ func (s *stage) fetch(ctx context.Context, base, theirs Manifest, tree Tree, bod
 	if len(wanted) == 0 {
 		return staged, nil
 	}
-	if err := s.owner.adoptName(s.root, s.dir); err != nil {
+	if err := s.owner.GiveIn(s.root, s.dir); err != nil {
 		return nil, err
 	}
 	dir, err := s.root.OpenRoot(s.dir)

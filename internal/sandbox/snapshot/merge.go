@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -110,7 +111,7 @@ func withoutSkipped(m Manifest, skip func(string, bool) bool) Manifest {
 // merge is the second half of [Sync]: all contents are fetched, now the directory changes.
 type merge struct {
 	root   *os.Root
-	owner  owner
+	owner  system.Owner
 	local  *local
 	base   Manifest
 	theirs Manifest
@@ -280,7 +281,7 @@ func (m *merge) mkdir(name string, want Entry) error {
 		return err
 	}
 	m.modes[name] = want.Mode
-	return m.owner.adoptName(m.root, name)
+	return m.owner.GiveIn(m.root, name)
 }
 
 func (m *merge) link(name string, want Entry) error {
@@ -288,7 +289,7 @@ func (m *merge) link(name string, want Entry) error {
 	if err := m.root.Symlink(want.Target, temp); err != nil {
 		return err
 	}
-	err := m.owner.adoptName(m.root, temp)
+	err := m.owner.GiveIn(m.root, temp)
 	if err == nil {
 		err = m.root.Rename(temp, name)
 	}

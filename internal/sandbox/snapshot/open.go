@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/toolfleet/toolfleet/internal/system"
 )
 
 // maxName is the longest part of a path, in bytes.
@@ -137,9 +139,9 @@ func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || notDirector
 // OpenSame opens what seen describes, for reading, without blocking. A root follows symbolic links
 // that stay inside, so the opened file is compared with the one seen before.
 func OpenSame(root *os.Root, name string, seen fs.FileInfo) (*os.File, error) {
-	file, err := root.OpenFile(name, os.O_RDONLY|nonblock|nofollow, 0)
+	file, err := root.OpenFile(name, os.O_RDONLY|system.NonBlock|system.NoFollow, 0)
 	if err != nil {
-		if gone(err) || unopenable(err) {
+		if gone(err) || system.Unopenable(err) {
 			err = errChanged
 		}
 		return nil, err
@@ -209,36 +211,13 @@ func unlock(root *os.Root, name string, info fs.FileInfo) (lock func() error, er
 	}, nil
 }
 
-// owner is who new files belong to: the owner of the directory when this process may
-// give files away, else none.
-type owner struct {
-	uid, gid int
-	give     bool
-}
-
-func findOwner(root *os.Root) (owner, error) {
+// findOwner returns the owner of a directory, to which new files in it belong.
+func findOwner(root *os.Root) (system.Owner, error) {
 	info, err := root.Stat(".")
 	if err != nil {
-		return owner{}, err
+		return system.Owner{}, err
 	}
-	uid, gid, ok := ownerOf(info)
-	return owner{uid: uid, gid: gid, give: ok}, nil
-}
-
-// adopt gives an open file to the owner.
-func (o owner) adopt(file *os.File) error {
-	if !o.give {
-		return nil
-	}
-	return file.Chown(o.uid, o.gid)
-}
-
-// adoptName gives what is at a path to the owner, and follows no link.
-func (o owner) adoptName(root *os.Root, name string) error {
-	if !o.give {
-		return nil
-	}
-	return root.Lchown(name, o.uid, o.gid)
+	return system.OwnerOf(info), nil
 }
 
 // parent returns the directory that a path is in, "." for the root.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -51,7 +52,7 @@ type restorer struct {
 	skip   func(string, bool) bool
 	index  Index
 	bodies Bodies
-	owner  owner
+	owner  system.Owner
 	missed []string // paths of the tree to make
 	modes  map[string]fs.FileMode
 	stats  RestoreStats
@@ -168,7 +169,7 @@ func (r *restorer) structure() error {
 			err = r.root.Symlink(node.Target, name)
 		}
 		if err == nil {
-			err = r.owner.adoptName(r.root, name)
+			err = r.owner.GiveIn(r.root, name)
 		}
 		if err != nil {
 			return err
@@ -234,12 +235,12 @@ func (r *restorer) make(name string, node Node) error {
 
 // create makes a file that does not exist yet.
 func (r *restorer) create(dir *os.Root, name string, mode fs.FileMode, fill func(*os.File) error) error {
-	file, err := dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|nofollow, 0o600)
+	file, err := dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|system.NoFollow, 0o600)
 	if err != nil {
 		return err
 	}
 	if err = fill(file); err == nil {
-		err = r.owner.adopt(file)
+		err = r.owner.Give(file)
 	}
 	if err == nil {
 		err = file.Chmod(mode)
@@ -320,7 +321,7 @@ func (r *restorer) write(dir *os.Root, p piece, content []byte) error {
 		}
 		return dated(dir, base, node)
 	}
-	file, err := dir.OpenFile(base, os.O_WRONLY|nofollow, 0)
+	file, err := dir.OpenFile(base, os.O_WRONLY|system.NoFollow, 0)
 	if err != nil {
 		return err
 	}

@@ -8,11 +8,6 @@ import (
 	"syscall"
 )
 
-const (
-	nonblock = 0
-	nofollow = 0
-)
-
 // privileged is true here, for modes say too little to be worth changing.
 func privileged() bool { return true }
 
@@ -21,7 +16,3 @@ func notDirectory(err error) bool { return errors.Is(err, syscall.ENOTDIR) }
 func notEmpty(err error) bool {
 	return errors.Is(err, syscall.ENOTEMPTY) || errors.Is(err, fs.ErrExist)
 }
-
-func unopenable(error) bool { return false }
-
-func ownerOf(fs.FileInfo) (uid, gid int, ok bool) { return 0, 0, false }

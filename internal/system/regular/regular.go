@@ -15,6 +15,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/system"
 )
 
 // Errors of a path.
@@ -60,7 +62,7 @@ func open(in place, name string) (*os.File, error) {
 	if !readable(info, name) {
 		return nil, not(name)
 	}
-	file, err := in.OpenFile(name, os.O_RDONLY|nonblock, 0)
+	file, err := in.OpenFile(name, os.O_RDONLY|system.NonBlock, 0)
 	if err != nil {
 		return nil, err
 	}
