@@ -207,7 +207,7 @@ func (c *command) fork(p program) (int, error) {
 		l.Do(unix.SYS_TGKILL, l.Do(unix.SYS_GETPPID), os.Getpid(), 0) // fails when this process has ended before that
 	}
 	for fd, from := range p.files {
-		if from != uintptr(fd) { //nolint:gosec // not negative
+		if from != uintptr(fd) {
 			l.Do(unix.SYS_DUP3, from, fd, 0)
 		}
 	}

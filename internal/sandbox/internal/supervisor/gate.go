@@ -27,8 +27,8 @@ func Check(ctx context.Context, spec isolation.Spec, driver string, level isolat
 }
 
 // Gate admits the operations of a sandbox, its commands and file operations, until it is closed. A
-// reset or the close of the sandbox closes the stop channel of the operations that run: commands are
-// killed then. Operations that come during a reset wait for its end.
+// reset or the close of the sandbox closes the stop channel of the operations that run: commands
+// are killed then. Operations that come during a reset wait for its end.
 type Gate struct {
 	id  string // of the sandbox
 	log *slog.Logger
@@ -48,9 +48,10 @@ func NewGate(id string, log *slog.Logger) *Gate {
 	return &Gate{id: id, log: log, stop: make(chan struct{})}
 }
 
-// Start makes a sandbox ready that is not. Serves reports whether it is: it is called while no other
-// operation enters, and idle says that none runs. Restart is called when it is not ready, with no
-// Reset or Close at the same time.
+// Start is how a driver starts a lost sandbox again; the zero value is for sandboxes that cannot be
+// lost. Serves reports whether the sandbox can take an operation. It is called while no other
+// operation enters; idle says that none runs. Restart is called when it cannot, with no Reset or
+// Close at the same time.
 type Start struct {
 	Serves  func(idle bool) bool
 	Restart func(ctx context.Context) error
@@ -58,9 +59,9 @@ type Start struct {
 
 // Enter counts an operation in, once no reset is under way and the sandbox is ready: Leave follows
 // every success. The channel is closed when commands have to be killed.
-func (g *Gate) Enter(ctx context.Context, start Start) (stop <-chan struct{}, err error) {
+func (g *Gate) Enter(ctx context.Context, s Start) (stop <-chan struct{}, err error) {
 	for {
-		stop, reset, err := g.enter(start)
+		stop, reset, err := g.enter(s)
 		switch {
 		case err != nil || stop != nil:
 			return stop, err
@@ -71,7 +72,7 @@ func (g *Gate) Enter(ctx context.Context, start Start) (stop <-chan struct{}, er
 				return nil, ctx.Err()
 			}
 		default:
-			if err := g.restart(ctx, start); err != nil {
+			if err := g.restart(ctx, s); err != nil {
 				return nil, err
 			}
 		}
@@ -80,7 +81,7 @@ func (g *Gate) Enter(ctx context.Context, start Start) (stop <-chan struct{}, er
 
 // enter is one try of Enter. It returns the channel of a reset to wait for, or nothing when the
 // sandbox has to be started.
-func (g *Gate) enter(start Start) (stop, reset <-chan struct{}, err error) {
+func (g *Gate) enter(s Start) (stop, reset <-chan struct{}, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
@@ -88,7 +89,7 @@ func (g *Gate) enter(start Start) (stop, reset <-chan struct{}, err error) {
 		return nil, nil, sandbox.ErrClosed
 	case g.reset != nil:
 		return nil, g.reset, nil
-	case start.Serves != nil && !start.Serves(g.count == 0):
+	case s.Serves != nil && !s.Serves(g.count == 0):
 		return nil, nil, nil
 	}
 	g.running.Add(1)
@@ -96,10 +97,10 @@ func (g *Gate) enter(start Start) (stop, reset <-chan struct{}, err error) {
 	return g.stop, nil, nil
 }
 
-func (g *Gate) restart(ctx context.Context, start Start) error {
+func (g *Gate) restart(ctx context.Context, s Start) error {
 	g.change.Lock()
 	defer g.change.Unlock()
-	return start.Restart(ctx)
+	return s.Restart(ctx)
 }
 
 // Leave counts an operation out.
