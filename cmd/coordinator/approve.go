@@ -16,7 +16,8 @@ import (
 )
 
 type approveCommand struct {
-	environment.ExistingFleet
+	Nats string `placeholder:"URL" brief:"NATS servers of a fleet. Default: your sessions on this machine." help:"NATS server or servers of the fleet. Default: your sessions on this machine, which a run or chat of another terminal holds."`
+	environment.Connection
 
 	Session string `arg:"" help:"Session, as the question named it; ls lists the calls that wait for approval or for an answer."`
 	Call    string `arg:"" optional:"" help:"Id of the call, as the question named it."`
@@ -50,15 +51,15 @@ func (c *approveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	client, err := c.Client(ctx, p.logger())
+	all, err := c.open(ctx, p)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = client.Close() }() // nothing of it is left to lose
+	defer all.close()
 	if content == nil {
-		err = client.Sessions(pool).Approve(ctx, session, call, protocol.Approval{Granted: !c.Deny, By: prompt.UserName(), Note: c.Note})
+		err = all.client.Sessions(pool).Approve(ctx, session, call, protocol.Approval{Granted: !c.Deny, By: prompt.UserName(), Note: c.Note})
 	} else {
-		err = client.Sessions(pool).Answer(ctx, session, call, protocol.Answer{Action: protocol.ActionAccept, Content: content, By: prompt.UserName()})
+		err = all.client.Sessions(pool).Answer(ctx, session, call, protocol.Answer{Action: protocol.ActionAccept, Content: content, By: prompt.UserName()})
 	}
 	if errors.Is(err, fleet.ErrNotFound) || errors.Is(err, fleet.ErrInvalid) {
 		return &cli.ExitError{Code: cli.ExitFailed, Message: err.Error()}
@@ -75,6 +76,11 @@ func (c *approveCommand) run(ctx context.Context, p program) error {
 	}
 	_, err = fmt.Fprintf(p.Stdout, "%s\n", word)
 	return err
+}
+
+// open reaches the fleet of the flags.
+func (c *approveCommand) open(ctx context.Context, p program) (*opened, error) {
+	return openSessions(ctx, p, &environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}, "", sessionDesk{})
 }
 
 // content reads --content; nil without it.
@@ -102,12 +108,12 @@ func (c *approveCommand) content(p program) (json.RawMessage, error) {
 
 // list prints the calls of the fleet that wait for approval, or ask while they run.
 func (c *approveCommand) list(ctx context.Context, p program) error {
-	client, err := c.Client(ctx, p.logger())
+	opened, err := c.open(ctx, p)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = client.Close() }() // nothing of it is left to lose
-	all, err := client.Sessions("").Approvals(ctx)
+	defer opened.close()
+	all, err := opened.Approvals(ctx)
 	if err != nil {
 		return err
 	}

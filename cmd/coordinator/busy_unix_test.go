@@ -24,10 +24,10 @@ func TestBusySession_IsNamed(t *testing.T) {
 	coordinator := filepath.Join(dir, "coordinator")
 	require.NoError(t, os.Symlink(executable, coordinator))
 	state := filepath.Join(dir, "state")
-	data := filepath.Join(state, "toolfleet", "sessions", "mine")
-	for _, used := range []string{data, filepath.Join(state, "toolfleet", "serve")} {
-		require.NoError(t, os.MkdirAll(filepath.Join(used, fleet.ServerDir), 0o700))
-		lock := flock.New(filepath.Join(used, fleet.ServerDir, "lock"))
+	mine, data := filepath.Join(state, "toolfleet", "local", "sessions", "mine"), filepath.Join(dir, "data")
+	for _, used := range []string{mine, filepath.Join(data, fleet.ServerDir), filepath.Join(state, "toolfleet", "serve", fleet.ServerDir)} {
+		require.NoError(t, os.MkdirAll(used, 0o700))
+		lock := flock.New(filepath.Join(used, "lock"))
 		free, err := lock.TryLock()
 		require.NoError(t, err)
 		require.True(t, free)
@@ -38,8 +38,8 @@ func TestBusySession_IsNamed(t *testing.T) {
 		args      []string
 		want, not string
 	}{
-		{[]string{"run", "--model", model, "--session", "mine", "go on"}, "session mine is in use by another process", "--data"},
-		{[]string{"call", "--session", "mine", "list"}, "session mine is in use by another process", "--data"},
+		{[]string{"run", "--model", model, "--session", "mine", "go on"}, "session mine: session is busy: another process of this machine runs it", "--data"},
+		{[]string{"call", "--session", "mine", "list"}, "session mine: session is busy: another process of this machine runs it", "--data"},
 		{[]string{"serve", "--model", model, "--listen", "127.0.0.1:0"}, "you already run a coordinator serve on this machine", "session"},
 		{[]string{"run", "--model", model, "--data", data, "go on"}, "choose another --data", "session mine"},
 	} {

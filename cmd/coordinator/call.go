@@ -132,7 +132,7 @@ func (c *callCommand) prepare(ctx context.Context, p program) (with planning, er
 	if c.Nats != "" {
 		with.options.Author = environment.Author(ctx, with.workspace)
 	}
-	with.box, with.options.Policy, err = environment.OpenTools(&c.Flags, &c.SessionFlags, c.Toolset, p.warn)
+	with.box, with.options.Policy, err = environment.OpenTools(&c.Flags, &c.SessionFlags, with.session, c.Toolset, p.warn)
 	return with, err
 }
 

@@ -463,7 +463,7 @@ func (v *conversation) openStates() *backup.States {
 	case s.workspace == "":
 		return backup.Refused("not possible without --workspace")
 	}
-	if all, err := cli.StateDir("sessions"); err == nil {
+	if all, err := cli.StateDir("local/sessions"); err == nil {
 		backup.Sweep(all)
 	}
 	return backup.Open(s.workspace, backup.Folder(s.env.Data, s.session))

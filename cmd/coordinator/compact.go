@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -126,29 +125,28 @@ func (c *sessionCommand) compacted(ctx context.Context, p program, desk sessionD
 		if c.Compact.Prices != "" {
 			return false, cli.Usagef("--prices %s: works only without --nats; in a fleet the coordinator uses its own --prices", c.Compact.Prices)
 		}
-		all, done, err := c.connect(ctx, p, desk)
+		all, err := c.open(ctx, p, desk)
 		if err != nil {
 			return false, err
 		}
-		defer done()
+		defer all.close()
 		return all.Compact(ctx, desk.id, c.Compact.Model)
 	}
 	prices, err := model.LoadPrices(c.Compact.Prices)
 	if err != nil {
 		return false, cli.Usagef("--prices %s: %v", c.Compact.Prices, err)
 	}
-	local, err := environment.Local(desk.fleet, p.logger())
+	all, err := c.open(ctx, p, desk)
 	if err != nil {
 		return false, err
 	}
-	client, err := local.Open(ctx, desk.id)
-	if err != nil {
+	defer all.close()
+	if err := all.hold(ctx, desk.id); err != nil {
 		return false, err
 	}
-	defer func() { _ = client.Close() }() // as in connect
 	name := c.Compact.Model
 	if name == "" {
-		info, err := client.Sessions("").Show(ctx, desk.id)
+		info, err := all.Show(ctx, desk.id)
 		if err != nil {
 			return false, err
 		}
@@ -163,7 +161,7 @@ func (c *sessionCommand) compacted(ctx context.Context, p program, desk sessionD
 		return false, err
 	}
 	price, _ := prices.Of(name)
-	runner, err := client.Runner(writer, none, &loop.Options{ModelName: name, Price: price, Logger: p.logger()})
+	runner, err := all.client.Runner(writer, none, &loop.Options{ModelName: name, Price: price, Logger: p.logger()})
 	if err != nil {
 		return false, err
 	}

@@ -123,11 +123,7 @@ func (s *started) goOn(ctx context.Context, prompt string) error {
 
 // howToGoOn says how a session continues that did not answer.
 func (c *runCommand) howToGoOn(session protocol.SessionID) string {
-	flags := c.Reach()
-	if c.Data != "" {
-		flags += " --data " + cli.ShellWord(c.Data)
-	}
-	return fmt.Sprintf("continue with: coordinator run%s --session %s --model %s PROMPT", flags, session, cli.ShellWord(c.Model))
+	return fmt.Sprintf("continue with: coordinator run%s --session %s --model %s PROMPT", c.Reach(), session, cli.ShellWord(c.Model))
 }
 
 // unfinished returns the number of the open turn, 0 if there is none, and its calls without result.

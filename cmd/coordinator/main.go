@@ -8,6 +8,8 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
+	"syscall"
 	"time"
 	_ "time/tzdata" // the time zones of schedules, where the system has none
 
@@ -15,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli/doctor"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/cli/workercmd"
+	"github.com/toolfleet/toolfleet/internal/natsio/shared"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 )
@@ -189,10 +192,31 @@ func run(p cli.Program) int {
 	if len(p.Args) > 1 && p.Args[0] == completeArgument {
 		return complete(context.Background(), p)
 	}
+	if len(p.Args) > 1 && p.Args[0] == environment.Serve {
+		return serveLocal(p)
+	}
 	var g grammar
 	return cli.Run(p, &g, &g.Common, func(selected cli.Selected) error {
 		return commandOf(selected).run(context.Background(), program{Program: p, common: g.Common})
 	})
+}
+
+// serveLocal is the server of the fleet that the commands of one user share.
+func serveLocal(p cli.Program) int {
+	shared.CloseInherited()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	signal.Ignore(syscall.SIGHUP, syscall.SIGINT)
+	idle, err := time.ParseDuration(p.Getenv(shared.IdleVariable))
+	if err != nil || idle <= 0 {
+		idle = shared.DefaultIdle
+	}
+	logger := slog.New(slog.NewTextHandler(p.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	if err := shared.Serve(ctx, p.Args[1], idle, logger); err != nil {
+		_, _ = fmt.Fprintln(p.Stderr, err)
+		return cli.ExitFailed
+	}
+	return cli.ExitOK
 }
 
 type doctorCommand struct {
@@ -202,7 +226,7 @@ type doctorCommand struct {
 func (c *doctorCommand) run(ctx context.Context, p program) error {
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	data, _ := cli.StateDir("sessions") // without a home it is that of temporary files
+	data, _ := cli.StateDir("local") // without a home it is that of temporary files
 	return doctor.Run(ctx, data, true, p.Stdout, c.JSON)
 }
 

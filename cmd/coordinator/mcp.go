@@ -75,7 +75,7 @@ func (f taskFlag) badTaskAfter() error {
 func (f taskFlag) options(ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox) (_ mcpserver.Options, changed environment.Changes, err error) {
 	fl := env.Fleet
 	o := mcpserver.Options{
-		Version: p.Version, Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Ended: removed(fl)},
+		Version: p.Version, Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Ended: removed(fl, env.Pool())},
 		Tasks: mcpserver.Tasks{TaskAfter: func(string) time.Duration { return f.McpTaskAfter }, Patience: f.McpPatience}, Tools: box.Table, Logger: fl.Logger(),
 	}
 	if f.McpPatience == 0 {
@@ -88,9 +88,9 @@ func (f taskFlag) options(ctx context.Context, p program, env *environment.Envir
 }
 
 // removed removes sessions that nothing uses.
-func removed(fl *fleet.Fleet) func(context.Context, protocol.SessionID) error {
+func removed(fl *fleet.Fleet, pool protocol.Pool) func(context.Context, protocol.SessionID) error {
 	return func(ctx context.Context, id protocol.SessionID) error {
-		_, err := session.Remove(ctx, fl, id, session.Options{})
+		_, err := session.Remove(ctx, fl, id, session.Options{Pool: pool})
 		return err
 	}
 }
@@ -166,7 +166,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	box, judge, err := environment.OpenTools(&c.Flags, &c.SessionFlags, c.Toolset, p.warn)
+	box, judge, err := environment.OpenTools(&c.Flags, &c.SessionFlags, session, c.Toolset, p.warn)
 	if err != nil {
 		return err
 	}

@@ -71,7 +71,7 @@ func (c *runCommand) prepare(p program, session protocol.SessionID, warn func(st
 	if o.Project, err = c.project(turn.workspace, warn); err != nil {
 		return turn, err
 	}
-	if turn.tools, o.Policy, err = environment.OpenTools(&c.Flags, &c.SessionFlags, c.Toolset, warn); err != nil {
+	if turn.tools, o.Policy, err = environment.OpenTools(&c.Flags, &c.SessionFlags, session, c.Toolset, warn); err != nil {
 		return turn, err
 	}
 	turn.gate = &model.Gate{}
@@ -414,12 +414,41 @@ func (c *runCommand) approver(p program, client *fleet.Client, show view, turn p
 		files = prompt.StoredFiles(client, turn.session)
 	}
 	if c.asks = prompt.New(p.Stdin, show.screen, files); c.asks != nil {
-		return c.asks.Approve
+		return here(c.asks.Approve, client.AwaitApproval)
 	}
 	if c.Nats == "" || turn.options.Policy == nil {
 		return nil
 	}
 	return announced(show.warn, c.Reach(), client.AwaitApproval)
+}
+
+// approve asks a question about a call.
+type approve = func(context.Context, loop.ApprovalRequest) (protocol.Approval, error)
+
+// here asks the person at this terminal, until one at another terminal answers.
+func here(ask, await approve) approve {
+	return func(ctx context.Context, request loop.ApprovalRequest) (answer protocol.Approval, err error) {
+		asking, answered := context.WithCancel(ctx)
+		defer answered()
+		awaiting, stop := context.WithCancel(ctx)
+		defer stop()
+		var elsewhere protocol.Approval
+		var none error
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if elsewhere, none = await(awaiting, request); none == nil {
+				answered()
+			}
+		}()
+		answer, err = ask(asking, request)
+		stop()
+		<-done
+		if none == nil { // it was confirmed to the other terminal
+			return elsewhere, nil
+		}
+		return answer, err
+	}
 }
 
 // mayBeAsked reports whether calls can ask questions: those of the tool ask_user, or of MCP

@@ -18,11 +18,13 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli/workercmd"
 	"github.com/toolfleet/toolfleet/internal/mcp/login/logintest"
 	"github.com/toolfleet/toolfleet/internal/mcp/toolserver/toolservertest"
+	"github.com/toolfleet/toolfleet/internal/natsio/shared"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"coordinator": main, "worker": func() {
+	testscript.Main(leftBehind{m}, map[string]func(){"coordinator": main, "worker": func() {
 		os.Exit(workercmd.Run(workercmd.FromProcess(version), kinds.Handlers{}))
 	}, "mcptest": toolservertest.Serve, "browser": func() {
 		if err := logintest.Browse(context.Background(), os.Stdin); err != nil {
@@ -30,6 +32,23 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	}})
+}
+
+// leftBehind runs tests, and fails if they leave a server in the background.
+type leftBehind struct{ *testing.M }
+
+// Run implements [testscript.TestingM].
+func (m leftBehind) Run() int {
+	code := m.M.Run()
+	self, err := os.Executable()
+	if err == nil {
+		self, err = filepath.EvalSymlinks(self)
+	}
+	if left := processtest.Left(self); code == 0 && (err != nil || len(left) > 0) {
+		fmt.Fprintf(os.Stderr, "the tests have left processes (%v):\n%s\n", err, strings.Join(left, "\n"))
+		return 1
+	}
+	return code
 }
 
 // TestScripts runs the real command line, without any server; what needs processes that
@@ -40,6 +59,10 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{Dir: "testdata/script", RequireExplicitExec: true, RequireUniqueNames: true, Setup: func(env *testscript.Env) error {
 		env.Setenv("MCP_URL", web.URL)
 		env.Setenv("MODELS_URL", serveModels(t))
+		state := filepath.Join(env.WorkDir, "state")
+		env.Setenv("XDG_STATE_HOME", state)
+		env.Setenv(shared.IdleVariable, processtest.Idle)
+		env.Defer(func() { processtest.EndServer(state) })
 		if err := os.WriteFile(filepath.Join(env.WorkDir, "a.gif"), pixel, 0o600); err != nil {
 			return err
 		}

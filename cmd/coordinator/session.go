@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,9 +18,10 @@ import (
 )
 
 type sessionCommand struct {
-	Nats                   string `placeholder:"URL" brief:"NATS servers of a fleet. Default: sessions of this machine." help:"NATS server or servers of the fleet. Default: the sessions that ran on this machine without --nats and --data."`
+	Nats                   string `placeholder:"URL" brief:"NATS servers of a fleet. Default: your sessions on this machine." help:"NATS server or servers of the fleet. Default: your sessions on this machine, which ran without --nats and --data."`
 	environment.Connection `group:"Fleet:"`
-	Pool                   string        `default:"default" help:"Pool whose workers have the session's workspace, for rm, restore and pull."`
+	Data                   string        `placeholder:"DIR" help:"Data directory of the sessions, that of run --data. No other process may use it."`
+	Pool                   string        `default:"default" help:"With --nats: pool whose workers have the session's workspace, for rm, restore and pull."`
 	JSON                   bool          `name:"json" help:"Print JSON."`
 	Timeout                time.Duration `default:"60s" help:"Time limit of the command; attach and eval have none."`
 
@@ -53,12 +56,12 @@ type sessionCommand struct {
 	Attach struct {
 		ID    string `arg:"" help:"Id of the session, the beginning of its id, or last."`
 		Plain bool   `help:"Plain output for screen readers: progress in words, every line once."`
-	} `cmd:"" help:"Follow a running turn of a fleet, as submit does. Detaching stops nothing."`
+	} `cmd:"" help:"Follow a running turn, as submit does, and answer its questions. Detaching stops nothing."`
 	Rm sessionRemove `cmd:"" help:"Remove a session: journal, workspace, results and stored outputs. Run it again if it was interrupted."`
 }
 
 type sessionRemove struct {
-	Force bool   `help:"Remove the session even if a turn is open; in a fleet its calls are cancelled."`
+	Force bool   `help:"Remove the session even if a turn is open: its calls are cancelled."`
 	Yes   bool   `help:"Remove a session named by last, or by the beginning of its id, without asking on a terminal."`
 	ID    string `arg:"" help:"Id of the session, the beginning of its id, or last."`
 }
@@ -108,20 +111,19 @@ func (v sessionVerb) run(ctx context.Context, p program) error {
 	if v.command.Eval.File != "" { // each case has a time limit of its own
 		return v.act(ctx, p, desk)
 	}
-	if v.id == &v.command.Attach.ID { // a turn has no time limit here
-		if v.command.Nats != "" {
-			if desk.id, err = v.command.resolve(ctx, p, desk); err != nil {
-				return err
-			}
-		}
-		return v.act(ctx, p, desk)
+	if v.id != &v.command.Attach.ID { // a turn has no time limit here
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, v.command.Timeout)
+		defer cancel()
 	}
-	ctx, cancel := context.WithTimeout(ctx, v.command.Timeout)
-	defer cancel()
 	if desk.id, err = v.command.resolve(ctx, p, desk); err != nil {
 		return err
 	}
-	return v.act(ctx, p, desk)
+	err = v.act(ctx, p, desk)
+	if errors.Is(err, fleet.ErrNotFound) && v.command.Nats+v.command.Data == "" {
+		err = cmp.Or(environment.Earlier(desk.id), err)
+	}
+	return err
 }
 
 // minPrefix is the minimum length of a prefix that stands for an id.
@@ -136,11 +138,11 @@ func (c *sessionCommand) resolve(ctx context.Context, p program, desk sessionDes
 	if len(desk.id) == len(protocol.NewSessionID()) || desk.id == "" || desk.id != "last" && len(desk.id) < minPrefix {
 		return desk.id, nil
 	}
-	all, done, err := c.open(ctx, p, desk)
+	all, err := c.open(ctx, p, sessionDesk{fleet: desk.fleet, pool: desk.pool})
 	if err != nil {
 		return "", err
 	}
-	defer done()
+	defer all.close()
 	ids, err := all.IDs(ctx)
 	if err != nil || slices.Contains(ids, desk.id) {
 		return desk.id, err
@@ -148,13 +150,7 @@ func (c *sessionCommand) resolve(ctx context.Context, p program, desk sessionDes
 	if desk.id == "last" && len(ids) > 0 {
 		return ids[0], nil
 	}
-	id, err := only("ID", desk.id, ids)
-	if local, is := all.(environment.LocalSessions); is && err == nil && id == desk.id && maybeGenerated(string(id)) {
-		if ids, err = local.Agents(ctx); err == nil {
-			id, err = only("ID", desk.id, ids)
-		}
-	}
-	return id, err
+	return only("ID", desk.id, ids)
 }
 
 // maybeGenerated reports whether text may be the beginning of a generated id.
@@ -209,15 +205,15 @@ func continued(ctx context.Context, p program, f *environment.FleetFlags, flag s
 	}
 	ctx, cancel := context.WithTimeout(ctx, continueTimeout)
 	defer cancel()
-	all, done, err := c.open(ctx, p, sessionDesk{fleet: name})
+	all, err := c.open(ctx, p, sessionDesk{fleet: name})
 	if err != nil {
 		return "", err
 	}
-	defer done()
+	defer all.close()
 	ids, err := all.IDs(ctx)
-	if local, is := all.(environment.LocalSessions); is && err == nil && flag == "last" && !slices.Contains(ids, "last") {
+	if all.local != nil && err == nil && flag == "last" && !slices.Contains(ids, "last") {
 		ids = nil // a session that another process uses cannot be continued
-		if id, lastErr := local.Last(ctx); id != "" || lastErr != nil {
+		if id, lastErr := all.local.Last(ctx); id != "" || lastErr != nil {
 			ids, err = []protocol.SessionID{id}, lastErr
 		}
 	}
@@ -264,79 +260,87 @@ func (v sessionVerb) check() (desk sessionDesk, err error) {
 	return desk, nil
 }
 
-// sessions are those of a fleet, or of this machine.
-type sessions interface {
-	IDs(ctx context.Context) ([]protocol.SessionID, error)
-	List(ctx context.Context, limit int) (list []report.Session, leftOut int, err error)
-	Show(ctx context.Context, id protocol.SessionID) (*report.Session, error)
-	Remove(ctx context.Context, id protocol.SessionID, force bool) (report.Removed, error)
-}
-
-// flags say where the fleet is.
-func (c *sessionCommand) flags() environment.ExistingFleet {
-	return environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}
-}
-
-// connect reaches the fleet that the flags name. The caller calls done.
-func (c *sessionCommand) connect(ctx context.Context, p program, desk sessionDesk) (all fleet.Sessions, done func(), err error) {
-	f := c.flags()
-	client, err := f.Client(ctx, p.logger())
-	if err != nil {
-		return all, nil, err
-	}
-	return client.Sessions(desk.pool), func() { _ = client.Close() }, nil // nothing of the client is left to lose
-}
-
-// open returns the sessions that the flags name. The caller calls done.
-func (c *sessionCommand) open(ctx context.Context, p program, desk sessionDesk) (all sessions, done func(), err error) {
-	if c.Nats != "" {
-		return c.connect(ctx, p, desk)
-	}
-	local, err := environment.Local(desk.fleet, p.logger())
-	return local, func() {}, err
-}
-
-// opened are the sessions of a fleet, or of a data directory of this machine.
+// opened are the sessions of a fleet, or of this machine.
 type opened struct {
 	fleet.Sessions
 
-	local *environment.LocalDirectory // nil with --nats
-	done  func()
+	client *fleet.Client
+	local  *environment.Local // nil with --nats
+	done   []func()           // in the opposite order
 }
 
-func (o *opened) close() { o.done() }
+// open reaches the fleet of the flags; a session of this machine has a pool of its own there. The
+// caller closes it.
+func (c *sessionCommand) open(ctx context.Context, p program, desk sessionDesk) (*opened, error) {
+	return openSessions(ctx, p, &environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}, c.Data, desk)
+}
 
-// compare is [fleet.Sessions.Compare], also for sessions of this machine that work in place.
+func openSessions(ctx context.Context, p program, f *environment.ExistingFleet, data string, desk sessionDesk) (all *opened, err error) {
+	all = &opened{}
+	if f.Nats != "" {
+		if all.client, err = f.Client(ctx, p.logger()); err != nil {
+			return nil, err
+		}
+		all.Sessions = all.client.Sessions(desk.pool)
+	} else {
+		if all.local, err = environment.OpenLocal(ctx, &f.Connection, data, p.logger()); err != nil {
+			return nil, err
+		}
+		all.client = all.local.Client
+		all.Sessions = all.client.Sessions(all.local.Pool(ctx, desk.id))
+	}
+	all.done = append(all.done, func() { _ = all.client.Close() }) // nothing of it is left to lose
+	return all, nil
+}
+
+func (o *opened) close() {
+	for _, done := range slices.Backward(o.done) {
+		done()
+	}
+}
+
+// hold has this process alone change sessions of this machine until all is closed.
+func (o *opened) hold(ctx context.Context, ids ...protocol.SessionID) error {
+	if o.local == nil {
+		return nil
+	}
+	release, err := o.local.Hold(ctx, ids...)
+	if err == nil {
+		o.done = slices.Insert(o.done, 0, release) // after the worker
+	}
+	return err
+}
+
+// known returns an error for an id that is no session's of this machine.
+func (o *opened) known(ctx context.Context, id protocol.SessionID) error {
+	if o.local == nil {
+		return nil
+	}
+	return o.local.Known(ctx, id)
+}
+
+// IDs is [fleet.Sessions.IDs].
+func (o *opened) IDs(ctx context.Context) ([]protocol.SessionID, error) {
+	if o.local != nil {
+		return o.local.IDs(ctx)
+	}
+	return o.Sessions.IDs(ctx)
+}
+
+// Show is [fleet.Sessions.Show].
+func (o *opened) Show(ctx context.Context, id protocol.SessionID) (*report.Session, error) {
+	if o.local != nil {
+		return o.local.Show(ctx, id)
+	}
+	return o.Sessions.Show(ctx, id)
+}
+
+// Compare is [fleet.Sessions.Compare], also for sessions of this machine that work in place.
 func (o *opened) compare(ctx context.Context, id, other protocol.SessionID, warn func(string)) (string, error) {
 	if o.local != nil {
 		return o.local.Compare(ctx, id, other, warn)
 	}
 	return o.Compare(ctx, id, other)
-}
-
-// reach connects to the fleet that the flags name, or opens the data directory of the session. The
-// caller closes it.
-func (c *sessionCommand) reach(ctx context.Context, p program, desk sessionDesk) (*opened, error) {
-	return c.reachBy(ctx, p, desk, environment.LocalSessions.Open)
-}
-
-// reachBy is reach, with what opens the data directory.
-func (c *sessionCommand) reachBy(
-	ctx context.Context, p program, desk sessionDesk, open func(environment.LocalSessions, context.Context, protocol.SessionID) (*environment.LocalDirectory, error),
-) (*opened, error) {
-	if c.Nats != "" {
-		all, done, err := c.connect(ctx, p, desk)
-		return &opened{all, nil, done}, err
-	}
-	local, err := environment.Local(desk.fleet, p.logger())
-	if err != nil {
-		return nil, err
-	}
-	directory, err := open(local, ctx, desk.id)
-	if err != nil {
-		return nil, err
-	}
-	return &opened{directory.Sessions(""), directory, func() { _ = directory.Close() }}, nil // as in connect
 }
 
 // inPlace are the stored files of a session of this machine that works in place; nil of any other

@@ -13,17 +13,14 @@ import (
 // attach follows the running or waiting turn of a session, as submit does, or shows the last one.
 // Leaving it stops nothing.
 func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk) error {
-	if c.Nats == "" {
-		return cli.Usagef("--nats is missing: attach follows a turn of a fleet. The process that runs a session of this machine shows it, and so does session log")
-	}
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	f := c.flags()
-	client, err := f.Client(ctx, p.logger())
+	all, err := c.open(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = client.Close() }() // nothing of it is left to lose
+	defer all.close()
+	client := all.client
 	show, err := newView(p, &viewFlags{JSON: c.JSON, Plain: c.Attach.Plain, fleet: true})
 	if err != nil {
 		return err
@@ -37,7 +34,7 @@ func (c *sessionCommand) attach(ctx context.Context, p program, desk sessionDesk
 		return err
 	}
 	defer silent()
-	result, err := client.Sessions(desk.pool).Follow(ctx, desk.id, show.observe, func(e loop.Event) { answers.Observe(ctx, e) })
+	result, err := all.Follow(ctx, desk.id, show.observe, func(e loop.Event) { answers.Observe(ctx, e) })
 	if ctx.Err() != nil {
 		return &cli.ExitError{Code: cli.ExitInterrupted, Message: "detached; the turn continues (session cancel ends it)"}
 	}

@@ -58,11 +58,14 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 		return err
 	}
 	defer show.screen.Close()
-	all, err := c.reach(ctx, p, desk)
+	all, err := c.open(ctx, p, desk)
 	if err != nil {
 		return err
 	}
 	defer all.close()
+	if err := all.known(ctx, desk.id); err != nil {
+		return err
+	}
 	here := all.inPlace(desk.id)
 	if here == nil {
 		if options.At, err = all.callAt(ctx, desk.id, point); err != nil {
@@ -179,11 +182,14 @@ func (c *sessionCommand) resolveCall(ctx context.Context, p program, desk sessio
 	if err != nil {
 		return cli.Usagef("CALL: %v", err)
 	}
-	all, err := c.reach(ctx, p, desk)
+	all, err := c.open(ctx, p, desk)
 	if err != nil {
 		return err
 	}
 	defer all.close()
+	if err := all.hold(ctx, desk.id); err != nil {
+		return err
+	}
 	if err := all.Resolve(ctx, desk.id, call, c.Resolve.Happened, prompt.UserName()); err != nil {
 		return err
 	}
@@ -243,7 +249,10 @@ func (c *sessionCommand) work(ctx context.Context, p program, desk sessionDesk, 
 		return nil
 	}
 	if !f.Revert {
-		return all.local.Work(ctx)
+		if err := all.hold(ctx, desk.id); err != nil {
+			return err
+		}
+		return all.local.Work(ctx, desk.id)
 	}
 	local, done, err := all.local.WorkAs(ctx, environment.Options{
 		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: "coordinator session"},
@@ -254,7 +263,7 @@ func (c *sessionCommand) work(ctx context.Context, p program, desk sessionDesk, 
 		Session: &environment.SessionFlags{}, ID: desk.id, Warn: p.warn, Alert: p.warn, Busy: func(string) {},
 	})
 	if err == nil {
-		*all = opened{local.Sessions(""), local, done}
+		*all = opened{local.Sessions(local.Pool(ctx, desk.id)), local.Client, local, []func(){done}}
 	}
 	return err
 }
@@ -265,7 +274,7 @@ func (c *sessionCommand) restore(ctx context.Context, p program, desk sessionDes
 	if err != nil {
 		return err
 	}
-	all, err := c.reach(ctx, p, desk)
+	all, err := c.open(ctx, p, desk)
 	if err != nil {
 		return err
 	}
@@ -343,7 +352,7 @@ func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) 
 	if at.Turn == environment.Beginning {
 		return noBeginning()
 	}
-	all, err := c.reach(ctx, p, desk)
+	all, err := c.open(ctx, p, desk)
 	if err != nil {
 		return err
 	}
@@ -392,15 +401,16 @@ func (c *sessionCommand) merge(ctx context.Context, p program, from sessionDesk)
 	if into.id == from.id {
 		return cli.Usagef("INTO: is the same session as FROM, %s: a session cannot be merged into itself", into.id)
 	}
-	all, err := c.reach(ctx, p, into)
+	all, err := c.open(ctx, p, into)
 	if err != nil {
 		return err
 	}
 	defer all.close()
 	if all.local != nil {
-		if has, err := all.local.Has(ctx, from.id); err != nil {
+		if err := all.hold(ctx, into.id, from.id); err != nil {
 			return err
-		} else if !has {
+		}
+		if _, in := all.local.InPlace(from.id); in { // a fork never does
 			return fmt.Errorf("session %s is no fork of session %s", from.id, into.id)
 		}
 		if dir, in := all.local.InPlace(into.id); in {
@@ -416,7 +426,7 @@ func (c *sessionCommand) merge(ctx context.Context, p program, from sessionDesk)
 			defer git.Close(ctx)
 			defer func() { git.Alert(git.Findings(ctx)) }() // last
 		}
-		if err := all.local.Work(ctx); err != nil {
+		if err := all.local.Work(ctx, into.id); err != nil {
 			return err
 		}
 	}
@@ -433,27 +443,18 @@ func (c *sessionCommand) merge(ctx context.Context, p program, from sessionDesk)
 
 // cancel ends the turns of a session that run or wait.
 func (c *sessionCommand) cancel(ctx context.Context, p program, desk sessionDesk) error {
-	all, err := c.reach(ctx, p, desk)
-	if c.Nats == "" { // the process that runs it has its server
-		if err != nil {
-			return fmt.Errorf("%w; stop that process (Ctrl-C)", err)
-		}
-		all.close()
-		return c.cancelled(p, desk, nil)
-	}
+	all, err := c.open(ctx, p, desk)
 	if err != nil {
 		return err
 	}
 	defer all.close()
 	ids, err := all.Cancel(ctx, desk.id)
+	if err == nil && len(ids) == 0 {
+		err = all.known(ctx, desk.id) // a misspelled one has no turn either
+	}
 	if err != nil {
 		return err
 	}
-	return c.cancelled(p, desk, ids)
-}
-
-// cancelled prints what was cancelled.
-func (c *sessionCommand) cancelled(p program, desk sessionDesk, ids []protocol.CallID) error {
 	if c.JSON {
 		return printJSON(p, struct {
 			Cancelled []protocol.CallID `json:"cancelled"`
@@ -463,7 +464,7 @@ func (c *sessionCommand) cancelled(p program, desk sessionDesk, ids []protocol.C
 	if len(ids) > 0 {
 		what = terminal.Plural(len(ids), "turn") + " cancelled"
 	}
-	_, err := fmt.Fprintf(p.Stdout, "session %s: %s\n", desk.id, what)
+	_, err = fmt.Fprintf(p.Stdout, "session %s: %s\n", desk.id, what)
 	return err
 }
 
@@ -474,12 +475,16 @@ func (c *sessionCommand) remove(ctx context.Context, p program, desk sessionDesk
 			return &cli.ExitError{Code: cli.ExitFailed, Message: "session " + string(desk.id) + " stays"}
 		}
 	}
-	all, done, err := c.open(ctx, p, desk)
+	all, err := c.open(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer done()
-	removed, err := all.Remove(ctx, desk.id, c.Rm.Force)
+	defer all.close()
+	remove := all.Remove
+	if all.local != nil {
+		remove = all.local.Remove
+	}
+	removed, err := remove(ctx, desk.id, c.Rm.Force)
 	if errors.Is(err, fleet.ErrSessionBusy) && !c.Rm.Force {
 		return fmt.Errorf("%w (--force)", err)
 	}
@@ -522,11 +527,16 @@ func (c *sessionCommand) importFile(ctx context.Context, p program, desk session
 	if err != nil {
 		return cli.Usagef("FILE %s: %v", c.Import.File, err)
 	}
-	all, err := c.reachBy(ctx, p, desk, environment.LocalSessions.Create)
+	all, err := c.open(ctx, p, sessionDesk{fleet: desk.fleet, pool: desk.pool})
 	if err != nil {
 		return err
 	}
 	defer all.close()
+	if all.local != nil {
+		if err := all.local.Make(desk.id); err != nil {
+			return err
+		}
+	}
 	made := forked{SessionID: desk.id}
 	if made.Turns, err = all.Import(ctx, events, desk.id); err != nil {
 		return err

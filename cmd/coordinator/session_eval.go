@@ -69,7 +69,7 @@ func (c *sessionCommand) eval(ctx context.Context, p program, desk sessionDesk) 
 	}
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	f := c.flags()
+	f := environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}
 	client, err := f.Client(ctx, p.logger())
 	if err != nil {
 		return err

@@ -39,7 +39,7 @@ func (c *sessionCommand) files(ctx context.Context, p program, desk sessionDesk)
 	if err != nil {
 		return err
 	}
-	all, err := c.reach(ctx, p, desk)
+	all, err := c.open(ctx, p, desk)
 	if err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func (c *sessionCommand) diff(ctx context.Context, p program, desk sessionDesk) 
 			second.id, secondErr = c.resolve(ctx, p, second)
 		}
 	}
-	all, err := c.reach(ctx, p, desk)
+	all, err := c.open(ctx, p, desk)
 	if err != nil {
 		return err
 	}

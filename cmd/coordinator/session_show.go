@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/terminal/prompt"
@@ -25,16 +26,23 @@ import (
 )
 
 func (c *sessionCommand) list(ctx context.Context, p program, desk sessionDesk) error {
-	all, done, err := c.open(ctx, p, desk)
+	all, err := c.open(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer all.close()
 	limit := c.Ls.Limit
 	if c.Ls.State != "" || c.Ls.Since > 0 { // the filter may leave out any
 		limit = math.MaxInt
 	}
-	list, leftOut, err := all.List(ctx, limit)
+	of := all.List
+	if all.local != nil {
+		of = all.local.List
+		if earlier := environment.EarlierSessions(); earlier != "" && c.Data == "" {
+			p.warn(earlier)
+		}
+	}
+	list, leftOut, err := of(ctx, limit)
 	if err != nil {
 		return err
 	}
@@ -59,27 +67,34 @@ func (c *sessionCommand) list(ctx context.Context, p program, desk sessionDesk) 
 }
 
 func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) error {
-	all, done, err := c.open(ctx, p, desk)
+	all, err := c.open(ctx, p, desk)
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer all.close()
 	info, err := all.Show(ctx, desk.id)
 	if err != nil {
 		return err
 	}
 	info.Waits = append(info.Waits, c.waits(info)...)
 	waiting := []string{report.StateOpen, report.StateInUse, report.StateWaitsForWorker, report.StateWaitsForCoordinator}
-	if of, is := all.(fleet.Sessions); is && slices.Contains(waiting, info.State) {
-		used(ctx, of, info)
-	}
-	if c.Nats == "" && info.State == report.StateOpen { // else a process would use its directory
-		info.Waits = append(info.Waits, fmt.Sprintf("the process that ran turn %d was lost; it continues with: coordinator run%s --session %s --model %s", info.Turns, c.Reach(), desk.id, cli.ShellWord(info.Model)))
+	if all.local != nil && info.State == report.StateOpen { // else a process would hold it
+		info.Waits = append(info.Waits, fmt.Sprintf("the process that ran turn %d was lost; it continues with: coordinator run%s --session %s --model %s", info.Turns, c.reach(), desk.id, cli.ShellWord(info.Model)))
+	} else if slices.Contains(waiting, info.State) {
+		used(ctx, all.Sessions, info)
 	}
 	if c.JSON {
 		return printJSON(p, info)
 	}
-	return printSession(p.out(), info, c.Reach())
+	return printSession(p.out(), info, c.reach())
+}
+
+// reach are the flags by which other commands reach the sessions.
+func (c *sessionCommand) reach() string {
+	if c.Data != "" {
+		return c.Reach() + " --data " + cli.ShellWord(c.Data)
+	}
+	return c.Reach()
 }
 
 // used adds to an open session whether something of it runs or waits, and for what, if the user may
@@ -100,7 +115,7 @@ func used(ctx context.Context, all fleet.Sessions, info *report.Session) {
 }
 
 // history loads the journal of a session that exists.
-func history(ctx context.Context, all fleet.Sessions, id protocol.SessionID) (loop.History, error) {
+func history(ctx context.Context, all *opened, id protocol.SessionID) (loop.History, error) {
 	history, err := all.Log(ctx, id)
 	if errors.Is(err, fleet.ErrNotFound) {
 		if _, showErr := all.Show(ctx, id); showErr == nil { // no coordinator has begun its first turn
@@ -112,12 +127,12 @@ func history(ctx context.Context, all fleet.Sessions, id protocol.SessionID) (lo
 
 // log prints a session as run shows it, with --json as run --json does.
 func (c *sessionCommand) log(ctx context.Context, p program, desk sessionDesk) error {
-	all, err := c.reach(ctx, p, desk)
+	all, err := c.open(ctx, p, desk)
 	if err != nil {
 		return err
 	}
 	defer all.close()
-	history, err := history(ctx, all.Sessions, desk.id)
+	history, err := history(ctx, all, desk.id)
 	if err != nil {
 		return err
 	}
@@ -131,9 +146,6 @@ func (c *sessionCommand) log(ctx context.Context, p program, desk sessionDesk) e
 	view := terminal.New(p.Stdout, &terminal.Options{Color: terminal.ColorWanted(p.Stdout, p.Getenv), Width: terminal.Width(p.Stdout)})
 	for _, e := range behindReplies(history.Events) {
 		view.Observe(e)
-	}
-	if c.Nats == "" {
-		return nil
 	}
 	info, err := all.Show(ctx, desk.id)
 	if err != nil {
@@ -168,11 +180,11 @@ func (c *sessionCommand) waits(info *report.Session) (waits []string) {
 	if a := info.Approval; a != nil && info.State == report.StateWaitsForApproval {
 		waits = append(waits, prompt.WaitsForApproval(loop.ApprovalRequest{
 			SessionID: a.SessionID, CallID: a.CallID, Tool: a.Tool, Arguments: a.Arguments, Reason: a.Reason,
-		}, c.Reach()))
+		}, c.reach()))
 	}
 	if info.State == report.StateWaitsForAnswer {
 		for i := range info.Questions {
-			waits = append(waits, prompt.WaitsForAnswer(&info.Questions[i], c.Reach()))
+			waits = append(waits, prompt.WaitsForAnswer(&info.Questions[i], c.reach()))
 		}
 	}
 	return waits
@@ -180,12 +192,12 @@ func (c *sessionCommand) waits(info *report.Session) (waits []string) {
 
 // export prints the journal, or the transcript.
 func (c *sessionCommand) export(ctx context.Context, p program, desk sessionDesk) error {
-	all, err := c.reach(ctx, p, desk)
+	all, err := c.open(ctx, p, desk)
 	if err != nil {
 		return err
 	}
 	defer all.close()
-	history, err := history(ctx, all.Sessions, desk.id)
+	history, err := history(ctx, all, desk.id)
 	if err != nil {
 		return err
 	}

@@ -77,6 +77,7 @@ func (c *toolsCommand) list(ctx context.Context, p program, box *environment.Too
 	session := protocol.NewSessionID()
 	box.Rules.MinLevel = c.DefaultMinLevel()
 	return call.inFleet(ctx, p, session, workspace, func(ctx context.Context, env *environment.Environment, _ view) (*protocol.Call, error) {
+		box.Rules.Pool = env.Pool()
 		return nil, box.List(ctx, env.Fleet, session, warn)
 	})
 }

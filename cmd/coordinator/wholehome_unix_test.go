@@ -26,7 +26,7 @@ func TestSessionRemove_AsksOnATerminal(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			state := t.TempDir()
-			dir := filepath.Join(state, "toolfleet", "sessions", "a-session")
+			dir := filepath.Join(state, "toolfleet", "local", "sessions", "a-session")
 			require.NoError(t, os.MkdirAll(dir, 0o700))
 			c := openAt(t, []string{"XDG_STATE_HOME=" + state}, "", append([]string{"session", "rm"}, test.args...)...)
 			if test.answer != "" {

@@ -25,6 +25,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/natsio/shared"
 	"github.com/toolfleet/toolfleet/internal/session/journal"
 	"github.com/toolfleet/toolfleet/internal/session/schedule"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
@@ -79,6 +80,11 @@ type Command struct {
 	// sentences about that server, see [embedded.Options].
 	Listen string
 	Notify func(sentence string)
+	// Shared is the server of the processes of this user, instead of a URL.
+	Shared *shared.Server
+	// Origin is that of workers inside this process, see [lane.Options]; "" means that of an
+	// embedded server, or none.
+	Origin string
 	// Opened gets the fleet below the client of a program, which closes it.
 	Opened func(*Fleet)
 }
@@ -105,9 +111,9 @@ type Fleet struct {
 type here struct {
 	// Server is the embedded server; nil when the fleet is elsewhere.
 	Server *embedded.Server
-	// Origin is that of workers inside this process, see [lane.Options]; "" without an embedded
-	// server. Only one process at a time can have that server's directory, so heartbeats from
-	// before belong to a process that has ended.
+	// Origin is that of workers inside this process, see [lane.Options]. Only one process at a time
+	// can have the directory of an embedded server, so heartbeats from before belong to a process
+	// that has ended.
 	Origin string
 }
 
@@ -222,7 +228,14 @@ func (f *Fleet) Parts() []*Fleet {
 
 func (f *Fleet) connect(ctx context.Context, o Options) (err error) {
 	options := natsio.ConnectOptions{Name: o.Client, Creds: o.Creds, TLS: o.TLS}
-	if o.URL == "" && o.Conn == nil {
+	f.Origin = o.Origin
+	switch {
+	case o.Shared != nil:
+		if err := o.Shared.Reach(ctx); err != nil {
+			return err
+		}
+		o.URL, options.Creds, options.TLS, options.Options = shared.URL, o.Shared.TokenFile(), natsio.TLS{}, o.Shared.Options()
+	case o.URL == "" && o.Conn == nil:
 		f.Server, err = embedded.Start(ctx, embedded.Options{Data: filepath.Join(o.Data, ServerDir), Listen: o.Listen, Logger: o.Logger, Notify: o.Notify})
 		if err != nil {
 			return err
@@ -243,7 +256,7 @@ func (f *Fleet) connect(ctx context.Context, o Options) (err error) {
 	if f.JS, err = jetstream.New(f.NC); err != nil {
 		return err
 	}
-	topology := natsio.Topology{Fleet: o.Name, Storage: o.Storage, Bounded: f.Server == nil && len(o.Pools) == 0, Logger: o.Logger}
+	topology := natsio.Topology{Fleet: o.Name, Storage: o.Storage, Bounded: f.Server == nil && o.Shared == nil && len(o.Pools) == 0, Logger: o.Logger}
 	ensure := natsio.Ensure
 	if o.Existing {
 		ensure = natsio.Check
@@ -283,13 +296,17 @@ func (f *Fleet) Signer() *signing.Signer { return f.signer }
 // SignKey names the key that signs this process's calls; "" without one.
 func (f *Fleet) SignKey() string { return f.signer.ID() }
 
-// IsUnused reports whether the fleet has no journal and no result, as far as it answers.
-func (f *Fleet) IsUnused() bool {
+// IsUnused reports whether a session has no journal and no result, as far as the fleet answers.
+func (f *Fleet) IsUnused(id protocol.SessionID) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), unusedTimeout) //nolint:forbidigo // the fleet is being closed
 	defer cancel()
-	for _, name := range []string{wire.SessionsStream(f.Name), wire.ResultsStream(f.Name)} {
+	for name, subject := range map[string]string{wire.SessionsStream(f.Name): wire.EventSubject(f.Name, id), wire.ResultsStream(f.Name): wire.ResultsFilter(f.Name, id)} {
 		stream, err := f.JS.Stream(ctx, name)
-		if err != nil || stream.CachedInfo().State.Msgs > 0 {
+		if err != nil {
+			return false
+		}
+		info, err := stream.Info(ctx, jetstream.WithSubjectFilter(subject))
+		if err != nil || len(info.State.Subjects) > 0 {
 			return false
 		}
 	}
@@ -413,6 +430,24 @@ func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) (*Worker, err
 		}
 	})
 	return started, nil
+}
+
+// poolTimeout bounds the removal of a pool.
+const poolTimeout = 5 * time.Second
+
+// EndPool has what gives out the calls of a pool removed when the fleet is closed, after the
+// workers that are started from now on. What waits stays, and the next worker of the pool makes it
+// again.
+func (f *Fleet) EndPool(ctx context.Context, pool protocol.Pool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.closers = append(f.closers, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), poolTimeout)
+		defer cancel()
+		if err := natsio.RemovePool(ctx, f.JS, f.Name, pool); err != nil {
+			f.logger.DebugContext(ctx, "pool stays", slog.Any("error", err))
+		}
+	})
 }
 
 // secretKey is the key of the secret in [wire.PlacesBucket].

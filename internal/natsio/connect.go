@@ -250,9 +250,9 @@ func dialing(ctx context.Context) (dial dialFunc, release func()) {
 	var released atomic.Bool
 	dial = func(network, address string) (net.Conn, error) {
 		if released.Load() {
-			return dialOne(context.WithoutCancel(ctx), network, address)
+			return Dial(context.WithoutCancel(ctx), network, address)
 		}
-		conn, err := dialOne(first, network, address)
+		conn, err := Dial(first, network, address)
 		if err == nil {
 			context.AfterFunc(first, func() {
 				if !released.Load() {
@@ -268,9 +268,9 @@ func dialing(ctx context.Context) (dial dialFunc, release func()) {
 	}
 }
 
-// dialOne makes a connection whose unsent data is dropped when it is closed: buffered messages of a
+// Dial makes a connection whose unsent data is dropped when it is closed: buffered messages of a
 // lost holder must not reach the server later.
-func dialOne(ctx context.Context, network, address string) (net.Conn, error) {
+func Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := (&net.Dialer{Timeout: connectTimeout}).DialContext(ctx, network, address)
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		if err := tcp.SetLinger(0); err != nil {

@@ -52,6 +52,18 @@ func MakePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet,
 	return nil
 }
 
+// RemovePool removes what [MakePool] makes. No worker of the pool may run. What waits in it stays.
+func RemovePool(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, pool protocol.Pool) error {
+	var errs []error
+	for _, name := range []string{wire.ReadyConsumer(pool), wire.CareConsumer(pool)} {
+		err := js.DeleteConsumer(ctx, wire.CallsStream(fleet), name)
+		if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+			errs = append(errs, fmt.Errorf("remove pool %s: %w", pool, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Pools lists the pools of a server that a worker has served, or that were made, sorted.
 func Pools(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (pools []protocol.Pool, err error) {
 	stream, err := js.Stream(ctx, wire.CallsStream(fleet))

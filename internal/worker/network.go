@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -26,7 +27,9 @@ import (
 
 // network returns what the options allow.
 func (o Options) network(nc *nats.Conn) (kinds.Network, error) {
-	own := &servers{list: func() []string { return append(nc.Servers(), nc.DiscoveredServers()...) }, resolve: net.DefaultResolver.LookupNetIP}
+	own := &servers{list: func() []string {
+		return slices.Concat(nc.Servers(), nc.DiscoveredServers(), []string{"nats://" + nc.ConnectedAddr()})
+	}, resolve: net.DefaultResolver.LookupNetIP}
 	proxy, err := egress.New(egress.Options{Allow: o.Allow, Private: o.AllowPrivate, Deny: own.deny, Logger: o.Logger})
 	if err != nil {
 		return kinds.Network{}, err

@@ -431,7 +431,7 @@ func (t *turnRun) forkCall(ctx context.Context, p *pendingCall, index int, acces
 	child := protocol.SessionID(p.event.CallID)
 	call := protocol.Call{
 		ID: wire.NewCallID(child, t.session.seed, 0, 0, index), SessionID: t.id, ToolCallID: p.event.ToolCallID, Tool: string(wire.KindOf(payload)),
-		Turn: p.place.Turn, Step: p.place.Step, Index: p.place.Index, Pool: protocol.DefaultPool,
+		Turn: p.place.Turn, Step: p.place.Step, Index: p.place.Index, Pool: cmp.Or(p.plan.Pool, protocol.DefaultPool),
 		Resources: []protocol.Use{{Key: protocol.SandboxKey(t.scope(t.id).Sandbox), Access: access}},
 		IssuedAt:  time.Now().UTC(), RunTimeout: protocol.MillisOf(forkTimeout), Payload: payload,
 	}

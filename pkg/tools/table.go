@@ -25,6 +25,7 @@ type Table struct {
 	names   []string // sorted
 	entries map[string]*entry
 	format  *Format // that its tools share
+	pool    protocol.Pool
 }
 
 // entry is a tool with what was worked out about it once.
@@ -122,9 +123,17 @@ func checkName(name string) error {
 // Names returns the names of the tools, sorted.
 func (t *Table) Names() []string { return slices.Clone(t.names) }
 
+// InPool returns the table with a pool for the calls of tools that name none, instead of
+// [protocol.DefaultPool].
+func (t *Table) InPool(pool protocol.Pool) *Table {
+	in := *t
+	in.pool = pool
+	return &in
+}
+
 // Only returns the table without the tools that have other names.
 func (t *Table) Only(names []string) *Table {
-	only := &Table{entries: make(map[string]*entry, len(t.names)), format: t.format}
+	only := &Table{entries: make(map[string]*entry, len(t.names)), format: t.format, pool: t.pool}
 	for _, name := range t.names {
 		if slices.Contains(names, name) {
 			only.names, only.entries[name] = append(only.names, name), t.entries[name]

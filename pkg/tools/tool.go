@@ -188,6 +188,7 @@ func (t *Table) Plan(scope Scope, name, rawArguments string) (*Tool, Plan, *prot
 	plan, refusal := tool.plan(scope, arguments)
 	switch {
 	case refusal == nil:
+		plan.Pool = cmp.Or(plan.Pool, t.pool)
 		return tool, plan, nil
 	case refusal.Code == protocol.CodeInvalidArguments:
 		refusal = schema.Refusal(name, rawArguments, []string{refusal.Message})

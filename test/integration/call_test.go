@@ -179,9 +179,9 @@ func TestCall_SessionKeepsItsWorkspace(t *testing.T) {
 	const session = "01a1f7cc-9c17-75db-ab48-c34c3f3946dc"
 	call("--session", session, "write", `{"path":"kept.txt","content":"here\n"}`)
 	require.Contains(t, call("--session", session, "read", `{"path":"kept.txt"}`).Content, "here")
-	require.DirExists(t, filepath.Join(home, ".local", "state", "toolfleet", "sessions", session))
+	require.DirExists(t, filepath.Join(home, ".local", "state", "toolfleet", "local", "sessions", session))
 	require.Contains(t, call("exists", `{"path":"kept.txt"}`).Content, "no", "another session has another workspace")
-	entries, err := filepath.Glob(filepath.Join(home, ".local", "state", "toolfleet", "sessions", "*"))
+	entries, err := filepath.Glob(filepath.Join(home, ".local", "state", "toolfleet", "local", "sessions", "*"))
 	require.NoError(t, err)
 	require.Len(t, entries, 1, "a call without a session leaves nothing behind")
 }

@@ -109,6 +109,26 @@ func TestRun_OnAFullDisk(t *testing.T) {
 	require.Equal(t, "Answered.\n", p.stdout.String(), p)
 }
 
+// TestLocal_OnAFullDisk: so does a session of this machine, whose server is another process.
+func TestLocal_OnAFullDisk(t *testing.T) {
+	t.Parallel()
+	hold := newGate(t)
+	model := script(t, say("Once.", bash("c1", hold.pass()+"; echo done")), say("Answered."))
+	file := filepath.Join(t.TempDir(), "go")
+	p, disk := programOnDisk(t, "sh", func(dir string) []string {
+		return []string{"-c", restarted, "sh", file, "env", "XDG_STATE_HOME=" + dir, coordinator, "run", "--model", model, "--session", "s-full", "--sandbox", "process", "do it"}
+	})
+	p.waitFor(t, `\[1\.1 bash\] +. running on (\S+)\n`)
+	disk.fill(t)
+	hold.open(t)
+	p.waitFor(t, `the disk of `+disk.dir+`/\S+ is full: make room there, then start again`)
+	p.waitFor(t, `it has ended`)
+	disk.empty(t)
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	require.Equal(t, 0, p.wait(t), p)
+	require.Equal(t, "Answered.\n", p.stdout.String(), p)
+}
+
 // TestServe_OnAFullDisk: it ends with one sentence. The next start has what was stored, and the
 // turn, its call and the output, for which there was no room, are complete.
 func TestServe_OnAFullDisk(t *testing.T) {

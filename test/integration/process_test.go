@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/natsio/shared"
 	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
@@ -49,6 +51,7 @@ func start(tb testing.TB, binary string, l launch) *process {
 	cmd.Env = append([]string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + home, "GORACE=" + os.Getenv("GORACE") + " exitcode=66",
 		"TOOLFLEET_MIN_LEVEL=none", // most workers here isolate nothing
+		shared.IdleVariable + "=" + processtest.Idle,
 	}, l.env...)
 	cmd.Stdin = strings.NewReader(l.stdin)
 	p := &process{cmd: cmd, stdout: &processtest.Output{}, stderr: &processtest.Output{}, exited: make(chan struct{})}
@@ -69,6 +72,7 @@ func start(tb testing.TB, binary string, l launch) *process {
 			endGroup(cmd)
 		}
 		<-p.exited
+		processtest.EndServer(stateOf(cmd.Env))
 		if strings.Contains(p.stderr.String(), "DATA RACE") {
 			tb.Error("the race detector found something")
 		}
@@ -77,6 +81,16 @@ func start(tb testing.TB, binary string, l launch) *process {
 		}
 	})
 	return p
+}
+
+// stateOf is the state directory of commands with an environment.
+func stateOf(env []string) (state string) {
+	for _, variable := range env {
+		if home, is := strings.CutPrefix(variable, "HOME="); is {
+			state = filepath.Join(home, ".local", "state")
+		}
+	}
+	return state
 }
 
 // String is the command line and all output, for people who read a failed test.

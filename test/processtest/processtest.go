@@ -20,8 +20,8 @@ import (
 )
 
 // Built builds programs as [Build] does, calls run with the directory that has them, which
-// everybody can read, and returns what that does. The directory is below parent, by default that of
-// temporary files.
+// everybody can read, and returns what that does; processes that the tests have left are a failure.
+// The directory is below parent, by default that of temporary files.
 func Built(parent string, race bool, run func(dir string) int, programs ...string) int {
 	dir, err := os.MkdirTemp(parent, "toolfleet-test-")
 	if err == nil {
@@ -32,7 +32,12 @@ func Built(parent string, race bool, run func(dir string) int, programs ...strin
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	return run(dir)
+	code := run(dir)
+	if left := Left(dir); len(left) > 0 && code == 0 {
+		fmt.Fprintf(os.Stderr, "the tests have left processes:\n%s\n", strings.Join(left, "\n"))
+		return 1
+	}
+	return code
 }
 
 // Build puts programs, given as paths from the root of the repository, into a directory. They are

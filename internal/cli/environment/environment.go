@@ -5,18 +5,21 @@
 //	                                                                                  │
 //	        ◄─Close── in the opposite order                      with --nats: Begin ──┴─► copy of the workspace
 //
-// Without --nats the fleet and its worker are inside this process, and the session uses the
-// workspace in place. With --nats workers are elsewhere, and the session works on a copy: Begin
-// sends it, and [transfer.Workspace.Fetch] brings changes back.
+// Without --nats the worker is inside this process, the fleet is the one that the processes of this
+// user share (see Local), and the session uses the workspace in place. With --nats workers are
+// elsewhere, and the session works on a copy: Begin sends it, and [transfer.Workspace.Fetch] brings
+// changes back.
 package environment
 
 import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -104,11 +107,12 @@ type Environment struct {
 	// Copy is the local workspace if the session works on a copy; nil in place.
 	Copy *transfer.Workspace
 
-	options Options
-	protect []string
-	closers []func(error)
-	fresh   bool // the data directory was created for a new session of this machine
-	unused  bool // the session has neither a journal nor a result
+	options  Options
+	location location // of a session of this machine
+	protect  []string
+	closers  []func(error)
+	fresh    bool // the data directory was created for a new session of this machine
+	unused   bool // the session has neither a journal nor a result
 }
 
 // Open opens an environment. Before it starts or writes anything it checks all flags but those that
@@ -152,7 +156,7 @@ func Open(ctx context.Context, o Options) (_ context.Context, _ *Environment, er
 		return ctx, nil, err
 	}
 	e.onClose(func(error) {
-		e.unused = e.fresh && e.Fleet.IsUnused()
+		e.unused = e.fresh && e.isUnused()
 		_ = e.Client.Close() // nothing of it is left to lose
 	})
 	if o.Session != nil {
@@ -195,6 +199,9 @@ func (e *Environment) prepare(ctx context.Context) (w *worker, err error) {
 	}
 	_, missing := os.Stat(e.Data)
 	e.fresh = o.Session != nil && o.Flags.Data == "" && errors.Is(missing, fs.ErrNotExist)
+	if err := e.hold(ctx); err != nil {
+		return nil, err
+	}
 	e.onClose(func(error) {
 		if remove(); e.unused { // else each start of an MCP server would leave an empty session
 			_ = removal.Tree(e.Data)
@@ -211,6 +218,36 @@ func (e *Environment) prepare(ctx context.Context) (w *worker, err error) {
 	}
 	e.onClose(func(error) { _ = e.Host.close() }) // its cache is brought below its limit another time
 	return w, nil
+}
+
+// hold has this process alone run a session of the shared fleet.
+func (e *Environment) hold(ctx context.Context) (err error) {
+	o := &e.options
+	if o.Session == nil || o.Flags.Nats != "" || o.Temporary && o.Flags.Data == "" {
+		return nil
+	}
+	if e.location, err = o.Flags.location(); err != nil {
+		return err
+	}
+	if err := e.location.earlier(o.ID); err != nil {
+		return err
+	}
+	release, err := e.location.hold(ctx, o.ID)
+	if errors.Is(err, public.ErrSessionBusy) {
+		return fmt.Errorf("%w; or begin a new session without --session and --continue", err)
+	}
+	if err == nil {
+		e.onClose(func(error) { release() })
+	}
+	return err
+}
+
+// isUnused reports whether nothing came of the session, nor of those of other clients in its
+// directory.
+func (e *Environment) isUnused() bool {
+	boxes, _ := os.ReadDir(filepath.Join(e.Data, "sandboxes")) // there may be none
+	others := slices.ContainsFunc(boxes, func(box fs.DirEntry) bool { return box.Name() != string(e.options.ID) })
+	return !others && e.Fleet.IsUnused(e.options.ID)
 }
 
 // Begin gives a session elsewhere its workspace: the template, or a copy of the directory. In place

@@ -22,9 +22,9 @@ import (
 
 // FleetFlags say where the fleet is.
 type FleetFlags struct {
-	Nats string `placeholder:"URL" brief:"NATS servers of a fleet. Default: run everything here." help:"NATS server or servers of the fleet. Default: a server inside this process."`
+	Nats string `placeholder:"URL" brief:"NATS servers of a fleet. Default: run everything here." help:"NATS server or servers of the fleet. Default: the fleet of your sessions on this machine."`
 	Connection
-	Data string `placeholder:"DIR" help:"Data directory of the embedded server and worker. Default: one per session (or for serve) below ~/.local/state/toolfleet; for a call without --session a temporary one."`
+	Data string `placeholder:"DIR" help:"Data directory of a fleet of its own, whose server is inside this process. Default: sessions of this machine share one fleet below ~/.local/state/toolfleet, whose server runs in the background while commands use it; a call without --session has a temporary one."`
 	cli.Storage
 }
 
@@ -138,24 +138,22 @@ func (f *FleetFlags) connect(ctx context.Context, e *Environment) (err error) {
 	o, data := &e.options, e.Data
 	options := f.options(f.Nats, o.Client, o.Logger, e.opened)
 	options.Data, options.Listen, options.Notify, options.Storage = data, o.Listen, o.Warn, public.Storage(f.Bounds())
+	ends := func(reason error) {
+		o.Program.End(reason)
+		e.Fleet.NC.Close() // requests to it then fail at once
+	}
+	if e.shared() {
+		e.location.options(&options, ends)
+		options.Origin = origin(o.ID)
+	}
 	e.Client, err = public.Connect(ctx, options)
 	switch {
 	case errors.Is(err, embedded.ErrInUse) && f.Data == "" && o.Session == nil:
 		return fmt.Errorf("you already run a coordinator serve on this machine%s: submit to it, or stop it, or start a second coordinator of its fleet with --nats, or start another fleet with --data and another --listen", embedded.Holder(filepath.Join(data, fleet.ServerDir)))
-	case errors.Is(err, embedded.ErrInUse) && f.Data == "":
-		used := "session " + string(o.ID)
-		if of := filepath.Base(data); of != string(o.ID) {
-			used = "the directory of session " + of + ", which has this fork,"
-		}
-		return fmt.Errorf("%s is in use by another process on this machine%s: wait until that ends, or stop it, or begin a new session without --session and --continue",
-			used, embedded.Holder(filepath.Join(data, fleet.ServerDir)))
-	case err == nil && e.Fleet.Server == nil:
+	case err == nil && f.Nats != "":
 		f.warnUnsigned(e.Fleet, o.Warn)
-	case err == nil:
-		e.Fleet.Server.WhenFailed(func(reason error) {
-			o.Program.End(reason)
-			e.Fleet.NC.Close() // requests to it then fail at once
-		})
+	case err == nil && e.Fleet.Server != nil:
+		e.Fleet.Server.WhenFailed(ends)
 	}
 	return err
 }
@@ -163,8 +161,20 @@ func (f *FleetFlags) connect(ctx context.Context, e *Environment) (err error) {
 // opened takes over the fleet of the client.
 func (e *Environment) opened(fl *fleet.Fleet) { e.Fleet = fl }
 
-// dataDir returns the directory of the server and the worker in this process. Without --data it is
-// the session's own, a temporary one, which remove removes, or that of serve.
+// Pool is the pool of the calls of the session.
+func (e *Environment) Pool() protocol.Pool {
+	if e.options.Session == nil || e.options.Existing != nil {
+		return protocol.DefaultPool
+	}
+	return e.options.Flags.pool(e.options.ID)
+}
+
+// shared reports whether the session is one of the shared fleet of this machine.
+func (e *Environment) shared() bool { return e.location.dir != "" && !e.location.own }
+
+// dataDir returns the directory of the worker in this process, and of its server, unless that is
+// shared. Without --data it is the session's own, a temporary one, which remove removes, or that of
+// serve.
 func (o *Options) dataDir() (dir string, remove func(), err error) {
 	remove = func() {}
 	switch given := o.Flags.Data; {
@@ -176,21 +186,27 @@ func (o *Options) dataDir() (dir string, remove func(), err error) {
 		}
 		return dir, remove, err
 	case given != "" || !o.Temporary:
-		dir, err = o.Flags.sessionData(o.ID)
-		return dir, remove, err
+		p, err := o.Flags.location()
+		return p.data(o.ID), remove, err
 	}
 	dir, err = os.MkdirTemp("", "toolfleet-")
 	return dir, func() { _ = removal.Tree(dir) }, err // the system removes what cannot be removed here
 }
 
-// sessionData returns the data directory of a session.
-func (f *FleetFlags) sessionData(id protocol.SessionID) (string, error) {
-	if f.Data != "" {
-		return filepath.Abs(f.Data)
+// Reach are the flags by which other commands reach the fleet.
+func (f *FleetFlags) Reach() string {
+	if f.Data != "" && f.Nats == "" {
+		return f.Connection.Reach() + " --data " + cli.ShellWord(f.Data)
 	}
-	dir, err := cli.StateDir("sessions")
-	data, _ := dataOf(dir, id)
-	return data, err
+	return f.Connection.Reach()
+}
+
+// pool is the pool of the calls of a session.
+func (f *FleetFlags) pool(id protocol.SessionID) protocol.Pool {
+	if f.Nats != "" {
+		return protocol.DefaultPool
+	}
+	return location{own: f.Data != ""}.pool(id)
 }
 
 // makeData makes the directory of --data; one that cannot be made is a usage error.

@@ -96,9 +96,9 @@ func (f *PolicyFlags) Judge() (loop.Policy, error) {
 	return policy.New(all...)
 }
 
-// OpenTools opens the tools of a session, and the policy of its calls; nil allows everything. It
-// checks what of the host the session may use.
-func OpenTools(f *Flags, s *SessionFlags, toolsets []string, warn func(string)) (*Toolbox, loop.Policy, error) {
+// OpenTools opens the tools of the session id, and the policy of its calls; nil allows everything.
+// It checks what of the host the session may use.
+func OpenTools(f *Flags, s *SessionFlags, id protocol.SessionID, toolsets []string, warn func(string)) (*Toolbox, loop.Policy, error) {
 	if err := f.checkHost(f.Nats != ""); err != nil {
 		return nil, nil, err
 	}
@@ -110,7 +110,9 @@ func OpenTools(f *Flags, s *SessionFlags, toolsets []string, warn func(string)) 
 		return nil, nil, err
 	}
 	judge, err := s.Judge()
-	box.Rules = mcptools.Rules{Policy: judge, MinLevel: f.DefaultMinLevel()}
+	box.pool = f.pool(id)
+	box.Table = box.Table.InPool(box.pool)
+	box.Rules = mcptools.Rules{Policy: judge, MinLevel: f.DefaultMinLevel(), Pool: box.pool}
 	return box, judge, err
 }
 

@@ -32,12 +32,13 @@ type InPlaceFiles struct {
 
 // InPlaceFiles returns the stored files of a session that works in place; nil if it has a workspace
 // of its own.
-func (d *LocalDirectory) InPlaceFiles(id protocol.SessionID) *InPlaceFiles {
-	dir, in := d.InPlace(id)
+func (l *Local) InPlaceFiles(id protocol.SessionID) *InPlaceFiles {
+	dir, in := l.InPlace(id)
 	if !in {
 		return nil
 	}
-	return &InPlaceFiles{dir, backup.Open(dir, backup.Folder(d.data, id)), d.data, id}
+	data := l.location.data(id)
+	return &InPlaceFiles{dir, backup.Open(dir, backup.Folder(data, id)), data, id}
 }
 
 // Turns are the turns whose ends are stored.

@@ -50,10 +50,11 @@ type Toolbox struct {
 	// Rules bind the start of MCP servers.
 	Rules mcptools.Rules
 
-	sets   []tools.Tool // of toolsets, and Skills
-	own    []tools.Tool // of sets and the folder
-	listed []mcp.Server // whose tools are in served
-	served []tools.Tool // of MCP servers
+	pool   protocol.Pool // of tools that name none
+	sets   []tools.Tool  // of toolsets, and Skills
+	own    []tools.Tool  // of sets and the folder
+	listed []mcp.Server  // whose tools are in served
+	served []tools.Tool  // of MCP servers
 }
 
 // OpenToolbox makes the table of some toolsets and the folder. Broken manifests and skills are
@@ -97,7 +98,15 @@ func (b *Toolbox) load(report func(manifest.Set)) (err error) {
 	}
 	names := toolNames(b.own)
 	served := slices.DeleteFunc(slices.Clone(b.served), func(tool tools.Tool) bool { return slices.Contains(names, tool.Name) })
-	b.Table, err = tools.NewTable(slices.Concat(b.own, served)...)
+	return b.make(served)
+}
+
+// make makes the table, with tools of MCP servers.
+func (b *Toolbox) make(served []tools.Tool) error {
+	table, err := tools.NewTable(slices.Concat(b.own, served)...)
+	if err == nil {
+		b.Table = table.InPool(b.pool)
+	}
 	return err
 }
 
@@ -175,8 +184,7 @@ func (b *Toolbox) List(ctx context.Context, fl *fleet.Fleet, session protocol.Se
 		warn(problem.Error())
 	}
 	b.served, b.listed = served, b.Servers
-	b.Table, err = tools.NewTable(slices.Concat(b.own, served)...)
-	return err
+	return b.make(served)
 }
 
 // OnlyServerOf leaves out every MCP server but that of a tool. It returns false if the tool belongs

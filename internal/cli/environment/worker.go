@@ -101,6 +101,9 @@ func (w *worker) start(ctx context.Context, e *Environment) error {
 	w.Logins, _ = Logins() // without a home they are in the data directory
 	w.Mounts, w.Protect, w.KeepGitSettings, w.CacheBytes = e.Host.mounts, e.protect, o.Session.KeepGitSettings, math.MaxInt64
 	w.Data, w.Alone, w.Publish = e.Data, true, e.Host.access.forwards(o.ID, o.Warn)
+	if w.Pool = e.Pool(); e.shared() {
+		e.Fleet.EndPool(ctx, w.Pool)
+	}
 	_, err := e.Fleet.StartWorker(ctx, w.Options)
 	return err
 }

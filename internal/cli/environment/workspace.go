@@ -22,6 +22,11 @@ func workspaceFile(data string, session protocol.SessionID) string {
 	return filepath.Join(data, "sandboxes", string(session), "directory")
 }
 
+// ownWorkspace is the directory of a session that has a workspace of its own.
+func ownWorkspace(data string, session protocol.SessionID) string {
+	return filepath.Join(data, "sandboxes", string(session), "workspace")
+}
+
 // FindWorkspace returns the directory that a session uses: where it worked before; for a new one
 // --workspace, or else the current directory; "" is an empty workspace. It refuses a session whose
 // directory is gone, or that is to continue in another one. With --nats the session works on a
@@ -65,16 +70,20 @@ func (f *FleetFlags) ReportWorkspace(flag, session string, report func(string)) 
 
 // workedIn returns where a session works, if that is known.
 func (f *FleetFlags) workedIn(flag string, session protocol.SessionID) (dir string, known bool, err error) {
-	data, err := f.sessionData(session)
+	p, err := f.location()
+	if err == nil {
+		err = p.earlier(session)
+	}
 	if err != nil {
 		return "", false, err
 	}
+	data := p.data(session)
 	other := func(dir string) error {
 		return cli.Usagef("--workspace %s: session %s works in %s; omit --workspace to continue there, or begin a new session", flag, session, dir)
 	}
 	content, err := os.ReadFile(workspaceFile(data, session))
 	if errors.Is(err, fs.ErrNotExist) {
-		own := filepath.Join(data, "sandboxes", string(session), "workspace")
+		own := ownWorkspace(data, session)
 		if _, err := os.Stat(own); err != nil {
 			return "", false, nil //nolint:nilerr // it has not worked anywhere
 		}

@@ -26,6 +26,8 @@ type Rules struct {
 	Policy loop.Policy
 	// MinLevel is the minimum level of a sandbox if no rule names one.
 	MinLevel string
+	// Pool is that of servers that name none; "" means [protocol.DefaultPool].
+	Pool protocol.Pool
 }
 
 // level is the minimum level of the sandbox where a server starts; or why it may not start.
@@ -63,7 +65,7 @@ func Open(ctx context.Context, do DoFunc, session protocol.SessionID, rules Rule
 		}
 		group.Go(func() {
 			call := listCall(&servers[i], session)
-			call.MinLevel = level
+			call.MinLevel, call.Pool = level, cmp.Or(servers[i].Pool, rules.Pool, protocol.DefaultPool)
 			answers[i].result, answers[i].err = do(ctx, &call)
 		})
 	}

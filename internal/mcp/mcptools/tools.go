@@ -38,7 +38,7 @@ func Prefixes(servers []mcp.Server) []string {
 func listCall(s *mcp.Server, session protocol.SessionID) protocol.Call {
 	key := protocol.SandboxKey(string(session)) + protocol.ResourceKey("/"+ownKey(s))
 	return protocol.Call{
-		ID: wire.RandomCallID(), SessionID: session, Tool: s.Prefix(), Pool: cmp.Or(s.Pool, protocol.DefaultPool),
+		ID: wire.RandomCallID(), SessionID: session, Tool: s.Prefix(),
 		Resources: []protocol.Use{{Key: key, Access: protocol.Exclusive}}, Delivery: protocol.Idempotent, MinLevel: s.MinLevel,
 		IssuedAt: time.Now().UTC(), RunTimeout: protocol.MillisOf(listTimeout), Payload: wire.MCPList{Server: s.MCPServer},
 	}

@@ -224,6 +224,12 @@ func (s *Server) URL() string {
 	return s.server.ClientURL()
 }
 
+// Address is the host:port where it listens.
+func (s *Server) Address() string { return s.options.Listen }
+
+// Clients is how many connections there are.
+func (s *Server) Clients() int { return s.server.NumClients() }
+
 // CredentialFile is the file with the token that they need; "" when the server does not listen.
 func (s *Server) CredentialFile() string { return s.file }
 

@@ -1,0 +1,467 @@
+package environment
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+	"github.com/google/uuid"
+
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/natsio/shared"
+	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/system/regular"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	public "github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// location is where this machine has sessions: the fleet that the processes of its user share (see
+// package shared), or the directory of --data, whose server is inside the process.
+//
+// In the shared fleet each session has a directory of its own for what workers of this machine have
+// of it, and a pool of its own: a process that runs a session, or changes it, holds the lock in
+// that directory, and its worker is the only one of the pool. So calls run with the flags of the
+// process that sent them. Sub-agents use the directory and the pool of their session.
+type location struct {
+	dir string
+	own bool // of --data
+}
+
+// machine is the location of the shared fleet.
+func machine() (location, error) {
+	dir, err := cli.StateDir("local")
+	return location{dir: dir}, err
+}
+
+// location returns the location of sessions without --nats.
+func (f *FleetFlags) location() (location, error) { return locationOf(f.Data) }
+
+func locationOf(data string) (location, error) {
+	if data == "" {
+		return machine()
+	}
+	dir, err := filepath.Abs(data)
+	return location{dir, true}, err
+}
+
+// data is the directory of a session.
+func (p location) data(id protocol.SessionID) string {
+	if p.own {
+		return p.dir
+	}
+	return filepath.Join(p.dir, "sessions", string(id))
+}
+
+// pool is whose worker runs the calls of a session.
+func (p location) pool(id protocol.SessionID) protocol.Pool {
+	if p.own {
+		return protocol.DefaultPool
+	}
+	const length = 26 // with the rest what a pool may have
+	sum := sha256.Sum256([]byte(id))
+	return protocol.Pool("local-" + hex.EncodeToString(sum[:])[:length])
+}
+
+// Serve is the command line that has this program serve the shared fleet; it is hidden.
+const Serve = "__serve-local"
+
+// options add to those of a client how the location is reached.
+func (p location) options(o *public.Options, failed func(error)) {
+	if p.own {
+		o.Data = p.dir
+		return
+	}
+	o.Shared = &shared.Server{Dir: p.dir, Command: []string{os.Args[0], Serve, p.dir}, Failed: failed}
+}
+
+// has reports whether a session has a directory of its own.
+func (p location) has(id protocol.SessionID) bool {
+	_, err := os.Stat(p.data(id)) //nolint:gosec // an id has no separators
+	return err == nil
+}
+
+const (
+	// sessionLock is the file that the process locks that runs a session, with its process id.
+	sessionLock = "lock"
+	maxLine     = 1 << 10
+	// lockTime is how long the lock may be held by processes that only look whether it is held.
+	lockTime  = 500 * time.Millisecond
+	lockPause = 10 * time.Millisecond
+)
+
+// hold makes the directory of a session, and has this process alone run or change the session until
+// it calls release. The error wraps [public.ErrSessionBusy] if another process does.
+func (p location) hold(ctx context.Context, id protocol.SessionID) (release func(), err error) {
+	if p.own {
+		return func() {}, nil
+	}
+	if err := shared.Own(p.dir); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(p.data(id), sessionLock)
+	for {
+		if err := os.MkdirAll(p.data(id), 0o700); err != nil {
+			return nil, fmt.Errorf("session %s: %w", id, err)
+		}
+		lock := flock.New(path)
+		waiting, cancel := context.WithTimeout(ctx, lockTime)
+		_, err := lock.TryLockContext(waiting, lockPause)
+		cancel()
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // the session was removed meanwhile
+			continue
+		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+			return nil, fmt.Errorf("session %s: %w: %s runs it, or changes it; wait for its end, or stop it", id, public.ErrSessionBusy, p.holder(id))
+		case err != nil:
+			return nil, fmt.Errorf("session %s: %w", id, err)
+		}
+		mine, err := lock.Stat()
+		there, statErr := os.Stat(path)
+		if err == nil && statErr == nil && os.SameFile(mine, there) {
+			_ = os.WriteFile(path, fmt.Append(nil, os.Getpid(), "\n"), 0o600) // else it has no name
+			return func() { _ = lock.Unlock() }, nil                          // it ends with the process anyway
+		}
+		_ = lock.Unlock() // a removed file
+	}
+}
+
+// holder names the process that runs a session.
+func (p location) holder(id protocol.SessionID) string {
+	content, err := regular.Read(filepath.Join(p.data(id), sessionLock), maxLine)
+	if pid := strings.TrimSpace(string(content)); err == nil && pid != "" {
+		return "process " + pid + " of this machine"
+	}
+	return "another process of this machine"
+}
+
+// held reports whether a process runs a session, or changes it.
+func (p location) held(id protocol.SessionID) bool {
+	path := filepath.Join(p.data(id), sessionLock)
+	if _, err := os.Stat(path); err != nil || p.own { //nolint:gosec // an id has no separators
+		return false
+	}
+	lock := flock.New(path)
+	free, err := lock.TryRLock()
+	if free {
+		_ = lock.Unlock()
+	}
+	return err == nil && !free
+}
+
+// earlier is an error about a session of an earlier version, which had a data directory with a
+// server of its own; nil for any other one.
+func (p location) earlier(id protocol.SessionID) error {
+	dir, err := cli.StateDir(filepath.Join("sessions", string(id)))
+	if err != nil || p.own || p.has(id) {
+		return nil //nolint:nilerr // without a home there are none
+	}
+	if content, err := regular.Read(filepath.Join(dir, "origin"), maxLine); err == nil { // a fork was in the directory of its origin
+		dir = filepath.Join(filepath.Dir(dir), filepath.Base(strings.TrimSpace(string(content))))
+	}
+	if _, err := os.Stat(filepath.Join(dir, fleet.ServerDir)); err != nil {
+		return nil //nolint:nilerr // see above
+	}
+	word := cli.ShellWord(dir)
+	return cli.Usagef("session %s is of an earlier version, and has a data directory of its own: use it there with --data %s, or copy its conversation: coordinator session export --data %s %s | coordinator session import --as %s -",
+		id, word, word, id, id)
+}
+
+// Earlier is an error about a session of an earlier version; nil for any other one.
+func Earlier(id protocol.SessionID) error {
+	p, err := machine()
+	if err != nil {
+		return nil //nolint:nilerr // there are none
+	}
+	return p.earlier(id)
+}
+
+// EarlierSessions says how many sessions of an earlier version there are, and where; "" without
+// any.
+func EarlierSessions() string {
+	dir, err := cli.StateDir("sessions")
+	if err != nil {
+		return ""
+	}
+	found, _ := filepath.Glob(filepath.Join(dir, "*", fleet.ServerDir))
+	if len(found) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d data directories of an earlier version are in %s, each named after its session, and are not listed here; --data DIR shows and continues one", len(found), dir)
+}
+
+// Local are the sessions of a location.
+type Local struct {
+	*public.Client
+
+	fleet    *fleet.Fleet
+	location location
+}
+
+// OpenLocal opens the sessions of this machine, or those of a --data directory; "" is none.
+func OpenLocal(ctx context.Context, c *Connection, data string, logger *slog.Logger) (l *Local, err error) {
+	l = &Local{}
+	if l.location, err = locationOf(data); err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(filepath.Join(l.location.dir, fleet.ServerDir)); l.location.own && err != nil { // and looking makes none
+		return nil, cli.Usagef("--data %s: has no sessions: %v", data, err)
+	}
+	o := c.options("", "coordinator session", logger, func(f *fleet.Fleet) { l.fleet = f })
+	l.location.options(&o, nil)
+	l.Client, err = public.Connect(ctx, o)
+	return l, err
+}
+
+// Hold has this process alone change some sessions until it calls release.
+func (l *Local) Hold(ctx context.Context, ids ...protocol.SessionID) (release func(), err error) {
+	var all []func()
+	release = func() {
+		for _, one := range all {
+			one()
+		}
+	}
+	ids = slices.Clone(ids)
+	for i, id := range ids {
+		ids[i] = l.owner(ctx, id)
+	}
+	slices.Sort(ids) // so that two processes do not wait for each other
+	for _, id := range slices.Compact(ids) {
+		if err := l.Known(ctx, id); err != nil { // and a name that is no session's makes none
+			release()
+			return nil, err
+		}
+		one, err := l.location.hold(ctx, id)
+		if err != nil {
+			release()
+			return nil, err
+		}
+		all = append(all, one)
+	}
+	return release, nil
+}
+
+// Known returns an error that wraps [public.ErrNotFound] if there is no such session.
+func (l *Local) Known(ctx context.Context, id protocol.SessionID) error {
+	if !l.location.own && l.location.has(id) {
+		return nil
+	}
+	_, err := l.Sessions("").Show(ctx, id)
+	return err
+}
+
+// owner is the session whose process runs a session: itself, or that of a sub-agent.
+func (l *Local) owner(ctx context.Context, id protocol.SessionID) protocol.SessionID {
+	for of := id; !l.location.own; {
+		if l.location.has(of) {
+			return of
+		}
+		info, err := l.Sessions("").Show(ctx, of)
+		if err != nil || info.Parent == "" || info.Parent == of {
+			break
+		}
+		of = info.Parent
+	}
+	return id
+}
+
+// Pool is the pool that has the sandbox of a session.
+func (l *Local) Pool(ctx context.Context, id protocol.SessionID) protocol.Pool {
+	return l.location.pool(l.owner(ctx, id))
+}
+
+// Make makes the directory of a session that is not run here.
+func (l *Local) Make(id protocol.SessionID) error {
+	if l.location.own {
+		return nil
+	}
+	return os.MkdirAll(l.location.data(id), 0o700) //nolint:gosec // an id has no separators
+}
+
+// without are the sessions that have a directory and no journal: those of single calls, and those
+// that were begun and nothing came of. The one that changed last is first.
+func (l *Local) without(ids []protocol.SessionID) (list []report.Session) {
+	if l.location.own {
+		return nil
+	}
+	journaled := make(map[protocol.SessionID]bool, len(ids))
+	for _, id := range ids {
+		journaled[id] = true
+	}
+	entries, _ := os.ReadDir(filepath.Join(l.location.dir, "sessions")) // none were run yet
+	for _, entry := range entries {
+		id, err := protocol.ParseSessionID(entry.Name())
+		if err != nil || journaled[id] {
+			continue
+		}
+		info, err := os.Stat(filepath.Join(l.location.data(id), sessionLock)) // written whenever a process holds it
+		if err != nil {
+			info, err = entry.Info()
+		}
+		if err == nil { // else it is removed now
+			list = append(list, report.Session{SessionID: id, UpdatedAt: info.ModTime()})
+		}
+	}
+	slices.SortStableFunc(list, byChange)
+	return list
+}
+
+func byChange(a, b report.Session) int {
+	return cmp.Or(b.UpdatedAt.Compare(a.UpdatedAt), cmp.Compare(a.SessionID, b.SessionID))
+}
+
+// IDs is [public.Sessions.IDs]. Sessions without a journal are last.
+func (l *Local) IDs(ctx context.Context) ([]protocol.SessionID, error) {
+	ids, err := l.Sessions("").IDs(ctx)
+	for _, info := range l.without(ids) {
+		ids = append(ids, info.SessionID)
+	}
+	return ids, err
+}
+
+// Last returns the session that changed last of those that no process runs, which a person began;
+// "" when there is none.
+func (l *Local) Last(ctx context.Context) (protocol.SessionID, error) {
+	ids, err := l.IDs(ctx)
+	for _, id := range ids {
+		if l.location.own || l.location.has(id) && !l.location.held(id) {
+			return id, err
+		}
+	}
+	return "", err
+}
+
+// List is [public.Sessions.List].
+func (l *Local) List(ctx context.Context, limit int) (list []report.Session, leftOut int, err error) {
+	list, leftOut, err = l.Sessions("").List(ctx, limit)
+	if err != nil {
+		return nil, 0, err
+	}
+	ids, err := l.Sessions("").IDs(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	shown := len(list)
+	for _, info := range l.without(ids) {
+		if !slices.ContainsFunc(list[:shown], func(s report.Session) bool { return s.SessionID == info.SessionID }) { // with a workspace
+			list = append(list, info)
+		}
+	}
+	slices.SortStableFunc(list, byChange)
+	if len(list) > limit {
+		leftOut, list = leftOut+len(list)-limit, list[:limit]
+	}
+	for i := range list {
+		l.see(&list[i])
+	}
+	return list, leftOut, nil
+}
+
+// see adds to a session whether a process runs it.
+func (l *Local) see(info *report.Session) {
+	if info.State == report.StateOpen && (l.location.held(info.SessionID) || info.Parent != "" && !l.location.has(info.SessionID) && l.location.held(info.Parent)) {
+		info.State = report.StateInUse
+	}
+}
+
+// Show is [public.Sessions.Show].
+func (l *Local) Show(ctx context.Context, id protocol.SessionID) (*report.Session, error) {
+	info, err := l.Sessions("").Show(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	l.see(info)
+	if l.location.own || l.location.has(id) {
+		info.DiskBytes = sizeOf(l.location.data(id))
+	}
+	if here := l.InPlaceFiles(id); here != nil {
+		info.StoredTurns = here.Turns()
+	} else if _, err := os.Stat(ownWorkspace(l.location.data(id), id)); err == nil {
+		info.Workspace = "" // of a fork, which has that of its origin in its journal
+	}
+	return info, nil
+}
+
+// sizeOf is the size of all files in a directory, as far as they can be read.
+func sizeOf(dir string) (bytes int64) {
+	_ = filepath.WalkDir(dir, func(_ string, entry fs.DirEntry, err error) error { //nolint:gosec // an id has no separators
+		if err != nil || !entry.Type().IsRegular() {
+			return nil //nolint:nilerr // what cannot be read, or goes away, is not counted
+		}
+		if info, err := entry.Info(); err == nil {
+			bytes += info.Size()
+		}
+		return nil
+	})
+	return bytes
+}
+
+// Remove is [public.Sessions.Remove]. With a session go its sub-agents and its directory. The error
+// wraps [public.ErrNotFound] if there is no such session.
+func (l *Local) Remove(ctx context.Context, id protocol.SessionID, force bool) (removed report.Removed, err error) {
+	release, err := l.Hold(ctx, id)
+	if err != nil {
+		return removed, err
+	}
+	defer release()
+	owner, agents := l.owner(ctx, id), l.agents(ctx, id)
+	pool := l.location.pool(owner)
+	if session.Idle(ctx, l.fleet, pool) == nil { // else what waits is cancelled first
+		if err := l.work(ctx, owner); err != nil {
+			return removed, err
+		}
+	}
+	for i, one := range append([]protocol.SessionID{id}, agents...) {
+		gone, err := l.Sessions(pool).Remove(ctx, one, force || i > 0)
+		if err != nil {
+			return removed, err
+		}
+		if i == 0 {
+			removed = gone
+		}
+		if err := removal.Tree(filepath.Join(l.location.data(owner), "sandboxes", string(one))); err != nil {
+			return removed, fmt.Errorf("remove session %s: %w; some of it may be left: remove it again", one, err)
+		}
+	}
+	if !l.location.own && l.location.has(id) {
+		_ = l.Close() // with the worker, which uses the directory
+		if err := removal.Tree(l.location.data(id)); err != nil {
+			return removed, fmt.Errorf("remove session %s: %w; some of it may be left: remove it again", id, err)
+		}
+	}
+	return removed, nil
+}
+
+// agents are the sub-agents of a session, with their own.
+func (l *Local) agents(ctx context.Context, id protocol.SessionID) (all []protocol.SessionID) {
+	history, err := l.Sessions("").Log(ctx, id)
+	if err != nil {
+		return nil
+	}
+	for _, e := range history.Events {
+		if e.Type == loop.EventToolCall && e.Name == wire.AgentTool && e.CallID != "" {
+			agent := protocol.SessionID(e.CallID)
+			all = append(append(all, agent), l.agents(ctx, agent)...)
+		}
+	}
+	return all
+}
+
+// origin names what runs the calls of a session in this process: the lock of the session says that
+// a process before has ended.
+func origin(id protocol.SessionID) string { return "session-" + string(id) + "#" + uuid.NewString() }

@@ -1,0 +1,44 @@
+//go:build unix
+
+package shared
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// detach has a command lead a session of its own: what is typed at a terminal does not end it.
+func detach(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} }
+
+// owned returns an error for a directory that belongs to another user.
+func owned(dir string, info fs.FileInfo) error {
+	if stat, is := info.Sys().(*syscall.Stat_t); is && int(stat.Uid) != os.Geteuid() {
+		return fmt.Errorf("%s: belongs to user %d, and this is user %d (did sudo keep HOME?)", dir, stat.Uid, os.Geteuid())
+	}
+	return nil
+}
+
+// CloseInherited closes the descriptors that this process was started with, but for the standard
+// ones: a pipe or a lock of the command that started it would stay open. The process's own are
+// closed when it starts another program, and inherited ones are not.
+func CloseInherited() {
+	open, err := os.ReadDir("/dev/fd")
+	if err != nil {
+		return
+	}
+	for _, entry := range open {
+		fd, err := strconv.Atoi(entry.Name())
+		if err != nil || fd <= 2 {
+			continue
+		}
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
+			_ = unix.Close(fd)
+		}
+	}
+}

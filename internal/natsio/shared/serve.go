@@ -1,0 +1,132 @@
+package shared
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/system/pause"
+	"github.com/toolfleet/toolfleet/internal/system/regular"
+)
+
+const (
+	// DefaultIdle is how long a server stays without a client.
+	DefaultIdle = 5 * time.Minute
+	// IdleVariable is a variable for tests with another time.
+	IdleVariable = "TOOLFLEET_LOCAL_IDLE"
+	// lockTime is how long the lock may be held by processes that only look whether a server lives.
+	lockTime = 5 * time.Second
+	// lookAround is the longest time between two looks at clients and the directory.
+	lookAround = time.Second
+)
+
+// Serve is the server of a directory: it returns when no client was connected for idle, when ctx
+// ends, if another server has the directory, or with the reason why it cannot store.
+func Serve(ctx context.Context, dir string, idle time.Duration, logger *slog.Logger) error {
+	if err := own(dir); err != nil {
+		return err
+	}
+	lock := flock.New(filepath.Join(dir, serverLock))
+	waiting, cancel := context.WithTimeout(ctx, lockTime)
+	free, err := lock.TryLockContext(waiting, look)
+	cancel()
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return nil
+	}
+	if err != nil || !free {
+		return fmt.Errorf("lock %s: %w", lock.Path(), err)
+	}
+	defer func() { _ = lock.Unlock() }() // it ends with the process anyway
+	at := filepath.Join(dir, stateFile)
+	_ = os.Remove(at) // of a server before
+	server, err := embedded.Start(ctx, embedded.Options{Data: filepath.Join(dir, natsDir), Listen: "127.0.0.1:0", Logger: logger})
+	if err != nil {
+		return err
+	}
+	failed := make(chan error, 1)
+	server.WhenFailed(func(reason error) { failed <- reason })
+	if err = write(at, state{Address: server.Address()}); err == nil {
+		err = watch(ctx, server, lock, idle, failed)
+	}
+	if reason, is := errors.AsType[*storeError](err); is {
+		err = errors.Join(err, overwrite(at, state{Failed: strings.ReplaceAll(reason.Error(), " (--data)", "")}))
+	} else {
+		_ = os.Remove(at)
+	}
+	server.Close()
+	return err
+}
+
+// storeError is why a server can store nothing more.
+type storeError struct{ error }
+
+func (e *storeError) Unwrap() error { return e.error }
+
+// write writes what a server says of itself.
+func write(path string, s state) error {
+	content, err := s.encode()
+	if err == nil {
+		err = regular.Replace(path, content)
+	}
+	return err
+}
+
+// overwrite writes over the file: on a full disk there is no room for another file.
+func overwrite(path string, s state) error {
+	content, err := s.encode()
+	if err != nil {
+		return err
+	}
+	file, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteAt(content, 0)
+	return errors.Join(err, file.Close())
+}
+
+// encode returns the state of this process, with spaces behind it: always as much.
+func (s state) encode() ([]byte, error) {
+	s.Protocol, s.PID = protocolVersion, os.Getpid()
+	content, err := json.Marshal(s)
+	return append(content, bytes.Repeat([]byte(" "), max(stateSize-len(content), 0))...), err
+}
+
+// stateSize is the size of the file, in bytes.
+const stateSize = 4 << 10
+
+// watch waits until the server is to end.
+func watch(ctx context.Context, server *embedded.Server, lock *flock.Flock, idle time.Duration, failed <-chan error) error {
+	used := time.Now()
+	for pause.For(ctx, min(lookAround, max(idle/4, look))) {
+		select {
+		case reason := <-failed:
+			return &storeError{reason}
+		default:
+		}
+		if there, err := os.Stat(lock.Path()); err != nil || !isSame(lock, there) {
+			os.Exit(0) // the directory was removed: nothing is to be written there
+		}
+		if server.Clients() > 0 {
+			used = time.Now()
+		} else if time.Since(used) >= idle {
+			return nil
+		}
+	}
+	return nil
+}
+
+func isSame(lock *flock.Flock, there os.FileInfo) bool {
+	mine, err := lock.Stat()
+	return err == nil && os.SameFile(mine, there)
+}
