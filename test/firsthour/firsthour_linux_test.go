@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestProjects has a model work on each project, in place and over a fleet, or in one of the two ways
-// by turns.
+// TestProjects has a model work on each project, in place and over a fleet, or in one of the two
+// ways by turns.
 func TestProjects(t *testing.T) {
 	t.Parallel()
 	projects, err := filepath.Glob("testdata/*.txtar")

@@ -46,14 +46,14 @@ func TestFleet_ServesSessions(t *testing.T) {
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm(), "the credential is the owner's alone")
 	workers := startWorkers(t, 2, append(slices.Clone(flags), keys...))
 
-	t.Run("sessions", func(t *testing.T) { // the fleet stops after all of them
+	t.Run("sessions", func(t *testing.T) { //nolint:paralleltest // the fleet would wait for all other tests
 		for name, args := range map[string][]string{
 			"submit":               {"submit"},
 			"submit with --json":   {"submit", "--json"},
 			"run beside it":        {"run", "--model", changes},
 			"run beside it --json": {"run", "--json", "--model", changes},
 		} {
-			t.Run(name, func(t *testing.T) { //nolint:paralleltest // its fleet would run until all other tests have
+			t.Run(name, func(t *testing.T) {
 				workspace := t.TempDir()
 				write(t, filepath.Join(workspace, "a.txt"), "alpha\n")
 				write(t, filepath.Join(workspace, "gone.txt"), "")
@@ -85,7 +85,7 @@ func TestFleet_ServesSessions(t *testing.T) {
 				}
 			})
 		}
-		t.Run("a call that nobody signed", func(t *testing.T) { //nolint:paralleltest // its fleet would run until all other tests have
+		t.Run("a call that nobody signed", func(t *testing.T) {
 			alone := filepath.Join(t.TempDir(), "nats.token") // without the key beside it
 			token, err := os.ReadFile(flags[3])
 			require.NoError(t, err)

@@ -35,7 +35,7 @@ func TestFleet_SaysWhereGitDoesNotWork(t *testing.T) {
 	flags, keys := printed[:4], printed[4:]
 	start(t, worker, launch{args: slices.Concat([]string{"--data", filepath.Join(t.TempDir(), "data")}, flags, keys)}).
 		waitFor(t, `takes calls of pool default in fleet tf: 4 slots, sandbox `)
-	t.Run("workspaces", func(t *testing.T) { // the fleet stops after all of them
+	t.Run("workspaces", func(t *testing.T) { //nolint:paralleltest // the fleet would wait for all other tests
 		for name, test := range map[string]struct {
 			dir, told string
 			noted     bool
@@ -45,7 +45,7 @@ func TestFleet_SaysWhereGitDoesNotWork(t *testing.T) {
 			"subdirectory":    {"repo/sub", "the workspace is a subdirectory of the repository " + base + "/repo,", false},
 		} {
 			for _, program := range [][]string{{"submit"}, {"run", "--model", model}} {
-				t.Run(name+", "+program[0], func(t *testing.T) { //nolint:paralleltest // its fleet would run until all other tests have
+				t.Run(name+", "+program[0], func(t *testing.T) {
 					got := execute(t, coordinator, launch{args: append(append(slices.Clone(program), flags...), "--json", "--workspace", filepath.Join(base, test.dir), "do it")})
 					require.Equal(t, 0, got.code, got.stderr)
 					require.Regexp(t, `(?m)^! git does not work in this session: `+test.told+`.*$`, got.stderr)

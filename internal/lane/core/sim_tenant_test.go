@@ -349,8 +349,8 @@ func simulated(n uint64) func(func(uint64) bool) {
 	}
 }
 
-// Each guard of tenants, quotas and waits is needed. Seeds of tenants take long, so the first ones that
-// find nothing are left out.
+// Each guard of tenants, quotas and waits is needed. Seeds of tenants take long, so the first ones
+// that find nothing are left out.
 func TestSimulation_FindsEachGuardOfTenantsThatIsMissing(t *testing.T) {
 	t.Parallel()
 	first := map[string]uint64{"the mark until the result": 2, "the replacement of a lost ticket": 2, "the turn until a ticket is taken": 4}
