@@ -12,7 +12,8 @@ type Owner struct {
 	gives    bool
 }
 
-// OwnerOf returns the owner of a file. It gives nothing unless this process is root, which alone can.
+// OwnerOf returns the owner of a file. It gives nothing unless this process is root, which alone
+// can.
 func OwnerOf(info fs.FileInfo) Owner {
 	uid, gid, known := ids(info)
 	return Owner{uid: uid, gid: gid, gives: known && os.Geteuid() == 0}

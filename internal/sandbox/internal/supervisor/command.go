@@ -15,7 +15,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// drainWait is how long the output of a command that is gone may take to be read, on a busy machine.
+// drainWait is how long the output of a command that is gone may take to be read, on a busy
+// machine.
 const drainWait = 2 * time.Second
 
 // Command is a command that a driver runs. The driver sets Signal and closes Ended.
@@ -25,8 +26,8 @@ type Command struct {
 	Pipes  *capture.Streams
 	// Signal asks every process of the command to end, or kills them.
 	Signal func(kill bool)
-	// Ended is closed when the command has ended with all that it started, and when nothing more can
-	// be known of it.
+	// Ended is closed when the command has ended with all that it started, and when nothing more
+	// can be known of it.
 	Ended chan struct{}
 
 	output  *capture.Output
@@ -114,8 +115,8 @@ func (c *Command) Finish(reason sandbox.Reason, kinds isolation.LimitKinds) sand
 	}
 }
 
-// Try opens a sandbox in a new directory below parent and calls use, to prove that the driver works.
-// It removes the directory. "" is the directory for temporary files.
+// Try opens a sandbox in a new directory below parent and calls use, to prove that the driver
+// works. It removes the directory. "" is the directory for temporary files.
 func Try(parent string, use func(spec isolation.Spec) error) (err error) {
 	dir, err := os.MkdirTemp(parent, ".toolfleet-probe-") // hidden, for other entries of parent have names of their own
 	if err != nil {

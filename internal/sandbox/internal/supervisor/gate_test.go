@@ -51,8 +51,8 @@ func TestGate_CloseDuringReset(t *testing.T) {
 	require.ErrorIs(t, gate.Reset(t.Context(), func() error { return nil }), sandbox.ErrClosed)
 }
 
-// TestGate_RestartsWhatDoesNotServe: with no other change at the same time, and the operation enters
-// after that.
+// TestGate_RestartsWhatDoesNotServe: with no other change at the same time, and the operation
+// enters after that.
 func TestGate_RestartsWhatDoesNotServe(t *testing.T) {
 	t.Parallel()
 	gate := supervisor.NewGate("s", slog.New(slog.DiscardHandler))

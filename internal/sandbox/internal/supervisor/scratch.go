@@ -17,8 +17,8 @@ const (
 	TempName = "tmp"
 )
 
-// Scratch is an open directory for the home and the temporary files of a sandbox. What commands leave
-// there may be hard to remove (package removal), and symbolic links in it are not followed.
+// Scratch is an open directory for the home and the temporary files of a sandbox. What commands
+// leave there may be hard to remove (package removal), and symbolic links in it are not followed.
 type Scratch struct {
 	dir  string // absolute
 	root *os.Root
