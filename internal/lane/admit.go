@@ -402,7 +402,7 @@ func (a *admission) countStored(ctx context.Context, tenant protocol.Tenant, s *
 // mebibytes writes a size.
 func mebibytes(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
 
-// decrement takes a call out of the count again.
+// decrement removes a call from the count again.
 func (c *cachedCount) decrement() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -76,7 +76,7 @@ func (a *awaitedCalls) notify() {
 	}
 }
 
-// lookUp looks at once for the result of a call, if a lane waits for it.
+// lookUp looks up the result of a call at once, if a lane waits for it.
 func (a *awaitedCalls) lookUp(ref protocol.CallRef) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// retainTime is how long a holder keeps a frequently used lane after its last call.
+	// retainTime is how long a holder retains a frequently used lane after its last call.
 	retainTime = 100 * time.Millisecond
 	// frequent is the longest pause between two uses of a frequently used lane.
 	frequent = 2 * retainTime

@@ -424,7 +424,7 @@ const (
 	maxRemembered = 64
 )
 
-// connectionErrors logs what goes wrong on a connection, each fault at once and then once a minute.
+// connectionErrors logs errors of a connection, each at once and then once a minute.
 // It is safe for concurrent use.
 type connectionErrors struct {
 	logger *slog.Logger

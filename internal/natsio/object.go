@@ -39,7 +39,7 @@ func ObjectStream(bucket string) string { return "OBJ_" + bucket }
 // metaSubjects is the prefix of the subjects with the metadata of objects.
 func metaSubjects(bucket string) string { return "$O." + bucket + ".M." }
 
-// metaSubject is the subject of what it says of an object, deleted ones too.
+// metaSubject is the subject of an object's metadata, also after its deletion.
 func metaSubject(bucket, name string) string {
 	return metaSubjects(bucket) + base64.URLEncoding.EncodeToString([]byte(name))
 }
@@ -167,7 +167,7 @@ func publishMeta(ctx context.Context, js jetstream.JetStream, stream jetstream.S
 	}
 }
 
-// lastMeta reads what is said of an object last, and its sequence; 0 when nothing is.
+// lastMeta reads the latest metadata of an object, and its sequence; 0 without any.
 func lastMeta(ctx context.Context, stream jetstream.Stream, subject string) (info *jetstream.ObjectInfo, seq uint64, err error) {
 	info = &jetstream.ObjectInfo{}
 	msg, err := stream.GetLastMsgForSubject(ctx, subject)
@@ -271,7 +271,8 @@ func GetObject(ctx context.Context, js jetstream.JetStream, bucket, name string)
 	return io.NopCloser(&objectReader{ctx: ctx, stream: stream, bucket: bucket, info: info, remaining: info.Chunks, digest: sha256.New()}), nil
 }
 
-// objectInfo says what an object is. In a cluster the server that answers may not know it yet.
+// objectInfo returns the metadata of an object. In a cluster the server that answers may not know
+// it yet.
 func objectInfo(ctx context.Context, stream jetstream.Stream, bucket, name string) (*jetstream.ObjectInfo, error) {
 	for again := 0; ; again++ {
 		info, seq, err := lastMeta(ctx, stream, metaSubject(bucket, name))

@@ -15,7 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/system/pause"
 )
 
-// deleteParallel is how many objects are removed side by side.
+// deleteParallel is how many objects are removed concurrently.
 const deleteParallel = 16
 
 // DeleteObjects removes objects that have no readers left, in no order, and their records in the

@@ -143,7 +143,7 @@ func EachLast(ctx context.Context, js jetstream.JetStream, stream jetstream.Stre
 	return nil
 }
 
-// requestLast asks for one message after the other.
+// requestLast requests one message after the other.
 func requestLast(ctx context.Context, stream jetstream.Stream, subjects []string, _ bool, tell func(jetstream.Msg) error) error {
 	for _, filter := range subjects {
 		names := []string{filter}

@@ -97,10 +97,10 @@ type activity struct {
 	since time.Time
 }
 
-// onModelRequest says that the model has been asked.
+// onModelRequest notes that a request was sent to the model.
 func (r *running) onModelRequest(at time.Time) { r.activity = activity{"thinking", at} }
 
-// clearActivity says that nothing runs.
+// clearActivity notes that nothing runs.
 func (r *running) clearActivity() { r.activity, r.calls = activity{}, nil }
 
 // Waits shows what is waited for until the next event, as "waiting for a coordinator".
@@ -354,7 +354,7 @@ func elapsed(d time.Duration) string {
 	return duration(d)
 }
 
-// advance keeps what is waited for.
+// advance updates what is waited for.
 func (v *View) advance(e *loop.Event) {
 	switch e.Type {
 	case loop.EventTurnStarted:

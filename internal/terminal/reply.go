@@ -160,7 +160,7 @@ func (v *View) endReply() {
 	v.reply = reply{}
 }
 
-// foldedThought shows what the model thought, folded.
+// foldedThought shows the model's thoughts, folded.
 func (p *page) foldedThought(text string) {
 	if strings.TrimSpace(text) == "" {
 		return

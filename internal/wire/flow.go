@@ -152,7 +152,7 @@ const (
 	HeaderLate = "Tf-Late"
 	// HeaderSeen is the [Seen] of a call that its caller sends for the first time.
 	HeaderSeen = "Tf-Seen"
-	// HeaderIncarnation names the only life that a question about a lane is for.
+	// HeaderIncarnation names the only incarnation that a query about a lane is for.
 	HeaderIncarnation = "Tf-Life"
 )
 

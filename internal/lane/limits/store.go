@@ -183,7 +183,7 @@ type Watch struct {
 }
 
 const (
-	// readPeriod is how often the rules are read although no change was heard of.
+	// readPeriod is how often the rules are read without a notified change.
 	readPeriod = 5 * time.Second
 	// confirmPause is after how long they are read once more after a change: on several servers,
 	// the first answer may come from a server that lags.

@@ -167,7 +167,7 @@ func (o *Operator) cancel(ctx context.Context, pool protocol.Pool, lane protocol
 	return err
 }
 
-// notifyHolder has the lane's holder look into its mailbox now; without it, it does so within a
+// notifyHolder makes the lane's holder read its mailbox now; without it, it does so within a
 // second.
 func (o *Operator) notifyHolder(pool protocol.Pool, lane protocol.Lane) {
 	_ = o.store.NC.Publish(wire.AskSubject(o.store.Fleet, pool, wire.HashLane(lane)), nil)
@@ -222,7 +222,7 @@ func (o *Operator) requireCall(ctx context.Context, pool protocol.Pool, lane pro
 }
 
 const (
-	// queryWindow bounds the time for which answers of holders are collected, askQuiet
+	// queryWindow bounds the time for which answers of holders are collected, queryQuiet
 	// the time without one.
 	queryWindow = 2 * time.Second
 	queryQuiet  = 300 * time.Millisecond

@@ -117,7 +117,7 @@ func (r *reader) lookup(filters ...string) *Lookup {
 	return l
 }
 
-// send asks what waits, unless a request is under way; the lock is held.
+// send sends the waiting lookups, unless a request is in flight; the lock is held.
 func (b *batcher) send() {
 	for b.inFlight == nil && len(b.waiting) > 0 {
 		n, filters := 0, 0
@@ -264,7 +264,7 @@ func deletion(stream string, seq uint64) *nats.Msg {
 	}
 }
 
-// deletionError reads the answer to a deletion; a message that was gone already is no fault.
+// deletionError reads the answer to a deletion; a message that was gone already is no error.
 func deletionError(body []byte) error {
 	var answer struct {
 		Success bool                `json:"success"`

@@ -114,7 +114,7 @@ func (l *Login) config(p Person, back *callbackPage, lacking []string) *auth.Aut
 	return config
 }
 
-// save writes what a login gave.
+// save stores the tokens of a login.
 func (l *Login) save(ctx context.Context, c *oauth2.Config, token *oauth2.Token) error {
 	unlock, err := l.lock(ctx)
 	if err != nil {
@@ -176,7 +176,7 @@ func (h *headed) RoundTrip(request *http.Request) (*http.Response, error) {
 	return h.base.RoundTrip(request)
 }
 
-// callbackPage is the page to which a browser comes back with the code.
+// callbackPage is the page to which the browser returns with the code.
 type callbackPage struct {
 	url    string
 	show   func(page, back string)
@@ -191,7 +191,7 @@ type outcome struct {
 	err    error
 }
 
-// serveCallback serves that page on loopback.
+// serveCallback serves the [callbackPage] on loopback.
 func serveCallback(ctx context.Context, p Person) (*callbackPage, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(p.Port)))
 	if err != nil {
@@ -220,7 +220,7 @@ func (b *callbackPage) close(ctx context.Context) {
 	<-b.ended
 }
 
-// onCallback takes the code from the login that waits, and from no other.
+// onCallback accepts the code of the login that waits, and of no other.
 func (b *callbackPage) onCallback(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	if state := b.state.Load(); state == nil || query.Get("state") != *state {

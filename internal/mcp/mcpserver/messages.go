@@ -189,7 +189,7 @@ func (f *idFinder) next(c byte) {
 	}
 }
 
-// collect keeps what belongs to a key, or to the value of the id.
+// collect stores what belongs to a key, or to the value of the id.
 func (f *idFinder) collect(c byte) {
 	switch is := string(f.key) == `"id"`; {
 	case f.depth != 1:

@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// updateInterval is the least time between two words about a call.
+	// updateInterval is the least time between two updates about a call.
 	updateInterval = 200 * time.Millisecond
-	// maxUpdate is how many bytes of output one word has, the last ones.
+	// maxUpdate is how many bytes of output an update has, the last ones.
 	maxUpdate = 2000
 	// maxFrames is how many pieces of live output wait to be sent; more are dropped.
 	maxFrames = 1024

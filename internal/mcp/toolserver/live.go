@@ -263,14 +263,14 @@ func ending(r sandbox.Result) string {
 	}
 }
 
-// appendStderr keeps the end of what it says that is no message.
+// appendStderr stores the end of the output that is no message.
 func (l *live) appendStderr(data []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stderrTail.Write(data)
 }
 
-// programInput is the input of a program.
+// programInput is the standard input of a program.
 type programInput struct {
 	feed   chan []byte
 	closed chan struct{}   // nothing more is written

@@ -176,7 +176,7 @@ type callOptions struct {
 	harmless bool // it may continue after its call was stopped
 }
 
-// withServer has a server that lives do something, and sees what became of it.
+// withServer calls do with a running server, and judges the outcome.
 func (s *Servers) withServer(ctx context.Context, at Surroundings, spec protocol.MCPServer, how callOptions, do func(*live) error) error {
 	one, err := s.findServer(spec)
 	if err != nil {
@@ -278,7 +278,7 @@ func (one *server) addCalls(calls int) {
 	}
 }
 
-// resetDelay forgets how often the server has died.
+// resetDelay resets the pause before the server's next start.
 func (one *server) resetDelay() {
 	one.mu.Lock()
 	defer one.mu.Unlock()

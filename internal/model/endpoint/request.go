@@ -240,7 +240,7 @@ func (e *Events) Next() ([]byte, error) {
 	return nil, e.end
 }
 
-// addLine takes the next line in, and returns the data that is whole with it, if any. Data that is
+// addLine adds the next line, and returns the data that it completes, if any. Data that is
 // whole on its first line is returned without the empty line behind: not every server sends one.
 func (e *Events) addLine(line []byte) []byte {
 	line = bytes.TrimSpace(bytes.TrimPrefix(line, []byte("\uFEFF")))

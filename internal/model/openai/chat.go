@@ -345,7 +345,7 @@ const (
 	fieldDetails   = "reasoning_details" // OpenRouter: blocks, some of them signed, which it wants back unchanged
 )
 
-// addThought takes the next piece of a thought in: the fields of a message, and what its content
+// addThought adds the next piece of a thought: the fields of a message, and what its content
 // has. What has another form than expected is left out: nothing depends on it.
 func (a *assembler) addThought(message lenient.Fields, inContent string) {
 	details, _ := lenient.List(fieldDetails, message[fieldDetails])

@@ -43,7 +43,7 @@ const (
 	maxWait = 5 * time.Minute
 	// maxRead is the most that one read returns, in bytes.
 	maxRead = 64 << 10
-	// inputWait is how long a process may take to take what is typed.
+	// inputWait is how long a process may take to read its input.
 	inputWait = 5 * time.Second
 	// firstScreen is how long the start of a process with a terminal waits for it to write
 	// something.

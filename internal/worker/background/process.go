@@ -64,7 +64,7 @@ func (p *process) run(ctx context.Context, s sandbox.Sandbox, cmd sandbox.Cmd, l
 	}
 }
 
-// storeOutput keeps what an ended process wrote, if it is more than its reader is shown at once,
+// storeOutput stores what an ended process wrote, if it is more than its reader is shown at once,
 // and returns under which id; "" when it is not kept.
 func (p *process) storeOutput() (id protocol.CallID) {
 	if total := p.written.Total(sandbox.Stdout, sandbox.Stderr); total > plain.MaxShown && p.written.Err() == nil {

@@ -79,8 +79,8 @@ func (a *Attempt) startProcess(ctx context.Context, p protocol.CommandRun, cmd s
 	}, ctx.Err()
 }
 
-// storeWritten returns what keeps all that a process wrote as the output of the call that started
-// it.
+// storeWritten returns a function that stores all that a process wrote as the output of the call
+// that started it.
 func (e *Env) storeWritten(ctx context.Context, c *protocol.Call) func(*spool.Spool) (protocol.CallID, error) {
 	return func(written *spool.Spool) (protocol.CallID, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), results.Timeout)

@@ -72,7 +72,7 @@ set --
 eval "unset __toolfleet
 $__toolfleet"`
 
-// inStateScript is keepingScript for commands that leave the state as it is.
+// inStateScript is stateScript for commands that leave the state as it is.
 const inStateScript = `[ -z "$2" ] || cd -- "$2" 2>/dev/null || :
 __toolfleet=$1
 set --

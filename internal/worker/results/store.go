@@ -248,7 +248,7 @@ func whole(v protocol.FilesReadResult) bool { return v.Lines == v.TotalLines && 
 
 // file stores the content of a file. A file that is read again and again is stored once for each
 // content that it had.
-func (s *Store) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v protocol.FilesReadResult) (*protocol.Kept, error) {
+func (k *Store) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v protocol.FilesReadResult) (*protocol.Kept, error) {
 	kept := &protocol.Kept{Lines: v.TotalLines}
 	name := wire.FileObject(c.SessionID, v.SHA256)
 	if isBytes(v) {
@@ -259,26 +259,26 @@ func (s *Store) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v pro
 	}
 	// Calls that read one file side by side store it once: of two objects with one name the first
 	// would stay for ever.
-	_, err, _ := s.storing.Do(name, func() (any, error) { return nil, s.ensureFile(ctx, name, fs, v) })
+	_, err, _ := k.storing.Do(name, func() (any, error) { return nil, k.ensureFile(ctx, name, fs, v) })
 	if err != nil {
 		return nil, err
 	}
-	file := &jetstream.ObjectInfo{Bucket: s.bucket, ObjectMeta: jetstream.ObjectMeta{Name: name}}
-	return kept, s.link(ctx, wire.TextObject(c.SessionID, c.ID), file)
+	file := &jetstream.ObjectInfo{Bucket: k.bucket, ObjectMeta: jetstream.ObjectMeta{Name: name}}
+	return kept, k.link(ctx, wire.TextObject(c.SessionID, c.ID), file)
 }
 
 // ensureFile stores the content of a file unless it is stored already. It returns an error if the
 // file has changed since it was read.
-func (s *Store) ensureFile(ctx context.Context, name string, fs sandbox.FS, v protocol.FilesReadResult) error {
-	_, err := s.objects.GetInfo(ctx, name)
+func (k *Store) ensureFile(ctx context.Context, name string, fs sandbox.FS, v protocol.FilesReadResult) error {
+	_, err := k.objects.GetInfo(ctx, name)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
-		return s.putFile(ctx, name, fs, v)
+		return k.putFile(ctx, name, fs, v)
 	}
 	return err
 }
 
 // putFile stores the content of a file, or an error when it is not any more what was read.
-func (s *Store) putFile(ctx context.Context, name string, fs sandbox.FS, v protocol.FilesReadResult) error {
+func (k *Store) putFile(ctx context.Context, name string, fs sandbox.FS, v protocol.FilesReadResult) error {
 	var content io.Reader = bytes.NewReader(v.Content)
 	if !isMade(v) && int64(len(v.Content)) != v.Bytes {
 		content = &fileReader{ctx: ctx, fs: fs, file: v, digest: sha256.New()}
@@ -286,7 +286,7 @@ func (s *Store) putFile(ctx context.Context, name string, fs sandbox.FS, v proto
 	if isBytes(v) {
 		content = &base64Reader{raw: content}
 	}
-	_, err := s.put(ctx, name, content)
+	_, err := k.put(ctx, name, content)
 	return err
 }
 
