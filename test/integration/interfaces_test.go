@@ -194,8 +194,8 @@ func mcpWith(t *testing.T, flags ...string) *mcp.ClientSession {
 }
 
 // TestPolicy_EveryInterfaceJudgesAlike: by each interface each act is denied by a rule that is
-// about it, and by no other. In Go that is each rule; where each is a process, each act and each rule are
-// tried, not each pair. An interface or an act without a way to try it fails the test.
+// about it, and by no other. In Go that is each rule; where each is a process, each act and each
+// rule are tried, not each pair. An interface or an act without a way to try it fails the test.
 func TestPolicy_EveryInterfaceJudgesAlike(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()

@@ -53,7 +53,7 @@ func TestFleet_ServesSessions(t *testing.T) {
 			"run beside it":        {"run", "--model", changes},
 			"run beside it --json": {"run", "--json", "--model", changes},
 		} {
-			t.Run(name, func(t *testing.T) {
+			t.Run(name, func(t *testing.T) { //nolint:paralleltest // as above
 				workspace := t.TempDir()
 				write(t, filepath.Join(workspace, "a.txt"), "alpha\n")
 				write(t, filepath.Join(workspace, "gone.txt"), "")
@@ -85,7 +85,7 @@ func TestFleet_ServesSessions(t *testing.T) {
 				}
 			})
 		}
-		t.Run("a call that nobody signed", func(t *testing.T) {
+		t.Run("a call that nobody signed", func(t *testing.T) { //nolint:paralleltest // as above
 			alone := filepath.Join(t.TempDir(), "nats.token") // without the key beside it
 			token, err := os.ReadFile(flags[3])
 			require.NoError(t, err)

@@ -45,7 +45,7 @@ func TestFleet_SaysWhereGitDoesNotWork(t *testing.T) {
 			"subdirectory":    {"repo/sub", "the workspace is a subdirectory of the repository " + base + "/repo,", false},
 		} {
 			for _, program := range [][]string{{"submit"}, {"run", "--model", model}} {
-				t.Run(name+", "+program[0], func(t *testing.T) {
+				t.Run(name+", "+program[0], func(t *testing.T) { //nolint:paralleltest // as above
 					got := execute(t, coordinator, launch{args: append(append(slices.Clone(program), flags...), "--json", "--workspace", filepath.Join(base, test.dir), "do it")})
 					require.Equal(t, 0, got.code, got.stderr)
 					require.Regexp(t, `(?m)^! git does not work in this session: `+test.told+`.*$`, got.stderr)
