@@ -1,0 +1,294 @@
+package lane_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+const (
+	// workerVariable makes a process of this test binary a worker: its server and its credentials.
+	workerVariable = "LANE_TEST_WORKER"
+	// releasing is asked by that worker before it lets a lane go; it waits for the answer.
+	releasing = "test.releasing"
+)
+
+// beWorker is the main function of that process. It ends when it is killed, or with the tests,
+// which hold its input open.
+func beWorker(settings string) error {
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}()
+	address, creds, _ := strings.Cut(settings, " ")
+	ctx := context.Background()
+	nc, err := natsio.Connect(ctx, address, natsio.ConnectOptions{Name: "worker", Creds: creds})
+	if err != nil {
+		return err
+	}
+	h, err := lane.NewHolder(ctx, nc, witness{
+		run:     func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) },
+		release: func(protocol.Lane) { _, err = nc.Request(releasing, nil, patience) },
+	}, lane.Options{Worker: "killed"})
+	if err == nil {
+		err = h.Run(ctx, ctx)
+	}
+	return err
+}
+
+// newWorker starts a worker as a process of its own. It reports when that has ended.
+func newWorker(t *testing.T, address, creds string) (*os.Process, <-chan struct{}) {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), self)
+	cmd.Env = append(os.Environ(), workerVariable+"="+address+" "+creds)
+	_, err = cmd.StdinPipe()
+	require.NoError(t, err)
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	require.NoError(t, cmd.Start())
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // it is killed
+		close(ended)
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it may have ended
+		<-ended
+		if t.Failed() {
+			t.Logf("worker: %s", said.Bytes())
+		}
+	})
+	return cmd.Process, ended
+}
+
+// A worker is killed between its last look into a mailbox, which finds a call, and what follows: it
+// neither makes the lane ready nor removes its claim. The caretakers have looked after the call
+// while the old ready message was there, and do not come again. The lane is served all the same,
+// because the claim is there.
+func TestRelease_AWorkerKilledAfterItsLastLookLeavesNoEntry(t *testing.T) {
+	t.Parallel()
+	nf := natsiotest.Listening(t, natsio.Topology{})
+	f := around(t, nf)
+	f.ensurePool(4 * briefLease) // a busy machine does not end it while the other worker looks after the call
+	server, err := url.Parse(nf.Server.URL())
+	require.NoError(t, err)
+	cable := natsiotest.NewCable(t, server.Host)
+	asked, err := f.nc.SubscribeSync(releasing)
+	require.NoError(t, err)
+	require.NoError(t, f.nc.Flush())
+	first, second := newCall("s", exclusive("account/a")), newCall("s", exclusive("account/a"))
+	p := f.publisher()
+	put(t, p, first)
+	killed, ended := newWorker(t, "nats://"+cable.Address(), nf.Server.CredentialFile())
+
+	question, err := asked.NextMsg(patience)
+	require.NoError(t, err, "the worker does not let the lane go")
+	f.enqueueWithoutReady(second)
+	f.hold(succeeds, lane.Options{})
+	care := wire.CareConsumer(protocol.DefaultPool)
+	require.Eventually(t, func() bool {
+		c, err := f.js.Consumer(t.Context(), wire.CallsStream(factFleet), care)
+		if err != nil {
+			return false
+		}
+		told := c.CachedInfo()
+		return told.NumPending == 0 && told.NumAckPending == 0 && told.Delivered.Consumer > 0
+	}, patience, 10*time.Millisecond, "nobody looks after the call")
+	cable.Before(func(said []byte) bool { return bytes.Contains(said, []byte("PUB "+readyOf(first.Lane())+" ")) }, func() {
+		cable.Sever() // so the ready message does not arrive
+		_ = killed.Kill()
+	})
+	require.NoError(t, question.Respond(nil))
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		require.Fail(t, "the worker does not make the lane ready")
+	}
+	require.Equal(t, protocol.StatusOK, f.await(p, second).Status)
+	f.requireQuiet()
+}
+
+// A worker kills a call and hands its lane over, while nothing can be stored about claims, for as
+// long as it takes. The next attempt counts as the second.
+func TestLeave_WhatWasKilledIsCountedHoweverLateItIsHandedOver(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	stream, err := f.js.Stream(t.Context(), wire.ClaimsStream(factFleet))
+	require.NoError(t, err)
+	whole := stream.CachedInfo().Config
+	without := whole
+	without.Subjects = []string{wire.HeartbeatsFilter(factFleet, protocol.DefaultPool)}
+	tries := f.overhear("tf.claim.>")
+	p, call := f.publisher(), newCall("s", exclusive("account/a"))
+	put(t, p, call)
+	attempts := make(chan int, 2)
+	f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		if attempts <- run.Attempt; run.Attempt > 1 {
+			return succeed(run)
+		}
+		if _, err := f.js.UpdateStream(t.Context(), without); err != nil {
+			t.Errorf("claims cannot be shut out: %v", err)
+		}
+		run.Abandon()
+		<-ctx.Done()
+		return interrupted(ctx, run)
+	}), lane.Options{})
+	require.Equal(t, 1, <-attempts)
+	require.Eventually(t, func() bool { return len(tries.all()) >= 3 }, patience, 10*time.Millisecond, "it gave up") // the claim, and two tries
+	_, err = f.js.UpdateStream(t.Context(), whole)
+	require.NoError(t, err)
+	result := f.await(p, call)
+	require.Equal(t, protocol.StatusOK, result.Status)
+	require.Equal(t, 2, result.Attempt)
+	f.requireQuiet()
+}
+
+// TestLane_KeptLaneIsHeldUntilNothingLivesThere covers an idle lane whose worker does not let lanes
+// linger at all.
+func TestLane_KeptLaneIsHeldUntilNothingLivesThere(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	var keep atomic.Bool
+	keep.Store(true)
+	asked := make(chan struct{}, 1)
+	host := succeeds
+	host.mustHold = func(l protocol.Lane) bool {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+		return l == "sandbox/a" && keep.Load()
+	}
+	h := f.hold(host, lane.Options{})
+	kept, other := newCall("s", exclusive("sandbox/a")), newCall("s", exclusive("sandbox/b"))
+	put(t, p, kept, other)
+	f.await(p, kept)
+	f.await(p, other)
+	require.Eventually(t, func() bool { return h.Held() == 1 }, patience, time.Millisecond, "the other lane is released")
+	for range 3 { // as often as it is looked at while idle
+		<-asked
+	}
+	require.Equal(t, 1, h.Held())
+	again := newCall("s", exclusive("sandbox/a"))
+	put(t, p, again)
+	f.await(p, again)
+	keep.Store(false)
+	f.requireQuiet()
+}
+
+// TestLane_KeptLaneLeavesSlotsToOthers has one slot, and a lane that always has work
+// and must not be let go.
+func TestLane_KeptLaneLeavesSlotsToOthers(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	var keep atomic.Bool
+	keep.Store(true)
+	host := hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		if run.Call.Lane() == "sandbox/a" {
+			select {
+			case <-time.After(20 * time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+		return succeed(run)
+	})
+	host.mustHold = func(l protocol.Lane) bool { return l == "sandbox/a" && keep.Load() }
+	f.hold(host, lane.Options{Slots: 1})
+	makesWay(t, f, p, "sandbox/a", "sandbox/b")
+	keep.Store(false)
+	f.requireQuiet()
+}
+
+// A worker that stops while lanes are on their way to it hands those back: the next one need not
+// wait until their leases end.
+func TestDrain_WhatIsOnItsWayIsHandedBack(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.ensurePool(time.Hour)
+	p := f.publisher()
+	var calls []*protocol.Call
+	for round := range 8 {
+		begun := make(chan struct{}, 1)
+		h := f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+			select {
+			case begun <- struct{}{}:
+			default:
+			}
+			return succeed(run)
+		}), lane.Options{Slots: 64})
+		out := make([]lane.Outgoing, 200)
+		for i := range out {
+			out[i].Call = newCall("s", exclusive(fmt.Sprintf("account/%d-%d", round, i)))
+			calls = append(calls, out[i].Call)
+		}
+		putting := make(chan []error, 1)
+		go func() { putting <- p.Enqueue(t.Context(), out) }()
+		<-begun
+		h.stop()
+		for _, err := range <-putting {
+			require.NoError(t, err)
+		}
+	}
+	f.hold(succeeds, lane.Options{Slots: 64})
+	for _, call := range calls {
+		require.Equal(t, protocol.StatusOK, f.await(p, call).Status)
+	}
+	f.requireQuiet()
+}
+
+// What a worker kills when its drain is over goes on elsewhere at once, not when a lease ends.
+func TestDrain_AnotherWorkerGoesOnAtOnce(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.ensurePool(time.Hour)
+	p := f.publisher()
+	took := make([]time.Duration, 9)
+	for i := range took {
+		call := newCall("s", exclusive("account/a"))
+		started, again := make(chan struct{}), make(chan time.Time, 1)
+		h, err := lane.NewHolder(t.Context(), f.connect(), hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+			close(started)
+			<-ctx.Done()
+			return interrupted(ctx, run)
+		}), lane.Options{Worker: "drains"})
+		require.NoError(t, err)
+		ctx, drain := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- h.Run(ctx, ctx) }()
+		put(t, p, call)
+		<-started
+		next := f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+			again <- time.Now()
+			return succeed(run)
+		}), lane.Options{Worker: "next"})
+		begun := time.Now()
+		drain()
+		took[i] = (<-again).Sub(begun)
+		require.Equal(t, 2, f.await(p, call).Attempt)
+		require.NoError(t, <-done)
+		next.stop()
+	}
+	slices.Sort(took)
+	t.Logf("another worker goes on %s after the drain, at most %s", took[len(took)/2], took[len(took)-1])
+}
