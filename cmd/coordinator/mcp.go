@@ -43,7 +43,7 @@ type mcpCommand struct {
 
 // httpFlags are about clients of the Model Context Protocol over HTTP.
 type httpFlags struct {
-	McpTokens   string   `placeholder:"FILE" brief:"File of bearer tokens for clients over HTTP." help:"File of bearer tokens for clients over HTTP, a line each: NAME, read or use, TOKEN. Required on addresses other than loopback. Default: one token, in a file that is named at the start."`
+	McpTokens   string   `placeholder:"FILE" brief:"File of bearer tokens for clients over HTTP." help:"File of bearer tokens for clients over HTTP, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Required on addresses other than loopback. Default: one token, in a file that is named at the start."`
 	McpResource string   `placeholder:"URL" help:"URL of this server as clients over HTTP know it, for OAuth metadata."`
 	McpAuth     []string `placeholder:"URL" sep:"," help:"Authorization servers that give out tokens, for OAuth metadata; needs --mcp-resource."`
 }
@@ -262,7 +262,7 @@ func (c *mcpCommand) rules(fl *fleet.Fleet, show view) mcpserver.Rules {
 	r := mcpserver.Rules{Guard: c.FileGuard(), MinLevel: c.DefaultMinLevel(), ClientApproves: c.McpClientApproves}
 	if c.Nats != "" {
 		flags := c.Reach()
-		r.Approve = announced(show.warn, flags, approval.Waiter(fl.NC, fl.Name))
+		r.Approve = announced(show.warn, flags, approval.Waiter(fl.NC, fl.Name, fl.Keys()))
 		r.Ask = func(call *protocol.Call, q *protocol.Question) {
 			show.warn(prompt.WaitsForAnswer(&report.Question{SessionID: call.SessionID, CallID: call.ID, Tool: call.Tool, Question: q, Lane: string(call.Pool)}, flags))
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane/limits"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcptools"
@@ -204,7 +205,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if options.Schedules != nil {
 		options.Schedules.Strict = c.CallKeys != ""
 	}
-	options.MinLevel, options.Approve, options.TakeOn = environment.MinLevelElsewhere, approval.Waiter(fl.NC, fl.Name), takesOn(fl, logger)
+	options.MinLevel, options.Approve, options.TakeOn = environment.MinLevelElsewhere, approval.Waiter(fl.NC, fl.Name, options.Keys), takesOn(fl, logger)
 	options.Tracer, options.Logger = telemetry.Tracer(), logger
 	server, err := serve.New(ctx, fl.NC, options)
 	if err != nil {
@@ -218,7 +219,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	if c.Mcp != "" {
-		if err := c.serveClients(sweeping, p, env, box, clients, &background); err != nil {
+		if err := c.serveClients(sweeping, p, env, box, clients, options.Keys, &background); err != nil {
 			return err
 		}
 	}
@@ -252,14 +253,14 @@ func (c *serveCommand) keys(fl *fleet.Fleet) (*signing.Keys, error) {
 	return keys, nil
 }
 
-// ownerIn reads which tenant owns a session.
-func ownerIn(fl *fleet.Fleet) func(context.Context, protocol.SessionID) (protocol.Tenant, error) {
-	return func(ctx context.Context, session protocol.SessionID) (protocol.Tenant, error) {
+// ownerIn reads the owner of a session.
+func ownerIn(fl *fleet.Fleet) func(context.Context, protocol.SessionID) (judge.Owner, bool, error) {
+	return func(ctx context.Context, session protocol.SessionID) (owner judge.Owner, exists bool, err error) {
 		history, err := fl.Journal.Load(ctx, session)
 		if errors.Is(err, loop.ErrRemoved) {
-			return "", nil
+			return owner, false, nil
 		}
-		return history.Tenant(), err
+		return judge.Owner{Tenant: history.Tenant(), By: history.By()}, len(history.Events) > 0, err
 	}
 }
 
@@ -274,7 +275,9 @@ func judgeScheduled(policies []policy.Policy, ledger *loop.Ledger, logger *slog.
 		if err != nil {
 			return err
 		}
-		denied := loop.JudgeCall(ctx, call, &loop.SingleOptions{
+		who := judge.PrincipalOf(judge.Owner{Tenant: call.Tenant, By: call.By}) // the schedule's owner
+		who.Interface = judge.InterfaceSchedule
+		denied := loop.JudgeCall(judge.With(ctx, who), call, &loop.SingleOptions{
 			Policy: rules, Ledger: ledger, Interface: "schedule", Logger: logger,
 			Approve: func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
 				return protocol.Approval{}, errors.New("no person can approve a scheduled call")
@@ -350,13 +353,13 @@ func takesOn(fl *fleet.Fleet, logger *slog.Logger) func(loop.Event) {
 
 // serveClients serves agents that bring their own model, until ctx ends.
 func (c *serveCommand) serveClients(
-	ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox, clients mcpserver.HTTPOptions, background *sync.WaitGroup,
+	ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox, clients mcpserver.HTTPOptions, keys *signing.Keys, background *sync.WaitGroup,
 ) error {
-	judge, err := c.Judge()
+	rules, err := c.Judge()
 	if err != nil {
 		return err
 	}
-	box.Rules = mcptools.Rules{Policy: judge, MinLevel: environment.MinLevelElsewhere}
+	box.Rules = mcptools.Rules{Policy: rules, MinLevel: environment.MinLevelElsewhere}
 	fl := env.Fleet
 	options, changed, err := c.options(ctx, p, env, box)
 	if err != nil {
@@ -364,7 +367,7 @@ func (c *serveCommand) serveClients(
 	}
 	options.Lasting = true
 	options.Rules = mcpserver.Rules{
-		Policy: judge, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name), ClientApproves: c.McpClientApproves,
+		Policy: rules, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name, keys), ClientApproves: c.McpClientApproves,
 	}
 	server := mcpserver.New(options)
 	serve, err := listenHTTP(ctx, server, c.Mcp, clients, env.Data, p)

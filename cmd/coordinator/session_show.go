@@ -260,6 +260,9 @@ func printSession(w io.Writer, s *report.Session, reach string) error {
 	if s.Tenant != "" {
 		line("tenant", string(s.Tenant))
 	}
+	if s.Owner != "" {
+		line("owner", prose.OneLine(s.Owner))
+	}
 	for _, wait := range s.Waits {
 		line("waits", prose.OneLine(wait))
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
@@ -382,5 +383,6 @@ func (f *shareFlags) share(ctx context.Context, nats string) (context.Context, e
 			return ctx, cli.Usagef("--tenant: %v", err)
 		}
 	}
+	ctx = judge.With(ctx, judge.Principal{Tenant: protocol.Tenant(f.Tenant)}) // claimed, but where calls are signed
 	return wire.WithFlow(ctx, protocol.Tenant(f.Tenant), protocol.Priority(f.Priority)), nil
 }

@@ -293,6 +293,16 @@ func (f *Fleet) Schedules(ctx context.Context) (*schedule.Store, error) {
 // Signer signs this process's calls; nil without a key.
 func (f *Fleet) Signer() *signing.Signer { return f.signer }
 
+// Keys are those of who may answer for sessions of this process: its own key, and unknown ones for
+// the default tenant; nil without a key.
+func (f *Fleet) Keys() *signing.Keys {
+	if f.signer == nil {
+		return nil
+	}
+	keys, _ := signing.OpenFor(f.signer, "") // fails only with a file
+	return keys
+}
+
 // SignKey names the key that signs this process's calls; "" without one.
 func (f *Fleet) SignKey() string { return f.signer.ID() }
 

@@ -1,83 +1,291 @@
-// Package judge says who may do what, and by which interfaces acts of a session come.
+// Package judge says who may do what, on which object, through which interface. One function
+// decides, [May], and it is called where an act takes effect: where a call or a turn starts, a
+// record is changed, an answer of a person is accepted, a file is read.
 //
-//	who (principal) ──► interface (tools/call, resources/read, call, a turn, ...) ──► act on an object
-//	                     role: [Principal.May]       rules: package policy            count: loop.Ledger
+//	interface ──► principal ──► [May]: act, object, owner ──► rules of the session ──► the act
+//	              token, role,         [Rules]                package policy           takes effect
+//	              key, tenant,         [Interfaces]           counts: loop.Ledger
+//	              user, expiry         [Refusal]              a person's answer: [Approve]
 //
-// An act is judged where it takes effect, by the same rules for every interface: [Interfaces] lists
-// them, docs/policy.md has the list, and test/integration tries every act by every interface. What
-// a principal's role allows is decided here; what a session may do, by the rules of package policy.
+// An interface knows its principal: the token of a request, the key that signed a call, the NATS
+// user of a process. It sets [With] in the context, and what it calls judges by [Judge]. A context
+// without a principal is that of the fleet's operator, whose NATS user the server has checked.
+//
+// An object has an [Owner] from when it is made: a tenant and a principal, from the interface,
+// never from what a model, a file or a request says. Where calls are signed, the owner is signed
+// with them. A record without an owner, of an earlier version, belongs to the tenant default and to
+// the operator in it. The tenant is the wall: only principals of every tenant pass it. In a tenant,
+// the role says what a principal may do with what others own.
+//
+// The rules of a session (policy, level, roots, max_calls, budget) bind what its calls do, for
+// every principal. Package loop judges them, for calls of turns and for single calls, and again
+// when a session is resumed. What bound a call once never gets weaker.
+//
+// The judged is never the judge: who makes a call cannot approve it ([Approve] of a [Call]), and a
+// tool of a session has no principal at all. An answer counts once, and is journaled with its
+// giver, its time and its interface. A coordinator with a key signs nothing for a principal whose
+// own calls it would refuse.
 package judge
 
 import (
+	"cmp"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// The roles of principals.
+// Role is what a principal may do. Each role includes those before it.
+type Role string
+
+// The roles.
 const (
-	RoleRead = "read" // acts that change nothing
-	RoleUse  = "use"  // every act
+	RoleRead    Role = "read"    // see
+	RoleRun     Role = "run"     // make and use objects, and end and change its own
+	RoleOperate Role = "operate" // also approve, and end and change those of others
 )
 
-// Principal is who asks: the owner of a token, as a file of tokens describes it. The zero value is
-// the owner of the process, who is asked for no token.
+// Roles returns all roles, the least first.
+func Roles() []Role { return []Role{RoleRead, RoleRun, RoleOperate} }
+
+// ParseRole reads a role. "use" is the name that earlier versions had for run.
+func ParseRole(s string) (Role, error) {
+	if s == "use" {
+		return RoleRun, nil
+	}
+	if !slices.Contains(Roles(), Role(s)) {
+		return "", fmt.Errorf("role %q: must be %s, %s or %s", s, RoleRead, RoleRun, RoleOperate)
+	}
+	return Role(s), nil
+}
+
+// Known says how a fleet knows a principal.
+type Known string
+
+// The ways by which principals are known.
+const (
+	ByProcess Known = ""      // it has the NATS user of a coordinator: the operator
+	ByToken   Known = "token" // by a token of a file of tokens
+	ByKey     Known = "key"   // by the key that signed
+)
+
+// DefaultTenant is the tenant of those that name none.
+const DefaultTenant protocol.Tenant = "default"
+
+// Principal is who acts. The zero value is the fleet's operator.
 type Principal struct {
-	Name   string
-	Role   string // "" is [RoleUse]
+	Known Known
+	Name  string
+	Role  Role // "" is [RoleOperate]
+	// Tenant is the only tenant whose objects the principal reaches. With "", a token is of the
+	// default tenant, and others reach every tenant.
 	Tenant protocol.Tenant
+	// Expires is when the principal may do nothing any more; zero is never.
+	Expires time.Time
+	// Interface is the [Interface] through which the principal acts.
+	Interface string
 }
 
 // ID is an unambiguous text of a principal: two principals are the same if, and only if, their
 // names, roles and tenants are.
 func (p Principal) ID() string {
-	id, _ := json.Marshal([]string{p.Name, p.Role, string(p.Tenant)}) // texts always can be
+	id, _ := json.Marshal([]string{p.Name, string(p.Role), string(p.Tenant)}) // texts always can be
 	return string(id)
 }
 
-// May reports whether the role of the principal allows an act; changes says whether the act can
-// change anything, or end what runs. The error is for the principal.
-func (p Principal) May(act string, changes bool) error {
-	if !changes || p.Role == "" || p.Role == RoleUse {
-		return nil
+// By names the principal in records, such as token:ann; "" is the operator.
+func (p Principal) By() string {
+	if p.Known == ByProcess {
+		return ""
 	}
-	return fmt.Errorf("%s: a token of role %s may only do what changes nothing: it needs role %s", act, p.Role, RoleUse)
+	return string(p.Known) + ":" + p.Name
 }
 
-// Act is what a call does, whichever tool and interface it has.
-type Act string
+// Owner returns the owner of what the principal makes.
+func (p Principal) Owner() Owner { return Owner{cmp.Or(p.Tenant, DefaultTenant), p.By()} }
 
-// The acts. Rules name the first five by their classes, such as @read.
+// PrincipalOf returns the principal that owns something, as far as the owner says who it is.
+func PrincipalOf(owner Owner) Principal {
+	who := Principal{Tenant: owner.Tenant, Role: RoleRun}
+	if known, name, is := strings.Cut(owner.By, ":"); is {
+		who.Known, who.Name = Known(known), name
+	}
+	return who
+}
+
+// bound is the only tenant that the principal reaches; "" is every tenant.
+func (p Principal) bound() protocol.Tenant {
+	if p.Known == ByToken {
+		return cmp.Or(p.Tenant, DefaultTenant)
+	}
+	return p.Tenant
+}
+
+func (p Principal) String() string {
+	name := cmp.Or(p.By(), "the operator")
+	if tenant := p.bound(); tenant != "" {
+		name += " of tenant " + string(tenant)
+	}
+	return name
+}
+
+type contextKey struct{}
+
+// With returns a context in which a principal acts.
+func With(ctx context.Context, who Principal) context.Context {
+	return context.WithValue(ctx, contextKey{}, who)
+}
+
+// Of returns the principal that acts in a context: the operator if it has none.
+func Of(ctx context.Context) Principal {
+	who, _ := ctx.Value(contextKey{}).(Principal)
+	return who
+}
+
+// Bounded reports whether the principal of a context may not do everything. If it may, the owner of
+// an object need not be read.
+func Bounded(ctx context.Context) bool {
+	who := Of(ctx)
+	return who.Known != ByProcess || who.bound() != "" || who.Role != "" || !who.Expires.IsZero()
+}
+
+// Owner is whom an object belongs to. The zero value is that of a record without an owner.
+type Owner struct {
+	Tenant protocol.Tenant `json:"tenant,omitempty"` // "" is [DefaultTenant]
+	By     string          `json:"by,omitempty"`     // [Principal.By] of the maker; "" is the operator
+}
+
+// everyTenant is the tenant of what belongs to the whole fleet.
+const everyTenant protocol.Tenant = "*"
+
+// TheFleet is the owner of what all tenants share, such as limits.
+func TheFleet() Owner { return Owner{Tenant: everyTenant} }
+
+// Kind is what an object is.
+type Kind string
+
+// The kinds of objects.
 const (
-	Read    Act = "read"    // files, directories, processes and results
-	Write   Act = "write"   // files changed by the tool itself
-	Execute Act = "execute" // programs run, typed at and ended
-	Message Act = "message" // messages sent to other sessions
-	Trigger Act = "trigger" // timers, schedules and watches
-	Use     Act = "use"     // the user's own tools, handlers, and tools of MCP servers
+	Session   Kind = "session"
+	Call      Kind = "call"
+	Workspace Kind = "workspace"
+	Schedule  Kind = "schedule"
+	Trigger   Kind = "trigger"
+	Template  Kind = "template"
+	Channel   Kind = "channel"
+	Upload    Kind = "upload"
+	Limit     Kind = "limit"
 )
 
-// Interface is a way by which acts of a session come.
-type Interface struct {
-	Name string
-	// Acts are those that it has.
-	Acts []Act
-	// Count says where its calls are counted for max_calls.
-	Count string
+// Object is what an act is about.
+type Object struct {
+	Kind  Kind
+	ID    string
+	Owner Owner
 }
 
-// Interfaces lists all of them. The rules of a policy hold for each. What people do themselves
-// (coordinator session diff, /undo) is no act of a session.
-func Interfaces() []Interface {
-	single := []Act{Read, Write, Execute, Use}
-	return []Interface{
-		{"turns", []Act{Read, Write, Execute, Message, Trigger, Use}, "journal"},
-		{"call", single, "journal, with `--session`"},
-		{"call --batch", []Act{Read, Write, Execute}, "the batch; journal, with `--session`"},
-		{"MCP tools/call", single, "journal"},
-		{"MCP resources/read", []Act{Read}, "journal"},
-		{"schedule", single, "journal"},
-		{"Go Client.Call", single, "journal"},
+// Act is what a principal does to an object.
+type Act string
+
+// The acts.
+const (
+	See     Act = "see"     // list, show, follow; read results and files
+	Make    Act = "make"    // begin a session, send a call, add a record
+	Use     Act = "use"     // add a turn, a message or a call; fork; begin with a template
+	Cancel  Act = "cancel"  // end what runs
+	Change  Act = "change"  // restore, rewind, merge into, revert, resolve, pause, set
+	Remove  Act = "remove"  // for good
+	Approve Act = "approve" // let a call run that a policy holds back
+)
+
+// Acts lists all of them.
+func Acts() []Act { return []Act{See, Make, Use, Cancel, Change, Remove, Approve} }
+
+// Rule says which role an act needs.
+type Rule struct {
+	Act    Act
+	Kinds  []Kind
+	Own    Role // on what the principal made; "" is none
+	Others Role // on what others of its tenant made
+}
+
+// Rules returns all rules. An act on a kind that no rule names is refused.
+func Rules() []Rule {
+	made := []Kind{Session, Call, Workspace, Schedule, Trigger, Template, Channel, Upload}
+	return []Rule{
+		{See, append(slices.Clone(made), Limit), RoleRead, RoleRead},
+		{Make, made, RoleRun, RoleRun},
+		{Use, []Kind{Session, Workspace, Template, Channel, Upload}, RoleRun, RoleRun},
+		{Cancel, []Kind{Session, Call}, RoleRun, RoleOperate},
+		{Change, []Kind{Session, Workspace, Schedule, Limit}, RoleRun, RoleOperate},
+		{Remove, []Kind{Session, Workspace, Schedule, Trigger, Template}, RoleRun, RoleOperate},
+		{Approve, []Kind{Session}, RoleOperate, RoleOperate}, // a call that a model makes
+		{Approve, []Kind{Call}, "", RoleOperate},             // a call that a principal makes itself
 	}
+}
+
+// ErrRefused is wrapped by every [Refusal].
+var ErrRefused = errors.New("not allowed")
+
+// Refusal is the error of [May]: it names the act, the object, and what is needed.
+type Refusal struct {
+	Who   Principal
+	Act   Act
+	On    Object
+	Needs string
+}
+
+func (r *Refusal) Error() string {
+	what := string(r.Act) + " " + string(r.On.Kind)
+	if r.On.ID != "" {
+		what += " " + r.On.ID
+	}
+	return fmt.Sprintf("%s: not allowed for %s; it needs %s", what, r.Who, r.Needs)
+}
+
+// Unwrap returns [ErrRefused].
+func (r *Refusal) Unwrap() error { return ErrRefused }
+
+// Judge is [May] for the principal of a context.
+func Judge(ctx context.Context, act Act, on Object) error { return May(Of(ctx), act, on) }
+
+// May returns nil if a principal may do something to an object now, else a [*Refusal].
+func May(who Principal, act Act, on Object) error {
+	refused := func(format string, args ...any) error {
+		return &Refusal{who, act, on, fmt.Sprintf(format, args...)}
+	}
+	owner := Owner{cmp.Or(on.Owner.Tenant, DefaultTenant), on.Owner.By}
+	switch tenant := who.bound(); {
+	case !who.Expires.IsZero() && !time.Now().Before(who.Expires):
+		return refused("a new token, since this one expired at %s", who.Expires.UTC().Format(time.RFC3339))
+	case tenant == "" || tenant == owner.Tenant:
+	case owner.Tenant == everyTenant && act != See && act != Use:
+		return refused("the operator of the fleet, since all tenants share it")
+	case owner.Tenant != everyTenant:
+		return refused("a principal of tenant %s, to which it belongs", owner.Tenant)
+	}
+	rules := Rules()
+	at := slices.IndexFunc(rules, func(r Rule) bool { return r.Act == act && slices.Contains(r.Kinds, on.Kind) })
+	if at < 0 {
+		return refused("an act that a rule names")
+	}
+	rule, whose := rules[at], ""
+	needs := rule.Others
+	switch own := owner.By == who.By(); {
+	case !own && rule.Own != rule.Others:
+		whose = ", since it belongs to " + cmp.Or(owner.By, "the operator")
+	case own && rule.Own == "" && who.Known != ByProcess:
+		return refused("another principal with role %s: who makes a call does not approve it", rule.Others)
+	case own:
+		needs = rule.Own
+	}
+	if slices.Index(Roles(), cmp.Or(who.Role, RoleOperate)) < slices.Index(Roles(), needs) {
+		return refused("role %s, and not %s%s", needs, who.Role, whose)
+	}
+	return nil
 }

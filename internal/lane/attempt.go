@@ -286,7 +286,7 @@ func (l *heldLane) run(e *core.Entry) *Run {
 		call = e.Full
 	}
 	return &Run{
-		Call: call, Header: e.Header, Attempt: max(e.Starts, 1), Sequence: e.Seq, Bound: e.Bound,
+		Call: call, Header: e.Header, Attempt: max(e.Starts, 1), Sequence: e.Seq, Signer: e.Signer,
 		Queued: age, InLane: min(age, time.Since(l.since)),
 		Fence: l.claim.epoch.Load(), LeaseEnd: l.incarnation.heldUntil, Abandon: func() { l.cancel(ErrDraining) },
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/internal/wire/signing"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -176,9 +177,9 @@ type Run struct {
 	Call    *protocol.Call
 	Header  nats.Header
 	Attempt int // from 1
-	// Bound is the tenant to which the key is bound that has signed the call: the call may touch
-	// only what this tenant owns. "" is no bound.
-	Bound protocol.Tenant
+	// Signer is the principal that has signed the call: the call may touch only what this principal
+	// may. nil is any: signatures are not checked.
+	Signer *judge.Principal
 	// Sequence is the call's stream sequence: the order in which the calls of a lane were accepted.
 	Sequence uint64
 	// Queued is from the call's acceptance to this start, InLane the part of it
@@ -227,12 +228,24 @@ func (c leased) Done() <-chan struct{} {
 	return c.Context.Done()
 }
 
-// Owns refuses a call that touches a session of an owner to whom its signer is not bound.
-func (r *Run) Owns(session string, owner protocol.Tenant) *protocol.Error {
-	if r.Bound == "" || owner == r.Bound {
+// Owner is the owner of the call: its tenant, and the principal for whom it was made.
+func (r *Run) Owner() judge.Owner {
+	owner := judge.Owner{Tenant: cmp.Or(r.Call.Tenant, judge.DefaultTenant), By: r.Call.By}
+	if owner.By == "" && r.Signer != nil {
+		owner.By = r.Signer.By()
+	}
+	return owner
+}
+
+// May refuses a call that does to an object what its signer may not.
+func (r *Run) May(act judge.Act, on judge.Object) *protocol.Error {
+	if r.Signer == nil {
 		return nil
 	}
-	return protocol.Errorf(codes.NotSigned, "session %s belongs to tenant %s, and the call is signed for tenant %s; it was not run", session, owner, r.Bound)
+	if err := judge.May(*r.Signer, act, on); err != nil {
+		return protocol.Errorf(codes.NotSigned, "%v; the call is signed, and was not run", err)
+	}
+	return nil
 }
 
 // Interrupted translates the end of a call's context into its status and error;

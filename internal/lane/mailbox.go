@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -151,17 +152,17 @@ func (l *heldLane) entry(header nats.Header, body []byte, stored time.Time) (*co
 	if err == nil && (call.Lane() != l.lane || call.Pool != l.holder.options.Pool) {
 		err = fmt.Errorf("%w: it is of lane %s in pool %s", protocol.ErrInvalidCall, call.Lane(), call.Pool)
 	}
-	bound := protocol.Tenant("")
+	var signer *judge.Principal
 	cancelled := header.Get(wire.HeaderCancelled) != "" // it does nothing, so it needs no signature
 	if keys := l.holder.options.Keys; err == nil && keys != nil && !cancelled {
 		enqueued := stored.Add(-call.Delay() - min(lateness(call, header), maxLate))
 		var fault *protocol.Error
-		if bound, fault = keys.Check(l.holder.options.Fleet, header.Get(wire.HeaderSigned), body, enqueued); fault != nil {
+		if signer, fault = keys.Check(l.holder.options.Fleet, header.Get(wire.HeaderSigned), body, enqueued); fault != nil {
 			err = fault
 		}
 	}
 	if err == nil {
-		e := &core.Entry{Call: call, Header: header, Accepted: stored.Add(-lateness(call, header)), Size: len(body), Bound: bound}
+		e := &core.Entry{Call: call, Header: header, Accepted: stored.Add(-lateness(call, header)), Size: len(body), Signer: signer}
 		e.Cancelled = cancelled
 		if l.holder.options.Keys == nil { // with keys only signed fields count, and headers are not signed
 			e.NoResult = l.knowsAllSince(wire.SeenOfHeader(header.Get(wire.HeaderSeen)))

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session/serve"
@@ -283,6 +284,9 @@ func Cancel(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) ([]proto
 }
 
 func cancel(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) ([]protocol.CallID, error) {
+	if err := May(ctx, f, judge.Cancel, id); err != nil {
+		return nil, err
+	}
 	r, err := newRemover(ctx, f, id, Options{})
 	if err != nil {
 		return nil, err
@@ -305,7 +309,10 @@ func cancel(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) ([]proto
 // Unfinished returns what runs or waits for a session in a fleet: turns that coordinators were
 // asked for, and calls in its sandbox. A turn that is open without any may have been left.
 func Unfinished(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool) (turns, calls []operator.CallStatus, err error) {
-	r, err := newRemover(ctx, f, id, Options{Pool: pool})
+	var r *remover
+	if err = May(ctx, f, judge.See, id); err == nil {
+		r, err = newRemover(ctx, f, id, Options{Pool: pool})
+	}
 	if err == nil {
 		turns, err = r.unfinished(ctx, r.ownLanes()[0])
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
@@ -36,10 +37,11 @@ func merge(ctx context.Context, f *fleet.Fleet, journal loop.Journal, from, into
 		return merged, codes.As(codes.ErrInvalid, errors.New("a session cannot be merged into itself: name the fork, and then the session that gets its changes"))
 	}
 	var r *remover
-	for _, id := range []protocol.SessionID{from, into} {
-		if r, err = idle(ctx, f, journal, id, pool); err != nil {
-			return merged, err
-		}
+	if _, err = idle(ctx, f, journal, from, pool, judge.See); err == nil {
+		r, err = idle(ctx, f, journal, into, pool, judge.Change)
+	}
+	if err != nil {
+		return merged, err
 	}
 	fork, err := journal.Load(ctx, from)
 	if err != nil {
@@ -239,7 +241,7 @@ func Revert(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool pro
 }
 
 func revert(ctx context.Context, f *fleet.Fleet, journal loop.Journal, id protocol.SessionID, pool protocol.Pool, effects []Effect) error {
-	r, err := idle(ctx, f, journal, id, pool)
+	r, err := idle(ctx, f, journal, id, pool, judge.Change)
 	if err != nil {
 		return fmt.Errorf("revert calls of session %s: %w", id, err)
 	}
@@ -296,7 +298,7 @@ func (r *remover) revert(ctx context.Context, e *Effect) error {
 // Resolve notes what a person found out about a call of unknown outcome, which the model reads. The
 // error wraps [ErrBusy] as that of [Revert].
 func Resolve(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool, call protocol.CallID, happened bool, by string) error {
-	_, err := idle(ctx, f, f.Journal, id, pool)
+	_, err := idle(ctx, f, f.Journal, id, pool, judge.Change)
 	if err == nil {
 		err = resolve(ctx, f.Journal, id, call, happened, by)
 	}
@@ -343,7 +345,10 @@ func appendEvent(ctx context.Context, journal loop.Journal, history loop.History
 
 // idle returns an error that wraps [ErrBusy] for a session that does something. A change of it that
 // was interrupted is completed first.
-func idle(ctx context.Context, f *fleet.Fleet, journal loop.Journal, id protocol.SessionID, pool protocol.Pool) (*remover, error) {
+func idle(ctx context.Context, f *fleet.Fleet, journal loop.Journal, id protocol.SessionID, pool protocol.Pool, act judge.Act) (*remover, error) {
+	if err := May(ctx, f, act, id); err != nil {
+		return nil, err
+	}
 	r, err := newRemover(ctx, f, id, Options{Pool: pool})
 	if err != nil {
 		return nil, err

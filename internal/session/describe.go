@@ -9,9 +9,12 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -70,7 +73,7 @@ func (i *folded) apply(e *loop.Event) {
 			*i = folded{Session: report.Session{SessionID: i.SessionID}}
 		}
 	case loop.EventSessionStarted:
-		i.Model, i.Workspace, i.Tenant = e.Model, e.Workspace, e.Tenant
+		i.Model, i.Workspace, i.Tenant, i.Owner = e.Model, e.Workspace, e.Tenant, e.By
 		if e.Parent != nil {
 			i.Parent = e.Parent.SessionID
 		}
@@ -127,6 +130,39 @@ func (i *folded) described() *report.Session {
 	return &info
 }
 
+// objectOf is a session with a journal, as an object of acts.
+func objectOf(id protocol.SessionID, history loop.History) judge.Object {
+	return judge.Object{Kind: judge.Session, ID: string(id), Owner: judge.Owner{Tenant: history.Tenant(), By: history.By()}}
+}
+
+// May judges an act on a session, which has its owner in its journal, or else in its workspace. One
+// that does not exist has no owner: the act itself finds that out.
+func May(ctx context.Context, f *fleet.Fleet, act judge.Act, id protocol.SessionID) error {
+	if !judge.Bounded(ctx) {
+		return nil
+	}
+	history, err := f.Journal.Load(ctx, id)
+	if err != nil && !errors.Is(err, loop.ErrRemoved) && !errors.Is(err, loop.ErrUncompleted) {
+		return err
+	}
+	on := objectOf(id, history)
+	if !history.Owned() { // calls without a model, of an earlier version
+		on.Owner, _, err = workspace.OwnerOf(ctx, f.Conn(protocol.DefaultPool), f.Name, sandboxHash(id))
+		if errors.Is(err, workspace.ErrNone) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return judge.Judge(ctx, act, on)
+}
+
+// seen reports whether a session may be seen.
+func seen(ctx context.Context, info *report.Session) bool {
+	return judge.Judge(ctx, judge.See, judge.Object{Kind: judge.Session, Owner: judge.Owner{Tenant: info.Tenant, By: info.Owner}}) == nil
+}
+
 // Show describes a session. The error wraps [ErrNone] when there is none.
 func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*report.Session, error) {
 	turn, err := r.turn(ctx, id) // before the journal, which then has a turn that began meanwhile
@@ -145,6 +181,9 @@ func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*report.Sessi
 		if only, found := r.onlyWorkspace(ctx, id, sandboxHash(id)); !errors.Is(found, ErrNone) {
 			info, err = only, found
 		}
+	}
+	if err == nil && !seen(ctx, info) {
+		err = ErrNone
 	}
 	if err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, err)

@@ -13,6 +13,7 @@ import (
 	"github.com/aymanbagabas/go-udiff"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
@@ -44,12 +45,35 @@ func OpenFiles(ctx context.Context, f *fleet.Fleet, pool protocol.Pool) (Files, 
 	return Files{store: store}, err
 }
 
+// may judges an act on the workspace of a session. One that does not exist has no owner.
+func (f Files) may(ctx context.Context, act judge.Act, id protocol.SessionID) error {
+	if !judge.Bounded(ctx) {
+		return nil
+	}
+	owner, err := f.store.Owner(ctx, sandboxHash(id))
+	if errors.Is(err, workspace.ErrNone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return judge.Judge(ctx, act, judge.Object{Kind: judge.Workspace, ID: string(id), Owner: owner})
+}
+
+// at returns the files of a workspace after a call, to be seen.
+func (f Files) at(ctx context.Context, id protocol.SessionID, call protocol.CallID) (snapshot.Tree, error) {
+	if err := f.may(ctx, judge.See, id); err != nil {
+		return nil, err
+	}
+	return f.store.At(ctx, sandboxHash(id), call)
+}
+
 func sandboxHash(id protocol.SessionID) wire.LaneHash { return wire.HashLane(sandboxLane(id)) }
 
 // List returns the files of a workspace after a call; "" is the last one. The error wraps
 // [workspace.ErrNone] if that is not stored.
 func (f Files) List(ctx context.Context, id protocol.SessionID, at protocol.CallID) ([]report.File, error) {
-	tree, err := f.store.At(ctx, sandboxHash(id), at)
+	tree, err := f.at(ctx, id, at)
 	if err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, err)
 	}
@@ -74,6 +98,9 @@ func fileOf(path string, node snapshot.Node) report.File {
 // Changed returns what the last turn of a session has changed; a removed file is as it was.
 func (f Files) Changed(ctx context.Context, journal loop.Journal, id protocol.SessionID) ([]report.File, error) {
 	history, err := journal.Load(ctx, id)
+	if err == nil {
+		err = f.may(ctx, judge.See, id)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +153,7 @@ func eachChange(before, after snapshot.Tree, do func(path string, was, is snapsh
 
 // Read returns the content of a file after a call, as [Files.List].
 func (f Files) Read(ctx context.Context, id protocol.SessionID, name string, at protocol.CallID) ([]byte, error) {
-	tree, err := f.store.At(ctx, sandboxHash(id), at)
+	tree, err := f.at(ctx, id, at)
 	if err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, err)
 	}
@@ -151,6 +178,9 @@ var ErrNoFile = codes.As(codes.ErrNotFound, errors.New("no file of the workspace
 
 // Changes lists the calls that changed a workspace, the oldest first.
 func (f Files) Changes(ctx context.Context, id protocol.SessionID) ([]report.Change, error) {
+	if err := f.may(ctx, judge.See, id); err != nil {
+		return nil, err
+	}
 	history, err := f.store.History(ctx, sandboxHash(id))
 	if err == nil && len(history) == 0 {
 		err = fmt.Errorf("it has no workspace: %w", workspace.ErrNone)
@@ -163,6 +193,9 @@ func (f Files) Changes(ctx context.Context, id protocol.SessionID) ([]report.Cha
 
 // Diff says what a call changed: a line for each path, and the difference of texts.
 func (f Files) Diff(ctx context.Context, id protocol.SessionID, call protocol.CallID) (string, error) {
+	if err := f.may(ctx, judge.See, id); err != nil {
+		return "", err
+	}
 	before, after, err := f.store.Change(ctx, sandboxHash(id), call)
 	if err != nil {
 		return "", fmt.Errorf("session %s: %w", id, err)
@@ -191,7 +224,7 @@ func (f Files) present(ctx context.Context, id protocol.SessionID) (snapshot.Tre
 			return workspace.TreeOf(files), err
 		}
 	}
-	return f.store.At(ctx, sandboxHash(id), "")
+	return f.at(ctx, id, "")
 }
 
 // Difference says what differs between two checkpoints of a session: a line for each path, and the
@@ -259,6 +292,9 @@ func (f Files) ForkDirectory(ctx context.Context, journal loop.Journal, from pro
 // begin begins a session: its workspace by fork, and its conversation.
 func (f Files) begin(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.SessionID, fork func() error) (turns int, err error) {
 	c, err := forkOf(ctx, journal, from, at, to)
+	if err == nil {
+		err = f.may(ctx, judge.Use, from)
+	}
 	if err == nil {
 		c.occupied, err = f.store.Has(ctx, sandboxHash(to))
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/session/serve"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
@@ -24,6 +25,9 @@ import (
 
 // Load reads the journal of a session. The error wraps [ErrNone] when there is none.
 func Load(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (loop.History, error) {
+	if err := May(ctx, f, judge.See, id); err != nil {
+		return loop.History{}, err
+	}
 	history, err := f.Journal.Load(ctx, id)
 	if err == nil && len(history.Events) == 0 {
 		err = fmt.Errorf("session %s: %w", id, errNoTurn)
@@ -35,6 +39,9 @@ func Load(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (loop.Hist
 // event once, live or from the journal. asked gets questions that a person may answer, and the live
 // events that may end such questions. Ending ctx stops nothing but Follow.
 func Follow(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, show, asked func(loop.Event)) (loop.TurnResult, error) {
+	if err := May(ctx, f, judge.See, id); err != nil {
+		return loop.TurnResult{}, err
+	}
 	a := &follower{fleet: f, id: id, show: show, asked: asked, seen: map[string]bool{}}
 	return a.follow(ctx)
 }

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
@@ -103,6 +105,11 @@ func forkOf(ctx context.Context, journal loop.Journal, from protocol.SessionID, 
 	if err != nil {
 		return nil, err
 	}
+	if history.Owned() {
+		if err := judge.Judge(ctx, judge.Use, objectOf(from, history)); err != nil {
+			return nil, err
+		}
+	}
 	c := &copying{journal: journal, to: to, from: from, events: eventsUntil(history.Events, at), ends: loop.EventSessionForked, what: "the fork of session " + string(from)}
 	switch {
 	case at.Turn > 0:
@@ -192,6 +199,9 @@ func (c *copying) run(ctx context.Context, files func() error) error {
 		}
 		return files()
 	}
+	if first := &c.events[0]; first.Type == loop.EventSessionStarted { // its owner makes it; a fork is of the tenant of its origin
+		first.Tenant, first.By = cmp.Or(first.Tenant, wire.TenantOf(ctx)), judge.Of(ctx).By()
+	}
 	now := time.Now().UTC()
 	mark := loop.Event{Type: loop.EventCopyStarted, SessionID: c.to, Time: now, Text: c.what, CallFields: loop.CallFields{CallID: c.id}, NoteFields: loop.NoteFields{From: c.from}}
 	last, err := c.journal.Append(ctx, c.to, history.Last, mark)
@@ -228,6 +238,9 @@ func (u uncompleted) Unwrap() []error { return []error{u.error, loop.ErrUncomple
 // have made it up. Sub-agents are recognized by their own journals ([loop.LoadAgent]).
 func dropForeign(e *loop.Event) {
 	e.Parent, e.Tenant, e.From, e.Checkpoint, e.Bound = nil, "", "", 0, nil
+	if e.Type == loop.EventSessionStarted {
+		e.By = ""
+	}
 	if e.Effect != nil && e.Effect.Revert != nil {
 		e.Effect = &loop.Effect{Reaches: e.Effect.Reaches}
 	}
@@ -355,7 +368,7 @@ func endsOf(open *loop.SessionState) (events []loop.Event) {
 // default pool. That is a further checkpoint: those after the call stay. The error wraps [ErrBusy]
 // when the session has an open turn or unfinished calls; then nothing was changed.
 func Restore(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, pool protocol.Pool, at protocol.CallID) (wire.WorkspaceRestoreResult, error) {
-	r, err := idle(ctx, f, f.Journal, id, pool)
+	r, err := idle(ctx, f, f.Journal, id, pool, judge.Change)
 	var value protocol.Value
 	if err == nil {
 		value, err = r.change(ctx, wire.RandomCallID(), loop.Event{}, wire.WorkspaceRestore{At: at})

@@ -126,7 +126,7 @@ func (r *Reader) List(ctx context.Context, limit int) (list []report.Session, le
 		err = r.addWorkers(ctx, found...)
 	}
 	for _, info := range found {
-		if info != nil {
+		if info != nil && seen(ctx, info) {
 			list = append(list, *info)
 		}
 	}
@@ -236,7 +236,7 @@ func (r *Reader) onlyWorkspace(ctx context.Context, id protocol.SessionID, lane 
 		if errors.Is(err, workspace.ErrNone) {
 			continue
 		}
-		return &report.Session{SessionID: id, State: report.StateWorkspaceOnly, Tenant: owner, UpdatedAt: used}, err
+		return &report.Session{SessionID: id, State: report.StateWorkspaceOnly, Tenant: owner.Tenant, Owner: owner.By, UpdatedAt: used}, err
 	}
 	return nil, ErrNone
 }

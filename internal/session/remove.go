@@ -26,6 +26,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -73,6 +74,9 @@ const (
 // nothing was removed. After any other error some of it may be left: remove it again.
 func Remove(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Options) (report.Removed, error) {
 	o.removes = true
+	if err := May(ctx, f, judge.Remove, id); err != nil {
+		return report.Removed{}, err
+	}
 	r, err := newRemover(ctx, f, id, o)
 	if err != nil {
 		return report.Removed{}, fmt.Errorf("remove session %s: %w", id, err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
@@ -54,7 +55,7 @@ func TestRestore_AndATurnAtOnce(t *testing.T) {
 	require.Nil(t, r.call(t.Context(), t, "s", protocol.FilesWrite{Path: "a", Content: []byte("new")}).Error)
 	_, err := r.Journal.Append(t.Context(), "s", 0, conversation()[:7]...)
 	require.NoError(t, err)
-	look, err := idle(t.Context(), r.Fleet, r.Journal, "s", "")
+	look, err := idle(t.Context(), r.Fleet, r.Journal, "s", "", judge.Change)
 	require.NoError(t, err)
 	last, err := r.Journal.Append(t.Context(), "s", look.history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2})
 	require.NoError(t, err)
@@ -74,7 +75,7 @@ func TestRestore_AndATurnAtOnce(t *testing.T) {
 		return string(content)
 	}
 	require.Equal(t, "new", content())
-	look, err = idle(t.Context(), r.Fleet, &brittle{Journal: r.Journal, left: 2}, "s", "")
+	look, err = idle(t.Context(), r.Fleet, &brittle{Journal: r.Journal, left: 2}, "s", "", judge.Change)
 	require.NoError(t, err)
 	_, err = look.change(t.Context(), wire.RandomCallID(), loop.Event{}, wire.WorkspaceRestore{At: begin.CallID})
 	require.ErrorIs(t, err, errCrash)
@@ -103,7 +104,7 @@ func TestRestore_ATurnThatIsStoppedEndsNoChange(t *testing.T) {
 	require.Nil(t, begin.Error)
 	last, err := r.Journal.Append(t.Context(), "s", 0, conversation()[:7]...)
 	require.NoError(t, err)
-	look, err := idle(t.Context(), r.Fleet, r.Journal, "s", "")
+	look, err := idle(t.Context(), r.Fleet, r.Journal, "s", "", judge.Change)
 	require.NoError(t, err)
 	call := look.callOf(wire.RandomCallID(), wire.WorkspaceRestore{At: begin.CallID})
 	body, err := wire.EncodeCall(&call)

@@ -27,7 +27,7 @@ type plain struct {
 // The fields that callFieldsOf and resultFieldsOf know. While a call or a result has others,
 // nothing is plain.
 const (
-	plainCall = "ID SessionID ToolCallID Tool Turn Step Index Pool Tenant Priority Resources Delivery MaxAttempts Retry " +
+	plainCall = "ID SessionID ToolCallID Tool Turn Step Index Pool Tenant Priority By Resources Delivery MaxAttempts Retry " +
 		"MinLevel Roots IssuedAt NotBefore QueueTimeout RunTimeout Deadline After MadeAfter Again Digest Payload"
 	plainResult = "CallID SessionID Status Error WorkerID Attempt Sequence Epoch Checkpoint Tries Level Network QueueMS LaneMS RunMS Waits FinishedAt Tool Digest Kept Value"
 )
@@ -59,6 +59,7 @@ func (p *plain) callFieldsOf(c *protocol.Call) {
 	p.text("pool", (*string)(&c.Pool), always)
 	p.text("tenant", (*string)(&c.Tenant), ifSet)
 	p.text("priority", (*string)(&c.Priority), ifSet)
+	p.text("by", &c.By, ifSet)
 	p.uses("resources", &c.Resources)
 	p.text("delivery", (*string)(&c.Delivery), always)
 	whole(p, "max_attempts", &c.MaxAttempts)

@@ -9,11 +9,12 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // DefaultTenant is what subjects and headers have for the tenant "".
-const DefaultTenant protocol.Tenant = "default"
+const DefaultTenant = judge.DefaultTenant
 
 // Flow is the calls of a tenant with a priority, of some of its sessions. Lanes in which calls of a
 // flow wait get free slots together. The zero value is the default flow, whose lanes need no
@@ -97,11 +98,28 @@ func WithFlow(ctx context.Context, tenant protocol.Tenant, priority protocol.Pri
 	return context.WithValue(ctx, flowKey{}, Flow{Tenant: tenant, Priority: priority})
 }
 
-// TenantOf is the tenant of [WithFlow]; "" without one.
-func TenantOf(ctx context.Context) protocol.Tenant {
+// flowOf is the flow of [WithFlow]. Without a tenant it is of the tenant whose principal acts.
+func flowOf(ctx context.Context) Flow {
 	flow, _ := ctx.Value(flowKey{}).(Flow)
-	return flow.Tenant
+	if tenant := judge.Of(ctx).Tenant; flow.Tenant == "" && tenant != DefaultTenant {
+		flow.Tenant = tenant
+	}
+	return flow
 }
+
+// WithOwner returns a context in which a session of an owner acts, with the priority of the
+// context.
+func WithOwner(ctx context.Context, owner judge.Owner) context.Context {
+	if flow, has := ctx.Value(flowKey{}).(Flow); has && flow.Tenant != "" {
+		ctx = WithFlow(ctx, owner.Tenant, flow.Priority)
+	}
+	who := judge.PrincipalOf(owner)
+	who.Interface = judge.InterfaceTurns
+	return judge.With(ctx, who)
+}
+
+// TenantOf is the tenant of [WithFlow], or of the principal that acts; "" without one.
+func TenantOf(ctx context.Context) protocol.Tenant { return flowOf(ctx).Tenant }
 
 // ChannelName is the full name of a channel, TENANT.NAME, for sessions in a context: those of one
 // tenant share channels.
@@ -109,10 +127,11 @@ func ChannelName(ctx context.Context, name string) string {
 	return string(cmp.Or(TenantOf(ctx), DefaultTenant)) + "." + name
 }
 
-// ApplyFlow gives calls the flow of a context. It returns the calls as they are, or a copy.
+// ApplyFlow gives calls the flow and the principal of a context. It returns the calls as they are,
+// or a copy.
 func ApplyFlow(ctx context.Context, calls []protocol.Call) []protocol.Call {
-	flow, has := ctx.Value(flowKey{}).(Flow)
-	if !has {
+	flow, by := flowOf(ctx), judge.Of(ctx).By()
+	if flow == (Flow{}) && by == "" {
 		return calls
 	}
 	calls = slices.Clone(calls)
@@ -120,6 +139,7 @@ func ApplyFlow(ctx context.Context, calls []protocol.Call) []protocol.Call {
 		if calls[i].Tenant == "" && calls[i].Priority == "" {
 			calls[i].Tenant, calls[i].Priority = flow.Tenant, flow.Priority
 		}
+		calls[i].By = cmp.Or(calls[i].By, by)
 	}
 	return calls
 }

@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/inplace"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
@@ -30,6 +31,7 @@ import (
 // Execute implements [lane.Executor].
 func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 	ctx = natsio.StoredBy(telemetry.Extract(ctx, run.Header), run.Call.Tenant)
+	ctx = judge.With(ctx, judge.PrincipalOf(run.Owner()))
 	ctx, process := w.options.Tracer.Start(ctx, telemetry.SpanProcess, trace.WithSpanKind(trace.SpanKindConsumer),
 		trace.WithAttributes(w.attributes(run)...))
 	defer process.End()

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/system"
@@ -199,12 +200,18 @@ func templateLane(name string) wire.LaneHash { return wire.LaneHash(templates + 
 // TemplateOf makes a template of the workspace that a lane has. The errors are those of
 // [Store.Fork].
 func (s *Store) TemplateOf(ctx context.Context, name string, lane wire.LaneHash) error {
+	if err := s.mayMakeTemplate(ctx, name); err != nil {
+		return err
+	}
 	return s.fork(ctx, lane, "", s.unbegun(templateLane(name)), isFile)
 }
 
 // TemplateFrom makes a template of a directory. The error wraps [ErrExists] when there is one of
 // that name.
 func (s *Store) TemplateFrom(ctx context.Context, name string, dir *os.Root, skip func(string, bool) bool) error {
+	if err := s.mayMakeTemplate(ctx, name); err != nil {
+		return err
+	}
 	delta, err := snapshot.Save(ctx, dir, snapshot.Tree{}, snapshot.Index{}, s, &snapshot.SaveOptions{Skip: skip})
 	if err == nil {
 		err = delta.Outline(ctx, s)
@@ -219,12 +226,37 @@ func (s *Store) TemplateFrom(ctx context.Context, name string, dir *os.Root, ski
 	return s.begin(ctx, s.unbegun(templateLane(name)), &snapshot.Delta{Set: tree, Stored: delta.Stored}, "", templateCall)
 }
 
+// templateOwner is the owner of a template that is made in a context: one of no tenant is the
+// fleet's, and every tenant may use it.
+func templateOwner(ctx context.Context) judge.Owner {
+	if who := judge.Of(ctx); who.By() != "" || wire.TenantOf(ctx) != "" {
+		return ownerIn(ctx)
+	}
+	return judge.TheFleet()
+}
+
+func (s *Store) mayMakeTemplate(ctx context.Context, name string) error {
+	return judge.Judge(ctx, judge.Make, judge.Object{Kind: judge.Template, ID: name, Owner: templateOwner(ctx)})
+}
+
+// may judges an act on a template, which has its owner in its checkpoints.
+func (s *Store) may(ctx context.Context, act judge.Act, name string) error {
+	owner, err := s.Owner(ctx, templateLane(name))
+	if err != nil {
+		return err
+	}
+	return judge.Judge(ctx, act, judge.Object{Kind: judge.Template, ID: name, Owner: owner})
+}
+
 // templateCall stands for the calls that made a directory.
 const templateCall = "template"
 
 // FromTemplate begins the workspace of a lane with a template. The errors are those of
 // [Store.Fork].
 func (s *Store) FromTemplate(ctx context.Context, name string, lane protocol.Lane) error {
+	if err := s.may(ctx, judge.Use, name); err != nil {
+		return err
+	}
 	return s.Fork(ctx, templateLane(name), "", lane, isFile)
 }
 
@@ -234,6 +266,9 @@ func (s *Store) RemoveTemplate(ctx context.Context, name string) error {
 	there, err := s.Has(ctx, templateLane(name))
 	if err == nil && !there {
 		err = ErrNone
+	}
+	if err == nil {
+		err = s.may(ctx, judge.Remove, name)
 	}
 	if err != nil {
 		return err
@@ -254,8 +289,8 @@ func (s *Store) Templates(ctx context.Context) ([]report.Template, error) {
 		if err != nil {
 			return nil, err
 		}
-		if last == nil { // it was removed meanwhile
-			continue
+		if last == nil || judge.Judge(ctx, judge.See, judge.Object{Kind: judge.Template, Owner: last.owner(templateLane(name))}) != nil {
+			continue // it was removed meanwhile, or is not to be seen
 		}
 		tree, _, _, err := s.fold(ctx, templateLane(name), last)
 		if there, look := s.Has(ctx, templateLane(name)); err != nil && look == nil && !there {

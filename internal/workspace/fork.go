@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
@@ -179,7 +181,12 @@ func (s *Store) begin(ctx context.Context, w *Workspace, tree *snapshot.Delta, o
 		if err != nil && !errors.Is(err, ErrNone) { // of a directory in place
 			return fmt.Errorf("begin workspace: %w", err)
 		}
-		w.owner = owner
+		if !strings.HasPrefix(string(of), templates) { // else it is of the call that takes the workspace
+			w.owner = judge.Owner{Tenant: owner.Tenant, By: judge.Of(ctx).By()}
+		}
+	}
+	if strings.HasPrefix(string(w.lane), templates) {
+		w.owner = templateOwner(ctx)
 	}
 	switch err := w.begin(ctx, &checkpoint{Calls: calls, Of: of}, tree); {
 	case errors.Is(err, ErrLost):

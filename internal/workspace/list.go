@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -156,19 +157,19 @@ func Discard(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, url strin
 	return s.Forget(ctx, hash, empty)
 }
 
-// OwnerOf returns the tenant that owns the workspace of a lane, see [Store.Owner], and when it was
-// used last. The error wraps [ErrNone] for a lane without a workspace.
-func OwnerOf(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, lane wire.LaneHash) (owner protocol.Tenant, used time.Time, err error) {
+// OwnerOf returns the owner of the workspace of a lane, see [Store.Owner], and when it was used
+// last. The error wraps [ErrNone] for a lane without a workspace.
+func OwnerOf(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, lane wire.LaneHash) (owner judge.Owner, used time.Time, err error) {
 	s, err := openJournals(ctx, nc, fleet)
 	if err != nil {
-		return "", used, err
+		return owner, used, err
 	}
 	last, err := s.last(ctx, lane)
 	if err == nil && last == nil {
 		err = ErrNone
 	}
 	if err != nil {
-		return "", used, err
+		return owner, used, err
 	}
 	return last.owner(lane), last.at, nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
@@ -102,8 +103,10 @@ type checkpoint struct {
 	// Of is the lane whose workspace this one began as a fork of; only in the first checkpoint.
 	Of wire.LaneHash `json:"of,omitempty"`
 	// Owner is the tenant of the call that first took the workspace, or of the one that it is a
-	// fork of; "" while no worker has taken it, and of earlier versions.
+	// fork of, and By the principal of the call; "" while no worker has taken it, and of earlier
+	// versions.
 	Owner protocol.Tenant `json:"owner,omitempty"`
+	By    string          `json:"by,omitempty"`
 	Delta snapshot.Delta  `json:"delta"`
 }
 
@@ -360,26 +363,32 @@ func (s *Store) publish(ctx context.Context, msg *nats.Msg, expected uint64) (ui
 	return ack.Sequence, nil
 }
 
-// Owner returns the tenant that owns the workspace of a lane, "" if nobody does yet. The error
-// wraps [ErrNone] for a lane without a workspace.
-func (s *Store) Owner(ctx context.Context, lane wire.LaneHash) (protocol.Tenant, error) {
+// Owner returns the owner of the workspace of a lane, the zero owner while no worker has taken it.
+// The error wraps [ErrNone] for a lane without a workspace.
+func (s *Store) Owner(ctx context.Context, lane wire.LaneHash) (judge.Owner, error) {
 	last, err := s.last(ctx, lane)
 	switch {
 	case err != nil:
-		return "", err
+		return judge.Owner{}, err
 	case last == nil:
-		return "", ErrNone
+		return judge.Owner{}, ErrNone
 	}
 	return last.owner(lane), nil
 }
 
-// owner is the owner of the workspace of a lane, or of an upload: of an earlier version it is the
-// default tenant.
-func (m *message) owner(lane wire.LaneHash) protocol.Tenant {
-	if m.Owner == "" && (m.Epoch > 0 || strings.HasPrefix(string(lane), uploads)) {
-		return wire.DefaultTenant
+// owner is the owner of the workspace of a lane, of an upload or of a template: of an earlier
+// version it is the default tenant, but that of a template is the fleet.
+func (m *message) owner(lane wire.LaneHash) judge.Owner {
+	switch {
+	case m.Owner != "":
+		return judge.Owner{Tenant: m.Owner, By: m.By}
+	case strings.HasPrefix(string(lane), templates):
+		return judge.TheFleet()
+	case m.Epoch > 0, strings.HasPrefix(string(lane), uploads):
+		return judge.Owner{Tenant: judge.DefaultTenant}
+	default:
+		return judge.Owner{}
 	}
-	return m.Owner
 }
 
 // Has reports whether a lane has a workspace.

@@ -12,10 +12,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Ref names a checkpoint in the journal of a lane, or of an upload; the zero Ref names none.
@@ -47,14 +46,14 @@ var uploadName = regexp.MustCompile(`^[a-z0-9]{1,64}$`)
 
 // Owned refuses to write the upload of an owner; nil refuses none. A write is behind the checkpoint
 // that says who the owner is.
-type Owned func(owner protocol.Tenant) error
+type Owned func(owner judge.Owner) error
 
-// own makes an upload that is to be written one of a tenant, unless it has an owner already.
+// own makes an upload that is to be written one of the principal of ctx, unless it has an owner.
 func (w *Workspace) own(ctx context.Context, owned Owned) error {
-	if w.owner != "" && owned != nil {
+	if w.owner != (judge.Owner{}) && owned != nil {
 		return owned(w.owner)
 	}
-	w.owner = cmp.Or(w.owner, natsio.TenantOf(ctx))
+	w.owner = cmp.Or(w.owner, ownerIn(ctx))
 	return nil
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
@@ -329,8 +330,8 @@ func TestUpload_BelongsToTheFirstThatWrites(t *testing.T) {
 		name, begin, ended := fmt.Sprint("dir", n), make(chan struct{}), make(chan error)
 		for i, tenant := range tenants {
 			ctx := natsio.StoredBy(t.Context(), tenant)
-			owned := func(owner protocol.Tenant) error {
-				if owner != tenant {
+			owned := func(owner judge.Owner) error {
+				if owner.Tenant != tenant {
 					return refused
 				}
 				return nil
@@ -364,6 +365,6 @@ func TestUpload_BelongsToTheFirstThatWrites(t *testing.T) {
 		files, err := store.Last(t.Context(), name)
 		require.NoError(t, err)
 		require.Len(t, files, 1)
-		require.Contains(t, files, string(owner))
+		require.Contains(t, files, string(owner.Tenant))
 	}
 }

@@ -31,6 +31,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
@@ -53,7 +54,7 @@ type Workspace struct {
 	name  protocol.Lane // of the lane; "" of an upload or a template
 	disk  string
 	epoch uint64
-	owner protocol.Tenant
+	owner judge.Owner
 
 	last  uint64 // sequence of the last checkpoint
 	from  uint64 // of the last base
@@ -89,7 +90,7 @@ func (s *Store) take(ctx context.Context, lane protocol.Lane, disk string, epoch
 	if err := s.fence(ctx, w.epoch, epoch); err != nil {
 		return nil, err
 	}
-	w.name, w.disk, w.owner = lane, disk, cmp.Or(w.owner, natsio.TenantOf(ctx))
+	w.name, w.disk, w.owner = lane, disk, cmp.Or(w.owner, ownerIn(ctx))
 	return w, w.Again(ctx, epoch)
 }
 
@@ -126,7 +127,7 @@ func (w *Workspace) Again(ctx context.Context, epoch uint64) error {
 // encode signs a checkpoint and returns its body.
 func (w *Workspace) encode(c *checkpoint) ([]byte, error) {
 	c.Type, c.Version, c.Epoch, c.Disk, c.Token, c.From = typeCheckpoint, version, w.epoch, w.disk, uuid.NewString(), w.from
-	c.Owner = w.owner
+	c.Owner, c.By = w.owner.Tenant, w.owner.By
 	return json.Marshal(c)
 }
 
@@ -158,8 +159,13 @@ func (w *Workspace) append(ctx context.Context, c *checkpoint, body []byte, bodi
 	return nil
 }
 
-// Owner is the tenant that owns the workspace.
-func (w *Workspace) Owner() protocol.Tenant { return w.owner }
+// Owner is the owner of the workspace.
+func (w *Workspace) Owner() judge.Owner { return w.owner }
+
+// ownerIn is the owner of what is made in a context.
+func ownerIn(ctx context.Context) judge.Owner {
+	return judge.Owner{Tenant: natsio.TenantOf(ctx), By: judge.Of(ctx).By()}
+}
 
 // Tree is what the workspace has, as of the last commit. It is not to be changed, and not to be
 // read while a commit is under way.

@@ -34,6 +34,6 @@ func (c *Client) ServerTools(
 // program of the fleet, or by coordinator approve. It is for [loop.Options] and [Call].Approve.
 func (c *Client) AwaitApproval(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
 	return do(ctx, c, nil, func(ctx context.Context) (protocol.Approval, error) {
-		return approval.Waiter(c.inner.NC, c.inner.Name)(ctx, request)
+		return approval.Waiter(c.inner.NC, c.inner.Name, c.inner.Keys())(ctx, request)
 	})
 }

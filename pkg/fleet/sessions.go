@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/session/approval"
@@ -52,7 +53,14 @@ func run[T any](
 		return none, invalid(err)
 	}
 	f := s.client.inner
-	return do(ctx, s.client, append(natsio.JournalRights(f.Name), rights...), func(ctx context.Context) (T, error) { return method(ctx, f) })
+	return do(ctx, s.client, append(natsio.JournalRights(f.Name), rights...), func(ctx context.Context) (T, error) {
+		for _, id := range ids { // a method that does more than to look judges that, too
+			if err := session.May(ctx, f, judge.See, id); err != nil {
+				return none, err
+			}
+		}
+		return method(ctx, f)
+	})
 }
 
 // only is the ids of a method about one session.
@@ -234,6 +242,9 @@ func (s Sessions) Compact(ctx context.Context, id protocol.SessionID, model stri
 		if deadline, has := ctx.Deadline(); has {
 			limit = time.Until(deadline)
 		}
+		if err := session.May(ctx, f, judge.Use, id); err != nil {
+			return false, err
+		}
 		call := serve.NewCall(id, wire.TurnRun{Compact: true, Model: model}, limit)
 		call.MadeAfter = f.Journal.Now(ctx)
 		result, err := f.Dispatcher.Call(ctx, &call)
@@ -317,6 +328,7 @@ func (s Sessions) Approvals(ctx context.Context) ([]report.Question, error) {
 			return nil, err
 		}
 		all, err := reader.Approvals(ctx)
+		all = slices.DeleteFunc(all, func(q report.Question) bool { return session.May(ctx, f, judge.See, q.SessionID) != nil })
 		if errors.Is(f.CheckRights(ctx, natsio.ApprovalRights(f.Name, s.pool)...), natsio.ErrRights) {
 			return all, err
 		}
@@ -336,6 +348,10 @@ func (s Sessions) Approvals(ctx context.Context) ([]report.Question, error) {
 func (s Sessions) Approve(ctx context.Context, id protocol.SessionID, call protocol.CallID, answer protocol.Approval) error {
 	rights := natsio.ApprovalRights(s.client.inner.Name, s.pool)
 	return s.answer(ctx, id, call, rights, func(ctx context.Context, f *fleet.Fleet, asked approval.Asked) error {
+		if err := session.May(ctx, f, judge.Approve, id); err != nil {
+			return err
+		}
+		asked.Signer = f.Signer()
 		return approval.Say(ctx, f.NC, f.Conn(s.pool), f.Name, asked, answer)
 	})
 }
@@ -354,6 +370,9 @@ func (s Sessions) Approve(ctx context.Context, id protocol.SessionID, call proto
 func (s Sessions) Answer(ctx context.Context, id protocol.SessionID, call protocol.CallID, answer protocol.Answer) error {
 	rights := natsio.AnswerRights(s.client.inner.Name, s.pool)
 	return s.answer(ctx, id, call, rights, func(ctx context.Context, f *fleet.Fleet, asked approval.Asked) error {
+		if err := session.May(ctx, f, judge.Use, id); err != nil {
+			return err
+		}
 		return approval.Reply(ctx, f.NC, f.Conn(s.pool), f.Name, asked, answer)
 	})
 }
@@ -457,7 +476,10 @@ func (s Sessions) Push(ctx context.Context, id protocol.SessionID, dir string, o
 	}
 	name := s.client.inner.Name
 	rights := []natsio.Rights{natsio.CallRights(name, s.pool), natsio.UploadRights(name)}
-	_, err = run(ctx, s, only(id), rights, func(ctx context.Context, _ *fleet.Fleet) (struct{}, error) {
+	_, err = run(ctx, s, only(id), rights, func(ctx context.Context, f *fleet.Fleet) (struct{}, error) {
+		if err := session.May(ctx, f, judge.Use, id); err != nil {
+			return struct{}{}, err
+		}
 		_, err := transfer.Send(ctx, options.options(s, id, dir))
 		return struct{}{}, err
 	})

@@ -197,9 +197,9 @@ type NoteFields struct {
 	// Reverts is the call whose effect is undone (revert_started, revert_ended).
 	Reverts protocol.CallID `json:"reverts,omitempty"`
 	// Rule is the rule that decided, By who answered, Via the way by which the answer came, and
-	// Note what they noted (policy_decision, call_judged, approval_asked). By is also who began the
-	// turn (turn_started), added to it (input_added), answered a question (question_answered) or
-	// resolved a call (call_resolved).
+	// Note what they noted (policy_decision, call_judged, approval_asked). By is also the principal
+	// that owns the session (session_started), and who began the turn (turn_started), added to it
+	// (input_added), answered a question (question_answered) or resolved a call (call_resolved).
 	Rule string `json:"rule,omitempty"`
 	By   string `json:"by,omitempty"`
 	Via  string `json:"via,omitempty"`

@@ -8,7 +8,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
@@ -55,6 +57,8 @@ type page struct {
 	mu     pause.Mutex
 	gone   bool // the ledger has forgotten it
 	known  bool
+	fresh  bool         // the journal is empty
+	owner  *judge.Owner // of the session; nil while it is not known
 	last   uint64
 	turns  int
 	open   bool                       // a turn is
@@ -182,7 +186,10 @@ func (p *page) read(ctx context.Context, journal Journal, session protocol.Sessi
 	if len(s.turns) > 0 {
 		steps = len(s.turns[len(s.turns)-1].steps)
 	}
-	p.last, p.turns, p.open = history.Last, len(s.turns), s.open() != nil
+	p.last, p.turns, p.open, p.fresh = history.Last, len(s.turns), s.open() != nil, len(history.Events) == 0
+	if history.Owned() {
+		p.owner = &judge.Owner{Tenant: history.Tenant(), By: history.By()}
+	}
 	p.known = !p.open // its process extends the journal
 	p.used, p.judged, p.order = s.usedBefore(steps), map[protocol.CallID]string{}, nil
 	for id, call := range s.judged {
@@ -201,6 +208,22 @@ func (p *page) before(call protocol.CallID) map[string]int {
 		used[tool]--
 	}
 	return used
+}
+
+// may judges a call in a session from outside of its turns.
+func (l *Ledger) may(ctx context.Context, session protocol.SessionID) error {
+	if l == nil || l.journal == nil || !judge.Bounded(ctx) {
+		return nil
+	}
+	p, err := l.page(session)
+	if err != nil {
+		return err
+	}
+	defer p.mu.Unlock()
+	if err := p.read(ctx, l.journal, session); err != nil || p.owner == nil {
+		return err
+	}
+	return judge.Judge(ctx, judge.Use, judge.Object{Kind: judge.Session, ID: string(session), Owner: *p.owner})
 }
 
 // used is how many calls the session has had, by tool, without the call itself.
@@ -249,13 +272,21 @@ func (l *Ledger) append(ctx context.Context, session protocol.SessionID, entries
 			return errTurnOpen
 		}
 		events := entries(p)
+		if owner := (Event{StartFields: StartFields{Tenant: wire.TenantOf(ctx)}, NoteFields: NoteFields{By: judge.Of(ctx).By()}}); p.fresh && owner.Tenant+protocol.Tenant(owner.By) != "" {
+			owner.Type, owner.SessionID, owner.Time = EventSessionStarted, session, time.Now().UTC()
+			events = slices.Insert(events, 0, owner)
+		}
 		if l.journal == nil || l.hold(session, events) {
+			p.fresh = false
 			p.add(events)
 			return nil
 		}
 		last, err := l.journal.Append(ctx, session, p.last, events...)
 		if err == nil {
-			p.last = last
+			if p.last = last; p.fresh && events[0].Type == EventSessionStarted {
+				p.owner = &judge.Owner{Tenant: events[0].Tenant, By: events[0].By}
+			}
+			p.fresh = false
 			p.add(events)
 			return nil
 		}
@@ -322,18 +353,4 @@ func countsCalls(p Policy) bool {
 		}
 	}
 	return false
-}
-
-// judgedAs is what a policy says to a call that counts as one of each of some tools.
-func judgedAs(p Policy, names []string, call policy.Call) policy.Verdict {
-	var all policy.Verdict
-	for i, name := range names {
-		call.Tool = name
-		if judged := judgedBy(p, call); i == 0 {
-			all = judged
-		} else {
-			all = all.And(judged)
-		}
-	}
-	return all
 }

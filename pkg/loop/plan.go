@@ -199,6 +199,7 @@ type Binding struct {
 	MinLevel string            `json:"min_level,omitempty"`
 	Roots    []protocol.Roots  `json:"roots,omitempty"` // all of them hold
 	Tenant   protocol.Tenant   `json:"tenant,omitempty"`
+	By       string            `json:"by,omitempty"`
 }
 
 // boundBy returns the binding of a call that is about to be sent; nil for no call.
@@ -206,7 +207,7 @@ func boundBy(call *protocol.Call) *Binding {
 	if call == nil {
 		return nil
 	}
-	return &Binding{Delivery: call.Delivery, MinLevel: call.MinLevel, Roots: call.Roots, Tenant: call.Tenant}
+	return &Binding{Delivery: call.Delivery, MinLevel: call.MinLevel, Roots: call.Roots, Tenant: call.Tenant, By: call.By}
 }
 
 // of is what is known of a call with a result that only the fleet knows: its kind and its delivery.
@@ -228,6 +229,7 @@ func (b *Binding) applyTo(call *protocol.Call) {
 		call.Delivery = b.Delivery
 	}
 	call.MinLevel, call.Tenant = wire.HigherLevel(call.MinLevel, b.MinLevel), cmp.Or(b.Tenant, call.Tenant)
+	call.By = cmp.Or(b.By, call.By)
 	for _, roots := range b.Roots {
 		if !slices.ContainsFunc(call.Roots, func(own protocol.Roots) bool { return reflect.DeepEqual(own, roots) }) {
 			call.Roots = append(slices.Clip(call.Roots), roots)

@@ -41,6 +41,22 @@ func judgedBy(p Policy, call policy.Call) policy.Verdict {
 	return v
 }
 
+// judgedAs is what a policy says to a call that also counts as one of other tools; nil says
+// nothing, and "" is no tool.
+func judgedAs(p Policy, call policy.Call, also ...string) policy.Verdict {
+	if p == nil {
+		return policy.Verdict{}
+	}
+	judged := judgedBy(p, call)
+	for _, name := range also {
+		if name != "" {
+			call.Tool = name
+			judged = judged.And(judgedBy(p, call))
+		}
+	}
+	return judged
+}
+
 var _ Policy = (*policy.Judge)(nil)
 
 // ApprovalRequest is what a person is asked.
@@ -188,15 +204,7 @@ func (v verdict) deny(call *stepCall, reason string) verdict {
 // judge asks the policy. A call that goes on with a stateful tool has to be allowed by its
 // own name and as a call of that tool.
 func (r *Runner) judge(asked policy.Call, about string) policy.Verdict {
-	if r.opts.Policy == nil {
-		return policy.Verdict{}
-	}
-	judged := judgedBy(r.opts.Policy, asked)
-	if about == "" {
-		return judged
-	}
-	asked.Tool = about
-	return judged.And(judgedBy(r.opts.Policy, asked))
+	return judgedAs(r.opts.Policy, asked, about)
 }
 
 func policyDenied(reason string) *protocol.Error {

@@ -372,6 +372,17 @@ func (h History) Tenant() protocol.Tenant {
 	return cmp.Or(h.Events[0].Tenant, wire.DefaultTenant)
 }
 
+// Owned reports whether the journal says who owns the session.
+func (h History) Owned() bool { return len(h.Events) > 0 && h.Events[0].Type == EventSessionStarted }
+
+// By returns the principal that owns the session, such as token:ann; "" is the fleet's operator.
+func (h History) By() string {
+	if !h.Owned() {
+		return ""
+	}
+	return h.Events[0].By
+}
+
 // Turns returns the number of turns, and whether the last one is open: it has not ended. The error
 // wraps [ErrJournalInvalid].
 func (h History) Turns() (turns int, open bool, err error) {

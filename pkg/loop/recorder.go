@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
@@ -44,6 +45,7 @@ type recorder struct {
 	lost    error    // the first failed append; nothing is journaled after it
 	above   *account // of the parents of a sub-agent; nil without
 	author  string   // the person
+	owner   judge.Owner
 	additions
 }
 
@@ -60,6 +62,7 @@ func (r *Runner) newRecorder(ctx context.Context, id protocol.SessionID) (*recor
 	return &recorder{
 		id: id, journal: r.journal, observe: r.opts.Observe, logger: r.opts.Logger,
 		session: s, last: history.Last, fresh: len(history.Events) == 0, removed: history.Removed, author: prose.Valid(r.opts.Author.Name),
+		owner: judge.Owner{Tenant: history.Tenant(), By: history.By()},
 	}, nil
 }
 

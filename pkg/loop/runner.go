@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/calls/ports"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -169,6 +170,10 @@ func (r *Runner) settled(ctx context.Context, session protocol.SessionID) (*reco
 
 // runLoaded is [Runner.Run] for a session that has been loaded.
 func (r *Runner) runLoaded(ctx context.Context, rec *recorder, input Input) (TurnResult, error) {
+	ctx, err := rec.owned(ctx)
+	if err != nil {
+		return unfinished(ctx, TurnResult{}, err), err
+	}
 	if result := rec.session.ended(input.ID); result != nil {
 		return *result, nil
 	}
@@ -199,6 +204,18 @@ func (r *Runner) runLoaded(ctx context.Context, rec *recorder, input Input) (Tur
 		return unfinished(ctx, TurnResult{}, err), err
 	}
 	return r.runIn(ctx, span, rec)
+}
+
+// owned returns the context in which the session's turns run: what they make belongs to the owner
+// of the session. The error is a [judge.Refusal] if the principal of ctx may add no turn.
+func (r *recorder) owned(ctx context.Context) (context.Context, error) {
+	if r.fresh {
+		return ctx, nil
+	}
+	if err := judge.Judge(ctx, judge.Use, judge.Object{Kind: judge.Session, ID: string(r.id), Owner: r.owner}); err != nil {
+		return ctx, err
+	}
+	return wire.WithOwner(ctx, r.owner), nil
 }
 
 // EndGivenUp ends the turn that the input with the given id started, if the turn is open and its
@@ -280,6 +297,7 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 				Model: r.opts.ModelName, Tools: r.table.Names(), Workspace: r.opts.Workspace, Instructions: namesOf(r.opts.Project), Parent: r.lineage.parent,
 				Tenant: wire.TenantOf(ctx),
 			},
+			NoteFields: NoteFields{By: judge.Of(ctx).By()},
 		})
 	}
 	started := Event{

@@ -219,13 +219,16 @@ func (s *Single) Failed(status protocol.Status, callErr *protocol.Error) *Single
 // comes with the same call, sent again. Nothing is decided until then, and the call is not made.
 var ErrAnsweredLater = errors.New("the answer comes later")
 
-// judge has the policy decide, and a person where it says so. What was decided, and what counts, is
-// in the ledger before the call is sent.
+// judge has the principal judged, the policy decide, and a person where it says so. What was
+// decided, and what counts, is in the ledger before the call is sent.
 func (s *Single) judge(ctx context.Context, o *SingleOptions, call *protocol.Call, names []string, arguments string) (v verdict, denied *protocol.Error) {
+	if err := o.Ledger.may(ctx, call.SessionID); err != nil {
+		return v, policyDenied(err.Error())
+	}
 	if o.Policy == nil {
 		return v, nil
 	}
-	asked := policy.Call{Plan: s.plan, Used: map[string]int{}}
+	asked := policy.Call{Tool: names[0], Plan: s.plan, Used: map[string]int{}}
 	counts := countsCalls(o.Policy)
 	if counts {
 		used, err := o.Ledger.used(ctx, call.SessionID, call.ID)
@@ -234,7 +237,7 @@ func (s *Single) judge(ctx context.Context, o *SingleOptions, call *protocol.Cal
 		}
 		asked.Used = used
 	}
-	judged := judgedAs(o.Policy, names, asked)
+	judged := judgedAs(o.Policy, asked, names[1:]...)
 	v = binding(judged)
 	given := answer{status: string(policy.Allowed)}
 	switch judged.Decision {
@@ -255,7 +258,7 @@ func (s *Single) judge(ctx context.Context, o *SingleOptions, call *protocol.Cal
 	rule := judged.Rule
 	entry := func(used map[string]int) Event {
 		asked.Used = used
-		if now := judgedAs(o.Policy, names, asked); given.passes() && now.Decision == policy.Denied { // others came first
+		if now := judgedAs(o.Policy, asked, names[1:]...); given.passes() && now.Decision == policy.Denied { // others came first
 			given, rule = answer{status: decisionDenied, reason: now.Reason}, now.Rule
 		}
 		return s.decision(call, names[0], rule, given)

@@ -80,6 +80,9 @@ type Call struct {
 	// Tenant is for whom the call runs, and Priority when it starts among calls of its tenant.
 	Tenant   Tenant   `json:"tenant,omitempty"`
 	Priority Priority `json:"priority,omitempty"`
+	// By is the principal for whom the sender makes the call, such as token:ann; "" is the sender
+	// itself. It is never taken from what a model or a request says.
+	By string `json:"by,omitempty"`
 	// Resources is what the call touches: 1 to [MaxUses] uses, all of one lane.
 	Resources []Use `json:"resources"`
 	// Delivery is what may happen after a lost worker.

@@ -4,6 +4,8 @@ package docs_test
 
 import (
 	"bytes"
+	"cmp"
+	"flag"
 	"fmt"
 	"io/fs"
 	"os"
@@ -199,18 +201,68 @@ func TestDocs_FoldersAreThere(t *testing.T) {
 	}
 }
 
-// TestDocs_PolicyListsTheInterfaces: the table of the page is that of the code.
-func TestDocs_PolicyListsTheInterfaces(t *testing.T) {
+var update = flag.Bool("update", false, "write the generated tables")
+
+// TestDocs_PolicyListsInterfacesAndActs: the tables of the page are those of the code.
+func TestDocs_PolicyListsInterfacesAndActs(t *testing.T) {
 	t.Parallel()
-	page := string(documents(t)["docs/policy.md"])
-	for _, way := range judge.Interfaces() {
-		acts := make([]string, len(way.Acts))
-		for i, act := range way.Acts {
-			acts[i] = string(act)
+	const file = "../../docs/policy.md"
+	body, err := os.ReadFile(file)
+	require.NoError(t, err)
+	page := string(body)
+	for name, table := range map[string]string{"interfaces": interfacesTable(), "acts": actsTable()} {
+		begin := strings.Index(page, "<!-- "+name+": ")
+		require.Positive(t, begin, name)
+		begin += strings.Index(page[begin:], "-->\n") + len("-->\n")
+		end := begin + strings.Index(page[begin:], "<!-- end -->")
+		if *update {
+			page = page[:begin] + table + page[end:]
+			continue
 		}
-		require.Contains(t, page, "| "+way.Name+" | "+strings.Join(acts, ", ")+" | "+way.Count+" |\n")
+		require.Equal(t, table, page[begin:end], "go test ./test/docs -run Interfaces -update")
 	}
-	require.Equal(t, len(judge.Interfaces()), strings.Count(page, " | journal")+strings.Count(page, "| the batch;"))
+	if *update {
+		require.NoError(t, os.WriteFile(file, []byte(page), 0o644))
+	}
+}
+
+// interfacesTable is a table of [judge.Interfaces].
+func interfacesTable() string {
+	var text strings.Builder
+	text.WriteString("| interface | who acts | acts that are judged | calls of tools | calls are counted in |\n|---|---|---|---|---|\n")
+	for _, way := range judge.Interfaces() {
+		var acts, classes []string
+		for _, act := range judge.Acts() {
+			var kinds []string
+			for _, on := range way.Judged {
+				if on.Act == act {
+					kinds = append(kinds, string(on.Kind))
+				}
+			}
+			if len(kinds) > 0 {
+				acts = append(acts, string(act)+" "+strings.Join(kinds, ", "))
+			}
+		}
+		for _, class := range way.Classes {
+			classes = append(classes, string(class))
+		}
+		fmt.Fprintf(&text, "| %s | %s | %s | %s | %s |\n", way.Name, way.Who, strings.Join(acts, "; "), cmp.Or(strings.Join(classes, ", "), "-"), cmp.Or(way.Count, "-"))
+	}
+	return text.String()
+}
+
+// actsTable is a table of [judge.Rules].
+func actsTable() string {
+	var text strings.Builder
+	text.WriteString("| act | objects | role for its own | role for those of others |\n|---|---|---|---|\n")
+	for _, rule := range judge.Rules() {
+		var kinds []string
+		for _, kind := range rule.Kinds {
+			kinds = append(kinds, string(kind))
+		}
+		fmt.Fprintf(&text, "| %s | %s | %s | %s |\n", rule.Act, strings.Join(kinds, ", "), cmp.Or(string(rule.Own), "none"), rule.Others)
+	}
+	return text.String()
 }
 
 // The page for operators names what the code reserves.

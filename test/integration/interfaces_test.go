@@ -24,7 +24,7 @@ import (
 
 // deed is one act as a tool call.
 type deed struct {
-	act       judge.Act
+	act       judge.Class
 	tool      string
 	arguments object
 	payload   protocol.Payload // the same in Go
@@ -33,17 +33,17 @@ type deed struct {
 // deeds are all acts. What they do may fail for other reasons than a policy where nothing is there.
 func deeds() []deed {
 	return []deed{
-		{judge.Read, "read", object{"path": "f"}, protocol.FilesRead{Path: "f"}},
-		{judge.Write, "write", object{"path": "w", "content": "x"}, protocol.FilesWrite{Path: "w", Content: []byte("x")}},
-		{judge.Execute, "bash", object{"command": "true"}, protocol.CommandRun{Command: "true"}},
-		{judge.Message, "send_message", object{"channel": "c", "text": "x"}, nil},
-		{judge.Trigger, "remove_trigger", object{"trigger": "none"}, nil},
-		{judge.Use, "own", object{}, nil},
+		{judge.ClassRead, "read", object{"path": "f"}, protocol.FilesRead{Path: "f"}},
+		{judge.ClassWrite, "write", object{"path": "w", "content": "x"}, protocol.FilesWrite{Path: "w", Content: []byte("x")}},
+		{judge.ClassExecute, "bash", object{"command": "true"}, protocol.CommandRun{Command: "true"}},
+		{judge.ClassMessage, "send_message", object{"channel": "c", "text": "x"}, nil},
+		{judge.ClassTrigger, "remove_trigger", object{"trigger": "none"}, nil},
+		{judge.ClassUse, "own", object{}, nil},
 	}
 }
 
-// through tries the deeds by an interface under a policy, and returns which of them it denied.
-type through func(t *testing.T, rules policy.Policy, folder string, all []deed) (denied map[judge.Act]bool)
+// through tries the deeds by a interface under a policy, and returns which of them it denied.
+type through func(t *testing.T, rules policy.Policy, folder string, all []deed) (denied map[judge.Class]bool)
 
 // policyFile is a file with rules; "" without any.
 func policyFile(t *testing.T, rules policy.Policy) []string {
@@ -60,7 +60,7 @@ func policyFile(t *testing.T, rules policy.Policy) []string {
 
 func ways() map[string]through {
 	return map[string]through{
-		"turns": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Act]bool {
+		"turns": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Class]bool {
 			t.Helper()
 			var calls []object
 			for _, d := range all {
@@ -68,16 +68,16 @@ func ways() map[string]through {
 			}
 			flags := append(policyFile(t, rules), "--json", "--tools", folder, "--toolset", "core,channels,triggers")
 			got := execute(t, coordinator, launch{args: runFlags(t, script(t, say("Trying.", calls...), say("Done.")), t.TempDir(), flags...)})
-			denied := map[judge.Act]bool{}
+			denied := map[judge.Class]bool{}
 			for id, result := range results(events(t, got.stdout)) {
-				denied[judge.Act(id)] = result.Error != nil && result.Error.Code == "policy_denied"
+				denied[judge.Class(id)] = result.Error != nil && result.Error.Code == "policy_denied"
 			}
 			require.Len(t, denied, len(all), got.stderr)
 			return denied
 		},
-		"call": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Act]bool {
+		"call": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Class]bool {
 			t.Helper()
-			denied := map[judge.Act]bool{}
+			denied := map[judge.Class]bool{}
 			for _, d := range all {
 				arguments, err := json.Marshal(d.arguments)
 				require.NoError(t, err)
@@ -87,7 +87,7 @@ func ways() map[string]through {
 			}
 			return denied
 		},
-		"call --batch": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Act]bool {
+		"call --batch": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Class]bool {
 			t.Helper()
 			var lines strings.Builder
 			for _, d := range all {
@@ -99,16 +99,16 @@ func ways() map[string]through {
 				args:  append([]string{"call", "--batch", "-", "--data", t.TempDir(), "--sandbox", "process", "--tools", folder}, policyFile(t, rules)...),
 				stdin: lines.String(),
 			})
-			denied := map[judge.Act]bool{}
+			denied := map[judge.Class]bool{}
 			for i, d := range all {
 				denied[d.act] = strings.Contains(got.stderr, "line "+strconv.Itoa(i+1)+": policy_denied")
 			}
 			return denied
 		},
-		"MCP tools/call": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Act]bool {
+		"MCP tools/call": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Class]bool {
 			t.Helper()
 			c := mcpWith(t, append(policyFile(t, rules), "--tools", folder)...)
-			denied := map[judge.Act]bool{}
+			denied := map[judge.Class]bool{}
 			for _, d := range all {
 				result, err := c.CallTool(t.Context(), &mcp.CallToolParams{Name: d.tool, Arguments: d.arguments})
 				require.NoError(t, err)
@@ -118,17 +118,17 @@ func ways() map[string]through {
 			}
 			return denied
 		},
-		"MCP resources/read": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Act]bool {
+		"MCP resources/read": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Class]bool {
 			t.Helper()
 			c := mcpWith(t, append(policyFile(t, rules), "--tools", folder)...)
-			denied := map[judge.Act]bool{}
+			denied := map[judge.Class]bool{}
 			for _, d := range all {
 				_, err := c.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: "toolfleet://workspace/f"})
 				denied[d.act] = err != nil && strings.Contains(err.Error(), "policy_denied")
 			}
 			return denied
 		},
-		"schedule": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Act]bool {
+		"schedule": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Class]bool {
 			t.Helper()
 			b := newBroker(t)
 			serving := startServe(t, script(t, say("Done.")), append(append(policyFile(t, rules), "--tools", folder), b.flags...)...)
@@ -139,21 +139,21 @@ func ways() map[string]through {
 				got := b.schedule(t, "add", "--cron", "@every 1s", string(d.act), "--", "call", "--min-level", "none", "--tools", folder, d.tool, string(arguments))
 				require.Equal(t, 0, got.code, got.stderr)
 			}
-			denied := map[judge.Act]bool{}
+			denied := map[judge.Class]bool{}
 			require.Eventually(t, func() bool {
 				var ran []struct{ Name, Outcome string }
 				require.NoError(t, json.Unmarshal([]byte(b.schedule(t, "ls", "--json").stdout), &ran))
 				for _, s := range ran {
 					refused := strings.Contains(serving.stderr.String(), "a schedule's call is not allowed and was skipped\" schedule="+s.Name)
 					if refused || s.Outcome != "" {
-						denied[judge.Act(s.Name)] = refused
+						denied[judge.Class(s.Name)] = refused
 					}
 				}
 				return len(denied) == len(all)
 			}, patience, perProcess)
 			return denied
 		},
-		"Go Client.Call": func(t *testing.T, rules policy.Policy, _ string, all []deed) map[judge.Act]bool {
+		"Go Client.Call": func(t *testing.T, rules policy.Policy, _ string, all []deed) map[judge.Class]bool {
 			t.Helper()
 			client, err := fleet.Connect(t.Context(), fleet.Options{})
 			require.NoError(t, err)
@@ -164,7 +164,7 @@ func ways() map[string]through {
 			require.NoError(t, err)
 			rule, err := policy.New(rules)
 			require.NoError(t, err)
-			denied := map[judge.Act]bool{}
+			denied := map[judge.Class]bool{}
 			for _, d := range all {
 				call := fleet.Call{Payload: d.payload, Policy: rule}
 				if d.payload == nil {
@@ -202,20 +202,23 @@ func TestPolicy_EveryInterfaceJudgesAlike(t *testing.T) {
 	write(t, filepath.Join(folder, "own.yaml"), "name: own\ndescription: Does nothing.\nparameters: {type: object}\ncommand: [\"true\"]\n")
 	tries := ways()
 	for _, way := range judge.Interfaces() {
+		if len(way.Classes) == 0 {
+			continue
+		}
 		try := tries[way.Name]
 		require.NotNil(t, try, way.Name)
 		var all []deed
-		for _, act := range way.Acts {
+		for _, act := range way.Classes {
 			for _, d := range deeds() {
 				if d.act == act {
 					all = append(all, d)
 				}
 			}
 		}
-		require.Len(t, all, len(way.Acts), way.Name)
+		require.Len(t, all, len(way.Classes), way.Name)
 		named := func(d deed) string { // as rules name it
 			if way.Name == "Go Client.Call" && d.payload != nil {
-				return map[judge.Act]string{judge.Read: "files_read", judge.Write: "files_write", judge.Execute: "command_run"}[d.act]
+				return map[judge.Class]string{judge.ClassRead: "files_read", judge.ClassWrite: "files_write", judge.ClassExecute: "command_run"}[d.act]
 			}
 			return d.tool
 		}
@@ -238,10 +241,10 @@ func TestPolicy_EveryInterfaceJudgesAlike(t *testing.T) {
 				rule := rules[name]
 				for i, about := range all {
 					paired := j%len(all) == i || i%len(rules) == j
-					if rule.classes && about.act == judge.Use || way.Name != "Go Client.Call" && !paired {
+					if rule.classes && about.act == judge.ClassUse || way.Name != "Go Client.Call" && !paired {
 						continue
 					}
-					tried, want := all, map[judge.Act]bool{}
+					tried, want := all, map[judge.Class]bool{}
 					if way.Name == "call" && name != "nothing" { // each is a process of its own
 						tried = []deed{about}
 					}

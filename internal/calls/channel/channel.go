@@ -11,12 +11,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/calls/ports"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -62,9 +64,22 @@ func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*S
 	return &Store{fleet: fleet, js: js, stream: stream}, nil
 }
 
+// may judges an act on a channel, whose name says which tenant owns it.
+func may(ctx context.Context, act judge.Act, channel string) error {
+	tenant, _, _ := strings.Cut(channel, ".")
+	err := judge.Judge(ctx, act, judge.Object{Kind: judge.Channel, ID: channel, Owner: judge.Owner{Tenant: protocol.Tenant(tenant)}})
+	if err != nil {
+		return protocol.Errorf(protocol.CodePolicyDenied, "%v", err)
+	}
+	return nil
+}
+
 // Send stores a message, unless the channel has the one of its call. It tries until ctx ends. A
 // [protocol.Error] says that the server refused it; after any other error it may be stored.
 func (s *Store) Send(ctx context.Context, channel string, m ports.ChannelMessage) error {
+	if err := may(ctx, judge.Use, channel); err != nil {
+		return err
+	}
 	subject := wire.MessageSubject(s.fleet, channel, m.From, m.Call)
 	err := natsio.UntilKnown(ctx, func(ctx context.Context) error {
 		_, err := s.js.Publish(ctx, subject, []byte(m.Text), jetstream.WithExpectLastSequencePerSubject(0))
@@ -103,6 +118,9 @@ func (s *Store) Next(ctx context.Context, channel string, reader protocol.Sessio
 
 // Read returns messages as [ports.Fleet] says.
 func (s *Store) Read(ctx context.Context, channel string, read ports.ChannelRead) ([]ports.ChannelMessage, error) {
+	if err := may(ctx, judge.See, channel); err != nil {
+		return nil, err
+	}
 	sent := make(chan *nats.Msg, 1)
 	if read.Wait > 0 {
 		subscription, err := s.Listen(channel, sent)

@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -32,11 +33,11 @@ type Entry struct {
 	Call     *protocol.Call
 	Full     *protocol.Call // the call with a payload that its message could not carry; nil for others
 	Header   map[string][]string
-	Accepted time.Time       // by the server's clock
-	Invalid  error           // why the call cannot be run at all; it is rejected
-	Bound    protocol.Tenant // to which its signer is bound, "" of any
-	Size     int             // bytes of the body
-	Inline   bool            // the ready message itself: there is no mailbox entry
+	Accepted time.Time        // by the server's clock
+	Invalid  error            // why the call cannot be run at all; it is rejected
+	Signer   *judge.Principal // that has signed it; nil where signatures are not checked
+	Size     int              // bytes of the body
+	Inline   bool             // the ready message itself: there is no mailbox entry
 
 	blockers int // earlier unfinished entries that it conflicts with
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
@@ -125,6 +126,9 @@ func (s *Store) Remove(ctx context.Context, about Rule) error {
 
 // change replaces the rules on the condition that they have not changed since they were read.
 func (s *Store) change(ctx context.Context, by func([]Rule) ([]Rule, error)) error {
+	if err := judge.Judge(ctx, judge.Change, judge.Object{Kind: judge.Limit, Owner: judge.TheFleet()}); err != nil {
+		return err
+	}
 	for {
 		rules, revision, err := s.read(ctx)
 		if err != nil {

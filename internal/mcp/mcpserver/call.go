@@ -51,7 +51,7 @@ func (s *Server) call(ctx context.Context, request *mcp.CallToolRequest) (result
 func (s *Server) ordered(ctx context.Context, request *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 	turn := s.order.of(request.Params.Meta)
 	defer turn.sent()
-	if err := may(principal(request), request.Params.Name, changes(s.offer.tools.Load(), request.Params.Name)); err != nil {
+	if err := s.mayCall(principal(request), request.Params.Name); err != nil {
 		return nil, err
 	}
 	session := s.session(request)
@@ -147,7 +147,7 @@ func (s *Server) journal(ctx context.Context, request *mcp.CallToolRequest, sess
 	if info := request.ClientInfo(); info != nil && info.Name != "" {
 		client = info.Name
 	}
-	if err := s.ledger.Append(wire.WithFlow(context.WithoutCancel(ctx), principal(request).Tenant, ""), session, "(called by "+client+")", request.Params.Name, arguments, o); err != nil {
+	if err := s.ledger.Append(context.WithoutCancel(ctx), session, "(called by "+client+")", request.Params.Name, arguments, o); err != nil {
 		s.options.Logger.WarnContext(ctx, "call is not journaled", slog.String("session", string(session)), slog.Any("error", err))
 	}
 }

@@ -45,9 +45,9 @@ var ErrTokens = errors.New("invalid tokens")
 // minToken is the least length of a token, in bytes.
 const minToken = 16
 
-// ReadTokens reads tokens, one a line: a name, a role ([judge.RoleRead] or [judge.RoleUse]), the
-// token and, if the client has one, its tenant, between spaces. Empty lines and those that begin
-// with # are skipped. The error has every error, and no token.
+// ReadTokens reads tokens, one a line: a name, a role ([judge.ParseRole]), the token and, if the
+// client has them, its tenant and expires=TIME (RFC 3339), between spaces. Empty lines and those
+// that begin with # are skipped. The error has every error, and no token.
 func ReadTokens(r io.Reader) ([]Token, error) {
 	var tokens []Token
 	var errs []error
@@ -58,31 +58,16 @@ func ReadTokens(r io.Reader) ([]Token, error) {
 		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
 			continue
 		}
-		failure := func(format string, args ...any) {
-			errs = append(errs, fmt.Errorf("%w: line %d: "+format, append([]any{ErrTokens, n}, args...)...))
+		token, err := readToken(fields)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%w: line %d: %w", ErrTokens, n, err))
+			continue
 		}
-		switch {
-		case len(fields) != 3 && len(fields) != 4:
-			failure("must have a name, a role and a token, and may have a tenant, but has %d words", len(fields))
-		case fields[1] != judge.RoleRead && fields[1] != judge.RoleUse:
-			failure("role %q: must be %s or %s", fields[1], judge.RoleRead, judge.RoleUse)
-		case len(fields[2]) < minToken:
-			failure("the token of %q has %d characters: must have at least %d", fields[0], len(fields[2]), minToken)
-		default:
-			token := Token{Principal: judge.Principal{Name: fields[0], Role: fields[1]}, hash: sha256.Sum256([]byte(fields[2]))}
-			if len(fields) == 4 {
-				tenant, err := protocol.ParseTenant(fields[3])
-				if err != nil {
-					failure("%w", err)
-				}
-				token.Tenant = tenant
-			}
-			if other, taken := names[token.hash]; taken {
-				failure("the token of %q is that of %q, too: each line must have its own", token.Name, other)
-			}
-			names[token.hash] = token.Name
-			tokens = append(tokens, token)
+		if other, taken := names[token.hash]; taken {
+			errs = append(errs, fmt.Errorf("%w: line %d: the token of %q is that of %q, too: each line must have its own", ErrTokens, n, token.Name, other))
 		}
+		names[token.hash] = token.Name
+		tokens = append(tokens, token)
 	}
 	if err := lines.Err(); err != nil {
 		errs = append(errs, fmt.Errorf("%w: %w", ErrTokens, err))
@@ -93,9 +78,33 @@ func ReadTokens(r io.Reader) ([]Token, error) {
 	return tokens, errors.Join(errs...)
 }
 
-// OwnToken is a token of the server's owner, which may use every tool.
+// readToken reads the words of a line.
+func readToken(fields []string) (Token, error) {
+	token := Token{}
+	if expires, has := strings.CutPrefix(fields[len(fields)-1], "expires="); has {
+		at, err := time.Parse(time.RFC3339, expires)
+		if err != nil {
+			return token, fmt.Errorf("expires %q: must be a time such as 2030-01-31T00:00:00Z", expires)
+		}
+		token.Expires, fields = at, fields[:len(fields)-1]
+	}
+	if len(fields) != 3 && len(fields) != 4 {
+		return token, fmt.Errorf("must have a name, a role and a token, and may have a tenant and expires=TIME, but has %d words", len(fields))
+	}
+	if len(fields[2]) < minToken {
+		return token, fmt.Errorf("the token of %q has %d characters: must have at least %d", fields[0], len(fields[2]), minToken)
+	}
+	role, err := judge.ParseRole(fields[1])
+	if err == nil && len(fields) == 4 {
+		token.Tenant, err = protocol.ParseTenant(fields[3])
+	}
+	token.Known, token.Name, token.Role, token.hash = judge.ByToken, fields[0], role, sha256.Sum256([]byte(fields[2]))
+	return token, err
+}
+
+// OwnToken is a token of the server's owner, the operator.
 func OwnToken(token string) Token {
-	return Token{Principal: judge.Principal{Name: "owner", Role: judge.RoleUse}, hash: sha256.Sum256([]byte(token))}
+	return Token{Principal: judge.Principal{Name: "owner", Role: judge.RoleOperate}, hash: sha256.Sum256([]byte(token))}
 }
 
 // HTTPOptions are about clients over HTTP.
@@ -116,7 +125,7 @@ func (s *Server) Handler(o HTTPOptions) http.Handler { return s.handler(o, defau
 func (s *Server) handler(o HTTPOptions, b bounds) http.Handler {
 	reading := s.readingServer()
 	server := func(r *http.Request) *mcp.Server {
-		if principalOf(auth.TokenInfoFromContext(r.Context())).May("tools", true) != nil {
+		if principalOf(auth.TokenInfoFromContext(r.Context())).Role == judge.RoleRead {
 			return reading.server
 		}
 		return s.server
@@ -144,7 +153,7 @@ func (s *Server) handler(o HTTPOptions, b bounds) http.Handler {
 	if o.Resource != "" && len(o.AuthorizationServers) > 0 {
 		bearer.ResourceMetadataURL = strings.TrimSuffix(o.Resource, "/mcp") + metadataPath
 		metadata := auth.ProtectedResourceMetadataHandler(&oauthex.ProtectedResourceMetadata{
-			Resource: o.Resource, AuthorizationServers: o.AuthorizationServers, ScopesSupported: []string{judge.RoleRead, judge.RoleUse},
+			Resource: o.Resource, AuthorizationServers: o.AuthorizationServers, ScopesSupported: []string{string(judge.RoleRead), string(judge.RoleRun), string(judge.RoleOperate)},
 			BearerMethodsSupported: []string{"header"}, ResourceName: "toolfleet",
 		})
 		mux.Handle(metadataPath, metadata)
@@ -190,8 +199,12 @@ func verifier(tokens []Token) auth.TokenVerifier {
 		if !ok {
 			return nil, auth.ErrInvalidToken
 		}
+		expires := time.Now().Add(time.Hour)
+		if !token.Expires.IsZero() && token.Expires.Before(expires) { // the SDK refuses one that has expired
+			expires = token.Expires
+		}
 		return &auth.TokenInfo{
-			UserID: token.ID(), Scopes: []string{token.Role}, Expiration: time.Now().Add(time.Hour), Extra: map[string]any{principalExtra: token.Principal},
+			UserID: token.ID(), Scopes: []string{string(token.Role)}, Expiration: expires, Extra: map[string]any{principalExtra: token.Principal},
 		}, nil
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -243,4 +244,62 @@ func TestApproval_SaysWhoDecided(t *testing.T) {
 		{Status: "approved", NoteFields: loop.NoteFields{Rule: "approval.tools", By: "ann", Via: "mcp", Note: "once", Interface: "mcp"}},
 		{Status: "denied", NoteFields: loop.NoteFields{Rule: "tools.deny", Interface: "mcp"}},
 	}, decided)
+}
+
+// TestInterfaces_TokensReachTheirOwn tries each act of a client with the wrong token: of another
+// tenant, of another name, one that may only read, one that has expired, and none. What a client
+// makes belongs to the principal of its token.
+func TestInterfaces_TokensReachTheirOwn(t *testing.T) {
+	t.Parallel()
+	ended, journal := make(chan protocol.SessionID, 10), loop.Journal(nil)
+	recorded := &recorder{}
+	s, workspace := open(t, tasksAtOnce, func(o *mcpserver.Options) {
+		o.Dispatcher, recorded.Dispatcher, journal = recorded, o.Dispatcher, o.Journal
+		o.Ended = func(_ context.Context, id protocol.SessionID) error { ended <- id; return nil }
+	})
+	const other, bob, expired = "0123456789abcdef-other", "0123456789abcdef-bob", "0123456789abcdef-old"
+	url := tokened(t, s, "ann run "+useToken+" acme", "ann operate "+other+" other", "bob operate "+bob+" acme", "ann read "+readToken+" acme",
+		"old operate "+expired+" acme expires=2020-01-01T00:00:00Z")
+	ann := asking{t: t, url: url + "/k", token: useToken}
+	made := ann.call("echo secret >f; sleep 1000").Result.TaskID
+	require.NotEmpty(t, made)
+	require.Eventually(t, func() bool {
+		files, err := filepath.Glob(filepath.Join(workspace, "*", "f"))
+		return err == nil && len(files) == 1
+	}, time.Minute, time.Millisecond)
+	recorded.mu.Lock()
+	call := recorded.calls[0]
+	recorded.mu.Unlock()
+	require.EqualValues(t, "acme", call.Tenant)
+	for _, token := range []string{other, bob, readToken} {
+		wrong := asking{t: t, url: ann.url, token: token}
+		require.Equal(t, -32602, wrong.about("tasks/get", made).Error.Code, token)
+		require.Equal(t, -32602, wrong.about("tasks/cancel", made).Error.Code, token)
+		if token != readToken { // which shares the sandbox of its name
+			require.NotZero(t, wrong.request("resources/read", "toolfleet://workspace/f", `"uri": "toolfleet://workspace/f"`).Error.Code, token)
+		}
+	}
+	require.NotZero(t, asking{t: t, url: ann.url, token: readToken}.call("echo x >g").Error.Code, "a reader calls nothing")
+	for _, token := range []string{expired, ""} {
+		for _, method := range []string{http.MethodPost, http.MethodDelete} {
+			got := posting{t: t, url: url, version: "2025-11-25"}.do(method, `{}`, map[string]string{"Authorization": "Bearer " + token})
+			require.Equal(t, http.StatusUnauthorized, got.status, token)
+		}
+	}
+	mine := posting{t: t, version: "2025-11-25", url: url}.begin()
+	for _, token := range []string{other, bob, readToken} {
+		require.Equal(t, http.StatusForbidden, mine.do(http.MethodDelete, "", map[string]string{"Authorization": "Bearer " + token}).status)
+	}
+	require.Empty(t, ended)
+	require.Equal(t, "working", ann.about("tasks/get", made).Result.Status)
+	require.Zero(t, ann.about("tasks/cancel", made).Error.Code)
+	ann.url = url + "/other"
+	require.NotEmpty(t, ann.call("true").Result.TaskID)
+	recorded.mu.Lock()
+	session := recorded.calls[len(recorded.calls)-1].SessionID
+	recorded.mu.Unlock()
+	require.Eventually(t, func() bool { // it is journaled when the call has ended
+		history, err := journal.Load(t.Context(), session)
+		return err == nil && history.Tenant() == "acme" && history.By() == "token:ann"
+	}, time.Minute, time.Millisecond)
 }

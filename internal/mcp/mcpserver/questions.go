@@ -17,6 +17,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/session/approval"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -39,7 +40,7 @@ type question struct {
 	about  func(questionState) string // what the client carries: the question is about this call and no other
 	who    string                     // who answers
 	can    bool                       // whether the client can ask its person
-	own    bool                       // whether that person may approve the client's calls
+	own    error                      // why that person may not approve the client's calls; nil if it may
 	put    questionState              // the question that was answered; zero before
 	call   protocol.CallID            // the id of the call that an answer is about; "" before
 	answer *mcp.ElicitResult          // nil before it was asked
@@ -64,7 +65,13 @@ var errState = &jsonrpc.Error{
 
 func (s *Server) question(request *mcp.CallToolRequest, session protocol.SessionID, arguments string, wait func()) (*question, error) {
 	who := principal(request)
-	q := &question{other: s.options.Approve, own: s.options.ClientApproves, wait: wait, who: cmp.Or(who.Name, "the client's user")}
+	q := &question{other: s.options.Approve, wait: wait, who: cmp.Or(who.Name, "the client's user")}
+	if !s.options.ClientApproves {
+		q.own = errOwnCalls
+		if refusal := may(who, judge.Approve, judge.Call, request.Params.Name); refusal != nil {
+			q.own = fmt.Errorf("%w: %w", errOwnCalls, refusal)
+		}
+	}
 	q.about = func(state questionState) string {
 		fields, _ := json.Marshal(state) // texts and a time always can be
 		mac := hmac.New(sha256.New, s.options.Key)
@@ -152,10 +159,10 @@ func (q *question) putToClient(ctx context.Context, kind string, call protocol.C
 // approve is the function of [loop.SingleOptions].Approve.
 func (q *question) approve(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
 	switch {
-	case q.answer != nil && q.put.Kind == askApproval && q.own:
+	case q.answer != nil && q.put.Kind == askApproval && q.own == nil:
 		note, _ := q.answer.Content["note"].(string)
 		return protocol.Approval{Granted: q.answer.Action == "accept", By: q.who, Via: "mcp", Note: note}, nil
-	case q.can && q.own:
+	case q.can && q.own == nil:
 		q.putToClient(ctx, askApproval, request.CallID, &mcp.ElicitParams{
 			Mode:            "form",
 			Message:         fmt.Sprintf("%s\n\n%s %s\n\nMay this call be made?", request.Reason, request.Tool, request.Arguments),
@@ -167,7 +174,7 @@ func (q *question) approve(ctx context.Context, request loop.ApprovalRequest) (p
 		return q.other(ctx, request)
 	}
 	if q.can {
-		return protocol.Approval{}, errOwnCalls
+		return protocol.Approval{}, q.own
 	}
 	return protocol.Approval{}, errCannotAsk
 }

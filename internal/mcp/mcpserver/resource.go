@@ -15,6 +15,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/toolfleet/toolfleet/internal/calls"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -73,7 +74,7 @@ func (s *Server) readers(session protocol.SessionID, path string) []string {
 
 // plan plans the reading of what a path names for a client, if its role and the policy allow it.
 func (s *Server) plan(ctx context.Context, request *mcp.ReadResourceRequest, path string, plan tools.Plan) (*loop.Single, error) {
-	if err := may(principal(request), "resources/read", false); err != nil {
+	if err := may(principal(request), judge.See, judge.Workspace, path); err != nil {
 		return nil, err
 	}
 	session := s.session(request)

@@ -142,7 +142,7 @@ func New(o Options) *Server {
 		o.Configure(sdk)
 	}
 	s.server = mcp.NewServer(&mcp.Implementation{Name: "toolfleet", Title: "toolfleet", Version: o.Version}, sdk)
-	s.server.AddReceivingMiddleware(s.listeners.middleware(s.server), s.measureSessions)
+	s.server.AddReceivingMiddleware(s.acting, s.listeners.middleware(s.server), s.measureSessions)
 	s.SetTools(o.Tools)
 	s.addResources()
 	s.addTasks()

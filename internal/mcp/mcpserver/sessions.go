@@ -14,6 +14,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/auth"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -41,7 +42,8 @@ type openSession struct {
 }
 
 func (o *openSessions) serve(w http.ResponseWriter, r *http.Request) {
-	owner := principalOf(auth.TokenInfoFromContext(r.Context())).ID()
+	who := principalOf(auth.TokenInfoFromContext(r.Context()))
+	owner := who.ID()
 	id := r.Header.Get(sessionHeader)
 	if id == "" {
 		o.open(w, r, owner)
@@ -53,7 +55,8 @@ func (o *openSessions) serve(w http.ResponseWriter, r *http.Request) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		if o.of[owner][id] != nil {
-			o.ended(r.Context(), id)
+			who.Interface = judge.InterfaceEnd
+			o.ended(judge.With(r.Context(), who), id)
 		}
 		delete(o.of[owner], id)
 	}

@@ -405,6 +405,7 @@ type taskParams struct {
 
 func (s *Server) addTasks() {
 	s.server.AddReceivingMiddleware(s.tasks)
+	acts := map[string]judge.Act{"tasks/get": judge.See, "tasks/update": judge.See, "tasks/cancel": judge.Cancel}
 	for method, answer := range map[string]func(context.Context, *task) (*taskState, error){
 		"tasks/get": s.taskGet,
 		"tasks/cancel": func(ctx context.Context, t *task) (*taskState, error) {
@@ -419,7 +420,7 @@ func (s *Server) addTasks() {
 			of, _ := ctx.Value(askerKey{}).(asker)
 			t, err := s.taskOf(params.TaskID, of)
 			if err == nil {
-				err = may(of.who, method, method == "tasks/cancel")
+				err = may(of.who, acts[method], judge.Call, string(t.Call))
 			}
 			if err != nil {
 				return nil, err

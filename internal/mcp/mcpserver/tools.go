@@ -3,6 +3,7 @@ package mcpserver
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"reflect"
 	"slices"
@@ -182,11 +183,31 @@ func changes(table *tools.Table, name string) bool {
 	return tool == nil || !tool.Effect.ReadOnly || tool.Effect.Hinted
 }
 
-// may refuses what the role of a principal does not allow. It is asked for each request: the server
-// of a session of the protocol was chosen when that began.
-func may(who judge.Principal, act string, changes bool) error {
-	if err := who.May(act, changes); err != nil {
+// may judges what a client does with its own objects, for each request: the server of a session of
+// the protocol was chosen when that began.
+func may(who judge.Principal, act judge.Act, kind judge.Kind, id string) error {
+	if err := judge.May(who, act, judge.Object{Kind: kind, ID: id, Owner: who.Owner()}); err != nil {
 		return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: err.Error()}
 	}
 	return nil
+}
+
+// mayCall judges the call of a tool: one that changes nothing only sees.
+func (s *Server) mayCall(who judge.Principal, tool string) error {
+	if changes(s.offer.tools.Load(), tool) {
+		return may(who, judge.Make, judge.Call, tool)
+	}
+	return may(who, judge.See, judge.Workspace, "")
+}
+
+// acting has requests act as the principals of their tokens. What they do in a session that the
+// operator has opened for all clients, the operator does.
+func (s *Server) acting(next mcp.MethodHandler) mcp.MethodHandler {
+	return func(ctx context.Context, method string, request mcp.Request) (mcp.Result, error) {
+		who := principal(request)
+		if who.Interface = "MCP " + method; s.options.Session != "" {
+			return next(wire.WithFlow(ctx, who.Tenant, ""), method, request)
+		}
+		return next(judge.With(ctx, who), method, request)
+	}
 }

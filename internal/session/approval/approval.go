@@ -18,13 +18,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
+	"github.com/toolfleet/toolfleet/internal/wire/signing"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -44,9 +47,10 @@ const (
 	takenWait = 30 * time.Second
 )
 
-// Waiter returns what waits for answers that come over NATS: the Approve function of
-// a session. It is safe for concurrent use.
-func Waiter(nc *nats.Conn, fleet protocol.Fleet) func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
+// Waiter returns what waits for answers that come over NATS: the Approve function of a session. It
+// is safe for concurrent use. With keys, who has signed an answer is known, and must be one that
+// may approve calls of the session's owner, which the context has; nil accepts every answer.
+func Waiter(nc *nats.Conn, fleet protocol.Fleet, keys *signing.Keys) func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
 	return func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
 		messages := make(chan *nats.Msg, 8)
 		subscription, err := nc.ChanSubscribe(wire.ApprovalSubject(fleet, request.SessionID, request.CallID), messages)
@@ -65,14 +69,42 @@ func Waiter(nc *nats.Conn, fleet protocol.Fleet) func(context.Context, loop.Appr
 					_ = message.Respond([]byte(err.Error())) // whoever asked wrongly has gone or reads it
 					continue
 				}
+				by, err := giver(ctx, fleet, keys, message, request.SessionID)
+				if err != nil {
+					_ = message.Respond([]byte(err.Error())) // as above
+					continue
+				}
 				_ = message.Respond(taken()) // the answer counts in any case
-				answer.By, answer.Via = claimed(answer.By), "fleet"
+				if answer.By, answer.Via = claimed(answer.By), "fleet"; by != "" {
+					answer.By = strings.TrimSpace(strings.TrimSuffix(answer.By, " (claimed)") + " (" + by + ")")
+				}
 				return answer, nil
 			case <-ctx.Done():
 				return protocol.Approval{}, context.Cause(ctx)
 			}
 		}
 	}
+}
+
+// giver returns who has signed an answer, "" for one that no trusted key has signed, and an error
+// unless that principal may approve calls of the session.
+func giver(ctx context.Context, fleet protocol.Fleet, keys *signing.Keys, message *nats.Msg, session protocol.SessionID) (by string, err error) {
+	if keys == nil {
+		return "", nil
+	}
+	who, fault := keys.Signed(fleet, message.Header.Get(wire.HeaderSigned), signed(message.Subject, message.Data), time.Now())
+	if fault != nil {
+		return "", fmt.Errorf("approve session %s: it needs an answer that is signed with a key which its coordinator trusts (serve --call-keys; approve --sign-key)", session)
+	}
+	who.Interface = judge.InterfaceApprove
+	err = judge.May(*who, judge.Approve, judge.Object{Kind: judge.Session, ID: string(session), Owner: judge.Of(ctx).Owner()})
+	return who.By(), err
+}
+
+// signed is what the signature of an answer signs. It begins as no call does, and names the call
+// that the answer is about: as that is asked about once, a copy of the answer counts for nothing.
+func signed(subject wire.Subject, body []byte) []byte {
+	return append([]byte("answer\n"+subject+"\n"), body...)
 }
 
 // claimed is the name under which an answer that came over NATS is recorded: a message does not
@@ -105,6 +137,7 @@ type reply struct {
 	nc      *nats.Conn
 	subject wire.Subject
 	body    []byte
+	sign    func(body []byte) (string, error) // nil leaves it unsigned
 }
 
 // deliver has one of some answers taken: whichever is waited for.
@@ -140,5 +173,13 @@ func deliver(ctx context.Context, replies ...reply) error {
 func (r reply) request(ctx context.Context) (*nats.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, takenWait)
 	defer cancel()
-	return r.nc.RequestWithContext(ctx, r.subject, r.body)
+	message := &nats.Msg{Subject: r.subject, Data: r.body, Header: nats.Header{}}
+	if r.sign != nil {
+		value, err := r.sign(signed(r.subject, r.body))
+		if err != nil {
+			return nil, err
+		}
+		message.Header.Set(wire.HeaderSigned, value)
+	}
+	return r.nc.RequestMsgWithContext(ctx, message)
 }

@@ -1,7 +1,10 @@
 package approval_test
 
 import (
+	"bytes"
 	"context"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -10,10 +13,12 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/session/approval"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/wire/signing"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -26,7 +31,7 @@ func TestAnswer_ReachesTheQuestion(t *testing.T) {
 	session, call := protocol.NewSessionID(), wire.RandomCallID()
 	asked := make(chan protocol.Approval, 1)
 	go func() {
-		answer, err := approval.Waiter(f.Connect(), f.Name)(t.Context(), loop.ApprovalRequest{SessionID: session, CallID: call})
+		answer, err := approval.Waiter(f.Connect(), f.Name, nil)(t.Context(), loop.ApprovalRequest{SessionID: session, CallID: call})
 		if err != nil {
 			t.Error(err)
 		}
@@ -110,7 +115,7 @@ func TestWaiter_EndsWithItsContext(t *testing.T) {
 	f := natsiotest.New(t, natsio.Topology{})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	_, err := approval.Waiter(f.NC, f.Name)(ctx, loop.ApprovalRequest{SessionID: "s", CallID: "c"})
+	_, err := approval.Waiter(f.NC, f.Name, nil)(ctx, loop.ApprovalRequest{SessionID: "s", CallID: "c"})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
@@ -121,7 +126,7 @@ func TestWaiter_TwoQuestionsAtOnce(t *testing.T) {
 	session := protocol.NewSessionID()
 	calls := []protocol.CallID{wire.RandomCallID(), wire.RandomCallID()}
 	answers := make([]chan protocol.Approval, len(calls))
-	wait := approval.Waiter(f.Connect(), f.Name)
+	wait := approval.Waiter(f.Connect(), f.Name, nil)
 	for i, call := range calls {
 		answers[i] = make(chan protocol.Approval, 1)
 		go func() {
@@ -173,4 +178,70 @@ func TestPut_WaitsForAnAnswerThatFits(t *testing.T) {
 	require.NoError(t, approval.Reply(ctx, nc, nc, f.Name, asked, protocol.Answer{Action: protocol.ActionAccept, Content: []byte(`{"answer":"blue"}`), By: "ada"}))
 	require.Equal(t, "ada (claimed)", (<-answered).By)
 	require.ErrorIs(t, approval.Say(ctx, nc, nc, f.Name, asked, protocol.Approval{Granted: true}), approval.ErrNotAsked)
+}
+
+// With keys, an answer counts only if who has signed it may approve calls of the session: not
+// without a signature, not by a key of another tenant, and not for another call.
+func TestAnswer_IsOfWhoMayGiveIt(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	var all []byte
+	keyOf := func(tenant string) *signing.Signer {
+		dir := t.TempDir()
+		key, err := signing.Make(dir)
+		require.NoError(t, err)
+		body, err := os.ReadFile(filepath.Join(dir, signing.PublicFile))
+		require.NoError(t, err)
+		all = append(all, bytes.Replace(body, []byte("KEY-----\n"), []byte("KEY-----\nTenant: "+tenant+"\n\n"), 1)...)
+		return key
+	}
+	acme, other := keyOf("acme"), keyOf("other")
+	stranger, err := signing.Make(t.TempDir())
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "keys")
+	require.NoError(t, os.WriteFile(file, all, 0o600))
+	strict, err := signing.Open(file)
+	require.NoError(t, err)
+	own, err := signing.OpenFor(acme, "")
+	require.NoError(t, err)
+	for name, c := range map[string]struct {
+		keys   *signing.Keys
+		tenant protocol.Tenant
+		wrong  map[string]*signing.Signer // by what the refusal says
+		right  *signing.Signer
+		by     string
+	}{
+		"only trusted keys": {strict, "acme", map[string]*signing.Signer{"serve --call-keys": nil, "is signed with a key which": stranger, "tenant acme": other}, acme, "ada (key:" + acme.ID() + ")"},
+		"its own key":       {own, "acme", map[string]*signing.Signer{"tenant acme": nil, "a principal of tenant acme": other}, acme, "ada (key:" + acme.ID() + ")"},
+		"the default":       {own, "default", nil, nil, "ada (claimed)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			asked := approval.Asked{Pool: protocol.DefaultPool, Session: protocol.NewSessionID(), Call: wire.RandomCallID()}
+			answered := make(chan protocol.Approval, 1)
+			go func() {
+				ctx := wire.WithOwner(t.Context(), judge.Owner{Tenant: c.tenant, By: "token:ann"})
+				answer, err := approval.Waiter(f.Connect(), f.Name, c.keys)(ctx, loop.ApprovalRequest{SessionID: asked.Session, CallID: asked.Call})
+				if err != nil {
+					t.Error(err)
+				}
+				answered <- answer
+			}()
+			nc := f.Connect()
+			awaitQuestion(t, nc, wire.ApprovalSubject(f.Name, asked.Session, asked.Call))
+			say := func(signer *signing.Signer) error {
+				asked.Signer = signer
+				return approval.Say(t.Context(), nc, nc, f.Name, asked, protocol.Approval{Granted: true, By: "ada"})
+			}
+			for says, signer := range c.wrong {
+				err := say(signer)
+				require.ErrorIs(t, err, approval.ErrRefused)
+				require.ErrorContains(t, err, "approve session "+string(asked.Session))
+				require.ErrorContains(t, err, says)
+			}
+			require.Empty(t, answered)
+			require.NoError(t, say(c.right))
+			require.Equal(t, protocol.Approval{Granted: true, By: c.by, Via: "fleet"}, <-answered)
+		})
+	}
 }

@@ -3,11 +3,13 @@ package approval
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/wire/signing"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -16,6 +18,8 @@ type Asked struct {
 	Pool    protocol.Pool
 	Session protocol.SessionID
 	Call    protocol.CallID
+	// Signer signs the answer to its approval; nil leaves it unsigned.
+	Signer *signing.Signer
 }
 
 func (a Asked) reply(nc *nats.Conn, fleet protocol.Fleet, answer protocol.Answer) (reply, error) {
@@ -23,7 +27,7 @@ func (a Asked) reply(nc *nats.Conn, fleet protocol.Fleet, answer protocol.Answer
 	if err != nil {
 		return reply{}, fmt.Errorf("answer: %w", err)
 	}
-	return reply{nc, wire.AnswerSubject(fleet, a.Pool, a.Session, a.Call), body}, nil
+	return reply{nc: nc, subject: wire.AnswerSubject(fleet, a.Pool, a.Session, a.Call), body: body}, nil
 }
 
 // TakeOn notifies a call that a person is being asked, so that it waits for the answer. It is sent
@@ -86,7 +90,7 @@ func (a Asked) replies(home, running *nats.Conn, fleet protocol.Fleet, answer pr
 	if err != nil || a.Pool == protocol.SessionPool {
 		return []reply{r}, err
 	}
-	session := reply{home, wire.AnswerSubject(fleet, protocol.SessionPool, a.Session, a.Call), r.body}
+	session := reply{nc: home, subject: wire.AnswerSubject(fleet, protocol.SessionPool, a.Session, a.Call), body: r.body}
 	return []reply{session, r}, nil
 }
 
@@ -124,5 +128,9 @@ func Say(ctx context.Context, home, running *nats.Conn, fleet protocol.Fleet, a 
 	if err != nil {
 		return err
 	}
-	return deliver(ctx, append([]reply{{home, wire.ApprovalSubject(fleet, a.Session, a.Call), body}}, replies...)...)
+	first := reply{nc: home, subject: wire.ApprovalSubject(fleet, a.Session, a.Call), body: body}
+	if a.Signer != nil {
+		first.sign = func(body []byte) (string, error) { return a.Signer.Sign(fleet, body, time.Now()) }
+	}
+	return deliver(ctx, append([]reply{first}, replies...)...)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/session/schedule"
@@ -83,11 +84,8 @@ func TestRunner_ATriggerOfARemovedSession(t *testing.T) {
 			started <- call.SessionID
 			return nil
 		},
-		Owner: func(_ context.Context, session protocol.SessionID) (protocol.Tenant, error) {
-			if session == "removed" {
-				return "", nil
-			}
-			return "default", nil
+		Owner: func(_ context.Context, session protocol.SessionID) (judge.Owner, bool, error) {
+			return judge.Owner{}, session != "removed", nil
 		},
 	}
 	running.Go(func() { runner.Run(ctx) })

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/calls/channel"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
@@ -44,9 +45,9 @@ type Runner struct {
 	Send func(ctx context.Context, call *protocol.Call) error
 	// Judge returns why a call of workers, which is no turn, must not start; nil lets all start.
 	Judge func(ctx context.Context, call *protocol.Call) error
-	// Owner returns the tenant that owns a session, "" for one that does not exist; required where
-	// the store has a signer. A trigger whose session does not exist is removed.
-	Owner func(ctx context.Context, session protocol.SessionID) (protocol.Tenant, error)
+	// Owner returns the owner of a session, and whether it exists; required where the store has a
+	// signer. A trigger whose session does not exist is removed.
+	Owner func(ctx context.Context, session protocol.SessionID) (owner judge.Owner, exists bool, err error)
 	// Channels has the messages that start calls; nil starts none by messages.
 	Channels *channel.Store
 	Logger   *slog.Logger
@@ -212,10 +213,10 @@ func (r *Runner) start(ctx context.Context, s *Schedule) error {
 		return err
 	}
 	if s.By != "" && r.Owner != nil { // else the coordinator that runs the turn finds that out
-		switch owner, err := r.Owner(ctx, s.Call.SessionID); {
+		switch _, exists, err := r.Owner(ctx, s.Call.SessionID); {
 		case err != nil:
 			return err
-		case owner == "": // a turn of it has set the trigger while the session was removed
+		case !exists: // a turn of it has set the trigger while the session was removed
 			return r.end(ctx, s)
 		}
 	}
@@ -262,11 +263,15 @@ func (r *Runner) end(ctx context.Context, s *Schedule) error {
 // judged returns why a call must not start. What turns do is judged when they do it.
 func (r *Runner) judged(ctx context.Context, s *Schedule, call *protocol.Call) (refusal, err error) {
 	if s.bound && s.KeepSession {
-		owner, err := r.Owner(ctx, call.SessionID)
-		if err != nil || owner == "" || owner == wire.DefaultTenant {
+		owner, exists, err := r.Owner(ctx, call.SessionID)
+		if err != nil || !exists {
 			return nil, err
 		}
-		return fmt.Errorf("session %s belongs to tenant %s, and the schedule is not signed; add it again with the key of this coordinator (--sign-key)", call.SessionID, owner), nil
+		who := judge.Principal{Tenant: judge.DefaultTenant, Interface: judge.InterfaceSchedule}
+		if refusal := judge.May(who, judge.Use, judge.Object{Kind: judge.Session, ID: string(call.SessionID), Owner: owner}); refusal != nil {
+			return fmt.Errorf("%w; the schedule is not signed: add it again with the key of this coordinator (--sign-key)", refusal), nil
+		}
+		return nil, nil
 	}
 	if r.Judge == nil || s.isTurn() {
 		return nil, nil

@@ -39,6 +39,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/robfig/cron/v3"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
@@ -193,6 +194,15 @@ func (s *Schedule) checkCall() error {
 		return fmt.Errorf("%w: call: must have no not_before, deadline and after", ErrInvalid)
 	}
 	return nil
+}
+
+// object is the schedule, or the trigger, as an object of acts. Its owner is that of its call.
+func (s *Schedule) object() judge.Object {
+	kind := judge.Schedule
+	if s.By != "" {
+		kind = judge.Trigger
+	}
+	return judge.Object{Kind: kind, ID: s.Name, Owner: judge.Owner{Tenant: s.Call.Tenant, By: s.Call.By}}
 }
 
 func (s *Schedule) isTurn() bool {
@@ -354,6 +364,10 @@ func (st *Store) Add(ctx context.Context, s Schedule) (*Schedule, error) {
 	if _, err := s.Next(s.Created, 1), s.Call.Validate(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
+	s.Call.By = judge.Of(ctx).By()
+	if err := judge.Judge(ctx, judge.Make, s.object()); err != nil {
+		return nil, err
+	}
 	if err := st.sign(&s); err != nil {
 		return nil, err
 	}
@@ -392,6 +406,9 @@ func (st *Store) AddTrigger(ctx context.Context, s Schedule) error {
 	}
 	if err := s.Call.Validate(); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	if err := judge.Judge(ctx, judge.Make, s.object()); err != nil {
+		return err
 	}
 	if err := st.sign(&s); err != nil {
 		return err
@@ -568,7 +585,7 @@ func (st *Store) read(ctx context.Context, subjects ...string) ([]*Schedule, err
 		}
 		if s, err := decode(name, msg.Data(), about.Sequence.Stream); err != nil {
 			failures[name] = err
-		} else {
+		} else if judge.Judge(ctx, judge.See, s.object()) == nil {
 			found[name] = s
 		}
 		return nil
@@ -586,7 +603,11 @@ func (st *Store) read(ctx context.Context, subjects ...string) ([]*Schedule, err
 
 // Remove removes a schedule. Calls that have started go on. The error wraps [ErrUnknown].
 func (st *Store) Remove(ctx context.Context, name string) error {
-	if _, err := st.Get(ctx, name); errors.Is(err, ErrUnknown) {
+	s, err := st.Get(ctx, name)
+	if err == nil {
+		err = judge.Judge(ctx, judge.Remove, s.object())
+	}
+	if errors.Is(err, ErrUnknown) || errors.Is(err, judge.ErrRefused) || err != nil && judge.Bounded(ctx) { // the owner of another record is not known
 		return err
 	}
 	return natsio.UntilKnown(ctx, func(ctx context.Context) error { return st.bucket.Purge(ctx, name) }, nil)
@@ -596,6 +617,9 @@ func (st *Store) Remove(ctx context.Context, name string) error {
 func (st *Store) Pause(ctx context.Context, name string, paused bool) (*Schedule, error) {
 	for {
 		s, err := st.Get(ctx, name)
+		if err == nil {
+			err = judge.Judge(ctx, judge.Change, s.object())
+		}
 		if err != nil || s.Paused == paused {
 			return s, err
 		}

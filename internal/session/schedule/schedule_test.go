@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/session/schedule"
@@ -295,8 +296,8 @@ func TestSigned_ScheduledCallsStartAsTheyWereSigned(t *testing.T) {
 	var running sync.WaitGroup
 	ctx, end := context.WithCancel(ctx)
 	running.Go(func() {
-		owner := func(_ context.Context, session protocol.SessionID) (protocol.Tenant, error) {
-			return map[protocol.SessionID]protocol.Tenant{"acme": "acme"}[session], nil
+		owner := func(_ context.Context, session protocol.SessionID) (judge.Owner, bool, error) {
+			return judge.Owner{Tenant: "acme"}, session == "acme", nil
 		}
 		(&schedule.Runner{Store: store, Owner: owner, Logger: slog.New(slog.DiscardHandler), Send: func(_ context.Context, call *protocol.Call) error {
 			started <- *call

@@ -228,6 +228,7 @@ type refused struct {
 	madeAfter uint64          // see [loop.Input]
 	madeAt    time.Time
 	tenant    protocol.Tenant
+	by        string // the owner of the session, if the turn is its first
 	input     string
 	model     string // that the turn asked for
 	outcome   loop.Outcome
@@ -266,7 +267,7 @@ func (r refused) events(session protocol.SessionID, turn int) []loop.Event {
 	if turn == 1 {
 		started := at
 		started.Type, started.Model = loop.EventSessionStarted, r.model
-		started.Tenant = r.tenant
+		started.Tenant, started.By = r.tenant, r.by
 		events = append(events, started)
 	}
 	at.Turn = turn

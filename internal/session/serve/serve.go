@@ -22,6 +22,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/calls/ports"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcptools"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -285,7 +286,7 @@ func (s *Server) recordRefused(ctx context.Context, c *protocol.Call, r *protoco
 		prompt = turn.Prompt
 	}
 	return refused{
-		id: c.ID, madeAfter: c.MadeAfter, madeAt: c.IssuedAt, tenant: c.Tenant, input: prompt, model: cmp.Or(need.Model, s.options.Default), outcome: outcome(r), err: r.Error,
+		id: c.ID, madeAfter: c.MadeAfter, madeAt: c.IssuedAt, tenant: c.Tenant, by: c.By, input: prompt, model: cmp.Or(need.Model, s.options.Default), outcome: outcome(r), err: r.Error,
 	}.record(ctx, s.options.Journal, c.SessionID)
 }
 
@@ -356,7 +357,9 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 		return wire.NewResult(run.Call, protocol.StatusRejected,
 			protocol.Errorf(codes.UnknownPayload, "coordinators run turns, not %q", wire.KindOf(run.Call.Payload)))
 	}
-	ctx = wire.WithFlow(ctx, run.Call.Tenant, run.Call.Priority)
+	who := judge.PrincipalOf(run.Owner())
+	who.Tenant, who.Interface = run.Call.Tenant, judge.InterfaceServe // without one, it reaches what its signer reaches
+	ctx = judge.With(wire.WithFlow(ctx, run.Call.Tenant, run.Call.Priority), who)
 	if run.Call.Lane() != Key(run.Call.SessionID).Lane() {
 		return wire.NewResult(run.Call, protocol.StatusRejected,
 			protocol.Errorf(codes.InvalidPayload, "a turn of session %s needs the resource key %s", run.Call.SessionID, Key(run.Call.SessionID)))
@@ -419,19 +422,23 @@ func (s *Server) patientRunner(ctx context.Context, c *protocol.Call, turn wire.
 	return runner, fault
 }
 
-// owned refuses a turn in a session of a tenant to which its signer is not bound.
+// owned refuses a turn in a session that the signer of the turn, or its tenant, may not use.
 func (s *Server) owned(ctx context.Context, run *lane.Run) *protocol.Error {
-	if run.Bound == "" {
+	if run.Call.Tenant == "" && (run.Signer == nil || run.Signer.Tenant == "") {
 		return nil
 	}
 	history, err := s.options.Journal.Load(ctx, run.Call.SessionID)
 	if err != nil {
-		return protocol.Errorf(codes.NotSigned, "it cannot be read which tenant owns session %s: %v; the turn was not run", run.Call.SessionID, err)
+		return protocol.Errorf(codes.NotSigned, "the owner of session %s cannot be read: %v; the turn was not run", run.Call.SessionID, err)
 	}
-	if owner := history.Tenant(); owner != "" {
-		return run.Owns(string(run.Call.SessionID), owner)
+	if len(history.Events) == 0 {
+		return nil
 	}
-	return nil
+	on := judge.Object{Kind: judge.Session, ID: string(run.Call.SessionID), Owner: judge.Owner{Tenant: history.Tenant(), By: history.By()}}
+	if err := judge.Judge(ctx, judge.Use, on); err != nil {
+		return protocol.Errorf(codes.NotSigned, "%v; the turn was not run", err)
+	}
+	return run.May(judge.Use, on)
 }
 
 // compact has a summary written instead of a turn.
@@ -479,7 +486,7 @@ func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.C
 // stays reports whether a fault is there again however often a turn is run; each time, the model
 // would be asked again.
 func stays(err error) bool {
-	return errors.Is(err, loop.ErrJournalInvalid) || errors.Is(err, loop.ErrNoInput) ||
+	return errors.Is(err, loop.ErrJournalInvalid) || errors.Is(err, loop.ErrNoInput) || errors.Is(err, judge.ErrRefused) ||
 		errors.Is(err, loop.ErrRemoved) || errors.Is(err, loop.ErrUncompleted) ||
 		errors.Is(err, loop.ErrEventTooLarge) || errors.Is(err, &protocol.Error{Code: protocol.CodeFleetFull})
 }

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/calls/ports"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/session/schedule"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
@@ -75,7 +77,8 @@ func (t triggers) Add(ctx context.Context, trigger ports.Trigger) error {
 	turn.System, turn.Project, turn.Budget, turn.Compact = "", nil, nil, false // as in the turn before
 	turn.Trigger = &wire.TurnTrigger{Name: trigger.Firing.Name, By: trigger.Firing.By, Channel: trigger.Firing.Channel}
 	call := NewCall(t.call.SessionID, turn, t.call.RunFor())
-	call.Tenant, call.Priority, call.MadeAfter = t.call.Tenant, t.call.Priority, t.call.MadeAfter
+	call.Tenant, call.Priority, call.MadeAfter = cmp.Or(wire.TenantOf(ctx), t.call.Tenant), t.call.Priority, t.call.MadeAfter
+	call.By = judge.Of(ctx).By()
 	record := schedule.Schedule{
 		Name: trigger.ID, Cron: trigger.Cron, TimeZone: trigger.TimeZone, Call: call, KeepSession: true,
 		Trigger: schedule.Trigger{Channel: trigger.Channel, After: trigger.After, By: trigger.Call}, Secret: trigger.Secret,

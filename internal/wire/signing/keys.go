@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/mod/sumdb/tlog"
 
-	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -34,11 +34,15 @@ type Keys struct {
 	looked time.Time
 }
 
-// trusted is a key, and the tenant whose calls alone it signs; "" is any.
+// trusted is a key, and the principal who signs with it: of a tenant, it signs calls of no other.
 type trusted struct {
 	ed25519.PublicKey
 
-	tenant protocol.Tenant
+	who *judge.Principal
+}
+
+func trust(id string, key ed25519.PublicKey, tenant protocol.Tenant) trusted {
+	return trusted{key, &judge.Principal{Known: judge.ByKey, Name: id, Tenant: tenant}}
 }
 
 // tenantHeader is the header of a PEM block that names the tenant of its key.
@@ -91,7 +95,7 @@ func (k *Keys) read() error {
 		if _, err := protocol.ParseTenant(string(tenant)); tenant != "" && err != nil {
 			return fmt.Errorf("%s: key %d: %w", k.file, i+1, err)
 		}
-		keys[idOf(key)] = trusted{key, tenant}
+		keys[idOf(key)] = trust(idOf(key), key, tenant)
 	}
 	k.keys, k.stamp, k.roots = keys, info.ModTime(), map[signed]bool{}
 	return nil
@@ -102,7 +106,7 @@ func (k *Keys) key(s signed) (key trusted, known bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.own != nil && s.id == k.own.id {
-		return trusted{PublicKey: k.own.key.Public().(ed25519.PublicKey)}, k.roots[s] //nolint:errcheck,forcetypeassert // documented
+		return trust(s.id, k.own.key.Public().(ed25519.PublicKey), ""), k.roots[s] //nolint:errcheck,forcetypeassert // documented
 	}
 	if k.file != "" && time.Since(k.looked) >= readAgain {
 		k.looked = time.Now()
@@ -127,33 +131,44 @@ func (k *Keys) remember(s signed) {
 
 // Check returns no error for a call that one of the keys has signed when it was enqueued: value is
 // its [wire.HeaderSigned], and stored the server's time when it was enqueued. Else the error has
-// the code [codes.NotSigned]. bound is the tenant to which the signer is bound, "" of one that may
-// act for every tenant.
-func (k *Keys) Check(fleet protocol.Fleet, value string, body []byte, stored time.Time) (bound protocol.Tenant, _ *protocol.Error) {
+// the code [codes.NotSigned]. who is the principal that has signed it.
+func (k *Keys) Check(fleet protocol.Fleet, value string, body []byte, stored time.Time) (who *judge.Principal, fault *protocol.Error) {
+	who, fault = k.Signed(fleet, value, body, stored)
+	switch {
+	case fault != nil || who.Tenant == "":
+	case who.Known == judge.ByKey:
+		fault = mayMake(who, body, "the call is signed with a key of tenant "+string(who.Tenant))
+	default:
+		fault = mayMake(who, body, "the call is not signed with a key that this coordinator trusts (serve --call-keys)")
+	}
+	return who, fault
+}
+
+// Signed returns the principal that has signed something, as Check does for a call. Of a
+// coordinator without a file of keys, it is for unknown keys the operator of the default tenant.
+func (k *Keys) Signed(fleet protocol.Fleet, value string, body []byte, at time.Time) (who *judge.Principal, _ *protocol.Error) {
 	if k.own != nil && k.file == "" && !strings.HasPrefix(value, k.own.id+" ") {
-		return wire.DefaultTenant, isOf(body, wire.DefaultTenant, "is not signed with a key that this coordinator trusts (serve --call-keys)")
+		return &judge.Principal{Tenant: judge.DefaultTenant}, nil
 	}
-	key, fault := k.signer(fleet, value, body, stored)
-	if fault == nil && key.tenant != "" {
-		fault = isOf(body, key.tenant, "is signed with a key of tenant "+string(key.tenant))
-	}
-	return key.tenant, fault
+	key, fault := k.signer(fleet, value, body, at)
+	return key.who, fault
 }
 
 func notSigned(format string, args ...any) *protocol.Error {
 	return protocol.Errorf(codes.NotSigned, format+"; it was not run", args...)
 }
 
-// isOf returns an error unless a call names the tenant to which its signer is bound.
-func isOf(body []byte, bound protocol.Tenant, signed string) *protocol.Error {
+// mayMake returns an error unless a principal may make a call: it has the tenant of the call.
+func mayMake(who *judge.Principal, body []byte, signed string) *protocol.Error {
 	var call struct {
+		ID     protocol.CallID `json:"id"`
 		Tenant protocol.Tenant `json:"tenant"`
 	}
 	if err := json.Unmarshal(body, &call); err != nil {
 		return notSigned("the call cannot be checked: %v", err)
 	}
-	if of := cmp.Or(call.Tenant, wire.DefaultTenant); of != bound {
-		return notSigned("the call belongs to tenant %s, and %s", of, signed)
+	if err := judge.May(*who, judge.Make, judge.Object{Kind: judge.Call, ID: string(call.ID), Owner: judge.Owner{Tenant: call.Tenant}}); err != nil {
+		return notSigned("%s: %v", signed, err)
 	}
 	return nil
 }

@@ -27,6 +27,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -134,8 +135,8 @@ func RestoreError(l protocol.Lane, err error) error {
 	return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the checkpoint of %s cannot be restored: %v", l, err)
 }
 
-// Owner is the tenant that owns the workspace.
-func (d *Directory) Owner() protocol.Tenant { return d.claimed.Owner() }
+// Owner is the owner of the workspace.
+func (d *Directory) Owner() judge.Owner { return d.claimed.Owner() }
 
 // Epoch is the epoch of the claim under which the directory is used. It must not overlap with
 // [Directory.Reclaim].

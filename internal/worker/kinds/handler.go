@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -127,7 +128,7 @@ func (a *Attempt) Open(ctx context.Context) (box *sandboxes.LaneSandbox, err err
 func (a *Attempt) open(ctx context.Context) (*sandboxes.LaneSandbox, sandbox.Sandbox, error) {
 	box, s, err := a.env.Sandboxes.Open(ctx, a.lane(), a.Run.Fence, a.Run.LeaseEnd)
 	if err == nil && box.Checkpoints() != nil { // a call of another tenant may have taken it meanwhile
-		if refusal := a.Run.Owns(sandboxes.ID(a.lane()), box.Checkpoints().Owner()); refusal != nil {
+		if refusal := a.Run.May(a.act(), workspaceOf(sandboxes.ID(a.lane()), box.Checkpoints().Owner())); refusal != nil {
 			return nil, nil, refusal
 		}
 	}
@@ -138,58 +139,74 @@ func (a *Attempt) open(ctx context.Context) (*sandboxes.LaneSandbox, sandbox.San
 // its lane, of its session and of its payload, and the upload that this names. Without an answer
 // about one it is refused as well.
 func (a *Attempt) Owned(ctx context.Context) *protocol.Error {
-	if a.Run.Bound == "" || a.env.Workspaces == nil {
+	if a.Run.Signer == nil || a.Run.Signer.Tenant == "" || a.env.Workspaces == nil {
 		return nil
 	}
-	ids, upload := []string{string(a.Run.Call.SessionID), sandboxes.ID(a.lane())}, ""
+	acts, upload := map[string]judge.Act{string(a.Run.Call.SessionID): judge.Use}, ""
 	switch p := a.Run.Call.Payload.(type) {
 	case wire.WorkspaceMerge:
-		ids = append(ids, p.From)
+		acts[p.From] = judge.See
 	case wire.WorkspaceFork:
-		ids = append(ids, p.To)
+		acts[p.To] = judge.Change
 	case wire.WorkspaceImport:
 		upload = p.Upload
 	case wire.WorkspaceExport:
 		upload = p.Upload
 	default:
 	}
-	for _, id := range slices.Compact(ids) {
+	acts[sandboxes.ID(a.lane())] = a.act()
+	for _, id := range slices.Sorted(maps.Keys(acts)) {
 		if id == "" {
 			continue
 		}
-		if refusal := a.owns(ctx, id, hashOf(id)); refusal != nil {
+		if refusal := a.may(ctx, acts[id], judge.Object{Kind: judge.Workspace, ID: id}, hashOf(id)); refusal != nil {
 			return refusal
 		}
 	}
 	if upload == "" {
 		return nil
 	}
-	return a.owns(ctx, ofUpload+upload, fleetspace.UploadRef(upload, 0).Lane)
+	return a.may(ctx, judge.Use, judge.Object{Kind: judge.Upload, ID: upload}, fleetspace.UploadRef(upload, 0).Lane)
 }
 
-const ofUpload = "of the upload "
+// act is what the call does to the workspace of its lane.
+func (a *Attempt) act() judge.Act {
+	switch a.Run.Call.Payload.(type) {
+	case wire.WorkspaceRemove:
+		return judge.Remove
+	case wire.WorkspaceRestore, wire.WorkspaceMerge:
+		return judge.Change
+	default:
+		return judge.Use
+	}
+}
 
-// ownsUpload is Owned for the moment in which an upload is written.
-func (a *Attempt) ownsUpload(id string) fleetspace.Owned {
-	return func(owner protocol.Tenant) error {
-		if refusal := a.Run.Owns(id, owner); refusal != nil {
+func workspaceOf(id string, owner judge.Owner) judge.Object {
+	return judge.Object{Kind: judge.Workspace, ID: id, Owner: owner}
+}
+
+// mayUpload is Owned for the moment in which an upload is written.
+func (a *Attempt) mayUpload(id string) fleetspace.Owned {
+	return func(owner judge.Owner) error {
+		if refusal := a.Run.May(judge.Use, judge.Object{Kind: judge.Upload, ID: id, Owner: owner}); refusal != nil {
 			return refusal
 		}
 		return nil
 	}
 }
 
-// owns refuses a call about the workspace of a lane, or an upload, that another tenant owns.
-func (a *Attempt) owns(ctx context.Context, id string, lane wire.LaneHash) *protocol.Error {
+// may refuses an act on the workspace of a lane, or on an upload, that its signer may not do. One
+// that does not exist has no owner yet.
+func (a *Attempt) may(ctx context.Context, act judge.Act, on judge.Object, lane wire.LaneHash) *protocol.Error {
 	owner, err := a.env.Workspaces.Owner(ctx, lane)
 	switch {
-	case errors.Is(err, fleetspace.ErrNone), err == nil && owner == "":
+	case errors.Is(err, fleetspace.ErrNone), err == nil && owner == judge.Owner{}:
 		return nil
 	case err != nil:
-		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "it cannot be read which tenant owns session %s: %v", id, err)
-	default:
-		return a.Run.Owns(id, owner)
+		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the owner of %s %s cannot be read: %v", on.Kind, on.ID, err)
 	}
+	on.Owner = owner
+	return a.Run.May(act, on)
 }
 
 // Execute runs the payload of the call, and sets aside what that has left for git to run in a

@@ -54,7 +54,7 @@ func workspaceImport(ctx context.Context, a *Attempt, p wire.WorkspaceImport) (_
 	if used {
 		return wire.WorkspaceImportResult{}, nil
 	}
-	tree, at, err := e.receive(ctx, p, a.ownsUpload(ofUpload+p.Upload))
+	tree, at, err := e.receive(ctx, p, a.mayUpload(p.Upload))
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func workspaceExport(ctx context.Context, a *Attempt, p wire.WorkspaceExport) (p
 	if err != nil {
 		return nil, fmt.Errorf("export workspace: %w", err)
 	}
-	at, err := store.Bring(ctx, p.Upload, e.Sandboxes.Disk(), files, a.ownsUpload(ofUpload+p.Upload))
+	at, err := store.Bring(ctx, p.Upload, e.Sandboxes.Disk(), files, a.mayUpload(p.Upload))
 	if err != nil {
 		return nil, fmt.Errorf("export workspace: %w", err)
 	}

@@ -20,6 +20,7 @@ type Session struct {
 	Prompt    string             `json:"prompt,omitempty"` // of the first turn
 	By        string             `json:"by,omitempty"`     // who asked for it, as git names them
 	Tenant    protocol.Tenant    `json:"tenant,omitempty"` // that owns it, if it is known
+	Owner     string             `json:"owner,omitempty"`  // the principal that owns it; "" is the operator
 	Model     string             `json:"model,omitempty"`
 	Workspace string             `json:"workspace,omitempty"` // directory that it was started on
 

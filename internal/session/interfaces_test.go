@@ -1,0 +1,265 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/calls/channel"
+	"github.com/toolfleet/toolfleet/internal/calls/ports"
+	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/lane/limits"
+	"github.com/toolfleet/toolfleet/internal/model/scripted"
+	"github.com/toolfleet/toolfleet/internal/session/schedule"
+	"github.com/toolfleet/toolfleet/internal/session/serve"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/workspace"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// errLeftOut stands for the refusal of a list, which leaves out what may not be seen.
+var errLeftOut = errors.New("left out")
+
+// TestInterfaces_EveryCellRefusesTheWrongPrincipal tries each act that is judged at each interface
+// with principals that may not do it: of another tenant, with too little a role, expired. Each is
+// refused, and the refusal names the act, the object and what is needed; the owner, and the
+// operator, are not refused. Interfaces that need keys or tokens are tried by the tests that are
+// named here. A cell without a try fails the test.
+func TestInterfaces_EveryCellRefusesTheWrongPrincipal(t *testing.T) {
+	t.Parallel()
+	elsewhere := map[string]string{
+		judge.InterfaceTools: "TestInterfaces_TokensReachTheirOwn", judge.InterfaceResources: "TestInterfaces_TokensReachTheirOwn", judge.InterfaceTasks: "TestInterfaces_TokensReachTheirOwn",
+		judge.InterfaceEnd: "TestInterfaces_TokensReachTheirOwn", judge.InterfaceServe: "TestTurn_IsOfWhoHasSignedIt", judge.InterfaceWorker: "TestTenant_KeysReachTheirOwnSessions",
+		judge.InterfaceApprove: "TestAnswer_IsOfWhoMayGiveIt",
+	}
+	r := newRig(t)
+	cells := r.cells(t)
+	ann := judge.Principal{Known: judge.ByToken, Name: "ann", Tenant: "acme", Role: judge.RoleRun}
+	bob, reader, expired := ann, ann, ann
+	bob.Name, reader.Role, expired.Expires = "bob", judge.RoleRead, time.Now().Add(-time.Second)
+	cid := judge.Principal{Known: judge.ByToken, Name: "cid", Tenant: "other", Role: judge.RoleOperate}
+	tried := 0
+	for _, way := range judge.Interfaces() {
+		if test := elsewhere[way.Name]; test != "" {
+			require.True(t, isTest(t, test), test)
+			continue
+		}
+		for _, on := range way.Judged {
+			try := cells[on]
+			require.NotNil(t, try, "%s: %v", way.Name, on)
+			refused := func(who judge.Principal, needs string) {
+				t.Helper()
+				tried++
+				err := try(judge.With(t.Context(), who))
+				if errors.Is(err, errLeftOut) {
+					return
+				}
+				require.Error(t, err, "%s: %v by %s", way.Name, on, who)
+				for _, part := range []string{string(on.Act) + " " + string(on.Kind), who.By(), needs} {
+					require.ErrorContains(t, err, part, "%s: %v by %s", way.Name, on, who)
+				}
+			}
+			refused(expired, "expired")
+			switch {
+			case on.Kind == judge.Limit:
+				refused(cid, "operator of the fleet")
+			case on != (judge.On{Act: judge.Make, Kind: judge.Template}): // which each tenant may make
+				refused(cid, "tenant acme")
+			}
+			if on.Act != judge.See && on.Kind != judge.Limit {
+				refused(reader, "role run")
+			}
+			if on.Kind != judge.Limit && (on.Act == judge.Cancel || on.Act == judge.Change || on.Act == judge.Remove) {
+				refused(bob, "since it belongs to token:ann")
+			}
+			if on.Act != judge.Remove {
+				for _, who := range []judge.Principal{ann, {}} {
+					if on.Kind != judge.Limit || who == (judge.Principal{}) {
+						require.NotErrorIs(t, try(judge.With(t.Context(), who)), judge.ErrRefused, "%s: %v by %s", way.Name, on, who)
+					}
+				}
+			}
+		}
+	}
+	require.Greater(t, tried, 60)
+}
+
+// cells make objects of the principal token:ann of tenant acme, and return how each act on them is
+// tried.
+func (r *rig) cells(t *testing.T) map[judge.On]func(context.Context) error {
+	t.Helper()
+	const s protocol.SessionID = "s"
+	acme := wire.WithOwner(t.Context(), judge.Owner{Tenant: "acme", By: "token:ann"})
+	_, err := r.Journal.Append(acme, s, 0,
+		loop.Event{Type: loop.EventSessionStarted, StartFields: loop.StartFields{Tenant: "acme"}, NoteFields: loop.NoteFields{By: "token:ann"}},
+		loop.Event{Type: loop.EventTurnStarted, Turn: 1}, loop.Event{Type: loop.EventTurnEnded, Turn: 1, Status: "answered"})
+	require.NoError(t, err)
+	for _, id := range []protocol.SessionID{s, "w"} {
+		require.Nil(t, r.call(acme, t, id, protocol.CommandRun{Command: "echo x > f"}).Error)
+	}
+	files, err := OpenFiles(t.Context(), r.Fleet, "")
+	require.NoError(t, err)
+	js, err := jetstream.New(r.NC)
+	require.NoError(t, err)
+	schedules, err := schedule.Open(t.Context(), js, r.Name)
+	require.NoError(t, err)
+	turn := func(by protocol.CallID, name string) schedule.Schedule {
+		call := serve.NewCall(s, wire.TurnRun{Prompt: "p"}, 0)
+		call.Tenant, call.By = "acme", "token:ann"
+		return schedule.Schedule{Name: name, Cron: "@daily", Call: call, KeepSession: true, Trigger: schedule.Trigger{By: by}, Secret: "secret"}
+	}
+	_, err = schedules.Add(acme, turn("", "daily"))
+	require.NoError(t, err)
+	require.NoError(t, schedules.AddTrigger(acme, turn("c", "trigger")))
+	store, err := workspace.Open(t.Context(), r.NC, r.Name, "")
+	require.NoError(t, err)
+	root, err := os.OpenRoot(t.TempDir())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = root.Close() })
+	none := func(string, bool) bool { return false }
+	require.NoError(t, store.TemplateFrom(acme, "template", root, none))
+	rules, err := limits.Open(t.Context(), js, r.Name)
+	require.NoError(t, err)
+	channels, err := channel.Open(t.Context(), js, r.Name)
+	require.NoError(t, err)
+	table, err := tools.NewTable()
+	require.NoError(t, err)
+	runner, err := loop.New(&scripted.Model{}, r.Dispatcher, r.Journal, table, &loop.Options{})
+	require.NoError(t, err)
+	ledger := loop.NewLedger(r.Journal)
+	forks := 0
+	next := func() protocol.SessionID { forks++; return protocol.SessionID("fork-" + strings.Repeat("x", forks)) }
+	return map[judge.On]func(context.Context) error{
+		{Act: judge.See, Kind: judge.Session}: func(ctx context.Context) error { _, err := Load(ctx, r.Fleet, s); return err },
+		{Act: judge.Use, Kind: judge.Session}: func(ctx context.Context) error {
+			if _, err := Fork(ctx, r.Journal, s, At{}, next()); err != nil {
+				return err
+			}
+			call := protocol.Call{ID: "c", SessionID: s, Payload: protocol.CommandRun{Command: "true"}}
+			if denied := loop.JudgeCall(ctx, &call, &loop.SingleOptions{Ledger: ledger}); denied != nil {
+				return denied
+			}
+			if _, err := runner.Run(ctx, s, loop.Input{}); !errors.Is(err, loop.ErrNoInput) {
+				return err
+			}
+			return nil
+		},
+		{Act: judge.Cancel, Kind: judge.Session}: func(ctx context.Context) error { _, err := Cancel(ctx, r.Fleet, s); return err },
+		{Act: judge.Change, Kind: judge.Session}: func(ctx context.Context) error {
+			_, err := Restore(ctx, r.Fleet, s, "", "none")
+			return err
+		},
+		{Act: judge.Remove, Kind: judge.Session}: func(ctx context.Context) error {
+			_, err := Remove(ctx, r.Fleet, s, Options{Force: true})
+			return err
+		},
+		{Act: judge.See, Kind: judge.Workspace}: func(ctx context.Context) error { _, err := files.List(ctx, "w", ""); return err },
+		{Act: judge.Use, Kind: judge.Workspace}: func(ctx context.Context) error {
+			_, err := files.Fork(ctx, r.Journal, "w", At{}, next())
+			return err
+		},
+		{Act: judge.See, Kind: judge.Schedule}: func(ctx context.Context) error {
+			list, err := schedules.List(ctx)
+			return leftOut(len(list), err)
+		},
+		{Act: judge.Make, Kind: judge.Schedule}: func(ctx context.Context) error {
+			_, err := schedules.Add(ctx, turn("", string(next())))
+			return err
+		},
+		{Act: judge.Change, Kind: judge.Schedule}: func(ctx context.Context) error {
+			_, err := schedules.Pause(ctx, "daily", true)
+			return err
+		},
+		{Act: judge.Remove, Kind: judge.Schedule}: func(ctx context.Context) error { return schedules.Remove(ctx, "daily") },
+		{Act: judge.Make, Kind: judge.Trigger}:    func(ctx context.Context) error { return schedules.AddTrigger(ctx, turn("c", "trigger")) },
+		{Act: judge.Remove, Kind: judge.Trigger}:  func(ctx context.Context) error { return schedules.Remove(ctx, "trigger") },
+		{Act: judge.See, Kind: judge.Template}: func(ctx context.Context) error {
+			list, err := store.Templates(ctx)
+			return leftOut(len(list), err)
+		},
+		{Act: judge.Make, Kind: judge.Template}: func(ctx context.Context) error {
+			return store.TemplateFrom(ctx, "t"+string(next()), root, none)
+		},
+		{Act: judge.Use, Kind: judge.Template}: func(ctx context.Context) error {
+			return store.FromTemplate(ctx, "template", sandboxLane(next()))
+		},
+		{Act: judge.Remove, Kind: judge.Template}: func(ctx context.Context) error { return store.RemoveTemplate(ctx, "template") },
+		{Act: judge.Change, Kind: judge.Limit}: func(ctx context.Context) error {
+			return rules.Set(ctx, limits.Rule{Tenant: "acme", Weight: 2})
+		},
+		{Act: judge.See, Kind: judge.Channel}: func(ctx context.Context) error {
+			_, err := channels.Read(ctx, "acme.c", ports.ChannelRead{Reader: s, Limit: 1})
+			return err
+		},
+		{Act: judge.Use, Kind: judge.Channel}: func(ctx context.Context) error {
+			return channels.Send(ctx, "acme.c", ports.ChannelMessage{From: s, Call: wire.RandomCallID(), Text: "x"})
+		},
+	}
+}
+
+// leftOut is the error of a list that has n objects of token:ann.
+func leftOut(n int, err error) error {
+	if err == nil && n == 0 {
+		return errLeftOut
+	}
+	return err
+}
+
+// isTest reports whether there is a test of a name.
+func isTest(t *testing.T, name string) (found bool) {
+	t.Helper()
+	require.NoError(t, filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		body, err := os.ReadFile(path)
+		found = found || strings.Contains(string(body), "func "+name+"(")
+		return err
+	}))
+	return found
+}
+
+// What a session makes, and what is made of it, has its owner; an export has none.
+func TestOwners_AreSetWhenAnObjectIsMade(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.cells(t)
+	owner := func(id protocol.SessionID) judge.Owner {
+		t.Helper()
+		history, err := r.Journal.Load(t.Context(), id)
+		require.NoError(t, err)
+		return judge.Owner{Tenant: history.Tenant(), By: history.By()}
+	}
+	anns, bobs := judge.Owner{Tenant: "acme", By: "token:ann"}, judge.Owner{Tenant: "acme", By: "token:bob"}
+	require.Equal(t, anns, owner("s"))
+	bob := wire.WithOwner(t.Context(), bobs)
+	_, err := Fork(bob, r.Journal, "s", At{}, "fork")
+	require.NoError(t, err)
+	require.Equal(t, bobs, owner("fork"), "the tenant is that of the origin")
+	history, err := r.Journal.Load(t.Context(), "s")
+	require.NoError(t, err)
+	_, err = Import(t.Context(), r.Journal, history.Events, "import")
+	require.NoError(t, err)
+	require.Equal(t, judge.Owner{Tenant: "default"}, owner("import"), "an export cannot say whose it is")
+	owned, _, err := workspace.OwnerOf(t.Context(), r.NC, r.Name, sandboxHash("s"))
+	require.NoError(t, err)
+	require.Equal(t, anns, owned)
+	reader, err := NewReader(t.Context(), r.Fleet)
+	require.NoError(t, err)
+	list, _, err := reader.List(wire.WithOwner(t.Context(), judge.Owner{Tenant: "other"}), 10)
+	require.NoError(t, err)
+	require.Empty(t, list, "of other tenants")
+	list, _, err = reader.List(bob, 10)
+	require.NoError(t, err)
+	require.Len(t, list, 2, "s and fork")
+}
