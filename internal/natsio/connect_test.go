@@ -1,7 +1,9 @@
 package natsio_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"net"
@@ -11,12 +13,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 )
 
 // A server that is closed while it makes a stream leaves the file store of that stream open.
@@ -222,4 +227,106 @@ func TestConnect_ReconnectsForEverAndBuffersNothing(t *testing.T) {
 	msg, err := subscription.NextMsg(time.Minute)
 	require.NoError(t, err)
 	require.Equal(t, "kept", string(msg.Data))
+}
+
+// TestConnect_TakesContextsOfTheNatsTool from where that tool keeps them.
+func TestConnect_TakesContextsOfTheNatsTool(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("XDG_CONFIG_HOME", dir)
+	server := natsiotest.Serve(t, "listen: \"127.0.0.1:-1\"")
+	require.True(t, server.ReadyForConnections(10*time.Second))
+	content, err := json.Marshal(map[string]string{"url": server.ClientURL()})
+	require.NoError(t, err)
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "nats", "context"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "nats", "context", "my fleet.json"), content, 0o600))
+	nc, err := natsio.Connect(t.Context(), natsio.ContextScheme+"my fleet", natsio.ConnectOptions{Name: "test"})
+	require.NoError(t, err)
+	defer nc.Close()
+	require.Equal(t, server.ClientURL(), nc.ConnectedUrl())
+	require.Equal(t, "test", nc.Opts.Name)
+	require.NotNil(t, nc.Opts.CustomDialer, "what a lost holder has not sent yet must not arrive later")
+	_, err = natsio.Connect(t.Context(), natsio.ContextScheme+"other", natsio.ConnectOptions{})
+	require.ErrorContains(t, err, `connect to NATS at nats-context://other: unknown context "other"`)
+}
+
+// Nothing is kept for a connection that is lost, so nobody waits for it to come back: not for an
+// hour.
+func TestFlush_LostConnection(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.Listening(t, natsio.Topology{})
+	nc, link := f.ConnectVia()
+	require.NoError(t, natsio.Flush(t.Context(), nc, time.Hour))
+	lost := nc.StatusChanged(nats.RECONNECTING)
+	link.Cut()
+	<-lost
+	require.ErrorIs(t, natsio.Flush(t.Context(), nc, time.Hour), nats.ErrDisconnected)
+	nc.Close()
+	require.ErrorIs(t, natsio.Flush(t.Context(), nc, time.Hour), nats.ErrDisconnected)
+}
+
+// dated is a way to a server that says another version, as long as its own.
+type dated struct{ version string }
+
+func (d dated) Dial(network, address string) (net.Conn, error) {
+	conn, err := net.DialTimeout(network, address, time.Minute) //nolint:noctx // the interface passes no context
+	return &datedConn{conn, d.version}, err
+}
+
+type datedConn struct {
+	net.Conn
+
+	version string
+}
+
+func (c *datedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	copy(p, bytes.Replace(p[:n], []byte(`"version":"`+server.VERSION), []byte(`"version":"`+c.version), 1))
+	return n, err
+}
+
+func TestEnsure_RefusesServersThatAreTooOld(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.Listening(t, natsio.Topology{})
+	for version, taken := range map[string]bool{
+		"2.9.": false, "2.11.": false, "1.99.": false, "2.12.": true, "3.0.": true, "later": true,
+	} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			version += strings.Repeat("9", len(server.VERSION)-len(version))
+			nc, err := natsio.Connect(t.Context(), f.Server.URL(), natsio.ConnectOptions{
+				Creds: f.Server.CredentialFile(), Options: []nats.Option{nats.SetCustomDialer(dated{version})},
+			})
+			require.NoError(t, err)
+			t.Cleanup(nc.Close)
+			require.Equal(t, version, nc.ConnectedServerVersion())
+			js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
+			require.NoError(t, err)
+			ensured, checked := natsio.Ensure(t.Context(), js, natsio.Topology{}), natsio.Check(t.Context(), js, natsio.Topology{})
+			if taken {
+				require.NoError(t, ensured)
+				require.NoError(t, checked)
+				return
+			}
+			require.ErrorIs(t, ensured, natsio.ErrServer)
+			require.ErrorIs(t, checked, natsio.ErrServer)
+			require.ErrorContains(t, checked, "it is version "+version+", must be 2.12 or later")
+		})
+	}
+}
+
+func TestEnsure_SaysThatTheServerRunsWithoutJetStream(t *testing.T) {
+	t.Parallel()
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true})
+	require.NoError(t, err)
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	require.True(t, s.ReadyForConnections(time.Minute))
+	nc, err := natsio.Connect(t.Context(), s.ClientURL(), natsio.ConnectOptions{})
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
+	require.NoError(t, err)
+	for _, err := range []error{natsio.Ensure(t.Context(), js, natsio.Topology{}), natsio.Check(t.Context(), js, natsio.Topology{})} {
+		require.ErrorContains(t, err, "the server must run with JetStream (nats-server -js)")
+	}
 }

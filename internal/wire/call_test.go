@@ -124,3 +124,55 @@ func TestDecode_RefusesWhatIsNoJSON(t *testing.T) {
 		require.Error(t, err, body)
 	}
 }
+
+func TestClaim_IsReadAsItWasWritten(t *testing.T) {
+	t.Parallel()
+	claim := wire.Claim{
+		Lane: "sandbox/a", WorkerID: "w", Incarnation: "life", Token: "token", Ready: 17, Interrupted: true,
+	}
+	body, err := wire.EncodeClaim(&claim)
+	require.NoError(t, err)
+	require.JSONEq(t, `{"type":"claim","version":1,"lane":"sandbox/a","worker_id":"w","life":"life",`+
+		`"token":"token","ready":17,"interrupted":true}`, string(body))
+	read, err := wire.DecodeClaim(body)
+	require.NoError(t, err)
+	require.Equal(t, &claim, read)
+	for _, body := range []string{``, `{}`, `{"type":"heartbeat","version":1,"lease_ms":1}`} {
+		_, err := wire.DecodeClaim([]byte(body))
+		require.ErrorIs(t, err, wire.ErrInvalidClaim, body)
+	}
+}
+
+func TestHeartbeat_IsReadAsItWasWritten(t *testing.T) {
+	t.Parallel()
+	beat := wire.Heartbeat{WorkerID: "w", LeaseMS: 10_000, Beat: 3, Origin: "here#1", Expired: true}
+	body, err := wire.EncodeHeartbeat(&beat)
+	require.NoError(t, err)
+	require.JSONEq(t, `{"type":"heartbeat","version":1,"worker_id":"w","lease_ms":10000,"beat":3,`+
+		`"origin":"here#1","expired":true}`, string(body))
+	read, err := wire.DecodeHeartbeat(body)
+	require.NoError(t, err)
+	require.Equal(t, &beat, read)
+	for _, body := range []string{``, `{"type":"claim","version":1}`, `{"type":"heartbeat","version":1,"lease_ms":0}`} {
+		_, err := wire.DecodeHeartbeat([]byte(body))
+		require.ErrorIs(t, err, wire.ErrInvalidClaim, body)
+	}
+}
+
+func TestLimits_ValidateNamesEveryFault(t *testing.T) {
+	t.Parallel()
+	require.NoError(t, wire.ValidateLimits(protocol.Limits{}))
+	require.NoError(t, wire.ValidateLimits(protocol.Limits{
+		Wall: 60_000, CPU: 30_000, Memory: 1 << 30, Processes: 64, OpenFiles: 256, FileSize: 1 << 28, Disk: 2 << 30, Output: 64 << 10,
+	}))
+	err := wire.ValidateLimits(protocol.Limits{
+		Wall: -1, CPU: 1 << 60, Memory: 1000, Processes: -5, OpenFiles: 7, FileSize: -1, Disk: -1, Output: 9 << 20,
+	})
+	for _, fault := range []string{
+		"limits.wall_ms -1: must be 0 (the worker's own) or 1 to 604800000", "limits.cpu_ms 1152921504606846976: ",
+		"limits.memory_bytes 1000: must be 0 (the worker's own) or 1048576 to ", "limits.processes -5: ", "limits.open_files 7: ",
+		"limits.file_size_bytes -1: ", "limits.disk_bytes -1: ", "limits.output_bytes 9437184: must be 0 (the worker's own) or 1024 to 1048576",
+	} {
+		require.ErrorContains(t, err, fault)
+	}
+}

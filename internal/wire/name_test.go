@@ -1,6 +1,8 @@
 package wire_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -57,4 +59,78 @@ func TestRandomCallID_IsACallID(t *testing.T) {
 	t.Parallel()
 	_, err := protocol.ParseCallID(string(wire.RandomCallID()))
 	require.NoError(t, err)
+}
+
+func TestParseUserKind(t *testing.T) {
+	t.Parallel()
+	for _, good := range []string{"a", "crm_lookup_2", strings.Repeat("k", wire.MaxKindLength)} {
+		kind, err := wire.ParseUserKind(good)
+		require.NoError(t, err)
+		require.EqualValues(t, good, kind)
+	}
+	for name, bad := range map[string]string{
+		"empty": "", "upper case": "Lookup", "dash": "crm-lookup", "quote": `a"b`, "too long": strings.Repeat("k", wire.MaxKindLength+1),
+		"a payload of ours": "files_read", "the stand-in of large payloads": "stored",
+	} {
+		_, err := wire.ParseUserKind(bad)
+		require.ErrorIs(t, err, wire.ErrInvalidKind, name)
+	}
+}
+
+func TestUserPayload_ComesBackWithItsArguments(t *testing.T) {
+	t.Parallel()
+	arguments := json.RawMessage(`{"type":"mine","version":"too","n":12345678901234567890}`)
+	payload, err := wire.NewUserPayload("crm_lookup", arguments)
+	require.NoError(t, err)
+	body, err := wire.EncodePayload(payload)
+	require.NoError(t, err)
+	decoded, err := wire.DecodePayload(body)
+	require.NoError(t, err)
+	require.Equal(t, payload, decoded)
+	got, err := payload.Arguments()
+	require.NoError(t, err)
+	require.Equal(t, arguments, got)
+
+	_, err = wire.NewUserPayload("crm_lookup", json.RawMessage(`{`))
+	require.Error(t, err, "what is not JSON")
+	_, err = protocol.UnknownPayload{Name: "x", Raw: json.RawMessage(`[]`)}.Arguments()
+	require.Error(t, err)
+}
+
+func TestUserValue_ComesBackWithItsOutput(t *testing.T) {
+	t.Parallel()
+	value, err := wire.NewUserValue("crm_lookup", json.RawMessage(`[1,"two"]`))
+	require.NoError(t, err)
+	body, err := wire.EncodeValue(value)
+	require.NoError(t, err)
+	decoded, err := wire.DecodeValue(body)
+	require.NoError(t, err)
+	require.Equal(t, value, decoded)
+	output, err := value.Output()
+	require.NoError(t, err)
+	require.JSONEq(t, `[1,"two"]`, string(output))
+	_, err = protocol.UnknownValue{Name: "x", Raw: json.RawMessage(`1`)}.Output()
+	require.Error(t, err)
+}
+
+// A flow is the same in headers and in subjects. Those without a share are of the first one.
+func TestFlow_HeaderAndSubject(t *testing.T) {
+	t.Parallel()
+	shares := map[uint8]bool{}
+	for i := range 200 {
+		for _, priority := range []protocol.Priority{protocol.Interactive, protocol.Normal, protocol.Batch, ""} {
+			flow := wire.FlowOf(&protocol.Call{Tenant: "acme", Priority: priority, SessionID: protocol.SessionID(fmt.Sprint("s", i))})
+			require.Equal(t, flow, wire.FlowOfHeader(flow.Header()))
+			of, ok := wire.FlowOfSubject(wire.TicketSubject("tf", "default", "hash", flow))
+			require.True(t, ok)
+			require.Equal(t, flow, of)
+			shares[flow.Share] = true
+		}
+	}
+	require.Len(t, shares, wire.Shares)
+	require.Equal(t, wire.Flow{Tenant: "acme", Priority: protocol.Batch}, wire.FlowOfHeader("acme/batch"))
+	require.Equal(t, wire.Flow{}, wire.FlowOf(&protocol.Call{SessionID: "s1"}))
+	require.Equal(t, wire.Flow{}, wire.FlowOf(&protocol.Call{Tenant: wire.DefaultTenant, SessionID: "s1"}))
+	require.Zero(t, wire.FlowOfHeader("acme/normal_99").Share)
+	require.Equal(t, "tf.ready.default.*.*.*", wire.TicketsFilter("tf", "default", wire.AnyFlow()))
 }

@@ -10,6 +10,33 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
+func TestApproval_ComesBack(t *testing.T) {
+	t.Parallel()
+	for _, approval := range []protocol.Approval{{}, {Granted: true, By: "ada", Note: "<fine>"}} {
+		body, err := wire.EncodeApproval(approval)
+		require.NoError(t, err)
+		decoded, err := wire.DecodeApproval(body)
+		require.NoError(t, err)
+		require.Equal(t, approval, decoded)
+	}
+	for _, body := range []string{"", "{}", `{"type":"call","granted":true}`, `{"type":"approval","granted":"yes"}`} {
+		_, err := wire.DecodeApproval([]byte(body))
+		require.ErrorIs(t, err, wire.ErrInvalidApproval, body)
+	}
+}
+
+func TestQuestion_WhatIsNone(t *testing.T) {
+	t.Parallel()
+	for _, body := range []string{"", "{}", `{"type":"answer","id":"1"}`, `{"type":"question"}`, `{"type":"question","id":1}`} {
+		_, err := wire.DecodeQuestion([]byte(body))
+		require.ErrorIs(t, err, wire.ErrInvalidQuestion, body)
+	}
+	for _, body := range []string{"", "{}", `{"type":"question","action":"accept"}`, `{"type":"answer"}`, `{"type":"answer","action":"yes"}`} {
+		_, err := wire.DecodeAnswer([]byte(body))
+		require.ErrorIs(t, err, wire.ErrInvalidAnswer, body)
+	}
+}
+
 func TestAuthor_IsWhatGitCanHaveInACommit(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, wire.ValidateAuthor(protocol.Author{}))
