@@ -78,7 +78,7 @@ func (s *Server) plan(ctx context.Context, request *mcp.ReadResourceRequest, pat
 		return nil, err
 	}
 	session := s.session(request)
-	plan.Timeout = time.Minute
+	plan.Timeout, plan.Pool = time.Minute, s.options.Pool
 	single := loop.PlanAct(ctx, session, "resources/read", s.readers(session, path), plan, request.Params.URI, s.single(request))
 	if single.Call == nil {
 		return nil, refused(single.Error)

@@ -72,6 +72,8 @@ type Fleet struct {
 	// Ended is called when a client over HTTP ends its session of the protocol, whose id is that of
 	// the sandbox that only it used: it removes the session. nil leaves it.
 	Ended func(ctx context.Context, session protocol.SessionID) error
+	// Pool has the sandboxes of clients; "" means [protocol.DefaultPool].
+	Pool protocol.Pool
 	// Lasting says that the fleet outlasts this server: see [Server.Close].
 	Lasting bool
 }
