@@ -1,7 +1,6 @@
 package judge_test
 
 import (
-	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -121,7 +120,7 @@ func TestJudge_IsOfTheContext(t *testing.T) {
 		ctx := judge.With(t.Context(), who)
 		require.True(t, judge.Bounded(ctx))
 		var refusal *judge.Refusal
-		require.True(t, errors.As(judge.Judge(ctx, judge.Remove, on), &refusal))
+		require.ErrorAs(t, judge.Judge(ctx, judge.Remove, on), &refusal)
 		require.Equal(t, who, refusal.Who)
 	}
 	require.Equal(t, protocol.Tenant("default"), judge.DefaultTenant)
