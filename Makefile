@@ -30,10 +30,10 @@ LINKED  := bin/linked
 ONCE     := $(LAVISH) CGO_ENABLED=0 GOFLAGS="$(strip $(shell go env GOFLAGS) -trimpath)"
 LINT     := $(ONCE) go tool -modfile=tools/go.mod golangci-lint
 SYSTEMS  := darwin/arm64 windows/amd64
-# Most tests wait, for leases and processes: three packages for two processors with the detector and three without it
+# Most tests wait, for leases and processes: as many packages as there are processors with the detector, as many without it
 # at the same time, and at least four tests of each.
 CORES    := $(shell getconf _NPROCESSORS_ONLN)
-WAITING  := -p $(shell echo $$(( $(CORES) + 1 ))) -parallel $(shell echo $$(( $(CORES) > 4 ? $(CORES) : 4 ))) -timeout 30m
+WAITING  := -p $(CORES) -parallel $(shell echo $$(( $(CORES) > 4 ? $(CORES) : 4 ))) -timeout 30m
 # The race detector sees the packages whose goroutines share memory, and by their tests all that they use. Under it
 # tests take three times as long, and each package is compiled and linked once more. So all else runs without it: whole
 # processes, what parses, what has no goroutines of its own, or hands them to one of these. PKG asks for packages with it.

@@ -67,7 +67,8 @@ func Interfaces() []Interface {
 		{InterfaceGo, process, use, single, "journal"},
 		{InterfaceManage, process, []On{
 			{See, Session}, {Use, Session}, {Cancel, Session}, {Change, Session}, {Remove, Session}, {See, Workspace}, {Use, Workspace},
-			{See, Schedule}, {Make, Schedule}, {Change, Schedule}, {Remove, Schedule}, {See, Template}, {Make, Template}, {Use, Template}, {Remove, Template}, {Change, Limit},
+			{See, Schedule}, {Make, Schedule}, {Change, Schedule}, {Remove, Schedule}, {See, Trigger}, {Change, Trigger}, {Remove, Trigger},
+			{See, Template}, {Make, Template}, {Use, Template}, {Remove, Template}, {Change, Limit},
 		}, nil, ""},
 		{InterfaceServe, key, use, nil, ""},
 		{InterfaceWorker, key, []On{{Make, Call}, {See, Workspace}, {Use, Workspace}, {Change, Workspace}, {Remove, Workspace}, {Use, Upload}}, nil, ""},

@@ -222,7 +222,7 @@ func Rules() []Rule {
 		{Make, made, RoleRun, RoleRun},
 		{Use, []Kind{Session, Workspace, Template, Channel, Upload}, RoleRun, RoleRun},
 		{Cancel, []Kind{Session, Call}, RoleRun, RoleOperate},
-		{Change, []Kind{Session, Workspace, Schedule, Limit}, RoleRun, RoleOperate},
+		{Change, []Kind{Session, Workspace, Schedule, Trigger, Limit}, RoleRun, RoleOperate},
 		{Remove, []Kind{Session, Workspace, Schedule, Trigger, Template}, RoleRun, RoleOperate},
 		{Approve, []Kind{Session}, RoleOperate, RoleOperate}, // a call that a model makes
 		{Approve, []Kind{Call}, "", RoleOperate},             // a call that a principal makes itself

@@ -71,11 +71,14 @@ func takenOverAfter(t *testing.T, lease time.Duration) time.Duration {
 	f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		claim, err := claims.GetLastMsgForSubject(ctx, wire.ClaimSubject(factFleet, call.Pool, wire.HashLane(call.Lane())))
 		if assert.NoError(t, err) {
-			taken <- claim.Time
+			select {
+			case taken <- claim.Time:
+			default: // on a busy machine this worker may have lost the lane, too
+			}
 		}
 		return succeed(run)
 	}), lane.Options{Worker: "next"})
-	require.Equal(t, 2, f.await(p, call).Attempt)
+	require.GreaterOrEqual(t, f.await(p, call).Attempt, 2)
 	f.requireQuiet()
 	return (<-taken).Sub(lost.Time)
 }

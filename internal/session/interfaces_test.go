@@ -182,7 +182,15 @@ func (r *rig) cells(t *testing.T) map[judge.On]func(context.Context) error {
 		},
 		{Act: judge.Remove, Kind: judge.Schedule}: func(ctx context.Context) error { return schedules.Remove(ctx, "daily") },
 		{Act: judge.Make, Kind: judge.Trigger}:    func(ctx context.Context) error { return schedules.AddTrigger(ctx, turn("c", "trigger")) },
-		{Act: judge.Remove, Kind: judge.Trigger}:  func(ctx context.Context) error { return schedules.Remove(ctx, "trigger") },
+		{Act: judge.See, Kind: judge.Trigger}: func(ctx context.Context) error {
+			list, err := schedules.List(ctx)
+			return leftOut(len(list), err)
+		},
+		{Act: judge.Change, Kind: judge.Trigger}: func(ctx context.Context) error {
+			_, err := schedules.Pause(ctx, "trigger", true)
+			return err
+		},
+		{Act: judge.Remove, Kind: judge.Trigger}: func(ctx context.Context) error { return schedules.Remove(ctx, "trigger") },
 		{Act: judge.See, Kind: judge.Template}: func(ctx context.Context) error {
 			list, err := store.Templates(ctx)
 			return leftOut(len(list), err)
