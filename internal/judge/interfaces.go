@@ -55,6 +55,11 @@ func Interfaces() []Interface {
 	single := []Class{ClassRead, ClassWrite, ClassExecute, ClassUse}
 	const process, token, key = "the operator, by the NATS user of the process", "a token", "the key that signed"
 	use := []On{{Use, Session}}
+	manage := []On{
+		{See, Session}, {Use, Session}, {Cancel, Session}, {Change, Session}, {Remove, Session}, {See, Workspace}, {Use, Workspace},
+		{See, Schedule}, {Make, Schedule}, {Change, Schedule}, {Remove, Schedule}, {See, Trigger}, {Change, Trigger}, {Remove, Trigger},
+		{See, Template}, {Make, Template}, {Use, Template}, {Remove, Template}, {Change, Limit},
+	}
 	return []Interface{
 		{InterfaceTurns, "the owner of the session", []On{{Use, Session}, {Make, Trigger}, {Remove, Trigger}, {See, Channel}, {Use, Channel}}, append(single[:3:3], ClassMessage, ClassTrigger, ClassUse), "journal"},
 		{InterfaceCall, process, use, single, "journal, with `--session`"},
@@ -65,11 +70,7 @@ func Interfaces() []Interface {
 		{InterfaceEnd, token, []On{{Remove, Session}}, nil, ""},
 		{InterfaceSchedule, "the owner of the schedule, which the key has signed", use, single, "journal"},
 		{InterfaceGo, process, use, single, "journal"},
-		{InterfaceManage, process, []On{
-			{See, Session}, {Use, Session}, {Cancel, Session}, {Change, Session}, {Remove, Session}, {See, Workspace}, {Use, Workspace},
-			{See, Schedule}, {Make, Schedule}, {Change, Schedule}, {Remove, Schedule}, {See, Trigger}, {Change, Trigger}, {Remove, Trigger},
-			{See, Template}, {Make, Template}, {Use, Template}, {Remove, Template}, {Change, Limit},
-		}, nil, ""},
+		{InterfaceManage, process, manage, nil, ""},
 		{InterfaceServe, key, use, nil, ""},
 		{InterfaceWorker, key, []On{{Make, Call}, {See, Workspace}, {Use, Workspace}, {Change, Workspace}, {Remove, Workspace}, {Use, Upload}}, nil, ""},
 		{InterfaceApprove, key, []On{{Approve, Session}}, nil, ""},

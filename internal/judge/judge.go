@@ -5,7 +5,7 @@
 //	interface ──► principal ──► [May]: act, object, owner ──► rules of the session ──► the act
 //	              token, role,         [Rules]                package policy           takes effect
 //	              key, tenant,         [Interfaces]           counts: loop.Ledger
-//	              user, expiry         [Refusal]              a person's answer: [Approve]
+//	              user, expiry         [RefusalError]              a person's answer: [Approve]
 //
 // An interface knows its principal: the token of a request, the key that signed a call, the NATS
 // user of a process. It sets [With] in the context, and what it calls judges by [Judge]. A context
@@ -229,18 +229,18 @@ func Rules() []Rule {
 	}
 }
 
-// ErrRefused is wrapped by every [Refusal].
+// ErrRefused is wrapped by every [RefusalError].
 var ErrRefused = errors.New("not allowed")
 
-// Refusal is the error of [May]: it names the act, the object, and what is needed.
-type Refusal struct {
+// RefusalError is the error of [May]: it names the act, the object, and what is needed.
+type RefusalError struct {
 	Who   Principal
 	Act   Act
 	On    Object
 	Needs string
 }
 
-func (r *Refusal) Error() string {
+func (r *RefusalError) Error() string {
 	what := string(r.Act) + " " + string(r.On.Kind)
 	if r.On.ID != "" {
 		what += " " + r.On.ID
@@ -249,15 +249,15 @@ func (r *Refusal) Error() string {
 }
 
 // Unwrap returns [ErrRefused].
-func (r *Refusal) Unwrap() error { return ErrRefused }
+func (r *RefusalError) Unwrap() error { return ErrRefused }
 
 // Judge is [May] for the principal of a context.
 func Judge(ctx context.Context, act Act, on Object) error { return May(Of(ctx), act, on) }
 
-// May returns nil if a principal may do something to an object now, else a [*Refusal].
+// May returns nil if a principal may do something to an object now, else a [*RefusalError].
 func May(who Principal, act Act, on Object) error {
 	refused := func(format string, args ...any) error {
-		return &Refusal{who, act, on, fmt.Sprintf(format, args...)}
+		return &RefusalError{who, act, on, fmt.Sprintf(format, args...)}
 	}
 	owner := Owner{cmp.Or(on.Owner.Tenant, DefaultTenant), on.Owner.By}
 	switch tenant := who.bound(); {

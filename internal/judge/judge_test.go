@@ -119,9 +119,9 @@ func TestJudge_IsOfTheContext(t *testing.T) {
 	for _, who := range []judge.Principal{{Tenant: "other"}, {Role: judge.RoleRun}, {Known: judge.ByToken, Name: "bob"}, {Expires: time.Now()}} {
 		ctx := judge.With(t.Context(), who)
 		require.True(t, judge.Bounded(ctx))
-		var refusal *judge.Refusal
+		var refusal *judge.RefusalError
 		require.ErrorAs(t, judge.Judge(ctx, judge.Remove, on), &refusal)
 		require.Equal(t, who, refusal.Who)
 	}
-	require.Equal(t, protocol.Tenant("default"), judge.DefaultTenant)
+	require.Equal(t, judge.DefaultTenant, protocol.Tenant("default"))
 }

@@ -207,7 +207,7 @@ func (r *Runner) runLoaded(ctx context.Context, rec *recorder, input Input) (Tur
 }
 
 // owned returns the context in which the session's turns run: what they make belongs to the owner
-// of the session. The error is a [judge.Refusal] if the principal of ctx may add no turn.
+// of the session. The error is a [judge.RefusalError] if the principal of ctx may add no turn.
 func (r *recorder) owned(ctx context.Context) (context.Context, error) {
 	if r.fresh {
 		return ctx, nil
