@@ -56,9 +56,25 @@ func Interfaces() []Interface {
 	const process, token, key = "the operator, by the NATS user of the process", "a token", "the key that signed"
 	use := []On{{Use, Session}}
 	manage := []On{
-		{See, Session}, {Use, Session}, {Cancel, Session}, {Change, Session}, {Remove, Session}, {See, Workspace}, {Use, Workspace},
-		{See, Schedule}, {Make, Schedule}, {Change, Schedule}, {Remove, Schedule}, {See, Trigger}, {Change, Trigger}, {Remove, Trigger},
-		{See, Template}, {Make, Template}, {Use, Template}, {Remove, Template}, {Change, Limit},
+		{See, Session},
+		{Use, Session},
+		{Cancel, Session},
+		{Change, Session},
+		{Remove, Session},
+		{See, Workspace},
+		{Use, Workspace},
+		{See, Schedule},
+		{Make, Schedule},
+		{Change, Schedule},
+		{Remove, Schedule},
+		{See, Trigger},
+		{Change, Trigger},
+		{Remove, Trigger},
+		{See, Template},
+		{Make, Template},
+		{Use, Template},
+		{Remove, Template},
+		{Change, Limit},
 	}
 	return []Interface{
 		{InterfaceTurns, "the owner of the session", []On{{Use, Session}, {Make, Trigger}, {Remove, Trigger}, {See, Channel}, {Use, Channel}}, append(single[:3:3], ClassMessage, ClassTrigger, ClassUse), "journal"},

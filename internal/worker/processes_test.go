@@ -16,7 +16,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// startServer starts a background process and waits until it has written its process id and is ready.
+// startServer starts a background process and waits until it has written its process id and is
+// ready.
 func (r *rig) startServer(t *testing.T, session protocol.SessionID) (handle string) {
 	t.Helper()
 	got := r.do(session, protocol.CommandRun{Command: `printf %s $$ >pid; echo ready; while [ ! -e stop ]; do sleep 0.01; done; echo bye; exit 5`, Background: true})
