@@ -51,11 +51,6 @@ func programOnDisk(t *testing.T, program string, args func(dir string) []string)
 	return start(t, "unshare", launch{args: wrapped, group: true}), d
 }
 
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
-}
-
 // fill returns when the disk is full.
 func (d disk) fill(t *testing.T) {
 	t.Helper()

@@ -161,3 +161,8 @@ func execute(tb testing.TB, binary string, l launch) finished {
 	code := p.wait(tb)
 	return finished{code: code, stdout: p.stdout.String(), stderr: p.stderr.String()}
 }
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

@@ -119,17 +119,22 @@ func (s *Server) Dial(network, _ string) (net.Conn, error) {
 		go s.Failed(err)            // which may close the connection that dials
 		return nil, err
 	}
-	if at, err = s.reach(ctx); err != nil {
-		if exit, is := errors.AsType[*exec.ExitError](err); is && exit.ExitCode() > 0 && s.connected.Load() && s.Failed != nil {
-			go s.Failed(err) // it cannot start, and was not killed
+	for {
+		if at, err = s.reach(ctx); err != nil {
+			if exit, is := errors.AsType[*exec.ExitError](err); is && exit.ExitCode() > 0 && s.connected.Load() && s.Failed != nil {
+				go s.Failed(err) // it cannot start, and was not killed
+			}
+			return nil, err
 		}
-		return nil, err
+		conn, err := natsio.Dial(ctx, network, at.Address)
+		if err == nil {
+			s.connected.Store(true)
+			return conn, nil
+		}
+		if !pause.For(ctx, look) { // a server that just ends listens no more, and holds its lock
+			return nil, err
+		}
 	}
-	conn, err := natsio.Dial(ctx, network, at.Address)
-	if err == nil {
-		s.connected.Store(true)
-	}
-	return conn, err
 }
 
 // Reach sees that a server is there, and starts one if not.
