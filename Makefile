@@ -46,7 +46,7 @@ LONGEST  := $(addprefix ./,test/integration cmd/coordinator test/firsthour test/
 # Nor with the detector, tests of these packages that move much data, that fill a fleet, that need a worker's answer within 75 ms, or that
 # run three servers in their process. They take eight times as long with it, and it sees the same code in the others.
 # PKG=./internal/lane runs them all with it. Their times mean less beside many others, so fewer run at once.
-HEAVY     = Test(Cluster|Redeliver_OutlivesTheLeader|Prefer|Fact|Keep|ResultRead|Toolsets|Command_OfVery|Limits_HoldWhile|Later_Many|Drain_WhatIsOn|Dispatch_Spans|Flood_|Memory_DoesNotGrow|Reader_EndsSoon|Save_EachChange|AsNobody$$|Server_GivesMemory|\w*(ADeepLane|ADeepStream|OnThreeServers|AFloodDelays|BehindAFlood|Thousands|ManyFutures|ManyHeld|TooLargeForTheFleet|TooLargeIsRejected))
+HEAVY     = Test(Cluster|Attachments_Documents|Deploy_EachUser|Redeliver_OutlivesTheLeader|Prefer|Fact|Keep|ResultRead|Toolsets|Command_OfVery|Limits_HoldWhile|Later_Many|Drain_WhatIsOn|Dispatch_Spans|Flood_|Memory_DoesNotGrow|Reader_EndsSoon|Save_EachChange|AsNobody$$|Server_GivesMemory|\w*(ADeepLane|ADeepStream|OnThreeServers|AFloodDelays|BehindAFlood|Thousands|ManyFutures|ManyHeld|TooLargeForTheFleet|TooLargeIsRejected))
 HEAVY_IN  = $$(grep -rlE --include='*_test.go' '^func $(HEAVY)' $(RACED) | xargs -n1 dirname | sort -u | grep -xE '$(RACEDS)' | sed 's,^,./,')
 MODULES  := . tools deploy/compose/check deploy/kubernetes/check
 PKG      ?= ./...

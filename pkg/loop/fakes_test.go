@@ -301,7 +301,7 @@ func (f *fleet) Dispatch(ctx context.Context, calls []protocol.Call, observe fun
 	}
 	results := f.accept(calls)
 	for _, call := range calls {
-		if !call.Again || !f.ended(call.ID) {
+		if !call.Again || !f.ended(&call) {
 			observe(loop.Update{CallID: call.ID, State: loop.StateQueued})
 		}
 	}
@@ -322,6 +322,7 @@ func (f *fleet) Dispatch(ctx context.Context, calls []protocol.Call, observe fun
 		if f.stall == n+1 {
 			<-ctx.Done()
 		}
+		ended := calls[i].Again && f.ended(&calls[i]) // nothing but the result is told
 		if f.hold != nil {
 			select {
 			case <-f.hold(&calls[i]):
@@ -338,7 +339,9 @@ func (f *fleet) Dispatch(ctx context.Context, calls []protocol.Call, observe fun
 		if errors.Is(cause, loop.ErrDetached) {
 			return cause
 		}
-		observe(loop.Update{CallID: calls[i].ID, State: loop.StateRunning, WorkerID: "w", Attempt: 1})
+		if !ended {
+			observe(loop.Update{CallID: calls[i].ID, State: loop.StateRunning, WorkerID: "w", Attempt: 1})
+		}
 		if cause != nil {
 			results[i] = f.stop(&calls[i])
 		}
@@ -356,10 +359,18 @@ func (f *fleet) Dispatch(ctx context.Context, calls []protocol.Call, observe fun
 	return nil
 }
 
-func (f *fleet) ended(id protocol.CallID) bool {
+// ended reports whether a call has a result, also one that was told to nobody.
+func (f *fleet) ended(call *protocol.Call) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.over[id] != nil
+	if f.hold != nil && f.known[call.ID] != nil && f.takes == 0 {
+		select {
+		case <-f.hold(call):
+			return true
+		default:
+		}
+	}
+	return f.over[call.ID] != nil
 }
 
 func (f *fleet) accept(calls []protocol.Call) []*protocol.Result {

@@ -80,14 +80,14 @@ func TestJobs_TheModelIsToldAtItsNextStep(t *testing.T) {
 		r := newJobRig(asks("a", "build"), asks("b", "work"), asks("c", "work"), says("done"))
 		release := r.holdJobs()
 		works := 0
-		r.fleet.told = func(call protocol.Call) {
-			if call.Tool != "work" {
-				return
+		r.fleet.asks = func(call *protocol.Call) []loop.Update { // before the result of the call
+			if call.Tool == "work" {
+				if works++; works == 1 {
+					release()
+					synctest.Wait()
+				}
 			}
-			if works++; works == 1 {
-				release()
-				synctest.Wait()
-			}
+			return nil
 		}
 		_, err := r.run(t.Context(), t, "go")
 		require.NoError(t, err)

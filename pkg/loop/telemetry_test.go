@@ -106,14 +106,14 @@ func TestRun_LogsOneRecordPerToolCall(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	first := asks("a", "work", "inline", "nosuch")
-	first.ToolCalls[0].Arguments = `{"n":4711}`
+	first.ToolCalls[0].Arguments = `{"n":"an argument"}`
 	r := newRig(first, says("done"))
 	r.opts.Logger = slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	_, err := r.run(t.Context(), t, "secret-input")
 	require.NoError(t, err)
 	require.Equal(t, 3, strings.Count(out.String(), `msg="tool call ended"`))
 	require.Equal(t, 3, strings.Count(out.String(), "\n"))
-	require.NotContains(t, out.String(), "4711")
+	require.NotContains(t, out.String(), "an argument")
 	require.NotContains(t, out.String(), "secret")
 	require.Contains(t, out.String(), "status=rejected code=unknown_tool")
 }

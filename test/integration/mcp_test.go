@@ -286,7 +286,7 @@ func TestMcp_UsageErrors(t *testing.T) {
 		"open to others":    {[]string{"--listen", "0.0.0.0:0"}, "give --mcp-tokens"},
 		"tokens on stdio":   {[]string{"--mcp-tokens", tokens}, "they need --listen"},
 		"tokens of others":  {[]string{"--listen", "127.0.0.1:0", "--mcp-tokens", others}, "its mode is 0604, so other users of this machine may use it"},
-		"a wrong role":      {[]string{"--listen", "127.0.0.1:0", "--mcp-tokens", tokens}, `role "admin": must be read or use`},
+		"a wrong role":      {[]string{"--listen", "127.0.0.1:0", "--mcp-tokens", tokens}, `role "admin": must be read, run or operate`},
 		"half of metadata":  {[]string{"--listen", "127.0.0.1:0", "--mcp-resource", "https://x.example.com/mcp"}, "one needs the other"},
 		"a task before":     {[]string{"--mcp-task-after=-1s"}, "--mcp-task-after -1s: must be 0 or more"},
 		"an unknown set":    {[]string{"--toolset", "none"}, "unknown toolset"},

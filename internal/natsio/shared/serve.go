@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/gofrs/flock"
@@ -33,9 +34,17 @@ const (
 // Serve is the server of a directory: it returns when no client was connected for idle, when ctx
 // ends, if another server has the directory, or with the reason why it cannot store.
 func Serve(ctx context.Context, dir string, idle time.Duration, logger *slog.Logger) error {
-	if err := own(dir); err != nil {
-		return err
+	err := own(dir)
+	if err == nil {
+		err = serve(ctx, dir, idle, logger)
 	}
+	if errors.Is(err, syscall.ENOSPC) {
+		err = fmt.Errorf("the disk of %s is full: make room there, then start again: %w", dir, err)
+	}
+	return err
+}
+
+func serve(ctx context.Context, dir string, idle time.Duration, logger *slog.Logger) error {
 	lock := flock.New(filepath.Join(dir, serverLock))
 	waiting, cancel := context.WithTimeout(ctx, lockTime)
 	free, err := lock.TryLockContext(waiting, look)

@@ -113,13 +113,13 @@ func (s *Server) TokenFile() string { return filepath.Join(s.Dir, natsDir, embed
 func (s *Server) Dial(network, _ string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dialTime) //nolint:forbidigo // the interface has no context
 	defer cancel()
-	at, err := s.state()
-	if err == nil && s.connected.Load() && at.Failed != "" && s.Failed != nil {
-		err = errors.New(at.Failed) //nolint:err113 // the reason of another process
-		go s.Failed(err)            // which may close the connection that dials
-		return nil, err
-	}
 	for {
+		at, err := s.state()
+		if err == nil && s.connected.Load() && at.Failed != "" && s.Failed != nil {
+			err = errors.New(at.Failed) //nolint:err113 // the reason of another process
+			go s.Failed(err)            // which may close the connection that dials
+			return nil, err
+		}
 		if at, err = s.reach(ctx); err != nil {
 			if exit, is := errors.AsType[*exec.ExitError](err); is && exit.ExitCode() > 0 && s.connected.Load() && s.Failed != nil {
 				go s.Failed(err) // it cannot start, and was not killed
