@@ -137,8 +137,7 @@ func TestChat_ItsFilesAreStored(t *testing.T) {
 	m.shows("First is done.", "answered")
 	m.keys("two", "Enter")
 	m.shows("Second is done.", "two.txt  +1 −0  new")
-	m.keys("/quit", "Enter")
-	m.shows("[ended: 0]")
+	m.quit()
 
 	session := func(args ...string) string {
 		t.Helper()
@@ -214,8 +213,7 @@ func TestChat_Continue(t *testing.T) {
 	m.shows("› hello") // what was said before, also in another conversation
 	m.keys(" again", "Enter")
 	m.shows("› hello again", "● Two.")
-	m.keys("/quit", "Enter")
-	m.shows("[ended: 0]")
+	m.quit()
 }
 
 // What is typed at a prompt is a text of one line or several, or a command, which says what it
@@ -307,8 +305,7 @@ func TestChat_ServersToolsComeBetweenTurns(t *testing.T) {
 	m.shows("[1.1 test__grow] ✓ ok", "[2.1 test__grown] ✗ rejected (unknown_tool)", "First is done.", "answered")
 	m.keys("two", "Enter")
 	m.shows("[1.1 test__grown] ✓ ok", "│ new\n", "Second is done.")
-	m.keys("/quit", "Enter")
-	m.shows("[ended: 0]")
+	m.quit()
 }
 
 // A turn has what the folder of manifests has when it begins: a server that has come may ask.
@@ -327,8 +324,7 @@ func TestChat_ManifestsComeBetweenTurns(t *testing.T) {
 	m.shows("broken.yaml:1: exactly one of command", "Your name?", question)
 	m.keys("n", "Enter")
 	m.shows("[1.1 late__asks] ✓ ok", "│ decline\n", "Second is done.")
-	m.keys("/quit", "Enter")
-	m.shows("[ended: 0]")
+	m.quit()
 }
 
 // What a turn has left for git to run is told when it ends, once, and again when the conversation
@@ -345,7 +341,7 @@ func TestChat_TellsWhatGitWouldRunAfterEachTurn(t *testing.T) {
 	m.shows("First is done.", told+"›")
 	m.keys("two", "Enter")
 	m.shows("Second is done.")
-	m.keys("/quit", "Enter")
+	m.quit()
 	require.Equal(t, 2, strings.Count(m.shows("[ended: 0]"), told))
 }
 
@@ -381,8 +377,7 @@ func TestChat_TypedWhileATurnRuns(t *testing.T) {
 	m.keys("-l", "ne")
 	m.keys("Enter")
 	m.shows("› half a line\n", "Third is done.")
-	m.keys("/quit", "Enter")
-	m.shows("[ended: 0]")
+	m.quit()
 	var inputs []string
 	for _, e := range journalOf(t, data) {
 		if e.Type == loop.EventTurnStarted || e.Type == loop.EventInputAdded {
@@ -433,8 +428,7 @@ func TestChat_ContinuesAnOpenTurnBeforeThePrompt(t *testing.T) {
 		return inTmux(t, 100, []string{state}, "chat", "--session", "s", "--sandbox", "process", "--workspace", workspace, "--data", data, "--model", model, prompt)
 	}
 	ends := func(m *tmux) {
-		m.keys("/quit", "Enter")
-		m.shows("[ended: 0]")
+		m.quit()
 	}
 	lost := func(input string) { // a process begins a turn, changes half of the files, and is lost
 		f, err := innerfleet.Connect(t.Context(), innerfleet.Options{Name: protocol.DefaultFleet, Data: data, Logger: slog.New(slog.DiscardHandler)})
@@ -506,8 +500,7 @@ func TestChat_GoesBack(t *testing.T) {
 	m.keys("/clear", "Enter")
 	m.keys("six", "Enter")
 	m.shows("Fifth is done.")
-	m.keys("/quit", "Enter")
-	m.shows("[ended: 0]")
+	m.quit()
 	var said []string
 	for _, e := range journalOf(t, data) {
 		switch e.Type {
@@ -551,8 +544,7 @@ func TestChat_SaysWhatItIs(t *testing.T) {
 	m.shows("- release: How we release.")
 	m.keys("/skill release now", "Enter")
 	m.shows("› Read the skill release with the tool skill, and follow it. now", "Skilled.")
-	m.keys("/quit", "Enter")
-	m.shows("[ended: 0]")
+	m.quit()
 }
 
 // journalOf reads the journal of the only session in a data directory.

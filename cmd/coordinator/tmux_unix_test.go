@@ -72,24 +72,50 @@ func (m *tmux) run(args ...string) string {
 // shows waits until every text is on the screen, or above it, and returns all of that.
 func (m *tmux) shows(texts ...string) string {
 	m.t.Helper()
-	timeout := time.After(3 * time.Minute)
-	look := time.NewTicker(100 * time.Millisecond)
-	defer look.Stop()
-	for {
-		screen := withoutPadding(m.run("capture-pane", "-p", "-J", "-S", "-"))
-		missing := ""
+	return m.until(func(screen string) (missing string) {
 		for _, text := range texts {
 			if !strings.Contains(screen, text) {
 				missing = text
 			}
 		}
-		if missing == "" {
+		return missing
+	})
+}
+
+// until waits until nothing is missing on the screen, and above it, and returns all of that.
+func (m *tmux) until(missing func(screen string) string) string {
+	m.t.Helper()
+	timeout := time.After(3 * time.Minute)
+	look := time.NewTicker(100 * time.Millisecond)
+	defer look.Stop()
+	for {
+		screen := withoutPadding(m.run("capture-pane", "-p", "-J", "-S", "-"))
+		text := missing(screen)
+		if text == "" {
 			return screen
 		}
 		select {
 		case <-look.C:
 		case <-timeout:
-			require.FailNow(m.t, "not on the screen", "%q in:\n%s", missing, screen)
+			require.FailNow(m.t, "not on the screen", "%q in:\n%s", text, screen)
+		}
+	}
+}
+
+// quit ends chat. A turn whose reply is on the screen may not have ended: then it is tried again.
+func (m *tmux) quit() {
+	m.t.Helper()
+	const ended, refused = "[ended: 0]", "/quit works between two turns"
+	for times := 0; ; times++ {
+		m.keys("/quit", "Enter")
+		screen := m.until(func(screen string) string {
+			if strings.Contains(screen, ended) || strings.Count(screen, refused) > times {
+				return ""
+			}
+			return ended
+		})
+		if strings.Contains(screen, ended) {
+			return
 		}
 	}
 }
