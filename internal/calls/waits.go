@@ -77,7 +77,7 @@ func Lacking(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool prot
 		return nil
 	}
 	workers = slices.DeleteFunc(workers, func(w *wire.WorkerInfo) bool { return w.Draining })
-	return func(n lane.Requirements) string { return lacks(pool, workers, n) }
+	return func(n lane.Requirements) string { return unmetBy(pool, workers, n) }
 }
 
 // AddUnmet sets WaitsFor of calls whose requirements no worker of their pool meets, if workers
@@ -172,8 +172,8 @@ func (d *Dispatcher) started(ctx context.Context, call *protocol.Call) *wire.Fra
 	return nil
 }
 
-// lacks names the requirement of a call that no worker of the pool meets; "" if one meets all.
-func lacks(pool protocol.Pool, workers []*wire.WorkerInfo, n lane.Requirements) string {
+// unmetBy names the requirement of a call that no worker of the pool meets; "" if one meets all.
+func unmetBy(pool protocol.Pool, workers []*wire.WorkerInfo, n lane.Requirements) string {
 	if pool == protocol.SessionPool {
 		return unserved(workers, n.Model)
 	}
@@ -273,7 +273,7 @@ type attempt struct {
 	late   uint64 // the heartbeat that was late
 	lost   string // what was last reported; "" while the worker is there
 	over   bool   // its lease has ended
-	lacks  string // after that, what the other workers lack
+	unmet  string // after that, the requirement that no other worker meets
 	next   time.Time
 }
 
@@ -329,7 +329,7 @@ func (t *table) applyHeartbeat(h *Handle, a attempt) {
 	}
 	before := h.attempt
 	h.attempt = a
-	if (before.lost == "") != (a.lost == "") || before.over != a.over || before.lacks != a.lacks {
+	if (before.lost == "") != (a.lost == "") || before.over != a.over || before.unmet != a.unmet {
 		t.report(h, loop.Update{State: loop.StateRunning, WorkerID: a.worker, Attempt: a.number, Lost: a.lost})
 	}
 }
@@ -350,18 +350,18 @@ func (d *Dispatcher) assess(ctx context.Context, call *protocol.Call, a attempt,
 	switch mine := owner != nil && owner.Worker == a.worker; {
 	case !mine && a.lost == "": // its result, or the start of another attempt, is on its way
 	case !mine || owner.Left == 0 && owner.Beat == a.late:
-		a.over, a.lacks, a.next = true, "", time.Now().Add(waitsAgain)
+		a.over, a.unmet, a.next = true, "", time.Now().Add(waitsAgain)
 		if missing := Lacking(ctx, d.nc, d.fleet, call.Pool); missing != nil {
-			a.lacks = missing(lane.RequirementsOf(call))
+			a.unmet = missing(lane.RequirementsOf(call))
 		}
 		next := "another " + who + " takes over"
 		if call.Delivery == protocol.AtMostOnce {
 			next = "the call is not started again"
 		}
-		a.lost = fmt.Sprintf("%s %s is lost, its lease has ended; %s", who, a.worker, cmp.Or(a.lacks, next))
+		a.lost = fmt.Sprintf("%s %s is lost, its lease has ended; %s", who, a.worker, cmp.Or(a.unmet, next))
 	case !owner.Late():
 		if owner.Beat != a.late { // a late heartbeat stays late when the server's clock is measured again
-			a.late, a.lost, a.over, a.lacks = 0, "", false, ""
+			a.late, a.lost, a.over, a.unmet = 0, "", false, ""
 		}
 	case owner.Beat != a.late:
 		a.late = owner.Beat
