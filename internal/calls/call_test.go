@@ -167,3 +167,37 @@ func TestSend_HoldsCallsThatWereSentBefore(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, protocol.StatusOK, stored.Status)
 }
+
+// A call that is still being sent when another Send holds it ends with the context of that one: the
+// first context would have it sent for ever.
+func TestSend_HoldsACallThatIsBeingSent(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	nc, link := r.ConnectVia()
+	d := r.newDispatcher(nc, calls.Options{CancelWait: 100 * time.Millisecond})
+	call := newCalls(2)
+	arrived := make(chan protocol.CallID, len(call))
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
+		arrived <- run.Call.ID
+		return succeed(run)
+	})
+	_, err := d.Call(t.Context(), &call[0]) // so that the session is heard
+	require.NoError(t, err)
+	require.Equal(t, call[0].ID, <-arrived)
+	link.Deafen()
+	ctx, cancel := context.WithCancel(t.Context())
+	first := d.Send(context.WithoutCancel(ctx), call[1:], nil)
+	require.Equal(t, call[1].ID, <-arrived)
+	second := d.Send(ctx, nil, nil, first...)
+	cancel()
+	select {
+	case <-second[0].Done():
+		result, err := second[0].Result()
+		require.NoError(t, err)
+		require.Equal(t, protocol.StatusOutcomeUnknown, result.Status)
+	case <-time.After(patience):
+		t.Error("it is being sent")
+	}
+	link.Cut()
+	d.Close()
+}
