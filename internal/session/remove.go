@@ -54,6 +54,8 @@ type Options struct {
 	// Used says that the session is one of single calls, which has no journal, and a workspace as
 	// far as the caller knows.
 	Used bool
+	// Before is called when nothing refuses the removal, and nothing is removed yet; nil is none.
+	Before func(ctx context.Context) error
 
 	removes bool // and does not only look
 }
@@ -88,6 +90,11 @@ func Remove(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Option
 		}
 		if err != nil {
 			return report.Removed{}, fmt.Errorf("remove session %s: %w", id, err)
+		}
+	}
+	if o.Before != nil {
+		if err := o.Before(ctx); err != nil {
+			return report.Removed{}, err
 		}
 	}
 	settling, stop := context.WithCancel(ctx)

@@ -419,24 +419,33 @@ func (l *Local) Remove(ctx context.Context, id protocol.SessionID, force bool) (
 		return removed, err
 	}
 	defer release()
-	owner, agents := l.owner(ctx, id), l.agents(ctx, id)
+	owner := l.owner(ctx, id)
 	pool := l.location.pool(owner)
 	if session.Idle(ctx, l.fleet, pool) == nil { // else what waits is cancelled first
 		if err := l.work(ctx, owner); err != nil {
 			return removed, err
 		}
 	}
-	for i, one := range append([]protocol.SessionID{id}, agents...) {
-		gone, err := l.Sessions(pool).Remove(ctx, one, force || i > 0)
-		if err != nil {
+	remove := func(ctx context.Context, one protocol.SessionID, o session.Options) (removed report.Removed, err error) {
+		o.Pool = pool
+		if removed, err = session.Remove(ctx, l.fleet, one, o); err != nil {
 			return removed, err
-		}
-		if i == 0 {
-			removed = gone
 		}
 		if err := removal.Tree(filepath.Join(l.location.data(owner), "sandboxes", string(one))); err != nil {
 			return removed, fmt.Errorf("remove session %s: %w; some of it may be left: remove it again", one, err)
 		}
+		return removed, nil
+	}
+	removed, err = remove(ctx, id, session.Options{Force: force, Before: func(ctx context.Context) error {
+		for _, agent := range slices.Backward(l.withAgents(ctx, id, "")[1:]) { // which are found by the journals of their parents
+			if _, err := remove(ctx, agent, session.Options{Force: true}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}})
+	if err != nil {
+		return removed, err
 	}
 	if !l.location.own && l.location.has(id) {
 		_ = l.Close() // with the worker, which uses the directory
@@ -447,16 +456,18 @@ func (l *Local) Remove(ctx context.Context, id protocol.SessionID, force bool) (
 	return removed, nil
 }
 
-// agents are the sub-agents of a session, with their own.
-func (l *Local) agents(ctx context.Context, id protocol.SessionID) (all []protocol.SessionID) {
-	history, err := l.Sessions("").Log(ctx, id)
-	if err != nil {
+// withAgents returns a session and its sub-agents with their own, each behind its parent; none if
+// its journal does not name the parent that is given: a call of a fork, or of an import, has the id
+// of another session's sub-agent, or of any session.
+func (l *Local) withAgents(ctx context.Context, id, parent protocol.SessionID) []protocol.SessionID {
+	history, _ := l.fleet.Journal.Load(ctx, id) // of one that is removed in part, too
+	if parent != "" && (len(history.Events) == 0 || history.Events[0].Parent == nil || history.Events[0].Parent.SessionID != parent) {
 		return nil
 	}
-	for _, e := range history.Events {
-		if e.Type == loop.EventToolCall && e.Name == wire.AgentTool && e.CallID != "" {
-			agent := protocol.SessionID(e.CallID)
-			all = append(append(all, agent), l.agents(ctx, agent)...)
+	all := []protocol.SessionID{id}
+	for i := range history.Events {
+		if e := &history.Events[i]; e.Type == loop.EventToolCall && e.Name == wire.AgentTool && e.CallID != "" {
+			all = append(all, l.withAgents(ctx, protocol.SessionID(e.CallID), id)...)
 		}
 	}
 	return all

@@ -133,6 +133,35 @@ func TestLocal_SessionsAreThoseOfOneFleet(t *testing.T) { //nolint:paralleltest 
 	require.NoDirExists(t, other.location.data("calls"))
 }
 
+// A fork has the calls of its origin, and an import those that its author made up: their ids are
+// of sessions that stay.
+func TestLocal_RemovesOnlySubAgentsOfTheSession(t *testing.T) { //nolint:paralleltest // see above
+	state(t)
+	l := openLocal(t, "")
+	calls := func(id protocol.CallID) loop.Event {
+		return loop.Event{Type: loop.EventToolCall, Time: time.Unix(1, 0).UTC(), Turn: 1, Step: 1, CallFields: loop.CallFields{Name: wire.AgentTool, CallID: id}}
+	}
+	turn(t, l, "origin", 1, loop.OutcomeAnswered, nil, calls("agent"))
+	turn(t, l, "agent", 1, loop.OutcomeAnswered, &loop.Parent{SessionID: "origin", CallID: "agent"}, calls("inner"))
+	turn(t, l, "inner", 1, loop.OutcomeAnswered, &loop.Parent{SessionID: "agent", CallID: "inner"})
+	turn(t, l, "fork", 1, loop.OutcomeAnswered, nil, calls("agent"))
+	turn(t, l, "import", 1, loop.OutcomeAnswered, nil, calls("origin"), calls("import"))
+	for _, id := range []protocol.SessionID{"fork", "import"} {
+		_, err := openLocal(t, "").Remove(t.Context(), id, false)
+		require.NoError(t, err)
+	}
+	for _, id := range []protocol.SessionID{"origin", "agent", "inner"} {
+		_, err := l.Show(t.Context(), id)
+		require.NoError(t, err)
+	}
+	_, err := openLocal(t, "").Remove(t.Context(), "origin", false)
+	require.NoError(t, err)
+	for _, id := range []protocol.SessionID{"origin", "agent", "inner"} {
+		_, err := l.Show(t.Context(), id)
+		require.ErrorIs(t, err, public.ErrNotFound)
+	}
+}
+
 // Many sessions are listed at once: 300 ms on a machine that does nothing else.
 func TestLocal_ListsAThousandSessions(t *testing.T) { //nolint:paralleltest // see above
 	state(t)
