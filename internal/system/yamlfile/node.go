@@ -11,10 +11,12 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Bounds of a schema: they stop documents that are small and unfold to be huge.
+// Bounds of a value as JSON: they stop documents that are small and unfold to be huge. A manifest
+// that repeats nothing has fewer bytes, however its texts are escaped.
 const (
 	maxNodes = 20_000
 	maxDepth = 64
+	maxJSON  = 2 << 20 // bytes before the last text
 )
 
 // Pairs are the keys and values of a mapping; other nodes have none.
@@ -32,8 +34,10 @@ func Pairs(node *yaml.Node) iter.Seq2[*yaml.Node, *yaml.Node] {
 // is an [Error].
 func JSON(node *yaml.Node) (json.RawMessage, error) {
 	w := &jsonWriter{}
-	err := w.write(node, 0)
-	return w.out.Bytes(), err
+	if err := w.write(node, 0); err != nil {
+		return nil, err
+	}
+	return w.out.Bytes(), nil
 }
 
 type jsonWriter struct {
@@ -44,6 +48,9 @@ type jsonWriter struct {
 func (w *jsonWriter) write(node *yaml.Node, depth int) error {
 	if w.nodes++; w.nodes > maxNodes || depth > maxDepth {
 		return Error{Line: node.Line, Message: fmt.Sprintf("more than %d values or %d levels", maxNodes, maxDepth)}
+	}
+	if w.out.Len() > maxJSON {
+		return Error{Line: node.Line, Message: fmt.Sprintf("more than %d bytes as JSON", maxJSON)}
 	}
 	switch node.Kind {
 	case yaml.AliasNode:

@@ -225,7 +225,11 @@ func (m *parser) json(field string, node *yaml.Node) (encoded json.RawMessage, o
 func (m *parser) tool(doc document) tools.Tool {
 	definition := tools.Definition{Name: doc.Name, Description: doc.Description, Schema: json.RawMessage(noParameters)}
 	if m.lines["parameters"] > 0 {
-		definition.Schema, _ = m.json("parameters", &doc.Parameters)
+		schema, ok := m.json("parameters", &doc.Parameters)
+		if !ok {
+			return tools.Tool{}
+		}
+		definition.Schema = schema
 	}
 	if m.lines["resources"] > 0 && doc.Resources == nil {
 		doc.Resources = []tools.Resource{}

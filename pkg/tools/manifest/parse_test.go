@@ -318,6 +318,20 @@ func TestParse_SchemasThatUnfoldAreBounded(t *testing.T) {
 	require.NotEmpty(t, problems)
 }
 
+// Few values that are long, and names of properties, unfold, too.
+func TestParse_LongTextsThatUnfoldAreBounded(t *testing.T) {
+	t.Parallel()
+	const head = "name: bomb\ndescription: Boom.\ncommand: [a]\nparameters:\n  type: object\n"
+	long := strings.Repeat("x", 100_000)
+	for document, line := range map[string]int{
+		"  a: &a " + long + "\n  b: [" + strings.Repeat("*a,", 10_000) + "]\n":        7,
+		"  a: &a {? " + long + " : x}\n  b: [" + strings.Repeat("*a,", 9_000) + "]\n": 6,
+	} {
+		_, problems := manifest.Parse("f", []byte(head+document))
+		require.Equal(t, []manifest.Problem{{File: "f", Line: line, Message: "parameters: more than 2097152 bytes as JSON"}}, problems)
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(whole))
 	f.Add([]byte(`{"name":"a","description":"b","command":"c"}`))
