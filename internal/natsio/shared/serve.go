@@ -25,8 +25,6 @@ const (
 	DefaultIdle = 5 * time.Minute
 	// IdleVariable is a variable for tests with another time.
 	IdleVariable = "TOOLFLEET_LOCAL_IDLE"
-	// lockTime is how long the lock may be held by processes that only look whether a server lives.
-	lockTime = 5 * time.Second
 	// lookAround is the longest time between two looks at clients and the directory.
 	lookAround = time.Second
 )
@@ -46,18 +44,12 @@ func Serve(ctx context.Context, dir string, idle time.Duration, logger *slog.Log
 
 func serve(ctx context.Context, dir string, idle time.Duration, logger *slog.Logger) error {
 	lock := flock.New(filepath.Join(dir, serverLock))
-	waiting, cancel := context.WithTimeout(ctx, lockTime)
-	free, err := lock.TryLockContext(waiting, look)
-	cancel()
-	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return nil
-	}
-	if err != nil || !free {
-		return fmt.Errorf("lock %s: %w", lock.Path(), err)
+	if free, err := acquire(ctx, lock, &Server{Dir: dir}); err != nil || !free {
+		return err
 	}
 	defer func() { _ = lock.Unlock() }() // it ends with the process anyway
 	at := filepath.Join(dir, stateFile)
-	_ = os.Remove(at) // of a server before
+	_ = os.Remove(at) // of a server that was killed since this one was started, see forget
 	server, err := embedded.Start(ctx, embedded.Options{Data: filepath.Join(dir, natsDir), Listen: "127.0.0.1:0", Logger: logger})
 	if err != nil {
 		return err
@@ -74,6 +66,25 @@ func serve(ctx context.Context, dir string, idle time.Duration, logger *slog.Log
 	}
 	server.Close()
 	return err
+}
+
+// acquire locks the directory: when a server that ends has ended, and when the processes that look
+// whether a server lives have looked. It reports false if another server listens, or takes as long
+// as one may take.
+func acquire(ctx context.Context, lock *flock.Flock, other *Server) (free bool, err error) {
+	waiting, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	pause.Until(waiting, look, func() bool {
+		if free, err = lock.TryLock(); free || err != nil {
+			return true
+		}
+		_, is := other.running()
+		return is
+	})
+	if err != nil {
+		return false, fmt.Errorf("lock %s: %w", lock.Path(), err)
+	}
+	return free, nil
 }
 
 // storeError is why a server can store nothing more.

@@ -232,6 +232,16 @@ func (s *Server) state() (at state, err error) {
 	return at, err
 }
 
+// forget removes what a server has left that has ended, before another one has the lock: then its
+// address would count as that of the other one.
+func (s *Server) forget() {
+	lock := flock.New(filepath.Join(s.Dir, serverLock))
+	if free, _ := lock.TryRLock(); free { // no server has it, and none gets it
+		_ = os.Remove(filepath.Join(s.Dir, stateFile)) // there may be none
+		_ = lock.Unlock()
+	}
+}
+
 // start starts a server, and waits until it, or one that another process has started, listens.
 func (s *Server) start(ctx context.Context) (state, error) {
 	failure := func(err error) (state, error) {
@@ -253,6 +263,7 @@ func (s *Server) start(ctx context.Context) (state, error) {
 		}
 	}
 	detach(cmd)
+	s.forget()
 	if err := cmd.Start(); err != nil {
 		return failure(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gofrs/flock"
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -177,6 +178,33 @@ func TestReach_AStaleAddressIsNotUsed(t *testing.T) {
 	defer nc.Close()
 	require.NoError(t, nc.FlushTimeout(time.Minute))
 	require.Zero(t, taken.count())
+}
+
+// The address is gone before a server has the lock, and one that another server says is not.
+func TestReach_RemovesAStaleAddress(t *testing.T) {
+	t.Parallel()
+	s := serverIn(t, crash)
+	require.NoError(t, os.MkdirAll(s.Dir, 0o700))
+	lock := flock.New(filepath.Join(s.Dir, "server.lock"))
+	state := filepath.Join(s.Dir, "server.json")
+	require.NoError(t, lock.Lock())
+	require.NoError(t, os.WriteFile(state, []byte(`{"protocol":1,"pid":1}`), 0o600))
+	require.ErrorContains(t, s.Reach(t.Context()), "it does not like it here")
+	require.FileExists(t, state)
+	require.NoError(t, lock.Unlock())
+	require.ErrorContains(t, s.Reach(t.Context()), "it does not like it here")
+	require.NoFileExists(t, state)
+}
+
+// A server that takes long to end, or to start for a process that was interrupted, is waited for.
+func TestReach_WaitsForTheServerBefore(t *testing.T) {
+	t.Setenv(shared.IdleVariable, "1m")
+	s := serverIn(t, serve)
+	require.NoError(t, os.MkdirAll(s.Dir, 0o700))
+	lock := flock.New(filepath.Join(s.Dir, "server.lock"))
+	require.NoError(t, lock.Lock())
+	time.AfterFunc(6*time.Second, func() { _ = lock.Unlock() })
+	require.NoError(t, s.Reach(t.Context()))
 }
 
 func TestServe_EndsWithoutClients(t *testing.T) {
