@@ -6,6 +6,8 @@ import (
 	"errors"
 	"io/fs"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Flags that make opening safe: a FIFO or a terminal has no effect, and a link is not followed.
@@ -24,4 +26,17 @@ func ids(info fs.FileInfo) (uid, gid int, known bool) {
 		return 0, 0, false
 	}
 	return int(stat.Uid), int(stat.Gid), true
+}
+
+// mostFiles is more than any listener here needs.
+const mostFiles = 1 << 20
+
+// OpenFiles is how many files this process may have open. Connections count as such, so a listener
+// takes only a share of them: a process without any can store nothing.
+func OpenFiles() int {
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
+		return mostFiles
+	}
+	return int(min(uint64(limit.Cur), mostFiles)) //nolint:gosec,unconvert,nolintlint // it is signed on some systems
 }

@@ -3,7 +3,16 @@ package system
 import (
 	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 )
+
+// Within reports whether a clean path is a directory or below it, by their names alone. "" and "."
+// have every relative path below them.
+func Within(dir, path string) bool {
+	name, err := filepath.Rel(dir, path)
+	return err == nil && name != ".." && !strings.HasPrefix(name, ".."+string(filepath.Separator))
+}
 
 // Owner is the user and group to which this process, when it is root, gives the files that it makes
 // for another user. The zero value gives nothing.
