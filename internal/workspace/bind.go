@@ -239,7 +239,8 @@ func (s *Store) mayMakeTemplate(ctx context.Context, name string) error {
 	return judge.Judge(ctx, judge.Make, judge.Object{Kind: judge.Template, ID: name, Owner: templateOwner(ctx)})
 }
 
-// may judges an act on a template, which has its owner in its checkpoints.
+// may judges an act on a template, which has its owner in its checkpoints. The error wraps
+// [ErrNone] when there is none of that name.
 func (s *Store) may(ctx context.Context, act judge.Act, name string) error {
 	owner, err := s.Owner(ctx, templateLane(name))
 	if err != nil {
@@ -263,14 +264,7 @@ func (s *Store) FromTemplate(ctx context.Context, name string, lane protocol.Lan
 // RemoveTemplate removes a template. Workspaces that began with it stay. The error wraps [ErrNone]
 // when there is none.
 func (s *Store) RemoveTemplate(ctx context.Context, name string) error {
-	there, err := s.Has(ctx, templateLane(name))
-	if err == nil && !there {
-		err = ErrNone
-	}
-	if err == nil {
-		err = s.may(ctx, judge.Remove, name)
-	}
-	if err != nil {
+	if err := s.may(ctx, judge.Remove, name); err != nil {
 		return err
 	}
 	return s.Remove(ctx, templateLane(name), 0)
