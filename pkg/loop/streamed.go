@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -39,9 +40,9 @@ type stream struct {
 	calls    []ToolCall // as the model wrote them
 	size     int        // of their arguments
 	used     map[string]int
-	done     bool   // no further call is sent
-	text     string // of the reply so far
-	sentText string // at the last call that was sent
+	done     bool            // no further call is sent
+	text     strings.Builder // of the reply so far
+	sentText string          // at the last call that was sent
 }
 
 // newStream begins the stream of a reply.
@@ -61,7 +62,7 @@ func (t *turnRun) detachEarly() {
 }
 
 // addText notes a piece of the text.
-func (s *stream) addText(text string) { s.text += text }
+func (s *stream) addText(text string) { s.text.WriteString(text) }
 
 // add adds the call at index of the reply, and sends it if it may be sent now. A reply that begins
 // again repeats its calls.
@@ -91,7 +92,7 @@ func (s *stream) add(ctx context.Context, call ToolCall, index int) {
 		s.done = true
 		return
 	}
-	s.sentText = s.text
+	s.sentText = s.text.String()
 	s.done = !s.send(ctx, p, sent)
 }
 

@@ -85,7 +85,7 @@ type batcher struct {
 
 	mu       sync.Mutex
 	inbox    string // of the answers; "" before the first request
-	requests uint64 // requests
+	requests uint64 // sent so far
 	waiting  []*Lookup
 	inFlight *batch // nil when none is
 }
