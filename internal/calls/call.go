@@ -229,7 +229,7 @@ func (s *step) run(observe func(loop.Update), ended <-chan struct{}) (faults []e
 		for _, h := range s.handles {
 			s.detach(h)
 		}
-		s.deliver(nil, nil) // the ends of those
+		s.deliver(nil, observe) // the ends of those, and a result that came meanwhile
 		return faults
 	}
 	return nil
