@@ -32,7 +32,7 @@ type batch struct {
 	events []Event
 	inline []*pendingCall
 	asking []*pendingCall // about jobs
-	jobs   []newJob
+	jobs   []*pendingCall
 	remote map[protocol.CallID]*pendingCall // run by workers
 	calls  []protocol.Call                  // to be sent
 	sent   []*Handle                        // the handles of calls and then of held
@@ -181,7 +181,7 @@ func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.
 		b.inline = append(b.inline, p)
 		return nil
 	case p.agent().Background:
-		b.jobs = append(b.jobs, newJob{pending: p})
+		b.jobs = append(b.jobs, p)
 		return nil
 	case p.plan.Session != nil:
 		if p.fork = b.newFork(ctx, p, recorded.sent); p.fork != nil {
@@ -195,7 +195,7 @@ func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.
 	recorded.bound.applyTo(&call)
 	p.call, p.roots = &call, call.Roots
 	if p.plan.Background {
-		b.jobs = append(b.jobs, newJob{pending: p, call: call})
+		b.jobs = append(b.jobs, p)
 		return nil
 	}
 	endWith(ctx, &call)

@@ -28,12 +28,6 @@ type job struct {
 	ended      *Event // nil while it runs
 }
 
-// newJob is a call that is to become a job.
-type newJob struct {
-	pending *pendingCall
-	call    protocol.Call // the zero value for a sub-agent
-}
-
 // jobName is the handle of the job at a place of the session.
 func jobName(turn, step, index int) string { return fmt.Sprintf("job_%d_%d_%d", turn, step, index) }
 
@@ -134,19 +128,19 @@ var errJobCancelled = errors.New("the job was cancelled")
 
 // startJobs journals the handles of new jobs and sends their calls, in their order and
 // before the other calls of the step.
-func (w *followers) startJobs(ctx context.Context, jobs []newJob) error {
-	for _, n := range jobs {
-		event := n.pending.localResult(protocol.StatusOK, "", nil, 0)
+func (w *followers) startJobs(ctx context.Context, jobs []*pendingCall) error {
+	for _, p := range jobs {
+		event := p.localResult(protocol.StatusOK, "", nil, 0)
 		event.Job = jobName(event.Turn, event.Step, event.Index)
 		event.Content = fmt.Sprintf("[%s runs in the background. You will be told when it has ended; go on with something else.]", event.Job)
-		if n.pending.agent().Background {
+		if p.agent().Background {
 			event.Content = fmt.Sprintf("[%s works in the background, as session %s. You will be told when it has ended; go on with something else.]", event.Job, event.CallID)
 		}
-		event.Content = n.pending.tool.WithNote(event.Content, n.pending.note)
+		event.Content = p.tool.WithNote(event.Content, p.note)
 		if err := w.record(ctx, event); err != nil {
 			return err
 		}
-		f := w.startJob(ctx, n)
+		f := w.startJob(ctx, p)
 		select {
 		case <-f.accepted:
 		case <-ctx.Done():
@@ -155,13 +149,14 @@ func (w *followers) startJobs(ctx context.Context, jobs []newJob) error {
 	return nil
 }
 
-func (w *followers) startJob(ctx context.Context, n newJob) *follower {
+// startJob follows a call as a job; its step may have sent it.
+func (w *followers) startJob(ctx context.Context, p *pendingCall) *follower {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if n.pending.agent().Background {
-		return w.followAgent(n.pending, nil) //nolint:contextcheck // it outlives the step
+	if p.agent().Background {
+		return w.followAgent(p, nil) //nolint:contextcheck // it outlives the step
 	}
-	return w.follow(ctx, n.pending, func(context.Context) (*protocol.Call, *Event, error) { return &n.call, nil, nil })
+	return w.follow(ctx, p, func(context.Context) (*protocol.Call, *Event, error) { return p.call, nil, nil })
 }
 
 // promote makes jobs of the calls of a step that have not ended, and reports whether it did: not if
@@ -187,17 +182,10 @@ func (b *batch) promote(ctx context.Context) bool {
 			b.opts.PromoteAfter, event.Job), p.note)
 		p.done = true
 		if b.settle(event); ctx.Err() == nil {
-			b.followed.hold(ctx, p)
+			b.followed.startJob(ctx, p)
 		}
 	}
 	return true
-}
-
-// hold follows a call as a job that a step has sent.
-func (w *followers) hold(ctx context.Context, p *pendingCall) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.follow(ctx, p, func(context.Context) (*protocol.Call, *Event, error) { return p.call, nil, nil })
 }
 
 // follow sends the call of a job, or finds it in the fleet, unless its step has sent it, and waits
