@@ -102,9 +102,13 @@ func parse(raw string) (*parser, error) {
 	return p, fmt.Errorf("the arguments must be one JSON object and nothing else: there is more at byte %d", end+1)
 }
 
-// problem adds a problem of the value or the name that was read last.
+// problem adds a problem of the value or the name that was read last. Problems that no refusal shows
+// are only counted: the path of each would take as long as the names in it are.
 func (p *parser) problem(what string) {
-	p.problems = append(p.problems, at(slices.Collect(p.decoder.StackPointer().Tokens()), what))
+	if len(p.problems) < maxProblems {
+		what = at(slices.Collect(p.decoder.StackPointer().Tokens()), what)
+	}
+	p.problems = append(p.problems, what)
 }
 
 // value reads the next value.
