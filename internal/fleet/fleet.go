@@ -234,7 +234,7 @@ func (f *Fleet) connect(ctx context.Context, o Options) (err error) {
 		if err := o.Shared.Reach(ctx); err != nil {
 			return err
 		}
-		o.URL, options.Creds, options.TLS, options.Options = shared.URL, o.Shared.TokenFile(), natsio.TLS{}, o.Shared.Options()
+		o.URL, options.Creds, options.TLS, options.Dial = shared.URL, o.Shared.TokenFile(), natsio.TLS{}, o.Shared.Dial
 	case o.URL == "" && o.Conn == nil:
 		f.Server, err = embedded.Start(ctx, embedded.Options{Data: filepath.Join(o.Data, ServerDir), Listen: o.Listen, Logger: o.Logger, Notify: o.Notify})
 		if err != nil {

@@ -59,6 +59,8 @@ type ConnectOptions struct {
 	TLS TLS
 	// Logger gets a warning when the connection is lost, and one when it is back; nil discards.
 	Logger *slog.Logger
+	// Dial makes each connection; nil means [Dial].
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Options are added last, for embedded servers and tests.
 	Options []nats.Option
 }
@@ -111,7 +113,11 @@ func Connect(ctx context.Context, servers string, o ConnectOptions) (*nats.Conn,
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
-	dial, release := dialing(ctx)
+	connect := o.Dial
+	if connect == nil {
+		connect = Dial
+	}
+	dial, release := dialing(ctx, connect)
 	defer release()
 	options := []nats.Option{
 		nats.Name(o.Name),
@@ -245,14 +251,14 @@ type dialFunc func(network, address string) (net.Conn, error)
 func (d dialFunc) Dial(network, address string) (net.Conn, error) { return d(network, address) }
 
 // dialing returns what makes connections. Until release is called they end with ctx.
-func dialing(ctx context.Context) (dial dialFunc, release func()) {
+func dialing(ctx context.Context, connect func(ctx context.Context, network, address string) (net.Conn, error)) (dial dialFunc, release func()) {
 	first, done := context.WithCancel(ctx)
 	var released atomic.Bool
 	dial = func(network, address string) (net.Conn, error) {
 		if released.Load() {
-			return Dial(context.WithoutCancel(ctx), network, address)
+			return connect(context.WithoutCancel(ctx), network, address)
 		}
-		conn, err := Dial(first, network, address)
+		conn, err := connect(first, network, address)
 		if err == nil {
 			context.AfterFunc(first, func() {
 				if !released.Load() {

@@ -47,7 +47,6 @@ import (
 	"time"
 
 	"github.com/gofrs/flock"
-	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
@@ -103,15 +102,13 @@ type state struct {
 	Failed   string `json:"failed,omitempty"` // why it ended
 }
 
-// Options are those of a connection.
-func (s *Server) Options() []nats.Option { return []nats.Option{nats.SetCustomDialer(s)} }
-
 // TokenFile is the file with the token that connections need.
 func (s *Server) TokenFile() string { return filepath.Join(s.Dir, natsDir, embedded.TokenFile) }
 
-// Dial implements [nats.CustomDialer]: it connects to the server, which it starts if none is there.
-func (s *Server) Dial(network, _ string) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), dialTime) //nolint:forbidigo // the interface has no context
+// Dial connects to the server, which it starts if none is there. It is a Dial of
+// [natsio.ConnectOptions].
+func (s *Server) Dial(ctx context.Context, network, _ string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
 	for {
 		at, err := s.state()

@@ -62,7 +62,7 @@ func connect(ctx context.Context, s *shared.Server) (*nats.Conn, error) {
 	if err := s.Reach(ctx); err != nil {
 		return nil, err
 	}
-	return natsio.Connect(ctx, shared.URL, natsio.ConnectOptions{Name: "test", Creds: s.TokenFile(), Options: s.Options()})
+	return natsio.Connect(ctx, shared.URL, natsio.ConnectOptions{Name: "test", Creds: s.TokenFile(), Dial: s.Dial})
 }
 
 // serverIn is a directory whose servers end with the test.
