@@ -276,7 +276,6 @@ func judgeScheduled(policies []policy.Policy, ledger *loop.Ledger, logger *slog.
 			return err
 		}
 		who := judge.PrincipalOf(judge.Owner{Tenant: call.Tenant, By: call.By}) // the schedule's owner
-		who.Interface = judge.InterfaceSchedule
 		denied := loop.JudgeCall(judge.With(ctx, who), call, &loop.SingleOptions{
 			Policy: rules, Ledger: ledger, Interface: "schedule", Logger: logger,
 			Approve: func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {

@@ -5,7 +5,7 @@
 //	interface ──► principal ──► [May]: act, object, owner ──► rules of the session ──► the act
 //	              token, role,         [Rules]                package policy           takes effect
 //	              key, tenant,         [Interfaces]           counts: loop.Ledger
-//	              user, expiry         [RefusalError]              a person's answer: [Approve]
+//	              user, expiry         [RefusalError]         a person's answer: [Approve]
 //
 // An interface knows its principal: the token of a request, the key that signed a call, the NATS
 // user of a process. It sets [With] in the context, and what it calls judges by [Judge]. A context
@@ -87,8 +87,6 @@ type Principal struct {
 	Tenant protocol.Tenant
 	// Expires is when the principal may do nothing any more; zero is never.
 	Expires time.Time
-	// Interface is the [Interface] through which the principal acts.
-	Interface string
 }
 
 // ID is an unambiguous text of a principal: two principals are the same if, and only if, their

@@ -113,9 +113,7 @@ func WithOwner(ctx context.Context, owner judge.Owner) context.Context {
 	if flow, has := ctx.Value(flowKey{}).(Flow); has && flow.Tenant != "" {
 		ctx = WithFlow(ctx, owner.Tenant, flow.Priority)
 	}
-	who := judge.PrincipalOf(owner)
-	who.Interface = judge.InterfaceTurns
-	return judge.With(ctx, who)
+	return judge.With(ctx, judge.PrincipalOf(owner))
 }
 
 // TenantOf is the tenant of [WithFlow], or of the principal that acts; "" without one.

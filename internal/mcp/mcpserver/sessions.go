@@ -55,7 +55,6 @@ func (o *openSessions) serve(w http.ResponseWriter, r *http.Request) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		if o.of[owner][id] != nil {
-			who.Interface = judge.InterfaceEnd
 			o.ended(judge.With(r.Context(), who), id)
 		}
 		delete(o.of[owner], id)

@@ -205,7 +205,7 @@ func (s *Server) mayCall(who judge.Principal, tool string) error {
 func (s *Server) acting(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, request mcp.Request) (mcp.Result, error) {
 		who := principal(request)
-		if who.Interface = "MCP " + method; s.options.Session != "" {
+		if s.options.Session != "" {
 			return next(wire.WithFlow(ctx, who.Tenant, ""), method, request)
 		}
 		return next(judge.With(ctx, who), method, request)

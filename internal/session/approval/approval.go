@@ -96,7 +96,6 @@ func giver(ctx context.Context, fleet protocol.Fleet, keys *signing.Keys, messag
 	if fault != nil {
 		return "", fmt.Errorf("approve session %s: it needs an answer that is signed with a key which its coordinator trusts (serve --call-keys; approve --sign-key)", session)
 	}
-	who.Interface = judge.InterfaceApprove
 	err = judge.May(*who, judge.Approve, judge.Object{Kind: judge.Session, ID: string(session), Owner: judge.Of(ctx).Owner()})
 	return who.By(), err
 }

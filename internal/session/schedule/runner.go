@@ -267,7 +267,7 @@ func (r *Runner) judged(ctx context.Context, s *Schedule, call *protocol.Call) (
 		if err != nil || !exists {
 			return nil, err
 		}
-		who := judge.Principal{Tenant: judge.DefaultTenant, Interface: judge.InterfaceSchedule}
+		who := judge.Principal{Tenant: judge.DefaultTenant}
 		if refusal := judge.May(who, judge.Use, judge.Object{Kind: judge.Session, ID: string(call.SessionID), Owner: owner}); refusal != nil {
 			return fmt.Errorf("%w; the schedule is not signed: add it again with the key of this coordinator (--sign-key)", refusal), nil
 		}

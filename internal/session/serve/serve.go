@@ -358,7 +358,7 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 			protocol.Errorf(codes.UnknownPayload, "coordinators run turns, not %q", wire.KindOf(run.Call.Payload)))
 	}
 	who := judge.PrincipalOf(run.Owner())
-	who.Tenant, who.Interface = run.Call.Tenant, judge.InterfaceServe // without one, it reaches what its signer reaches
+	who.Tenant = run.Call.Tenant // without one, it reaches what its signer reaches
 	ctx = judge.With(wire.WithFlow(ctx, run.Call.Tenant, run.Call.Priority), who)
 	if run.Call.Lane() != Key(run.Call.SessionID).Lane() {
 		return wire.NewResult(run.Call, protocol.StatusRejected,
