@@ -227,6 +227,17 @@ func Rules() []Rule {
 	}
 }
 
+// ruleOf has the rule of each act on a kind of object.
+var ruleOf = func() map[On]Rule { //nolint:gochecknoglobals // a constant
+	of := map[On]Rule{}
+	for _, rule := range Rules() {
+		for _, kind := range rule.Kinds {
+			of[On{rule.Act, kind}] = rule
+		}
+	}
+	return of
+}()
+
 // ErrRefused is wrapped by every [RefusalError].
 var ErrRefused = errors.New("not allowed")
 
@@ -267,13 +278,11 @@ func May(who Principal, act Act, on Object) error {
 	case owner.Tenant != everyTenant:
 		return refused("a principal of tenant %s, to which it belongs", owner.Tenant)
 	}
-	rules := Rules()
-	at := slices.IndexFunc(rules, func(r Rule) bool { return r.Act == act && slices.Contains(r.Kinds, on.Kind) })
-	if at < 0 {
+	rule, is := ruleOf[On{act, on.Kind}]
+	if !is {
 		return refused("an act that a rule names")
 	}
-	rule, whose := rules[at], ""
-	needs := rule.Others
+	needs, whose := rule.Others, ""
 	switch own := owner.By == who.By(); {
 	case !own && rule.Own != rule.Others:
 		whose = ", since it belongs to " + cmp.Or(owner.By, "the operator")
