@@ -142,17 +142,20 @@ func May(ctx context.Context, f *fleet.Fleet, act judge.Act, id protocol.Session
 		return nil
 	}
 	history, err := f.Journal.Load(ctx, id)
+	exists := err == nil && len(history.Events) > 0
 	if err != nil && !errors.Is(err, loop.ErrRemoved) && !errors.Is(err, loop.ErrUncompleted) {
 		return err
 	}
 	on := objectOf(id, history)
-	if !history.Owned() { // calls without a model, of an earlier version
-		on.Owner, _, err = workspace.OwnerOf(ctx, f.Conn(protocol.DefaultPool), f.Name, sandboxHash(id))
-		if errors.Is(err, workspace.ErrNone) {
-			return nil
-		}
-		if err != nil {
+	if !history.Owned() { // calls without a model, of the operator or of an earlier version
+		owner, _, err := workspace.OwnerOf(ctx, f.Conn(protocol.DefaultPool), f.Name, sandboxHash(id))
+		switch {
+		case err == nil:
+			on.Owner = owner
+		case !errors.Is(err, workspace.ErrNone):
 			return err
+		case !exists:
+			return nil
 		}
 	}
 	return judge.Judge(ctx, act, on)

@@ -94,6 +94,23 @@ func TestInterfaces_EveryCellRefusesTheWrongPrincipal(t *testing.T) {
 	require.Greater(t, tried, 60)
 }
 
+// A session of single calls has no owner in its journal: without a workspace, too, it is the
+// operator's, in the default tenant.
+func TestMay_JournalWithoutOwner(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	const s protocol.SessionID = "calls"
+	_, err := r.Journal.Append(t.Context(), s, 0, loop.Event{Type: loop.EventCallJudged})
+	require.NoError(t, err)
+	acme := judge.With(t.Context(), judge.Principal{Tenant: "acme"})
+	for _, act := range []judge.Act{judge.See, judge.Use, judge.Remove} {
+		require.ErrorContains(t, May(acme, r.Fleet, act, s), "tenant default")
+		require.NoError(t, May(judge.With(t.Context(), judge.Principal{Tenant: judge.DefaultTenant}), r.Fleet, act, s))
+		require.NoError(t, May(t.Context(), r.Fleet, act, s))
+		require.NoError(t, May(acme, r.Fleet, act, "none"), "it does not exist")
+	}
+}
+
 // cells make objects of the principal token:ann of tenant acme, and return how each act on them is
 // tried.
 func (r *rig) cells(t *testing.T) map[judge.On]func(context.Context) error {
