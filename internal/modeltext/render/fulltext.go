@@ -84,13 +84,18 @@ func ReadOn(result *protocol.Result, shown string) string {
 // Others says how to get at the entries of a list that follow those shown, of a total; narrower
 // says what else would help.
 func Others(result *protocol.Result, shown, total int, narrower string) string {
-	return fullTextOf(result).others(strings.Repeat("\n", shown), total, narrower)
+	return fullTextOf(result).othersAfter(shown, total, narrower)
 }
 
 // others says how to get at the entries of a list that follow those shown in body, of which there
 // are total; narrower says what else would help.
 func (r fullText) others(body string, total int, narrower string) string {
-	next := strings.Count(body, "\n") + 1
+	return r.othersAfter(strings.Count(body, "\n"), total, narrower)
+}
+
+// othersAfter is others for so many shown lines.
+func (r fullText) othersAfter(shown, total int, narrower string) string {
+	next := shown + 1
 	switch {
 	case !r.isStored():
 		return "the others are not stored: " + narrower
