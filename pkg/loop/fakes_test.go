@@ -213,6 +213,12 @@ func (h *sentCall) end(result *protocol.Result, err error) {
 	h.left()
 }
 
+func (h *sentCall) isMoved() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.moved
+}
+
 func (h *sentCall) Done() <-chan struct{} { return h.done }
 
 func (h *sentCall) Result() (*protocol.Result, error) { return h.result, h.err }
@@ -259,13 +265,8 @@ func (d dispatch) send(ctx context.Context, calls []protocol.Call, observe func(
 		defer leave(nil)
 		err := d(ctx, calls, func(u loop.Update) {
 			h := byID[u.CallID]
-			if h != nil {
-				h.mu.Lock()
-				moved := h.moved
-				h.mu.Unlock()
-				if moved {
-					return
-				}
+			if h != nil && h.isMoved() {
+				return
 			}
 			if observe != nil {
 				observe(u)
@@ -275,10 +276,7 @@ func (d dispatch) send(ctx context.Context, calls []protocol.Call, observe func(
 			}
 		})
 		for _, h := range byID {
-			h.mu.Lock()
-			moved := h.moved
-			h.mu.Unlock()
-			if moved {
+			if h.isMoved() {
 				h.end(nil, loop.ErrDetached)
 			} else {
 				h.end(nil, err)
