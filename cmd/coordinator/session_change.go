@@ -532,13 +532,12 @@ func (c *sessionCommand) importFile(ctx context.Context, p program, desk session
 		return err
 	}
 	defer all.close()
+	store := all.Import
 	if all.local != nil {
-		if err := all.local.Make(desk.id); err != nil {
-			return err
-		}
+		store = all.local.Import
 	}
 	made := forked{SessionID: desk.id}
-	if made.Turns, err = all.Import(ctx, events, desk.id); err != nil {
+	if made.Turns, err = store(ctx, events, desk.id); err != nil {
 		return err
 	}
 	if c.JSON {

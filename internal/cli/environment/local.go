@@ -152,16 +152,7 @@ func (p location) holder(id protocol.SessionID) string {
 
 // held reports whether a process runs a session, or changes it.
 func (p location) held(id protocol.SessionID) bool {
-	path := filepath.Join(p.data(id), sessionLock)
-	if _, err := os.Stat(path); err != nil || p.own { //nolint:gosec // an id has no separators
-		return false
-	}
-	lock := flock.New(path)
-	free, err := lock.TryRLock()
-	if free {
-		_ = lock.Unlock()
-	}
-	return err == nil && !free
+	return !p.own && shared.Locked(filepath.Join(p.data(id), sessionLock))
 }
 
 // earlier is an error about a session of an earlier version, which had a data directory with a
@@ -291,6 +282,19 @@ func (l *Local) Make(id protocol.SessionID) error {
 		return nil
 	}
 	return os.MkdirAll(l.location.data(id), 0o700) //nolint:gosec // an id has no separators
+}
+
+// Import is [public.Sessions.Import]. A session that is not made leaves no directory.
+func (l *Local) Import(ctx context.Context, events []loop.Event, id protocol.SessionID) (turns int, err error) {
+	made := !l.location.has(id)
+	if err := l.Make(id); err != nil {
+		return 0, err
+	}
+	turns, err = l.Sessions("").Import(ctx, events, id)
+	if err != nil && made && !l.location.own && !errors.Is(err, loop.ErrUncompleted) {
+		_ = os.Remove(l.location.data(id)) // another process may use it
+	}
+	return turns, err
 }
 
 // without are the sessions that have a directory and no journal: those of single calls, and those

@@ -162,6 +162,21 @@ func TestLocal_RemovesOnlySubAgentsOfTheSession(t *testing.T) { //nolint:paralle
 	}
 }
 
+// An export that cannot be imported leaves no session.
+func TestLocal_ImportsAllOrNothing(t *testing.T) { //nolint:paralleltest // see above
+	state(t)
+	l := openLocal(t, "")
+	_, err := l.Import(t.Context(), nil, "new")
+	require.ErrorContains(t, err, "the export has no turn")
+	require.NoDirExists(t, l.location.data("new"))
+	events := []loop.Event{{Type: loop.EventSessionStarted, Time: time.Unix(1, 0).UTC()}, {Type: loop.EventTurnStarted, Time: time.Unix(1, 0).UTC(), Turn: 1}}
+	_, err = l.Import(t.Context(), events, "new")
+	require.NoError(t, err)
+	_, err = l.Import(t.Context(), append(events, events[1]), "new")
+	require.ErrorIs(t, err, public.ErrExists)
+	require.DirExists(t, l.location.data("new"))
+}
+
 // Many sessions are listed at once: 300 ms on a machine that does nothing else.
 func TestLocal_ListsAThousandSessions(t *testing.T) { //nolint:paralleltest // see above
 	state(t)

@@ -200,20 +200,16 @@ func (at state) check() error {
 
 // running returns what the server says of itself that lives and listens.
 func (s *Server) running() (state, bool) {
-	if !s.held() {
+	if !Locked(filepath.Join(s.Dir, serverLock)) {
 		return state{}, false
 	}
 	at, err := s.state()
 	return at, err == nil && at.Address != ""
 }
 
-// held reports whether a server lives.
-func (s *Server) held() bool {
-	path := filepath.Join(s.Dir, serverLock)
-	if _, err := os.Stat(path); err != nil {
-		return false
-	}
-	lock := flock.New(path)
+// Locked reports whether a process holds the lock of a file alone. It makes no file.
+func Locked(path string) bool {
+	lock := flock.New(path, flock.SetFlag(os.O_RDONLY))
 	free, err := lock.TryRLock()
 	if free {
 		_ = lock.Unlock()
