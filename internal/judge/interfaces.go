@@ -22,7 +22,6 @@ const (
 	InterfaceTools     = "MCP tools/call"
 	InterfaceResources = "MCP resources/read"
 	InterfaceTasks     = "MCP tasks"
-	InterfaceEnd       = "MCP end of a session"
 	InterfaceSchedule  = "schedule"
 	InterfaceGo        = "Go Client.Call"
 	InterfaceManage    = "other commands, Go"
@@ -83,7 +82,6 @@ func Interfaces() []Interface {
 		{InterfaceTools, token, []On{{Make, Call}, {See, Workspace}, {Use, Session}, {Approve, Call}}, single, "journal"},
 		{InterfaceResources, token, []On{{See, Workspace}, {Use, Session}}, single[:1], "journal"},
 		{InterfaceTasks, token, []On{{See, Call}, {Cancel, Call}}, nil, ""},
-		{InterfaceEnd, token, []On{{Remove, Session}}, nil, ""},
 		{InterfaceSchedule, "the owner of the schedule, which the key has signed", use, single, "journal"},
 		{InterfaceGo, process, use, single, "journal"},
 		{InterfaceManage, process, manage, nil, ""},

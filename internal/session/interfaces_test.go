@@ -39,7 +39,7 @@ func TestInterfaces_EveryCellRefusesTheWrongPrincipal(t *testing.T) {
 	t.Parallel()
 	elsewhere := map[string]string{
 		judge.InterfaceTools: "TestInterfaces_TokensReachTheirOwn", judge.InterfaceResources: "TestInterfaces_TokensReachTheirOwn", judge.InterfaceTasks: "TestInterfaces_TokensReachTheirOwn",
-		judge.InterfaceEnd: "TestInterfaces_TokensReachTheirOwn", judge.InterfaceServe: "TestTurn_IsOfWhoHasSignedIt", judge.InterfaceWorker: "TestTenant_KeysReachTheirOwnSessions",
+		judge.InterfaceServe: "TestTurn_IsOfWhoHasSignedIt", judge.InterfaceWorker: "TestTenant_KeysReachTheirOwnSessions",
 		judge.InterfaceApprove: "TestAnswer_IsOfWhoMayGiveIt",
 	}
 	r := newRig(t)

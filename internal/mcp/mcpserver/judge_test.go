@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -17,9 +18,11 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/calls"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -255,7 +258,12 @@ func TestInterfaces_TokensReachTheirOwn(t *testing.T) {
 	recorded := &recorder{}
 	s, workspace := open(t, tasksAtOnce, func(o *mcpserver.Options) {
 		o.Dispatcher, recorded.Dispatcher, journal = recorded, o.Dispatcher, o.Journal
-		o.Ended = func(_ context.Context, id protocol.SessionID) error { ended <- id; return nil }
+		o.Ended = func(ctx context.Context, id protocol.SessionID) error {
+			mine := judge.Object{Kind: judge.Session, ID: string(id), Owner: judge.Owner{Tenant: "acme", By: "token:ann"}}
+			assert.NoError(t, judge.Judge(ctx, judge.Remove, mine))
+			ended <- id
+			return nil
+		}
 	})
 	const other, bob, expired = "0123456789abcdef-other", "0123456789abcdef-bob", "0123456789abcdef-old"
 	url := tokened(t, s, "ann run "+useToken+" acme", "ann operate "+other+" other", "bob operate "+bob+" acme", "ann read "+readToken+" acme",
@@ -291,6 +299,13 @@ func TestInterfaces_TokensReachTheirOwn(t *testing.T) {
 		require.Equal(t, http.StatusForbidden, mine.do(http.MethodDelete, "", map[string]string{"Authorization": "Bearer " + token}).status)
 	}
 	require.Empty(t, ended)
+	reader := map[string]string{"Authorization": "Bearer " + readToken}
+	read := posting{t: t, version: "2025-11-25", url: url}
+	begun := read.do(http.MethodPost, fmt.Sprintf(hello, read.version), reader)
+	read.session = begun.header.Get("Mcp-Session-Id")
+	_, _ = event(t, bufio.NewReader(begun.body), false)
+	require.Equal(t, http.StatusNoContent, read.do(http.MethodDelete, "", reader).status)
+	require.EqualValues(t, read.session, <-ended, "a reader ends its own")
 	require.Equal(t, "working", ann.about("tasks/get", made).Result.Status)
 	require.Zero(t, ann.about("tasks/cancel", made).Error.Code)
 	ann.url = url + "/other"

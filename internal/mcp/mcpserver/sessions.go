@@ -42,8 +42,7 @@ type openSession struct {
 }
 
 func (o *openSessions) serve(w http.ResponseWriter, r *http.Request) {
-	who := principalOf(auth.TokenInfoFromContext(r.Context()))
-	owner := who.ID()
+	owner := principalOf(auth.TokenInfoFromContext(r.Context())).ID()
 	id := r.Header.Get(sessionHeader)
 	if id == "" {
 		o.open(w, r, owner)
@@ -55,7 +54,7 @@ func (o *openSessions) serve(w http.ResponseWriter, r *http.Request) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		if o.of[owner][id] != nil {
-			o.ended(judge.With(r.Context(), who), id)
+			o.ended(r.Context(), id)
 		}
 		delete(o.of[owner], id)
 	}
@@ -133,8 +132,9 @@ func (o *openSessions) makeRoom(r *http.Request, owner, place string) bool {
 // endTimeout bounds the removal of what a session of the protocol used.
 const endTimeout = 10 * time.Second
 
-// ended removes what only a session of the protocol used, which its client has ended. What cannot
-// be removed now, such as the results of calls that continue without their client, stays.
+// ended removes what only a session of the protocol used, which its client has ended. This server
+// made that, so the client's role does not matter. What cannot be removed now, such as the results
+// of calls that continue without their client, stays.
 func (s *Server) ended(ctx context.Context, id string) {
 	session, err := protocol.ParseSessionID(id)
 	if err != nil || s.options.Session != "" {
@@ -145,7 +145,7 @@ func (s *Server) ended(ctx context.Context, id string) {
 		return
 	}
 	s.following.all.Go(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+		ctx, cancel := context.WithTimeout(judge.With(context.WithoutCancel(ctx), judge.Principal{}), endTimeout)
 		defer cancel()
 		if err := s.options.Ended(ctx, session); err != nil {
 			s.options.Logger.InfoContext(ctx, "session of a client that has ended it stays", slog.String("session", id), slog.Any("error", err))
