@@ -1,6 +1,7 @@
 package interop
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"os"
@@ -58,8 +59,10 @@ func coordinate(t *testing.T, answer any, args ...string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), coordinator, args...)
 	cmd.Env = environment(t.TempDir())
+	var problems bytes.Buffer
+	cmd.Stderr = &problems
 	output, err := cmd.Output()
-	require.NoError(t, err, "%s", output)
+	require.NoError(t, err, "%s%s", output, &problems)
 	require.NoError(t, json.Unmarshal(output, answer), "%s", output)
 }
 
