@@ -113,7 +113,8 @@ func TestResults_EachGetsWhatItWatches(t *testing.T) {
 	<-attached.Done()
 }
 
-// A worker that may store results of one call does not end another call by the contents of a result.
+// A worker that may store results of one call does not end another call by the contents of a
+// result.
 func TestDispatch_AResultThatNamesAnotherCallIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})

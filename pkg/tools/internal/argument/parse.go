@@ -102,8 +102,8 @@ func parse(raw string) (*parser, error) {
 	return p, fmt.Errorf("the arguments must be one JSON object and nothing else: there is more at byte %d", end+1)
 }
 
-// problem adds a problem of the value or the name that was read last. Problems that no refusal shows
-// are only counted: the path of each would take as long as the names in it are.
+// problem adds a problem of the value or the name that was read last. Problems that no refusal
+// shows are only counted: the path of each would take as long as the names in it are.
 func (p *parser) problem(what string) {
 	if len(p.problems) < maxProblems {
 		what = at(slices.Collect(p.decoder.StackPointer().Tokens()), what)
