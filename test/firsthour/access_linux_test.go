@@ -21,6 +21,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/knownhosts"
+
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 // asksBash is a call of bash.
@@ -123,7 +125,7 @@ func TestSSHAgent_GitOverSSH(t *testing.T) {
 		who.own(t)
 		path := repository(t, who, filepath.Join(dir, "server"))
 		who.shell(t, "ssh-keygen -q -t ed25519 -N '' -f ~/key && ssh-keygen -q -t ed25519 -N '' -f new && echo text >message")
-		require.NoError(t, os.WriteFile(filepath.Join(who.workspace, "proxy"), []byte(byProxy), 0o755))
+		processtest.WriteProgram(t, filepath.Join(who.workspace, "proxy"), []byte(byProxy))
 		socket := filepath.Join(dir, "agent")
 		agent := who.start(t, "/usr/bin/ssh-agent", "-D", "-a", socket)
 		agent.wait(t, agent.out, "SSH_AUTH_SOCK")
@@ -256,7 +258,7 @@ func TestGitCredentials_OfOneHost(t *testing.T) {
 		who := newPerson(t, uid)
 		dir := filepath.Dir(who.home)
 		helper := filepath.Join(dir, "helper")
-		require.NoError(t, os.WriteFile(helper, []byte("#!/bin/sh\necho $1 in $(pwd) >>~/asked\ncat >/dev/null\necho username=ada\necho password=secret\n"), 0o755))
+		processtest.WriteProgram(t, helper, []byte("#!/bin/sh\necho $1 in $(pwd) >>~/asked\ncat >/dev/null\necho username=ada\necho password=secret\n"))
 		require.NoError(t, os.WriteFile(filepath.Join(who.home, ".gitconfig"), []byte("[credential]\n\thelper = "+helper+"\n"), 0o644))
 		require.NoError(t, os.WriteFile(filepath.Join(who.home, "asked"), nil, 0o644))
 		who.own(t)

@@ -25,6 +25,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 // answerTime is in what time a call in another sandbox has to be answered while a sandbox
@@ -64,7 +65,7 @@ func startWith(t *testing.T, driver, level string, uid int, flags ...string) *ab
 	program, creds := filepath.Join(dir, "worker"), filepath.Join(dir, "creds")
 	content, err := os.ReadFile(worker)
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(program, content, 0o755))
+	processtest.WriteProgram(t, program, content)
 	require.NoError(t, os.WriteFile(creds, credentials, 0o600))
 	require.NoError(t, os.WriteFile(a.file, []byte(a.secret), 0o644))
 	for _, path := range []string{dir, program, creds, a.file} {

@@ -41,7 +41,7 @@ func here(t *testing.T, home, workspace, command string, flags ...string) callRe
 func program(t *testing.T, path, text string) {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o755))
+	processtest.WriteProgram(t, path, []byte("#!/bin/sh\n"+text))
 }
 
 // TestInPlace_ToolchainsOfTheUser are there with what they need, and nothing that is beside them.

@@ -10,6 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -55,7 +57,7 @@ func TestInstall_SeveralAtOnce(t *testing.T) {
 	bin, cache := t.TempDir(), t.TempDir()
 	runs := filepath.Join(bin, "runs")
 	script := fmt.Sprintf("#!/bin/sh\necho >>'%s'\nexec '%s' \"$@\"\n", runs, npm)
-	require.NoError(t, os.WriteFile(filepath.Join(bin, "npm"), []byte(script), 0o700))
+	processtest.WriteProgram(t, filepath.Join(bin, "npm"), []byte(script))
 	t.Setenv("PATH", bin+string(filepath.ListSeparator)+os.Getenv("PATH"))
 	t.Setenv("XDG_CACHE_HOME", cache) // where os.UserCacheDir looks on Linux
 	dirs := make([]string, 2)

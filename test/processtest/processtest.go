@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -147,5 +148,17 @@ func (o *Output) Wait(pattern string, ended <-chan struct{}, patience time.Durat
 		case <-timer.C:
 			return nil
 		}
+	}
+}
+
+// WriteProgram writes a file that tests start. No process is forked meanwhile: it would inherit the
+// open file, and while that is open for writing it cannot be started ("text file busy").
+func WriteProgram(tb testing.TB, path string, content []byte) {
+	tb.Helper()
+	syscall.ForkLock.RLock()
+	err := os.WriteFile(path, content, 0o755) //nolint:gosec // programs that any user may start
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -22,7 +24,7 @@ func tree(t *testing.T, root string, names ...string) {
 			require.NoError(t, os.MkdirAll(path, 0o755))
 			continue
 		}
-		require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\necho "+name+"\n"), 0o755))
+		processtest.WriteProgram(t, path, []byte("#!/bin/sh\necho "+name+"\n"))
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 // What a sandbox has of its own would hide a mount there, or be hidden by it.
@@ -81,7 +82,7 @@ func TestMounts_BelowTmp(t *testing.T) {
 		t.Helper()
 		bin, data, scratch := filepath.Join(t.TempDir(), "my bin"), t.TempDir(), t.TempDir()
 		require.NoError(t, os.Mkdir(bin, 0o700))
-		require.NoError(t, os.WriteFile(filepath.Join(bin, "tool"), []byte("#!/bin/sh\necho $0\n"), 0o700))
+		processtest.WriteProgram(t, filepath.Join(bin, "tool"), []byte("#!/bin/sh\necho $0\n"))
 		require.NoError(t, os.WriteFile(filepath.Join(bin, "big"), make([]byte, 30<<20), 0o600))
 		s, err := ns.New(nil).Open(t.Context(), isolation.Spec{
 			ID: "tmp", Workspace: t.TempDir(), Scratch: scratch, Env: map[string]string{"PATH": "/tmp/ci home/my bin:/usr/bin:/bin"},

@@ -19,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 var unmeasured = telemetry.NewWorkerMetrics(telemetry.Meter(), "default", "process", "none")
@@ -149,7 +150,7 @@ func TestOpen_ASlowRepositoryHoldsUpNoOtherLane(t *testing.T) {
 	bin, slow, other := t.TempDir(), t.TempDir(), t.TempDir()
 	begun, ends := filepath.Join(bin, "begun"), filepath.Join(bin, "ends")
 	script := fmt.Sprintf("#!/bin/sh\nif mkdir '%s' 2>/dev/null; then while [ ! -e '%s' ]; do sleep 0.05; done; fi\nexec '%s' \"$@\"\n", begun, ends, git)
-	require.NoError(t, os.WriteFile(filepath.Join(bin, "git"), []byte(script), 0o700))
+	processtest.WriteProgram(t, filepath.Join(bin, "git"), []byte(script))
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	for _, dir := range []string{slow, other} {
 		out, err := exec.CommandContext(t.Context(), git, "init", "-q", dir).CombinedOutput()

@@ -21,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy/internal/shell"
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 // fragments are what random scripts are made of. None has a slash, so none leads out of the
@@ -53,7 +54,7 @@ func programs(tb testing.TB) (dir, log string) {
 	log = filepath.Join(dir, "log")
 	for _, name := range []string{"p1", "p2"} {
 		text := fmt.Sprintf("#!/bin/sh\nr=%s\nfor a; do r=\"$r\x1f$a\"; done\nprintf '%%s\\036' \"$r\" >> '%s'\n", name, log)
-		require.NoError(tb, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755))
+		processtest.WriteProgram(tb, filepath.Join(dir, name), []byte(text))
 	}
 	for _, name := range []string{"sh", "bash", "env", "timeout", "nice", "nohup", "xargs", "find", "cat"} {
 		if path, err := exec.LookPath(name); err == nil {
