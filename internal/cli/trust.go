@@ -15,6 +15,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/internal/system/yamlfile"
 )
@@ -115,17 +116,15 @@ func (h *hasher) file(path string) {
 }
 
 func (h *hasher) content(path string) error {
-	info, err := os.Stat(path)
+	content, err := regular.Read(path, h.left)
+	if errors.Is(err, regular.ErrLarge) {
+		return fmt.Errorf("the named files have more than %s together", Size(maxTrustedBytes))
+	}
 	if err != nil {
 		return err
 	}
-	if h.left -= info.Size(); h.left < 0 || !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is not a regular file, or the named files have more than %s together", path, Size(maxTrustedBytes))
-	}
-	content, err := regular.Read(path, info.Size())
-	if err == nil {
-		_, err = fmt.Fprintf(h.sum, "%q %d\n%s", path, len(content), content)
-	}
+	h.left -= int64(len(content))
+	_, err = fmt.Fprintf(h.sum, "%q %d\n%s", path, len(content), content)
 	return err
 }
 
@@ -151,7 +150,7 @@ func (h *hasher) named(dir string, root *yaml.Node) {
 			if !filepath.IsAbs(path) {
 				path = filepath.Join(dir, path)
 			}
-			if rel, err := filepath.Rel(dir, path); err == nil && filepath.IsLocal(rel) {
+			if system.Within(dir, path) {
 				h.file(path)
 			}
 		}

@@ -26,6 +26,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -39,6 +40,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
+	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -54,6 +56,8 @@ const (
 	reportAfter = time.Second
 	// grace is how long the sandboxes of a process that was killed may take to die.
 	grace = time.Second
+	// maxTicket bounds what is read of a ticket, in bytes.
+	maxTicket = 1 << 20
 	// litter is how old a ticket of a dead process becomes before others remove it.
 	litter = 24 * time.Hour
 	// locked is the file in the folder that is locked while a ticket is made.
@@ -297,7 +301,7 @@ func (t *ticket) write() (leave func(), err error) {
 // process was killed before it was locked.
 func read(path string) (*ticket, error) {
 	t := &ticket{path: path}
-	file, err := os.Open(path)
+	file, err := regular.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -305,7 +309,7 @@ func read(path string) (*ticket, error) {
 	if _, err := file.Seek(1, 0); err != nil {
 		return nil, err
 	}
-	_ = json.NewDecoder(file).Decode(t)
+	_ = json.NewDecoder(io.LimitReader(file, maxTicket)).Decode(t)
 	return t, nil
 }
 

@@ -111,16 +111,14 @@ func (v *View) DeferChanges() {
 
 // ShowChanges shows what the last turn has changed, by tools and by commands.
 func (v *View) ShowChanges(found []Changed, look FileState) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.measure()
-	v.arrived, v.found, v.look, v.gap = true, found, look, false
-	if v.awaited { // else the turn's summary shows it
-		v.awaited = false
-		v.files(v.merged())
-	}
-	v.gap = true
-	v.flush()
+	v.update(func() {
+		v.arrived, v.found, v.look, v.gap = true, found, look, false
+		if v.awaited { // else the turn's summary shows it
+			v.awaited = false
+			v.files(v.merged())
+		}
+		v.gap = true
+	})
 }
 
 // merged returns the changes that the turn's tools reported, and other differences found.

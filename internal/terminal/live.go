@@ -81,10 +81,7 @@ func (v *View) animate() {
 	for {
 		select {
 		case <-ticker.C:
-			v.mu.Lock()
-			v.measure()
-			v.flush()
-			v.mu.Unlock()
+			v.update(func() {})
 		case <-v.live.stop:
 			return
 		}
@@ -104,13 +101,7 @@ func (r *running) onModelRequest(at time.Time) { r.activity = activity{"thinking
 func (r *running) clearActivity() { r.activity, r.calls = activity{}, nil }
 
 // Waits shows what is waited for until the next event, as "waiting for a coordinator".
-func (v *View) Waits(what string) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.measure()
-	v.activity = activity{what, v.now()}
-	v.flush()
-}
+func (v *View) Waits(what string) { v.update(func() { v.activity = activity{what, v.now()} }) }
 
 // Output shows a piece of a running call's output. It comes from the worker, the events of the call
 // from the coordinator: so it may come late, never, or before the first event.
@@ -169,28 +160,23 @@ type typing struct {
 
 // Typing shows a line that is being typed below what runs, with the cursor in it, until
 // [View.TypingEnds]. It is for views that are [Options].Live.
-func (v *View) Typing(line string, pos int) { v.updateTyping(&typing{line, pos}) }
+func (v *View) Typing(line string, pos int) { v.update(func() { v.typing = &typing{line, pos} }) }
 
 // TypingEnds removes the line.
-func (v *View) TypingEnds() { v.updateTyping(nil) }
-
-func (v *View) updateTyping(line *typing) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.measure()
-	v.typing = line
-	v.flush()
-}
+func (v *View) TypingEnds() { v.update(func() { v.typing = nil }) }
 
 // Entered shows a line that was typed while something runs.
 func (v *View) Entered(line string) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.measure()
-	v.reply.pause()
-	v.line(v.ink.paint(cyan, strings.TrimRight(v.marks.user, " ")) + " " + v.ink.paint(bold, fit(line, max(v.width-columns(v.marks.user), minWidth/2))))
-	v.typing = &typing{}
-	v.flush()
+	v.update(func() {
+		v.reply.pause()
+		v.line(v.userMark() + v.ink.paint(bold, fit(line, max(v.width-columns(v.marks.user), minWidth/2))))
+		v.typing = &typing{}
+	})
+}
+
+// userMark stands before what the user says.
+func (p *page) userMark() string {
+	return p.ink.paint(cyan, strings.TrimRight(p.marks.user, " ")) + " "
 }
 
 // typedNow is the line of the region that is being typed: as much of it as fits, with the cursor.
@@ -202,7 +188,7 @@ func (v *View) typedNow() string {
 		before = before[size:]
 	}
 	after = fit(after, room-columns(before))
-	line := v.ink.paint(cyan, strings.TrimRight(v.marks.user, " ")) + " " + before + after
+	line := v.userMark() + before + after
 	if n := columns(after); n > 0 {
 		line += fmt.Sprintf("\x1b[%dD", n)
 	}

@@ -157,7 +157,7 @@ func (p *page) heading(all ...part) {
 func (p *page) parts(indent string, all ...part) {
 	text := p.flow("", indent)
 	for _, next := range all {
-		text.restyle(func(piece string) string { return p.ink.paint(next.style, piece) })
+		text.restyle(next.style)
 		text.add(next.text)
 	}
 	text.end()
@@ -181,7 +181,7 @@ func (p *page) space() {
 // flow returns a text of any length whose first line begins with first, and all
 // others with indent.
 func (p *page) flow(first, indent string) *flow {
-	f := &flow{out: &p.buf, start: p.space, margin: margin{first: first, indent: indent, lead: max(0, paintedColumns(first)-paintedColumns(indent))}}
+	f := &flow{out: &p.buf, start: p.space, ink: p.ink, margin: margin{first: first, indent: indent, lead: max(0, paintedColumns(first)-paintedColumns(indent))}}
 	if p.wrap > 0 {
 		f.limit = max(p.wrap-paintedColumns(indent), minWidth/2)
 	}

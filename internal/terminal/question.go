@@ -45,13 +45,7 @@ func (v *View) Ask(q Question) (answered func()) {
 	v.flush() // without what runs: it would stand where the answer is typed
 	v.calls, v.activity = calls, doing
 	v.asking = true
-	return func() {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		v.asking = false
-		v.measure()
-		v.flush()
-	}
+	return func() { v.update(func() { v.asking = false }) }
 }
 
 // lines shows lines behind a bar, up to a bound.
@@ -60,7 +54,7 @@ func (p *page) lines(all []part) {
 	for _, line := range shown {
 		bar := p.ink.paint(dim, strings.TrimRight(p.marks.bar, " "))
 		text := p.flow("  "+bar+" ", "  "+bar+" ")
-		text.restyle(func(piece string) string { return p.ink.paint(line.style, piece) })
+		text.restyle(line.style)
 		text.add(line.text)
 		if text.end(); !text.begun {
 			p.line("  " + bar)
@@ -211,12 +205,10 @@ func rest(args arguments, shown ...string) []part {
 
 // Diff shows a unified diff that the command itself made, all of it.
 func (v *View) Diff(diff string) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.measure()
-	v.reply.pause()
-	for _, line := range diffParts(diff) {
-		v.line(v.ink.paint(line.style, fit(line.text, v.width)))
-	}
-	v.flush()
+	v.update(func() {
+		v.reply.pause()
+		for _, line := range diffParts(diff) {
+			v.line(v.ink.paint(line.style, fit(line.text, v.width)))
+		}
+	})
 }

@@ -64,7 +64,7 @@ func (v *View) reasoningDelta(e *loop.Event) {
 		v.gap = true
 		v.reply.turn, v.reply.step = e.Turn, e.Step
 		v.reply.thought = v.flow(v.ink.paint(dim, strings.TrimSpace(v.marks.thought))+" ", "  ")
-		v.reply.thought.style = func(word string) string { return v.ink.paint(dim, word) }
+		v.reply.thought.style = dim
 	}
 	v.reply.thought.add(e.Text)
 }
@@ -167,7 +167,7 @@ func (p *page) foldedThought(text string) {
 	}
 	p.gap = true
 	thought := p.flow(p.ink.paint(dim, strings.TrimSpace(p.marks.thought))+" ", "  ")
-	thought.restyle(func(piece string) string { return p.ink.paint(dim, piece) })
+	thought.restyle(dim)
 	thought.add(strings.Join(excerpt(text, maxFoldedLines), "\n"))
 	thought.end()
 }
@@ -263,7 +263,7 @@ func (m *markdown) code(n ast.Node, first, rest string) {
 	for i := range all.Len() {
 		segment := all.At(i)
 		line := m.flow(first, rest)
-		line.restyle(m.paint(cyan))
+		line.restyle(cyan)
 		line.add("  " + strings.TrimRight(string(segment.Value(m.source)), "\r\n"))
 		if line.end(); !line.begun { // it is empty
 			m.view.line(strings.TrimRight(first, " "))
@@ -304,7 +304,7 @@ func (m *markdown) table(table *tables.Table, first, rest string) {
 		}
 		line := m.flow(first, rest)
 		if i == 0 {
-			line.restyle(m.paint(bold))
+			line.restyle(bold)
 		}
 		line.add(strings.Join(cells, separator))
 		line.end()
@@ -330,7 +330,7 @@ func (m *markdown) plain(parent ast.Node) string {
 
 func (m *markdown) inline(n ast.Node, first, rest, mark string, st style) {
 	f := m.flow(first, rest)
-	f.restyle(m.paint(st))
+	f.restyle(st)
 	f.add(mark)
 	m.spans(f, n, st)
 	f.end()
@@ -339,7 +339,7 @@ func (m *markdown) inline(n ast.Node, first, rest, mark string, st style) {
 // spans adds the parts of a paragraph.
 func (m *markdown) spans(f *flow, parent ast.Node, st style) {
 	for n := parent.FirstChild(); n != nil; n = n.NextSibling() {
-		f.restyle(m.paint(st))
+		f.restyle(st)
 		switch n := n.(type) {
 		case *ast.Text:
 			f.add(m.unescaped(n.Segment.Value(m.source)))
@@ -355,7 +355,7 @@ func (m *markdown) spans(f *flow, parent ast.Node, st style) {
 		case *ast.Link:
 			m.spans(f, n, st)
 			if target := string(n.Destination); target != m.plain(n) {
-				f.restyle(m.paint(dim))
+				f.restyle(dim)
 				f.add(" (" + target + ")")
 			}
 		case *ast.Image:
@@ -380,7 +380,7 @@ func (m *markdown) codeSpan(f *flow, n *ast.CodeSpan) {
 	if m.view.ink {
 		mark = ""
 	}
-	f.restyle(m.paint(cyan))
+	f.restyle(cyan)
 	f.add(mark)
 	for c := n.FirstChild(); c != nil; c = c.NextSibling() {
 		if t, is := c.(*ast.Text); is {
@@ -398,13 +398,9 @@ func (m *markdown) unescaped(segment []byte) string {
 
 func (m *markdown) flow(first, rest string) *flow {
 	v := m.view
-	f := &flow{out: &v.buf, start: v.space, margin: margin{first: first, indent: rest}}
+	f := &flow{out: &v.buf, start: v.space, ink: v.ink, margin: margin{first: first, indent: rest}}
 	f.limit = max(v.width-paintedColumns(rest), minWidth/2)
 	return f
-}
-
-func (m *markdown) paint(st style) func(string) string {
-	return func(piece string) string { return m.view.ink.paint(st, piece) }
 }
 
 func emphasis(level int) style {

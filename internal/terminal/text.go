@@ -160,7 +160,8 @@ type flow struct {
 	out   *bytes.Buffer
 	start func() // called before the first character
 	margin
-	style func(word string) string // paints what comes next; nil does not
+	ink   ink
+	style style // of what comes next
 	cursor
 	pending
 }
@@ -256,18 +257,14 @@ func (f *flow) endWord() {
 }
 
 // restyle changes how what comes next is painted, also inside a word.
-func (f *flow) restyle(style func(string) string) {
+func (f *flow) restyle(st style) {
 	f.painted()
-	f.style = style
+	f.style = st
 }
 
 // painted paints what there is of the word.
 func (f *flow) painted() {
-	piece := f.raw.String()
-	if f.style != nil && piece != "" {
-		piece = f.style(piece)
-	}
-	f.word.WriteString(piece)
+	f.word.WriteString(f.ink.paint(f.style, f.raw.String()))
 	f.raw.Reset()
 }
 

@@ -161,24 +161,31 @@ func (p *page) measure() {
 	}
 }
 
-// Observe shows one event; types that it does not know are passed over.
-func (v *View) Observe(e loop.Event) {
+// update changes the view, and writes what that adds.
+func (v *View) update(change func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.measure()
+	change()
+	v.flush()
+}
+
+// Observe shows one event; types that it does not know are passed over.
+func (v *View) Observe(e loop.Event) { v.update(func() { v.observe(&e) }) }
+
+func (v *View) observe(e *loop.Event) {
 	if e.Time.IsZero() {
 		e.Time = v.now()
 	}
 	v.turn.begin(e.Time)
 	v.session.begin(e.Time)
-	v.above.note(&e, &v.reply)
+	v.above.note(e, &v.reply)
 	if e.Type != loop.EventTextDelta && e.Type != loop.EventReasoningDelta && e.Type != loop.EventModelReply {
 		v.endReply()
 	}
-	v.show(&e)
-	v.turn.bill.Add(&e)
-	v.advance(&e)
-	v.flush()
+	v.show(e)
+	v.turn.bill.Add(e)
+	v.advance(e)
 }
 
 func (v *View) show(e *loop.Event) {
@@ -296,15 +303,13 @@ func (v *View) Notice(format string, args ...any) {
 func (v *View) Alert(text string) { v.notice(v.ink.paint(alert, v.marks.alert)+" ", alert, text) }
 
 func (v *View) notice(first string, st style, said string) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.measure()
-	v.reply.pause()
-	text := v.flow(first, "  ")
-	text.restyle(func(word string) string { return v.ink.paint(st, word) })
-	text.add(said)
-	text.end()
-	v.flush()
+	v.update(func() {
+		v.reply.pause()
+		text := v.flow(first, "  ")
+		text.restyle(st)
+		text.add(said)
+		text.end()
+	})
 }
 
 // SetWriter has all be written to w from now on.
@@ -317,17 +322,15 @@ func (v *View) SetWriter(w io.Writer) {
 // Write shows lines of a log, each of them whole: it implements [io.Writer] for loggers. What is
 // no screen gets them as they are.
 func (v *View) Write(p []byte) (int, error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.measure()
-	v.reply.pause()
-	v.space()
-	if v.wrap > 0 {
-		v.buf.WriteString(prose.Visible(string(p)))
-	} else {
-		v.buf.Write(p)
-	}
-	v.flush()
+	v.update(func() {
+		v.reply.pause()
+		v.space()
+		if v.wrap > 0 {
+			v.buf.WriteString(prose.Visible(string(p)))
+		} else {
+			v.buf.Write(p)
+		}
+	})
 	return len(p), nil
 }
 
@@ -364,7 +367,7 @@ func (v *View) inputAdded(e *loop.Event) {
 	for i, line := range input {
 		prefix := "  "
 		if i == 0 {
-			prefix = v.ink.paint(cyan, strings.TrimRight(v.marks.user, " ")) + " "
+			prefix = v.userMark()
 		}
 		v.line(prefix + v.ink.paint(bold, fit(line, max(v.width-columns(v.marks.user), minWidth/2))))
 	}

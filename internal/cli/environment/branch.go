@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	internal "github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
@@ -27,7 +28,7 @@ import (
 // InPlace returns the directory in which a session works in place; ok is false if it has a
 // workspace of its own.
 func (l *Local) InPlace(id protocol.SessionID) (dir string, ok bool) {
-	content, err := os.ReadFile(workspaceFile(l.location.data(id), id))
+	content, err := regular.Read(workspaceFile(l.location.data(id), id), maxWorkspaceFile)
 	return strings.TrimSuffix(string(content), "\n"), err == nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio/shared"
 	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -257,6 +258,12 @@ func TestLocal_OfAnEarlierVersion(t *testing.T) { //nolint:paralleltest // see a
 	require.NoError(t, Earlier("new"))
 	_, err := (&FleetFlags{}).FindWorkspace("", "old", nil)
 	require.ErrorContains(t, err, want)
+	own := t.TempDir()
+	file := workspaceFile(own, "zero")
+	require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o700))
+	require.NoError(t, os.Symlink("/dev/zero", file)) // as a command without isolation can
+	_, err = (&FleetFlags{Data: own}).FindWorkspace("", "zero", nil)
+	require.ErrorIs(t, err, regular.ErrNot)
 	fork := filepath.Join(filepath.Dir(earlier), "fork")
 	require.NoError(t, os.MkdirAll(fork, 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(fork, "origin"), []byte("old\n"), 0o600))

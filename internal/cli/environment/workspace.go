@@ -22,6 +22,9 @@ func workspaceFile(data string, session protocol.SessionID) string {
 	return filepath.Join(data, "sandboxes", string(session), "directory")
 }
 
+// maxWorkspaceFile bounds that file: a path has no more than 4 KiB.
+const maxWorkspaceFile = 64 << 10
+
 // ownWorkspace is the directory of a session that has a workspace of its own.
 func ownWorkspace(data string, session protocol.SessionID) string {
 	return filepath.Join(data, "sandboxes", string(session), "workspace")
@@ -81,7 +84,7 @@ func (f *FleetFlags) workedIn(flag string, session protocol.SessionID) (dir stri
 	other := func(dir string) error {
 		return cli.Usagef("--workspace %s: session %s works in %s; omit --workspace to continue there, or begin a new session", flag, session, dir)
 	}
-	content, err := os.ReadFile(workspaceFile(data, session))
+	content, err := regular.Read(workspaceFile(data, session), maxWorkspaceFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		own := ownWorkspace(data, session)
 		if _, err := os.Stat(own); err != nil {

@@ -229,7 +229,7 @@ func edit(ctx context.Context, dir string, content []byte, changes values) (chan
 				}
 			}
 		}
-		changed, err = os.ReadFile(filepath.Join(dir, copyName))
+		changed, err = regular.Read(filepath.Join(dir, copyName), 2*MaxSettings)
 		return err
 	})
 	return changed, err

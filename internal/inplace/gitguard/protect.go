@@ -88,8 +88,12 @@ func Protected(ctx context.Context, dir string) (Protection, error) {
 		if git == nil {
 			break
 		}
-		if err := p.named(ctx, &r); err != nil && !errors.Is(err, errRefused) {
+		settings, err := p.settings(ctx, &r)
+		if err != nil && !errors.Is(err, errRefused) {
 			return Protection{}, err
+		}
+		if err == nil {
+			p.namedBy(&r, settings)
 		}
 	}
 	return p.result()
@@ -137,16 +141,8 @@ func (p *collector) gitDir(dir string) error {
 // guestWorkspace is where sandboxes have the directory: worktrees that they make say so.
 const guestWorkspace = "/workspace/"
 
-// named adds what the settings of a repository name: files with more of them, programs and the
+// namedBy adds what the settings of a repository name: files with more of them, programs and the
 // directory of hooks.
-func (p *collector) named(ctx context.Context, r *repository) error {
-	settings, err := p.settings(ctx, r)
-	if err == nil {
-		p.namedBy(r, settings)
-	}
-	return err
-}
-
 func (p *collector) namedBy(r *repository, settings []setting) {
 	s := &survey{found: p.found}
 	for _, set := range settings {

@@ -36,6 +36,8 @@ const (
 	recordsLock = "lock"
 	// killedGrace is how long the sandboxes of a killed process may take to end.
 	killedGrace = time.Second
+	// maxRecord bounds the file of a record, in bytes.
+	maxRecord = 256 << 20
 	// recordAge is the age from which on the record of a directory that is gone is removed.
 	recordAge = 30 * 24 * time.Hour
 )
@@ -182,7 +184,7 @@ func (h *held) concerns(dir string) bool {
 
 // read reads the record of a file.
 func (h *held) read() (r record, err error) {
-	content, err := os.ReadFile(h.path)
+	content, err := regular.Read(h.path, maxRecord)
 	if err == nil {
 		err = json.Unmarshal(content, &r)
 	}

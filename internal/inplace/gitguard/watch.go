@@ -85,11 +85,14 @@ func runnable(ctx context.Context, dir string, git *reader) (map[Finding]string,
 	}
 	s := &survey{found: f, runs: map[Finding]string{}, drivers: map[string]bool{}}
 	for _, r := range f.repositories {
-		err := s.repository(ctx, &r)
-		if errors.Is(err, errRefused) {
+		settings, err := s.settings(ctx, &r)
+		switch {
+		case errors.Is(err, errRefused):
 			s.add(cmp.Or(r.gitDir, r.dir), "a repository that git cannot read", "")
-		} else if err != nil {
+		case err != nil:
 			return nil, err
+		default:
+			s.runBy(&r, settings)
 		}
 	}
 	if len(f.repositories) == 0 { // the person's settings may name files here for all repositories
@@ -103,15 +106,6 @@ func runnable(ctx context.Context, dir string, git *reader) (map[Finding]string,
 
 func (s *survey) add(path, what, content string) {
 	s.runs[Finding{Path: s.name(path), What: what}] = content
-}
-
-// repository collects what git runs in one of them.
-func (s *survey) repository(ctx context.Context, r *repository) error {
-	settings, err := s.settings(ctx, r)
-	if err == nil {
-		s.runBy(r, settings)
-	}
-	return err
 }
 
 // runBy collects what git runs in a repository with these settings.

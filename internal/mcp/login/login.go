@@ -80,9 +80,12 @@ type record struct {
 	Lacking []string `json:"lacking,omitempty"`
 }
 
+// maxRecord bounds the file of a login, in bytes.
+const maxRecord = 1 << 20
+
 // read returns the record; nil without a login.
 func (l *Login) read() (*record, error) {
-	data, err := os.ReadFile(l.file)
+	data, err := regular.Read(l.file, maxRecord)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil //nolint:nilnil // none is fine
 	}

@@ -12,6 +12,7 @@ import (
 	"math"
 	"net/http"
 	"os"
+	"regexp"
 	"strconv"
 	"sync"
 	"time"
@@ -126,6 +127,7 @@ func wellFormed(within time.Duration, next http.Handler) http.Handler {
 		if _, giant := errors.AsType[*http.MaxBytesError](err); giant {
 			var id idFinder
 			id.read(body)
+			id.tail = nil // the body is cut there
 			status, wrong = http.StatusRequestEntityTooLarge, tooLong(&id)
 		} else if errors.Is(err, os.ErrDeadlineExceeded) {
 			status, wrong = http.StatusRequestTimeout, invalid(nil, "the message did not arrive within %s", within)
@@ -148,62 +150,37 @@ func tooLong(id *idFinder) *failure {
 	return invalid(id.found(), "the message has more than %d bytes", MaxBody)
 }
 
-// idFinder finds the id of a message that is read in parts, and keeps no more of it than that.
-type idFinder struct {
-	depth         int
-	text, escaped bool // inside a string, after a backslash
-	value         bool // behind the colon of a member of the message
-	key, member   []byte
-	done          bool
-}
+// idFinder finds the id of a message that is read in parts, and keeps no more of it than its ends.
+// There an id that stands before or behind all but the other short members of a request is that of
+// the message; one in between may be of something in it.
+type idFinder struct{ head, tail []byte }
 
-// maxID bounds an id, and a key that could be it.
-const maxID = 1024
+// maxEnd bounds each end.
+const maxEnd = 2048
+
+// How the ends have the id.
+const (
+	shortMember = `"(?:jsonrpc|method)"\s*:\s*"[^"\\]*"`
+	idMember    = `"id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d[^\s,}]*)`
+)
+
+var (
+	idFirst = regexp.MustCompile(`^\s*\{\s*(?:` + shortMember + `\s*,\s*)*` + idMember + `\s*[,}]`)
+	idLast  = regexp.MustCompile(`[,{]\s*` + idMember + `\s*(?:,\s*` + shortMember + `\s*)*\}\s*$`)
+)
 
 func (f *idFinder) read(part []byte) {
-	for i := 0; i < len(part) && !f.done; i++ {
-		f.next(part[i])
-	}
-}
-
-func (f *idFinder) next(c byte) {
-	switch {
-	case f.text:
-		f.collect(c)
-		f.text, f.escaped = f.escaped || c != '"', !f.escaped && c == '\\'
-	case c == '"':
-		f.text = true
-		f.collect(c)
-	case c == '{' || c == '[':
-		f.depth++
-	case c == '}' || c == ']':
-		f.depth--
-	case f.depth == 1 && c == ':':
-		f.value = true
-	case f.depth == 1 && c == ',':
-		if f.value, f.done = false, string(f.key) == `"id"`; !f.done {
-			f.key = nil
-		}
-	case c != ' ' && c != '\t' && c != '\r' && c != '\n':
-		f.collect(c)
-	}
-}
-
-// collect stores what belongs to a key, or to the value of the id.
-func (f *idFinder) collect(c byte) {
-	switch is := string(f.key) == `"id"`; {
-	case f.depth != 1:
-	case !f.value && !is && len(f.key) < maxID:
-		f.key = append(f.key, c)
-	case f.value && is && len(f.member) < maxID:
-		f.member = append(f.member, c)
-	}
+	f.head = append(f.head, part[:min(len(part), maxEnd-len(f.head))]...)
+	f.tail = append(f.tail, part[max(0, len(part)-maxEnd):]...)
+	f.tail = append(f.tail[:0], f.tail[max(0, len(f.tail)-maxEnd):]...)
 }
 
 // found is the id, or nil when there is none that can be relied on.
 func (f *idFinder) found() json.RawMessage {
-	if json.Valid(f.member) {
-		return f.member
+	for _, end := range [][][]byte{idFirst.FindSubmatch(f.head), idLast.FindSubmatch(f.tail)} {
+		if end != nil && json.Valid(end[1]) {
+			return end[1]
+		}
 	}
 	return nil
 }
@@ -303,33 +280,30 @@ type turn struct {
 	before <-chan struct{} // nil for the first turn
 	done   chan struct{}
 	once   sync.Once
-	forget func()
+	order  *order // nil for a turn without a number
+	number float64
 }
-
-func newOrder() *order { return &order{turns: map[float64]*turn{}} }
 
 // metaTurn is where the number of a call's turn is in its metadata, once it was read.
 const metaTurn = "toolfleet/turn"
 
 // add gives out the next turn.
-func (o *order) add() (number float64, t *turn) {
+func (o *order) add() *turn {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.next++
-	number = o.next
-	t = &turn{done: make(chan struct{})}
-	t.forget = func() { o.drop(number, t) }
+	t := &turn{done: make(chan struct{}), order: o, number: o.next}
 	if o.last != nil {
 		t.before = o.last.done
 	}
-	o.turns[number], o.last = t, t
-	return number, t
+	o.turns[t.number], o.last = t, t
+	return t
 }
 
-func (o *order) drop(number float64, t *turn) {
+func (o *order) drop(t *turn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	delete(o.turns, number)
+	delete(o.turns, t.number)
 	if o.last == t {
 		o.last = nil
 	}
@@ -343,7 +317,7 @@ func (o *order) of(meta mcp.Meta) *turn {
 	if t := o.turns[number]; t != nil {
 		return t
 	}
-	return &turn{done: make(chan struct{}), forget: func() {}}
+	return &turn{done: make(chan struct{})}
 }
 
 // wait returns when the calls before this one have been sent.
@@ -363,7 +337,9 @@ func (t *turn) wait(ctx context.Context) error {
 func (t *turn) sent() {
 	t.once.Do(func() {
 		close(t.done)
-		t.forget()
+		if t.order != nil {
+			t.order.drop(t)
+		}
 	})
 }
 
@@ -410,8 +386,8 @@ func (c *orderedConnection) number(request *jsonrpc.Request) {
 	if given := params["_meta"]; given != nil && json.Unmarshal(given, &meta) != nil || meta == nil {
 		return
 	}
-	number, t := c.order.add()
-	meta[metaTurn], _ = json.Marshal(number) // a number, and raw JSON, always can be
+	t := c.order.add()
+	meta[metaTurn], _ = json.Marshal(t.number) // a number, and raw JSON, always can be
 	params["_meta"], _ = json.Marshal(meta)
 	request.Params, _ = json.Marshal(params)
 	c.mu.Lock()

@@ -44,18 +44,15 @@ const (
 type progress struct {
 	stop func() // sends what has arrived, and ends
 
-	frames chan *wire.Frame // nil without a client that listens
-	output []byte           // not sent yet
+	frames chan *wire.Frame
+	output []byte // not sent yet
 
 	mu    sync.Mutex
 	doing string
 }
 
 func (s *Server) progress(ctx context.Context, request *mcp.CallToolRequest) *progress {
-	token, logs := request.Params.GetProgressToken(), s.listeners.wantsLogs(request)
-	if token == nil && !logs {
-		return &progress{stop: func() {}}
-	}
+	token := request.Params.GetProgressToken()
 	p := &progress{doing: "queued", frames: make(chan *wire.Frame, maxFrames)}
 	ended := make(chan struct{})
 	var telling sync.WaitGroup
@@ -68,7 +65,7 @@ func (s *Server) progress(ctx context.Context, request *mcp.CallToolRequest) *pr
 					ProgressToken: token, Progress: float64(n), Message: said,
 				})
 			}
-			if logs && output {
+			if output {
 				log(ctx, request, said)
 			}
 		})
@@ -80,7 +77,7 @@ func (s *Server) progress(ctx context.Context, request *mcp.CallToolRequest) *pr
 	return p
 }
 
-// frame takes live output of the call; a nil channel takes none.
+// frame takes live output of the call.
 func (p *progress) frame(f *wire.Frame) {
 	if f.Kind != wire.FrameStdout && f.Kind != wire.FrameStderr {
 		return
@@ -150,25 +147,6 @@ func (p *progress) sendUpdates(ended <-chan struct{}, say func(said string, outp
 	}
 }
 
-// listeners are the sessions of the protocol that asked for log messages: they get live output as
-// such. The level itself the SDK keeps.
-type listeners struct {
-	mu       sync.Mutex
-	sessions map[*mcp.ServerSession]bool
-}
-
-// middleware notes who sets a level.
-func (l *listeners) middleware(server *mcp.Server) mcp.Middleware {
-	return func(next mcp.MethodHandler) mcp.MethodHandler {
-		return func(ctx context.Context, method string, request mcp.Request) (mcp.Result, error) {
-			if session, ok := request.GetSession().(*mcp.ServerSession); ok && method == "logging/setLevel" {
-				l.add(server, session)
-			}
-			return next(ctx, method, request)
-		}
-	}
-}
-
 // measureSessions records how long sessions of the protocol last, from the greeting to the end of
 // the connection. Versions since 2026-07-28 have no sessions.
 func (s *Server) measureSessions(next mcp.MethodHandler) mcp.MethodHandler {
@@ -188,30 +166,7 @@ func (s *Server) measureSessions(next mcp.MethodHandler) mcp.MethodHandler {
 	}
 }
 
-// add notes a session, and forgets ended ones.
-func (l *listeners) add(server *mcp.Server, session *mcp.ServerSession) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	live := map[*mcp.ServerSession]bool{session: true}
-	for s := range server.Sessions() {
-		if l.sessions[s] {
-			live[s] = true
-		}
-	}
-	l.sessions = live
-}
-
-// wantsLogs reports whether the client of a call may want log messages.
-func (l *listeners) wantsLogs(request *mcp.CallToolRequest) bool {
-	if _, given := request.Params.Meta[mcp.MetaKeyLogLevel]; given {
-		return true
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.sessions[request.Session]
-}
-
-// log sends output as log messages, one a line.
+// log sends output as log messages, one a line, to a client that has set a level.
 func log(ctx context.Context, request *mcp.CallToolRequest, output string) {
 	for line := range strings.Lines(output) {
 		_ = request.Session.Log(ctx, &mcp.LoggingMessageParams{ // the client may be gone

@@ -117,7 +117,6 @@ type Server struct {
 	answers answers
 
 	offer     offer
-	listeners listeners
 	following *followedCalls
 }
 
@@ -133,7 +132,7 @@ func New(o Options) *Server {
 	if o.Key == nil {
 		o.Key = []byte(rand.Text())
 	}
-	s := &Server{options: o, order: newOrder(), ledger: loop.NewLedger(o.Journal), following: &followedCalls{}}
+	s := &Server{options: o, order: &order{turns: map[float64]*turn{}}, ledger: loop.NewLedger(o.Journal), following: &followedCalls{}}
 	sdk := &mcp.ServerOptions{
 		// What a sandbox has is no other client's, and no cache's on the way.
 		SetCacheable: func(_ context.Context, _ mcp.Request, c *mcp.Cacheable) { c.CacheScope = "private" },
@@ -144,7 +143,7 @@ func New(o Options) *Server {
 		o.Configure(sdk)
 	}
 	s.server = mcp.NewServer(&mcp.Implementation{Name: "toolfleet", Title: "toolfleet", Version: o.Version}, sdk)
-	s.server.AddReceivingMiddleware(s.acting, s.listeners.middleware(s.server), s.measureSessions)
+	s.server.AddReceivingMiddleware(s.acting, s.measureSessions)
 	s.SetTools(o.Tools)
 	s.addResources()
 	s.addTasks()

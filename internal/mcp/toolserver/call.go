@@ -20,6 +20,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -100,7 +101,7 @@ func failureOf(value *protocol.MCPCallResult) string {
 	for _, part := range value.Content {
 		if line, _, _ := strings.Cut(strings.TrimSpace(part.Text), "\n"); line != "" {
 			const most = 500
-			return string([]rune(line)[:min(most, len([]rune(line)))])
+			return prose.Short(line, most)
 		}
 	}
 	return "the tool failed, and did not say why"

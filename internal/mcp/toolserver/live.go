@@ -84,60 +84,56 @@ func (s *Servers) connect(ctx context.Context, at Surroundings, one *server) (*l
 		stderrTail: longlived.Tail{Keep: maxStderr}, shown: map[string]*callOutput{},
 	}
 	requests, endRequests := context.WithCancel(context.WithoutCancel(ctx))
-	client := l.client(at, spec)
-	var transport mcp.Transport
-	if spec.URL != "" {
-		if at.HTTP == nil {
-			l.End(nil)
-			endRequests()
-			return nil, protocol.Errorf(codes.NetworkOff, "MCP server %s is at a URL, and this worker's sandboxes have no network", spec.Name)
-		}
-		if transport, err = remote(requests, at, spec); err != nil {
-			l.End(nil)
-			endRequests()
-			return nil, err
-		}
-	} else {
-		transport = s.program(l, at, spec)
-	}
-	greeting, stop := context.WithTimeout(ctx, startTimeout)
-	defer stop()
-	session, err := client.Connect(greeting, transport, nil)
+	transport, err := s.transport(requests, l, at, spec)
 	if err == nil {
-		l.session = session
-		network := genaiconv.TransportPipe
-		if spec.URL != "" {
-			network = genaiconv.TransportTCP
-		}
-		version := ""
-		if initialized := session.InitializeResult(); initialized != nil {
-			version = initialized.ProtocolVersion
-		}
-		ended := telemetry.StartMCPSession(ctx, trace.SpanKindClient, version, network)
-		if spec.URL != "" {
-			s.follow(l, endRequests, ended)
-			return l, nil
-		}
+		greeting, stop := context.WithTimeout(ctx, startTimeout)
+		defer stop()
+		l.session, err = l.client(at, spec).Connect(greeting, transport, nil)
+	}
+	if err != nil {
+		l.End(nil)
 		endRequests()
-		s.join(func() {
+		if spec.URL == "" {
 			<-l.Done()
-			_ = session.Close() // the program has ended
-			err := session.Wait()
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			if l.stopRequested {
-				err = nil
-			}
-			ended(err)
-		})
+		}
+		return nil, l.notStarted(ctx, err)
+	}
+	network, version := genaiconv.TransportPipe, ""
+	if spec.URL != "" {
+		network = genaiconv.TransportTCP
+	}
+	if initialized := l.session.InitializeResult(); initialized != nil {
+		version = initialized.ProtocolVersion
+	}
+	ended := telemetry.StartMCPSession(ctx, trace.SpanKindClient, version, network)
+	if spec.URL != "" {
+		s.follow(l, endRequests, ended)
 		return l, nil
 	}
-	l.End(nil)
 	endRequests()
-	if spec.URL == "" {
+	s.join(func() {
 		<-l.Done()
+		_ = l.session.Close() // the program has ended
+		err := l.session.Wait()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.stopRequested {
+			err = nil
+		}
+		ended(err)
+	})
+	return l, nil
+}
+
+// transport reaches a server, and starts one that is a program.
+func (s *Servers) transport(requests context.Context, l *live, at Surroundings, spec protocol.MCPServer) (mcp.Transport, error) {
+	switch {
+	case spec.URL == "":
+		return s.program(l, at, spec), nil
+	case at.HTTP == nil:
+		return nil, protocol.Errorf(codes.NetworkOff, "MCP server %s is at a URL, and this worker's sandboxes have no network", spec.Name)
 	}
-	return nil, l.notStarted(ctx, err)
+	return remote(requests, at, spec)
 }
 
 // hiding returns what shows a URL in errors as it was written: without the values of variables, and

@@ -12,16 +12,14 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/test/npmtest"
 )
@@ -52,117 +50,54 @@ const exitWithParent = `data:text/javascript,process.stdin.on("end",()=>process.
 func Start(tb testing.TB, fixtures string) (baseURL string) {
 	tb.Helper()
 	path := filepath.Join(npmtest.Install(tb, "test/aimock", "NO TEST AGAINST A REAL MODEL SERVER"), program)
-	url, err := run(tb, path, fixtures)
-	if err != nil {
-		tb.Fatalf("start aimock: %v", err)
-	}
-	return url + "/v1"
-}
+	fixtureFile, configFile := filepath.Join(tb.TempDir(), "fixtures.json"), filepath.Join(tb.TempDir(), "aimock.json")
+	config, err := json.Marshal(map[string]any{"strict": true, "llm": map[string]any{"fixtures": fixtureFile, "chunkSize": 5}})
+	require.NoError(tb, err)
+	require.NoError(tb, os.WriteFile(fixtureFile, []byte(fixtures), 0o600))
+	require.NoError(tb, os.WriteFile(configFile, config, 0o600))
 
-// run starts the program, and stops it when the test ends. It returns the URL on
-// which the server listens.
-func run(tb testing.TB, path, fixtures string) (string, error) {
-	tb.Helper()
-	config, err := writeConfig(tb.TempDir(), fixtures)
-	if err != nil {
-		return "", err
-	}
 	// The server must outlive tb.Context, which ends before clean-up functions run.
 	ctx, stop := context.WithCancel(context.WithoutCancel(tb.Context()))
+	tb.Cleanup(stop)
 	node := exec.CommandContext(ctx, "node", "--import", exitWithParent,
-		path, "--config", config, "--host", "127.0.0.1", "--port", "0")
+		path, "--config", configFile, "--host", "127.0.0.1", "--port", "0")
 	node.Env = append(os.Environ(), "AIMOCK_API_KEYS="+APIKey)
 	node.Cancel = func() error { return node.Process.Signal(os.Interrupt) }
 	node.WaitDelay = stopTimeout
-	log := &output{url: make(chan string, 1)}
-	node.Stdout, node.Stderr = log, log
+	output, written, err := os.Pipe()
+	require.NoError(tb, err)
+	node.Stdout, node.Stderr = written, written
 	stdin, err := node.StdinPipe()
-	if err == nil {
-		err = node.Start()
-	}
-	if err != nil {
-		stop()
-		return "", err
-	}
-	var ended error // of node, once exited is closed
-	exited := make(chan struct{})
+	require.NoError(tb, err)
+	require.NoError(tb, node.Start())
+	require.NoError(tb, written.Close()) // node has it
+	urls, said := make(chan string, 1), strings.Builder{}
 	go func() {
-		ended = node.Wait()
-		close(exited)
+		defer close(urls)
+		for lines := bufio.NewScanner(output); lines.Scan(); {
+			said.WriteString(lines.Text() + "\n")
+			if _, url, ok := strings.Cut(lines.Text(), "server listening on "); ok {
+				urls <- url
+			}
+		}
 	}()
 	tb.Cleanup(func() {
 		stop()
 		_ = stdin.Close()
-		<-exited
+		ended := node.Wait()
+		for range urls { //nolint:revive // until its output has ended
+		}
+		_ = output.Close()
 		if tb.Failed() {
-			tb.Logf("aimock said:\n%s", log)
+			tb.Logf("aimock ended: %v; it said:\n%s", ended, said.String())
 		}
 	})
-
-	timeout := time.NewTimer(startTimeout)
-	defer timeout.Stop()
 	select {
-	case url := <-log.url:
-		return url, nil
-	case <-exited:
-		return "", fmt.Errorf("it ended: %w\n%s", ended, log)
-	case <-timeout.C:
-		return "", fmt.Errorf("it does not listen after %v", startTimeout)
+	case url, listens := <-urls:
+		require.True(tb, listens, "aimock has ended")
+		return url + "/v1"
+	case <-time.After(startTimeout):
+		tb.Fatalf("aimock does not listen after %v", startTimeout)
+		return ""
 	}
-}
-
-// writeConfig writes the fixtures, and a configuration that names them.
-func writeConfig(dir, fixtures string) (path string, err error) {
-	fixturePath, path := filepath.Join(dir, "fixtures.json"), filepath.Join(dir, "aimock.json")
-	if !json.Valid([]byte(fixtures)) {
-		return "", errors.New("fixtures are not JSON")
-	}
-	config, err := json.Marshal(map[string]any{
-		"strict": true,
-		"llm":    map[string]any{"fixtures": fixturePath, "chunkSize": 5},
-	})
-	if err != nil {
-		return "", err
-	}
-	if err := os.WriteFile(fixturePath, []byte(fixtures), 0o600); err != nil {
-		return "", err
-	}
-	return path, os.WriteFile(path, config, 0o600)
-}
-
-// output keeps what the server prints, and finds in it the URL on which it listens.
-type output struct {
-	url chan string // holds the URL once it is known
-
-	mu    sync.Mutex
-	text  strings.Builder
-	found bool
-}
-
-// Write implements [io.Writer].
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.text.Write(p)
-	if url, ok := listening(strings.NewReader(o.text.String())); ok && !o.found {
-		o.found = true
-		o.url <- url
-	}
-	return len(p), nil
-}
-
-// String is all that was printed.
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
-
-func listening(text io.Reader) (url string, ok bool) {
-	for lines := bufio.NewScanner(text); lines.Scan(); {
-		if _, url, ok := strings.Cut(lines.Text(), "server listening on "); ok {
-			return url, true
-		}
-	}
-	return "", false
 }

@@ -21,19 +21,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const greeting = `{"fixtures":[{"match":{"userMessage":"hello"},"response":{"content":"Hi!"}}]}`
 
-// childMode is set in a process that a test starts from its own binary, and says what
-// to do there.
-const childMode = "AIMOCKTEST_CHILD"
-
-// child is this test again, in a process of its own.
-func child(t *testing.T, mode string, env ...string) *exec.Cmd {
-	t.Helper()
-	self, err := os.Executable()
-	require.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), self, "-test.run=^"+t.Name()+"$", "-test.v")
-	cmd.Env = append(append(os.Environ(), childMode+"="+mode), env...)
-	return cmd
-}
+// child is set in a process that a test starts from its own binary.
+const child = "AIMOCKTEST_CHILD"
 
 func TestStart_RepliesAndStops(t *testing.T) {
 	t.Parallel()
@@ -69,12 +58,15 @@ func host(t *testing.T, base string) string {
 
 func TestStart_ServerDiesWithItsProcess(t *testing.T) {
 	t.Parallel()
-	if os.Getenv(childMode) != "" {
+	if os.Getenv(child) != "" {
 		fmt.Println("base " + Start(t, greeting))
 		_, _ = io.Copy(io.Discard, os.Stdin) // until the parent lets go
 		os.Exit(3)                           // without any clean-up
 	}
-	cmd := child(t, "die")
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), self, "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), child+"=1")
 	stdin, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	stdout, err := cmd.StdoutPipe()
@@ -100,18 +92,4 @@ func TestStart_ServerDiesWithItsProcess(t *testing.T) {
 	_, err = conn.Read(make([]byte, 1))
 	require.Error(t, err)
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "a living server would have kept the connection for a minute")
-}
-
-func TestStart_BadFixtures(t *testing.T) {
-	t.Parallel()
-	if os.Getenv(childMode) != "" {
-		Start(t, `{"fixtures": [`)
-		return
-	}
-	output, err := child(t, "fail").CombinedOutput()
-	if strings.Contains(string(output), "--- SKIP") {
-		t.Skip("the server cannot be had")
-	}
-	require.Error(t, err)
-	require.Contains(t, string(output), "start aimock: fixtures are not JSON")
 }

@@ -2,7 +2,7 @@
 // does without the official SDK: package endpoint sends the requests and reads the answers.
 //
 // What the model thinks is kept block by block, signed as it came, and goes back while its turn
-// lasts: in front of the tool calls to which it led ([opaque]). Instructions, tools and the
+// lasts: in front of the tool calls to which it led ([endpoint.Piece]). Instructions, tools and the
 // conversation have prompt caching marks, so that each step pays only for what is new.
 //
 // What a server rejects (caching marks, adaptive thinking, a bound of output tokens) is omitted or
@@ -20,7 +20,6 @@ import (
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
-	"github.com/toolfleet/toolfleet/internal/model/lenient"
 	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -117,7 +116,8 @@ func (m *Model) attempt(ctx context.Context, req loop.Request, delta func(loop.D
 		case parts.Finish == "pause_turn" && parts.continued < maxContinued:
 			parts.continued++
 		default:
-			parts.Reasoning, parts.Native = parts.reasoning(), parts.native(sent.Tools)
+			parts.Keep(provider, parts.pieces())
+			parts.Native = parts.native(sent.Tools)
 			return m.Finish(&parts.Assembler)
 		}
 	}
@@ -337,9 +337,7 @@ func (r *request) mark(declared, instructions []any) {
 // declared is false when it is another's.
 func toolOf(definition tools.Definition) (tool any, declared bool) {
 	if len(definition.Native) > 0 {
-		native := definition.Native[provider]
-		fields, err := lenient.Object("", native)
-		return native, err == nil && lenient.String(fields["type"]) != ""
+		return endpoint.Native(definition, provider)
 	}
 	declaration := object{"name": definition.Name, "input_schema": endpoint.SchemaOf(definition)}
 	if definition.Description != "" {

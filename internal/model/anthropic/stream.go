@@ -211,48 +211,30 @@ func (a *assembler) count(raw json.RawMessage) {
 	})
 }
 
-// opaque is what [loop.Reasoning].Opaque holds.
-type opaque struct {
-	Anthropic []endpoint.Piece `json:"anthropic,omitempty"`
-}
-
-// reasoning is what the reply has in addition to its text and tool calls; nil if that is nothing.
-func (a *assembler) reasoning() *loop.Reasoning {
-	var blocks []endpoint.Piece
-	matters := false
+// pieces are the blocks of the reply.
+func (a *assembler) pieces() (pieces []endpoint.Piece) {
 	for _, b := range a.blocks {
 		switch b.kind {
 		case typeText:
-			blocks = append(blocks, endpoint.Piece{Type: endpoint.PieceText, Text: len(b.grown["text"].String())})
+			pieces = append(pieces, endpoint.Piece{Type: endpoint.PieceText, Text: len(b.grown["text"].String())})
 		case typeToolUse:
-			blocks = append(blocks, endpoint.Piece{Type: endpoint.PieceCall})
+			pieces = append(pieces, endpoint.Piece{Type: endpoint.PieceCall})
 		default:
 			if raw := b.whole(); raw != nil {
-				blocks, matters = append(blocks, endpoint.Piece{Type: b.kind, Raw: raw}), true
+				pieces = append(pieces, endpoint.Piece{Type: b.kind, Raw: raw})
 			}
 		}
 	}
-	if !matters {
-		return nil
-	}
-	encoded, err := json.Marshal(opaque{blocks})
-	if err != nil {
-		encoded = nil // it was decoded from JSON
-	}
-	return &loop.Reasoning{Text: a.Thought.String(), Opaque: encoded}
+	return pieces
 }
 
-// ownBlocks are the blocks of a message of this turn; none of another adapter's, or without
-// thoughts.
+// ownBlocks are the blocks of a message of this turn, also without thoughts.
 func ownBlocks(message *loop.Message, withoutThoughts bool) []endpoint.Piece {
-	var held opaque
-	if message.Reasoning == nil || json.Unmarshal(message.Reasoning.Opaque, &held) != nil {
-		return nil
-	}
+	kept := endpoint.Kept(provider, message)
 	if !withoutThoughts {
-		return held.Anthropic
+		return kept
 	}
-	rest := slices.DeleteFunc(held.Anthropic, func(k endpoint.Piece) bool { return isThought(k.Type) })
+	rest := slices.DeleteFunc(kept, func(k endpoint.Piece) bool { return isThought(k.Type) })
 	if !slices.ContainsFunc(rest, func(k endpoint.Piece) bool { return k.Raw != nil }) {
 		return nil // texts and calls are the message's
 	}

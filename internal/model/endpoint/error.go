@@ -114,7 +114,7 @@ func (e *Error) retryable() bool {
 	}
 }
 
-// typeOf classifies an answer by its status and by the server's code and type.
+// typeOf classifies an answer by its status, 0 in a stream, and by the server's code and type.
 func typeOf(status int, failure serverReply) string {
 	if named := typeOfCode(failure.Code, failure.Type, failure.Reason); named != "" {
 		return named
@@ -128,6 +128,8 @@ func typeOf(status int, failure serverReply) string {
 		return TypeUnfinished
 	case strings.Contains(failure.Message, "API key not valid"): // of Google, with status 400
 		return TypeAuthentication
+	case status == 0:
+		return typeInWords(failure)
 	case status == http.StatusTooManyRequests:
 		return TypeRateLimited
 	case status == http.StatusRequestTimeout:
@@ -230,34 +232,25 @@ func typeOfCode(names ...string) string {
 }
 
 // typeInStream classifies an error object that came instead of the next chunk, where
-// the status is already spent. What it does not know is the server's error.
+// the status is already spent.
 func typeInStream(failure serverReply) string {
 	if status, err := strconv.Atoi(failure.Code); err == nil && status >= 400 {
 		return typeOf(status, failure)
 	}
-	if named := typeOfCode(failure.Code, failure.Type, failure.Reason); named != "" {
-		return named
+	return typeOf(0, failure)
+}
+
+// typeInWords classifies an error without a status. What it does not know is the server's error.
+func typeInWords(failure serverReply) string {
+	for _, named := range [][2]string{
+		{"rate_limit", TypeRateLimited}, {"authentication", TypeAuthentication}, {"invalid_api_key", TypeAuthentication}, {"permission", TypePermission},
+		{"not_found", TypeNotFound}, {"invalid_request", TypeInvalidRequest}, {"BadRequest", TypeInvalidRequest},
+	} {
+		if strings.Contains(failure.Type, named[0]) || strings.Contains(failure.Code, named[0]) {
+			return named[1]
+		}
 	}
-	switch {
-	case usedUp(0, failure.Message):
-		return TypeQuotaExceeded
-	case tooLong(0, failure.Message):
-		return TypeContextLength
-	case rejectedReply.MatchString(failure.Message):
-		return TypeUnfinished
-	case failure.mentions("rate_limit"):
-		return TypeRateLimited
-	case failure.mentions("authentication"), failure.mentions("invalid_api_key"):
-		return TypeAuthentication
-	case failure.mentions("permission"):
-		return TypePermission
-	case failure.mentions("not_found"):
-		return TypeNotFound
-	case failure.mentions("invalid_request"), failure.mentions("BadRequest"):
-		return TypeInvalidRequest
-	default:
-		return TypeServerError
-	}
+	return TypeServerError
 }
 
 // retryAfter is how long a server asks to wait: retry-after-ms in milliseconds, else
@@ -301,10 +294,6 @@ type serverReply struct {
 	Param   string        // the field of the request that it is about
 	Reason  string        // of Google, as BILLING_DISABLED
 	Delay   time.Duration // after which it may be tried again; 0 when it does not say
-}
-
-func (f serverReply) mentions(word string) bool {
-	return strings.Contains(f.Type, word) || strings.Contains(f.Code, word)
 }
 
 type errorFields struct {

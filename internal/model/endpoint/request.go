@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -43,6 +44,27 @@ type Piece struct {
 	Text      int             `json:"text,omitempty"` // its length in bytes
 	Signature string          `json:"signature,omitempty"`
 	Raw       json.RawMessage `json:"raw,omitempty"` // of a piece that is only the provider's
+}
+
+// Keep sets the reasoning of a reply: what was thought, and the pieces under the name of their API,
+// unless they are only texts and calls.
+func (a *Assembler) Keep(api string, pieces []Piece) {
+	var kept json.RawMessage
+	if slices.ContainsFunc(pieces, func(p Piece) bool { return p.Raw != nil || p.Signature != "" }) {
+		kept, _ = json.Marshal(map[string][]Piece{api: pieces}) // of JSON and strings
+	}
+	if kept != nil || !a.Thought.IsEmpty() {
+		a.Reasoning = &loop.Reasoning{Text: a.Thought.String(), Opaque: kept}
+	}
+}
+
+// Kept are the pieces of a message of this turn; none of another API's.
+func Kept(api string, message *loop.Message) []Piece {
+	var kept map[string][]Piece
+	if message.Reasoning == nil || json.Unmarshal(message.Reasoning.Opaque, &kept) != nil {
+		return nil
+	}
+	return kept[api]
 }
 
 // The types of pieces that are texts and tool calls; all others are only the provider's.
@@ -125,6 +147,12 @@ func Arguments(written string) string {
 		return "{}"
 	}
 	return string(wrapped)
+}
+
+// Native is how a tool is declared to a provider that runs it, in that provider's own form.
+func Native(definition tools.Definition, provider string) (declared json.RawMessage, is bool) {
+	fields, err := lenient.Object("", definition.Native[provider])
+	return definition.Native[provider], err == nil && lenient.String(fields["type"]) != ""
 }
 
 // IsNative reports whether a tool is declared to the provider in a type that begins with kind.

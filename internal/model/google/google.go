@@ -2,7 +2,7 @@
 // official SDK, which decodes numbers in arguments as floats.
 //
 // Signatures of thoughts are kept with the parts of a reply that they are of, and go back with them
-// while the turn lasts ([opaque]). Calls that another provider's model made have none; a server
+// while the turn lasts ([endpoint.Piece]). Calls that another provider's model made have none; a server
 // that insists gets the value by which the API skips the check.
 package google
 
@@ -116,7 +116,7 @@ func (m *Model) send(ctx context.Context, sent *request, delta func(loop.Delta))
 	if err != nil {
 		return parts.Failed(), err
 	}
-	parts.Reasoning = parts.reasoning()
+	parts.Keep(provider, parts.parts)
 	if parts.searched != nil {
 		parts.Native = append(parts.Native, *parts.searched)
 	}
@@ -303,7 +303,7 @@ func (r *request) assistant(message *loop.Message) (parts []part, of []loop.Part
 				call.ID, endpoint.ToolName(call.Name), json.RawMessage(endpoint.Arguments(call.Arguments)),
 			}}, loop.Part{ToolCallID: call.ID, Kind: loop.PartCall})
 		},
-	}.Message(message, ownParts(message))
+	}.Message(message, endpoint.Kept(provider, message))
 	return parts, of
 }
 

@@ -127,36 +127,6 @@ func (a *assembler) count(raw json.RawMessage) {
 	}
 }
 
-// opaque is what [loop.Reasoning].Opaque holds.
-type opaque struct {
-	Google []endpoint.Piece `json:"google,omitempty"`
-}
-
-// reasoning is what the reply has in addition to its text and tool calls; nil if that is nothing.
-func (a *assembler) reasoning() *loop.Reasoning {
-	matters := false
-	for _, p := range a.parts {
-		matters = matters || p.Signature != "" || p.Raw != nil
-	}
-	var encoded json.RawMessage
-	if matters {
-		encoded, _ = json.Marshal(opaque{a.parts}) // of JSON and strings
-	}
-	if a.Thought.IsEmpty() && encoded == nil {
-		return nil
-	}
-	return &loop.Reasoning{Text: a.Thought.String(), Opaque: encoded}
-}
-
-// ownParts are the parts of a message of this turn; none of another adapter's.
-func ownParts(message *loop.Message) []endpoint.Piece {
-	var held opaque
-	if message.Reasoning == nil || json.Unmarshal(message.Reasoning.Opaque, &held) != nil {
-		return nil
-	}
-	return held.Google
-}
-
 // The types of tools that Google runs itself.
 const (
 	nativeSearch = "googleSearch"

@@ -28,11 +28,7 @@ func (e *FormError) Error() string { return e.where + " is " + e.is + ", and sho
 // WrongForm returns the error of a value that should have another form.
 func WrongForm(where string, raw json.RawMessage, want string) error {
 	const most = 60
-	is := string(raw)
-	if len(is) > most {
-		is = is[:most] + "..."
-	}
-	return &FormError{where, is, want}
+	return &FormError{where, prose.Cut(string(raw), most), want}
 }
 
 // Object returns the fields of an object; none of a value that is not set.

@@ -242,9 +242,7 @@ const nativeProvider = "openai"
 // declared is false when it is another's.
 func toolOf(definition tools.Definition) (tool any, declared bool) {
 	if len(definition.Native) > 0 {
-		native := definition.Native[nativeProvider]
-		object, err := lenient.Object("", native)
-		return native, err == nil && lenient.String(object["type"]) != ""
+		return endpoint.Native(definition, nativeProvider)
 	}
 	return functionTool{"function", function{definition.Name, definition.Description, endpoint.SchemaOf(definition)}}, true
 }

@@ -143,9 +143,9 @@ func inputPartOf(image *loop.Image, name string) inputPart {
 
 // assistant adds what the model said: items that are only the provider's stand where they stood.
 func (r *responsesRequest) assistant(message *loop.Message) {
-	var held responsesOpaque
-	if message.Reasoning != nil && r.May(thoughts) && json.Unmarshal(message.Reasoning.Opaque, &held) != nil {
-		held = responsesOpaque{}
+	var kept []endpoint.Piece
+	if message.Reasoning != nil && r.May(thoughts) {
+		kept = endpoint.Kept(Responses, message)
 	}
 	endpoint.Replay{
 		Text: func(said, _ string) { r.add(inputMessage{"message", loop.RoleAssistant, said}, loop.Part{}) },
@@ -154,7 +154,7 @@ func (r *responsesRequest) assistant(message *loop.Message) {
 			r.add(inputCall{"function_call", call.ID, endpoint.ToolName(call.Name), endpoint.Arguments(call.Arguments)},
 				loop.Part{ToolCallID: call.ID, Kind: loop.PartCall})
 		},
-	}.Message(message, held.Responses)
+	}.Message(message, kept)
 }
 
 func (r *responsesRequest) result(message *loop.Message, images bool) {
@@ -173,7 +173,7 @@ func (m *Model) sendResponses(ctx context.Context, sent *responsesRequest, delta
 	if err != nil {
 		return parts.Failed(), err
 	}
-	parts.Reasoning = parts.reasoning()
+	parts.Keep(Responses, parts.pieces())
 	return m.Finish(&parts.Assembler)
 }
 
@@ -334,37 +334,22 @@ func (a *responsesAssembler) failed(failure lenient.Fields) error {
 	return a.endpoint.StreamError(lenient.String(failure["message"]), lenient.String(failure["code"]), lenient.String(failure["type"]))
 }
 
-// responsesOpaque is what [loop.Reasoning].Opaque holds of the Responses API.
-type responsesOpaque struct {
-	Responses []endpoint.Piece `json:"responses,omitempty"`
-}
-
-// reasoning is what the reply has in addition to its text and tool calls; nil if that is nothing.
-// Reasoning without its encrypted content is not kept: the server, which stores nothing, would not
-// know it.
-func (a *responsesAssembler) reasoning() *loop.Reasoning {
-	var items []endpoint.Piece
-	matters := false
+// pieces are the items of the reply. Reasoning without its encrypted content is not kept: the
+// server, which stores nothing, would not know it.
+func (a *responsesAssembler) pieces() (pieces []endpoint.Piece) {
 	for _, item := range a.items {
 		fields, _ := lenient.Object("item", item.raw)
 		switch {
 		case item.kind == "message":
-			items = append(items, endpoint.Piece{Type: endpoint.PieceText, Text: item.text})
+			pieces = append(pieces, endpoint.Piece{Type: endpoint.PieceText, Text: item.text})
 		case item.kind == "function_call":
-			items = append(items, endpoint.Piece{Type: endpoint.PieceCall})
+			pieces = append(pieces, endpoint.Piece{Type: endpoint.PieceCall})
 		case item.raw == nil, item.kind == "reasoning" && lenient.IsBlank(fields["encrypted_content"]), item.kind == nativeImage+"_call":
 		default:
-			items, matters = append(items, endpoint.Piece{Type: item.kind, Raw: item.raw}), true
+			pieces = append(pieces, endpoint.Piece{Type: item.kind, Raw: item.raw})
 		}
 	}
-	var encoded json.RawMessage
-	if matters {
-		encoded, _ = json.Marshal(responsesOpaque{items}) // of JSON and strings
-	}
-	if a.Thought.IsEmpty() && encoded == nil {
-		return nil
-	}
-	return &loop.Reasoning{Text: a.Thought.String(), Opaque: encoded}
+	return pieces
 }
 
 // The types of tools that OpenAI runs itself; their items have "_call" behind.

@@ -104,6 +104,22 @@ func read(in place, name string, limit int64) ([]byte, error) {
 	return content, nil
 }
 
+// Append adds to the end of a regular file, which it makes with mode 0600 if there is none.
+func Append(path string, content []byte) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND|system.NonBlock, 0o600)
+	if err != nil {
+		return err
+	}
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = not(path)
+	}
+	if err == nil {
+		_, err = file.Write(content)
+	}
+	return errors.Join(err, file.Close())
+}
+
 // Replace writes a file of mode 0600 in the place of the one that may be there. Readers see the one
 // or the other, and of several writers one stays. A process that is killed meanwhile leaves a file
 // that ends in ".new".

@@ -31,7 +31,9 @@ func TestRead_NeverWaits(t *testing.T) {
 		require.ErrorIs(t, err, regular.ErrNot, name)
 		_, err = regular.ReadIn(root, name, 10)
 		require.ErrorIs(t, err, regular.ErrNot, name)
+		require.Error(t, regular.Append(filepath.Join(dir, name), []byte("x")), name)
 	}
+	require.ErrorIs(t, regular.Append("/dev/null", nil), regular.ErrNot)
 	_, err = regular.Read("/dev/zero", 10)
 	require.ErrorIs(t, err, regular.ErrNot)
 	_, err = regular.Read(filepath.Join(dir, "missing"), 10)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 )
 
@@ -380,8 +381,11 @@ type history struct {
 	file  string   // "" stores none
 }
 
-// maxHistory is how many lines are loaded.
-const maxHistory = 500
+// How much is loaded, from the end of the file: lines, and bytes.
+const (
+	maxHistory      = 500
+	maxHistoryBytes = 4 << 20
+)
 
 func loadHistory() *history {
 	h := &history{}
@@ -390,10 +394,15 @@ func loadHistory() *history {
 		return h
 	}
 	h.file = file
-	if content, err := os.ReadFile(file); err == nil {
-		h.lines = strings.FieldsFunc(string(content), func(r rune) bool { return r == '\n' })
-		h.lines = h.lines[max(0, len(h.lines)-maxHistory):]
+	opened, err := regular.Open(file)
+	if err != nil {
+		return h
 	}
+	defer func() { _ = opened.Close() }() // it was only read
+	size, _ := opened.Seek(0, io.SeekEnd)
+	content, _ := io.ReadAll(io.NewSectionReader(opened, max(0, size-maxHistoryBytes), maxHistoryBytes)) // what was read counts
+	h.lines = strings.FieldsFunc(string(content), func(r rune) bool { return r == '\n' })
+	h.lines = h.lines[max(0, len(h.lines)-maxHistory):]
 	return h
 }
 
@@ -406,12 +415,7 @@ func (h *history) Add(line string) {
 	if h.file == "" || os.MkdirAll(filepath.Dir(h.file), 0o700) != nil {
 		return
 	}
-	file, err := os.OpenFile(h.file, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-	if err != nil {
-		return
-	}
-	_, _ = file.WriteString(line + "\n") // a history that cannot be stored is no reason to stop
-	_ = file.Close()
+	_ = regular.Append(h.file, []byte(line+"\n")) // a history that cannot be stored is no reason to stop
 }
 
 // Len implements [term.History].

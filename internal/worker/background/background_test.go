@@ -360,3 +360,11 @@ func TestSend_WhereItCannot(t *testing.T) {
 	}
 	require.ErrorContains(t, err, "reads nothing of what was typed before")
 }
+
+// A command without isolation can put anything in the place of the file.
+func TestProcesses_WhatIsNoFile(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "processes.json")
+	require.NoError(t, os.Symlink("/dev/zero", file))
+	require.Empty(t, background.New(file).List().Processes)
+}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"os"
 	"sync"
 	"time"
 
@@ -177,6 +176,9 @@ func (p *process) spooled(offset, limit int64) []byte {
 // KeepBytes is how much of a process's output is in memory, from its end.
 const KeepBytes = 256 << 10
 
+// maxFile bounds the file: [MaxEnded] processes, each with [KeepBytes] in base64 and its state.
+const maxFile = 2 * MaxEnded * KeepBytes
+
 // record is an ended process in the file.
 type record struct {
 	Status wire.ProcessStatus `json:"status"`
@@ -190,7 +192,7 @@ func (ps *Processes) load() {
 		return
 	}
 	ps.loaded = true
-	body, err := os.ReadFile(ps.file)
+	body, err := regular.Read(ps.file, maxFile)
 	var records []record
 	if err != nil || json.Unmarshal(body, &records) != nil {
 		return

@@ -159,7 +159,7 @@ func (e *Env) ownVariable(name, value string) bool {
 
 // readShell reads a state; without one the shell is as new.
 func readShell(file string) (state shellState) {
-	if body, err := os.ReadFile(file); err == nil {
+	if body, err := regular.Read(file, 2*maxShellState); err == nil {
 		state, _ = parseShell(string(body))
 	}
 	return state

@@ -3,7 +3,8 @@ package sandboxes
 import (
 	"bytes"
 	"encoding/json"
-	"os"
+	"errors"
+	"io/fs"
 	"sync"
 
 	"github.com/toolfleet/toolfleet/internal/system/regular"
@@ -13,6 +14,9 @@ import (
 // maxDigests bounds the files that are remembered. Beyond it all are forgotten: the sessions read
 // again what they change.
 const maxDigests = 10_000
+
+// maxDigestBytes bounds the file: most lines have 100 to 200 bytes.
+const maxDigestBytes = 64 << 20
 
 // spareLines is how many outdated lines the file may have, in addition to as many as there are
 // current ones. Then it is rewritten.
@@ -73,13 +77,9 @@ func (s *Digests) Note(guard protocol.Guard, session protocol.SessionID, path, s
 		s.rewrite()
 		return
 	}
-	file, err := os.OpenFile(s.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-	if err != nil {
-		return // the session reads the file again
+	if regular.Append(s.path, appendLine(nil, key, sha256)) == nil { // else the session reads the file again
+		s.lines++
 	}
-	_, _ = file.Write(appendLine(nil, key, sha256))
-	_ = file.Close()
-	s.lines++
 }
 
 // rewrite writes the file without outdated lines. The lock is held.
@@ -117,9 +117,9 @@ func (s *Digests) load() {
 		return
 	}
 	s.loaded, s.files = true, map[digestKey]string{}
-	content, err := os.ReadFile(s.path)
-	if err != nil {
-		return
+	content, err := regular.Read(s.path, maxDigestBytes)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.lines = 2*maxDigests + spareLines // the next Note writes another file in its place
 	}
 	for text := range bytes.Lines(content) {
 		s.lines++

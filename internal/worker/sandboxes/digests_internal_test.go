@@ -53,3 +53,13 @@ func TestDigests_CutLine(t *testing.T) {
 		require.Equal(t, want, found.Expect(protocol.GuardRead, "s1", file, ""), file)
 	}
 }
+
+// A command without isolation can put anything in the place of the file.
+func TestDigests_WhatIsNoFile(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "seen.jsonl")
+	require.NoError(t, os.Symlink("/dev/zero", path))
+	require.Empty(t, NewDigests(path).Expect(protocol.GuardRead, "s1", "a", ""))
+	NewDigests(path).Note(protocol.GuardRead, "s1", "a", "1")
+	require.Equal(t, "1", NewDigests(path).Expect(protocol.GuardRead, "s1", "a", ""))
+}

@@ -60,29 +60,24 @@ type opened struct {
 	checkpoints *checkpoint.Directory // nil if the workspace is stored in the data directory only
 }
 
-// Workspace is the workspace directory of a sandbox that was opened.
-func (b *LaneSandbox) Workspace() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.workspace
-}
-
-// Protected are the paths of the workspace that nothing changes.
-func (b *LaneSandbox) Protected() []string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.protect
-}
-
-// Checkpoints returns the checkpoints of the workspace; nil without any.
-func (b *LaneSandbox) Checkpoints() *checkpoint.Directory {
+// state is the sandbox as it is now.
+func (b *LaneSandbox) state() opened {
 	if b == nil {
-		return nil
+		return opened{}
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.checkpoints
+	return b.opened
 }
+
+// Workspace is the workspace directory of a sandbox that was opened.
+func (b *LaneSandbox) Workspace() string { return b.state().workspace }
+
+// Protected are the paths of the workspace that nothing changes.
+func (b *LaneSandbox) Protected() []string { return b.state().protect }
+
+// Checkpoints returns the checkpoints of the workspace; nil without any.
+func (b *LaneSandbox) Checkpoints() *checkpoint.Directory { return b.state().checkpoints }
 
 // ShellFile is the file with the state of the shell: next to the workspace, for the next worker
 // that has it.
@@ -106,12 +101,7 @@ func (b *LaneSandbox) Undos() int64 {
 
 // Dialer connects to servers in the sandbox; nil if it is closed, or cannot.
 func (b *LaneSandbox) Dialer() isolation.Dialer {
-	if b == nil {
-		return nil
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	m, _ := b.sandbox.(measured)
+	m, _ := b.state().sandbox.(measured)
 	dialer, _ := m.Sandbox.(isolation.Dialer)
 	return dialer
 }
@@ -244,10 +234,8 @@ func (b *LaneSandbox) copySettings(ctx context.Context) error {
 // Notes are what a model must know about a command that has ended: which protected paths refused a
 // change, and which git settings hold in this sandbox only.
 func (b *LaneSandbox) Notes(ctx context.Context, cmd *sandbox.Cmd, r *sandbox.Result) (notes []string) {
-	b.mu.Lock()
-	protect, settings := b.protect, b.settings
-	b.mu.Unlock()
-	if hint := protectedHint(protect, r); hint != "" {
+	is := b.state()
+	if hint := protectedHint(is.protect, r); hint != "" {
 		notes = append(notes, hint)
 	}
 	if note := b.noRepository(ctx, r); note != "" {
@@ -256,7 +244,7 @@ func (b *LaneSandbox) Notes(ctx context.Context, cmd *sandbox.Cmd, r *sandbox.Re
 	if cmd.ReadOnly { // it changes nothing of the workspace
 		return notes
 	}
-	changed, err := settings.Changed(context.WithoutCancel(ctx))
+	changed, err := is.settings.Changed(context.WithoutCancel(ctx))
 	if err != nil {
 		b.set.options.Logger.WarnContext(ctx, "cannot look for changed git settings", slog.String("lane", string(b.lane)), slog.Any("error", err))
 		notes = append(notes, "Git settings that were changed hold in this sandbox only.")

@@ -131,7 +131,7 @@ func diskID(path string) (string, error) {
 	if err := regular.Create(path, []byte(uuid.NewString())); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}
-	content, err := os.ReadFile(path)
+	content, err := regular.Read(path, 1<<10)
 	return strings.TrimSpace(string(content)), err
 }
 

@@ -281,7 +281,7 @@ func markdown(result *protocol.HTTPFetchResult, page []byte, address *url.URL) e
 		return nil //nolint:nilerr // the page is then returned as it is
 	}
 	result.Title = prose.Cut(strings.Join(strings.Fields(textOf(first(doc, atom.Title))), " "), maxWord)
-	if !isShallow(doc, 0, 0, 0) || count(doc) > maxNodes {
+	if nodes := 0; !isSmall(doc, &nodes, 0, 0, 0) {
 		return nil
 	}
 	given := attribute(first(doc, atom.Base), "href")
@@ -309,15 +309,6 @@ func markdown(result *protocol.HTTPFetchResult, page []byte, address *url.URL) e
 	}
 	result.Content = bytes.TrimSpace(text)
 	return nil
-}
-
-// count is how many nodes a page has.
-func count(doc *html.Node) int {
-	n := 0
-	for range doc.Descendants() {
-		n++
-	}
-	return n
 }
 
 // withoutAmplifiers leaves out of a page what lets the parser make many nodes of few bytes: it
@@ -392,19 +383,19 @@ func escapePipes(doc *html.Node) {
 	visit(doc, false)
 }
 
-// isShallow reports whether a page is within the limits of nesting.
-func isShallow(node *html.Node, depth, nesting, tables int) bool {
+// isSmall reports whether a page is within the limits of nesting and nodes, which it counts.
+func isSmall(node *html.Node, nodes *int, depth, nesting, tables int) bool {
 	if node.DataAtom == atom.Li || node.DataAtom == atom.Blockquote {
 		nesting++
 	}
 	if node.DataAtom == atom.Table {
 		tables++
 	}
-	if depth > maxDepth || nesting > maxNesting || tables > maxTables {
+	if *nodes++; *nodes > maxNodes || depth > maxDepth || nesting > maxNesting || tables > maxTables {
 		return false
 	}
 	for child := range node.ChildNodes() {
-		if !isShallow(child, depth+1, nesting, tables) {
+		if !isSmall(child, nodes, depth+1, nesting, tables) {
 			return false
 		}
 	}

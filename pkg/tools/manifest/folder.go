@@ -177,9 +177,9 @@ func (f *Folder) refresh(names []string) {
 
 // read parses the file if it has changed. One that is broken keeps the tool that it was.
 func (m *file) read(path string) {
-	content, problem := readRegular(path)
-	if problem != nil {
-		m.content, m.problems = nil, []Problem{*problem}
+	content, err := regular.Read(path, maxBytes)
+	if err != nil {
+		m.content, m.problems = nil, []Problem{{File: path, Message: errors.Unwrap(err).Error()}}
 		return
 	}
 	if m.content != nil && bytes.Equal(content, m.content) {
@@ -197,25 +197,6 @@ func (m *file) read(path string) {
 	if tool, m.problems = Parse(path, content); len(m.problems) == 0 {
 		m.tool, m.server = &tool, nil
 	}
-}
-
-// readRegular reads a file of at most one byte more than is allowed.
-func readRegular(path string) ([]byte, *Problem) {
-	info, err := os.Stat(path)
-	if err == nil && !info.Mode().IsRegular() {
-		return nil, &Problem{File: path, Message: "is not a regular file"}
-	}
-	if err == nil && info.Size() > maxBytes {
-		return nil, &Problem{File: path, Message: fmt.Sprintf("has %d bytes, at most %d are allowed", info.Size(), maxBytes)}
-	}
-	var content []byte
-	if err == nil {
-		content, err = regular.Read(path, maxBytes)
-	}
-	if err != nil {
-		return nil, &Problem{File: path, Message: err.Error()}
-	}
-	return content, nil
 }
 
 // add adds the tool or server of a file to the set, with its problems.
