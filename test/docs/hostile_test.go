@@ -61,7 +61,6 @@ var opened = map[string]use{
 	"internal/inplace/gitguard/aside.go":                {8, root + "; " + list + "; new files"},
 	"internal/inplace/gitguard/copies.go":               {3, root},
 	"internal/inplace/gitguard/find.go":                 {2, list},
-	"internal/inplace/gitguard/index.go":                {1, "new files"},
 	"internal/inplace/gitguard/record.go":               {1, list},
 	"internal/inplace/gitguard/watch.go":                {1, list},
 	"internal/inplace/hostenv/cache.go":                 {7, list},

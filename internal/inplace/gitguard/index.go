@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,224 +17,26 @@ import (
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 )
 
-// Parts of an index that have a fixed size, in bytes; see gitformat-index(5).
+// Parts of an index, see gitformat-index(5): sizes are in bytes.
 const (
 	indexHeader  = 12 // signature, version, number of entries
+	entryMode    = 24 // where an entry has its mode
 	entryStat    = 40 // before the hash
 	nameMask     = 0xfff
 	extended     = 0x4000 // two more bytes of flags
-	listedEntry  = 11     // what git writes for an entry in addition to its hash and name
 	prefixed     = 4      // the version whose names leave out what they share with the name before
 	paddedEntry  = 8
 	maxIndexName = 1 << 20
+	maxLinked    = 64 << 20 // of what says how an index changes a shared one
+	subMode      = 0o160000 // of a submodule
 )
-
-// indexCopy copies the entries of an index, and nothing else that git could do without. It follows
-// each entry as git does: a name of version 4 repeats a prefix of the one before, so that a file of
-// a few MiB has git use any amount of memory.
-type indexCopy struct {
-	from *bufio.Reader
-	to   *bufio.Writer
-	left int64 // of the file, without the hash at its end
-	hash int   // bytes of a hash
-	room int64 // for the entries in git's list; less than 0 is an error
-	part [nameMask + 1]byte
-}
-
-// copyIndex copies an index whose hashes have so many bytes. room is what git may write about its
-// entries, in bytes, and rest what is left of that. shared is the name of the index that this one
-// is the change of; "" for none.
-func copyIndex(from, to string, hash int, room int64) (shared string, size, rest int64, err error) {
-	file, err := regular.Open(from)
-	if err != nil {
-		return "", 0, room, err
-	}
-	defer func() { _ = file.Close() }() // it was only read
-	info, err := file.Stat()
-	if err != nil {
-		return "", 0, room, err
-	}
-	if info.Size() > maxIndex {
-		return "", 0, room, fmt.Errorf("%s: the indexes are larger than %d bytes", from, maxIndex)
-	}
-	made, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return "", 0, room, err
-	}
-	c := &indexCopy{from: bufio.NewReader(file), to: bufio.NewWriter(made), left: info.Size() - int64(hash), hash: hash, room: room}
-	shared, err = c.copy()
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		err = errRefused
-	}
-	if err = errors.Join(err, c.to.Flush(), made.Close()); err != nil {
-		err = fmt.Errorf("%s: %w", from, err)
-	}
-	return shared, info.Size(), c.room, err
-}
-
-func (c *indexCopy) copy() (shared string, err error) {
-	header, err := c.next(indexHeader)
-	if err != nil {
-		return "", err
-	}
-	version, entries := binary.BigEndian.Uint32(header[4:]), binary.BigEndian.Uint32(header[8:])
-	if string(header[:4]) != "DIRC" || version < 2 || version > prefixed {
-		return "", errRefused
-	}
-	for before := 0; entries > 0; entries-- {
-		if before, err = c.entry(version == prefixed, before); err != nil {
-			return "", err
-		}
-		if c.room -= int64(before + 2*c.hash + listedEntry); c.room < 0 {
-			return "", fmt.Errorf("the names of its files have more than %d bytes", maxAnswer)
-		}
-	}
-	for c.left > 0 {
-		if shared, err = c.extension(shared); err != nil {
-			return "", err
-		}
-	}
-	_, err = io.CopyN(c.to, c.from, int64(c.hash)) // which a shared index is known by
-	return shared, err
-}
-
-// next copies so many bytes, at most nameMask, and returns them until the next call.
-func (c *indexCopy) next(n int) ([]byte, error) {
-	if c.left -= int64(n); c.left < 0 {
-		return nil, io.ErrUnexpectedEOF
-	}
-	part := c.part[:n]
-	if _, err := io.ReadFull(c.from, part); err != nil {
-		return nil, err
-	}
-	_, err := c.to.Write(part)
-	return part, err
-}
-
-// entry copies an entry behind one with a name of so many bytes. It returns how long its name is.
-func (c *indexCopy) entry(isPrefixed bool, before int) (name int, err error) {
-	fixed, err := c.next(entryStat + c.hash + 2)
-	if err != nil {
-		return 0, err
-	}
-	size, flags := len(fixed), binary.BigEndian.Uint16(fixed[entryStat+c.hash:])
-	if flags&extended != 0 {
-		if _, err := c.next(2); err != nil {
-			return 0, err
-		}
-		size += 2
-	}
-	kept := 0 // of the name before
-	if isPrefixed {
-		strip, err := c.varint()
-		if err != nil || strip > uint64(before) { //nolint:gosec // a length
-			return 0, errors.Join(err, errRefused)
-		}
-		kept = before - int(strip) //nolint:gosec // less than before
-	}
-	name = int(flags & nameMask)
-	switch {
-	case name == nameMask:
-		more, err := c.terminated()
-		if err != nil {
-			return 0, err
-		}
-		name, size = kept+more, size+more+1
-	case name < kept: // git would write before the name
-		return 0, errRefused
-	default:
-		if _, err := c.next(name - kept); err != nil {
-			return 0, err
-		}
-		if end, err := c.next(1); err != nil || end[0] != 0 {
-			return 0, errors.Join(err, errRefused)
-		}
-		size += name - kept + 1
-	}
-	if padding := -size & (paddedEntry - 1); !isPrefixed && padding > 0 {
-		_, err = c.next(padding)
-	}
-	return name, err
-}
-
-// varint copies a number as git writes it.
-func (c *indexCopy) varint() (n uint64, err error) {
-	for first := true; ; first = false {
-		b, err := c.next(1)
-		if err != nil {
-			return 0, err
-		}
-		if !first {
-			n = (n + 1) << 7
-		}
-		if n += uint64(b[0] & 0x7f); n > maxIndex {
-			return 0, errRefused
-		}
-		if b[0]&0x80 == 0 {
-			return n, nil
-		}
-	}
-}
-
-// terminated copies bytes up to a NUL, and returns how many there were before it.
-func (c *indexCopy) terminated() (n int, err error) {
-	for ; n <= maxIndexName; n++ {
-		b, err := c.next(1)
-		if err != nil || b[0] == 0 {
-			return n, err
-		}
-	}
-	return 0, errRefused
-}
-
-// extension copies what git needs of what follows the entries: that the index is the change of a
-// shared one, and that it is sparse. Other extensions that git may ignore are left out.
-func (c *indexCopy) extension(shared string) (string, error) {
-	var head [8]byte
-	if c.left -= int64(len(head)); c.left < 0 {
-		return "", errRefused
-	}
-	if _, err := io.ReadFull(c.from, head[:]); err != nil {
-		return "", err
-	}
-	name, size := string(head[:4]), int64(binary.BigEndian.Uint32(head[4:]))
-	if c.left -= size; c.left < 0 {
-		return "", errRefused
-	}
-	switch {
-	case name == "sdir", name == "link" && shared == "" && size >= int64(c.hash):
-	case 'A' <= name[0] && name[0] <= 'Z':
-		_, err := io.CopyN(io.Discard, c.from, size)
-		return shared, err
-	default:
-		return "", errRefused
-	}
-	if _, err := c.to.Write(head[:]); err != nil {
-		return "", err
-	}
-	if name == "link" {
-		id := make([]byte, c.hash)
-		if _, err := io.ReadFull(c.from, id); err != nil {
-			return "", err
-		}
-		if _, err := c.to.Write(id); err != nil {
-			return "", err
-		}
-		if slices.ContainsFunc(id, func(b byte) bool { return b != 0 }) {
-			shared = "sharedindex." + hex.EncodeToString(id)
-		}
-		size -= int64(c.hash)
-	}
-	_, err := io.CopyN(c.to, c.from, size)
-	return shared, err
-}
 
 // maxIndex bounds the indexes of a repository and its submodules together, in bytes.
 const maxIndex = 1 << 30
 
 // Tracked returns the files in a directory that git tracks, as slash-separated paths relative to
-// it, also those of submodules; none where there is no repository, or no git. git reads a copy of
-// the index in an empty repository, which names no server to fetch from and no program.
+// it, also those of submodules; none where there is no repository, or no git. The indexes are read
+// here: git runs on nothing of them.
 func Tracked(ctx context.Context, dir string) ([]string, error) {
 	git, err := newReader(dir)
 	if err != nil {
@@ -264,7 +65,7 @@ type tracked struct {
 	files        []string
 	repositories int
 	read         int64 // bytes of indexes
-	room         int64 // for what git lists of them, in bytes
+	room         int   // for their names, in bytes
 }
 
 // repository adds the files of one, and of its submodules.
@@ -275,19 +76,18 @@ func (t *tracked) repository(ctx context.Context, r *repository) error {
 	if r.gitDir == "" || !isGitDir(r.gitDir) {
 		return nil // nothing to git, either
 	}
-	out, err := t.index(ctx, r)
+	entries, err := t.index(ctx, r)
 	if err != nil {
 		return fmt.Errorf("%s: %w", r.gitDir, err)
 	}
-	for line := range strings.SplitSeq(string(out), "\x00") {
-		stat, name, _ := strings.Cut(line, "\t")
-		at := filepath.Join(r.dir, filepath.FromSlash(strings.TrimSuffix(name, "/")))
+	for _, e := range entries {
+		at := filepath.Join(r.dir, filepath.FromSlash(strings.TrimSuffix(e.name, "/")))
 		below, err := filepath.Rel(t.dir, at)
-		if name == "" || err != nil || below == "." || !filepath.IsLocal(below) {
+		if e.name == "" || err != nil || below == "." || !filepath.IsLocal(below) {
 			continue
 		}
 		t.files = append(t.files, filepath.ToSlash(below))
-		if !strings.HasPrefix(stat, "160000 ") { // it is no submodule
+		if e.mode != subMode {
 			continue
 		}
 		sub, _, ok, err := dotGit(at)
@@ -301,74 +101,243 @@ func (t *tracked) repository(ctx context.Context, r *repository) error {
 	return nil
 }
 
-// index lists the index of a repository.
-func (t *tracked) index(ctx context.Context, r *repository) (out []byte, err error) {
-	format, hash := "", sha1.Size
+// indexed is an entry of an index: a file, a submodule, or a directory of a sparse one.
+type indexed struct {
+	name string
+	mode uint32
+}
+
+// index returns the entries of the index of a repository.
+func (t *tracked) index(ctx context.Context, r *repository) ([]indexed, error) {
+	hash := sha1.Size
 	content, err := regular.Read(filepath.Join(r.common, "config"), MaxSettings)
 	if err == nil {
 		var entries []entry
 		entries, err = t.list(ctx, content)
-		for _, e := range entries {
-			if e.key == "extensions.objectformat" && e.value == "sha256" {
-				format, hash = "[extensions]\n\tobjectformat = sha256\n", sha256.Size
-			}
+		if slices.Contains(entries, entry{"extensions.objectformat", "sha256"}) {
+			hash = sha256.Size
 		}
 	}
 	if err != nil && !missing(err) {
 		return nil, err
 	}
-	err = inScratch(func(dir string) error {
-		gitDir := filepath.Join(dir, "git")
-		if err := empty(gitDir, format); err != nil {
-			return err
+	entries, link, err := t.indexAt(filepath.Join(r.gitDir, "index"), hash)
+	if missing(err) {
+		return nil, nil
+	}
+	if err != nil || !slices.ContainsFunc(link[:min(len(link), hash)], func(b byte) bool { return b != 0 }) {
+		return entries, err
+	}
+	shared, _, err := t.indexAt(filepath.Join(r.gitDir, "sharedindex."+hex.EncodeToString(link[:hash])), hash)
+	if err != nil {
+		return nil, err
+	}
+	return changed(shared, entries, link[hash:])
+}
+
+// changed is a shared index as a split one changes it. The first entries of that have no name: they
+// are in the place of shared ones.
+func changed(shared, entries []indexed, bitmaps []byte) ([]indexed, error) {
+	deleted, rest, err := bits(bitmaps, len(shared))
+	if err != nil {
+		return nil, err
+	}
+	replaced, _, err := bits(rest, len(shared))
+	if err != nil || len(replaced) > len(entries) {
+		return nil, errors.Join(err, errRefused)
+	}
+	for i, at := range replaced {
+		shared[at].mode = entries[i].mode
+	}
+	all := entries[len(replaced):]
+	for i, e := range shared {
+		if _, is := slices.BinarySearch(deleted, i); !is {
+			all = append(all, e)
 		}
-		shared, err := t.copyIndex(r.gitDir, gitDir, "index", hash)
-		if err == nil && shared != "" { // of an index that is split
-			_, err = t.copyIndex(r.gitDir, gitDir, shared, hash)
+	}
+	return all, nil
+}
+
+// bits are the positions that a compressed bitmap of git's (EWAH) has, in order, and what follows
+// it. Each must be less than a bound.
+func bits(data []byte, bound int) (set []int, rest []byte, err error) {
+	const head, word, tail = 8, 8, 4 // the number of bits and words; a word; where writing continues
+	if len(data) == 0 {
+		return nil, nil, nil
+	}
+	if len(data) < head {
+		return nil, nil, errRefused
+	}
+	end := head + word*int64(binary.BigEndian.Uint32(data[4:]))
+	if end+tail > int64(len(data)) {
+		return nil, nil, errRefused
+	}
+	words, at := data[head:end], int64(0)
+	next := func() uint64 {
+		value := binary.BigEndian.Uint64(words)
+		words = words[word:]
+		return value
+	}
+	for len(words) > 0 {
+		marker := next()
+		run := int64(marker>>1&0xffffffff) * 64 // of one bit
+		for i := range run {
+			if marker&1 == 0 || at+i >= int64(bound) {
+				break
+			}
+			set = append(set, int(at+i))
+		}
+		at += run
+		for literal := marker >> 33; literal > 0 && len(words) > 0; literal-- {
+			value := next()
+			for i := range int64(64) {
+				if value>>i&1 == 1 {
+					set = append(set, int(at+i))
+				}
+			}
+			at += 64
+		}
+	}
+	if len(set) > 0 && set[len(set)-1] >= bound {
+		return nil, nil, errRefused
+	}
+	return set, data[end+tail:], nil
+}
+
+// indexAt reads an index whose hashes have so many bytes. link says of which shared index it is the
+// change, by its id, and how.
+func (t *tracked) indexAt(path string, hash int) (entries []indexed, link []byte, err error) {
+	file, err := regular.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	info, err := file.Stat()
+	if err != nil {
+		return nil, nil, err
+	}
+	if t.read += info.Size(); t.read > maxIndex {
+		return nil, nil, fmt.Errorf("%s: the indexes are larger than %d bytes", path, maxIndex)
+	}
+	x := &indexReader{bufio.NewReaderSize(io.LimitReader(file, info.Size()-int64(hash)), maxIndexName), hash}
+	if entries, err = x.entries(&t.room); err == nil {
+		link, err = x.link()
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, bufio.ErrBufferFull) {
+		err = errRefused
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", path, err)
+	}
+	return entries, link, err
+}
+
+// indexReader reads an index without the hash at its end.
+type indexReader struct {
+	in   *bufio.Reader
+	hash int
+}
+
+// entries reads the entries, whose names take up some of the room.
+func (x *indexReader) entries(room *int) (entries []indexed, err error) {
+	header := make([]byte, indexHeader)
+	if _, err := io.ReadFull(x.in, header); err != nil {
+		return nil, err
+	}
+	version, left := binary.BigEndian.Uint32(header[4:]), binary.BigEndian.Uint32(header[8:])
+	if string(header[:4]) != "DIRC" || version < 2 || version > prefixed {
+		return nil, errRefused
+	}
+	last := indexed{}
+	for ; left > 0; left-- {
+		if last, err = x.entry(version == prefixed, last.name); err != nil {
+			return nil, err
+		}
+		if *room -= len(last.name) + entryStat; *room < 0 { // an entry of a list costs about as much
+			return nil, fmt.Errorf("the names of its files have more than %d bytes", maxAnswer)
+		}
+		entries = append(entries, last)
+	}
+	return entries, nil
+}
+
+// entry reads an entry behind another one.
+func (x *indexReader) entry(isPrefixed bool, before string) (e indexed, err error) {
+	fixed := make([]byte, entryStat+x.hash+2)
+	if _, err := io.ReadFull(x.in, fixed); err != nil {
+		return e, err
+	}
+	size, flags := len(fixed), binary.BigEndian.Uint16(fixed[entryStat+x.hash:])
+	if flags&extended != 0 {
+		if _, err := x.in.Discard(2); err != nil {
+			return e, err
+		}
+		size += 2
+	}
+	kept := 0 // of the name before
+	if isPrefixed {
+		strip, err := x.varint()
+		if err != nil || strip > len(before) {
+			return e, errors.Join(err, errRefused)
+		}
+		kept = len(before) - strip
+	}
+	name, err := x.in.ReadSlice(0)
+	if err != nil {
+		return e, err
+	}
+	size += len(name)
+	e = indexed{before[:kept] + string(name[:len(name)-1]), binary.BigEndian.Uint32(fixed[entryMode:])}
+	if length := int(flags & nameMask); length != min(len(e.name), nameMask) {
+		return e, errRefused
+	}
+	if padding := -size & (paddedEntry - 1); !isPrefixed {
+		_, err = x.in.Discard(padding)
+	}
+	return e, err
+}
+
+// varint reads a number as git writes it.
+func (x *indexReader) varint() (n int, err error) {
+	for first := true; ; first = false {
+		b, err := x.in.ReadByte()
+		if err != nil {
+			return 0, err
+		}
+		if !first {
+			n = (n + 1) << 7
+		}
+		if n += int(b & 0x7f); n > maxIndex {
+			return 0, errRefused
+		}
+		if b&0x80 == 0 {
+			return n, nil
+		}
+	}
+}
+
+// link reads the extensions behind the entries: which shared index this one is the change of, nil
+// for none. git may ignore the others, but not one that it does not know and whose name says that.
+func (x *indexReader) link() (link []byte, err error) {
+	for {
+		var head [8]byte
+		if _, err := io.ReadFull(x.in, head[:]); errors.Is(err, io.EOF) {
+			return link, nil
+		} else if err != nil {
+			return nil, err
+		}
+		name, size := string(head[:4]), int64(binary.BigEndian.Uint32(head[4:]))
+		switch {
+		case name == "link" && link == nil && size >= int64(x.hash) && size <= maxLinked:
+			link = make([]byte, size)
+			_, err = io.ReadFull(x.in, link)
+		case name == "sdir", 'A' <= name[0] && name[0] <= 'Z':
+			_, err = io.CopyN(io.Discard, x.in, size)
+		default:
+			err = errRefused
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
-		list := func(settings []string, options ...string) ([]byte, error) {
-			env := append(neutral(dir), "GIT_DIR="+gitDir, "GIT_WORK_TREE="+dir)
-			return t.ask(ctx, dir, env, append(append(settings, "-c", "index.threads=1", "ls-files", "--cached", "--stage", "-z"), options...)...)
-		}
-		if out, err = list(nil); !errors.Is(err, errRefused) {
-			return err
-		}
-		// A sparse index names directories whose files only the repository has.
-		sparse, _ := list([]string{"-c", "core.sparseCheckout=true", "-c", "core.sparseCheckoutCone=true", "-c", "index.sparse=true"}, "--sparse")
-		if sparse != nil {
-			out, err = sparse, nil
-		}
-		return err
-	})
-	return out, err
-}
-
-// empty makes an empty repository, in which nothing is checked out.
-func empty(gitDir, format string) error {
-	var err error
-	for _, dir := range []string{"objects", "refs", "info"} {
-		err = errors.Join(err, os.MkdirAll(filepath.Join(gitDir, dir), 0o700))
 	}
-	for name, content := range map[string]string{
-		"HEAD": "ref: refs/heads/none\n", "config": "[core]\n\trepositoryformatversion = 1\n\tbare = false\n" + format, "info/sparse-checkout": "/*\n!/*/\n",
-	} {
-		err = errors.Join(err, os.WriteFile(filepath.Join(gitDir, name), []byte(content), 0o600))
-	}
-	return err
-}
-
-// copyIndex copies an index from one directory to another one. What is missing is an empty index.
-func (t *tracked) copyIndex(from, to, name string, hash int) (shared string, err error) {
-	shared, size, room, err := copyIndex(filepath.Join(from, name), filepath.Join(to, name), hash, t.room)
-	if missing(err) {
-		return "", nil
-	}
-	t.room = room
-	if t.read += size; err == nil && t.read > maxIndex {
-		err = fmt.Errorf("%s: the indexes are larger than %d bytes", filepath.Join(from, name), maxIndex)
-	}
-	return shared, err
 }
