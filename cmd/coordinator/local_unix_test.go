@@ -10,8 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gofrs/flock"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/test/processtest"
 )
@@ -42,4 +44,45 @@ func TestLocal_IsApprovedFromAnotherTerminal(t *testing.T) {
 	m.shows("it ran", "echo twice")
 	m.keys("y", "Enter")
 	m.shows("twice", "Done.", "[ended: 0]")
+}
+
+// Who asks for a session that another process has is told about the session, not about a directory
+// that they never chose; with a --data of their own, about that.
+func TestBusySession_IsNamed(t *testing.T) {
+	t.Parallel()
+	executable, err := os.Executable()
+	require.NoError(t, err)
+	dir := t.TempDir()
+	coordinator := filepath.Join(dir, "coordinator")
+	require.NoError(t, os.Symlink(executable, coordinator))
+	state := filepath.Join(dir, "state")
+	mine, data := filepath.Join(state, "toolfleet", "local", "sessions", "mine"), filepath.Join(dir, "data")
+	for _, used := range []string{mine, filepath.Join(data, fleet.ServerDir), filepath.Join(state, "toolfleet", "serve", fleet.ServerDir)} {
+		require.NoError(t, os.MkdirAll(used, 0o700))
+		lock := flock.New(filepath.Join(used, "lock"))
+		free, err := lock.TryLock()
+		require.NoError(t, err)
+		require.True(t, free)
+		t.Cleanup(func() { _ = lock.Unlock() })
+	}
+	model := script(t, `{"text": "never"}`)
+	for _, test := range []struct {
+		args      []string
+		want, not string
+	}{
+		{[]string{"run", "--model", model, "--session", "mine", "go on"}, "session mine: session is busy: another process of this machine runs it", "--data"},
+		{[]string{"call", "--session", "mine", "list"}, "session mine: session is busy: another process of this machine runs it", "--data"},
+		{[]string{"serve", "--model", model, "--listen", "127.0.0.1:0"}, "you already run a coordinator serve on this machine", "session"},
+		{[]string{"run", "--model", model, "--data", data, "go on"}, "choose another --data", "session mine"},
+	} {
+		if test.args[0] != "serve" {
+			test.args = append(test.args, "--sandbox", "process", "--workspace", t.TempDir())
+		}
+		cmd := exec.CommandContext(t.Context(), coordinator, test.args...)
+		cmd.Env = append(os.Environ(), "HOME="+dir, "XDG_STATE_HOME="+state)
+		out, err := cmd.CombinedOutput()
+		require.Error(t, err)
+		require.Contains(t, string(out), test.want)
+		require.NotContains(t, string(out), test.not)
+	}
 }

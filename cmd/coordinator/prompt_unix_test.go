@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -210,4 +211,158 @@ func (c *console) screenNow() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.screen.String()
+}
+
+// What an MCP server asks in the middle of a call is a form at the terminal: each field until it
+// fits, an empty line for its default.
+func TestForm_OnATerminal(t *testing.T) {
+	t.Parallel()
+	config := filepath.Join(t.TempDir(), "mcp.json")
+	require.NoError(t, os.WriteFile(config, []byte(`{"mcpServers": {"test": {"command": "mcptest"}}}`), 0o600))
+	fields := []struct{ shows, types string }{
+		{"Who are you?", "y\n"},
+		{"a whole number; an empty line is 30:", "old\n"},
+		{"age: must be a number", ""},
+		{"a whole number; an empty line is 30:", "41\n"},
+		{`a text; an empty line is "Ann":`, "Bob\n"},
+		{"a number; an empty line is 9.5:", "\n"},
+		{`one of active, gone; an empty line is "active":`, "lost\n"},
+		{"status: ", ""},
+		{`one of active, gone; an empty line is "active":`, "gone\n"},
+		{"y or n; an empty line is true:", "n\n"},
+	}
+	for name, test := range map[string]struct {
+		answers bool
+		says    string
+	}{
+		"yes": {true, `accept {"age":41,"name":"Bob","score":9.5,"status":"gone","sure":false}`},
+		"no":  {false, "decline null"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := open(t, "", "call", "--mcp-config", config, "test__form")
+			seen := map[string]int{}
+			for _, field := range fields {
+				if !test.answers {
+					c.shows(question, 1)
+					c.typeIn("n\n")
+					break
+				}
+				seen[field.shows]++
+				c.shows(field.shows, seen[field.shows])
+				c.typeIn(field.types)
+			}
+			code, output := c.ends()
+			require.Equal(t, 0, code, c.screen.String())
+			require.Equal(t, test.says, output.Content)
+		})
+	}
+}
+
+// What the model asks is one line; a choice that is none is asked again.
+func TestForm_TheModelAsks(t *testing.T) {
+	t.Parallel()
+	script := filepath.Join(t.TempDir(), "ask.json")
+	require.NoError(t, os.WriteFile(script, []byte(`{"steps": [
+		{"tool_calls": [{"name": "ask_user", "arguments": {"question": "Which colour?", "choices": ["red", "blue"]}}]},
+		{"text": "thanks"}]}`), 0o600))
+	for typed, says := range map[string]string{"blue\n": `"content":"blue"`, "\n": "declined to answer"} {
+		c := open(t, "", "run", "--model", "script:"+script, "--toolset", "ask", "--json", "go")
+		c.shows("one of red, blue; an empty line declines:", 1)
+		c.typeIn("green\n")
+		c.shows("must be one of red, blue", 1)
+		c.shows("one of red, blue; an empty line declines:", 2)
+		c.typeIn(typed)
+		<-c.done
+		require.Contains(t, c.stdout.String(), says)
+	}
+}
+
+// TestSettings_APersonIsAskedOnce whether a project's file is trusted, and no means to run without.
+func TestSettings_APersonIsAskedOnce(t *testing.T) {
+	t.Parallel()
+	executable, err := os.Executable()
+	require.NoError(t, err)
+	project, home := t.TempDir(), t.TempDir()
+	for name, content := range map[string]string{
+		"toolfleet.yaml": "model: script:ok.json\n", "ok.json": `{"steps": [{"text": "hello"}]}`,
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(project, name), []byte(content), 0o600))
+	}
+	start := func(typed string) (stdout, screen string) {
+		terminal, tty, err := pty.Open()
+		require.NoError(t, err)
+		_, err = terminal.WriteString(typed)
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, executable)
+		cmd.Args = []string{"coordinator", "run", "--sandbox", "process", "Hello"}
+		cmd.Dir, cmd.Env = project, append(os.Environ(), "HOME="+home, "XDG_STATE_HOME=", "XDG_CONFIG_HOME=")
+		var out, seen bytes.Buffer
+		cmd.Stdin, cmd.Stderr, cmd.Stdout = tty, tty, &out
+		require.NoError(t, cmd.Start())
+		require.NoError(t, tty.Close())
+		_, _ = io.Copy(&seen, terminal) // ends with an error where the other side is closed
+		_ = cmd.Wait()
+		require.NoError(t, terminal.Close())
+		return out.String(), seen.String()
+	}
+	const asked = "Trust this file, as it is now?"
+	stdout, screen := start("n\n")
+	require.Contains(t, screen, "toolfleet.yaml sets for this command:\r\n  model: script:")
+	require.Contains(t, screen, asked)
+	require.Contains(t, screen, "--model: ", "which nothing else sets")
+	require.Empty(t, stdout)
+	stdout, screen = start("y\n")
+	require.Contains(t, screen, asked)
+	require.Equal(t, "hello\n", stdout, screen)
+	stdout, screen = start("")
+	require.NotContains(t, screen, asked)
+	require.Equal(t, "hello\n", stdout, screen)
+}
+
+// What last stands for is removed on a terminal after a yes alone, or with --yes.
+func TestSessionRemove_AsksOnATerminal(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		args    []string
+		answer  string
+		removed bool
+	}{
+		"no":           {[]string{"last"}, "n\n", false},
+		"yes":          {[]string{"last"}, "y\n", true},
+		"not asked":    {[]string{"--yes", "last"}, "", true},
+		"the id whole": {[]string{"a-session"}, "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			state := t.TempDir()
+			dir := filepath.Join(state, "toolfleet", "local", "sessions", "a-session")
+			require.NoError(t, os.MkdirAll(dir, 0o700))
+			c := openAt(t, []string{"XDG_STATE_HOME=" + state}, "", append([]string{"session", "rm"}, test.args...)...)
+			if test.answer != "" {
+				c.shows("remove session a-session (last)?", 1)
+				c.typeIn(test.answer)
+			}
+			<-c.done
+			_, err := os.Stat(dir)
+			require.Equal(t, test.removed, err != nil, c.screen.String())
+		})
+	}
+}
+
+// On a terminal the home directory is asked about, and nothing but yes is yes.
+func TestWholeHome_IsAskedAbout(t *testing.T) {
+	t.Parallel()
+	for answer, want := range map[string]int{"y\n": 0, "\n": 2, "what?\n": 2} {
+		c := openAt(t, []string{"HOME={dir}"}, "y\n", "run", "--model", script(t, `{"text": "Done."}`), "go")
+		c.shows("The workspace is all of", 1)
+		c.typeIn(answer)
+		code, _ := c.ends()
+		require.Equal(t, want, code, "%q: %s", answer, c.screen.String())
+		if want == 2 {
+			require.Contains(t, c.screen.String(), "--whole-home")
+		}
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -14,12 +15,17 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/cli/workercmd"
 	"github.com/toolfleet/toolfleet/internal/mcp/login/logintest"
 	"github.com/toolfleet/toolfleet/internal/mcp/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/internal/natsio/shared"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
@@ -100,4 +106,78 @@ func serveModels(t *testing.T) string {
 func likeTheTests(env *testscript.Env) error {
 	env.Setenv("GORACE", os.Getenv("GORACE"))
 	return nil
+}
+
+// The steps of a budget replace the default bound of a turn, and no bound that was given.
+func TestTurnFlags_StepsOfABudget(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		steps  int
+		budget string
+		want   int
+	}{{64, "steps=200", 200}, {64, "usd=5", 64}, {64, "", 64}, {5, "steps=200", 5}, {64, "steps=10", 64}} {
+		f := turnFlags{Prompt: "go", boundFlags: boundFlags{MaxSteps: test.steps, Budget: test.budget}, workspaceFlags: workspaceFlags{WholeHome: true}}
+		_, err := f.check("s", nil)
+		require.NoError(t, err)
+		require.Equal(t, test.want, f.MaxSteps, test)
+	}
+}
+
+// Each session is listed once, right below its parent if that is listed.
+func TestEachBelow_KeepsEachSession(t *testing.T) {
+	t.Parallel()
+	list := []report.Session{
+		{SessionID: "child", Parent: "a"},
+		{SessionID: "b"},
+		{SessionID: "a"},
+		{SessionID: "grandchild", Parent: "child"},
+		{SessionID: "stray", Parent: "removed"},
+		{SessionID: "other", Parent: "a"},
+	}
+	var got []string
+	eachBelow(list, func(s *report.Session, depth int) { got = append(got, fmt.Sprint(depth, " ", s.SessionID)) })
+	require.Equal(t, []string{"0 b", "0 a", "1 child", "2 grandchild", "1 other", "0 stray"}, got)
+}
+
+// The policies of serve bind scheduled calls, and what needs a person does not start.
+func TestJudgeScheduled(t *testing.T) {
+	t.Parallel()
+	call := protocol.Call{
+		ID: "c", SessionID: protocol.NewSessionID(), Tool: "bash", Payload: protocol.CommandRun{Command: "rm x"}, Delivery: protocol.Rollback,
+		Resources: []protocol.Use{{Key: protocol.SandboxKey("s"), Access: protocol.Exclusive}},
+	}
+	for text, says := range map[string]string{
+		"tools: {deny: [bash]}":                            "The tool bash is not allowed",
+		"commands: {deny: [rm]}":                           `The command "rm x" is not allowed`,
+		"paths: {write: [src]}":                            "bash may change everything",
+		"approval: {tools: [bash]}":                        "nobody could be asked (no person can approve a scheduled call)",
+		"approval: {commands: [rm]}":                       "no person can approve",
+		"commands: {allow: [rm]}":                          "",
+		"{min_level: full, at_most_once: {tools: [bash]}}": "",
+	} {
+		rules, err := policy.Parse("rules", []byte(text))
+		require.NoError(t, err)
+		judged := call
+		if err := judgeScheduled([]policy.Policy{rules}, nil, slog.New(slog.DiscardHandler))(t.Context(), &judged); says != "" {
+			require.ErrorContains(t, err, says)
+			continue
+		}
+		require.NoError(t, err)
+		if rules.MinLevel != "" {
+			require.Equal(t, "full at_most_once", judged.MinLevel+" "+string(judged.Delivery))
+		}
+	}
+	require.Nil(t, judgeScheduled(nil, nil, nil))
+
+	// The calls of a schedule count, each once.
+	judge := judgeScheduled([]policy.Policy{{MaxCallsOf: map[string]int{"bash": 2}}}, loop.NewLedger(nil), slog.New(slog.DiscardHandler))
+	for _, id := range []protocol.CallID{"1", "2", "2", "3", "1"} {
+		judged := call
+		judged.ID = id
+		if err := judge(t.Context(), &judged); id == "3" {
+			require.ErrorContains(t, err, "used up its 2 calls of bash")
+		} else {
+			require.NoError(t, err, id)
+		}
+	}
 }

@@ -1,9 +1,12 @@
 package natsio_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -181,4 +184,136 @@ func TestUntilKnown_OfAServer(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Law: the server counts what a tenant stores, and no more what was removed.
+func TestStored(t *testing.T) {
+	t.Parallel()
+	const mebibyte = 1 << 20
+	f := natsiotest.New(t, natsio.Topology{})
+	acme := natsio.StoredBy(t.Context(), "acme")
+	stored := func(tenant protocol.Tenant) int64 {
+		t.Helper()
+		require.NoError(t, f.NC.Flush())
+		n, _, err := natsio.Stored(t.Context(), f.NC, tf, tenant)
+		require.NoError(t, err)
+		return n
+	}
+	require.Zero(t, stored("acme"))
+
+	_, err := natsio.PutObject(acme, f.JS, wire.KeptBucket(tf), "text/s/1", bytes.NewReader(make([]byte, mebibyte)))
+	require.NoError(t, err)
+	_, err = natsio.PutObject(wire.WithFlow(t.Context(), "acme", ""), f.JS, wire.BodiesBucket(tf), "body", bytes.NewReader(make([]byte, mebibyte)))
+	require.NoError(t, err)
+	_, err = natsio.PutObject(t.Context(), f.JS, wire.KeptBucket(tf), "text/s/2", bytes.NewReader(make([]byte, mebibyte)))
+	require.NoError(t, err)
+	require.EqualValues(t, 2*mebibyte, stored("acme"))
+	require.EqualValues(t, mebibyte, stored(wire.DefaultTenant))
+	require.NoError(t, natsio.DeleteObjects(t.Context(), f.JS, wire.KeptBucket(tf), "text/s/1"))
+	require.EqualValues(t, mebibyte, stored("acme"))
+
+	for _, session := range []protocol.SessionID{"one", "two"} {
+		natsio.MarkJournal(acme, f.NC, tf, session, 2*mebibyte)
+	}
+	require.Eventually(t, func() bool { return stored("acme") == 5*mebibyte }, time.Minute, 10*time.Millisecond)
+	require.NoError(t, natsio.RemoveJournalMarks(t.Context(), f.JS, tf, "one"))
+	require.EqualValues(t, 3*mebibyte, stored("acme"))
+
+	natsio.MarkResult(f.NC, tf, "acme", mebibyte)
+	require.Eventually(t, func() bool { return stored("acme") == 4*mebibyte }, time.Minute, 10*time.Millisecond)
+	_, oldest, err := natsio.Stored(t.Context(), f.NC, tf, "acme")
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now(), oldest, time.Minute)
+}
+
+// Law: small objects and messages count as what they have, on average.
+func TestStored_SmallOnesCountAsTheyAre(t *testing.T) {
+	t.Parallel()
+	const small, each = 16 << 10, 400 // 50 chunks each, with a standard deviation of 6.6
+	f := natsiotest.New(t, natsio.Topology{})
+	ctx := natsio.StoredBy(t.Context(), "acme")
+	for i := range each {
+		_, err := natsio.PutObject(ctx, f.JS, wire.KeptBucket(tf), "text/s/"+strconv.Itoa(i), bytes.NewReader(make([]byte, small)))
+		require.NoError(t, err)
+		natsio.MarkResult(f.NC, tf, "acme", small)
+	}
+	require.NoError(t, f.NC.Flush())
+	n, _, err := natsio.Stored(ctx, f.NC, tf, "acme")
+	require.NoError(t, err)
+	require.InDelta(t, 2*each*small, n, 60*128<<10, "six times the standard deviation")
+}
+
+// TestBlobs_RemoveWhereThereIsNoRoom: it makes room, which calls with large payloads wait for.
+func TestBlobs_RemoveWhereThereIsNoRoom(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	blobs, err := natsio.NewBlobs(f.NC, f.Name)
+	require.NoError(t, err)
+	body := bytes.Repeat([]byte("x"), 300<<10)
+	stored, err := blobs.Put(t.Context(), "call/s", body)
+	require.NoError(t, err)
+
+	stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(wire.BlobsBucket(f.Name)))
+	require.NoError(t, err)
+	full := stream.CachedInfo().Config
+	full.MaxBytes, full.Discard = int64(stream.CachedInfo().State.Bytes), jetstream.DiscardNew
+	stream, err = f.JS.UpdateStream(t.Context(), full)
+	require.NoError(t, err)
+	_, err = blobs.Put(t.Context(), "call/s", body)
+	require.ErrorIs(t, err, natsio.ErrFull)
+
+	blobs.Remove(t.Context(), stored)
+	info, err := stream.Info(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, info.State.Msgs)
+	_, err = blobs.Get(t.Context(), stored)
+	require.ErrorIs(t, err, jetstream.ErrObjectNotFound)
+	_, err = blobs.Put(t.Context(), "call/s", body)
+	require.NoError(t, err)
+}
+
+// A result whose attempts each failed with a long text still arrives, with both ends of each.
+func TestBlobs_EncodeResultShortensTheErrorsOfAttempts(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	blobs, err := natsio.NewBlobs(f.NC, f.Name)
+	require.NoError(t, err)
+	long := &protocol.Error{Code: protocol.CodeToolFailed, Message: "start" + strings.Repeat("x", 200<<10) + "end"}
+	r := protocol.Result{
+		CallID: "c", SessionID: protocol.NewSessionID(), Status: protocol.StatusFailed, Error: long,
+	}
+	for i := range 10 {
+		r.Tries = append(r.Tries, protocol.Try{Attempt: i + 1, Error: long})
+	}
+	body, err := blobs.EncodeResult(t.Context(), &r)
+	require.NoError(t, err)
+	require.False(t, blobs.TooLarge(body))
+	read, err := wire.DecodeResult(body)
+	require.NoError(t, err)
+	require.Len(t, read.Tries, 10)
+	for _, try := range read.Tries {
+		require.True(t, strings.HasPrefix(try.Error.Message, "start") && strings.HasSuffix(try.Error.Message, "end"))
+	}
+	require.Equal(t, long, r.Tries[0].Error, "the result itself stays whole")
+}
+
+// A bucket that somebody removes is found to be gone also by who has read from it: a result is had
+// without its value.
+func TestBlobs_ABucketThatIsGone(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	blobs, err := natsio.NewBlobs(f.NC, f.Name)
+	require.NoError(t, err)
+	stored, err := blobs.Put(t.Context(), "result/s", []byte(`{}`))
+	require.NoError(t, err)
+	_, err = blobs.Get(t.Context(), stored)
+	require.NoError(t, err)
+	require.NoError(t, f.JS.DeleteObjectStore(t.Context(), wire.BlobsBucket(f.Name)))
+	_, err = blobs.Get(t.Context(), stored)
+	require.Error(t, err)
+	_, err = blobs.Get(t.Context(), stored)
+	require.ErrorIs(t, err, jetstream.ErrObjectNotFound)
+	r := &protocol.Result{Value: stored}
+	require.NoError(t, blobs.Value(t.Context(), r))
+	require.Nil(t, r.Value)
 }

@@ -1,8 +1,13 @@
 package session
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -10,10 +15,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/session/schedule"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
+	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // journaled appends a session's life: turns that ended so, and one that is open for "".
@@ -178,4 +190,225 @@ func TestReader_AJournalThatCannotBeRead(t *testing.T) {
 	_, err = Remove(t.Context(), r.Fleet, "broken", Options{Force: true})
 	require.NoError(t, err)
 	require.Empty(t, r.left(t, "broken"))
+}
+
+// A workspace that only calls without a model used is listed with its name, its owner and its age,
+// and removed as a session is.
+func TestReader_ListsWorkspacesWithoutAJournal(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	reader := r.reader(t)
+	reader.Workspaces = true
+	for _, id := range []protocol.SessionID{"older", "newer"} {
+		require.Nil(t, r.call(t.Context(), t, id, protocol.CommandRun{Command: "echo x >f"}).Error)
+	}
+	r.lived(t, "journaled")
+	list, leftOut, err := reader.List(t.Context(), 10)
+	require.NoError(t, err)
+	require.Zero(t, leftOut)
+	require.Len(t, list, 3)
+	require.Equal(t, protocol.SessionID("journaled"), list[0].SessionID)
+	for i, id := range []protocol.SessionID{"newer", "older"} {
+		got := list[i+1]
+		require.WithinDuration(t, time.Now(), got.UpdatedAt, time.Hour)
+		got.UpdatedAt = time.Time{}
+		require.Equal(t, report.Session{SessionID: id, State: report.StateWorkspaceOnly, Tenant: wire.DefaultTenant, Results: 1}, got)
+	}
+	list, leftOut, err = reader.List(t.Context(), 2)
+	require.NoError(t, err)
+	require.Equal(t, 1, leftOut)
+	require.Equal(t, protocol.SessionID("newer"), list[1].SessionID)
+	info, err := reader.Show(t.Context(), "older")
+	require.NoError(t, err)
+	require.Equal(t, report.StateWorkspaceOnly, info.State)
+
+	_, err = Remove(t.Context(), r.Fleet, "older", Options{})
+	require.NoError(t, err)
+	require.Empty(t, r.left(t, "older"))
+	_, err = reader.Show(t.Context(), "older")
+	require.ErrorIs(t, err, ErrNone)
+}
+
+// A sandbox that only clients used is removed once it is old, without a worker. What a model or a
+// person worked in, and what is in use, stays.
+func TestSweeper_RemovesWhatOnlyClientsUsed(t *testing.T) {
+	t.Parallel()
+	r := rigOf(t, worker.Options{Options: lane.Options{Linger: -1}})
+	r.lived(t, "worked")
+	before := r.left(t, "worked")
+	made := func(id protocol.SessionID, command protocol.CommandRun) {
+		require.Nil(t, r.call(t.Context(), t, id, command).Error)
+	}
+	made("client", protocol.CommandRun{Command: "head -c 300000 /dev/zero | tr '\\0' x | tee long"})
+	require.NotNil(t, r.call(t.Context(), t, "client", protocol.FilesRead{Path: "long"}).Kept)
+	made("held", protocol.CommandRun{Command: "sleep 1000", Background: true})
+	made("agent", protocol.CommandRun{Command: "echo x >f"})
+	made("monthly", protocol.CommandRun{Command: "echo x >f"})
+	made("model", protocol.CommandRun{Command: "echo x >f"})
+	journaled(t, r.Fleet, "model", time.Now(), loop.OutcomeAnswered)
+	schedules, err := schedule.Open(t.Context(), r.JS, r.Name)
+	require.NoError(t, err)
+	_, err = schedules.Add(t.Context(), schedule.Schedule{Name: "monthly", Cron: "@monthly", KeepSession: true, Call: protocol.Call{
+		ID: wire.RandomCallID(), IssuedAt: time.Now(), SessionID: "monthly", Pool: protocol.DefaultPool, Tool: "test", Payload: protocol.CommandRun{Command: "cat f"},
+		Resources: []protocol.Use{{Key: protocol.SandboxKey("monthly"), Access: protocol.Exclusive}}, Delivery: protocol.Idempotent,
+	}})
+	require.NoError(t, err)
+	_, err = r.Journal.Append(t.Context(), "agent", 0, loop.Event{Type: loop.EventTurnStarted, Turn: 1, NoteFields: loop.NoteFields{Interface: "mcp"}}, loop.Event{Type: loop.EventTurnEnded, Turn: 1})
+	require.NoError(t, err)
+	store, err := workspace.Open(t.Context(), r.NC, r.Name, "")
+	require.NoError(t, err)
+	sweeper := Sweeper{Fleet: r.Fleet, Stores: map[*fleet.Fleet]*workspace.Store{r.Fleet: store}, Age: time.Hour}
+	n, err := sweeper.Sweep(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, n, "nothing is old")
+
+	sweeper.Age = 0
+	removed := 0
+	require.Eventually(t, func() bool { // a worker holds a lane for a moment
+		n, err := sweeper.Sweep(t.Context())
+		removed += n
+		return err == nil && removed == 2
+	}, time.Minute, 50*time.Millisecond)
+	reader := r.reader(t)
+	reader.Workspaces = true
+	list, _, err := reader.List(t.Context(), 10)
+	require.NoError(t, err)
+	var left []protocol.SessionID
+	for _, s := range list {
+		left = append(left, s.SessionID)
+	}
+	require.ElementsMatch(t, []protocol.SessionID{"worked", "held", "monthly", "model"}, left)
+	require.ElementsMatch(t, before, r.left(t, "worked"))
+	for _, left := range r.left(t, "client") {
+		require.Regexp(t, `^tf\.result\.|^result/|/sandboxes/client$`, left, "results have an age of their own, and so have copies on a worker's disk")
+	}
+
+	require.NoError(t, r.Journal.CheckCall(t.Context(), "agent"), "a call may use the name again")
+	made("client", protocol.CommandRun{Command: "test -z \"$(ls -A)\""}) // what uses it next begins with nothing
+}
+
+// A session does not go back while it works, and says so.
+func TestRestore_IsRefusedWhileATurnIsOpen(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	r := rigOf(t, worker.Options{Settings: sandboxes.Settings{Workspace: func(string) (string, bool) { return dir, true }}})
+	journaled(t, r.Fleet, "open", time.Now(), loop.OutcomeAnswered, "")
+	_, err := Restore(t.Context(), r.Fleet, "open", "", "c-1")
+	require.ErrorIs(t, err, ErrBusy)
+	require.ErrorContains(t, err, "turn 2 is open")
+	require.ErrorContains(t, err, "session cancel")
+	require.ErrorIs(t, Revert(t.Context(), r.Fleet, "open", "", nil), ErrBusy)
+	require.ErrorIs(t, Resolve(t.Context(), r.Fleet, "open", "", "c-1", true, "ada"), ErrBusy)
+
+	journaled(t, r.Fleet, "ended", time.Now(), loop.OutcomeAnswered)
+	for _, both := range [][2]protocol.SessionID{{"open", "ended"}, {"ended", "open"}} {
+		_, err = Merge(t.Context(), r.Fleet, both[0], both[1], "")
+		require.ErrorIs(t, err, ErrBusy)
+	}
+	_, err = Restore(t.Context(), r.Fleet, "ended", "", "c-1")
+	require.ErrorContains(t, err, "is used in place: it has no checkpoints to go back to")
+	require.Equal(t, protocol.CodeWorkspaceUnavailable, codeOf(err))
+}
+
+// A turn that begins between the look at a session and what a person does to it refuses that: no
+// call was sent, and no event is in its way. What was begun before is completed before the turn
+// begins.
+func TestRestore_AndATurnAtOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	require.Nil(t, r.call(t.Context(), t, "s", protocol.FilesWrite{Path: "a", Content: []byte("old")}).Error)
+	begin := r.call(t.Context(), t, "s", protocol.FilesWrite{Path: "b", Content: []byte("old")})
+	require.Nil(t, r.call(t.Context(), t, "s", protocol.FilesWrite{Path: "a", Content: []byte("new")}).Error)
+	_, err := r.Journal.Append(t.Context(), "s", 0, conversation()[:7]...)
+	require.NoError(t, err)
+	look, err := idle(t.Context(), r.Fleet, r.Journal, "s", "", judge.Change)
+	require.NoError(t, err)
+	last, err := r.Journal.Append(t.Context(), "s", look.history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2})
+	require.NoError(t, err)
+	_, err = look.change(t.Context(), wire.RandomCallID(), loop.Event{}, wire.WorkspaceRestore{At: begin.CallID})
+	require.ErrorIs(t, err, ErrBusy)
+	effect := Effect{Effect: report.Effect{CallID: "c", Tool: "x", Revert: "y"}, session: "s"}
+	effect.call = undoing(t, "log", "c", "one", "")[1].Effect.Revert
+	require.ErrorIs(t, look.revert(t.Context(), &effect), ErrBusy)
+	_, err = r.Journal.Append(t.Context(), "s", last, loop.Event{Type: loop.EventTurnEnded, Turn: 2, Status: "answered"})
+	require.NoError(t, err, "nothing was added")
+
+	files, err := OpenFiles(t.Context(), r.Fleet, "")
+	require.NoError(t, err)
+	content := func() string {
+		content, err := files.Read(t.Context(), "s", "a", "")
+		require.NoError(t, err)
+		return string(content)
+	}
+	require.Equal(t, "new", content())
+	look, err = idle(t.Context(), r.Fleet, &brittle{Journal: r.Journal, left: 2}, "s", "", judge.Change)
+	require.NoError(t, err)
+	_, err = look.change(t.Context(), wire.RandomCallID(), loop.Event{}, wire.WorkspaceRestore{At: begin.CallID})
+	require.ErrorIs(t, err, errCrash)
+	table, err := tools.NewTable()
+	require.NoError(t, err)
+	runner, err := loop.New(answers{}, r.Dispatcher, r.Journal, table, &loop.Options{ModelName: "m"})
+	require.NoError(t, err)
+	_, err = runner.Run(t.Context(), "s", loop.Input{Text: "go on"})
+	require.NoError(t, err)
+	require.Equal(t, "old", content())
+	history, err := r.Journal.Load(t.Context(), "s")
+	require.NoError(t, err)
+	at := func(kind loop.EventType, turn int) int {
+		return slices.IndexFunc(history.Events, func(e loop.Event) bool { return e.Type == kind && e.Turn == turn })
+	}
+	require.Greater(t, at(loop.EventTurnStarted, 3), at(loop.EventChangeEnded, 2))
+	require.Greater(t, at(loop.EventChangeEnded, 2), at(loop.EventChangeStarted, 2))
+}
+
+// TestRestore_ATurnThatIsStoppedEndsNoChange of a person, for which it waits.
+func TestRestore_ATurnThatIsStoppedEndsNoChange(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	r := rigOf(t, worker.Options{})
+	begin := r.call(t.Context(), t, "s", protocol.FilesWrite{Path: "a", Content: []byte("old")})
+	require.Nil(t, begin.Error)
+	last, err := r.Journal.Append(t.Context(), "s", 0, conversation()[:7]...)
+	require.NoError(t, err)
+	look, err := idle(t.Context(), r.Fleet, r.Journal, "s", "", judge.Change)
+	require.NoError(t, err)
+	call := look.callOf(wire.RandomCallID(), wire.WorkspaceRestore{At: begin.CallID})
+	body, err := wire.EncodeCall(&call)
+	require.NoError(t, err)
+	_, err = r.Journal.Append(t.Context(), "s", last, loop.Event{
+		Type: loop.EventChangeStarted, Turn: 1, CallFields: loop.CallFields{CallID: call.ID, Name: call.Tool}, NoteFields: loop.NoteFields{Call: body},
+	})
+	require.NoError(t, err)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := r.dispatch(t.Context(), "s", protocol.CommandRun{Command: "cd " + dir + "; touch runs; until [ -e ends ]; do sleep 0.05; done"})
+		ended <- err
+	}()
+	require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(dir, "runs")); return err == nil }, time.Minute, time.Millisecond)
+	table, err := tools.NewTable()
+	require.NoError(t, err)
+	runner, err := loop.New(answers{}, r.Dispatcher, r.Journal, table, &loop.Options{ModelName: "m"})
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	go func() {
+		defer stop()
+		for ctx.Err() == nil {
+			if found, _, err := r.Dispatcher.Find(ctx, "", protocol.CallRef{SessionID: "s", ID: call.ID}); found != nil || err != nil {
+				return // it waits in the lane
+			}
+		}
+	}()
+	_, err = runner.Run(ctx, "s", loop.Input{Text: "go on"})
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "ends"), nil, 0o600))
+	require.NoError(t, <-ended)
+	results, err := loop.CompleteChanges(t.Context(), r.Journal, r.Dispatcher, "s")
+	require.NoError(t, err)
+	require.Len(t, results, 1)
+	require.Equal(t, protocol.StatusOK, results[0].Status, "%v", results[0].Error)
+}
+
+func codeOf(err error) protocol.Code {
+	fault, _ := errors.AsType[*protocol.Error](err)
+	return fault.Code
 }

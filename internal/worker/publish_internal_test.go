@@ -1,7 +1,10 @@
 package worker
 
 import (
+	"context"
+	"errors"
 	"net"
+	"net/netip"
 	"syscall"
 	"testing"
 
@@ -34,5 +37,32 @@ func TestPublish_NothingListens(t *testing.T) {
 	for _, p := range w.options.Publish {
 		_, err := new(net.Dialer).DialContext(t.Context(), "tcp", p.Listener.Addr().String())
 		require.ErrorIs(t, err, syscall.ECONNREFUSED)
+	}
+}
+
+func TestServers_AreDenied(t *testing.T) {
+	t.Parallel()
+	s := &servers{
+		list: func() []string {
+			return []string{"nats://user:pass@a.example", "tls://b.example:4333", "nats://[2001:db8::7]:4444", "nats://gone.example:4555", "::", "nats://127.0.0.1:4222"}
+		},
+		resolve: func(_ context.Context, _, host string) ([]netip.Addr, error) {
+			if addr, err := netip.ParseAddr(host); err == nil {
+				return []netip.Addr{addr}, nil
+			}
+			switch host {
+			case "a.example":
+				return []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("::ffff:192.0.2.2")}, nil
+			case "b.example":
+				return []netip.Addr{netip.MustParseAddr("192.0.2.3")}, nil
+			}
+			return nil, errors.New("no such host")
+		},
+	}
+	for _, denied := range []string{"192.0.2.1:4222", "192.0.2.2:4222", "192.0.2.3:4333", "[2001:db8::7]:4444", "127.0.0.1:4222", "198.51.100.1:4555"} {
+		require.True(t, s.deny(netip.MustParseAddrPort(denied)), denied)
+	}
+	for _, allowed := range []string{"192.0.2.1:443", "192.0.2.3:4222", "198.51.100.1:443"} {
+		require.False(t, s.deny(netip.MustParseAddrPort(allowed)), allowed)
 	}
 }

@@ -2,12 +2,14 @@ package worker_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/codes"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -19,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/worker/kinds"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -224,4 +227,38 @@ func TestSpans_AreChildrenOfThePublishersContext(t *testing.T) {
 		require.Contains(t, byName[name].Attributes(), telemetry.KeyErrorType.String("not_found"), name)
 		require.Equal(t, "not_found", byName[name].Status().Description, "%s: the message names the path", name)
 	}
+}
+
+func TestWorker_SaysWhatItCanDo(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	caps, err := o.Driver.Probe(t.Context())
+	require.NoError(t, err)
+	o.Caps = caps
+	o.Build, o.Slots, o.Limits = "v1.2.3", 3, sandbox.Limits{Memory: 1 << 30, Wall: time.Minute}
+	o.Handlers.Calls = map[protocol.Kind]kinds.Handler{
+		"acme_refund": func(context.Context, *kinds.Attempt, json.RawMessage) (json.RawMessage, error) { return nil, nil },
+	}
+	w, stop := r.work(o)
+	var info *wire.WorkerInfo
+	require.Eventually(t, func() bool { // from when it runs
+		answer, err := r.NC.RequestWithContext(t.Context(), wire.WhoSubject(r.Name, protocol.DefaultPool), nil)
+		if err != nil {
+			require.ErrorIs(t, err, nats.ErrNoResponders)
+			return false
+		}
+		info, err = wire.DecodeWorkerInfo(answer.Data)
+		require.NoError(t, err)
+		return true
+	}, patience, time.Millisecond)
+	require.Equal(t, wire.WorkerInfo{
+		WorkerID: w.ID(), Pool: protocol.DefaultPool, Build: "v1.2.3", Slots: 3, Driver: "process", Level: "none", Network: "all",
+		LimitKinds: info.LimitKinds, Limits: protocol.Limits{Memory: 1 << 30, Wall: 60_000}, Languages: w.Languages(), Kinds: []protocol.Kind{"acme_refund"},
+	}, *info)
+	require.Contains(t, info.LimitKinds, "memory")
+	require.Contains(t, info.Languages, "sh")
+	stop()
+	_, err = r.NC.RequestWithContext(t.Context(), wire.WhoSubject(r.Name, protocol.DefaultPool), nil)
+	require.ErrorIs(t, err, nats.ErrNoResponders)
 }

@@ -5,6 +5,9 @@ import (
 	"encoding/json"
 	"maps"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,8 +18,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -262,4 +267,132 @@ func TestWorkspaceImport_OfMissingContents(t *testing.T) {
 	lose() // of a directory that the fleet knows
 	in = r.upload(t, "in", map[string]string{"a": large})
 	requireFault(t, r.do(protocol.NewSessionID(), in), protocol.StatusFailed, protocol.CodeNotFound)
+}
+
+func TestWorkspaceFork_IsMergedBack(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	first, second := r.options(), r.options()
+	_, stop := r.work(first)
+	requireOK(t, r.do("s", protocol.CommandRun{Command: `printf '1\n2\n3\n' > both; echo one > gone; echo same > same; echo x > clash; mkdir -p .git/refs; echo a > .git/HEAD`}))
+	fork := r.do("s", wire.WorkspaceFork{To: "f"})
+	requireOK(t, fork)
+	require.Equal(t, 5, value[wire.WorkspaceForkResult](t, fork).Files)
+	requireOK(t, r.do("s", wire.WorkspaceFork{To: "f"})) // once more does nothing
+	requireOK(t, r.do("s", protocol.CommandRun{Command: `printf 'one\n2\n3\n' > both; echo parent > clash`}))
+	r.requireContent("f", "both", "1\n2\n3\n")
+	requireOK(t, r.do("f", protocol.CommandRun{Command: `printf '1\n2\nthree\n' > both; rm gone; echo new > new; echo fork > clash; echo b > .git/HEAD`}))
+	stop()
+
+	r.work(second) // another disk
+	got := r.do("s", wire.WorkspaceMerge{From: "f"})
+	requireOK(t, got)
+	merge := value[wire.WorkspaceMergeResult](t, got)
+	require.Positive(t, merge.Checkpoint)
+	require.Equal(t, wire.WorkspaceMergeResult{
+		Written: []string{"both", "new"}, Removed: []string{"gone"}, Merged: []string{"both"}, Conflicts: []string{"clash"},
+		Theirs: []string{"clash.toolfleet-theirs"}, Commits: true, Checkpoint: merge.Checkpoint,
+	}, merge)
+	r.requireContent("s", "both", "one\n2\nthree\n")
+	r.requireContent("s", "clash", "parent\n")
+	r.requireContent("s", "clash.toolfleet-theirs", "fork\n")
+	r.requireContent("s", ".git/HEAD", "a\n")
+
+	requireOK(t, r.do("f", protocol.FilesWrite{Path: "new", Content: []byte("newer")}))
+	got = r.do("s", wire.WorkspaceMerge{From: "f", After: merge.Checkpoint})
+	requireOK(t, got)
+	require.Equal(t, []string{"new"}, value[wire.WorkspaceMergeResult](t, got).Written, "only what is new since")
+	require.Empty(t, value[wire.WorkspaceMergeResult](t, got).Conflicts)
+
+	requireFault(t, r.do("s", wire.WorkspaceMerge{From: "none"}), protocol.StatusFailed, protocol.CodeNotFound)
+	requireFault(t, r.do("f", wire.WorkspaceMerge{From: "s"}), protocol.StatusRejected, protocol.CodeInvalidArguments)
+	requireFault(t, r.do("s", wire.WorkspaceMerge{From: "a/b"}), protocol.StatusRejected, codes.InvalidPayload)
+	requireFault(t, r.do("s", wire.WorkspaceFork{}), protocol.StatusRejected, codes.InvalidPayload)
+}
+
+// A directory in place is forked into a workspace of its own.
+func TestWorkspaceFork_OfADirectoryInPlace(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o, dir := r.options(), t.TempDir()
+	o.Workspace = func(sandbox string) (string, bool) { return dir, sandbox == "s" }
+	r.work(o)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "a"), []byte("one"), 0o600))
+	requireOK(t, r.do("s", wire.WorkspaceFork{To: "f"}))
+	requireOK(t, r.do("s", wire.WorkspaceFork{To: "g"}))
+	requireOK(t, r.do("f", protocol.CommandRun{Command: `echo two > a; echo b > b`}))
+	r.requireContent("s", "a", "one")
+	got := r.do("s", wire.WorkspaceMerge{From: "f"})
+	requireOK(t, got)
+	require.Equal(t, []string{"a", "b"}, value[wire.WorkspaceMergeResult](t, got).Written)
+	r.requireContent("s", "a", "two\n")
+	r.requireContent("g", "a", "one")
+}
+
+// A page is requested under the rules of the network: the host must be listed and its address
+// allowed, for every redirect again.
+func TestFetch_OnlyWhatTheNetworkAllows(t *testing.T) {
+	t.Parallel()
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("an unlisted host was reached") }))
+	t.Cleanup(other.Close)
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/away":
+			http.Redirect(w, r, other.URL, http.StatusFound)
+		case "/long":
+			_, _ = w.Write([]byte(strings.Repeat("a line of text\n", 10_000)))
+		default:
+			w.Header().Set("Content-Type", "text/html")
+			_, _ = w.Write([]byte("<h1>Hello</h1>"))
+		}
+	}))
+	t.Cleanup(web.Close)
+	for name, c := range map[string]struct {
+		allow, private, path string
+		want                 string // the content, or the refusal
+	}{
+		"listed":              {strings.TrimPrefix(web.URL, "http://"), "127.0.0.0/8", "", "# Hello"},
+		"a redirect":          {strings.TrimPrefix(web.URL, "http://"), "127.0.0.0/8", "/away", "it is not listed"},
+		"nothing is listed":   {"", "127.0.0.0/8", "", "--allow-net 127.0.0.1:"},
+		"another is listed":   {"example.com", "127.0.0.0/8", "", "it is not listed"},
+		"a private address":   {strings.TrimPrefix(web.URL, "http://"), "10.0.0.0/8", "", "its address 127.0.0.1 is not on the public Internet"},
+		"all, but not inside": {"all", "10.0.0.0/8", "", "its address 127.0.0.1 is not on the public Internet"},
+		"all":                 {"all", "127.0.0.0/8", "", "# Hello"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			o := r.options()
+			allow, err := egress.ParseAllow(c.allow)
+			require.NoError(t, err)
+			o.Allow, o.AllowPrivate = allow, []netip.Prefix{netip.MustParsePrefix(c.private)}
+			_, stop := r.work(o)
+			defer stop()
+			got := r.do(protocol.NewSessionID(), protocol.HTTPFetch{URL: web.URL + c.path})
+			if page, ok := got.Value.(protocol.HTTPFetchResult); ok {
+				require.Equal(t, c.want, string(page.Content))
+				require.Equal(t, protocol.StatusOK, got.Status)
+				return
+			}
+			requireFault(t, got, protocol.StatusRejected, codes.NetworkOff)
+			require.Contains(t, got.Error.Message, c.want)
+		})
+	}
+	t.Run("a long page is stored", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t)
+		o := r.options()
+		allow, err := egress.ParseAllow("all")
+		require.NoError(t, err)
+		o.Allow, o.AllowPrivate = allow, []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+		_, stop := r.work(o)
+		defer stop()
+		session := protocol.NewSessionID()
+		page := r.do(session, protocol.HTTPFetch{URL: web.URL + "/long"})
+		require.NotNil(t, page.Kept)
+		rest := r.do(session, wire.ResultRead{CallID: page.CallID, Offset: 9_999})
+		lines, is := rest.Value.(wire.ResultReadResult)
+		require.True(t, is)
+		require.Contains(t, string(lines.Content), "a line of text")
+	})
 }

@@ -11,7 +11,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/lane/limits"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -147,4 +149,165 @@ func TestConnect_ChangesNothingOfAFleetOfAnotherVersion(t *testing.T) {
 		all = append(all, name)
 	}
 	require.Equal(t, []string{"TF_CALLS"}, all)
+}
+
+// requireRefused checks the error of a call that met a bound, however it was sent.
+func requireRefused(t *testing.T, err, kind error) {
+	t.Helper()
+	require.ErrorIs(t, err, kind)
+	require.ErrorIs(t, err, fleet.ErrNotSent)
+	require.NotErrorIs(t, err, fleet.ErrUnknownOutcome)
+	bound, ok := errors.AsType[*protocol.Error](err)
+	require.True(t, ok)
+	require.Positive(t, bound.RetryAfter, "it says when it is worth trying again")
+}
+
+// Each way to send a call has the same errors for a quota and a bound.
+func TestErrors_OfRefusedCallsSayWhenToTryAgain(t *testing.T) {
+	t.Parallel()
+	server := natsiotest.Serve(t, natsiotest.Alone(t, "", ""))
+	client, err := fleet.Connect(t.Context(), fleet.Options{URL: server.ClientURL()})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	js := jetStream(t, server.ClientURL())
+	rules, err := limits.Open(t.Context(), js, protocol.DefaultFleet)
+	require.NoError(t, err)
+	require.NoError(t, rules.Replace(t.Context(), []limits.Rule{
+		{Tenant: "acme", Rate: limits.Rate{N: 1, Per: time.Hour}, Burst: 1}, {Pool: "small", Waiting: 1},
+	}))
+	for kind, call := range map[error]fleet.Call{
+		fleet.ErrQuota: {Payload: protocol.FilesExists{Path: "a"}, Tenant: "acme"},
+		fleet.ErrBusy:  {Payload: protocol.FilesExists{Path: "a"}, Pool: "small", QueueTimeout: 100 * time.Millisecond}, // shorter than a wait
+	} {
+		require.Eventually(t, func() bool { // the rules are known within a second
+			_, err = client.Submit(t.Context(), call)
+			return err != nil
+		}, time.Minute, 10*time.Millisecond)
+		requireRefused(t, err, kind)
+		result, err := client.Call(t.Context(), call)
+		require.NoError(t, err)
+		requireRefused(t, result.Err(), kind)
+		result, err = client.Go(t.Context(), call).Wait(t.Context())
+		require.NoError(t, err)
+		requireRefused(t, result.Err(), kind)
+		result, err = client.Stream("box", "a").Go(t.Context(), call).Wait(t.Context())
+		require.NoError(t, err)
+		requireRefused(t, result.Err(), kind)
+	}
+}
+
+// What may have run says so, and nothing else does.
+func TestErrors_SayWhetherACallMayRun(t *testing.T) {
+	t.Parallel()
+	client, err := fleet.Connect(t.Context(), fleet.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, client.Close()) }()
+	sent := shell("box", "true")
+	sent.ID = "sent"
+	result, err := client.Call(onceSent(t, client, protocol.CallRef{SessionID: "box", ID: sent.ID}), sent) // there is no worker
+	require.NoError(t, err)
+	require.ErrorIs(t, result.Err(), fleet.ErrUnknownOutcome)
+	require.NotErrorIs(t, result.Err(), fleet.ErrNotSent)
+
+	rules, err := policy.New(policy.Policy{Tools: policy.Names{Deny: []string{"bash"}}})
+	require.NoError(t, err)
+	result, err = client.Call(t.Context(), fleet.Call{Tool: "bash", Arguments: `{"command":"true"}`, Policy: rules})
+	require.NoError(t, err)
+	require.ErrorIs(t, result.Err(), fleet.ErrNotSent)
+	require.ErrorIs(t, result.Err(), &protocol.Error{Code: protocol.CodePolicyDenied})
+
+	result, err = client.Call(t.Context(), fleet.Call{})
+	require.ErrorIs(t, err, protocol.ErrInvalidCall)
+	require.NotErrorIs(t, err, fleet.ErrUnknownOutcome)
+	require.ErrorIs(t, result.Err(), fleet.ErrNotSent)
+
+	waits := client.Go(t.Context(), shell("box", "true"))
+	require.Eventually(t, func() bool {
+		_, err := client.Attach(t.Context(), waits.Ref())
+		return err == nil
+	}, time.Minute, 5*time.Millisecond)
+	require.NoError(t, client.Close())
+	result, err = waits.Wait(t.Context())
+	require.ErrorIs(t, err, fleet.ErrClosed)
+	require.ErrorIs(t, err, fleet.ErrUnknownOutcome)
+	require.ErrorIs(t, result.Err(), fleet.ErrUnknownOutcome)
+	require.NoError(t, fleet.Result{}.Err())
+}
+
+// A fleet of another version is one error, and a result of one is an unknown outcome.
+func TestErrors_OfAnotherVersion(t *testing.T) {
+	t.Parallel()
+	server := natsiotest.Serve(t, natsiotest.Alone(t, "", ""))
+	client, err := fleet.Connect(t.Context(), fleet.Options{URL: server.ClientURL()})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	js := jetStream(t, server.ClientURL())
+	ref := protocol.CallRef{SessionID: "s", ID: "newer"}
+	_, err = js.Publish(t.Context(), wire.ResultSubject(protocol.DefaultFleet, ref.SessionID, ref.ID), []byte(`{"type":"result","version":99}`))
+	require.NoError(t, err)
+	f, err := client.Attach(t.Context(), ref)
+	require.NoError(t, err)
+	result, err := f.Wait(t.Context())
+	require.NoError(t, err)
+	require.ErrorIs(t, result.Err(), fleet.ErrUnknownOutcome)
+
+	stream, err := js.Stream(t.Context(), wire.CallsStream(protocol.DefaultFleet))
+	require.NoError(t, err)
+	other := stream.CachedInfo().Config
+	other.Discard = jetstream.DiscardOld
+	other.DiscardNewPerSubject = false
+	_, err = js.UpdateStream(t.Context(), other)
+	require.NoError(t, err)
+	for _, existing := range []bool{false, true} {
+		_, err = fleet.Connect(t.Context(), fleet.Options{URL: server.ClientURL(), Existing: existing})
+		require.ErrorIs(t, err, fleet.ErrVersion)
+	}
+}
+
+func jetStream(t *testing.T, url string) jetstream.JetStream {
+	t.Helper()
+	nc, err := nats.Connect(url)
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	return js
+}
+
+// Each value that is not allowed is [fleet.ErrInvalid], malformed names are also
+// [protocol.ErrInvalidName].
+func TestErrors_OfValuesThatAreNotAllowed(t *testing.T) {
+	t.Parallel()
+	client, err := fleet.Connect(t.Context(), fleet.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, client.Close()) }()
+	ctx, lanes, sessions := t.Context(), client.Lanes(""), client.Sessions("")
+	third := func(_, _ any, err error) error { return err }
+	for what, err := range map[string]error{
+		"fleet":      second(fleet.Connect(ctx, fleet.Options{Fleet: "No Fleet"})),
+		"pool":       second(client.Workers(ctx, "No Pool", 0)),
+		"lanes":      second(client.Lanes("No Pool").List(ctx, 0)),
+		"key":        second(lanes.Show(ctx, "a", 0)),
+		"call":       lanes.Cancel(ctx, "a/b", "a b"),
+		"attached":   second(client.Attach(ctx, protocol.CallRef{})),
+		"servers":    third(client.ServerTools(ctx, "a/b", nil, nil)),
+		"session":    second(sessions.Show(ctx, "a/b")),
+		"approved":   sessions.Approve(ctx, "a/b", "c", protocol.Approval{}),
+		"answered":   sessions.Answer(ctx, "a", "b/c", protocol.Answer{}),
+		"output":     second(sessions.Output("a/b", nil)),
+		"template":   client.Templates().CreateFromSession(ctx, "a", "a/b"),
+		"worker":     second(client.StartWorker(ctx, worker.Options{Pool: "No Pool"})),
+		"a schedule": second(client.Schedules().AddCall(ctx, fleet.Schedule{Name: "a", Cron: "@daily"}, fleet.Call{Tool: "read", Session: "a/b"})),
+	} {
+		require.ErrorIs(t, err, fleet.ErrInvalid, what)
+		require.ErrorIs(t, err, protocol.ErrInvalidName, what)
+	}
+	for what, err := range map[string]error{
+		"lane":    second(lanes.Show(ctx, "a/b/c", 0)),
+		"wait":    second(client.Workers(ctx, "", -1)),
+		"slots":   second(client.StartWorker(ctx, worker.Options{Slots: -1})),
+		"storage": second(fleet.Connect(ctx, fleet.Options{Storage: fleet.Storage{Replicas: 2}})),
+	} {
+		require.ErrorIs(t, err, fleet.ErrInvalid, what)
+	}
 }

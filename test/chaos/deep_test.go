@@ -3,7 +3,9 @@
 package chaos
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -11,11 +13,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/lane"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -220,4 +224,117 @@ func quantiles(all []time.Duration) string {
 	slices.Sort(all)
 	at := func(q float64) time.Duration { return all[int(q*float64(len(all)-1))].Round(100 * time.Microsecond) }
 	return fmt.Sprintf("(%d calls) median %s, p99 %s, max %s", len(all), at(0.5), at(0.99), at(1))
+}
+
+// A worker that is killed while it holds a thousand lanes: another one gets them all when their
+// leases have ended. The short form has 150.
+func TestChaos_AThousandLanesComeBack(t *testing.T) { //nolint:paralleltest // see side
+	side(t)
+	const lease = natsio.DefaultAckWait
+	lanes := 150
+	if *callCount > 0 {
+		lanes = 1000
+	}
+	r := newPlace(t, setup{slots: lanes, lease: lease})
+	r.startWorker()
+	p, err := lane.NewPublisher(t.Context(), r.nc, protocol.DefaultFleet)
+	require.NoError(t, err)
+	outgoing := make([]lane.Outgoing, lanes)
+	for i := range outgoing {
+		whole := protocol.Use{Key: protocol.ResourceKey(fmt.Sprintf("account/%d", i)), Access: protocol.Exclusive}
+		outgoing[i].Call = &protocol.Call{
+			ID: wire.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool, Delivery: protocol.Idempotent, IssuedAt: time.Now(),
+			Resources: []protocol.Use{whole}, Payload: wire.Noop{WorkMS: protocol.MillisOf(time.Hour)}, RunTimeout: protocol.MillisOf(time.Hour),
+		}
+	}
+	for _, err := range p.Enqueue(t.Context(), outgoing) {
+		require.NoError(t, err)
+	}
+	r.awaitStarts(0, lanes)
+	pause.For(t.Context(), lease) // every lease is renewed at least once
+	r.startWorker()
+	pause.For(t.Context(), 300*time.Millisecond)
+	_, executions := r.starts(1)
+	require.Zero(t, executions, "no lane is given away while it is held")
+	killed := time.Now()
+	r.workers[0].kill()
+	r.awaitStarts(1, lanes)
+	t.Logf("%d lanes, leases of %s: after kill -9 all are served again within %s", lanes, lease, time.Since(killed).Round(time.Millisecond))
+	if _, executions = r.starts(1); !r.lostLease(r.workers[1].id) {
+		require.Equal(t, lanes, executions)
+	}
+	r.workers[1].kill()
+}
+
+// starts is how many calls a worker has begun, and how often in all.
+func (r *rig) starts(worker int) (calls, executions int) {
+	log, err := os.ReadFile(r.path(string(r.workers[worker].id) + ".log"))
+	if os.IsNotExist(err) {
+		return 0, 0
+	}
+	require.NoError(r.t, err)
+	begun := map[protocol.CallID]struct{}{}
+	for line := range bytes.Lines(log) {
+		var record Record
+		if json.Unmarshal(line, &record) == nil && record.Kind == KindStart { // the last one may be half written
+			begun[record.CallID] = struct{}{}
+			executions++
+		}
+	}
+	return len(begun), executions
+}
+
+func (r *rig) awaitStarts(worker, n int) {
+	r.t.Helper()
+	require.Eventually(r.t, func() bool { calls, _ := r.starts(worker); return calls >= n }, patience, 100*time.Millisecond, "not all lanes are served")
+}
+
+// leases is what is heard of the workers' heartbeats.
+type leases struct {
+	mu   sync.Mutex
+	last map[string]Time // when each life was stored or renewed last
+	lost []Fault
+}
+
+// watchLeases notes whose lease ended. A machine that is busy enough brings a renewal or its answer
+// too late without anybody being kept from running for [longTick]. That explains what a worker does
+// not finish, and allows nothing else.
+func (r *rig) watchLeases() {
+	r.t.Helper()
+	r.leases.last = map[string]Time{}
+	_, destination := wire.BeatMapping(protocol.DefaultFleet)
+	_, err := r.nc.Subscribe(destination, func(msg *nats.Msg) {
+		beat, err := wire.DecodeHeartbeat(msg.Data)
+		stored, timeErr := time.Parse(time.RFC3339Nano, msg.Header.Get("Nats-Time-Stamp"))
+		if err != nil || timeErr != nil {
+			return
+		}
+		at := Time(stored.UnixNano() - int64(r.offset))
+		r.leases.mu.Lock()
+		defer r.leases.mu.Unlock()
+		if beat.Expired {
+			from := max(r.leases.last[msg.Subject], at-Time(2*r.setup.lease))
+			r.leases.lost = append(r.leases.lost, Fault{Worker: beat.WorkerID, From: from, Until: at})
+		}
+		r.leases.last[msg.Subject] = at
+	})
+	require.NoError(r.t, err)
+}
+
+// addLostLeases adds to a history the leases that ended, but for those of workers that were killed.
+func (r *rig) addLostLeases(h *History) {
+	r.leases.mu.Lock()
+	defer r.leases.mu.Unlock()
+	for _, lost := range r.leases.lost {
+		if !slices.ContainsFunc(r.faults, func(f Fault) bool { return f.Killed && f.Worker == lost.Worker }) {
+			h.Faults = append(h.Faults, lost)
+		}
+	}
+}
+
+// lostLease reports whether a lease of a worker ended.
+func (r *rig) lostLease(worker protocol.WorkerID) bool {
+	r.leases.mu.Lock()
+	defer r.leases.mu.Unlock()
+	return slices.ContainsFunc(r.leases.lost, func(f Fault) bool { return f.Worker == worker })
 }

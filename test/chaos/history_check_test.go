@@ -1,8 +1,10 @@
 package chaos
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -166,4 +168,219 @@ func (c *check) zombie(s *span) {
 	if over := s.End - s.goesOn; over > Time(c.history.Grace) {
 		c.fault(L7, s.CallID, "attempt %d by %s went on for %s after the worker had slept through its lease", s.Attempt, s.Worker, time.Duration(over))
 	}
+}
+
+// move is something that happened in a lane.
+type move struct {
+	at               Time
+	waiting, running int // how many calls more have no result, and how many executions more run
+}
+
+// idle finds the longest time in which nothing ran in a lane although calls were stored there, and
+// nothing else happened to them either. Only calls count of which it is known when the stream took
+// them.
+func (c *check) idle(spans []span) {
+	for _, f := range c.history.Faults {
+		if f.Stalled {
+			c.report.Stalled += time.Duration(f.Until - f.Still)
+		}
+	}
+	lanes := map[protocol.Lane][]move{}
+	results := map[protocol.CallID]Time{}
+	for _, s := range c.history.Stored {
+		results[s.CallID] = s.At
+	}
+	for id, call := range c.history.Calls {
+		at, settled := results[id]
+		if call.Entered == 0 || !settled { // one without a result is a violation of its own
+			continue
+		}
+		lane := call.Lane()
+		lanes[lane] = append(lanes[lane], move{at: call.Entered, waiting: 1}, move{at: max(at, call.Entered), waiting: -1})
+	}
+	for i := range spans {
+		s := &spans[i]
+		lanes[s.call.Lane()] = append(lanes[s.call.Lane()], move{at: s.Start, running: 1}, move{at: max(s.last, s.Start), running: -1})
+	}
+	for lane, moves := range lanes {
+		if longest := longestIdle(moves); longest > c.report.Idle {
+			c.report.Idle, c.report.IdleLane = longest, lane
+		}
+	}
+}
+
+func longestIdle(moves []move) (longest time.Duration) {
+	slices.SortStableFunc(moves, func(a, b move) int { return cmp.Compare(a.at, b.at) })
+	waiting, running, since := 0, 0, Time(0)
+	for _, m := range moves {
+		if waiting > 0 && running == 0 {
+			longest = max(longest, time.Duration(m.at-since))
+		}
+		if m.waiting <= 0 || waiting == 0 { // one call more in a lane that waits is no progress
+			since = m.at
+		}
+		waiting, running = waiting+m.waiting, running+m.running
+	}
+	return longest
+}
+
+// best is the greatest value seen for something, and the execution that has it.
+type best struct {
+	value int64
+	of    *span
+}
+
+// summary is the greatest of all, and the greatest among exclusive uses.
+type summary struct{ any, exclusive best }
+
+// index finds, among uses that were added, the greatest value among those
+// that a use conflicts with, without comparing it with each.
+type index struct {
+	at    map[protocol.ResourceKey]*summary // uses of exactly this key
+	below map[protocol.ResourceKey]*summary // uses of this key and all keys below it
+}
+
+func newIndex() *index {
+	return &index{at: map[protocol.ResourceKey]*summary{}, below: map[protocol.ResourceKey]*summary{}}
+}
+
+// add records a value for the uses of an execution.
+func (x *index) add(s *span, value int64) {
+	for _, use := range s.call.Resources {
+		update(x.at, use.Key, use.Access, best{value, s})
+		for key := range prefixes(use.Key) {
+			update(x.below, key, use.Access, best{value, s})
+		}
+	}
+}
+
+func update(m map[protocol.ResourceKey]*summary, key protocol.ResourceKey, access protocol.Access, b best) {
+	have := m[key]
+	if have == nil {
+		have = &summary{}
+		m[key] = have
+	}
+	have.any = greater(have.any, b)
+	if access == protocol.Exclusive {
+		have.exclusive = greater(have.exclusive, b)
+	}
+}
+
+func greater(a, b best) best {
+	if a.of == nil || b.of != nil && b.value > a.value {
+		return b
+	}
+	return a
+}
+
+// greatest returns the greatest value among what conflicts with the execution.
+func (x *index) greatest(s *span) best {
+	var out best
+	consider := func(have *summary, access protocol.Access) {
+		if have == nil {
+			return
+		}
+		if access == protocol.Exclusive {
+			out = greater(out, have.any)
+			return
+		}
+		out = greater(out, have.exclusive)
+	}
+	for _, use := range s.call.Resources {
+		consider(x.below[use.Key], use.Access)
+		for key := range prefixes(use.Key) {
+			consider(x.at[key], use.Access)
+		}
+	}
+	return out
+}
+
+// prefixes are the key itself and every key above it, down to its lane.
+func prefixes(key protocol.ResourceKey) func(func(protocol.ResourceKey) bool) {
+	return func(yield func(protocol.ResourceKey) bool) {
+		lane := len(key.Lane())
+		for yield(key) && len(key) > lane {
+			key = key[:strings.LastIndexByte(string(key), '/')]
+		}
+	}
+}
+
+// span is an execution with the time in which it can have had effects.
+type span struct {
+	*Execution
+
+	call *Call
+	last Time // the end, the death of the worker, or the moment in which it was stopped or stalled for too long
+	// late says that the worker was stopped during it for longer than a lease, and
+	// since when it goes on; nothing of it may count.
+	late   bool
+	goesOn Time
+}
+
+// soon is how long a worker that could write again may take to find that it has lost what it was
+// about to do.
+const soon = Time(20 * time.Millisecond)
+
+// spans returns the executions of known calls by their start.
+func (c *check) spans() []span {
+	faults := map[protocol.WorkerID][]Fault{}
+	for _, f := range c.history.Faults {
+		faults[f.Worker] = append(faults[f.Worker], f)
+	}
+	out := make([]span, 0, len(c.history.Executions))
+	for i := range c.history.Executions {
+		e := &c.history.Executions[i]
+		call := c.history.Calls[e.CallID]
+		if call == nil {
+			c.fault(L3, e.CallID, "it was started by %s, and nobody has put it", e.Worker)
+			continue
+		}
+		s := span{Execution: e, call: call, last: e.End}
+		for _, f := range faults[e.Worker] {
+			switch {
+			case f.Killed && f.Until >= e.Start:
+				s.last = min(s.last, f.Until)
+			case f.Blocked && f.From <= e.Start && e.Start <= f.Until && e.Status == StatusLost && e.End-f.Until < soon:
+				s.last = e.Start // it was lost before it could do anything
+			case (f.Stopped || f.Stalled) && f.Until-f.Still > Time(c.history.Lease) && e.Start <= f.Still && f.Still < e.End && f.Still < s.last:
+				s.last, s.late, s.goesOn = f.Still, f.Stopped, f.Until
+			}
+		}
+		s.wakeLater(faults[e.Worker], Time(c.history.Grace))
+		out = append(out, s)
+	}
+	slices.SortFunc(out, func(a, b span) int { return cmp.Compare(a.Start, b.Start) })
+	return out
+}
+
+// wakeLater moves the moment since which a stopped worker goes on: the machine may have kept it
+// from running right then.
+func (s *span) wakeLater(faults []Fault, grace Time) {
+	for s.late {
+		i := slices.IndexFunc(faults, func(f Fault) bool { return (f.Stopped || f.Stalled) && f.Still <= s.goesOn+grace && f.Until > s.goesOn })
+		if i < 0 {
+			return
+		}
+		s.goesOn = faults[i].Until
+	}
+}
+
+// faulty reports whether any fault lasted at some time between two.
+func (h *History) faulty(from, until Time) bool {
+	return slices.ContainsFunc(h.Faults, func(f Fault) bool {
+		return f.From <= until && f.Until+Time(h.Lease+time.Second) >= from
+	})
+}
+
+// lost reports whether the worker of an execution can have lost its lane before a
+// time: it said so, or a fault touched it since the start.
+func (h *History) lost(s *span, before Time) bool {
+	return s.Status == StatusLost || h.touched(s.Worker, s.Start, before)
+}
+
+// touched reports whether a fault had to do with a worker at some time between two.
+func (h *History) touched(worker protocol.WorkerID, from, until Time) bool {
+	return slices.ContainsFunc(h.Faults, func(f Fault) bool {
+		return (f.Worker == "" || f.Worker == worker) && f.From <= until && f.Until+Time(h.Lease+time.Second) >= from
+	})
 }

@@ -1,6 +1,11 @@
 package chaos
 
 import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
 	"slices"
 	"time"
 
@@ -167,4 +172,220 @@ func (c *check) lostAll(executions []*span, before Time) bool {
 		}
 	}
 	return true
+}
+
+// Time is nanoseconds of the machine's monotonic clock.
+type Time int64
+
+// Never is later than everything that happened.
+const Never Time = 1<<63 - 1
+
+// Kind says what a record is about.
+type Kind string
+
+// What processes write down.
+const (
+	KindPut      Kind = "put"      // a caller is about to put a call; the record carries it
+	KindAccepted Kind = "accepted" // the call was accepted
+	KindRefused  Kind = "refused"  // Put returned an error; whether the fleet has the call is open
+	KindCancel   Kind = "cancel"   // a caller is about to ask to cancel a call
+	KindHeard    Kind = "heard"    // the request to cancel was accepted
+	KindTold     Kind = "told"     // a caller was told a result, or found it
+	KindGaveUp   Kind = "gave_up"  // a caller waits no more for a result
+	KindStart    Kind = "start"    // a worker starts an execution
+	KindEnd      Kind = "end"      // an execution ends; Status says how
+	KindStall    Kind = "stall"    // the machine hardly let a worker, or the server or the network, run from At to Until
+	KindBlocked  Kind = "blocked"  // what a worker wrote down at At was written at Until only
+	KindTrouble  Kind = "trouble"  // a process could not do its work; Message says why
+)
+
+// StatusLost is the status of an end that stores nothing: the worker's context said that the lane
+// was lost.
+const StatusLost protocol.Status = "lost"
+
+// Record is one line that a process wrote down.
+type Record struct {
+	Kind     Kind              `json:"kind"`
+	At       Time              `json:"at"` // monotonic
+	Until    Time              `json:"until,omitempty"`
+	Wall     time.Time         `json:"wall"` // for people
+	CallID   protocol.CallID   `json:"call_id,omitempty"`
+	Call     *protocol.Call    `json:"call,omitempty"` // of puts; without its payload
+	Worker   protocol.WorkerID `json:"worker,omitempty"`
+	Sequence uint64            `json:"seq,omitempty"`
+	Attempt  int               `json:"attempt,omitempty"`
+	Status   protocol.Status   `json:"status,omitempty"`
+	Code     protocol.Code     `json:"code,omitempty"`
+	Message  string            `json:"message,omitempty"`
+}
+
+// Call is a call and what its caller wrote down about it.
+type Call struct {
+	protocol.Call
+
+	FirstPut  Time
+	Accepted  bool // at least once
+	Entered   Time // when the stream took it; 0 when nobody saw it there
+	Cancelled bool // somebody asked for it
+	Heard     Time // when that was accepted; 0 when it is not known to be
+	GaveUp    bool
+	Told      []Told
+}
+
+// Told is a result as a caller learned it.
+type Told struct {
+	At Time
+	Result
+}
+
+// Result is what the checks look at of a result.
+type Result struct {
+	Status  protocol.Status
+	Code    protocol.Code
+	Worker  protocol.WorkerID
+	Attempt int
+}
+
+// Stored is a result in the results stream.
+type Stored struct {
+	Result
+
+	CallID protocol.CallID
+	At     Time // by the server's clock
+}
+
+// Execution is one start of a call by a worker.
+type Execution struct {
+	CallID   protocol.CallID
+	Worker   protocol.WorkerID
+	Sequence uint64
+	Attempt  int
+	Start    Time
+	End      Time            // [Never] when there is no end
+	Status   protocol.Status // of the end
+}
+
+// Fault is something that the test did, or a span of time in which it lasted.
+type Fault struct {
+	// Worker is who it was done to; "" means that it may have touched everybody.
+	Worker protocol.WorkerID
+	// From is when it can have begun to have an effect, Until when it was over.
+	From, Until Time
+	// Killed says that the worker was gone at Until.
+	Killed bool
+	// Stopped says that the worker did nothing from Still to Until.
+	Stopped bool
+	Still   Time
+	// Stalled says that the machine hardly let it run from Still to Until: it may have done
+	// something all the same.
+	Stalled bool
+	// Blocked says that the worker could not write down what it was about to do, and did it after
+	// Until.
+	Blocked bool
+}
+
+// History is everything that is known about a run.
+type History struct {
+	// Lease is the length of the pool's leases.
+	Lease time.Duration
+	// Grace is how long after it goes on a stopped worker may need to end what it ran.
+	Grace time.Duration
+	// Heed is how long after a request to cancel was accepted a worker may start the call, because
+	// it did not hear of it yet.
+	Heed time.Duration
+	// ClockError is how far the times of stored results may be off.
+	ClockError Time
+	Calls      map[protocol.CallID]*Call
+	Executions []Execution
+	Stored     []Stored
+	Faults     []Fault
+	// Troubles are failures of the processes themselves.
+	Troubles []string
+}
+
+// newHistory returns an empty history.
+func newHistory() *History { return &History{Calls: map[protocol.CallID]*Call{}} }
+
+// Read adds the records of one process. A last line that was cut short, because
+// the process was killed, is ignored.
+func (h *History) Read(log io.Reader) error {
+	open := map[execution]int{}
+	lines := bufio.NewReader(log)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		var r Record
+		if err := json.Unmarshal(line, &r); err != nil {
+			return fmt.Errorf("record %q: %w", line, err)
+		}
+		if err := h.add(&r, open); err != nil {
+			return err
+		}
+	}
+}
+
+// execution tells the executions of one process apart.
+type execution struct {
+	call    protocol.CallID
+	attempt int
+}
+
+var errUnknownRecord = errors.New("record of an unknown kind, or without its beginning")
+
+func (h *History) add(r *Record, open map[execution]int) error {
+	id := execution{r.CallID, r.Attempt}
+	switch r.Kind {
+	case KindStart:
+		open[id] = len(h.Executions)
+		h.Executions = append(h.Executions, Execution{
+			CallID: r.CallID, Worker: r.Worker, Sequence: r.Sequence, Attempt: r.Attempt, Start: r.At, End: Never,
+		})
+		return nil
+	case KindEnd:
+		at, known := open[id]
+		if !known {
+			return fmt.Errorf("%w: end of call %s", errUnknownRecord, r.CallID)
+		}
+		delete(open, id)
+		h.Executions[at].End, h.Executions[at].Status = r.At, r.Status
+		return nil
+	case KindTrouble:
+		h.Troubles = append(h.Troubles, r.Message)
+		return nil
+	case KindStall, KindBlocked:
+		h.Faults = append(h.Faults, Fault{
+			Worker: r.Worker, From: r.At, Still: r.At, Until: r.Until, Stalled: r.Kind == KindStall, Blocked: r.Kind == KindBlocked,
+		})
+		return nil
+	case KindPut:
+		if h.Calls[r.CallID] == nil {
+			h.Calls[r.CallID] = &Call{Call: *r.Call, FirstPut: r.At}
+		}
+		return nil
+	}
+	c := h.Calls[r.CallID]
+	if c == nil {
+		return fmt.Errorf("%w: %s of call %s", errUnknownRecord, r.Kind, r.CallID)
+	}
+	switch r.Kind {
+	case KindAccepted:
+		c.Accepted = true
+	case KindRefused: // what became of it is open; its result will tell
+	case KindCancel:
+		c.Cancelled = true
+	case KindHeard:
+		c.Heard = r.At
+	case KindTold:
+		c.Told = append(c.Told, Told{r.At, Result{r.Status, r.Code, r.Worker, r.Attempt}})
+	case KindGaveUp:
+		c.GaveUp = true
+	default:
+		return fmt.Errorf("%w: kind %q", errUnknownRecord, r.Kind)
+	}
+	return nil
 }

@@ -3,6 +3,7 @@ package integration
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -234,4 +235,99 @@ func TestFleet_WhatDidNotComeBackIsNotShown(t *testing.T) {
 	require.Contains(t, p.stderr.String(), "copy the workspace back: ")
 	require.NotRegexp(t, `(?m)^ *changed `, p.stderr)
 	require.Equal(t, "ours\n", content(t, filepath.Join(workspace, "a.txt")))
+}
+
+// TestFleet_SaysWhereGitDoesNotWork: a copy has the files of a linked worktree, a submodule or a
+// subdirectory, and no repository. The user is told in one line, and so is the model where its git
+// would not say it.
+func TestFleet_SaysWhereGitDoesNotWork(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("git"); err != nil {
+		t.Skip("NOT TESTED: git is not installed")
+	}
+	if !isolates(t) {
+		t.Skip("NOT TESTED: no driver isolates here, and one that does not finds the repository of this host")
+	}
+	base, err := filepath.EvalSymlinks(t.TempDir())
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), "sh", "-ec", `
+		export GIT_CONFIG_NOSYSTEM=1 HOME="$PWD" GIT_AUTHOR_NAME=p GIT_AUTHOR_EMAIL=p GIT_COMMITTER_NAME=p GIT_COMMITTER_EMAIL=p
+		git init -q lib; git -C lib commit -q --allow-empty -m 1; git init -q repo; cd repo; mkdir sub; echo 1 >sub/f; git add .; git commit -qm 1
+		git -c protocol.file.allow=always submodule --quiet add ../lib lib; git worktree add -q ../work`)
+	cmd.Dir = base
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	model := script(t, say("Looking.", bash("c1", "git status")), say("Done."))
+	server := startServe(t, model, "--listen", "127.0.0.1:0", "--data", filepath.Join(t.TempDir(), "serve"))
+	printed := pasted(t, server.waitFor(t, `start workers with: worker (.*)\n`)[1])
+	flags, keys := printed[:4], printed[4:]
+	start(t, worker, launch{args: slices.Concat([]string{"--data", filepath.Join(t.TempDir(), "data")}, flags, keys)}).
+		waitFor(t, `takes calls of pool default in fleet tf: 4 slots, sandbox `)
+	t.Run("workspaces", func(t *testing.T) { //nolint:paralleltest // the fleet would wait for all other tests
+		for name, test := range map[string]struct {
+			dir, told string
+			noted     bool
+		}{
+			"linked worktree": {"work", "the workspace is a linked worktree of the repository " + base + "/repo,", true},
+			"submodule":       {"repo/lib", "the workspace is a submodule of the repository " + base + "/repo,", true},
+			"subdirectory":    {"repo/sub", "the workspace is a subdirectory of the repository " + base + "/repo,", false},
+		} {
+			for _, program := range [][]string{{"submit"}, {"run", "--model", model}} {
+				t.Run(name+", "+program[0], func(t *testing.T) { //nolint:paralleltest // as above
+					got := execute(t, coordinator, launch{args: append(append(slices.Clone(program), flags...), "--json", "--workspace", filepath.Join(base, test.dir), "do it")})
+					require.Equal(t, 0, got.code, got.stderr)
+					require.Regexp(t, `(?m)^! git does not work in this session: `+test.told+`.*$`, got.stderr)
+					result := results(events(t, got.stdout))["c1"]
+					require.Contains(t, result.Content, "fatal: not a git repository")
+					if test.noted {
+						require.Contains(t, result.Content, "git does not work in this workspace: it is a linked worktree, a submodule")
+					} else {
+						require.NotContains(t, result.Content, base, "it does not lead to a place that is not there")
+					}
+				})
+			}
+		}
+	})
+}
+
+// A fork at the end of a turn is merged back: files, conflicts, and its answer.
+func TestSessionMerge_OfAFork(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	startWorkers(t, 1, b.flags)
+	run := func(id, model, prompt string) finished {
+		t.Helper()
+		got := execute(t, coordinator, launch{args: append(append([]string{"run"}, b.flags...), "--session", id, "--model", model, prompt)})
+		require.Equal(t, 0, got.code, got)
+		return got
+	}
+	session := func(verb string, args ...string) string {
+		t.Helper()
+		got := b.session(t, verb, args...)
+		require.Equal(t, 0, got.code, got)
+		return got.stdout
+	}
+	first, second := say("", bash("c1", `printf '1\n2\n3\n' > both; echo x > clash`)), say("", bash("c2", `printf 'one\n2\n3\n' > both; echo parent > clash`))
+	run("s-1", script(t, first, say("Begun.")), "begin")
+	run("s-1", script(t, first, say("Begun."), second, say("Done.")), "go on")
+
+	fork := strings.TrimSpace(session("fork", "--at", "turn 1", "--leave-effects", "s-1"))
+	require.Equal(t, "1\n2\n3\n", session("files", fork, "both"))
+	run(fork, script(t, first, say("Begun."), say("", bash("c3", `printf '1\n2\nthree\n' > both; echo fork > clash; echo new > new`)), say("The fork is done.")), "try")
+	require.Contains(t, session("diff", "s-1", fork), "+three\n")
+
+	got := session("merge", fork, "s-1")
+	require.Contains(t, got, "changed: both, new\n")
+	require.Contains(t, got, "CONFLICTS, changed on both sides, and left as they are in the workspace: clash\n")
+	require.Equal(t, "one\n2\nthree\n", session("files", "s-1", "both"))
+	require.Equal(t, "parent\n", session("files", "s-1", "clash"))
+	require.Equal(t, "fork\n", session("files", "s-1", "clash.toolfleet-theirs"))
+	require.Contains(t, session("export", "s-1"), `Its answer:\nThe fork is done.`)
+	require.Contains(t, session("merge", fork, "s-1"), "The fork has nothing new to merge")
+	run("s-1", script(t, first, say("Begun."), second, say("Done."), say("", bash("c4", "cat new")), say("Seen.")), "and now")
+
+	for _, bad := range [][]string{{"merge", "s-1", fork}, {"merge", "nobody", "s-1"}, {"fork", "--at", "turn 9", "--leave-effects", "s-1"}, {"diff", "s-1", "nobody"}} {
+		require.Equal(t, 1, b.session(t, bad[0], bad[1:]...).code, bad)
+	}
+	require.Equal(t, 2, b.session(t, "fork", "--at", "turn x", "s-1").code)
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -21,6 +22,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
@@ -30,6 +32,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 // fixtureKind is the kind of payload of every tool of the fixture.
@@ -263,3 +266,21 @@ const schema2020 = `{
 	"else": {"required": ["email"]},
 	"additionalProperties": false
 }`
+
+// coordinator is the binary of this run of the tests; set by TestMain.
+var coordinator string
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asPerson) != "" {
+		if err := person(os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	natsiotest.Overlap()
+	os.Exit(processtest.Built("", false, func(dir string) int {
+		coordinator = filepath.Join(dir, "coordinator")
+		return processtest.Leakless(m)
+	}, "./cmd/coordinator"))
+}

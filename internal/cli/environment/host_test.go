@@ -4,10 +4,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/inplace/hostenv"
+	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
@@ -65,4 +68,56 @@ func TestHost_RepositoryOutsideOfTheWorkspace(t *testing.T) {
 		require.NoError(t, h.close())
 		require.NoFileExists(t, filepath.Join(lib, "commondir"), "nothing stays in the repository")
 	}
+}
+
+// TestAccess_IsTold: the first lines of a session say who gets in, and where commands log in.
+func TestAccess_IsTold(t *testing.T) {
+	t.Parallel()
+	require.Empty(t, (&access{}).notices())
+	a := &access{
+		published: []published{{URL: "http://127.0.0.1:8080", Port: 3000}, {URL: "http://127.0.0.1:8081", Port: 3001, open: true}},
+		logins:    []string{"github.com:22", "git.example:2222"}, git: []string{"github.com"},
+	}
+	var told []string
+	for _, p := range a.forwards("s", func(line string) { told = append(told, line) }) {
+		p.Listens()
+		p.Listens()
+	}
+	require.Equal(t, []string{
+		"http://127.0.0.1:8080 is port 3000 of the sandbox, where something listens now",
+		"http://127.0.0.1:8081 is port 3001 of the sandbox, where something listens now; other machines reach it, too",
+	}, told)
+	require.Equal(t, []string{
+		"commands log in with your SSH agent at github.com:22, git.example:2222",
+		"commands get your git credentials for github.com",
+	}, a.notices())
+}
+
+// TestAccess_URLs are what a browser takes.
+func TestAccess_URLs(t *testing.T) {
+	t.Parallel()
+	a, err := (&AccessFlags{Publish: []string{"0:3000", "[::1]:0:3000"}}).openAccess(t.Context(), "ns", hostenv.View{Root: true}, egress.Allow{}, "")
+	require.NoError(t, err)
+	defer a.close()
+	require.Regexp(t, `^http://127\.0\.0\.1:\d+$`, a.published[0].URL)
+	require.Regexp(t, `^http://\[::1\]:\d+$`, a.published[1].URL)
+}
+
+// What is no policy file is refused before it is read: a device has no end.
+func TestPolicies_OfAFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	good, large := filepath.Join(dir, "good.yaml"), filepath.Join(dir, "large.yaml")
+	require.NoError(t, os.WriteFile(good, []byte("tools: {deny: [bash]}\n"), 0o600))
+	require.NoError(t, os.WriteFile(large, []byte(strings.Repeat("#", 1<<20+1)), 0o600))
+	for file, fault := range map[string]string{
+		dir: "is not a regular file", large: "is larger than 1 MiB", os.DevNull: "is not a regular file", good + ".none": "good.yaml.none",
+	} {
+		_, err := (&PolicyFlags{Policy: file}).Policies()
+		require.ErrorContains(t, err, "--policy: ")
+		require.ErrorContains(t, err, fault)
+	}
+	all, err := (&PolicyFlags{Policy: good}).Policies()
+	require.NoError(t, err)
+	require.Equal(t, []string{"bash"}, all[0].Tools.Deny)
 }

@@ -64,3 +64,64 @@ func TestReport_AnotherSessionIsKilled(t *testing.T) {
 	require.Equal(t, []Finding{{Path: ".git/config", What: "core.pager = x"}}, second.Findings(t.Context()))
 	require.Empty(t, second.Findings(t.Context()), "once")
 }
+
+// TestHarmless_WhatRunsOrReachesThisHostIsNot.
+func TestHarmless_WhatRunsOrReachesThisHostIsNot(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{"https://example.com/x", "ssh://me@example.com/x", "git@example.com:x/y.git"} {
+		require.True(t, harmless("remote.o.url", url) && harmless("remote.o.pushurl", url) && harmless("submodule.o.url", url), url)
+	}
+	for _, url := range []string{
+		"ext::sh -c evil", "ext://x/y", "file:///x", "/x", "./x", "https://-x/y", "ssh://-oProxyCommand=x/y", "ssh://-u@example.com/x", "x::y", "host:::y", "",
+	} {
+		require.False(t, harmless("remote.o.url", url) || harmless("remote.o.pushurl", url) || harmless("submodule.o.url", url), url)
+	}
+	require.True(t, harmless("submodule.x.update", "rebase"))
+	require.False(t, harmless("submodule.x.update", " !evil"))
+	require.True(t, harmless("branch.x.remote", "up") && harmless("branch.x.pushremote", ".") && harmless("branch.x.remote", "https://example.com/x"))
+	require.False(t, harmless("branch.x.remote", "./evil") || harmless("branch.x.pushremote", "/evil") || harmless("extensions.partialclone", "ext::evil"))
+	require.True(t, harmless("extensions.refstorage", "reftable") && harmless("gc.auto", "0") && harmless("gc.refs/heads/x.reflogexpire", "now") && harmless("init.defaultbranch", "x"))
+	for key, value := range map[string]string{
+		"gc.recentobjectshook": "evil", "gc.repackfilterto": "/home", "core.worktree": "/home", "core.protecthfs": "false", "core.protectntfs": "false",
+		"extensions.refstorage": "files:///home/x", "rebase.instructionformat": "%s%nexec evil", "branch.x.mergeoptions": "-s evil", "pull.twohead": "evil",
+		"init.templatedir": "evil", "fetch.bundleuri": "evil", "hook.x.command": "evil", "commit.template": "/home/x", "push.pushoption": "x", "submodule.x.gitdir": "evil",
+	} {
+		require.False(t, harmless(key, value), key)
+	}
+	require.False(t, harmless("core.pager", "x") || harmless("http.x.proxy", "y") || harmless("unheard.of", ""))
+}
+
+// TestDriver_HasAProgram.
+func TestDriver_HasAProgram(t *testing.T) {
+	t.Parallel()
+	for key, want := range map[string]string{
+		"filter.x.clean": "filter=x", "filter.x.smudge": "filter=x", "filter.x.process": "filter=x", "diff.y.command": "diff=y", "diff.y.textconv": "diff=y", "merge.z.driver": "merge=z",
+	} {
+		attribute, ok := driver(key)
+		require.True(t, ok, key)
+		require.Equal(t, want, attribute)
+	}
+	for _, key := range []string{"filter.x.required", "filter.clean", "diff.y.binary", "merge.tool"} {
+		_, ok := driver(key)
+		require.False(t, ok, key)
+	}
+}
+
+// TestRecord_AnotherDirectoryGetsTheNumber of one that was removed: it has not moved, and what its
+// user has set there stays.
+func TestRecord_AnotherDirectoryGetsTheNumber(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	info, err := os.Stat(dir)
+	require.NoError(t, err)
+	born := bornAt(dir)
+	if born == 0 {
+		t.Skip("NOT TESTED: this system does not say when a directory was made")
+	}
+	for made, want := range map[int64]string{born: dir, 0: dir, born - 1: ""} {
+		r := record{Directory: filepath.Join(dir, "gone"), ID: identityOf(info, dir), Born: made}
+		at, err := r.at(dir)
+		require.NoError(t, err)
+		require.Equal(t, want, at, made-born)
+	}
+}

@@ -3,16 +3,20 @@ package gitguard_test
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/inplace/gitguard"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
 // usesEnv has this program use a directory as a session does, until it is killed: its value is the
@@ -203,4 +207,217 @@ func TestAside_ARecordThatCannotBeReadRefuses(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", file)
 	_, err = gitguard.NewAside(t.Context(), dir)
 	require.ErrorContains(t, err, "set XDG_STATE_HOME to a directory that can be written to")
+}
+
+// copies is a repository, and the copy of its settings that a sandbox has.
+type copies struct {
+	*gitguard.Copies
+
+	dir, copy string
+}
+
+func newCopies(t *testing.T, script string) *copies {
+	t.Helper()
+	dir, scratch := workspace(t, commit+script), t.TempDir()
+	c := &copies{Copies: gitguard.NewCopies(dir, scratch, []string{".git/config"}), dir: dir, copy: filepath.Join(scratch, isolation.CopyOf(".git/config"))}
+	require.NoError(t, c.Put(t.Context()))
+	return c
+}
+
+// sets has a command change settings, and returns what is reported of it.
+func (c *copies) sets(t *testing.T, script string) []string {
+	t.Helper()
+	run(t, c.dir, "set() { git config -f '"+c.copy+"' \"$@\"; }\nCOPY='"+c.copy+"'\n"+script)
+	keys, err := c.Changed(t.Context())
+	require.NoError(t, err)
+	return keys
+}
+
+func TestCopies_WhatCommandsSetStaysInTheCopy(t *testing.T) {
+	t.Parallel()
+	const before = "git config remote.origin.url https://example.com/o; git config branch.main.remote origin"
+	for script, key := range map[string]string{
+		"set core.fsmonitor ./evil": "core.fsmonitor", "set core.hooksPath x": "core.hookspath", "set user.name agent": "user.name",
+		"set remote.origin.url https://evil.example.com/o":                 "remote.origin.url",
+		"set --remove-section remote.origin":                               "remote.origin.url",
+		"set remote.up.url https://example.com/up":                         "remote.up.url",
+		"set include.path x":                                               "include.path",
+		"set \"remote.$(printf 'a\\033b').url\" ./evil":                    `"remote.a\x1bb.url"`,
+		"printf '[remote]\\n\\turl = https://example.com\\n' >> \"$COPY\"": "remote.url",
+		"printf '[-e]\\n\\tx = --global\\n' >> \"$COPY\"":                  "-e.x",
+	} {
+		t.Run(script, func(t *testing.T) {
+			t.Parallel()
+			c := newCopies(t, before)
+			config := filepath.Join(c.dir, ".git/config")
+			want, err := os.ReadFile(config)
+			require.NoError(t, err)
+			require.Equal(t, []string{".git/config: " + key}, c.sets(t, script))
+			actual, err := os.ReadFile(config)
+			require.NoError(t, err)
+			require.Equal(t, string(want), string(actual), "the user's settings do not change")
+			require.Empty(t, c.sets(t, "true"), "it is reported once")
+			has := run(t, c.dir, "git config -f '"+c.copy+"' --list")
+			run(t, c.dir, "git config x.y z")
+			require.NoError(t, c.Put(t.Context()), "the user's change is added to what was set")
+			now := run(t, c.dir, "git config -f '"+c.copy+"' --list")
+			require.Contains(t, now, "x.y=z")
+			for line := range lines(has) {
+				require.Contains(t, now, line)
+			}
+		})
+	}
+}
+
+func TestCopies_CommandsMayDoWithThemWhatTheyLike(t *testing.T) {
+	t.Parallel()
+	for name, script := range map[string]string{
+		"removed": "rm -rf '%'", "a pipe": "rm '%'; mkfifo '%'", "a directory": "rm '%'; mkdir '%'", "a link": "rm '%'; ln -s /etc/passwd '%'",
+		"big": "head -c 2000000 /dev/zero > '%'", "its directory is a link": "rm -r \"$(dirname '%')\"; ln -s /etc \"$(dirname '%')\"",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCopies(t, "true")
+			require.Empty(t, c.sets(t, replaced(script, "%", c.copy)))
+			if name != "its directory is a link" {
+				run(t, c.dir, replaced("[ ! -d '%' ] || rmdir '%'", "%", c.copy))
+				require.NoError(t, c.Put(t.Context()))
+				require.FileExists(t, c.copy)
+			} else {
+				require.Error(t, c.Put(t.Context()))
+			}
+		})
+	}
+	c := newCopies(t, "true")
+	run(t, c.dir, "echo '[' > '"+c.copy+"'")
+	_, err := c.Changed(t.Context())
+	require.ErrorContains(t, err, "look for changed settings in .git/config")
+}
+
+func TestDifferences(t *testing.T) {
+	t.Parallel()
+	dir := workspace(t, commit+"git config user.name p; git config x.gone 1")
+	root, err := os.OpenRoot(dir)
+	require.NoError(t, err)
+	defer root.Close()
+	theirs := run(t, dir, "cp .git/config c; git config -f c user.name s; git config -f c --unset x.gone; git config -f c core.pager y; cat c")
+	keys, err := gitguard.Differences(t.Context(), root, ".git/config", []byte(theirs))
+	require.NoError(t, err)
+	require.Equal(t, []string{".git/config: core.pager", ".git/config: user.name", ".git/config: x.gone"}, keys)
+}
+
+func TestTracked(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		script, in string
+		want       []string
+	}{
+		"no repository":  {"touch a", "", nil},
+		"repository":     {commit + "mkdir d; touch d/b c; git add d", "", []string{"a.txt", "d/b"}},
+		"a subdirectory": {commit + "mkdir d e; touch d/b e/c; git add .", "d", []string{"b"}},
+		"a submodule":    {submodule + "touch lib/x; git -C lib add x", "", []string{".gitmodules", "a.txt", "lib", "lib/x"}},
+		"a worktree":     {commit + "git worktree add -q ../other 2>&1", "../other", []string{"a.txt"}},
+		"a split index":  {commit + "git update-index --split-index; touch b; git add b", "", []string{"a.txt", "b"}},
+		"long names":     {"git init -q; d=$(printf 'd%.0s' $(seq 200)); p=$(printf \"$d/%.0s\" $(seq 25)); for f in x y; do git update-index --add --cacheinfo 100644,$(git hash-object -w --stdin </dev/null),$p$f; done; test ${#p} -gt 4095; git rm -q --cached ${p}y; git update-index --add --cacheinfo 100644,$(git hash-object --stdin </dev/null),b", "", []string{"b", strings.Repeat(strings.Repeat("d", 200)+"/", 25) + "x"}},
+		"version 4":      {"git init -q; mkdir -p d/e; touch a d/e/b d/e/bc d/f; git add .; git update-index --index-version 4", "", []string{"a", "d/e/b", "d/e/bc", "d/f"}},
+		"flags":          {"git init -q; touch a b ccccc; git add a b; git add -N ccccc; git update-index --skip-worktree a", "", []string{"a", "b", "ccccc"}},
+		"split again":    {commit + "git update-index --split-index; touch b; git add b; git update-index --split-index; touch c; git add c; git rm -q --cached a.txt", "", []string{"b", "c"}},
+		"with caches":    {commit + "git update-index --untracked-cache; git config index.threads 4; touch b; git add b; git status", "", []string{"a.txt", "b"}},
+		"other digests":  {"git init -q --object-format=sha256; touch b; git add b", "", []string{"b"}},
+		"a file .git":    {"git init -q --separate-git-dir=../r .; touch b; git add b", "", []string{"b"}},
+		"strange names":  {"git init -q; touch ' a' 'ö\n\tx'; git add .", "", []string{" a", "ö\n\tx"}},
+		"sparse":         {commit + "mkdir in out; touch in/i out/o; git add .; git commit -qm 2; git sparse-checkout init --cone --sparse-index; git sparse-checkout set in", "", []string{"a.txt", "in/i", "out"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(workspace(t, c.script), c.in)
+			got, err := gitguard.Tracked(t.Context(), dir)
+			require.NoError(t, err)
+			slices.Sort(got)
+			require.Equal(t, c.want, got)
+		})
+	}
+	dir := workspace(t, commit+"head -c 100 /dev/urandom > .git/index")
+	_, err := gitguard.Tracked(t.Context(), dir)
+	require.ErrorContains(t, err, "files that git tracks: ", "nothing tracked is not known")
+}
+
+// TestTracked_FetchesNothing: git fetches what a partial clone lacks, by a program of its settings,
+// when it looks into a directory of a sparse index.
+func TestTracked_FetchesNothing(t *testing.T) {
+	t.Parallel()
+	dir := workspace(t, commit+`mkdir in out; echo a >in/a; echo b >out/b; git add in out; git commit -qm 2
+git sparse-checkout init --cone --sparse-index; git sparse-checkout set in
+t=$(git rev-parse HEAD:out)
+git config core.repositoryformatversion 1; git config extensions.partialclone origin
+git config remote.origin.url ssh://h.example/x; git config remote.origin.promisor true
+git config core.sshCommand '`+ran+` #'
+rm .git/objects/${t:0:2}/${t:2}`)
+	mark := filepath.Join(filepath.Dir(dir), "ran")
+	files, err := gitguard.Tracked(t.Context(), dir)
+	require.NoError(t, err)
+	require.Contains(t, files, "in/a")
+	_, err = gitguard.Protected(t.Context(), dir)
+	require.NoError(t, err)
+	look, err := gitguard.Look(t.Context(), dir)
+	require.NoError(t, err)
+	_, err = look.Findings(t.Context())
+	require.NoError(t, err)
+	require.NoFileExists(t, mark)
+	run(t, dir, "git ls-files || true")
+	require.FileExists(t, mark, "the case is one")
+}
+
+// TestTracked_IsBounded: a session does not fill the disk with copies, nor the memory with names.
+func TestTracked_IsBounded(t *testing.T) {
+	t.Parallel()
+	dir := workspace(t, commit+"truncate -s 1100M .git/index; for n in 1 2 3; do truncate -s 400M .git/sharedindex.$n; done")
+	_, err := gitguard.Tracked(t.Context(), dir)
+	require.ErrorContains(t, err, "the indexes are larger than")
+	index := func(version uint32, entries int, entry func(i int) []byte) []byte {
+		file := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32([]byte("DIRC"), version), uint32(entries))
+		for i := range entries {
+			file = append(append(file, make([]byte, 24)...), 0, 0, 0x81, 0xa4) // the mode of a file
+			file = append(append(file, make([]byte, 12+20)...), entry(i)...)
+		}
+		return append(file, make([]byte, 20)...)
+	}
+	long := strings.Repeat("a", 60_000)
+	for name, c := range map[string]struct {
+		index []byte
+		says  string
+	}{
+		"repeated prefixes": {index(4, 5000, func(i int) []byte {
+			if i == 0 {
+				return append([]byte("\x0f\xff\x00"+long), 0)
+			}
+			return fmt.Appendf(nil, "\x0f\xff\x08%08d\x00", i)
+		}), "the names of its files have more than 268435456 bytes"},
+		"a name that is shorter than its prefix": {index(4, 2, func(i int) []byte {
+			if i == 0 {
+				return append([]byte("\x0f\xff\x00"+long), 0)
+			}
+			return []byte("\x00\x02\x00xx\x00")
+		}), "git cannot read it"},
+		"a prefix that is longer than the name before": {index(4, 1, func(int) []byte { return []byte("\x00\x02\x05xx\x00") }), "git cannot read it"},
+		"more entries than there are":                  {index(2, 1, func(int) []byte { return []byte("\x0f\xfe") }), "git cannot read it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := workspace(t, commit)
+			require.NoError(t, os.WriteFile(filepath.Join(dir, ".git/index"), c.index, 0o600))
+			_, err := gitguard.Tracked(t.Context(), dir)
+			require.ErrorContains(t, err, c.says)
+		})
+	}
+}
+
+// TestIdentity_OfHostileConditions: alternatives of a pattern would be tried for longer than a
+// life.
+func TestIdentity_OfHostileConditions(t *testing.T) {
+	t.Parallel()
+	dir := workspace(t, commit+`git config "includeIf.onbranch:$(printf '{a,a}%.0s' $(seq 60))b.path" x; git config user.name n; git config user.email e`+"\n"+
+		`printf 'ref: refs/heads/'"$(printf 'a%.0s' $(seq 70))" > .git/HEAD`)
+	name, email := gitguard.Identity(t.Context(), dir)
+	require.Equal(t, []string{"n", "e"}, []string{name, email})
 }

@@ -147,3 +147,59 @@ func TestAfter_NeverSaysNoEffectOfWhatMayHaveRun(t *testing.T) {
 	e.MayHaveStarted = false
 	require.Equal(t, protocol.CodeAfterUnmet, e.Refuse(age).Error.Code)
 }
+
+// Law: tenants that wait get slots in proportion to their weights, within a tenth over a thousand
+// grants, and none of them starves.
+func TestFair_SharesAreTheWeights(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		weights := map[string]float64{}
+		total := 0.0
+		for _, name := range []string{"a", "b", "c", "d"}[:2+rng.IntN(3)] {
+			weights[name] = float64(1 + rng.IntN(5))
+			total += weights[name]
+		}
+		f := core.Fair[string]{Weight: func(t string) float64 { return weights[t] }}
+		for range rng.IntN(500) { // a tenant alone gains no credit and loses none
+			f.Grant("a")
+		}
+		got, last := map[string]int{}, map[string]int{}
+		for n := range 1000 {
+			first := ""
+			for _, name := range sortedKeys(weights) {
+				if first == "" || f.Before(name, first) {
+					first = name
+				}
+			}
+			f.Grant(first)
+			got[first]++
+			require.LessOrEqual(t, n-last[first], int(2*total)+2, "seed %d: %s starves", seed, first)
+			last[first] = n
+		}
+		for name, weight := range weights {
+			want := 1000 * weight / total
+			require.InDelta(t, want, got[name], want/10+1, "seed %d: %s of %v", seed, name, weights)
+		}
+	}
+}
+
+// A call waits for what its lane waits for, from when no earlier call holds it up until it starts.
+func TestWaitClock(t *testing.T) {
+	t.Parallel()
+	at := func(ms int) time.Time { return time.Unix(100, 0).Add(time.Duration(ms) * time.Millisecond) }
+	const ms = time.Millisecond
+	var c core.WaitClock
+	first, second := &core.Entry{}, &core.Entry{}
+	c.Start(first, at(0))
+	require.Zero(t, first.Waited)
+	c.Set(core.WaitsForSlot, at(10))
+	c.Free(second, at(15))
+	c.Set(core.WaitsForSlot, at(20))
+	c.Set(core.WaitsForRate, at(30))
+	c.Free(second, at(35)) // it was free before
+	c.Set(core.WaitsForNothing, at(50))
+	c.Start(second, at(60))
+	require.Equal(t, core.Waited{core.WaitsForSlot: 15 * ms, core.WaitsForRate: 20 * ms}, second.Waited)
+	require.Equal(t, at(15), second.FreeSince)
+}

@@ -1,6 +1,9 @@
 package limits_test
 
 import (
+	"context"
+	"log/slog"
+	"sync"
 	"testing"
 	"time"
 
@@ -157,4 +160,59 @@ func TestStore_SetKeepsWhatItDoesNotName(t *testing.T) {
 		{Lane: "account/*", Waiting: 9, Concurrent: 1},
 	}, rules.List())
 	require.ErrorIs(t, store.Set(t.Context(), limits.Rule{Tenant: "acme", Waiting: 1}), limits.ErrInvalid)
+}
+
+// Law: a rate holds for all processes together, also if their clocks differ: the difference counts
+// once, and not whenever another process spends.
+func TestSpending_ClocksThatDiffer(t *testing.T) {
+	t.Parallel()
+	const rate, burst, ahead = 100, 1, 300 * time.Millisecond
+	server := natsiotest.New(t, natsio.Topology{})
+	_, err := limits.Open(t.Context(), server.JS, "tf")
+	require.NoError(t, err)
+	bucket := limits.Bucket{Rate: rate, Burst: burst}
+	late := limits.NewSpending(server.JS, "tf", "acme")
+	early := limits.NewSpending(server.JS, "tf", "acme")
+	began, taken := time.Now(), 0
+	for range 300 {
+		for _, process := range []struct {
+			spending *limits.Spending
+			ahead    time.Duration
+		}{{late, 0}, {early, ahead}} {
+			wait, err := process.spending.Spend(t.Context(), bucket, 1, func() time.Time { return time.Now().Add(process.ahead) })
+			require.NoError(t, err)
+			if wait == 0 {
+				taken++
+			}
+		}
+	}
+	require.LessOrEqual(t, float64(taken), burst+rate*(time.Since(began)+ahead).Seconds())
+}
+
+// Law: a change of the rules is known within a second, also of the first rule of a fleet.
+func TestWatch_KnowsAChangeWithinASecond(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	changed := make(chan struct{}, 16)
+	w := limits.NewWatch(f.JS, "tf", slog.New(slog.DiscardHandler), func() { changed <- struct{}{} })
+	require.NoError(t, w.Load(t.Context()))
+	require.Nil(t, w.Rules())
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { w.Run(ctx) })
+	defer running.Wait()
+	defer stop()
+	store, err := limits.Open(t.Context(), f.JS, "tf")
+	require.NoError(t, err)
+	for n := range 3 {
+		set := time.Now()
+		require.NoError(t, store.Set(t.Context(), limits.Rule{Lane: "account/*", Concurrent: n + 1}))
+		require.Eventually(t, func() bool { r := w.Rules().Of("account/x"); return r != nil && r.Concurrent == n+1 }, 10*time.Second, time.Millisecond)
+		require.Less(t, time.Since(set), time.Second+2*time.Second, "a busy machine may take longer than the second that is promised")
+		<-changed
+	}
+	require.NoError(t, store.Remove(t.Context(), limits.Rule{Lane: "account/*"}))
+	require.Eventually(t, func() bool { return w.Rules() == nil }, 10*time.Second, time.Millisecond)
+	require.NoError(t, f.JS.DeleteKeyValue(t.Context(), "TF_LIMITS"))
+	require.True(t, w.LoadUntil(t.Context()), "a bucket that is gone has no rules")
 }

@@ -1,6 +1,7 @@
 package mcpserver_test
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -8,15 +9,20 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
+	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
+	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // asking is a client of 2026-07-28 that knows tasks, as far as the SDK's does not.
@@ -228,4 +234,138 @@ func TestTask_EndsWithAFleetThatDoes(t *testing.T) {
 			require.Equal(t, "cancelled", c.ended(made.TaskID).Result.Status)
 		})
 	}
+}
+
+// impatient has clients that know no tasks wait for next to nothing.
+func impatient(o *mcpserver.Options) { o.Patience = 200 * time.Millisecond }
+
+// TestLater_WhoKnowsNoTasksReadsTheResult: a call that takes long goes on, and says where its
+// result will be.
+func TestLater_WhoKnowsNoTasksReadsTheResult(t *testing.T) {
+	t.Parallel()
+	s, workspace := open(t, shared, impatient)
+	c, other := connect(t, s, nil), connect(t, s, nil)
+	later := func(command string) (path, uri string) {
+		t.Helper()
+		result := bash(t, c, command)
+		require.False(t, result.IsError)
+		require.Equal(t, "working", field(t, result, "status"))
+		path = "result:" + as[string](t, field(t, result, "call_id"))
+		require.Contains(t, text(t, result), path)
+		return path, as[*mcp.ResourceLink](t, result.Content[1]).URI
+	}
+	read := func(path string) *mcp.CallToolResult {
+		t.Helper()
+		return call(t, other, "read", map[string]any{"path": path})
+	}
+	wait := "until [ -e go ]; do sleep 0.05; done; "
+	path, uri := later(wait + "echo done")
+	require.Equal(t, "working", field(t, read(path), "status"), "it still goes on")
+	resource, err := c.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri})
+	require.NoError(t, err)
+	require.Contains(t, resource.Contents[0].Text, "still runs")
+	require.NoError(t, os.WriteFile(filepath.Join(workspace, "shared", "go"), nil, 0o600))
+	require.Eventually(t, func() bool { return field(t, read(path), "status") == "ok" }, time.Minute, time.Millisecond)
+	require.Equal(t, "done\n", text(t, read(path)), "what the call would have been answered with")
+	resource, err = c.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri})
+	require.NoError(t, err)
+	require.Equal(t, "done\n", resource.Contents[0].Text)
+}
+
+// TestLater_ItsEndIsTold also where there is nothing to read: reading waits for the end of a call.
+func TestLater_ItsEndIsTold(t *testing.T) {
+	t.Parallel()
+	var same mcpserver.Options
+	s, _ := open(t, shared, impatient, func(o *mcpserver.Options) { same = *o })
+	c := connect(t, s, nil)
+	result := bash(t, c, "sleep 1000")
+	require.Equal(t, "working", field(t, result, "status"))
+	id := as[string](t, field(t, result, "call_id"))
+	path := "result:" + id
+	require.NoError(t, same.Dispatcher.Cancel(t.Context(), &protocol.Call{
+		ID: protocol.CallID(id), SessionID: "shared", Pool: protocol.DefaultPool, Resources: []protocol.Use{{Key: protocol.SandboxKey("shared")}},
+	}))
+	require.Eventually(t, func() bool {
+		result = call(t, c, "read", map[string]any{"path": path})
+		return field(t, result, "status") != "working"
+	}, time.Minute, time.Millisecond)
+	require.True(t, result.IsError)
+	require.Equal(t, "cancelled", field(t, result, "status"))
+	require.Equal(t, text(t, result), text(t, call(t, c, "read", map[string]any{"path": path})), "also later")
+}
+
+// TestLater_WhoHearsOfTheCallWaits: progress is what keeps a client patient.
+func TestLater_WhoHearsOfTheCallWaits(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t, shared, impatient)
+	params := &mcp.CallToolParams{Name: "bash", Arguments: map[string]any{"command": "sleep 1; echo done"}}
+	params.SetProgressToken("p")
+	result, err := connect(t, s, nil).CallTool(t.Context(), params)
+	require.NoError(t, err)
+	require.Equal(t, "done\n", text(t, result))
+}
+
+// TestHTTP_KeysAreOfTheirToken: what two tokens call by one name is not one sandbox, and the key of
+// none is one like any other.
+func TestHTTP_KeysAreOfTheirToken(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t)
+	const annToken, cidToken, deeToken = "0123456789abcdef-ann", "0123456789abcdef-cid", "0123456789abcdef-cid-too"
+	tokens, err := mcpserver.ReadTokens(strings.NewReader("ann use " + annToken + "\ncid use " + cidToken + "\ncid use " + deeToken + "\n"))
+	require.NoError(t, err)
+	web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{Tokens: tokens}))
+	t.Cleanup(web.Close)
+	t.Cleanup(as[*http.Transport](t, http.DefaultTransport).CloseIdleConnections)
+	said := func(token, path, command string) string {
+		t.Helper()
+		got := asking{t: t, url: web.URL + path, token: token, unaware: true}.call(command)
+		require.Zero(t, got.Error.Code)
+		return got.Result.Content[0].Text
+	}
+	said(annToken, "/mcp/key", "echo ann >f")
+	said(cidToken, "/mcp/key", "echo cid >g")
+	require.Equal(t, "f\n", said(annToken, "/mcp/key", "ls"))
+	require.Equal(t, "g\n", said(cidToken, "/mcp/key", "ls"))
+	require.Equal(t, "g\n", said(deeToken, "/mcp/key", "ls"), "two tokens of one name")
+	require.Contains(t, said(annToken, "/mcp", "ls; echo ann >none"), "no output")
+	require.Contains(t, said(cidToken, "/mcp", "ls"), "no output")
+	require.Equal(t, "none\n", said(annToken, "/mcp", "ls"))
+}
+
+// TestHTTP_SessionsWithoutAKeyHaveTheirOwn: two sessions of the protocol that one token begins at
+// one address share nothing.
+func TestHTTP_SessionsWithoutAKeyHaveTheirOwn(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t)
+	at := posting{t: t, url: serveHTTP(t, s), version: "2025-11-25"}
+	one, two := at.begin(), at.begin()
+	require.NotEqual(t, one.session, two.session)
+	says := func(p posting, command string) string {
+		t.Helper()
+		arguments, err := json.Marshal(map[string]any{"command": command})
+		require.NoError(t, err)
+		response := p.do(http.MethodPost, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"bash","arguments":`+string(arguments)+`}}`, nil)
+		_, got := event(t, bufio.NewReader(response.body), false)
+		return got.Result.Content[0].Text
+	}
+	says(one, "echo 1 >f")
+	require.Contains(t, says(two, "ls; echo 2 >f"), "no output")
+	require.Equal(t, "1\n", says(one, "cat f"))
+}
+
+// How long a session of the protocol lasted is a metric; the end of the server ends those that are
+// open.
+func TestHTTP_MeasuresSessions(t *testing.T) { //nolint:paralleltest // it sets the process's meter
+	meter := metrictest.New(t)
+	meter.Install()
+	s, _ := open(t)
+	at := posting{t: t, url: serveHTTP(t, s), version: "2025-11-25"}
+	ended := at.begin()
+	at.begin()
+	const attributes = "mcp.protocol.version=2025-11-25,network.transport=tcp"
+	require.Empty(t, meter.Read(t, genaiconv.MetricMCPServerSession))
+	ended.do(http.MethodDelete, "", nil)
+	require.Eventually(t, func() bool { return meter.Read(t, genaiconv.MetricMCPServerSession)[attributes] == 1 }, time.Minute, time.Millisecond)
+	s.Close()
+	require.EqualValues(t, 2, meter.Read(t, genaiconv.MetricMCPServerSession)[attributes])
 }

@@ -4,10 +4,13 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"net"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/metrics"
 	"strings"
 	"sync"
 	"testing"
@@ -282,4 +285,97 @@ func TestLoadToken_SeveralAtOnce(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, left, 1)
 	}
+}
+
+func TestCluster_KeepsReplicas(t *testing.T) {
+	t.Parallel()
+	cluster, err := embedded.StartCluster(t.Context(), 3, embedded.Options{Data: t.TempDir()})
+	require.NoError(t, err)
+	t.Cleanup(cluster.Close)
+	nc := connect(t, cluster.URL(), "", cluster.Options()...)
+	js, err := jetstream.New(nc, patient)
+	require.NoError(t, err)
+	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}, Replicas: 3})
+	require.NoError(t, err)
+	_, err = js.Publish(t.Context(), "s", []byte("kept"))
+	require.NoError(t, err)
+	info, err := stream.Info(t.Context())
+	require.NoError(t, err)
+	require.Len(t, info.Cluster.Replicas, 2, "beside the leader")
+
+	for address := range strings.SplitSeq(cluster.URL(), ",") {
+		parsed, err := url.Parse(address)
+		require.NoError(t, err)
+		require.Equal(t, "127.0.0.1", parsed.Hostname())
+		_, err = nats.Connect(address, nats.Token("guessed"), nats.Timeout(time.Minute))
+		require.ErrorIs(t, err, nats.ErrAuthorization, "others of this machine get in")
+	}
+}
+
+// passData makes this test binary a process whose server passes objects on, over a data directory.
+const passData = "TEST_PASS_DATA"
+
+// Memory that workspaces took on their way through a server is given back soon after, also by one
+// that is idle then.
+func TestServer_GivesMemoryBack(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), self)
+	cmd.Env = append(os.Environ(), passData+"="+t.TempDir(), "GOGC=300")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
+
+// pass passes 256 MB through a server, and fails when it keeps the memory.
+func pass(dir string) {
+	ctx := context.Background()
+	server, err := embedded.Start(ctx, embedded.Options{Data: dir})
+	must(err)
+	defer server.Close()
+	nc, err := natsio.Connect(ctx, "", natsio.ConnectOptions{Name: "pass", Options: server.Options()})
+	must(err)
+	defer nc.Close()
+	js, err := jetstream.New(nc, patient)
+	must(err)
+	objects, err := js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: "passed"})
+	must(err)
+	most := uint64(0)
+	for range 4 {
+		_, err := objects.Put(ctx, jetstream.ObjectMeta{Name: "workspace"}, io.LimitReader(zeros{}, 64<<20))
+		must(err)
+		object, err := objects.Get(ctx, "workspace")
+		must(err)
+		_, err = io.Copy(io.Discard, object)
+		must(err)
+		must(objects.Delete(ctx, "workspace"))
+		most = max(most, held())
+	}
+	look := time.NewTicker(100 * time.Millisecond)
+	for end := time.After(time.Minute); held() > 128<<20; {
+		select {
+		case <-look.C:
+		case <-end:
+			must(fmt.Errorf("%d MB are held, of %d at most", held()>>20, most>>20))
+		}
+	}
+	fmt.Printf("%d MB at the end, %d MB at most\n", held()>>20, most>>20)
+}
+
+func must(err error) {
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// held is how much memory the runtime of this process has of the system.
+func held() uint64 {
+	samples := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
+	metrics.Read(samples)
+	return samples[0].Value.Uint64() - samples[1].Value.Uint64()
 }

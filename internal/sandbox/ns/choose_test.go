@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"unsafe"
@@ -19,6 +21,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/test/escapetest"
 )
 
@@ -173,4 +177,62 @@ func answerForBwrap(listener, over int, allowed, refused *atomic.Int64) {
 		}
 		_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&v)))
 	}
+}
+
+// TestLimits_HoldFromTheFirstInstruction: a command and what it starts at once have hard limits,
+// however late this process and the first one of the sandbox get to run: the processors are busy.
+func TestLimits_HoldFromTheFirstInstruction(t *testing.T) { //nolint:paralleltest // it needs the processors
+	s, err := ns.New(nil).Open(t.Context(), isolation.Spec{
+		ID: "limits", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"},
+		Limits: sandbox.Limits{FileSize: 1 << 20, OpenFiles: 64},
+	})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+	var busy sync.WaitGroup
+	for range 2 * runtime.NumCPU() {
+		busy.Go(func() {
+			_, _ = s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", "while [ ! -e done ]; do :; done"}})
+		})
+	}
+	defer busy.Wait()
+	defer func() {
+		_, err := s.FS().Write(t.Context(), protocol.FilesWrite{Path: "done"})
+		require.NoError(t, err)
+	}()
+	const script = `one() { ulimit -Hf; ulimit -Hn; }; (one)& (one)& (one & wait)& one; wait`
+	for range 8 {
+		result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", script}})
+		require.NoError(t, err)
+		require.Equal(t, strings.Repeat("2048\n64\n", 4), sorted(string(result.Stdout.Data)))
+	}
+}
+
+// sorted puts the pairs of lines, which came in any order, in order.
+func sorted(text string) string {
+	sizes, files := strings.Count(text, "2048\n"), strings.Count(text, "64\n")
+	if sizes == files && len(text) == sizes*len("2048\n64\n") {
+		return strings.Repeat("2048\n64\n", sizes)
+	}
+	return text
+}
+
+// TestOpen_UnderHardLimits: a process that may have less than a sandbox gets opens one with that.
+func TestOpen_UnderHardLimits(t *testing.T) {
+	t.Parallel()
+	if os.Getenv("UNDER_HARD_LIMITS") == "" {
+		if pattern, err := os.ReadFile("/proc/sys/kernel/core_pattern"); err != nil || strings.HasPrefix(string(pattern), "|") {
+			t.Skip("UNSUPPORTED: this host has a handler of crashes, and needs another limit of core files")
+		}
+		cmd := exec.CommandContext(t.Context(), "bash", "-c", `ulimit -c 0 -u 1000 -n 1024 -f 1000000; exec "$0" -test.v -test.run "$1"`, os.Args[0], t.Name())
+		cmd.Env = append(os.Environ(), "UNDER_HARD_LIMITS=1")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(out))
+		return
+	}
+	s, err := ns.New(nil).Open(t.Context(), isolation.Spec{ID: "limited", Workspace: t.TempDir(), Scratch: t.TempDir()})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+	result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", "ulimit -H -c; ulimit -n"}})
+	require.NoError(t, err)
+	require.Equal(t, "0\n1024\n", string(result.Stdout.Data), string(result.Stderr.Data))
 }

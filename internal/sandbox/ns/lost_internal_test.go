@@ -4,7 +4,13 @@ package ns
 
 import (
 	"context"
+	"fmt"
+	"io"
+	"net"
 	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -194,4 +200,86 @@ func TestLost_SignalsEndNothing(t *testing.T) {
 	require.NoError(t, err)
 	result := <-done
 	require.Equal(t, "up\nover\n", string(result.Stdout.Data), "%s", result.Reason)
+}
+
+// TestProxy_ComesBackWithALostSandbox: the sandbox that is started again has a listener and a link
+// of its own, and the old ones are not served any more.
+func TestProxy_ComesBackWithALostSandbox(t *testing.T) {
+	t.Parallel()
+	begun, ended := make(chan string, 4), make(chan string, 4)
+	serve := func(ctx context.Context, what string) {
+		begun <- what
+		<-ctx.Done()
+		ended <- what
+	}
+	both := func(from <-chan string) {
+		require.ElementsMatch(t, []string{"proxy", "link"}, []string{<-from, <-from})
+	}
+	s, err := New(nil).open(t.Context(), isolation.Spec{
+		ID: "lost", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"},
+		Network: isolation.Network{
+			Mode: isolation.NetworkProxy, Serve: func(ctx context.Context, _ net.Listener) { serve(ctx, "proxy") },
+			ServeLink: func(ctx context.Context, _ io.ReadWriteCloser) { serve(ctx, "link") },
+		},
+	})
+	require.NoError(t, err)
+	both(begun)
+	require.NoError(t, s.current.process.Kill())
+	<-s.current.gone
+	result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"true"}})
+	require.NoError(t, err)
+	require.Zero(t, result.ExitCode)
+	both(ended)
+	both(begun)
+	require.NoError(t, s.Close())
+	both(ended)
+}
+
+// TestThreads_AreAllThereBeforeTheFirstCommand: whatever is done at once, the first process needs
+// no thread more than it has in stock. It could not get one when commands have used up the
+// processes of the sandbox, and commands could reach one that comes later.
+func TestThreads_AreAllThereBeforeTheFirstCommand(t *testing.T) {
+	t.Parallel()
+	s := openLost(t)
+	run := func(cmd sandbox.Cmd) {
+		result, err := s.Exec(t.Context(), cmd)
+		require.NoError(t, err)
+		require.Equal(t, sandbox.ReasonExited, result.Reason)
+	}
+	run(sandbox.Cmd{Argv: []string{"sh", "-c", `mkdir d && for i in $(seq 200); do echo "line $i" >"d/$i"; done`}})
+	stock := tasksOf(t, s)
+	work := []func(name string){
+		func(string) { run(sandbox.Cmd{Argv: []string{"true"}, Limits: sandbox.Limits{Memory: 1 << 30}}) },
+		func(string) {
+			run(sandbox.Cmd{Argv: []string{"sleep", "0.03"}, Dir: "d", Limits: sandbox.Limits{Disk: 1 << 30}})
+		},
+		func(string) { run(sandbox.Cmd{Argv: []string{"sh", "-c", "true & true"}, ReadOnly: true}) },
+		func(string) {
+			_, err := s.FS().Search(t.Context(), protocol.FilesSearch{Path: ".", Pattern: "line 1.*7"}, 0)
+			require.NoError(t, err)
+		},
+		func(name string) {
+			_, err := s.FS().Write(t.Context(), protocol.FilesWrite{Path: name, Content: make([]byte, 1<<20)})
+			require.NoError(t, err)
+		},
+	}
+	var all sync.WaitGroup
+	for n := range 8 * len(work) {
+		all.Go(func() {
+			for range 3 {
+				work[n%len(work)](filepath.Join("made", strconv.Itoa(n)))
+			}
+		})
+	}
+	all.Wait()
+	require.Equal(t, stock, tasksOf(t, s))
+}
+
+// tasksOf are the threads of a sandbox's first process.
+func tasksOf(t *testing.T, s *Sandbox) []string {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", s.current.process.Pid))
+	require.NoError(t, err)
+	require.NotEmpty(t, tasks)
+	return tasks
 }

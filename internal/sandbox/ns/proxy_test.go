@@ -13,6 +13,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -205,4 +207,45 @@ func sh(t *testing.T, s sandbox.Sandbox, script string) string {
 func ask(t *testing.T, s sandbox.Sandbox, address string) string {
 	t.Helper()
 	return sh(t, s, fmt.Sprintf(`trap "" PIPE; exec 2>&1; exec 3<>/dev/tcp/127.0.0.1/3128 && printf 'GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n' >&3 && cat <&3`, address))
+}
+
+// TestFiles_EverybodyGetsHisOwnReply beside the ends of commands.
+func TestFiles_EverybodyGetsHisOwnReply(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	var all sync.WaitGroup
+	for n := range 4 {
+		name := fmt.Sprintf("file %d", n)
+		all.Go(func() {
+			if _, err := s.FS().Write(t.Context(), protocol.FilesWrite{Path: name, Content: []byte(name)}); err != nil {
+				t.Errorf("write %s: %v", name, err)
+			}
+			for range 300 {
+				got, err := s.FS().Read(t.Context(), protocol.FilesRead{Path: name})
+				if err != nil || string(got.Content) != name {
+					t.Errorf("read %s: %q, %v", name, got.Content, err)
+				}
+			}
+		})
+	}
+	all.Go(func() {
+		for n := range 30 {
+			word := fmt.Sprint("word ", n)
+			result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"echo", "-n", word}})
+			if err != nil || string(result.Stdout.Data) != word {
+				t.Errorf("echo %s: %q, %v", word, result.Stdout.Data, err)
+			}
+		}
+	})
+	all.Wait()
+}
+
+// TestReset_LeavesNothingInMemory: of what commands have left nothing but the workspace is there.
+func TestReset_LeavesNothingInMemory(t *testing.T) {
+	t.Parallel()
+	s := limited(t, sandbox.Limits{})
+	const list = "ls -A /dev/shm /tmp ~ | grep left; cat file"
+	require.Equal(t, "left\nleft\nleft\nkept", string(run(t, s, "touch /dev/shm/left /tmp/left ~/left; echo -n kept >file; "+list).Stdout.Data))
+	require.NoError(t, s.Reset(t.Context()))
+	require.Equal(t, "kept", string(run(t, s, list).Stdout.Data))
 }

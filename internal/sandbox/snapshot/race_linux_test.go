@@ -1,10 +1,18 @@
 package snapshot_test
 
 import (
+	"bytes"
 	gocontext "context"
+	"fmt"
+	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -106,4 +114,151 @@ func TestSave_DirectoriesComeAndGo(t *testing.T) {
 		require.NoError(t, err)
 		require.Contains(t, delta.Set, "f")
 	}
+}
+
+// TestMemory_DoesNotGrowWithFiles: a process that saves and restores a file of 256 MiB has taken
+// less than 160 MiB of the system, all in all.
+func TestMemory_DoesNotGrowWithFiles(t *testing.T) {
+	t.Parallel()
+	const arm, size, most = "TOOLFLEET_LARGE_FILE", 256 << 20, 160 << 20
+	if os.Getenv(arm) != "" {
+		saveAndRestore(t, size)
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.v", "-test.run", "^"+t.Name()+"$")
+	cmd.Env = []string{arm + "=1", "TMPDIR=" + t.TempDir()}
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	_, line, found := strings.Cut(string(out), "taken: ")
+	require.True(t, found, "%s", out)
+	var taken int
+	_, err = fmt.Sscanf(line, "%d", &taken)
+	require.NoError(t, err)
+	t.Logf("%d MiB", taken>>20)
+	require.Less(t, taken, most)
+}
+
+// TestSave_OfASmallFileTakesLittle memory: each write of a tool is a save.
+func TestSave_OfASmallFileTakesLittle(t *testing.T) { //nolint:paralleltest // it counts what the process allocates
+	root, bodies := newRoot(t, tree{"f": {body: "small"}}), newMemory()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, err := snapshot.Save(t.Context(), root, snapshot.Tree{}, snapshot.Index{}, bodies, nil)
+	require.NoError(t, err)
+	runtime.ReadMemStats(&after)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(1<<20))
+}
+
+// saveAndRestore saves and restores a file, and prints what the process has taken.
+func saveAndRestore(t *testing.T, size int64) {
+	t.Helper()
+	root, bodies := newRoot(t, nil), snapshot.Directory(t.TempDir())
+	file, err := root.Create("large")
+	require.NoError(t, err)
+	part := bytes.Repeat([]byte("content "), snapshot.MaxPart/8)
+	for i := range size / snapshot.MaxPart {
+		_, err = file.Write(fmt.Appendf(part[:0], "%8d", i)[:snapshot.MaxPart])
+		require.NoError(t, err)
+	}
+	require.NoError(t, file.Close())
+	delta, err := snapshot.Save(t.Context(), root, snapshot.Tree{}, snapshot.Index{}, bodies, nil)
+	require.NoError(t, err)
+	require.Equal(t, size, delta.Stats.Kept)
+	to := newRoot(t, nil)
+	stats, err := snapshot.Restore(t.Context(), to, delta.Set, snapshot.Index{}, bodies, nil)
+	require.NoError(t, err)
+	require.Equal(t, size, stats.Bytes)
+	var memory runtime.MemStats // without what the race detector takes
+	runtime.ReadMemStats(&memory)
+	fmt.Println("taken:", memory.Sys)
+	require.NoError(t, os.Remove(filepath.Join(to.Name(), "large")))
+}
+
+// onSmallDisk runs the calling test again in a process with mounts of its own. There it returns a
+// directory that is a disk of 16 MiB, here "".
+func onSmallDisk(t *testing.T) (disk string) {
+	t.Helper()
+	const arm = "TOOLFLEET_SMALL_DISK"
+	if disk := os.Getenv(arm); disk != "" {
+		require.NoError(t, unix.Mount("none", disk, "tmpfs", 0, "size=16m"))
+		return disk
+	}
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.v", "-test.run", "^"+t.Name()+"$")
+	cmd.Env = []string{arm + "=" + t.TempDir(), "TMPDIR=" + t.TempDir()}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}},
+	}
+	out, err := cmd.CombinedOutput()
+	if len(out) == 0 && err != nil {
+		t.Skipf("UNSUPPORTED: no process here has users and mounts of its own: %v", err)
+	}
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "--- PASS: "+t.Name())
+	return ""
+}
+
+// TestRestore_OnADiskThatIsFull says so, touches nothing outside, and takes nothing for restored
+// that is not; when there is room again, the same restore makes the rest.
+func TestRestore_OnADiskThatIsFull(t *testing.T) {
+	t.Parallel()
+	disk := onSmallDisk(t)
+	if disk == "" {
+		return
+	}
+	half := string(large())
+	small := tree{}
+	for i := range 60 {
+		small["s"+strconv.Itoa(i)] = node{body: half[i*1000 : i*1000+100_000]}
+	}
+	for name, rest := range map[string]tree{"small": small, "large": {"large": {body: half + half[1:]}}} {
+		restoreWithoutRoom(t, filepath.Join(disk, name), rest)
+	}
+}
+
+// restoreWithoutRoom restores a tree that is larger than the room that there is.
+func restoreWithoutRoom(t *testing.T, home string, rest tree) {
+	t.Helper()
+	outside := tree{"kept": {body: "theirs"}}
+	beside := newRoot(t, outside)
+	before := tree{"d": {dir: true}, "d/f": {body: "1"}, "large": {body: "small"}, "gone": {body: "x"}}
+	after := tree{"d": {dir: true}, "d/f": {body: "2"}, "out": {link: beside.Name()}}
+	maps.Copy(after, rest)
+	first, next := saved(t, newRoot(t, before), nil), saved(t, newRoot(t, after), nil)
+
+	require.NoError(t, os.Mkdir(home, 0o700))
+	defer func() { require.NoError(t, os.RemoveAll(home)) }()
+	root, index := openRoot(t, home), snapshot.Index{}
+	_, err := snapshot.Restore(t.Context(), root, first.tree, index, first.bodies, nil)
+	require.NoError(t, err)
+	empty := fill(t, home+".filler", 4<<20)
+	_, err = snapshot.Sync(t.Context(), root, first.manifest, next.tree, next.bodies, nil)
+	require.ErrorIs(t, err, unix.ENOSPC)
+	require.Equal(t, before.filled(), content(t, root), "a sync has room for all, or changes nothing")
+	for range 2 {
+		_, err = snapshot.Restore(t.Context(), root, next.tree, index, next.bodies, nil)
+		require.ErrorIs(t, err, unix.ENOSPC)
+		require.Equal(t, outside.filled(), content(t, beside))
+		for _, known := range []snapshot.Index{maps.Clone(index), {}} {
+			delta, err := snapshot.Save(t.Context(), root, next.tree, known, newMemory(), nil)
+			require.NoError(t, err)
+			require.False(t, delta.Empty(), "what was restored in part is taken for whole")
+		}
+	}
+	empty()
+	_, err = snapshot.Restore(t.Context(), root, next.tree, index, next.bodies, nil)
+	require.NoError(t, err)
+	require.Equal(t, after.filled(), content(t, root))
+	require.Equal(t, outside.filled(), content(t, beside))
+}
+
+// fill fills the disk of a path but for some bytes, until the returned function is called.
+func fill(t *testing.T, path string, left int) (empty func()) {
+	t.Helper()
+	var disk unix.Statfs_t
+	require.NoError(t, unix.Statfs(filepath.Dir(path), &disk))
+	free := int(disk.Bavail) * int(disk.Bsize)
+	require.NoError(t, os.WriteFile(path, make([]byte, free-left), 0o600))
+	return func() { require.NoError(t, os.Remove(path)) }
 }

@@ -1,6 +1,7 @@
 package sandboxes
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -183,4 +184,79 @@ func TestOpen_ASlowRepositoryHoldsUpNoOtherLane(t *testing.T) {
 	require.NoError(t, os.WriteFile(ends, nil, 0o600))
 	require.NoError(t, <-opened)
 	require.NoError(t, <-opened)
+}
+
+// What is remembered of the same files again and again takes no more room, and is what came last.
+func TestDigests_FileStaysSmall(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "seen.jsonl")
+	remembered := NewDigests(path)
+	const files, rounds = 3, 2000
+	for round := range rounds {
+		for file := range files {
+			remembered.Note(protocol.GuardRead, "s1", strconv.Itoa(file), fmt.Sprintf("%d of %d", round, file))
+		}
+	}
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.LessOrEqual(t, bytes.Count(content, []byte("\n")), 2*files+spareLines)
+	found := NewDigests(path) // as another worker finds it
+	for file := range files {
+		want := fmt.Sprintf("%d of %d", rounds-1, file)
+		require.Equal(t, want, remembered.Expect(protocol.GuardRead, "s1", strconv.Itoa(file), ""))
+		require.Equal(t, want, found.Expect(protocol.GuardRead, "s1", strconv.Itoa(file), ""))
+	}
+	require.Empty(t, found.Expect(protocol.GuardRead, "s2", "0", ""))
+}
+
+// A file that was cut short when its worker was killed is read as far as it goes, and goes on
+// behind that.
+func TestDigests_CutLine(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "seen.jsonl")
+	NewDigests(path).Note(protocol.GuardRead, "s1", "a", "1")
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, append(content, content[:len(content)/2]...), 0o600))
+	for _, file := range []string{"b", "c"} {
+		NewDigests(path).Note(protocol.GuardRead, "s1", file, "2")
+	}
+	found := NewDigests(path)
+	for file, want := range map[string]string{"a": "1", "b": "2", "c": "2"} {
+		require.Equal(t, want, found.Expect(protocol.GuardRead, "s1", file, ""), file)
+	}
+}
+
+// A command without isolation can put anything in the place of the file.
+func TestDigests_WhatIsNoFile(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "seen.jsonl")
+	require.NoError(t, os.Symlink("/dev/zero", path))
+	require.Empty(t, NewDigests(path).Expect(protocol.GuardRead, "s1", "a", ""))
+	NewDigests(path).Note(protocol.GuardRead, "s1", "a", "1")
+	require.Equal(t, "1", NewDigests(path).Expect(protocol.GuardRead, "s1", "a", ""))
+}
+
+// Root may enter everything, so this shows something when an ordinary user runs it.
+func TestRemoveUnmounted_DirectoriesThatNobodyMayEnter(t *testing.T) {
+	t.Parallel()
+	home, outside := filepath.Join(t.TempDir(), "home"), t.TempDir()
+	inner := filepath.Join(home, "a", "b")
+	require.NoError(t, os.MkdirAll(inner, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(inner, "file"), nil, 0o400))
+	require.NoError(t, os.Symlink(outside, filepath.Join(home, "link")))
+	require.NoError(t, os.Chmod(inner, 0))
+	require.NoError(t, os.Chmod(filepath.Dir(inner), 0))
+	require.NoError(t, RemoveUnmounted(home))
+	require.NoDirExists(t, home)
+	require.DirExists(t, outside)
+}
+
+// Idle sandboxes are bounded by memory and by files, of which other things of the process need
+// some.
+func TestWarmest_HasMemoryAndFiles(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, 100, warmCapacity(100*WarmSandbox, 1<<20))
+	require.Equal(t, 170, warmCapacity(1000*WarmSandbox, 1024))
+	require.Zero(t, warmCapacity(-1, 1024))
 }

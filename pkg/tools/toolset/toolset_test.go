@@ -1,13 +1,19 @@
 package toolset_test
 
 import (
+	"bytes"
 	"encoding/json"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
+	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -201,4 +207,188 @@ func TestToolsets(t *testing.T) {
 	_, err = toolset.Named("x", "core", "y")
 	require.ErrorContains(t, err, `"x"`)
 	require.ErrorContains(t, err, `"y"`)
+}
+
+func TestJobs_Plans(t *testing.T) {
+	t.Parallel()
+	table := newTable(t, named("jobs")...)
+	for _, test := range []struct {
+		tool, arguments string
+		want            wire.JobRequest
+	}{
+		{"job_status", `{}`, wire.JobRequest{Verb: wire.JobStatus, Timeout: time.Minute}},
+		{"job_wait", `{"job":"j","timeout":"2.5"}`, wire.JobRequest{Verb: wire.JobWait, Job: "j", Timeout: 2500 * time.Millisecond}},
+		{"job_cancel", `{"job":"j"}`, wire.JobRequest{Verb: wire.JobCancel, Job: "j", Timeout: time.Minute}},
+	} {
+		_, plan, refusal := table.Plan(tools.Scope{Session: "s", Sandbox: "s"}, test.tool, test.arguments)
+		require.Nil(t, refusal, test.tool)
+		require.Equal(t, test.want, plan.Session)
+		_, refusal = plan.Call(tools.Scope{Session: "s", Sandbox: "s"}, tools.Place{}, "", test.tool, time.Now())
+		require.Equal(t, protocol.CodeInternal, refusal.Code, "it is nothing for a worker")
+	}
+	for _, arguments := range []string{`{}`, `{"job":""}`, `{"job":"j","timeout":0}`, `{"job":"j","timeout":601}`} {
+		_, _, refusal := table.Plan(tools.Scope{}, "job_wait", arguments)
+		require.NotNil(t, refusal, arguments)
+	}
+}
+
+// The page about the tools has a row for each, with every argument.
+func TestDocs_EveryToolAndArgument(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../../docs/tools.md")
+	require.NoError(t, err)
+	core, others, found := strings.Cut(string(page), "## Toolsets of other systems")
+	require.True(t, found)
+	for _, set := range toolset.Names() {
+		require.Contains(t, string(page), "`"+set+"`")
+		section := others
+		if strings.HasPrefix(set, "core") {
+			section = core
+		}
+		for _, definition := range setTable(t, set).Definitions() {
+			var schema struct {
+				Properties map[string]any `json:"properties"`
+			}
+			require.NoError(t, json.Unmarshal(definition.Schema, &schema))
+			rows := ""
+			for line := range strings.Lines(section) {
+				if strings.HasPrefix(line, "|") && strings.Contains(line, "| `"+definition.Name+"` |") {
+					rows += line
+				}
+			}
+			require.NotEmpty(t, rows, "no row for %s of %s", definition.Name, set)
+			for property := range schema.Properties {
+				require.Contains(t, rows, "`"+property+"`", "%s of %s", definition.Name, set)
+			}
+		}
+	}
+}
+
+// functionName is what OpenAI's API takes as the name of a function.
+var functionName = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,64}$`)
+
+// The schemas are valid under draft 2020-12, and keep to what OpenAI's API asks of the
+// parameters of a function.
+func TestToolsets_SchemasAreValid(t *testing.T) {
+	t.Parallel()
+	meta := jsonschema.NewCompiler().MustCompile("https://json-schema.org/draft/2020-12/schema")
+	for _, set := range toolset.Names() {
+		for _, definition := range setTable(t, set).Definitions() {
+			t.Run(set+"/"+definition.Name, func(t *testing.T) {
+				t.Parallel()
+				require.Regexp(t, functionName, definition.Name)
+				require.LessOrEqual(t, utf8.RuneCountInString(definition.Description), 1024)
+				document, err := jsonschema.UnmarshalJSON(bytes.NewReader(definition.Schema))
+				require.NoError(t, err)
+				require.NoError(t, meta.Validate(document))
+				checkObject(t, document, 1)
+			})
+		}
+	}
+}
+
+// checkObject checks the schema of an object, and of those in it.
+func checkObject(t *testing.T, schema any, depth int) {
+	t.Helper()
+	object, ok := schema.(map[string]any)
+	require.True(t, ok)
+	require.Equal(t, "object", object["type"])
+	require.LessOrEqual(t, depth, 5, "levels of nesting")
+	properties, _ := object["properties"].(map[string]any)
+	require.LessOrEqual(t, len(properties), 100)
+	required, _ := object["required"].([]any)
+	for _, name := range required {
+		require.Contains(t, properties, name)
+	}
+	for name, property := range properties {
+		checkProperty(t, name, property, depth)
+	}
+}
+
+func checkProperty(t *testing.T, name string, property any, depth int) {
+	t.Helper()
+	fields, ok := property.(map[string]any)
+	require.True(t, ok, name)
+	for _, unknown := range []string{"$ref", "oneOf", "anyOf", "allOf", "not", "if", "patternProperties", "dependentRequired"} {
+		require.NotContains(t, fields, unknown, name)
+	}
+	if standard, has := fields["default"]; has {
+		compiler := jsonschema.NewCompiler()
+		require.NoError(t, compiler.AddResource("tool:///x", property))
+		require.NoError(t, compiler.MustCompile("tool:///x").Validate(standard), "the default of %s", name)
+	}
+	switch fields["type"] {
+	case "array":
+		items, ok := fields["items"].(map[string]any)
+		require.True(t, ok, "%s: an array says of what", name)
+		if items["type"] == "object" {
+			checkObject(t, items, depth+1)
+		}
+	case "object":
+		if _, has := fields["properties"]; has {
+			checkObject(t, property, depth+1)
+		}
+	case nil:
+		require.Equal(t, "content", name, "only JSON content may be of any type")
+	}
+}
+
+// What a tool says of its defaults and bounds in words is what its schema says.
+func TestToolsets_DefaultsAreInWords(t *testing.T) {
+	t.Parallel()
+	for _, set := range toolset.Names() {
+		for _, definition := range setTable(t, set).Definitions() {
+			var schema struct {
+				Required   []string `json:"required"`
+				Properties map[string]struct {
+					Default     any    `json:"default"`
+					Description string `json:"description"`
+				} `json:"properties"`
+			}
+			require.NoError(t, json.Unmarshal(definition.Schema, &schema))
+			for name, property := range schema.Properties {
+				if property.Default != nil {
+					require.Contains(t, property.Description, "Default: ", "%s.%s", definition.Name, name)
+					require.NotContains(t, schema.Required, name)
+				}
+			}
+		}
+	}
+}
+
+var scope = tools.Scope{Session: "session-1", Sandbox: "box"}
+
+func newTable(tb testing.TB, all ...tools.Tool) *tools.Table {
+	tb.Helper()
+	table, err := tools.NewTable(all...)
+	require.NoError(tb, err)
+	return table
+}
+
+func coreTable(tb testing.TB) *tools.Table {
+	tb.Helper()
+	return newTable(tb, toolset.Core()...)
+}
+
+// named returns the tools of a built-in toolset.
+func named(name string) []tools.Tool {
+	set, err := toolset.Named(name)
+	if err != nil {
+		panic(err)
+	}
+	return set
+}
+
+// tool is one that plans nothing to do.
+func tool(name, schema string) tools.Tool {
+	return tools.Tool{
+		Definition: tools.Definition{Name: name, Description: "Does something.", Schema: json.RawMessage(schema)},
+		Plan: func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
+			return tools.Plan{Payload: wire.Noop{}}, nil
+		},
+	}
+}
+
+func use(key string, access protocol.Access) []protocol.Use {
+	return []protocol.Use{{Key: protocol.ResourceKey(key), Access: access}}
 }

@@ -3,10 +3,21 @@
 package initd
 
 import (
+	"bytes"
+	"fmt"
 	"maps"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
@@ -151,4 +162,188 @@ func faultOf(config initproto.Config) Fault {
 		}
 	}
 	return Fault{}
+}
+
+func TestParseStat(t *testing.T) {
+	t.Parallel()
+	const tail = " S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 77 20 21\n"
+	want := proc{pid: 9, ppid: 1, pgrp: 2}
+	for _, comm := range []string{"(sh)", "(a b)", "())", "(a) S 5 5 5 (b)", "(\n)", "()"} {
+		got, ok := parseStat(9, []byte("9 "+comm+tail))
+		require.True(t, ok, comm)
+		require.Equal(t, want, got, comm)
+	}
+	for _, bad := range []string{"", "9 (sh)", "9 (sh) S 1", "9 (sh) S x" + tail[4:]} {
+		_, ok := parseStat(9, []byte(bad))
+		require.False(t, ok, bad)
+	}
+	require.Contains(t, readProcs(), proc{pid: os.Getpid(), ppid: os.Getppid(), pgrp: syscall.Getpgrp()})
+}
+
+func FuzzParseStat(f *testing.F) {
+	f.Add([]byte("9 (sh) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 77 20 21\n"))
+	f.Add([]byte(")"))
+	f.Fuzz(func(_ *testing.T, stat []byte) { parseStat(1, stat) })
+}
+
+// TestIdle_EndsWithAParentThatIsKilledAtOnce: a process that stands for a user namespace ends also
+// when its parent is killed before it has made its first call.
+func TestIdle_EndsWithAParentThatIsKilledAtOnce(t *testing.T) {
+	t.Parallel()
+	const variable = "TOOLFLEET_TEST_IDLE"
+	if os.Getenv(variable) != "" {
+		beKilled(t)
+		return
+	}
+	parent := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^"+t.Name()+"$")
+	parent.Env = append(os.Environ(), variable+"=1")
+	out, err := parent.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, parent.Start())
+	var pid int
+	_, err = fmt.Fscanln(out, &pid) // what is left has the other end, too
+	require.NoError(t, err)
+	require.ErrorContains(t, parent.Wait(), "signal: killed")
+	stopped := func() bool { return bytes.Contains(stat(pid), []byte(") T ")) }
+	require.Eventually(t, stopped, time.Minute, time.Millisecond, "%s", stat(pid))
+	defer func() { _ = unix.Kill(pid, unix.SIGKILL) }()
+	require.NoError(t, unix.Kill(pid, unix.SIGCONT))
+	gone := func() bool { return len(stat(pid)) == 0 || bytes.Contains(stat(pid), []byte(") Z ")) }
+	require.Eventually(t, gone, time.Minute, time.Millisecond, "%s", stat(pid))
+}
+
+// stat is what the kernel says of a process; it is empty without one.
+func stat(pid int) []byte {
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return data
+}
+
+// beKilled forks an idle process that stops before its first call, and is killed.
+func beKilled(t *testing.T) {
+	t.Helper()
+	var life [2]int
+	require.NoError(t, unix.Pipe2(life[:], unix.O_CLOEXEC))
+	l := &syscalls.List{}
+	self := l.Do(unix.SYS_GETPID)
+	l.Do(unix.SYS_KILL, self, int(unix.SIGSTOP))
+	pid, err := idle(l, life).Fork(0, 2, nil)
+	require.NoError(t, err)
+	_, _ = fmt.Fprintln(os.Stdout, pid)
+	require.NoError(t, unix.Kill(os.Getpid(), unix.SIGKILL))
+}
+
+// TestReap_FreesNoIDBesideAStart: while a command is started, the ids of those that have ended are
+// not given out again.
+func TestReap_FreesNoIDBesideAStart(t *testing.T) {
+	t.Parallel()
+	const variable = "TOOLFLEET_TEST_REAP"
+	if os.Getenv(variable) == "" { // what is tested waits for every child of its process
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), variable+"=1")
+		output, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", output)
+		return
+	}
+	commands := newCommands(nil)
+	commands.mu.Lock()
+	start := func() int {
+		pid, err := syscall.ForkExec("/bin/true", []string{"true"}, &syscall.ProcAttr{})
+		require.NoError(t, err)
+		return pid
+	}
+	ended := func(pid int) error { return unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil) }
+	first := start()
+	go commands.reap()
+	require.NoError(t, ended(first))
+	require.NoError(t, ended(start())) // the end of the first one is noticed by now
+	require.NoError(t, ended(first), "its id is free")
+	os.Exit(0) // reap never returns
+}
+
+// deep makes a tree of that many levels below a directory, with a file of 8 KiB in the last one.
+func deep(t *testing.T, dir string, levels int) {
+	t.Helper()
+	fd, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	require.NoError(t, err)
+	name := strings.Repeat("d", 20) // longer than a path may be, all of them
+	for range levels {
+		require.NoError(t, unix.Mkdirat(fd, name, 0o700))
+		next, err := unix.Openat(fd, name, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		require.NoError(t, err)
+		require.NoError(t, unix.Close(fd))
+		fd = next
+	}
+	file, err := unix.Openat(fd, "file", unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	require.NoError(t, err)
+	_, err = unix.Write(file, make([]byte, 8<<10))
+	require.NoError(t, err)
+	require.NoError(t, unix.Close(file))
+	require.NoError(t, unix.Close(fd))
+}
+
+func TestTreeUsage_IsThatOfEveryFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	empty := treeUsage(dir, maxLevels)
+	for i := range 300 {
+		sub := filepath.Join(dir, fmt.Sprint(i%7), fmt.Sprint(i%3))
+		require.NoError(t, os.MkdirAll(sub, 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(sub, fmt.Sprint(i)), make([]byte, 4<<10), 0o600))
+	}
+	got := treeUsage(dir, maxLevels)
+	require.GreaterOrEqual(t, got, empty+300*4<<10)
+	require.Less(t, got, empty+300*4<<10+29*(8<<10), "and that of 28 directories")
+	require.NoError(t, os.Link(filepath.Join(dir, "0", "0", "0"), filepath.Join(dir, "link")))
+	require.NoError(t, os.Symlink("/usr", filepath.Join(dir, "symlink")))
+	require.InDelta(t, got, treeUsage(dir, maxLevels), 4<<10, "a file with two names is one file, and a link is not followed")
+	require.Zero(t, treeUsage(filepath.Join(dir, "none"), maxLevels))
+	require.Zero(t, treeUsage(filepath.Join(dir, "symlink"), maxLevels))
+}
+
+// TestTreeUsage_FilesWithNothingInThemCount: a file system can run out of them.
+func TestTreeUsage_FilesWithNothingInThemCount(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for i := range 200 {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), nil, 0o600))
+	}
+	require.GreaterOrEqual(t, treeUsage(dir, maxLevels), uint64(200*4<<10))
+}
+
+func TestTreeUsage_OfADeepTreeIsSeenAndTakesNoTime(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	before := treeUsage(dir, maxLevels)
+	start := time.Now()
+	deep(t, dir, 3000)
+	t.Logf("made in %s", time.Since(start))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "beside"), make([]byte, 4<<10), 0o600))
+	start = time.Now()
+	got := treeUsage(dir, maxLevels)
+	took := time.Since(start)
+	require.GreaterOrEqual(t, got, before+8<<10+4<<10)
+	require.Less(t, took, time.Minute)
+	t.Logf("3,000 levels in %s", took)
+}
+
+func TestTreeUsage_OfATreeWithoutEndIsEndless(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	deep(t, dir, 150)
+	require.Less(t, treeUsage(dir, 151), uint64(10<<20))
+	require.Equal(t, uint64(math.MaxUint64), treeUsage(dir, 150))
+}
+
+// TestHeld_TablesOfPagesCount: memory that is only read has no pages, but their tables.
+func TestHeld_TablesOfPagesCount(t *testing.T) { //nolint:paralleltest // it looks at the whole process
+	const pages, of = 4 << 10, 2 << 20 // one table for each so many bytes
+	memory, err := unix.Mmap(-1, 0, pages*of, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Munmap(memory)) }()
+	before, sum := held([]int{os.Getpid()}), byte(0)
+	for i := range pages {
+		sum += memory[i*of]
+	}
+	require.Zero(t, sum)
+	require.GreaterOrEqual(t, held([]int{os.Getpid()}), before+pages*4<<10)
 }

@@ -3,14 +3,19 @@
 package initproto_test
 
 import (
+	"context"
+	"io"
 	"reflect"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
+	"github.com/toolfleet/toolfleet/internal/sandbox/files"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
+	"github.com/toolfleet/toolfleet/test/sandboxtest"
 )
 
 // fill sets every field of a value to something of its own.
@@ -116,4 +121,73 @@ func FuzzUnpack(f *testing.F) {
 		var found protocol.FilesSearchResult
 		_ = initproto.Unpack(b, &found) // fields that are absent and empty are the same
 	})
+}
+
+// pair returns the two ends of a connection.
+func pair(t *testing.T) (ours, theirs *initproto.Conn) {
+	t.Helper()
+	ours, file, err := initproto.Pair()
+	require.NoError(t, err)
+	fd, err := unix.Dup(int(file.Fd()))
+	require.NoError(t, err)
+	require.NoError(t, file.Close())
+	theirs, err = initproto.Open(fd)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = ours.Close() })
+	return ours, theirs
+}
+
+func TestConn_TheLastWordOfOneThatDidNotListenIsHeard(t *testing.T) {
+	t.Parallel()
+	ours, theirs := pair(t)
+	require.NoError(t, ours.Send(1, initproto.KindConfig, initproto.Config{}))
+	require.NoError(t, theirs.Send(0, initproto.KindFailed, initproto.Failed{Step: "a step"}))
+	require.NoError(t, theirs.Close()) // without having read
+	m, err := ours.Receive()
+	require.NoError(t, err)
+	var failed initproto.Failed
+	require.NoError(t, m.Decode(&failed))
+	require.Equal(t, "a step", failed.Step)
+	_, err = ours.Receive()
+	require.ErrorIs(t, err, io.EOF)
+}
+
+// File operations in another process keep every promise of those in this one.
+func TestRemoteFS(t *testing.T) {
+	t.Parallel()
+	sandboxtest.RunFS(t, func(t *testing.T) (sandbox.FS, string) {
+		t.Helper()
+		dir := t.TempDir()
+		fs, err := files.Open(dir)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, fs.Close()) })
+		return initproto.RemoteFS(func(ctx context.Context, req *initproto.FileRequest) (*initproto.FileReply, error) {
+			there, err := carry(req)
+			if err != nil {
+				return nil, err
+			}
+			reply := initproto.ServeFiles(ctx, fs, there)
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			return carry(reply)
+		}), dir
+	})
+}
+
+// carry takes a value through its wire form.
+func carry[T any](v *T) (*T, error) {
+	back := new(T)
+	return back, initproto.Unpack(initproto.Pack(*v), back)
+}
+
+func TestServeFiles_RefusesWhatItDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	fs, err := files.Open(t.TempDir())
+	require.NoError(t, err)
+	defer fs.Close()
+	reply := initproto.ServeFiles(t.Context(), fs, &initproto.FileRequest{Operation: "chmod"})
+	require.Contains(t, reply.Failure, `"chmod"`)
+	reply = initproto.ServeFiles(t.Context(), fs, &initproto.FileRequest{Operation: "protocol.FilesRead", Body: []byte{1, 2}})
+	require.NotEmpty(t, reply.Failure)
 }
