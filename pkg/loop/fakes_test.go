@@ -238,8 +238,9 @@ func (h *sentCall) Detach() {
 	}
 }
 
-// send is the Send of a dispatcher. A call that is held is left and dispatched once more.
-func (d dispatch) send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held []loop.Handle) []loop.Handle {
+// send is the Send of a dispatcher. A call that is held is left and dispatched once more. told, if
+// there is one, gets each call between the report of its result and its end.
+func (d dispatch) send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held []loop.Handle, told func(protocol.Call)) []loop.Handle {
 	ctx, leave := context.WithCancelCause(ctx)
 	calls = slices.Clone(calls)
 	for _, handle := range held {
@@ -271,6 +272,9 @@ func (d dispatch) send(ctx context.Context, calls []protocol.Call, observe func(
 			if observe != nil {
 				observe(u)
 			}
+			if u.Result != nil && told != nil {
+				told(byID[u.CallID].call)
+			}
 			if h != nil && u.Result != nil {
 				h.end(u.Result, nil)
 			}
@@ -290,7 +294,7 @@ func (f *fleet) Send(ctx context.Context, calls []protocol.Call, observe func(lo
 	f.mu.Lock()
 	f.sent += len(calls)
 	f.mu.Unlock()
-	return dispatch(f.Dispatch).send(ctx, calls, observe, held)
+	return dispatch(f.Dispatch).send(ctx, calls, observe, held, f.told)
 }
 
 func (f *fleet) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
@@ -350,9 +354,6 @@ func (f *fleet) Dispatch(ctx context.Context, calls []protocol.Call, observe fun
 		f.over[calls[i].ID] = results[i]
 		f.mu.Unlock()
 		observe(loop.Update{CallID: calls[i].ID, State: loop.StateDone, Result: results[i]})
-		if f.told != nil {
-			f.told(calls[i])
-		}
 	}
 	return nil
 }

@@ -228,7 +228,7 @@ type counted struct {
 }
 
 func (c *counted) Send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held ...loop.Handle) []loop.Handle {
-	return dispatch(c.Dispatch).send(ctx, calls, observe, held)
+	return dispatch(c.Dispatch).send(ctx, calls, observe, held, c.told)
 }
 
 func (c *counted) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {

@@ -261,7 +261,7 @@ type reporting struct {
 }
 
 func (r reporting) Send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held ...loop.Handle) []loop.Handle {
-	return dispatch(r.Dispatch).send(ctx, calls, observe, held)
+	return dispatch(r.Dispatch).send(ctx, calls, observe, held, r.told)
 }
 
 func (r reporting) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {

@@ -201,7 +201,7 @@ func TestRun_FleetFailureLeavesTheTurnOpen(t *testing.T) {
 type forgetful struct{ *fleet }
 
 func (f forgetful) Send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held ...loop.Handle) []loop.Handle {
-	return dispatch(f.Dispatch).send(ctx, calls, observe, held)
+	return dispatch(f.Dispatch).send(ctx, calls, observe, held, f.told)
 }
 
 func (f forgetful) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
@@ -372,7 +372,7 @@ func TestRun_InterruptOfTheOpenTurnBeginsNoOther(t *testing.T) {
 type deaf struct{ *fleet }
 
 func (d deaf) Send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held ...loop.Handle) []loop.Handle {
-	return dispatch(d.Dispatch).send(ctx, calls, observe, held)
+	return dispatch(d.Dispatch).send(ctx, calls, observe, held, d.told)
 }
 
 func (d deaf) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {

@@ -26,7 +26,7 @@ type spanKeeper struct {
 }
 
 func (k *spanKeeper) Send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held ...loop.Handle) []loop.Handle {
-	return dispatch(k.Dispatch).send(ctx, calls, observe, held)
+	return dispatch(k.Dispatch).send(ctx, calls, observe, held, k.told)
 }
 
 func (k *spanKeeper) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {

@@ -79,7 +79,7 @@ func (w *world) Load(ctx context.Context, session protocol.SessionID) (loop.Hist
 }
 
 func (w *world) Send(ctx context.Context, calls []protocol.Call, observe func(loop.Update), held ...loop.Handle) []loop.Handle {
-	return dispatch(w.Dispatch).send(ctx, calls, observe, held)
+	return dispatch(w.Dispatch).send(ctx, calls, observe, held, w.told)
 }
 
 func (w *world) Dispatch(ctx context.Context, calls []protocol.Call, observe func(loop.Update)) error {
