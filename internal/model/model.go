@@ -164,11 +164,8 @@ func (o Opener) Open(spec string) (loop.Model, string, error) {
 
 // Measure has a model wait for the limits of its provider, and its replies counted.
 func (o Opener) Measure(m loop.Model, provider, name string) loop.Model {
-	meter := o.Meter
-	if meter == nil {
-		meter = telemetry.Meter()
-	}
-	return measured{Model: m, provider: provider, gate: o.Gate, metrics: telemetry.NewModelMetrics(meter, provider, name)}
+	metrics := telemetry.NewModelMetrics(cmp.Or(o.Meter, telemetry.Meter()), provider, name)
+	return measured{Model: m, provider: provider, gate: o.Gate, metrics: metrics}
 }
 
 func loadRecording(path string) (*loop.Recording, error) {
@@ -195,9 +192,7 @@ func RecordingOf(m loop.Model) *loop.Recording {
 func (o Opener) of(p provider, name string) (loop.Model, error) {
 	opts := endpoint.Options{Model: name, BaseURL: strings.TrimRight(o.env(p.base), "/"), HTTPClient: o.HTTPClient, Logger: o.Logger, MaxWait: o.MaxWait}
 	for _, key := range p.keys {
-		if opts.APIKey == "" {
-			opts.APIKey = o.env(key)
-		}
+		opts.APIKey = cmp.Or(opts.APIKey, o.env(key))
 	}
 	if opts.APIKey == "" && (opts.BaseURL == "" || opts.BaseURL == p.defaultURL) {
 		return nil, fmt.Errorf("%w: set %s to a key of %s, or set %s to another server, like %s",

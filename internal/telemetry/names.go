@@ -3,7 +3,6 @@ package telemetry
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"strings"
 
@@ -214,23 +213,8 @@ func ExtractEnvironment(ctx context.Context, getenv func(name string) string) co
 	})
 }
 
-// meta carries the trace context in the _meta of MCP messages (SEP-414).
-type meta map[string]any
-
-// Get implements [propagation.TextMapCarrier].
-func (m meta) Get(key string) string {
-	value, _ := m[key].(string)
-	return value
-}
-
-// Set implements [propagation.TextMapCarrier].
-func (m meta) Set(key, value string) { m[key] = value }
-
-// Keys implements [propagation.TextMapCarrier].
-func (m meta) Keys() []string { return slices.Sorted(maps.Keys(m)) }
-
-// InjectMeta returns the _meta of an MCP message with the trace context of ctx; values is nil or is
-// extended.
+// InjectMeta returns the _meta of an MCP message with the trace context of ctx (SEP-414); values is
+// nil or is extended.
 func InjectMeta(ctx context.Context, values map[string]any) map[string]any {
 	if !trace.SpanContextFromContext(ctx).IsValid() {
 		return values
@@ -238,11 +222,21 @@ func InjectMeta(ctx context.Context, values map[string]any) map[string]any {
 	if values == nil {
 		values = map[string]any{}
 	}
-	propagation.TraceContext{}.Inject(ctx, meta(values))
+	carrier := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(ctx, carrier)
+	for name, value := range carrier {
+		values[name] = value
+	}
 	return values
 }
 
 // ExtractMeta is [Extract] for the _meta of an MCP message.
 func ExtractMeta(ctx context.Context, values map[string]any) context.Context {
-	return propagation.TraceContext{}.Extract(ctx, meta(values))
+	carrier := propagation.MapCarrier{}
+	for name, value := range values {
+		if text, is := value.(string); is {
+			carrier[name] = text
+		}
+	}
+	return propagation.TraceContext{}.Extract(ctx, carrier)
 }

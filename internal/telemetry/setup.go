@@ -86,12 +86,8 @@ func (o *Options) withDefaults() Options {
 	if o != nil {
 		with = *o
 	}
-	if with.Instance == "" {
-		with.Instance = uuid.NewString()
-	}
-	if with.Logger == nil {
-		with.Logger = slog.New(slog.DiscardHandler)
-	}
+	with.Instance = cmp.Or(with.Instance, uuid.NewString())
+	with.Logger = cmp.Or(with.Logger, slog.New(slog.DiscardHandler))
 	if with.Console == nil {
 		with.Console = os.Stderr
 	}
@@ -358,29 +354,26 @@ func chooseExporter(getenv func(string) string, signal string, allowed ...string
 // checkProtocol refuses a transport that there is no exporter for.
 func checkProtocol(getenv func(string) string, ofSignal string) error {
 	allowed := []string{"grpc", "http/protobuf"}
-	for _, name := range []string{ofSignal, "OTEL_EXPORTER_OTLP_PROTOCOL"} {
-		if value := getenv(name); value != "" {
-			if !slices.Contains(allowed, value) {
-				return fmt.Errorf("%s=%q: must be %s", name, value, oneOf(allowed))
-			}
-			return nil // the signal's own wins
-		}
+	if name, value := ownOrCommon(getenv, ofSignal, "OTEL_EXPORTER_OTLP_PROTOCOL"); value != "" && !slices.Contains(allowed, value) {
+		return fmt.Errorf("%s=%q: must be %s", name, value, oneOf(allowed))
 	}
 	return nil
 }
 
+// ownOrCommon is the variable that counts, with its value: the signal's own wins.
+func ownOrCommon(getenv func(string) string, own, common string) (name, value string) {
+	if value = getenv(own); value != "" {
+		return own, value
+	}
+	return common, getenv(common)
+}
+
 // checkEndpoint refuses what is no URL, for which an exporter takes its default.
 func checkEndpoint(getenv func(string) string, ofSignal string) error {
-	for _, name := range []string{ofSignal, "OTEL_EXPORTER_OTLP_ENDPOINT"} {
-		value := getenv(name)
-		if value == "" {
-			continue
-		}
-		where, err := url.Parse(value)
-		if err != nil || where.Scheme != "unix" && (where.Host == "" || where.Scheme != "http" && where.Scheme != "https") {
-			return fmt.Errorf("%s=%q: must be a URL, as in http://localhost:4318", name, value)
-		}
-		return nil // the signal's own wins
+	name, value := ownOrCommon(getenv, ofSignal, "OTEL_EXPORTER_OTLP_ENDPOINT")
+	where, err := url.Parse(value)
+	if value != "" && (err != nil || where.Scheme != "unix" && (where.Host == "" || where.Scheme != "http" && where.Scheme != "https")) {
+		return fmt.Errorf("%s=%q: must be a URL, as in http://localhost:4318", name, value)
 	}
 	return nil
 }

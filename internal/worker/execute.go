@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -322,9 +323,7 @@ func (w *Worker) Admit(ctx context.Context, run *lane.Run) (leave func(), refusa
 		return leave, nil
 	}
 	if status, fault, is := lane.Interrupted(ctx); is {
-		if last == "" {
-			last = "its turn in " + dir
-		}
+		last = cmp.Or(last, "its turn in "+dir)
 		r := wire.NewResult(run.Call, status, protocol.Errorf(fault.Code, "the call ended while it waited for %s; nothing was run", last))
 		return nil, &r
 	}

@@ -101,12 +101,7 @@ type Options struct {
 var OfClient func(options any) (Options, error) //nolint:gochecknoglobals // set once, see above
 
 func (o Options) withDefaults() Options {
-	if o.Fleet == "" {
-		o.Fleet = protocol.DefaultFleet
-	}
-	if o.Pool == "" {
-		o.Pool = protocol.DefaultPool
-	}
+	o.Fleet, o.Pool = cmp.Or(o.Fleet, protocol.DefaultFleet), cmp.Or(o.Pool, protocol.DefaultPool)
 	if o.Worker == "" {
 		host, err := os.Hostname()
 		if err != nil {
@@ -117,15 +112,8 @@ func (o Options) withDefaults() Options {
 	if o.Slots <= 0 {
 		o.Slots = 4
 	}
-	if o.Linger == 0 {
-		o.Linger = DefaultLinger
-	}
-	if o.CacheBytes == 0 {
-		o.CacheBytes = sandboxes.DefaultCacheBytes
-	}
-	if o.WarmBytes == 0 {
-		o.WarmBytes = sandboxes.DefaultWarmBytes()
-	}
+	o.Linger = cmp.Or(o.Linger, DefaultLinger)
+	o.CacheBytes, o.WarmBytes = cmp.Or(o.CacheBytes, sandboxes.DefaultCacheBytes), cmp.Or(o.WarmBytes, sandboxes.DefaultWarmBytes())
 	if o.Background <= 0 {
 		o.Background = kinds.DefaultBackground
 	}
@@ -135,9 +123,7 @@ func (o Options) withDefaults() Options {
 			return fmt.Sprintf(`run "worker login %s --data %s --mcp-config FILE" where worker %s runs`, server, o.Data, o.Worker)
 		}
 	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	o.Tracer = cmp.Or(o.Tracer, telemetry.Tracer())
 	o.Meter = cmp.Or(o.Meter, telemetry.Meter())
 	if o.Workspace == nil {

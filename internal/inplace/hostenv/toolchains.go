@@ -312,10 +312,8 @@ func (f *finder) private(path string) string {
 
 // Environ is Env with the PATH.
 func (f Found) Environ() map[string]string {
-	env := maps.Clone(f.Env)
-	if env == nil {
-		env = map[string]string{}
-	}
+	env := map[string]string{}
+	maps.Copy(env, f.Env)
 	env["PATH"] = f.Path
 	return env
 }

@@ -65,10 +65,8 @@ func (v View) has(path string) bool { return isAny(path, v.sees) }
 
 // hides is the place of the sandbox's own that a path is in; "" when there is none.
 func (v View) hides(path string) string {
-	for _, dir := range v.own {
-		if hides(dir, path) {
-			return dir
-		}
+	if i := slices.IndexFunc(v.own, func(dir string) bool { return hides(dir, path) }); i >= 0 {
+		return v.own[i]
 	}
 	return ""
 }
@@ -79,12 +77,7 @@ func hides(own, path string) bool {
 }
 
 func isAny(path string, dirs []string) bool {
-	for _, dir := range dirs {
-		if system.Within(dir, path) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(dirs, func(dir string) bool { return system.Within(dir, path) })
 }
 
 // resolved is a path without symbolic links; "" when nothing is there.
@@ -102,11 +95,6 @@ func resolved(path string) string {
 func isDir(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && info.IsDir()
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }
 
 // kind is a kind of installation: how its root is known, and what programs need of it.
@@ -206,21 +194,17 @@ func (k kind) is(root string) bool {
 	if k.base != "" && filepath.Base(root) != k.base {
 		return false
 	}
-	for _, mark := range k.marks {
-		if len(matches(root, mark)) == 0 {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(k.marks, func(mark string) bool { return len(matches(root, mark)) == 0 })
 }
 
 // matches are the paths that a pattern below a root names.
 func matches(root, pattern string) []string {
 	if !strings.Contains(pattern, "*") {
-		if path := filepath.Join(root, pattern); exists(path) {
-			return []string{path}
+		path := filepath.Join(root, pattern)
+		if _, err := os.Stat(path); err != nil {
+			return nil
 		}
-		return nil
+		return []string{path}
 	}
 	found, _ := filepath.Glob(filepath.Join(literal(root), pattern)) // patterns here are valid
 	return found

@@ -16,6 +16,7 @@
 package login
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -206,10 +207,7 @@ func refused(err error) (code string, final bool) {
 		return "", false
 	}
 	status := answer.Response.StatusCode
-	code = answer.ErrorCode
-	if code == "" {
-		code = answer.Response.Status
-	}
+	code = cmp.Or(answer.ErrorCode, answer.Response.Status)
 	return fmt.Sprintf("the authorization server says %.100q", code), status != http.StatusTooManyRequests && status < http.StatusInternalServerError
 }
 

@@ -2,6 +2,7 @@ package toolserver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"maps"
 	"net/url"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -62,10 +64,7 @@ const answerTimeout = 5 * time.Second
 func (l *live) diagnosis(err error) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	text := l.ending
-	if text == "" {
-		text = l.hide(err.Error())
-	}
+	text := cmp.Or(l.ending, l.hide(err.Error()))
 	data, _ := l.stderrTail.Read(0, maxStderr)
 	if said := strings.TrimSpace(prose.Valid(string(data))); said != "" {
 		text += ": " + said
@@ -363,27 +362,26 @@ func Resolved(spec protocol.MCPServer, variable func(string) (string, error)) (p
 	return spec, nil
 }
 
-// expand replaces "${NAME}" and "${NAME:-default}".
-func expand(text string, variable func(string) (string, error)) (string, error) {
-	var out strings.Builder
-	for {
-		before, rest, found := strings.Cut(text, "${")
-		out.WriteString(before)
-		if !found {
-			return out.String(), nil
-		}
-		name, after, closed := strings.Cut(rest, "}")
+// reference is "${NAME}" or "${NAME:-default}", or one that does not end.
+var reference = regexp.MustCompile(`\$\{[^}]*\}?`)
+
+// expand replaces references.
+func expand(text string, variable func(string) (string, error)) (filled string, err error) {
+	filled = reference.ReplaceAllStringFunc(text, func(found string) string {
+		inside, closed := strings.CutSuffix(found[len("${"):], "}")
+		name, fallback, hasDefault := strings.Cut(inside, ":-")
 		if !closed {
-			return "", errors.New(`"${" without "}"`)
+			err = errors.Join(err, errors.New(`"${" without "}"`))
+			return ""
 		}
-		name, fallback, hasDefault := strings.Cut(name, ":-")
-		value, err := variable(name)
-		if err != nil && !hasDefault {
-			return "", err
-		} else if err != nil || value == "" && hasDefault {
-			value = fallback
+		value, missing := variable(name)
+		switch {
+		case missing != nil && !hasDefault:
+			err = errors.Join(err, missing)
+		case value == "" || missing != nil:
+			return fallback
 		}
-		out.WriteString(value)
-		text = after
-	}
+		return value
+	})
+	return filled, err
 }

@@ -1,6 +1,7 @@
 package anthropic
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -255,10 +256,7 @@ func (a *assembler) native(offered []tools.Definition) []loop.NativeCall {
 		}
 		if b.kind == "server_tool_use" {
 			input, _ := lenient.Object("input", whole["input"])
-			text := endpoint.NativeText(input, "query", "command", "code", "url")
-			if text == "" {
-				text = string(whole["input"])
-			}
+			text := cmp.Or(endpoint.NativeText(input, "query", "command", "code", "url"), string(whole["input"]))
 			byID[lenient.String(whole["id"])] = len(calls)
 			kind := nativeKind(lenient.String(whole["name"]))
 			calls = append(calls, loop.NativeCall{Name: endpoint.NativeName(offered, provider, kind), Kind: kind, Input: text})
@@ -296,10 +294,7 @@ func nativeResult(raw json.RawMessage) (text string, failed bool) {
 	if code := lenient.String(content["error_code"]); code != "" {
 		return code, true
 	}
-	text = lenient.String(content["stdout"]) + lenient.String(content["stderr"])
-	if text == "" {
-		text = endpoint.NativeText(content, "content", "url")
-	}
+	text = cmp.Or(lenient.String(content["stdout"])+lenient.String(content["stderr"]), endpoint.NativeText(content, "content", "url"))
 	code, err := lenient.Whole(content["return_code"])
 	return text, err == nil && code != 0
 }

@@ -1,6 +1,7 @@
 package endpoint
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -183,12 +184,7 @@ func (a *Assembler) AddCall(piece CallPiece) {
 		}
 		a.byIndex[piece.Index] = call
 	}
-	if call.id == "" {
-		call.id = piece.ID
-	}
-	if call.name == "" {
-		call.name = piece.Name
-	}
+	call.id, call.name = cmp.Or(call.id, piece.ID), cmp.Or(call.name, piece.Name)
 	call.arguments.Add(piece.Arguments)
 }
 

@@ -26,6 +26,7 @@ package endpoint
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -93,10 +94,7 @@ type Endpoint struct {
 
 // New returns an endpoint. It connects to nothing; the error reports every error of the options.
 func New(api API, opts Options) (*Endpoint, error) {
-	opts.BaseURL = strings.TrimRight(opts.BaseURL, "/")
-	if opts.BaseURL == "" {
-		opts.BaseURL = api.DefaultBaseURL
-	}
+	opts.BaseURL = cmp.Or(strings.TrimRight(opts.BaseURL, "/"), api.DefaultBaseURL)
 	opts = opts.withDefaults()
 	if err := errors.Join(opts.validate(), api.validate(opts.BaseURL)); err != nil {
 		return nil, err
@@ -116,23 +114,11 @@ func (o Options) withDefaults() Options {
 		return http.ErrUseLastResponse // another server must get neither conversation nor key
 	}
 	o.HTTPClient = &client
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	if o.MaxAttempts == 0 {
-		o.MaxAttempts = 6
-	}
-	orDefault(&o.RetryDelay, 500*time.Millisecond)
-	orDefault(&o.MaxRetryDelay, time.Minute)
-	orDefault(&o.StartTimeout, 10*time.Minute)
-	orDefault(&o.IdleTimeout, 2*time.Minute)
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	o.MaxAttempts = cmp.Or(o.MaxAttempts, 6)
+	o.RetryDelay, o.MaxRetryDelay = cmp.Or(o.RetryDelay, 500*time.Millisecond), cmp.Or(o.MaxRetryDelay, time.Minute)
+	o.StartTimeout, o.IdleTimeout = cmp.Or(o.StartTimeout, 10*time.Minute), cmp.Or(o.IdleTimeout, 2*time.Minute)
 	return o
-}
-
-func orDefault(d *time.Duration, fallback time.Duration) {
-	if *d == 0 {
-		*d = fallback
-	}
 }
 
 func (o Options) validate() error {
@@ -291,10 +277,7 @@ func (e *Endpoint) StreamError(message, code, kind string) *Error {
 
 func (e *Endpoint) serverError(kind string, reported serverReply) *Error {
 	failure := e.NewError(kind, reported.Message)
-	failure.Code, failure.param = reported.Code, reported.Param
-	if failure.Code == "" {
-		failure.Code = reported.Type
-	}
+	failure.Code, failure.param = cmp.Or(reported.Code, reported.Type), reported.Param
 	return failure
 }
 

@@ -7,6 +7,7 @@
 package google
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -232,10 +233,8 @@ func (r *request) config(settings loop.Settings) map[string]any {
 	case r.older || !r.May(levels):
 		how["thinkingBudget"] = budget
 	default:
-		how["thinkingLevel"] = map[string]string{"none": "MINIMAL", "minimal": "MINIMAL", "low": "LOW", "medium": "MEDIUM"}[settings.Effort]
-		if how["thinkingLevel"] == "" {
-			how["thinkingLevel"] = "HIGH"
-		}
+		named := map[string]string{"none": "MINIMAL", "minimal": "MINIMAL", "low": "LOW", "medium": "MEDIUM"}
+		how["thinkingLevel"] = cmp.Or(named[settings.Effort], "HIGH")
 	}
 	return config
 }

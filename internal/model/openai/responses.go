@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"strings"
@@ -265,10 +266,7 @@ func (a *responsesAssembler) readItem(index int, event lenient.Fields, done bool
 	}
 	switch kind {
 	case "function_call":
-		piece := endpoint.CallPiece{Index: item.number, ID: lenient.String(fields["call_id"]), Name: lenient.String(fields["name"])}
-		if piece.ID == "" {
-			piece.ID = lenient.String(fields["id"])
-		}
+		piece := endpoint.CallPiece{Index: item.number, ID: cmp.Or(lenient.String(fields["call_id"]), lenient.String(fields["id"])), Name: lenient.String(fields["name"])}
 		if arguments := lenient.Written(fields["arguments"]); !item.arguments && arguments != "" {
 			item.arguments, piece.Arguments = true, arguments
 		}
@@ -393,10 +391,7 @@ func (a *responsesAssembler) addNative(kind string, item lenient.Fields) {
 		call.Output = strings.Join(texts, "\n")
 	case nativeImage:
 		call.Input = lenient.String(item["revised_prompt"])
-		format := lenient.String(item["output_format"])
-		if format == "" {
-			format = "png"
-		}
+		format := cmp.Or(lenient.String(item["output_format"]), "png")
 		call.Image = endpoint.NativeImage("image/"+format, lenient.String(item["result"]))
 	default:
 		return

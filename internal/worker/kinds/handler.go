@@ -128,7 +128,8 @@ func (a *Attempt) Open(ctx context.Context) (box *sandboxes.LaneSandbox, err err
 func (a *Attempt) open(ctx context.Context) (*sandboxes.LaneSandbox, sandbox.Sandbox, error) {
 	box, s, err := a.env.Sandboxes.Open(ctx, a.lane(), a.Run.Fence, a.Run.LeaseEnd)
 	if err == nil && box.Checkpoints() != nil { // a call of another tenant may have taken it meanwhile
-		if refusal := a.Run.May(a.act(), workspaceOf(sandboxes.ID(a.lane()), box.Checkpoints().Owner())); refusal != nil {
+		on := judge.Object{Kind: judge.Workspace, ID: sandboxes.ID(a.lane()), Owner: box.Checkpoints().Owner()}
+		if refusal := a.Run.May(a.act(), on); refusal != nil {
 			return nil, nil, refusal
 		}
 	}
@@ -179,10 +180,6 @@ func (a *Attempt) act() judge.Act {
 	default:
 		return judge.Use
 	}
-}
-
-func workspaceOf(id string, owner judge.Owner) judge.Object {
-	return judge.Object{Kind: judge.Workspace, ID: id, Owner: owner}
 }
 
 // mayUpload is Owned for the moment in which an upload is written.

@@ -1,6 +1,7 @@
 package kinds
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -50,20 +51,14 @@ func (a *Attempt) startProcess(ctx context.Context, p protocol.CommandRun, cmd s
 	if wall := p.Limits.Wall.Duration(); wall > 0 && wall < life {
 		life = wall
 	}
-	text := p.Command
-	if text == "" {
-		text = strings.Join(p.Argv, " ")
-	}
 	if _, given := p.Env["TERM"]; p.TTY && !given {
-		cmd.Env = maps.Clone(cmd.Env)
-		if cmd.Env == nil {
-			cmd.Env = map[string]string{}
-		}
-		cmd.Env["TERM"] = terminalType
+		given := cmd.Env
+		cmd.Env = map[string]string{"TERM": terminalType}
+		maps.Copy(cmd.Env, given)
 	}
 	handle := processHandle(c.ID)
 	started, err := a.laneSandbox.Processes.Start(ctx, a.sandbox, background.Command{
-		Handle: handle, Text: text, Cmd: cmd, Lifetime: life, Live: a.Live.Sparingly(), TTY: p.TTY,
+		Handle: handle, Text: cmp.Or(p.Command, strings.Join(p.Argv, " ")), Cmd: cmd, Lifetime: life, Live: a.Live.Sparingly(), TTY: p.TTY,
 		Written: spool.New(e.Sandboxes.Spools()), StoreFull: e.storeWritten(ctx, c),
 		Ended: func() { e.Sandboxes.SetAsideLater(ctx, a.lane()) },
 	}, earlyEnd)

@@ -93,10 +93,8 @@ func (a *Attempt) inShell(p protocol.CommandRun, cmd *sandbox.Cmd) (keep func(co
 		script = inStateScript
 	}
 	cmd.Argv = []string{shell, "-c", script, shell, p.Command, dir}
-	cmd.Env = maps.Clone(state.env)
-	if cmd.Env == nil {
-		cmd.Env = map[string]string{}
-	}
+	cmd.Env = map[string]string{}
+	maps.Copy(cmd.Env, state.env)
 	maps.Copy(cmd.Env, p.Env)
 	return func(ctx context.Context, r *sandbox.Result) {
 		if p.ReadOnly {
