@@ -39,7 +39,7 @@ WAITING  := -p $(CORES) -parallel $(shell echo $$(( $(CORES) > 4 ? $(CORES) : 4 
 # processes, what parses, what has no goroutines of its own, or hands them to one of these. PKG asks for packages with it.
 # What takes longest comes first.
 RACED    := $(addprefix internal/,lane worker calls mcp/mcpserver natsio session sandbox/snapshot session/serve workspace \
-	lane/store mcp/login mcp/toolserver sandbox/capture sandbox/egress sandbox/internal/initd sandbox/internal/supervisor sandbox/process session/schedule \
+	lane/store mcp/login mcp/toolserver sandbox/egress sandbox/internal/initd sandbox/internal/supervisor sandbox/process session/schedule \
 	telemetry terminal worker/background worker/dialog worker/sandboxes) pkg/fleet pkg/loop pkg/worker
 RACEDS   := ($(shell echo $(RACED) | tr ' ' '|'))
 LONGEST  := $(addprefix ./,test/integration cmd/coordinator test/firsthour test/chaos internal/sandbox/ns internal/lane/core)
@@ -142,7 +142,7 @@ flood: ## Time a single call while CALLS calls of another tenant wait (such as 1
 
 .PHONY: escape
 escape: program ## Try to get out of every sandbox driver, and say how each probe went (as root also as an ordinary user); abuse one, and time calls beside it
-	go test -count=1 -v -run 'TestControl|TestEscape|TestProxy' ./test/escapetest ./internal/sandbox/ns ./internal/sandbox/landlock
+	go test -count=1 -v -run 'TestControl|TestEscape|TestProxy' ./test/escapetest ./internal/sandbox/ns ./internal/sandbox/drivers
 	go test -tags=$(TAG) -count=1 -v -run TestAbuse_WorkerStaysResponsive ./test/integration
 
 .PHONY: firsthour

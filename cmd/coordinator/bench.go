@@ -19,7 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
-	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/wire/signing"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -66,7 +66,7 @@ func (c *benchCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = removal.Tree(dir) }() // what cannot be removed is the system's to clean
+	defer func() { _ = system.RemoveTree(dir) }() // what cannot be removed is the system's to clean
 	if c.Sign {
 		if o.Signer, err = signing.Make(dir); err != nil {
 			return err

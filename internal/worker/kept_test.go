@@ -13,9 +13,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/internal/worker/kinds"
@@ -43,7 +43,7 @@ func (r *rig) keptLines(t *testing.T, session protocol.SessionID, read wire.Resu
 			return all.String()
 		}
 		require.Equal(t, read.Offset, v.FirstLine)
-		require.LessOrEqual(t, len(v.Content), lines.MaxContent)
+		require.LessOrEqual(t, len(v.Content), prose.MaxPage)
 		all.Write(v.Content)
 		if end := max(read.Column, 1) + int64(len(v.Content)); v.Lines == 1 && end <= v.LineBytes {
 			read.Column = end

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -27,9 +28,10 @@ import (
 
 // network returns what the options allow.
 func (o Options) network(nc *nats.Conn) (kinds.Network, error) {
-	own := &servers{list: func() []string {
-		return slices.Concat(nc.Servers(), nc.DiscoveredServers(), []string{"nats://" + nc.ConnectedAddr()})
-	}, resolve: net.DefaultResolver.LookupNetIP}
+	own := &servers{
+		list:      func() []string { return slices.Concat(nc.Servers(), nc.DiscoveredServers()) },
+		connected: nc.ConnectedAddr, resolve: net.DefaultResolver.LookupNetIP,
+	}
 	proxy, err := egress.New(egress.Options{Allow: o.Allow, Private: o.AllowPrivate, Deny: own.deny, Logger: o.Logger})
 	if err != nil {
 		return kinds.Network{}, err
@@ -79,23 +81,29 @@ const (
 // servers are the addresses of the fleet's own servers, which no sandbox may reach: what
 // can talk to them could act for the fleet.
 type servers struct {
-	list    func() []string // URLs
-	resolve func(ctx context.Context, network, host string) ([]netip.Addr, error)
+	list      func() []string // URLs
+	connected func() string   // the address of the connection; "" while there is none
+	resolve   func(ctx context.Context, network, host string) ([]netip.Addr, error)
 
 	mu    sync.Mutex
+	last  string   // the last address of the connection: it may come back there
+	urls  []string // what known and ports are of, sorted
 	known map[netip.AddrPort]bool
 	ports map[uint16]bool // of servers whose addresses could not be found
 	until time.Time
 }
 
 // deny reports whether an address is one of a server. While the address of a server is
-// not known, every address with its port is.
+// not known, every address with its port is. It resolves the addresses again once a minute, and
+// when the worker has connected elsewhere or has learned of another server.
 func (s *servers) deny(to netip.AddrPort) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now := time.Now(); now.After(s.until) {
+	s.last = cmp.Or(s.connected(), s.last)
+	urls := slices.Sorted(slices.Values(append(s.list(), "nats://"+s.last)))
+	if now := time.Now(); now.After(s.until) || !slices.Equal(urls, s.urls) {
+		s.urls, s.until = urls, now.Add(serversCached)
 		s.refresh()
-		s.until = now.Add(serversCached)
 	}
 	return s.known[to] || s.ports[to.Port()]
 }
@@ -105,7 +113,7 @@ func (s *servers) refresh() {
 	ctx, cancel := context.WithTimeout(context.Background(), serversWait) //nolint:forbidigo // asked for by connections of their own life
 	defer cancel()
 	s.known, s.ports = map[netip.AddrPort]bool{}, map[uint16]bool{}
-	for _, text := range s.list() {
+	for _, text := range s.urls {
 		host, port, ok := hostPort(text)
 		if !ok {
 			continue

@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
-	"github.com/toolfleet/toolfleet/internal/sandbox/landlock"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
+	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/test/escapetest"
 )
@@ -17,7 +17,7 @@ func TestToolsets_AsAnOrdinaryUser(t *testing.T) { //nolint:paralleltest // its 
 	escapetest.InArms(t, false, func(t *testing.T) {
 		t.Helper()
 		for name, opened := range map[string]isolation.Driver{
-			"landlock": landlock.New(nil), "ns": ns.New(nil), "bwrap": ns.New(&ns.Options{Launcher: ns.LauncherBwrap}),
+			"landlock": process.NewLandlock(nil), "ns": ns.New(nil), "bwrap": ns.New(&ns.Options{Launcher: ns.LauncherBwrap}),
 		} {
 			t.Run(name, func(t *testing.T) {
 				caps, err := opened.Probe(t.Context())

@@ -74,7 +74,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -257,7 +257,7 @@ func Connect(ctx context.Context, options Options) (*Client, error) {
 		if c.data, err = os.MkdirTemp("", "toolfleet-"); err != nil {
 			return nil, fmt.Errorf("data directory: %w", err)
 		}
-		c.cleanup = func() error { return removal.Tree(c.data) }
+		c.cleanup = func() error { return system.RemoveTree(c.data) }
 	}
 	if c.data != "" {
 		if c.data, err = filepath.Abs(c.data); err != nil {

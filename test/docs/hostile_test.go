@@ -24,15 +24,14 @@ type use struct {
 
 // started are the calls that start a program, by their files.
 var started = map[string]use{
-	"cmd/coordinator/completion.go":               {1, "this program itself, to complete a command line"},
-	"cmd/coordinator/internal/bench/exec.go":      {1, "an empty shell command, to compare with"},
-	"internal/inplace/gitguard/ask.go":            {1, "git, in a directory of its own, on copies of single files, without settings of anybody's"},
-	"internal/inplace/hostenv/credentials.go":     {2, "git credential, in /, in no repository, with a PATH without the workspace; ssh-keygen, on the user's known_hosts; not one of the workspace"},
-	"internal/natsio/shared/shared.go":            {1, "this program itself, as the server of the user's sessions"},
-	"internal/sandbox/internal/initd/landlock.go": {1, "a command, in the sandbox"},
-	"internal/sandbox/ns/launcher.go":             {2, "bubblewrap, which makes a sandbox; this program's own, which makes a sandbox"},
-	"internal/sandbox/process/sandbox.go":         {1, "a command, with --sandbox process: without isolation, as the user has asked for"},
-	"internal/sandbox/process/tree_linux.go":      {1, "this program's own, which ends commands"},
+	"cmd/coordinator/completion.go":           {1, "this program itself, to complete a command line"},
+	"cmd/coordinator/internal/bench/exec.go":  {1, "an empty shell command, to compare with"},
+	"internal/inplace/gitguard/ask.go":        {1, "git, in a directory of its own, on copies of single files, without settings of anybody's"},
+	"internal/inplace/hostenv/credentials.go": {2, "git credential, in /, in no repository, with a PATH without the workspace; ssh-keygen, on the user's known_hosts; not one of the workspace"},
+	"internal/natsio/shared/shared.go":        {1, "this program itself, as the server of the user's sessions"},
+	"internal/sandbox/ns/launcher.go":         {2, "bubblewrap, which makes a sandbox; this program's own, which makes a sandbox"},
+	"internal/sandbox/process/sandbox.go":     {1, "a command, with --sandbox process: without isolation, as the user has asked for"},
+	"internal/sandbox/process/tree_linux.go":  {1, "this program's own, which ends commands"},
 }
 
 // What a file opens.
@@ -87,15 +86,12 @@ var opened = map[string]use{
 	"internal/sandbox/internal/initd/owner.go":          {1, "inside of the sandbox"},
 	"internal/sandbox/internal/initd/selftest.go":       {6, "inside of the sandbox"},
 	"internal/sandbox/internal/initd/serve.go":          {1, system},
-	"internal/sandbox/internal/initd/tree.go":           {1, system},
-	"internal/sandbox/internal/initd/watch.go":          {5, list + "; " + system},
+	"internal/sandbox/internal/initd/watch.go":          {4, list + "; " + system},
 	"internal/sandbox/internal/start/terminal_linux.go": {1, system},
 	"internal/sandbox/internal/supervisor/scratch.go":   {2, own},
 	"internal/sandbox/ns/network.go":                    {1, system},
 	"internal/sandbox/ns/protected.go":                  {4, root + "; new files"},
 	"internal/sandbox/process/tree_linux.go":            {1, own},
-	"internal/sandbox/removal/at_linux.go":              {4, list},
-	"internal/sandbox/removal/removal.go":               {1, list},
 	"internal/sandbox/snapshot/open.go":                 {2, never},
 	"internal/sandbox/snapshot/local.go":                {2, root + "; " + list},
 	"internal/sandbox/snapshot/restore.go":              {3, root + "; new files"},

@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
@@ -22,7 +22,7 @@ func place(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/var/tmp", "toolfleet-inplace-") //nolint:usetesting // see above
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, removal.Tree(dir)) })
+	t.Cleanup(func() { require.NoError(t, system.RemoveTree(dir)) })
 	require.NoError(t, os.Chmod(dir, 0o755))
 	return dir
 }

@@ -36,7 +36,7 @@ func binaries() []binary {
 		{"cgroup.test", "/opt/cgroup.test", test, module + "internal/sandbox/internal/cgroup"},
 		{"ns.test", "/opt/ns.test", test, module + "internal/sandbox/ns"},
 		{"process.test", "/opt/process.test", test, module + "internal/sandbox/process"},
-		{"landlock.test", "/opt/landlock.test", test, module + "internal/sandbox/landlock"},
+		{"drivers.test", "/opt/drivers.test", test, module + "internal/sandbox/drivers"},
 	}
 }
 
@@ -114,7 +114,7 @@ func machines() []config {
 			arm("escape-user", "ns.test", escape, nobody, "delegated/step"),
 			arm("shares-root", "ns.test", "TestShare_LeavesSome", 0, ""),
 			tests("limits-process", "process.test", "TestGroup|TestExec|TestDriver/(driver|processes|life)", nobody, "delegated/step"),
-			tests("limits-landlock", "landlock.test", "TestGroup", nobody, "delegated/step"),
+			tests("limits-landlock", "drivers.test", "TestLandlock_LimitsOfAGroup", nobody, "delegated/step"),
 			tests("limits-root", "ns.test", "TestGroup", 0, ""),
 			tests("limits-user", "ns.test", "TestGroup", nobody, "delegated/step"),
 		}}},

@@ -25,7 +25,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/inplace/gitguard"
-	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/workspace/transfer"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
@@ -204,7 +204,7 @@ func (e *Environment) prepare(ctx context.Context) (w *worker, err error) {
 	}
 	e.onClose(func(error) {
 		if remove(); e.unused { // else each start of an MCP server would leave an empty session
-			_ = removal.Tree(e.Data)
+			_ = system.RemoveTree(e.Data)
 		}
 	})
 	if w == nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
-	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/wire/signing"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
@@ -190,7 +190,7 @@ func (o *Options) dataDir() (dir string, remove func(), err error) {
 		return p.data(o.ID), remove, err
 	}
 	dir, err = os.MkdirTemp("", "toolfleet-")
-	return dir, func() { _ = removal.Tree(dir) }, err // the system removes what cannot be removed here
+	return dir, func() { _ = system.RemoveTree(dir) }, err // the system removes what cannot be removed here
 }
 
 // Reach are the flags by which other commands reach the fleet.

@@ -21,8 +21,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio/shared"
-	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
@@ -435,7 +435,7 @@ func (l *Local) Remove(ctx context.Context, id protocol.SessionID, force bool) (
 		if removed, err = session.Remove(ctx, l.fleet, one, o); err != nil {
 			return removed, err
 		}
-		if err := removal.Tree(filepath.Join(l.location.data(owner), "sandboxes", string(one))); err != nil {
+		if err := system.RemoveTree(filepath.Join(l.location.data(owner), "sandboxes", string(one))); err != nil {
 			return removed, fmt.Errorf("remove session %s: %w; some of it may be left: remove it again", one, err)
 		}
 		return removed, nil
@@ -453,7 +453,7 @@ func (l *Local) Remove(ctx context.Context, id protocol.SessionID, force bool) (
 	}
 	if !l.location.own && l.location.has(id) {
 		_ = l.Close() // with the worker, which uses the directory
-		if err := removal.Tree(l.location.data(id)); err != nil {
+		if err := system.RemoveTree(l.location.data(id)); err != nil {
 			return removed, fmt.Errorf("remove session %s: %w; some of it may be left: remove it again", id, err)
 		}
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/gofrs/flock"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
-	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/system"
 )
 
 // Caches is a user's directory of caches. Each has a directory there:
@@ -197,7 +197,7 @@ func (c Caches) shrink(s stored, tooMuch int64, parts bool) (freed int64, err er
 	}
 	defer root.Close()
 	if !parts {
-		return s.bytes, removal.In(root, "files")
+		return s.bytes, system.RemoveIn(root, "files")
 	}
 	built := below(root, "files/go/build")
 	slices.SortFunc(built, func(a, b file) int { return a.used.Compare(b.used) })
@@ -214,7 +214,7 @@ func (c Caches) shrink(s stored, tooMuch int64, parts bool) (freed int64, err er
 		if freed >= tooMuch {
 			break
 		}
-		err = errors.Join(err, removal.In(root, area.path))
+		err = errors.Join(err, system.RemoveIn(root, area.path))
 		freed += area.bytes
 	}
 	return freed, err

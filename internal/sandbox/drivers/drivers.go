@@ -35,7 +35,7 @@ type Options struct {
 }
 
 // Names returns every name that [Open] knows, sorted.
-func Names() []string { return []string{Auto, "landlock", "ns", process.Name} }
+func Names() []string { return []string{Auto, process.LandlockName, "ns", process.Name} }
 
 // Valid returns an error that wraps [ErrUnknown] and names what is allowed, unless
 // name is known. "" is [Auto].

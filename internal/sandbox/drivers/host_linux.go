@@ -8,8 +8,8 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
-	"github.com/toolfleet/toolfleet/internal/sandbox/landlock"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
+	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 )
 
 // Groups returns the control group in which the sandboxes of this process have theirs, so that
@@ -47,5 +47,5 @@ func place(dir string) string {
 
 // isolating are the drivers that isolate, best first.
 func isolating(o *Options) []isolation.Driver {
-	return []isolation.Driver{ns.New(&ns.Options{Logger: o.Logger, Dir: place(o.Data)}), landlock.New(&landlock.Options{Logger: o.Logger})}
+	return []isolation.Driver{ns.New(&ns.Options{Logger: o.Logger, Dir: place(o.Data)}), process.NewLandlock(&process.Options{Logger: o.Logger})}
 }

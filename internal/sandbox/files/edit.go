@@ -14,7 +14,6 @@ import (
 
 	"github.com/aymanbagabas/go-udiff"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/files/internal/change"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -42,9 +41,9 @@ func (f *FS) edit(ctx context.Context, name string, req protocol.FilesEdit) (pro
 		}
 		apply := func(text []byte) (after []byte, err error) {
 			if req.Patch != "" {
-				after, result.Outcomes, err = change.Patch(name, text, req.Patch)
+				after, result.Outcomes, err = applyPatch(name, text, req.Patch)
 			} else {
-				after, result.Outcomes, err = change.Edits(name, text, edits, req.First && len(req.Edits) == 0, req.BestEffort)
+				after, result.Outcomes, err = makeEdits(name, text, edits, req.First && len(req.Edits) == 0, req.BestEffort)
 			}
 			return after, err
 		}
@@ -65,11 +64,11 @@ func (f *FS) edit(ctx context.Context, name string, req protocol.FilesEdit) (pro
 }
 
 // notebookOf returns a notebook; ok is false for a text or a name that is of none.
-func notebookOf(name string, text []byte) (_ *change.Notebook, ok bool) {
+func notebookOf(name string, text []byte) (_ *notebook, ok bool) {
 	if !strings.EqualFold(path.Ext(name), ".ipynb") {
 		return nil, false
 	}
-	return change.ParseNotebook(text)
+	return parseNotebook(text)
 }
 
 // cellsOf is the text of the cells of a notebook, and the text of every other file.
@@ -185,7 +184,7 @@ func diff(name string, before, after []byte, created bool) string {
 
 func (f *FS) readJSON(ctx context.Context, name string, req protocol.FilesJSONRead) (protocol.FilesJSONReadResult, error) {
 	var result protocol.FilesJSONReadResult
-	steps, err := change.Pointer(req.Query)
+	steps, err := jsonPointer(req.Query)
 	if err != nil {
 		return result, err
 	}
@@ -194,7 +193,7 @@ func (f *FS) readJSON(ctx context.Context, name string, req protocol.FilesJSONRe
 		return result, err
 	}
 	text, _, _ := decode(content)
-	document, err := change.Parse(name, text)
+	document, err := parseJSON(name, text)
 	if err != nil {
 		return result, err
 	}
@@ -210,7 +209,7 @@ func (f *FS) readJSON(ctx context.Context, name string, req protocol.FilesJSONRe
 
 func (f *FS) writeJSON(ctx context.Context, name string, req protocol.FilesJSONWrite) (protocol.FilesJSONWriteResult, error) {
 	var result protocol.FilesJSONWriteResult
-	steps, err := change.Pointer(req.Query)
+	steps, err := jsonPointer(req.Query)
 	if err != nil {
 		return result, err
 	}
@@ -231,17 +230,17 @@ func (f *FS) writeJSON(ctx context.Context, name string, req protocol.FilesJSONW
 // replaceJSON returns the document with value at a place, and nothing else changed.
 func replaceJSON(name string, file current, steps []string, value []byte) ([]byte, error) {
 	if len(steps) == 0 || !file.exists {
-		whole, err := change.Nest(steps, value)
+		whole, err := nestJSON(steps, value)
 		if err != nil {
 			return nil, err
 		}
-		return file.edit(func(text []byte) ([]byte, error) { return change.Whole(text, whole), nil })
+		return file.edit(func(text []byte) ([]byte, error) { return wholeJSON(text, whole), nil })
 	}
 	if file.oversize != nil {
 		return nil, file.oversize
 	}
 	return file.edit(func(text []byte) ([]byte, error) {
-		document, err := change.Parse(name, text)
+		document, err := parseJSON(name, text)
 		if err != nil {
 			return nil, err
 		}

@@ -21,8 +21,10 @@
 // nothing is flushed to disk. Calls on different files may run side by side; of two calls that
 // change one file at once, one change is lost, so callers order them.
 //
-// What an edit, a patch or a JSON value makes of a file's content is pure and lives in
-// internal/change; what ignore files exclude, in internal/sandbox/internal/gitignore.
+// What an edit, a patch, a JSON value or the text of a notebook makes of a file's content is pure
+// (substitute.go, patch.go, document.go, notebook.go): a name is there for messages only, and what
+// cannot be done is a *[protocol.Error] that says what a model can do about it. What ignore files
+// exclude is in internal/sandbox/internal/gitignore.
 //
 // Hard links look like files. A process that makes one into the workspace could read the other file
 // anyway.

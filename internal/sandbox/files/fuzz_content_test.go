@@ -5,7 +5,6 @@ package files_test
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -17,7 +16,6 @@ import (
 	"github.com/aymanbagabas/go-udiff"
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/files/internal/change"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -152,30 +150,6 @@ func compact(t *testing.T, text []byte) string {
 	var out bytes.Buffer
 	require.NoError(t, json.Compact(&out, text))
 	return out.String()
-}
-
-// A notebook whose text does not change stays as it is, to the byte. A new cell is in its text.
-func FuzzNotebook(f *testing.F) {
-	const cell = `{"cell_type":"code","metadata":{},"source":["a\n","b"],"outputs":[{"text":"1\n"},{"data":{"image/png":"x","text/html":["y"]}},{"ename":"E","evalue":"v"}]}`
-	f.Add(`{"nbformat":4,"nbformat_minor":5,"cells":[` + cell + `,{"cell_type":"raw","source":""}]}`)
-	f.Add("{\r\n \"cells\": [\r\n  {\"cell_type\": \"markdown\", \"source\": \"\\n\"}\r\n ],\r\n \"nbformat\": 4\r\n}")
-	f.Add(`{"nbformat":4,"cells":[]}`)
-	f.Add(`{"nbformat":4,"Cells":[` + cell + `]}`)
-	f.Add(`{"nbformat":4,"cells":[{"cell_type":"code","source":"%% cell 1 [code]"}]}`)
-	f.Fuzz(func(t *testing.T, content string) {
-		notebook, ok := change.ParseNotebook([]byte(content))
-		if !ok {
-			return
-		}
-		same, err := notebook.With(notebook.Text())
-		require.NoError(t, err)
-		require.Equal(t, content, string(same))
-		longer, err := notebook.With(append(notebook.Text(), "%% cell [markdown]\nnew\n"...))
-		require.NoError(t, err)
-		again, ok := change.ParseNotebook(longer)
-		require.True(t, ok, "%s", longer)
-		require.Equal(t, string(notebook.Text())+fmt.Sprintf("%%%% cell %d [markdown]\nnew\n", notebook.Cells()+1), string(again.Text()))
-	})
 }
 
 // Whatever the path, nothing outside of the workspace is seen or changed, and a

@@ -157,102 +157,68 @@ func badPlace(pattern string, fault *syntax.Error) (int, string) {
 	}
 }
 
-// canMatch returns an error for a pattern that can match no line. Such a pattern needs a line end
-// (lines are searched one by one), or text after the end of a line.
-func canMatch(pattern string) error {
+// canMatch compiles a pattern, and returns an error for one that can match no line. Such a pattern
+// needs a line end (lines are searched one by one), or text after the end of a line.
+func canMatch(pattern string) (*syntax.Prog, error) {
 	parsed, err := syntax.Parse(pattern, syntax.Perl)
 	if err != nil {
-		return badPattern(pattern, err)
+		return nil, badPattern(pattern, err)
+	}
+	program, err := syntax.Compile(parsed.Simplify())
+	if err != nil {
+		return nil, badPattern(pattern, err)
 	}
 	what := ""
 	switch {
-	case needs(parsed, '\n'):
+	case !matchesWithout(program, '\n', false):
 		what = `each line is searched by itself, and has no \n; search for a part of one line`
-	case impossible(parsed):
+	case !matchesWithout(program, '\n', true):
 		what = `^ and $ are the start and the end of a line; put a \ before each that is meant as it is`
 	default:
-		return nil
+		return program, nil
 	}
-	return protocol.Errorf(codes.InvalidPattern, "no line can match the pattern %q: %s", pattern, what)
+	return nil, protocol.Errorf(codes.InvalidPattern, "no line can match the pattern %q: %s", pattern, what)
 }
 
-// needsReturn reports whether a pattern only matches what has a carriage return.
-func needsReturn(pattern string) bool {
-	parsed, err := syntax.Parse(pattern, syntax.Perl)
-	return err == nil && needs(parsed, '\r')
-}
-
-// needs reports whether every text that matches has a character.
-func needs(re *syntax.Regexp, char rune) bool {
-	some := func(sub *syntax.Regexp) bool { return needs(sub, char) }
-	switch re.Op {
-	case syntax.OpLiteral:
-		return slices.Contains(re.Rune, char)
-	case syntax.OpCharClass:
-		return len(re.Rune) == 2 && re.Rune[0] == char && re.Rune[1] == char
-	case syntax.OpConcat:
-		return slices.ContainsFunc(re.Sub, some)
-	case syntax.OpAlternate:
-		return !slices.ContainsFunc(re.Sub, func(sub *syntax.Regexp) bool { return !some(sub) })
-	case syntax.OpCapture, syntax.OpPlus:
-		return some(re.Sub[0])
-	case syntax.OpRepeat:
-		return re.Min > 0 && some(re.Sub[0])
-	default:
-		return false
+// matchesWithout reports whether a pattern matches some text that lacks a character. With anchored, ^
+// and $ are the start and the end of that text, else they match anywhere.
+func matchesWithout(program *syntax.Prog, char rune, anchored bool) bool {
+	type state struct {
+		at             uint32
+		started, ended bool // a character was matched; the end of the line was
 	}
-}
-
-// impossible reports whether nothing matches: something stands behind the end, or before the start.
-func impossible(re *syntax.Regexp) bool {
-	switch re.Op {
-	case syntax.OpConcat:
-		return slices.ContainsFunc(re.Sub, impossible) || crossed(re.Sub)
-	case syntax.OpAlternate:
-		return !slices.ContainsFunc(re.Sub, func(sub *syntax.Regexp) bool { return !impossible(sub) })
-	case syntax.OpCapture, syntax.OpPlus:
-		return impossible(re.Sub[0])
-	case syntax.OpRepeat:
-		return re.Min > 0 && impossible(re.Sub[0])
-	default:
-		return false
-	}
-}
-
-// crossed reports whether a sequence of parts has text behind the end or before the start.
-func crossed(parts []*syntax.Regexp) bool {
-	text, ended := false, false
-	for _, part := range parts {
-		switch part.Op {
-		case syntax.OpEndText:
-			ended = true
-		case syntax.OpBeginText:
-			if text {
-				return true
-			}
-		default:
-			if text = text || !canBeEmpty(part); ended && !canBeEmpty(part) {
-				return true
-			}
+	seen := map[state]bool{}
+	next := []state{{at: uint32(program.Start)}} //nolint:gosec // an index
+	for len(next) > 0 {
+		s := next[len(next)-1]
+		next = next[:len(next)-1]
+		if seen[s] {
+			continue
 		}
+		seen[s] = true
+		i := program.Inst[s.at]
+		s.at = i.Out
+		switch i.Op {
+		case syntax.InstMatch:
+			return true
+		case syntax.InstFail:
+			continue
+		case syntax.InstAlt, syntax.InstAltMatch:
+			next = append(next, state{i.Arg, s.started, s.ended})
+		case syntax.InstEmptyWidth:
+			at := syntax.EmptyOp(i.Arg)
+			if anchored && s.started && at&(syntax.EmptyBeginText|syntax.EmptyBeginLine) != 0 {
+				continue
+			}
+			s.ended = s.ended || anchored && at&(syntax.EmptyEndText|syntax.EmptyEndLine) != 0
+		case syntax.InstRune, syntax.InstRune1, syntax.InstRuneAny, syntax.InstRuneAnyNotNL:
+			if only := len(i.Rune) > 0 && i.Rune[0] == char && i.Rune[len(i.Rune)-1] == char; only || s.ended {
+				continue
+			}
+			s.started = true
+		case syntax.InstCapture, syntax.InstNop:
+		}
+		next = append(next, s)
 	}
 	return false
-}
-
-// canBeEmpty reports whether a pattern perhaps matches a text without any character.
-func canBeEmpty(re *syntax.Regexp) bool {
-	switch re.Op {
-	case syntax.OpLiteral, syntax.OpCharClass, syntax.OpAnyChar, syntax.OpAnyCharNotNL:
-		return false
-	case syntax.OpConcat:
-		return !slices.ContainsFunc(re.Sub, func(sub *syntax.Regexp) bool { return !canBeEmpty(sub) })
-	case syntax.OpAlternate:
-		return slices.ContainsFunc(re.Sub, canBeEmpty)
-	case syntax.OpCapture, syntax.OpPlus:
-		return canBeEmpty(re.Sub[0])
-	case syntax.OpRepeat:
-		return re.Min == 0 || canBeEmpty(re.Sub[0])
-	default:
-		return true
-	}
 }

@@ -15,7 +15,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
-	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -113,7 +112,7 @@ func (f *FS) readAt(ctx context.Context, name string, req sandbox.FilesReadAt) (
 // that were asked for, as many as fit.
 type scan struct {
 	first int // line to keep
-	lines *lines.Scan
+	lines *prose.PageScan
 	size  int64
 	hash  hash.Hash
 	text  textCheck
@@ -126,7 +125,7 @@ type scan struct {
 
 func newScan(req protocol.FilesRead) *scan {
 	first := max(req.Offset, 1)
-	return &scan{first: first, raw: req.Raw, lines: lines.New(lines.Page{First: first, Limit: req.Limit}), hash: sha256.New()}
+	return &scan{first: first, raw: req.Raw, lines: prose.NewPageScan(prose.Page{First: first, Limit: req.Limit}), hash: sha256.New()}
 }
 
 func (s *scan) take(chunk []byte) {

@@ -67,10 +67,11 @@ func (f *FS) newSearch(req sandbox.FilesSearch) (*search, error) {
 	if req.IgnoreCase {
 		pattern = regexp.MustCompile("(?i)" + req.Pattern)
 	}
-	if err := canMatch(req.Pattern); err != nil {
+	program, err := canMatch(req.Pattern)
+	if err != nil {
 		return nil, err
 	}
-	s := &search{fs: f, pattern: pattern, literal: literalOf(pattern), returns: needsReturn(req.Pattern), room: newRoom(req.Limit), context: req.Context}
+	s := &search{fs: f, pattern: pattern, literal: literalOf(pattern), returns: !matchesWithout(program, '\r', false), room: newRoom(req.Limit), context: req.Context}
 	s.result.Matches = []protocol.Match{}
 	if req.Patience > 0 {
 		s.until = time.Now().Add(req.Patience)

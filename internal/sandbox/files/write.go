@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/files/internal/change"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
@@ -28,7 +27,7 @@ func (f *FS) write(ctx context.Context, name string, req protocol.FilesWrite) (p
 		return protocol.FilesWriteResult{}, protocol.Errorf(codes.TooLarge,
 			"the content has %d bytes, at most %d can be written", len(req.Content), isolation.MaxFileSize)
 	}
-	if strings.EqualFold(path.Ext(name), ".ipynb") && change.IsNotebookText(req.Content) {
+	if strings.EqualFold(path.Ext(name), ".ipynb") && isNotebookText(req.Content) {
 		return protocol.FilesWriteResult{}, protocol.Errorf(protocol.CodeInvalidArguments,
 			"%q is a notebook, which is written whole as JSON; change its cells with an edit", name)
 	}

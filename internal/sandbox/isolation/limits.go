@@ -8,12 +8,13 @@ import (
 	"fmt"
 	"path"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -25,7 +26,7 @@ const (
 	// MaxReadSize is the largest file that is read, in bytes: it is read to its end for its digest.
 	MaxReadSize = 1 << 30
 	// MaxReadBytes is the most content that one Read returns.
-	MaxReadBytes = lines.MaxContent
+	MaxReadBytes = prose.MaxPage
 	// MaxImageSize is the largest image that Read returns whole.
 	MaxImageSize = 4 << 20
 	// MaxChunk is the most that one ReadAt returns.
@@ -49,45 +50,34 @@ const (
 	DefaultGrace     = 2 * time.Second
 )
 
+// A command that has written OutputBurst bytes is read at OutputRate bytes a second: no reader needs
+// so much, and reading it at full speed takes a processor.
+const (
+	OutputBurst = 256 << 20
+	OutputRate  = 64 << 20
+)
+
 // ValidateLimits reports every limit that is negative, joined, by the name of its field. Drivers
 // open no sandbox and run no command with such limits: the error is a *[protocol.Error].
 func ValidateLimits(l sandbox.Limits) error {
 	var faults []error
-	for _, limit := range []struct {
-		name     string
-		value    any
-		negative bool
-	}{
-		{"Wall", l.Wall, l.Wall < 0},
-		{"CPU", l.CPU, l.CPU < 0},
-		{"Memory", l.Memory, l.Memory < 0},
-		{"Processes", l.Processes, l.Processes < 0},
-		{"OpenFiles", l.OpenFiles, l.OpenFiles < 0},
-		{"FileSize", l.FileSize, l.FileSize < 0},
-		{"Disk", l.Disk, l.Disk < 0},
-		{"Output", l.Output, l.Output < 0},
-		{"Grace", l.Grace, l.Grace < 0},
-	} {
-		if limit.negative {
-			faults = append(faults, fmt.Errorf("sandbox.Limits.%s %v: must be 0 (the default) or more", limit.name, limit.value))
+	for field, value := range reflect.ValueOf(l).Fields() {
+		if value.Int() < 0 {
+			faults = append(faults, fmt.Errorf("sandbox.Limits.%s %v: must be 0 (the default) or more", field.Name, value))
 		}
 	}
 	return errors.Join(faults...)
 }
 
-// Tighten returns l where each limit that by sets lower is lowered to it.
+// Tighten returns l where each limit that by sets lower is lowered to it; 0 or less means no limit.
 func Tighten(l, by sandbox.Limits) sandbox.Limits {
-	return sandbox.Limits{
-		Wall:      tighter(l.Wall, by.Wall),
-		CPU:       tighter(l.CPU, by.CPU),
-		Memory:    tighter(l.Memory, by.Memory),
-		Processes: tighter(l.Processes, by.Processes),
-		OpenFiles: tighter(l.OpenFiles, by.OpenFiles),
-		FileSize:  tighter(l.FileSize, by.FileSize),
-		Disk:      tighter(l.Disk, by.Disk),
-		Output:    tighter(l.Output, by.Output),
-		Grace:     tighter(l.Grace, by.Grace),
+	limits, lower := reflect.ValueOf(&l).Elem(), reflect.ValueOf(by)
+	for i := range limits.NumField() {
+		if have, most := limits.Field(i).Int(), lower.Field(i).Int(); most > 0 && (have <= 0 || most < have) {
+			limits.Field(i).SetInt(most)
+		}
 	}
+	return l
 }
 
 // WithDefaults returns l with the documented defaults in place of zero values, and zero
@@ -104,14 +94,6 @@ func WithDefaults(l sandbox.Limits) sandbox.Limits {
 		Output:    cmp.Or(max(l.Output, 0), DefaultOutput),
 		Grace:     cmp.Or(max(l.Grace, 0), DefaultGrace),
 	}
-}
-
-// tighter returns the smaller of two limits; 0 or less means no limit.
-func tighter[T ~int64](a, b T) T {
-	if b > 0 && (a <= 0 || b < a) {
-		return b
-	}
-	return a
 }
 
 // Bounds of protected paths.

@@ -53,7 +53,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/system"
@@ -177,23 +176,23 @@ func (d *Driver) groups() *cgroup.Tree {
 }
 
 // newConfig says what a sandbox is made of.
-func newConfig(spec isolation.Spec, dir *supervisor.Scratch) (initproto.Config, error) {
+func newConfig(spec isolation.Spec, dir *supervisor.Scratch) (initd.Config, error) {
 	workspace, err := filepath.Abs(spec.Workspace)
 	if spec.Workspace == "" || err != nil {
-		return initproto.Config{}, errors.Join(errors.New("workspace directory is missing"), err)
+		return initd.Config{}, errors.Join(errors.New("workspace directory is missing"), err)
 	}
 	info, err := os.Stat(workspace)
 	if err != nil {
-		return initproto.Config{}, fmt.Errorf("workspace: %w", err)
+		return initd.Config{}, fmt.Errorf("workspace: %w", err)
 	}
 	stat, isStat := info.Sys().(*syscall.Stat_t)
 	if !info.IsDir() || !isStat {
-		return initproto.Config{}, fmt.Errorf("workspace %s is not a directory", workspace)
+		return initd.Config{}, fmt.Errorf("workspace %s is not a directory", workspace)
 	}
 	limits := isolation.WithDefaults(spec.Limits)
-	config := initproto.Config{
-		Files: initproto.Files{Workspace: workspace, Home: dir.Home(), Temp: dir.Temp()}, User: initproto.User{HostUID: os.Geteuid(), HostGID: os.Getegid()},
-		Reach: initproto.Reach{Network: spec.Network.Mode}, Processes: uint64(limits.Processes), //nolint:gosec // not negative
+	config := initd.Config{
+		Files: initd.Files{Workspace: workspace, Home: dir.Home(), Temp: dir.Temp()}, HostUser: initd.HostUser{HostUID: os.Geteuid(), HostGID: os.Getegid()},
+		Reach: initd.Reach{Network: spec.Network.Mode}, Processes: uint64(limits.Processes), //nolint:gosec // not negative
 		Shm:      initd.ShmSize(limits.Memory),
 		Landlock: confine.LandlockABI() > 0,
 	}
@@ -205,7 +204,7 @@ func newConfig(spec isolation.Spec, dir *supervisor.Scratch) (initproto.Config, 
 		config.OwnerUID, config.OwnerGID = int(stat.Uid), int(stat.Gid)
 	}
 	if config.Namespaces, err = namespaces(); err != nil {
-		return initproto.Config{}, err
+		return initd.Config{}, err
 	}
 	return config, checkMounts(&config, spec.Mounts)
 }
@@ -219,7 +218,7 @@ var reservedPlaces = []string{ //nolint:gochecknoglobals // a constant
 }
 
 // checkMounts puts mounts into a configuration if they can be made, outer ones first.
-func checkMounts(config *initproto.Config, mounts []isolation.Mount) error {
+func checkMounts(config *initd.Config, mounts []isolation.Mount) error {
 	for _, m := range mounts {
 		if m.Guest == "" {
 			m.Guest = m.Host
@@ -245,7 +244,7 @@ func checkMounts(config *initproto.Config, mounts []isolation.Mount) error {
 
 // explain says what to do about a sandbox that does not start.
 func explain(err error) error {
-	failed, ok := errors.AsType[*startError](err)
+	failed, ok := errors.AsType[*initd.Failed](err)
 	if !ok {
 		return err
 	}
@@ -290,31 +289,19 @@ func (d *Driver) probe(ctx context.Context) (isolation.Caps, error) {
 	if err == nil || !grouped || ctx.Err() != nil {
 		return caps, err
 	}
-	d.ungrouped.Store(true)
-	without, withoutErr := d.tryLink(ctx)
-	if withoutErr != nil {
-		d.ungrouped.Store(false)
-		return caps, err
-	}
-	without.Warnings = append(without.Warnings, "control groups are not used, for a sandbox does not start in one: "+err.Error())
-	return without, nil
+	const warning = "control groups are not used, for a sandbox does not start in one"
+	return supervisor.TryWithout(&d.ungrouped, caps, err, warning, func() (isolation.Caps, error) { return d.tryLink(ctx) })
 }
 
 // tryLink tries a sandbox with a link, else one without.
 func (d *Driver) tryLink(ctx context.Context) (isolation.Caps, error) {
 	caps, err := d.tryOut(ctx)
-	failed, ok := errors.AsType[*startError](err)
+	failed, ok := errors.AsType[*initd.Failed](err)
 	if !ok || !strings.HasSuffix(failed.Step, initd.StepLink) || ctx.Err() != nil {
 		return caps, err
 	}
-	d.unlinked.Store(true)
-	without, withoutErr := d.tryOut(ctx)
-	if withoutErr != nil {
-		d.unlinked.Store(false)
-		return caps, err
-	}
-	without.Warnings = append(without.Warnings, "links are not used, for one cannot be made: "+err.Error())
-	return without, nil
+	const warning = "links are not used, for one cannot be made"
+	return supervisor.TryWithout(&d.unlinked, caps, err, warning, func() (isolation.Caps, error) { return d.tryOut(ctx) })
 }
 
 func (d *Driver) tryOut(ctx context.Context) (isolation.Caps, error) {

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
@@ -94,19 +93,19 @@ func (s *Sandbox) exec(ctx context.Context, i *instance, stop <-chan struct{}, c
 const readOnlyABI = 3
 
 // request is what the first process is asked for.
-func (s *Sandbox) request(cmd sandbox.Cmd, limits sandbox.Limits) initproto.Exec {
+func (s *Sandbox) request(cmd sandbox.Cmd, limits sandbox.Limits) initd.Exec {
 	env := map[string]string{"HOME": initd.GuestHome, "TMPDIR": initd.GuestTemp}
 	if s.spec.Network.Mode == isolation.NetworkProxy {
 		maps.Copy(env, proxyEnv())
 	}
 	maps.Copy(env, s.spec.Env)
 	maps.Copy(env, cmd.Env)
-	bounds := initproto.NewLimits(limits)
+	bounds := initd.NewLimits(limits)
 	bounds.OpenFiles = min(bounds.OpenFiles, openFiles())
 	if bounds.Disk > 0 && (bounds.FileSize == 0 || bounds.Disk < bounds.FileSize) {
 		bounds.FileSize = bounds.Disk // no file has to be bigger than all of them may be
 	}
-	return initproto.Exec{
+	return initd.Exec{
 		Argv: cmd.Argv, Env: start.Environ(env), Path: env["PATH"], Dir: cmd.Dir, ReadOnly: cmd.ReadOnly, Terminal: cmd.Typed != nil,
 		Limits: bounds,
 	}
@@ -126,7 +125,7 @@ var openFiles = sync.OnceValue(func() uint64 { //nolint:gochecknoglobals // a co
 })
 
 // send has the first process start the command.
-func (r *run) send(ctx context.Context, request initproto.Exec) (err error) {
+func (r *run) send(ctx context.Context, request initd.Exec) (err error) {
 	var replies <-chan *reply
 	if r.id, replies, err = r.instance.register(); err != nil {
 		return err
@@ -136,7 +135,7 @@ func (r *run) send(ctx context.Context, request initproto.Exec) (err error) {
 	if stdin != nil {
 		fds = append(fds, int(stdin.Fd()))
 	}
-	err = r.instance.sending(ctx, func() error { return r.instance.conn.Send(r.id, initproto.KindExec, request, fds...) })
+	err = r.instance.sending(ctx, func() error { return r.instance.conn.Send(r.id, initd.KindExec, request, fds...) })
 	if err != nil {
 		r.instance.recordFailure(err)
 		r.instance.unregister(r.id)
@@ -159,7 +158,7 @@ func (r *run) signal(kill bool) {
 	}
 	r.killers = append(r.killers, time.AfterFunc(wait, func() { _ = r.instance.process.Kill() }))
 	// If it cannot be sent, the sandbox is gone, and with it the command.
-	_ = r.instance.conn.Send(r.id, initproto.KindSignal, initproto.Signal{Command: r.id, Kill: kill})
+	_ = r.instance.conn.Send(r.id, initd.KindSignal, initd.Signal{Command: r.id, Kill: kill})
 }
 
 // lost is the reason for which a command ended whose sandbox is lost: because it was closed, or by
@@ -182,7 +181,7 @@ func (r *run) result(reason sandbox.Reason) (sandbox.Result, error) {
 	if r.answer == nil {
 		return result, nil
 	}
-	var ended initproto.Answer[initproto.Ended]
+	var ended initd.Answer[initd.Ended]
 	if err := r.answer.Decode(&ended); err != nil {
 		return result, fmt.Errorf("run: %w", err)
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
@@ -28,10 +27,10 @@ var errLost = errors.New("the sandbox is lost")
 
 // instance is a running sandbox: a first process and what it answers.
 type instance struct {
-	conn    *initproto.Conn
+	conn    *initd.Conn
 	process *os.Process
 	bwrap   *bwrap // the process that has started it; nil when our launcher did
-	ready   initproto.Ready
+	ready   initd.Ready
 	gone    chan struct{} // closed when it does not answer any more
 	network network
 	bounds  *supervisor.Bounds
@@ -58,17 +57,11 @@ type ending struct {
 
 // reply is a message, parsed if it is one of the stream.
 type reply struct {
-	*initproto.Message
+	*initd.Message
 
-	files  initproto.FileReply
+	files  initd.FileReply
 	socket *os.File // closed by the waiting caller, or by the collector
 }
-
-// startError says at which step the start of a sandbox has failed.
-type startError struct{ initproto.Failed }
-
-// Error implements the error interface.
-func (e *startError) Error() string { return fmt.Sprintf("%s: %s", e.Step, e.Failed.Error) }
 
 // await waits until the sandbox serves.
 func (i *instance) await(ctx context.Context) error {
@@ -89,20 +82,20 @@ func (i *instance) readStart() error {
 		if err != nil {
 			return fmt.Errorf("the sandbox ended while it started: %w", err)
 		}
-		if m.Kind == initproto.KindListener || m.Kind == initproto.KindLink {
+		if m.Kind == initd.KindListener || m.Kind == initd.KindLink {
 			err = i.network.accept(m)
 		}
 		m.CloseFDs()
 		switch m.Kind {
-		case initproto.KindListener, initproto.KindLink:
-		case initproto.KindReady:
+		case initd.KindListener, initd.KindLink:
+		case initd.KindReady:
 			return m.Decode(&i.ready)
-		case initproto.KindFailed:
-			return failed(m)
-		case initproto.KindAborted:
+		case initd.KindFailed:
+			return m.Failure()
+		case initd.KindAborted:
 			return aborted(m)
 		default:
-			err = fmt.Errorf("%w: kind %d", initproto.ErrMalformed, m.Kind)
+			err = fmt.Errorf("%w: kind %d", initd.ErrMalformed, m.Kind)
 		}
 		if err != nil {
 			return err
@@ -110,22 +103,13 @@ func (i *instance) readStart() error {
 	}
 }
 
-// failed is the error in a message that reports a failure.
-func failed(m *initproto.Message) error {
-	e := &startError{}
-	if err := m.Decode(&e.Failed); err != nil {
-		return err
-	}
-	return e
-}
-
 // aborted is the error of a sandbox that has failed before it was a program.
-func aborted(m *initproto.Message) error {
+func aborted(m *initd.Message) error {
 	failed, ok := syscalls.Failed(m.Body)
 	if !ok {
-		return fmt.Errorf("%w: an abort of %d bytes", initproto.ErrMalformed, len(m.Body))
+		return fmt.Errorf("%w: an abort of %d bytes", initd.ErrMalformed, len(m.Body))
 	}
-	return &startError{initproto.Failed{Step: failed.Step, Error: failed.Errno.Error(), Errno: int(failed.Errno)}}
+	return &initd.Failed{Step: failed.Step, Reason: failed.Errno.Error(), Errno: int(failed.Errno)}
 }
 
 // receive hands out replies until the sandbox is gone.
@@ -134,7 +118,7 @@ func (i *instance) receive() {
 	for {
 		m, err := i.conn.Receive()
 		if err == nil && !i.deliver(m) {
-			err = initproto.ErrMalformed
+			err = initd.ErrMalformed
 		}
 		if err != nil {
 			i.recordFailure(err)
@@ -153,10 +137,10 @@ func (i *instance) recordFailure(err error) {
 }
 
 // deliver hands out a reply. It reports whether that was one.
-func (i *instance) deliver(m *initproto.Message) bool {
+func (i *instance) deliver(m *initd.Message) bool {
 	r := &reply{Message: m, socket: takeSocket(m)}
 	m.CloseFDs() // a sandbox has no others to give away
-	if m.Kind == initproto.KindFiles && m.Decode(&r.files) != nil {
+	if m.Kind == initd.KindFiles && m.Decode(&r.files) != nil {
 		return false
 	}
 	i.mu.Lock()
@@ -257,7 +241,7 @@ func (i *instance) sendLease(end func() time.Time) {
 		return
 	}
 	send := func(d start.Deadline) error {
-		return i.conn.Send(0, initproto.KindLease, initproto.Lease{Deadline: int64(d)})
+		return i.conn.Send(0, initd.KindLease, initd.Lease{Deadline: int64(d)})
 	}
 	first := end()
 	_ = send(start.DeadlineAt(first)) // a first process that is gone runs nothing
@@ -317,7 +301,7 @@ func (i *instance) close() error {
 
 // open starts a sandbox, in a group of its own unless groups is nil, and waits until it serves.
 // When that fails, nothing is left.
-func open(ctx context.Context, config initproto.Config, groups *cgroup.Tree, limits sandbox.Limits) (*instance, error) {
+func open(ctx context.Context, config initd.Config, groups *cgroup.Tree, limits sandbox.Limits) (*instance, error) {
 	i, err := begin(config, groups, limits)
 	if errors.Is(err, errLauncher) { // it may have been killed
 		i, err = begin(config, groups, limits)
@@ -332,18 +316,18 @@ func open(ctx context.Context, config initproto.Config, groups *cgroup.Tree, lim
 	return i, nil
 }
 
-func begin(config initproto.Config, groups *cgroup.Tree, limits sandbox.Limits) (*instance, error) {
+func begin(config initd.Config, groups *cgroup.Tree, limits sandbox.Limits) (*instance, error) {
 	b, err := supervisor.NewBounds(groups, supervisor.Spare{Memory: spareMemory, Processes: initd.SpareProcesses}, limits)
 	if err != nil {
 		return nil, err
 	}
-	conn, theirs, err := initproto.Pair()
+	conn, theirs, err := initd.Pair()
 	if err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
 	i := &instance{conn: conn, bounds: b, gone: make(chan struct{}), requests: requests{waiting: map[uint64]chan<- *reply{}}}
 	if config.Bwrap {
-		if err = conn.Send(0, initproto.KindConfig, config); err == nil { // for the stage before the last
+		if err = conn.Send(0, initd.KindConfig, config); err == nil { // for the stage before the last
 			i.bwrap, i.process, err = startBwrap(config, theirs, b.Group())
 		}
 	} else {
@@ -352,7 +336,7 @@ func begin(config initproto.Config, groups *cgroup.Tree, limits sandbox.Limits) 
 	if err = errors.Join(err, theirs.Close()); err != nil {
 		return nil, errors.Join(err, i.close())
 	}
-	_ = conn.Send(0, initproto.KindConfig, config) // a first process that is gone has reported why
+	_ = conn.Send(0, initd.KindConfig, config) // a first process that is gone has reported why
 	return i, nil
 }
 

@@ -21,7 +21,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/image"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
@@ -33,7 +32,7 @@ var launchers launcher //nolint:gochecknoglobals // children are the process's, 
 // concurrent use.
 type launcher struct {
 	mu      sync.Mutex
-	conn    *initproto.Conn // nil when it does not run
+	conn    *initd.Conn // nil when it does not run
 	command *exec.Cmd
 }
 
@@ -43,7 +42,7 @@ var errLauncher = errors.New("the launcher is lost")
 // launch starts a sandbox that has one end of a control socket, in a group unless that is nil.
 // After [errLauncher] there may be a process that has the socket, and ends with it: the next one
 // needs another.
-func (l *launcher) launch(config initproto.Config, control *os.File, group *cgroup.Group) (*os.Process, error) {
+func (l *launcher) launch(config initd.Config, control *os.File, group *cgroup.Group) (*os.Process, error) {
 	fds := []int{int(control.Fd())}
 	if group != nil {
 		fds = append(fds, int(group.Dir().Fd()))
@@ -51,7 +50,7 @@ func (l *launcher) launch(config initproto.Config, control *os.File, group *cgro
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	pid, err := l.ask(config, fds)
-	if _, ok := errors.AsType[*startError](err); err != nil && !ok {
+	if _, ok := errors.AsType[*initd.Failed](err); err != nil && !ok {
 		l.end()
 		err = fmt.Errorf("%w: %w", errLauncher, err)
 	}
@@ -62,13 +61,13 @@ func (l *launcher) launch(config initproto.Config, control *os.File, group *cgro
 }
 
 // ask starts the launcher if need be and has it start a sandbox.
-func (l *launcher) ask(config initproto.Config, fds []int) (pid int, err error) {
+func (l *launcher) ask(config initd.Config, fds []int) (pid int, err error) {
 	if l.conn == nil {
 		if err := l.start(); err != nil {
 			return 0, err
 		}
 	}
-	if err := l.conn.Send(0, initproto.KindConfig, config, fds...); err != nil {
+	if err := l.conn.Send(0, initd.KindConfig, config, fds...); err != nil {
 		return 0, err
 	}
 	l.conn.ReceiveUntil(time.Now().Add(startWait))
@@ -77,10 +76,10 @@ func (l *launcher) ask(config initproto.Config, fds []int) (pid int, err error) 
 		return 0, err
 	}
 	m.CloseFDs() // there are none
-	if m.Kind == initproto.KindFailed {
-		return 0, failed(m)
+	if m.Kind == initd.KindFailed {
+		return 0, m.Failure()
 	}
-	var launched initproto.Launched
+	var launched initd.Launched
 	err = m.Decode(&launched)
 	return launched.PID, err
 }
@@ -90,7 +89,7 @@ func (l *launcher) start() error {
 	if err != nil {
 		return err
 	}
-	conn, theirs, err := initproto.Pair()
+	conn, theirs, err := initd.Pair()
 	if err != nil {
 		return err
 	}
@@ -130,7 +129,7 @@ type bwrap struct {
 
 // startBwrap starts a sandbox in namespaces that bubblewrap makes, in a group unless that is nil.
 // It returns the first process, which is bubblewrap's child.
-func startBwrap(config initproto.Config, control *os.File, group *cgroup.Group) (*bwrap, *os.Process, error) {
+func startBwrap(config initd.Config, control *os.File, group *cgroup.Group) (*bwrap, *os.Process, error) {
 	program, err := image.Open()
 	if err != nil {
 		return nil, nil, err
@@ -179,7 +178,7 @@ func (b *bwrap) child(info io.Reader) (*os.Process, error) {
 	if err := json.NewDecoder(info).Decode(&child); err != nil {
 		said := make([]byte, 1<<10)
 		n, _ := b.errors.ReadAt(said, 0)
-		return nil, &startError{initproto.Failed{Step: "bwrap", Error: strings.TrimSpace(string(said[:n]))}}
+		return nil, &initd.Failed{Step: "bwrap", Reason: strings.TrimSpace(string(said[:n]))}
 	}
 	return os.FindProcess(child.PID)
 }
@@ -208,7 +207,7 @@ func (a *arguments) file(file *os.File) string {
 }
 
 // build describes the same sandbox that package initd builds by itself.
-func (a *arguments) build(config initproto.Config, info *os.File) error {
+func (a *arguments) build(config initd.Config, info *os.File) error {
 	user := strconv.Itoa(initd.User)
 	a.add("--info-fd", a.file(info), "--unshare-user", "--uid", user, "--gid", user, "--unshare-pid", "--unshare-ipc", "--unshare-uts",
 		"--unshare-cgroup-try", "--hostname", initd.HostName, "--new-session", "--die-with-parent", "--as-pid-1")

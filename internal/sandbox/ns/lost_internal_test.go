@@ -16,7 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -107,7 +107,7 @@ func TestLost_FirstProcessReadsNothing(t *testing.T) {
 	time.AfterFunc(500*time.Millisecond, cancel) // it is being sent by then; if not, the end is the same
 	_, err := first.ask(t.Context(), func(id uint64) error {
 		write := protocol.FilesWrite{Path: "big", Content: make([]byte, 8<<20)}
-		return first.conn.Send(id, initproto.KindFiles, initproto.FileRequest{Operation: "protocol.FilesWrite", Body: initproto.Pack(write)})
+		return first.conn.Send(id, initd.KindFiles, initd.FileRequest{Operation: "protocol.FilesWrite", Body: initd.Pack(write)})
 	})
 	require.ErrorIs(t, err, errLost)
 	require.Equal(t, sandbox.ReasonCancelled, (<-done).Reason)
@@ -163,7 +163,7 @@ func TestOpen_OfAnEndedStartLeavesNothing(t *testing.T) {
 	config := s.config
 	config.Workspace = "/no/such/directory"
 	_, err := open(t.Context(), config, nil, sandbox.Limits{})
-	var failed *startError
+	var failed *initd.Failed
 	require.ErrorAs(t, err, &failed)
 	require.Contains(t, failed.Step, "/no/such/directory")
 }

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -30,10 +29,10 @@ type network struct {
 }
 
 // accept takes the listener or the link out of a message, once each.
-func (n *network) accept(m *initproto.Message) error {
-	isLink := m.Kind == initproto.KindLink
+func (n *network) accept(m *initd.Message) error {
+	isLink := m.Kind == initd.KindLink
 	if len(m.FDs) != 1 || isLink && n.link != nil || !isLink && n.listener != nil {
-		return fmt.Errorf("%w: %d descriptors of kind %d", initproto.ErrMalformed, len(m.FDs), m.Kind)
+		return fmt.Errorf("%w: %d descriptors of kind %d", initd.ErrMalformed, len(m.FDs), m.Kind)
 	}
 	file := os.NewFile(uintptr(m.FDs[0]), "network")
 	m.FDs = nil
@@ -195,13 +194,13 @@ func listed(table string, port uint16) bool {
 func (i *instance) dial(ctx context.Context, family int, to unix.Sockaddr) (net.Conn, error) {
 	// A caller that gives up would leave the socket to the collector.
 	r, err := i.ask(context.WithoutCancel(ctx), func(id uint64) error {
-		return i.conn.Send(id, initproto.KindSocket, initproto.Socket{Family: family})
+		return i.conn.Send(id, initd.KindSocket, initd.Socket{Family: family})
 	})
 	if err != nil {
 		return nil, err
 	}
 	if r.socket == nil {
-		var answer initproto.Answer[struct{}]
+		var answer initd.Answer[struct{}]
 		if err := r.Decode(&answer); err != nil {
 			return nil, err
 		}
@@ -211,8 +210,8 @@ func (i *instance) dial(ctx context.Context, family int, to unix.Sockaddr) (net.
 }
 
 // takeSocket takes the descriptor of an answer that is to have one; nil for any other.
-func takeSocket(m *initproto.Message) *os.File {
-	if m.Kind != initproto.KindSocket || len(m.FDs) != 1 || unix.SetNonblock(m.FDs[0], true) != nil {
+func takeSocket(m *initd.Message) *os.File {
+	if m.Kind != initd.KindSocket || len(m.FDs) != 1 || unix.SetNonblock(m.FDs[0], true) != nil {
 		return nil
 	}
 	file := os.NewFile(uintptr(m.FDs[0]), "socket")

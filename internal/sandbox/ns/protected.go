@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
@@ -146,8 +146,8 @@ func (p *protected) leftover(root *os.Root, at string, info fs.FileInfo) bool {
 }
 
 // identities returns the identities of the protected files for the first process.
-func (p *protected) identities(places []string) []initproto.Identity {
-	all := make([]initproto.Identity, len(places))
+func (p *protected) identities(places []string) []initd.Identity {
+	all := make([]initd.Identity, len(places))
 	for i, place := range places {
 		all[i].Path = place
 		if stat, ok := p.found[place].Sys().(*syscall.Stat_t); ok {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -24,7 +23,7 @@ var _ sandbox.Sandbox = (*Sandbox)(nil)
 // was lost.
 type Sandbox struct {
 	spec      isolation.Spec
-	config    initproto.Config
+	config    initd.Config
 	protected *protected   // nil when nothing is protected; used during a start, and while the gate is locked and idle
 	groups    *cgroup.Tree // nil without control groups
 	scratch   *supervisor.Scratch
@@ -88,15 +87,15 @@ func (s *Sandbox) setCurrent(i *instance) {
 }
 
 // FS implements [sandbox.Sandbox]. The operations are done inside of the sandbox.
-func (s *Sandbox) FS() sandbox.FS { return initproto.RemoteFS(s.files) }
+func (s *Sandbox) FS() sandbox.FS { return initd.RemoteFS(s.files) }
 
-func (s *Sandbox) files(ctx context.Context, request *initproto.FileRequest) (*initproto.FileReply, error) {
+func (s *Sandbox) files(ctx context.Context, request *initd.FileRequest) (*initd.FileReply, error) {
 	var i *instance
 	if _, err := s.gate.Enter(ctx, s.ready(&i)); err != nil {
 		return nil, err
 	}
 	defer s.gate.Leave()
-	r, err := i.ask(ctx, func(id uint64) error { return i.conn.Send(id, initproto.KindFiles, *request) })
+	r, err := i.ask(ctx, func(id uint64) error { return i.conn.Send(id, initd.KindFiles, *request) })
 	if err != nil {
 		return nil, fmt.Errorf("file operation in sandbox %s: %w", s.spec.ID, s.afterClose(err))
 	}

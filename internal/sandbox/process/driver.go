@@ -50,47 +50,41 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// Name is the driver's name.
-const Name = "process"
+// The names of the drivers.
+const (
+	Name         = "process"
+	LandlockName = "landlock" // on Linux
+)
 
 // Options are the settings of a [Driver]; nil and zero mean the defaults.
 type Options struct {
 	// Logger gets what happens to commands, at debug level; nil discards it.
 	Logger *slog.Logger
-	// Wrap, when set, says what to start instead of the program at path with the arguments
-	// argv: something that becomes this program, in the same process. Drivers that confine
-	// commands are built so; they enforce [sandbox.Cmd].ReadOnly then.
-	Wrap func(cmd sandbox.Cmd, path string, argv []string) (string, []string, error)
 }
 
 var _ isolation.Driver = (*Driver)(nil)
 
 // Driver opens sandboxes that isolate nothing.
 type Driver struct {
-	log  *slog.Logger
-	wrap wrapper
+	name  string
+	level isolation.Level
+	log   *slog.Logger
 }
-
-type wrapper func(cmd sandbox.Cmd, path string, argv []string) (string, []string, error)
 
 // ungrouped says that control groups turned out to be of no use.
 var ungrouped atomic.Bool //nolint:gochecknoglobals // groups are the process's, not a driver's
 
 // New returns the driver.
 func New(options *Options) *Driver {
-	d := &Driver{log: slog.New(slog.DiscardHandler)}
-	if options == nil {
-		return d
-	}
-	d.wrap = options.Wrap
-	if options.Logger != nil {
+	d := &Driver{name: Name, log: slog.New(slog.DiscardHandler)}
+	if options != nil && options.Logger != nil {
 		d.log = options.Logger
 	}
 	return d
 }
 
 // Name implements [isolation.Driver].
-func (d *Driver) Name() string { return Name }
+func (d *Driver) Name() string { return d.name }
 
 // Probe implements [isolation.Driver]: it runs a command and writes a file.
 func (d *Driver) Probe(ctx context.Context) (caps isolation.Caps, err error) {
@@ -98,14 +92,8 @@ func (d *Driver) Probe(ctx context.Context) (caps isolation.Caps, err error) {
 	if err == nil || caps.Limits.Memory != isolation.LimitCgroup || ctx.Err() != nil {
 		return caps, err
 	}
-	ungrouped.Store(true)
-	without, withoutErr := d.tryOut(ctx)
-	if withoutErr != nil {
-		ungrouped.Store(false)
-		return caps, err
-	}
-	without.Warnings = append(without.Warnings, "control groups are not used, for a command does not start in one: "+err.Error())
-	return without, nil
+	const warning = "control groups are not used, for a command does not start in one"
+	return supervisor.TryWithout(&ungrouped, caps, err, warning, func() (isolation.Caps, error) { return d.tryOut(ctx) })
 }
 
 // tryOut tries a sandbox, in a control group if there is one.
@@ -157,7 +145,7 @@ func (d *Driver) Open(ctx context.Context, spec isolation.Spec) (sandbox.Sandbox
 }
 
 func (d *Driver) open(ctx context.Context, spec isolation.Spec) (*Sandbox, error) {
-	if err := errors.Join(supervisor.Check(ctx, spec, Name, isolation.LevelNone), checkUnisolated(spec)); err != nil {
+	if err := errors.Join(supervisor.Check(ctx, spec, d.name, d.level), d.check(spec)); err != nil {
 		return nil, err
 	}
 	scratch, err := supervisor.OpenScratch(spec.Scratch)
@@ -173,24 +161,28 @@ func (d *Driver) open(ctx context.Context, spec isolation.Spec) (*Sandbox, error
 		return nil, errors.Join(err, scratch.Close(), workspace.Close())
 	}
 	return &Sandbox{
-		spec: spec, workspace: workspace, scratch: scratch, bounds: bounds, wrap: d.wrap,
+		spec: spec, workspace: workspace, scratch: scratch, bounds: bounds, confined: d.level > isolation.LevelNone,
 		gate: supervisor.NewGate(spec.ID, d.log),
 	}, nil
 }
 
-// checkUnisolated refuses what cannot even be pretended: a proxy that nothing has to use, protected
-// places, and host files under other names. That the network is not cut off, and that mounts are
-// writable, is what this driver's warning is about.
-func checkUnisolated(spec isolation.Spec) error {
+// check refuses what cannot be enforced, nor even be pretended: a proxy that nothing has to use,
+// protected places, and host files under other names. That driver process does not cut off the
+// network, and that mounts are writable, is what its warning is about.
+func (d *Driver) check(spec isolation.Spec) error {
 	if spec.Network.Mode == isolation.NetworkProxy {
-		return fmt.Errorf("%w: driver process has no network mode %q", sandbox.ErrUnsupported, spec.Network.Mode)
+		return fmt.Errorf("%w: driver %s has no network mode %q", sandbox.ErrUnsupported, d.name, spec.Network.Mode)
 	}
 	if len(spec.Protect)+len(spec.Copies) > 0 {
-		return fmt.Errorf("%w: driver process cannot protect %s", sandbox.ErrUnsupported, strings.Join(spec.Protect, ", "))
+		reason := ""
+		if d.level > isolation.LevelNone {
+			reason = ": Landlock allows a directory with all that is in it, and takes nothing of that back"
+		}
+		return fmt.Errorf("%w: driver %s cannot protect %s%s", sandbox.ErrUnsupported, d.name, strings.Join(spec.Protect, ", "), reason)
 	}
 	for _, m := range spec.Mounts {
 		if m.Guest != "" && filepath.Clean(m.Guest) != filepath.Clean(m.Host) {
-			return fmt.Errorf("%w: driver process cannot show %q as %q", sandbox.ErrUnsupported, m.Host, m.Guest)
+			return fmt.Errorf("%w: driver %s cannot show %q as %q", sandbox.ErrUnsupported, d.name, m.Host, m.Guest)
 		}
 	}
 	return nil

@@ -33,12 +33,12 @@ type tree struct {
 	asked chan struct{} // has room for one: the command was asked to end
 }
 
-func newTree(cmd *exec.Cmd, _ *supervisor.Bound, _ bool) *tree {
+func newTree(cmd *exec.Cmd, _ *supervisor.Bound) *tree {
 	lead(cmd)
 	return &tree{cmd: cmd, asked: make(chan struct{}, 1)}
 }
 
-func (t *tree) start(sandbox.Limits, func() time.Time) error { return t.cmd.Start() }
+func (t *tree) start(*Sandbox, sandbox.Cmd, sandbox.Limits) error { return t.cmd.Start() }
 
 // await blocks until the command has ended, and, if it was asked to, its group.
 func (t *tree) await() {

@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"os/exec"
-	"strconv"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/files"
@@ -32,7 +29,7 @@ type Sandbox struct {
 	workspace *files.FS
 	scratch   *supervisor.Scratch
 	bounds    *supervisor.Bounds
-	wrap      wrapper
+	confined  bool // by driver landlock
 	gate      *supervisor.Gate
 
 	mu       sync.Mutex
@@ -91,7 +88,7 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Cmd) (sandbox.Result, er
 }
 
 func (s *Sandbox) exec(ctx context.Context, cmd sandbox.Cmd, stop <-chan struct{}) (sandbox.Result, error) {
-	if cmd.ReadOnly && s.wrap == nil {
+	if cmd.ReadOnly && !s.confined {
 		return sandbox.Result{}, fmt.Errorf("run in sandbox %s: %w: driver process has no read-only commands", s.spec.ID, sandbox.ErrUnsupported)
 	}
 	if cmd.Typed != nil && !terminals {
@@ -126,19 +123,13 @@ func (s *Sandbox) start(c *supervisor.Command, cmd sandbox.Cmd) (*tree, error) {
 	if program.Stdout, program.Stderr = stdout, stderr; stdin != nil {
 		program.Stdin = stdin
 	}
-	t := newTree(program, c.Bound, cmd.Typed != nil)
+	t := newTree(program, c.Bound)
 	c.Signal = t.signal
-	status, err := newStatus(s.wrap, program)
-	if err != nil {
-		c.Pipes.Abandon()
-		return nil, fmt.Errorf("run in sandbox %s: %w", s.spec.ID, err)
-	}
 	limits := c.Limits
 	if !c.Bound.Watched() {
 		limits.Memory = 0 // the group bounds it
 	}
-	if err := t.start(limits, s.spec.LeaseEnd); err != nil {
-		status.close()
+	if err := t.start(s, cmd, limits); err != nil {
 		c.Pipes.Abandon()
 		return nil, start.Error(cmd.Argv[0], err)
 	}
@@ -147,10 +138,6 @@ func (s *Sandbox) start(c *supervisor.Command, cmd sandbox.Cmd) (*tree, error) {
 		t.await()
 		close(c.Ended)
 	}()
-	if err := status.wait(cmd.Argv[0]); err != nil {
-		_, clearErr := finish(c, t, "")
-		return nil, errors.Join(err, clearErr)
-	}
 	return t, nil
 }
 
@@ -180,52 +167,8 @@ func (s *Sandbox) program(cmd sandbox.Cmd) (*exec.Cmd, *os.File, error) {
 	maps.Copy(env, s.spec.Env)
 	maps.Copy(env, cmd.Env)
 	path, err := start.Lookup(cmd.Argv[0], env["PATH"], dir.Name())
-	argv := cmd.Argv
-	if err == nil && s.wrap != nil {
-		path, argv, err = s.wrap(cmd, path, argv)
-	}
 	if err != nil {
 		return nil, nil, errors.Join(err, dir.Close())
 	}
-	return &exec.Cmd{Path: path, Args: argv, Env: start.Environ(env), Dir: startDir(dir)}, dir, nil
-}
-
-// status is the other end of [initd.StatusFD]; nil without a wrapper.
-type status struct{ ours, theirs *os.File }
-
-// newStatus gives a wrapped command its descriptor.
-func newStatus(wrap wrapper, c *exec.Cmd) (*status, error) {
-	if wrap == nil {
-		return nil, nil //nolint:nilnil // there is none
-	}
-	ours, theirs, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	c.ExtraFiles = []*os.File{theirs}
-	return &status{ours: ours, theirs: theirs}, nil
-}
-
-// close is for a command that was not started.
-func (s *status) close() {
-	if s != nil {
-		_, _ = s.ours.Close(), s.theirs.Close() // nothing was written
-	}
-}
-
-// wait waits until a wrapped command is the program name, and says why it is not.
-func (s *status) wait(name string) error {
-	if s == nil {
-		return nil
-	}
-	_ = s.theirs.Close() // the command has its own
-	defer s.ours.Close()
-	text, err := io.ReadAll(io.LimitReader(s.ours, 4096))
-	if err != nil || len(text) == 0 {
-		return err
-	}
-	if errno, err := strconv.Atoi(string(text)); err == nil {
-		return start.Error(name, syscall.Errno(errno))
-	}
-	return fmt.Errorf("start %q: %w", name, errors.New(string(text)))
+	return &exec.Cmd{Path: path, Args: cmd.Argv, Env: start.Environ(env), Dir: startDir(dir)}, dir, nil
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/image"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
@@ -44,32 +43,32 @@ var guardProgram = sync.OnceValues(func() (*os.File, error) { //nolint:gocheckno
 type tree struct {
 	cmd   *exec.Cmd // the command
 	in    *supervisor.Bound
-	typed bool      // it has a terminal
 	guard *exec.Cmd // who starts it
-	conn  *initproto.Conn
+	conn  *initd.Conn
 	gone  chan struct{} // closed when nothing is left, or the guard has given up
 	pid   int
-	ended initproto.Ended // set before gone is closed
+	ended initd.Ended // set before gone is closed
 }
 
-func newTree(cmd *exec.Cmd, in *supervisor.Bound, typed bool) *tree {
-	return &tree{cmd: cmd, in: in, typed: typed, gone: make(chan struct{})}
+func newTree(cmd *exec.Cmd, in *supervisor.Bound) *tree {
+	return &tree{cmd: cmd, in: in, gone: make(chan struct{})}
 }
 
-// start starts the command, which may run until leaseEnd; nil is no end.
-func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
+// start starts the command of a sandbox under limits. It may run until the lease of the sandbox
+// ends.
+func (t *tree) start(s *Sandbox, cmd sandbox.Cmd, limits sandbox.Limits) error {
 	program, err := guardProgram()
 	if err != nil {
 		return err
 	}
-	conn, theirs, err := initproto.Pair()
+	conn, theirs, err := initd.Pair()
 	if err != nil {
 		return err
 	}
 	c, group := t.cmd, t.in.Group()
 	t.conn, t.guard = conn, &exec.Cmd{
 		Path: initd.Image, Args: []string{initd.Arg0, initd.StageGuard}, Env: []string{initd.OneThread}, Dir: c.Dir,
-		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, ExtraFiles: append([]*os.File{theirs, program}, c.ExtraFiles...),
+		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, ExtraFiles: []*os.File{theirs, program},
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true}, // what is typed at a terminal does not stop it
 	}
 	if group != nil {
@@ -79,7 +78,14 @@ func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
 	if err = errors.Join(err, theirs.Close()); err != nil {
 		return errors.Join(fmt.Errorf("start the guard of a command: %w", err), conn.Close())
 	}
-	o := initd.Order{Path: c.Path, Argv: c.Args, Env: c.Env, Limits: initproto.NewLimits(limits), Terminal: t.typed, Status: len(c.ExtraFiles) > 0, Group: group != nil}
+	o := initd.Order{Path: c.Path, Argv: c.Args, Env: c.Env, Limits: initd.NewLimits(limits), Terminal: cmd.Typed != nil, Group: group != nil}
+	if s.confined {
+		o.Landlock = &initd.Landlock{
+			Workspace: s.spec.Workspace, Scratch: s.spec.Scratch, Mounts: s.spec.Mounts,
+			ReadOnly: cmd.ReadOnly, Network: s.spec.Network.Mode == isolation.NetworkAll,
+		}
+	}
+	leaseEnd := s.spec.LeaseEnd
 	var last time.Time
 	if leaseEnd != nil {
 		last = leaseEnd()
@@ -92,7 +98,7 @@ func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
 	}
 	if leaseEnd != nil {
 		go start.SendDeadlines(leaseEnd, last, t.gone, func(d start.Deadline) error {
-			return t.conn.Send(0, initproto.KindLease, initproto.Lease{Deadline: int64(d)})
+			return t.conn.Send(0, initd.KindLease, initd.Lease{Deadline: int64(d)})
 		})
 	}
 	return nil
@@ -100,23 +106,26 @@ func (t *tree) start(limits sandbox.Limits, leaseEnd func() time.Time) error {
 
 // order has the guard start the command.
 func (t *tree) order(o initd.Order) error {
-	if err := t.conn.Send(0, initproto.KindExec, o); err != nil {
+	if err := t.conn.Send(0, initd.KindExec, o); err != nil {
 		return err
 	}
 	m, err := t.conn.Receive()
 	if err != nil {
 		return fmt.Errorf("the guard of a command: %w", err)
 	}
-	var answer initd.Begun
-	switch err := m.Decode(&answer); {
-	case err != nil:
-		return err
-	case answer.Errno != 0:
-		return syscall.Errno(answer.Errno)
-	case answer.Error != "":
-		return fmt.Errorf("the guard of a command: %s", answer.Error) //nolint:err113 // it comes from another process
+	var launched initd.Launched
+	if m.Kind == initd.KindFailed {
+		err = m.Failure()
+		if failed, ok := errors.AsType[*initd.Failed](err); ok && failed.Errno != 0 {
+			return syscall.Errno(failed.Errno)
+		}
+	} else {
+		err = m.Decode(&launched)
 	}
-	t.pid = answer.PID
+	if err != nil {
+		return fmt.Errorf("the guard of a command: %w", err)
+	}
+	t.pid = launched.PID
 	return nil
 }
 
@@ -128,14 +137,14 @@ func (t *tree) await() {
 		err = m.Decode(&t.ended)
 	}
 	if err != nil { // it was killed, and the command with it
-		t.ended = initproto.Ended{Status: uint32(syscall.SIGKILL), Over: sandbox.ReasonLost}
+		t.ended = initd.Ended{Status: uint32(syscall.SIGKILL), Over: sandbox.ReasonLost}
 		_ = unix.Kill(-t.pid, unix.SIGKILL) // as far as is known
 	}
 }
 
 // signal asks every process of the command to end, or kills them.
 func (t *tree) signal(kill bool) {
-	_ = t.conn.Send(0, initproto.KindSignal, initproto.Signal{Kill: kill}) // if it cannot be sent, nothing is left
+	_ = t.conn.Send(0, initd.KindSignal, initd.Signal{Kill: kill}) // if it cannot be sent, nothing is left
 	if kill {
 		_ = t.in.KillAlone() // at once, where there is a control group
 	}

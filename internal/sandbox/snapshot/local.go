@@ -16,7 +16,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -221,7 +220,7 @@ func (s *stage) file() (string, error) {
 // remove removes the directory, and joins what goes wrong to *err.
 func (s *stage) remove(err *error) {
 	if s.dir != "" {
-		*err = errors.Join(*err, removal.In(s.root, s.dir)) // commands may have made that hard
+		*err = errors.Join(*err, system.RemoveIn(s.root, s.dir)) // commands may have made that hard
 	}
 }
 
@@ -250,7 +249,7 @@ func removeStages(root *os.Root) error {
 		}
 		info, err := entry.Info()
 		if err == nil && time.Since(info.ModTime()) > staleAfter {
-			err = removal.In(root, entry.Name())
+			err = system.RemoveIn(root, entry.Name())
 		}
 		if err != nil && !gone(err) {
 			return err

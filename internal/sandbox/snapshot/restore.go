@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -101,7 +100,7 @@ func (r *restorer) clear(found *Delta) error {
 			}
 			continue
 		}
-		if err := removal.In(r.root, name); err != nil {
+		if err := system.RemoveIn(r.root, name); err != nil {
 			return err
 		}
 		r.stats.Removed++

@@ -13,7 +13,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/plain"
-	"github.com/toolfleet/toolfleet/internal/sandbox/capture"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -216,7 +215,7 @@ func throttledNote(r *sandbox.Result) string {
 		return ""
 	}
 	return fmt.Sprintf("This command was slowed down for %s: after %d MiB of output it is read at %d MiB a second. Write less, or to a file.",
-		r.Combined.Throttled.Round(minThrottled), capture.Burst>>20, capture.Rate>>20)
+		r.Combined.Throttled.Round(minThrottled), isolation.OutputBurst>>20, isolation.OutputRate>>20)
 }
 
 // unreached matches what programs write that cannot reach a host, or that are set to try nothing by

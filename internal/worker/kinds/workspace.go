@@ -19,8 +19,8 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/plain"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
@@ -69,7 +69,7 @@ func workspaceImport(ctx context.Context, a *Attempt, p wire.WorkspaceImport) (_
 	}
 	defer func() {
 		if err != nil { // after success it is the workspace
-			err = errors.Join(err, removal.Tree(temp)) // an upload may have made that hard
+			err = errors.Join(err, system.RemoveTree(temp)) // an upload may have made that hard
 		}
 	}()
 	index, err := e.fill(ctx, temp, tree)

@@ -13,8 +13,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/plain"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/sandbox/lines"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
@@ -158,7 +158,7 @@ func partOf(v protocol.Value, part string) (name string, content []byte, truncat
 
 // page returns the lines that p asks for of a part.
 func page(p wire.ResultRead, part string, content io.Reader, truncated bool) (protocol.Value, error) {
-	got, err := lines.Read(content, lines.Page{First: p.Offset, Column: p.Column, Limit: p.Limit})
+	got, err := prose.ReadPage(content, prose.Page{First: p.Offset, Column: p.Column, Limit: p.Limit})
 	if err != nil {
 		return nil, fmt.Errorf("read what is kept of call %s: %w", p.CallID, err)
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/gofrs/flock"
 	"github.com/google/uuid"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
 	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/system/memory"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
@@ -159,7 +158,7 @@ func keyOf(name string) string {
 func (s *Manager) removeDirectory(name string) error {
 	all := filepath.Join(s.options.Data, "sandboxes")
 	if strings.HasPrefix(name, evicted) {
-		return removal.Tree(filepath.Join(all, name))
+		return system.RemoveTree(filepath.Join(all, name))
 	}
 	gone := filepath.Join(all, evicted+uuid.NewString())
 	s.mu.Lock()
@@ -172,7 +171,7 @@ func (s *Manager) removeDirectory(name string) error {
 	if err != nil {
 		return err
 	}
-	return removal.Tree(gone)
+	return system.RemoveTree(gone)
 }
 
 // WarmSandbox is about the memory of an open sandbox in which nothing runs.
@@ -347,7 +346,7 @@ func removeWhile(may func() error, home string) error {
 	if mounted != "" {
 		return fmt.Errorf("%s is mounted below %s, which is left as it is", mounted, home)
 	}
-	return removal.TreeWhile(may, home) // commands may have made that hard
+	return system.RemoveTreeWhile(may, home) // commands may have made that hard
 }
 
 // mountedBelow returns a mount point at or below a directory; "" if there is none, or this system

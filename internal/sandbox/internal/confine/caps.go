@@ -1,9 +1,8 @@
 //go:build linux
 
-// Package confine takes rights away from the calling process or thread: capabilities, system
-// calls (seccomp) and files (Landlock). None of it can be undone, all of it is inherited, and
-// most of it is about one thread: lock the goroutine to its thread, and replace the program
-// afterwards, so that every thread of it has what this one had.
+// Package confine takes rights away: capabilities, system calls (seccomp) and files (Landlock). It
+// adds the system calls that do so to a list (package syscalls), for a process that makes them
+// before it executes a program. None of it can be undone, and all of it is inherited.
 package confine
 
 import (
@@ -46,23 +45,6 @@ func AddNoCaps(l *syscalls.List) {
 
 // AddNoNewPrivs adds to a list what makes set-user-ID bits and file capabilities mean nothing.
 func AddNoNewPrivs(l *syscalls.List) { l.Do(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }
-
-// DropCaps empties the sets of capabilities of the calling thread, but for the bounding set.
-func DropCaps() error { return made("drop capabilities", AddNoCaps) }
-
-// NoNewPrivs makes set-user-ID bits and file capabilities mean nothing to the calling thread.
-func NoNewPrivs() error { return made("no_new_privs", AddNoNewPrivs) }
-
-// made makes what add adds at once.
-func made(step string, add func(*syscalls.List)) error {
-	var l syscalls.List
-	l.Step(step)
-	add(&l)
-	if err := l.Make(); err != nil {
-		return fmt.Errorf("confine: %w", err)
-	}
-	return nil
-}
 
 // NoCore is the core file limit that prevents core files and the host's crash handler: with 0 the
 // kernel would still start that program, as root.

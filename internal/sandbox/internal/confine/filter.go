@@ -284,17 +284,6 @@ func (p *program) readOnlyIoctl() {
 	p.ret(retAllow)
 }
 
-// Seccomp puts the calling thread under the filter of sandboxes. It takes no_new_privs.
-func Seccomp() error { return install(sandboxFilter()) }
-
-// SeccompReadOnly denies the calling thread the changes of files that [LandlockChanges]
-// leaves: of modes, owners, times and attributes.
-func SeccompReadOnly() error { return install(readOnlyFilter()) }
-
-func install(p program) error {
-	return made("seccomp", func(l *syscalls.List) { p.add(l) })
-}
-
 // add adds to a list what puts the calling thread under the filter.
 func (p program) add(l *syscalls.List) { p.addTo(l, 0) }
 
@@ -324,8 +313,13 @@ func noUnixFilter() program {
 // Landlock that does not cut them off, see [Scopes].
 func AddNoUnix(l *syscalls.List) { noUnixFilter().add(l) }
 
-// AddSeccomp adds to a list what [Seccomp] does.
+// AddSeccomp adds to a list what puts the calling thread under the filter of sandboxes. It takes
+// no_new_privs.
 func AddSeccomp(l *syscalls.List) error {
 	sandboxFilter().add(l)
 	return nil
 }
+
+// AddReadOnly adds to a list what denies the calling thread the changes of files that
+// [AddLandlockChanges] leaves: of modes, owners, times and attributes. It takes [AddSeccomp].
+func AddReadOnly(l *syscalls.List) { readOnlyFilter().add(l) }

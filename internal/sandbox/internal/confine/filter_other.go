@@ -10,19 +10,16 @@ import (
 )
 
 // AddSeccomp fails: there is no filter for this architecture.
-func AddSeccomp(*syscalls.List) error { return Seccomp() }
+func AddSeccomp(*syscalls.List) error { return fmt.Errorf("seccomp: no filter for %s", runtime.GOARCH) }
 
 // AddNoUnix adds nothing: [AddSeccomp], which it takes, fails.
 func AddNoUnix(*syscalls.List) {}
 
-// Seccomp fails: there is no filter for this architecture.
-func Seccomp() error { return fmt.Errorf("seccomp: no filter for %s", runtime.GOARCH) }
+// AddReadOnly adds nothing, as [AddNoUnix].
+func AddReadOnly(*syscalls.List) {}
 
-// SeccompReadOnly fails: there is no filter for this architecture.
-func SeccompReadOnly() error { return Seccomp() }
+// AddHost adds nothing, as [AddNoUnix].
+func AddHost(*syscalls.List, []uint32) {}
 
-// SeccompHost fails: there is no filter for this architecture.
-func SeccompHost(...uint32) error { return Seccomp() }
-
-// Untouchable fails: there is no filter for this architecture.
-func Untouchable(int) error { return Seccomp() }
+// Untouchable fails, as [AddSeccomp].
+func Untouchable(int) error { return AddSeccomp(nil) }

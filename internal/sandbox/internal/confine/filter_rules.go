@@ -62,9 +62,10 @@ func hostFilter(families []uint32) program {
 	return p
 }
 
-// SeccompHost restricts a thread without namespaces: no sockets but those of the given families and
-// pairs, no shared memory and queues, and no changes of other processes of its user.
-func SeccompHost(families ...uint32) error { return install(hostFilter(families)) }
+// AddHost adds to a list what restricts a thread without namespaces: no sockets but those of the
+// given families and pairs, no shared memory and queues, and no changes of other processes of its
+// user. It takes [AddSeccomp].
+func AddHost(l *syscalls.List, families []uint32) { hostFilter(families).add(l) }
 
 // setID are the bits of a mode that make a program run as the owner of its file. In a
 // sandbox they mean nothing, but the files of a workspace are files of the host too, and
@@ -132,11 +133,12 @@ func untouchableFilter(last uint32) program {
 
 // Untouchable prevents this process and its children from changing limits, priorities, processors
 // and the like of the processes and threads 1 to last of this process namespace, and of all of a
-// user at once. It needs [Seccomp].
+// user at once. It takes [AddSeccomp].
 func Untouchable(last int) error {
-	return made("seccomp", func(l *syscalls.List) {
-		untouchableFilter(uint32(last)).addTo(l, unix.SECCOMP_FILTER_FLAG_TSYNC|unix.SECCOMP_FILTER_FLAG_TSYNC_ESRCH) //nolint:gosec // an id
-	})
+	var l syscalls.List
+	l.Step("seccomp")
+	untouchableFilter(uint32(last)).addTo(&l, unix.SECCOMP_FILTER_FLAG_TSYNC|unix.SECCOMP_FILTER_FLAG_TSYNC_ESRCH) //nolint:gosec // an id
+	return l.Make()
 }
 
 // denied are the system calls that no process of a sandbox has any use for, on every architecture.

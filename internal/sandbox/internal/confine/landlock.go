@@ -69,32 +69,16 @@ func (a Access) known(abi int) Access {
 	return a
 }
 
-// Rule allows access to a file, or to a directory and everything below it. A path that
-// does not exist is passed over.
+// Rule allows access to a file, or to a directory and everything below it. The path has to exist.
 type Rule struct {
 	Path   string
 	Access Access
-	// File says that Path is no directory, for [AddLandlock], which cannot look.
+	// File says that Path is no directory: who makes the calls of a list cannot look.
 	File bool
 }
 
-// Landlock leaves the calling thread the rights to files that rules give it and no others. It
-// takes no_new_privs. With scoped it also cuts the thread off from abstract sockets and from
-// signals to those who are not confined with it, where the kernel can.
-func Landlock(rules []Rule, scoped bool) error { return landlock(accessAll, rules, scoped) }
-
-// LandlockChanges leaves the calling thread the rights to change files that rules give it and
-// no others. Reading is not touched. Where the kernel can, it is cut off from the signals and the
-// abstract sockets of those who are not confined with it, who may have more rights.
-func LandlockChanges(rules []Rule) error {
-	return landlock(AccessChange|accessDeviceNodes, rules, true)
-}
-
-func landlock(handled Access, rules []Rule, scoped bool) error {
-	abi := LandlockABI()
-	if abi == 0 {
-		return errors.New("the kernel has no Landlock")
-	}
+// Existing returns the rules whose paths exist, with File as it is.
+func Existing(rules []Rule) ([]Rule, error) {
 	var there []Rule
 	for _, rule := range rules {
 		info, err := os.Stat(rule.Path)
@@ -102,23 +86,33 @@ func landlock(handled Access, rules []Rule, scoped bool) error {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("landlock: %w", err)
+			return nil, fmt.Errorf("landlock: %w", err)
 		}
 		rule.File = !info.IsDir()
 		there = append(there, rule)
 	}
-	return made("Landlock", func(l *syscalls.List) { addLandlock(l, abi, handled, there, scoped) })
+	return there, nil
 }
 
-// AddLandlock adds to a list what [Landlock] does under a kernel with that version of it.
-// Every path has to exist then.
-func AddLandlock(l *syscalls.List, abi int, rules []Rule, scoped bool) {
-	addLandlock(l, abi, accessAll, rules, scoped)
+// AddLandlock adds to a list what leaves the calling thread the rights to files that rules give it
+// and no others. It takes no_new_privs. Where the kernel can, the thread is also cut off from the
+// signals and the abstract sockets of those who are not confined with it, who may have more rights.
+func AddLandlock(l *syscalls.List, rules []Rule) { addLandlock(l, accessAll, rules) }
+
+// AddLandlockChanges is [AddLandlock] for the rights to change files: reading is not touched.
+func AddLandlockChanges(l *syscalls.List, rules []Rule) {
+	addLandlock(l, AccessChange|accessDeviceNodes, rules)
 }
 
-func addLandlock(l *syscalls.List, abi int, handled Access, rules []Rule, scoped bool) {
+func addLandlock(l *syscalls.List, handled Access, rules []Rule) {
+	abi := LandlockABI()
 	handled = handled.known(abi)
-	set := l.Do(unix.SYS_LANDLOCK_CREATE_RULESET, unsafe.Pointer(ruleset(abi, handled, scoped)), rulesetSize(abi), 0)
+	attr := &unix.LandlockRulesetAttr{Handled_access_fs: uint64(handled)}
+	if abi >= abiScope {
+		attr.Scoped = unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET | unix.LANDLOCK_SCOPE_SIGNAL
+	}
+	l.Step("Landlock")
+	set := l.Do(unix.SYS_LANDLOCK_CREATE_RULESET, unsafe.Pointer(attr), rulesetSize(abi), 0)
 	for _, rule := range rules {
 		access := rule.Access & handled
 		if rule.File {
@@ -137,15 +131,6 @@ func addLandlock(l *syscalls.List, abi int, handled Access, rules []Rule, scoped
 	l.Step("Landlock")
 	l.Do(unix.SYS_LANDLOCK_RESTRICT_SELF, set, 0)
 	l.Do(unix.SYS_CLOSE, set)
-}
-
-// ruleset is the attribute of a set of rules.
-func ruleset(abi int, handled Access, scoped bool) *unix.LandlockRulesetAttr {
-	attr := &unix.LandlockRulesetAttr{Handled_access_fs: uint64(handled)}
-	if scoped && abi >= abiScope {
-		attr.Scoped = unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET | unix.LANDLOCK_SCOPE_SIGNAL
-	}
-	return attr
 }
 
 // rulesetSize is how much of the attribute a version knows.

@@ -3,6 +3,7 @@
 package initd
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -13,27 +14,25 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
-	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
 // exec starts a command; the tree answers when it has ended.
-func (s *server) exec(m *initproto.Message) {
+func (s *server) exec(m *Message) {
 	if err := s.start(m); err != nil {
-		reply(s.conn, m, initproto.Ended{}, err)
+		reply(s.conn, m, Ended{}, err)
 	}
 }
 
-func (s *server) start(m *initproto.Message) error {
-	var request initproto.Exec
+func (s *server) start(m *Message) error {
+	var request Exec
 	if err := m.Decode(&request); err != nil {
 		return err
 	}
 	if len(m.FDs) < 2 || len(m.FDs) > 3 || len(request.Argv) == 0 {
-		return fmt.Errorf("%w: a command with %d descriptors", initproto.ErrMalformed, len(m.FDs))
+		return fmt.Errorf("%w: a command with %d descriptors", ErrMalformed, len(m.FDs))
 	}
 	argv := request.Argv
 	dir, name, err := s.directory(request.Dir)
@@ -60,15 +59,10 @@ func (s *server) start(m *initproto.Message) error {
 		p.files = []uintptr{screen.Command(), screen.Command(), screen.Command()}
 	}
 	c := &command{id: m.ID, tag: newTag(), limits: request.Limits, memory: dataLimit(request.Limits.Memory)}
-	fork := func() (int, error) { return c.fork(p) }
 	if request.ReadOnly {
-		s.once.Do(func() { s.readers, s.readersErr = newReaders(s.mounts) })
-		if s.readersErr != nil {
-			return s.readersErr
-		}
-		fork = func() (int, error) { return s.readers.fork(func() (int, error) { return c.fork(p) }) }
+		p.confine = s.readOnly
 	}
-	err = s.commands.start(c, fork)
+	err = s.commands.start(c, func() (int, error) { return c.fork(p) })
 	if screen != nil {
 		screen.Started(err == nil)
 	}
@@ -82,9 +76,9 @@ func (s *server) start(m *initproto.Message) error {
 }
 
 // openTerminal makes a terminal between the pipes of a command, which are not the message's then.
-func openTerminal(m *initproto.Message) (*start.Terminal, error) {
+func openTerminal(m *Message) (*start.Terminal, error) {
 	if len(m.FDs) < 3 {
-		return nil, fmt.Errorf("%w: a terminal without input", initproto.ErrMalformed)
+		return nil, fmt.Errorf("%w: a terminal without input", ErrMalformed)
 	}
 	input, output := m.FDs[2], m.FDs[0]
 	m.FDs = m.FDs[1:2]
@@ -115,47 +109,18 @@ type command struct {
 	id     uint64
 	pid    int
 	tag    tag
-	limits initproto.Limits
+	limits Limits
 	memory uint64 // of one process; 0 means no limit
 
 	done   chan struct{} // closed at the end of a command that is watched
 	asked  bool          // to end: what it started may take its time
 	killed bool          // no more time
 	over   sandbox.Reason
-	ended  *initproto.Ended // how the command itself has ended
+	ended  *Ended // how the command itself has ended
 }
 
-// readers is a thread that may not change the workspace, nor may what it starts. It
-// is made when it is first needed.
-type readers struct {
-	work chan func()
-	err  chan error
-}
-
-// fork runs f on the thread.
-func (r *readers) fork(f func() (int, error)) (int, error) {
-	type result struct {
-		pid int
-		err error
-	}
-	done := make(chan result, 1)
-	r.work <- func() {
-		pid, err := f()
-		done <- result{pid, err}
-	}
-	got := <-done
-	return got.pid, got.err
-}
-
-// newReaders makes the thread.
-func newReaders(mounts []isolation.Mount) (*readers, error) {
-	r := &readers{work: make(chan func()), err: make(chan error, 1)}
-	go r.run(mounts)
-	return r, <-r.err
-}
-
-func (r *readers) run(mounts []isolation.Mount) {
-	runtime.LockOSThread() // for ever: the thread ends with the goroutine
+// readOnly adds what keeps a command from changing the workspace.
+func (s *server) readOnly(l *syscalls.List) error {
 	change := confine.AccessChange
 	rules := []confine.Rule{
 		{Path: GuestHome, Access: change},
@@ -164,22 +129,17 @@ func (r *readers) run(mounts []isolation.Mount) {
 		{Path: "/dev", Access: confine.AccessDevices},
 		{Path: "/proc", Access: confine.AccessDevices},
 	}
-	for _, m := range mounts {
+	for _, m := range s.mounts {
 		if m.Write && m.Cache {
 			rules = append(rules, confine.Rule{Path: Guest(m), Access: change})
 		}
 	}
-	err := step("read-only", func() error { return confine.LandlockChanges(rules) })
+	rules, err := confine.Existing(rules)
 	if err == nil {
-		err = confine.SeccompReadOnly()
+		confine.AddLandlockChanges(l, rules)
+		confine.AddReadOnly(l)
 	}
-	r.err <- err
-	if err != nil {
-		return
-	}
-	for work := range r.work {
-		work()
-	}
+	return err
 }
 
 // program is what a command begins with.
@@ -189,9 +149,10 @@ type program struct {
 	dir       *os.File // to start in
 	workspace bool     // without dir it starts in the workspace, else where this process is
 	files     []uintptr
-	terminal  bool // the files are one, which becomes its terminal
-	group     int  // descriptor of the control group's directory; -1 is that of this process
-	ends      bool // it ends with the thread that starts it
+	terminal  bool                       // the files are one, which becomes its terminal
+	group     int                        // descriptor of the control group's directory; -1 is that of this process
+	ends      bool                       // it ends with the thread that starts it
+	confine   func(*syscalls.List) error // adds what takes rights away; nil is nothing
 }
 
 // fork starts the program. The process sets its limits before it executes the program: they hold
@@ -219,6 +180,12 @@ func (c *command) fork(p program) (int, error) {
 		l.Do(unix.SYS_FCHDIR, p.dir.Fd())
 	case p.workspace:
 		l.Do(unix.SYS_CHDIR, GuestWorkspace)
+	}
+	if p.confine != nil { // before its limit of open files
+		if err := p.confine(l); err != nil {
+			return 0, err
+		}
+		l.Step("")
 	}
 	if err := c.limit(l); err != nil {
 		return 0, err
@@ -283,7 +250,9 @@ func begin(l *syscalls.List) (int, error) {
 	}
 	message, err := io.ReadAll(told)
 	if failed, ok := syscalls.Failed(message); ok {
-		err = failed.Errno
+		if err = failed.Errno; failed.Step != "" { // not the fault of the program
+			err = errors.New(failed.Error()) //nolint:err113 // it comes from another process
+		}
 	}
 	if err != nil {
 		_ = unix.Kill(pid, unix.SIGKILL)    // it may have ended

@@ -15,7 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -27,14 +26,8 @@ import (
 //	worker ──exec──► guard ──fork──► command ──► ...
 //	   │ ◄─control socket─┘
 
-// fdMore is the first of the descriptors that follow those of every stage: the status of a driver
-// that wraps commands, and the control group, if there are.
-const fdMore = 5
-
-// StatusFD is the descriptor on which a driver's stage reports why it could not become the command:
-// the number of the error of exec, or a text if it failed before. If all is well, it is closed by
-// exec without a report.
-const StatusFD = 3
+// fdGroup is the descriptor that follows those of every stage: the control group, if there is one.
+const fdGroup = 5
 
 // KillWait is how long killed processes may take to be gone.
 const KillWait = 5 * time.Second
@@ -44,25 +37,18 @@ type Order struct {
 	Path     string
 	Argv     []string
 	Env      []string
-	Limits   initproto.Limits // the kernel enforces them for each process
-	Terminal bool             // the command gets a terminal between its input and its output
-	Status   bool             // there is a status
-	Group    bool             // there is a control group
+	Limits   Limits    // the kernel enforces them for each process
+	Terminal bool      // the command gets a terminal between its input and its output
+	Group    bool      // there is a control group
+	Landlock *Landlock // what the command may do; nil is everything
 	Deadline int64
-}
-
-// Begun answers an order: one of the three.
-type Begun struct {
-	PID   int
-	Errno int // of the start
-	Error string
 }
 
 // guard is the parent of one command, and adopts what loses its parent. So its descendants are the
 // command's processes, whatever they do; without a child there are none. It kills them when the
 // command has ended, on request, when the worker is gone, and when the worker's lease has ended.
 type guard struct {
-	conn  *initproto.Conn
+	conn  *Conn
 	lease *start.Watchdog
 	main  int           // the command itself
 	kill  chan struct{} // closed when everything has to end
@@ -70,34 +56,28 @@ type guard struct {
 
 	mu    sync.Mutex
 	asked bool // the command was, to end: what it has started may take its time
-	ended initproto.Ended
+	ended Ended
 
 	screen *start.Terminal // nil without
 }
 
-// supervise is the main function of a guard, with its end of the control socket. It does not
-// return.
-func supervise(conn *initproto.Conn) {
+// supervise is the main function of a guard, with its end of the control socket. It returns only if
+// the command does not start.
+func supervise(conn *Conn) error {
 	runtime.LockOSThread() // the kernel ends the command with the thread that starts it
 	g := &guard{conn: conn, kill: make(chan struct{})}
-	err := g.begin()
-	answer := Begun{PID: g.main}
-	if errno, ok := errors.AsType[syscall.Errno](err); ok {
-		answer.Errno = int(errno)
-	} else if err != nil {
-		answer.Error = err.Error()
+	if err := g.begin(); err != nil {
+		return err
 	}
-	_ = conn.Send(0, initproto.KindReady, answer) // that the worker is gone is noticed by receive
-	if err != nil {
-		unix.Exit(1) // as below
-	}
+	_ = conn.Send(0, KindLaunched, Launched{PID: g.main}) // that the worker is gone is noticed by receive
 	go g.receive()
 	go g.sweep()
 	g.reap()
 	g.drain()
 	g.mu.Lock()
-	_ = conn.Send(0, initproto.KindExec, g.ended) // as above
-	unix.Exit(0)                                  // at once: a race detector would wait
+	_ = conn.Send(0, KindExec, g.ended) // as above
+	unix.Exit(0)                        // at once: a race detector would wait
+	return nil
 }
 
 // begin starts the command.
@@ -130,7 +110,9 @@ func (g *guard) begin() error {
 // fork starts the command, and closes what only the command needs.
 func (g *guard) fork(o Order) error {
 	p := program{path: o.Path, argv: o.Argv, env: o.Env, files: []uintptr{0, 1, 2}, group: -1, ends: true}
-	next := fdMore
+	if o.Landlock != nil {
+		p.confine = o.Landlock.confine
+	}
 	if o.Terminal {
 		if err := g.openTerminal(); err != nil {
 			return err
@@ -140,12 +122,8 @@ func (g *guard) fork(o Order) error {
 		}
 		p.terminal = true
 	}
-	if o.Status {
-		p.files = append(p.files, fdMore)
-		next++
-	}
 	if o.Group {
-		p.group = next
+		p.group = fdGroup
 	}
 	c := &command{limits: o.Limits, memory: o.Limits.Memory}
 	pid, err := c.fork(p)
@@ -156,9 +134,6 @@ func (g *guard) fork(o Order) error {
 		return err
 	}
 	g.main = pid
-	if o.Status {
-		_ = unix.Close(fdMore)
-	}
 	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	for fd := range 3 {
 		if err == nil {
@@ -173,7 +148,7 @@ func (g *guard) fork(o Order) error {
 func (g *guard) openTerminal() (err error) {
 	var pipes [2]int
 	for fd := range pipes {
-		if pipes[fd], err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, fdMore); err != nil {
+		if pipes[fd], err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, fdGroup); err != nil {
 			return err
 		}
 	}
@@ -204,11 +179,11 @@ func (g *guard) receive() {
 		if err != nil {
 			return
 		}
-		var signal initproto.Signal
-		var lease initproto.Lease
+		var signal Signal
+		var lease Lease
 		switch {
-		case m.Kind == initproto.KindLease && m.Decode(&lease) == nil && g.lease.Extend(start.Deadline(lease.Deadline)) == nil:
-		case m.Kind == initproto.KindSignal && m.Decode(&signal) == nil && !signal.Kill:
+		case m.Kind == KindLease && m.Decode(&lease) == nil && g.lease.Extend(start.Deadline(lease.Deadline)) == nil:
+		case m.Kind == KindSignal && m.Decode(&signal) == nil && !signal.Kill:
 			g.mu.Lock()
 			g.asked = true
 			g.mu.Unlock()
@@ -272,7 +247,7 @@ func (g *guard) sweep() {
 			left := g.ended
 			g.mu.Unlock()
 			left.Left = true
-			_ = g.conn.Send(0, initproto.KindExec, left) // as in supervise
+			_ = g.conn.Send(0, KindExec, left) // as in supervise
 		}
 		<-time.After(pause)
 	}
@@ -302,22 +277,26 @@ type proc struct{ pid, ppid, pgrp int }
 
 // readProcs returns every process that /proc shows.
 func readProcs() []proc {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil
-	}
-	procs := make([]proc, 0, len(entries))
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			continue
-		}
-		stat, err := os.ReadFile("/proc/" + entry.Name() + "/stat")
+	var procs []proc
+	for _, pid := range processes() {
+		stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 		if p, ok := parseStat(pid, stat); ok && err == nil {
 			procs = append(procs, p)
 		}
 	}
 	return procs
+}
+
+// processes are the ids of the processes that /proc shows; none when it cannot be read.
+func processes() []int {
+	entries, _ := os.ReadDir("/proc") // as above
+	pids := make([]int, 0, len(entries))
+	for _, entry := range entries {
+		if pid, err := strconv.Atoi(entry.Name()); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
 
 // parseStat reads /proc/PID/stat: a name, which may contain anything, the state, the parent and the

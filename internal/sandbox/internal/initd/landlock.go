@@ -3,91 +3,53 @@
 package initd
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
-	"strconv"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
-// LandlockArg0 is the name under which the binary is what a command of driver landlock is before it
-// becomes that: a program that gives up rights.
-const LandlockArg0 = "toolfleet-landlock"
-
-// LandlockConfig is what a command of driver landlock may do.
-type LandlockConfig struct {
-	Workspace string            `json:"workspace"`
-	Scratch   string            `json:"scratch"`
-	Mounts    []isolation.Mount `json:"mounts,omitempty"`
-	Path      string            `json:"path"` // of the program
-	ReadOnly  bool              `json:"read_only,omitempty"`
-	Network   bool              `json:"network,omitempty"`
+// Landlock is what a command of driver landlock may do. Its directories are absolute paths.
+type Landlock struct {
+	Workspace, Scratch string
+	Mounts             []isolation.Mount
+	ReadOnly           bool
+	Network            bool
 }
 
-// It has to be found out before anything else whether this process is to be a command.
-func init() { //nolint:gochecknoinits // there is no other way to be asked first
-	if len(os.Args) > 2 && os.Args[0] == LandlockArg0 {
-		become(os.Args[1], os.Args[2:])
-		os.Exit(1)
-	}
-}
-
-// become confines this process and makes it the command. It returns only if that fails, after it
-// has reported why.
-func become(encoded string, argv []string) {
-	runtime.LockOSThread()
-	var c LandlockConfig
-	err := json.Unmarshal([]byte(encoded), &c)
-	if err == nil {
-		err = c.confine()
-	}
-	text := ""
-	if err != nil {
-		text = "confine: " + err.Error()
-	} else if errno, ok := errors.AsType[unix.Errno](unix.Exec(c.Path, argv, os.Environ())); ok {
-		text = strconv.Itoa(int(errno))
-	}
-	_, _ = unix.Write(StatusFD, []byte(text)) // there is no other way to report it
-}
-
-// confine gives up every right that the command must not have. The exec makes it so for
-// every thread.
-func (c LandlockConfig) confine() error {
-	if err := unix.CloseRange(StatusFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		return fmt.Errorf("close descriptors: %w", err)
-	}
+// confine adds what gives up every right that the command must not have.
+func (c *Landlock) confine(l *syscalls.List) error {
 	core, err := confine.CoreLimit()
 	if err != nil {
 		return err
 	}
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: core, Max: core}); err != nil {
-		return fmt.Errorf("no core files: %w", err)
+	rules, err := confine.Existing(c.rules())
+	if err != nil {
+		return err
 	}
-	families := []uint32{}
+	l.Step("core files")
+	l.Do(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_CORE, unsafe.Pointer(&unix.Rlimit{Cur: core, Max: core}), 0)
+	l.Step("capabilities")
+	confine.AddNoCaps(l)
+	l.Step("no_new_privs")
+	confine.AddNoNewPrivs(l)
+	confine.AddLandlock(l, rules)
+	l.Step("seccomp")
+	if err := confine.AddSeccomp(l); err != nil {
+		return err
+	}
+	var families []uint32
 	if c.Network {
 		families = []uint32{unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
 	}
-	steps := []func() error{
-		confine.DropCaps, confine.NoNewPrivs,
-		func() error { return confine.Landlock(c.rules(), true) },
-		confine.Seccomp,
-		func() error { return confine.SeccompHost(families...) },
-	}
+	confine.AddHost(l, families)
 	if c.ReadOnly {
-		steps = append(steps, confine.SeccompReadOnly)
-	}
-	for _, step := range steps {
-		if err := step(); err != nil {
-			return err
-		}
+		confine.AddReadOnly(l)
 	}
 	return nil
 }
@@ -104,7 +66,7 @@ func settings() []string {
 }
 
 // rules say what the command reaches.
-func (c LandlockConfig) rules() []confine.Rule {
+func (c *Landlock) rules() []confine.Rule {
 	all := confine.AccessRead | confine.AccessChange
 	var rules []confine.Rule
 	for _, dir := range programs() {

@@ -39,7 +39,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
@@ -93,7 +92,7 @@ func step(name string, f func() error) error {
 
 // layer adds a step on which what a sandbox promises rests. The tests of this package break
 // such steps, by seam.
-func layer(l *syscalls.List, config initproto.Config, name string, add func()) {
+func layer(l *syscalls.List, config Config, name string, add func()) {
 	l.Step(name)
 	if seam.step != nil {
 		seam.step(l, config, name, add)
@@ -105,8 +104,8 @@ func layer(l *syscalls.List, config initproto.Config, name string, add func()) {
 // seam is how the tests of this package make sandboxes from which something is missing, to see
 // that those do not serve. Nothing but their code can set it; in a program it is empty.
 var seam struct { //nolint:gochecknoglobals // as above
-	step  func(l *syscalls.List, config initproto.Config, name string, add func())
-	clone func(config initproto.Config, c *cloned)
+	step  func(l *syscalls.List, config Config, name string, add func())
+	clone func(config Config, c *cloned)
 }
 
 // Whole reports that nothing is missing from this package in this program, so that another program
@@ -122,7 +121,7 @@ func run(args []string) int {
 	if len(args) != 2 {
 		return 2
 	}
-	conn, err := initproto.Open(fdControl)
+	conn, err := OpenConn(fdControl)
 	if err != nil {
 		return 2
 	}
@@ -134,25 +133,25 @@ func run(args []string) int {
 	case stageServe:
 		err = serve(conn)
 	case StageGuard:
-		supervise(conn)
+		err = supervise(conn)
 	default:
 		return 2
 	}
 	if err == nil {
 		return 0
 	}
-	_ = conn.Send(0, initproto.KindFailed, Failure(args[1], err)) // there is no other way to report it
+	_ = conn.Send(0, KindFailed, Failure(args[1], err)) // there is no other way to report it
 	return 1
 }
 
 // Failure says at which step something went wrong; at a stage as such if err does not say.
-func Failure(stage string, err error) initproto.Failed {
-	failed := initproto.Failed{Step: stage, Error: err.Error()}
+func Failure(stage string, err error) Failed {
+	failed := Failed{Step: stage, Reason: err.Error()}
 	if s, ok := errors.AsType[*stepError](err); ok {
-		failed.Step, failed.Error = s.step, s.err.Error()
+		failed.Step, failed.Reason = s.step, s.err.Error()
 	}
 	if c, ok := errors.AsType[*syscalls.Error](err); ok {
-		failed.Step, failed.Error = c.Step, c.Errno.Error()
+		failed.Step, failed.Reason = c.Step, c.Errno.Error()
 	}
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		failed.Errno = int(errno)
@@ -161,14 +160,14 @@ func Failure(stage string, err error) initproto.Failed {
 }
 
 // receiveConfig returns the configuration, the first message of a worker to a stage of a sandbox.
-func receiveConfig(conn *initproto.Conn) (config initproto.Config, err error) {
+func receiveConfig(conn *Conn) (config Config, err error) {
 	m, err := conn.Receive()
 	if err != nil {
 		return config, fmt.Errorf("configuration: %w", err)
 	}
 	m.CloseFDs() // there are none
-	if m.Kind != initproto.KindConfig {
-		return config, fmt.Errorf("configuration: %w: kind %d", initproto.ErrMalformed, m.Kind)
+	if m.Kind != KindConfig {
+		return config, fmt.Errorf("configuration: %w: kind %d", ErrMalformed, m.Kind)
 	}
 	return config, m.Decode(&config)
 }
@@ -176,7 +175,7 @@ func receiveConfig(conn *initproto.Conn) (config initproto.Config, err error) {
 // launch starts sandboxes until the worker is gone: each is a process in namespaces of its own, a
 // child of the worker. It is a separate process because a start in a new user namespace copies the
 // page tables of the starting process, and those of a worker are large.
-func launch(conn *initproto.Conn) error {
+func launch(conn *Conn) error {
 	for _, fd := range []int{fdControl, fdImage} {
 		unix.CloseOnExec(fd)
 	}
@@ -194,9 +193,9 @@ func launch(conn *initproto.Conn) error {
 		pid, err := spawn(m)
 		m.CloseFDs()
 		if err != nil {
-			err = conn.Send(m.ID, initproto.KindFailed, Failure(StageLaunch, err))
+			err = conn.Send(m.ID, KindFailed, Failure(StageLaunch, err))
 		} else {
-			err = conn.Send(m.ID, initproto.KindLaunched, initproto.Launched{PID: pid})
+			err = conn.Send(m.ID, KindLaunched, Launched{PID: pid})
 		}
 		if err != nil {
 			return err
@@ -206,13 +205,13 @@ func launch(conn *initproto.Conn) error {
 
 // spawn starts a sandbox with the control socket that came with the request, in the control group
 // that did, if one did. Its first process reports failures through the socket.
-func spawn(m *initproto.Message) (pid int, err error) {
-	var config initproto.Config
+func spawn(m *Message) (pid int, err error) {
+	var config Config
 	if err := m.Decode(&config); err != nil {
 		return 0, err
 	}
-	if m.Kind != initproto.KindConfig || len(m.FDs) < 1 || len(m.FDs) > 2 {
-		return 0, fmt.Errorf("%w: kind %d with %d descriptors", initproto.ErrMalformed, m.Kind, len(m.FDs))
+	if m.Kind != KindConfig || len(m.FDs) < 1 || len(m.FDs) > 2 {
+		return 0, fmt.Errorf("%w: kind %d with %d descriptors", ErrMalformed, m.Kind, len(m.FDs))
 	}
 	from := inherited{control: m.FDs[0]}
 	if config.Privileged {
@@ -233,7 +232,7 @@ func spawn(m *initproto.Message) (pid int, err error) {
 }
 
 // fork makes the first process of a sandbox, in a control group unless that is nil.
-func (from inherited) fork(config initproto.Config, group *int) (int, error) {
+func (from inherited) fork(config Config, group *int) (int, error) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
 		return 0, &stepError{step: "pipe", err: err}
@@ -248,7 +247,7 @@ func (from inherited) fork(config initproto.Config, group *int) (int, error) {
 		list.ForkInto(*group)
 	}
 	c := clone(config)
-	pid, err := list.Fork(c.flags, from.control, initproto.Head(initproto.KindAborted))
+	pid, err := list.Fork(c.flags, from.control, head(KindAborted))
 	runtime.KeepAlive(list)
 	if err != nil {
 		return 0, &stepError{step: StepNamespaces, err: err}
@@ -275,7 +274,7 @@ type cloned struct {
 type ids struct{ id, host int }
 
 // clone has a process get namespaces of its own. It is a child of the worker.
-func clone(config initproto.Config) *cloned {
+func clone(config Config) *cloned {
 	c := &cloned{
 		flags: uintptr(unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC |
 			unix.CLONE_NEWUTS | unix.CLONE_PARENT),
@@ -320,11 +319,11 @@ func tell(control int, failed error) error {
 	if err != nil {
 		return err
 	}
-	conn, err := initproto.Open(fd)
+	conn, err := OpenConn(fd)
 	if err != nil {
 		return errors.Join(err, unix.Close(fd))
 	}
-	return errors.Join(conn.Send(0, initproto.KindFailed, Failure(StageLaunch, failed)), conn.Close())
+	return errors.Join(conn.Send(0, KindFailed, Failure(StageLaunch, failed)), conn.Close())
 }
 
 func writeProc(pid int, name, value string) error {

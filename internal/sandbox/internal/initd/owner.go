@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
@@ -131,7 +130,7 @@ func (t *translations) close() {
 }
 
 // directories are the host's that are the sandbox's own.
-func directories(config initproto.Config) []string {
+func directories(config Config) []string {
 	return []string{config.Workspace, config.Home, config.Temp}
 }
 
@@ -141,7 +140,7 @@ const StepTranslate = "translate owners"
 
 // openTrees opens what only the worker's user may open: the directories, with the sandbox's user in
 // the place of their owner, and the mounts. On failure too, what was opened is returned.
-func openTrees(config initproto.Config, owners *translations) ([]int, error) {
+func openTrees(config Config, owners *translations) ([]int, error) {
 	var trees []int
 	own := owner{config.OwnerUID, config.OwnerGID}
 	if _, err := owners.namespace(own); err != nil { // first: where there is none, nothing else works

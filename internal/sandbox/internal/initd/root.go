@@ -16,7 +16,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
@@ -62,7 +61,7 @@ var Settings = []string{ //nolint:gochecknoglobals // a constant
 }
 
 // SettingsOf are the files of /etc of a sandbox, as the host has them.
-func SettingsOf(config initproto.Config) []string {
+func SettingsOf(config Config) []string {
 	if config.Network == isolation.NetworkAll {
 		return append([]string{"hosts", "resolv.conf"}, Settings...)
 	}
@@ -88,7 +87,7 @@ const Keys = "/proc/keys"
 // enterRoot builds the root of the sandbox and leaves the host's. Everything is opened
 // before anything is covered, and mounted relative to the new root, which is the working
 // directory. trees are the directories and the mounts if launch has opened them.
-func enterRoot(l *syscalls.List, config initproto.Config, trees []int) error {
+func enterRoot(l *syscalls.List, config Config, trees []int) error {
 	v := &view{List: l, config: config, links: map[string]string{}, made: map[string]bool{".": true}}
 	layer(l, config, "private mounts", func() { l.Do(unix.SYS_MOUNT, 0, "/", 0, unix.MS_REC|unix.MS_PRIVATE, 0) })
 	if err := v.open(trees); err != nil {
@@ -149,7 +148,7 @@ type tree struct {
 type view struct {
 	*syscalls.List
 
-	config   initproto.Config
+	config   Config
 	links    map[string]string // of the system directories
 	system   []tree
 	settings []tree
@@ -296,7 +295,7 @@ func (v *view) placeSystem() {
 }
 
 // Made are the files of /etc that are made for a sandbox, and their content.
-func Made(config initproto.Config) map[string]string {
+func Made(config Config) map[string]string {
 	made := map[string]string{
 		"passwd":   fmt.Sprintf("sandbox:x:%d:%d:sandbox:%s:/bin/sh\n", User, User, GuestHome),
 		"group":    fmt.Sprintf("sandbox:x:%d:\n", User),

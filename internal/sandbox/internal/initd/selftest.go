@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/system"
 )
@@ -150,7 +149,7 @@ const (
 
 // testView looks at what the sandbox sees of the host, once all of it is made: its
 // namespaces, its users and its mounts.
-func testView(config initproto.Config) error {
+func testView(config Config) error {
 	return errors.Join(testNamespaces(config), testUsers(config), testMounts(config))
 }
 
@@ -168,7 +167,7 @@ func Namespaces() ([]string, error) {
 }
 
 // testNamespaces wants namespaces that are not the worker's.
-func testNamespaces(config initproto.Config) error {
+func testNamespaces(config Config) error {
 	mine, err := Namespaces()
 	if err != nil {
 		return err
@@ -192,7 +191,7 @@ func testNamespaces(config initproto.Config) error {
 
 // testUsers wants one user and one group, and none of the worker's where that can be: an
 // ordinary user cannot leave its groups.
-func testUsers(config initproto.Config) (err error) {
+func testUsers(config Config) (err error) {
 	if groups, groupsErr := unix.Getgroups(); config.Privileged && (groupsErr != nil || len(groups) > 0) {
 		err = errors.Join(groupsErr, fmt.Errorf("groups are %v, must be none", groups))
 	}
@@ -217,7 +216,7 @@ func mounts() ([]system.Mount, error) {
 
 // testMounts wants the mounts that were asked for and no others, with the rights that were
 // asked for, and cut off from those of the host.
-func testMounts(config initproto.Config) error {
+func testMounts(config Config) error {
 	all, err := mounts()
 	if err != nil {
 		return err
@@ -274,7 +273,7 @@ type placement struct {
 }
 
 // placesOf are the places of a sandbox; the last one that a mount is in counts.
-func placesOf(config initproto.Config) []placement {
+func placesOf(config Config) []placement {
 	var all []placement
 	for _, name := range System {
 		all = append(all, placement{path: "/" + name})
@@ -292,7 +291,7 @@ func placesOf(config initproto.Config) []placement {
 }
 
 // testMount compares one mount with its place.
-func testMount(m system.Mount, config initproto.Config, places []placement) error {
+func testMount(m system.Mount, config Config, places []placement) error {
 	at := placement{path: "/"}
 	for _, p := range places {
 		if system.Within(p.path, m.Point) {

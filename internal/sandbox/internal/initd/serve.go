@@ -17,7 +17,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/files"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -34,16 +33,13 @@ const (
 
 // server is the first process of a sandbox once everything is shut.
 type server struct {
-	conn     *initproto.Conn
+	conn     *Conn
 	files    *files.FS
 	null     *os.File // the input of commands that have none
 	lease    *start.Watchdog
 	commands *commands
 
-	mounts     []isolation.Mount
-	once       sync.Once
-	readers    *readers
-	readersErr error
+	mounts []isolation.Mount
 
 	calls    chan fileCall // file operations that wait
 	messages chan struct{} // full while the maximum of other messages is handled
@@ -51,7 +47,7 @@ type server struct {
 }
 
 // serve tests the sandbox from inside and answers requests until the worker is gone.
-func serve(conn *initproto.Conn) error {
+func serve(conn *Conn) error {
 	unix.CloseOnExec(fdControl)
 	if err := step("order of killing", openScore); err != nil {
 		return err
@@ -95,7 +91,7 @@ func serve(conn *initproto.Conn) error {
 	if err != nil {
 		return err
 	}
-	if err := conn.Send(0, initproto.KindReady, initproto.Ready{Landlock: abi}); err != nil {
+	if err := conn.Send(0, KindReady, Ready{Landlock: abi}); err != nil {
 		return err
 	}
 	<-stocked // all of this before the first command, but the worker need not wait for it
@@ -109,7 +105,7 @@ func serve(conn *initproto.Conn) error {
 }
 
 // newServer makes a server that waits for children and file operations in the workspace.
-func newServer(conn *initproto.Conn, config initproto.Config) (*server, error) {
+func newServer(conn *Conn, config Config) (*server, error) {
 	s := &server{
 		conn: conn, commands: newCommands(conn), mounts: config.Mounts,
 		calls: make(chan fileCall, maxMessages), messages: make(chan struct{}, maxMessages),
@@ -155,7 +151,7 @@ const ProxyPort = 3128
 
 // sendListener gives the worker a listener that only this sandbox reaches: it is made in the
 // sandbox's network, and served from without.
-func sendListener(conn *initproto.Conn) error {
+func sendListener(conn *Conn) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -167,7 +163,7 @@ func sendListener(conn *initproto.Conn) error {
 	if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
 		return err
 	}
-	return conn.Send(0, initproto.KindListener, nil, fd)
+	return conn.Send(0, KindListener, nil, fd)
 }
 
 // dropSignals makes the kernel drop every signal that commands send to this process. The handlers
@@ -253,12 +249,12 @@ const ExitLease = 3
 
 // take handles a request: at once if no other runs and it takes no time, so that no other thread
 // has to be woken; otherwise concurrently with others.
-func (s *server) take(m *initproto.Message) {
-	if m.Kind == initproto.KindFiles {
+func (s *server) take(m *Message) {
+	if m.Kind == KindFiles {
 		s.takeFiles(m)
 		return
 	}
-	if m.Kind == initproto.KindLease || m.Kind == initproto.KindExec && s.idle() {
+	if m.Kind == KindLease || m.Kind == KindExec && s.idle() {
 		s.handle(m)
 		return
 	}
@@ -279,15 +275,15 @@ func (s *server) idle() bool { return s.busy.Load() == 0 && s.commands.none() }
 // fileCall is a file operation that waits.
 type fileCall struct {
 	id      uint64
-	request *initproto.FileRequest
+	request *FileRequest
 }
 
 // takeFiles deals with a file operation.
-func (s *server) takeFiles(m *initproto.Message) {
+func (s *server) takeFiles(m *Message) {
 	m.CloseFDs() // there are none
-	call := fileCall{m.ID, &initproto.FileRequest{}}
+	call := fileCall{m.ID, &FileRequest{}}
 	if err := m.Decode(call.request); err != nil {
-		s.answer(call, &initproto.FileReply{Failure: err.Error()})
+		s.answer(call, &FileReply{Failure: err.Error()})
 		return
 	}
 	s.busy.Add(1)
@@ -298,32 +294,32 @@ func (s *server) takeFiles(m *initproto.Message) {
 // grow for them. They are done here, so that whatever a path leads to is something of the sandbox.
 func (s *server) serveFiles() {
 	for call := range s.calls {
-		s.answer(call, initproto.ServeFiles(context.Background(), s.files, call.request)) //nolint:forbidigo // a worker that gives up does not read the answer
+		s.answer(call, ServeFiles(context.Background(), s.files, call.request)) //nolint:forbidigo // a worker that gives up does not read the answer
 		s.busy.Add(-1)
 	}
 }
 
 // answer answers a file operation. That the worker is gone is noticed by Receive.
-func (s *server) answer(call fileCall, reply *initproto.FileReply) {
-	_ = s.conn.Send(call.id, initproto.KindFiles, *reply)
+func (s *server) answer(call fileCall, reply *FileReply) {
+	_ = s.conn.Send(call.id, KindFiles, *reply)
 }
 
 // handle deals with any other request.
-func (s *server) handle(m *initproto.Message) {
+func (s *server) handle(m *Message) {
 	defer m.CloseFDs()
 	switch m.Kind {
-	case initproto.KindExec:
+	case KindExec:
 		s.exec(m)
-	case initproto.KindSignal:
-		var request initproto.Signal
+	case KindSignal:
+		var request Signal
 		if m.Decode(&request) == nil {
 			s.commands.signal(request)
 		}
-	case initproto.KindLease:
-		var lease initproto.Lease
+	case KindLease:
+		var lease Lease
 		_ = m.Decode(&lease)                               // a deadline of 0 has passed
 		_ = s.lease.Extend(start.Deadline(lease.Deadline)) // it is a timer
-	case initproto.KindSocket:
+	case KindSocket:
 		s.socket(m)
 	default:
 		reply(s.conn, m, struct{}{}, fmt.Errorf("unknown request %d", m.Kind))
@@ -331,8 +327,8 @@ func (s *server) handle(m *initproto.Message) {
 }
 
 // reply answers a request. That the worker is gone is noticed by Receive.
-func reply[T any](conn *initproto.Conn, m *initproto.Message, value T, err error) {
-	answer := initproto.Answer[T]{Value: value}
+func reply[T any](conn *Conn, m *Message, value T, err error) {
+	answer := Answer[T]{Value: value}
 	if err != nil {
 		if failure, ok := errors.AsType[*protocol.Error](err); ok {
 			answer.Fault = failure
@@ -345,8 +341,8 @@ func reply[T any](conn *initproto.Conn, m *initproto.Message, value T, err error
 
 // socket gives the worker a socket of the sandbox's network. The worker connects it, so this
 // process does not wait and needs no thread for it.
-func (s *server) socket(m *initproto.Message) {
-	var request initproto.Socket
+func (s *server) socket(m *Message) {
+	var request Socket
 	if err := m.Decode(&request); err != nil {
 		reply(s.conn, m, struct{}{}, err)
 		return

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/system"
@@ -38,7 +37,7 @@ type inherited struct {
 
 // setup is what a process in new namespaces does to be the first process of a sandbox: it
 // makes the sandbox around itself, gives up every right, and executes serve.
-func setup(config initproto.Config, from inherited) (*syscalls.List, error) {
+func setup(config Config, from inherited) (*syscalls.List, error) {
 	l := &syscalls.List{}
 	l.Step("first process")
 	l.Do(unix.SYS_CLOSE, from.mapping)
@@ -64,7 +63,7 @@ func setup(config initproto.Config, from inherited) (*syscalls.List, error) {
 
 // shut is the rest of setup when another program, bwrap, has made the namespaces and the
 // root, and has this one as its first process.
-func shut(conn *initproto.Conn) error {
+func shut(conn *Conn) error {
 	runtime.LockOSThread() // what it gives up, the program that replaces this one does not have either
 	config, err := receiveConfig(conn)
 	if err != nil {
@@ -110,7 +109,7 @@ func loopback(l *syscalls.List) {
 }
 
 // lockDown gives up every right, in an order in which each step may still be done.
-func lockDown(l *syscalls.List, config initproto.Config) error {
+func lockDown(l *syscalls.List, config Config) error {
 	var err error
 	layer(l, config, "resource limits", func() { err = limitResources(l, config) })
 	if err != nil {
@@ -120,7 +119,7 @@ func lockDown(l *syscalls.List, config initproto.Config) error {
 	layer(l, config, "capabilities", func() { confine.AddNoCaps(l) })
 	layer(l, config, "no_new_privs", func() { confine.AddNoNewPrivs(l) })
 	if config.Landlock {
-		layer(l, config, "Landlock", func() { confine.AddLandlock(l, confine.LandlockABI(), rules(config), true) })
+		layer(l, config, "Landlock", func() { confine.AddLandlock(l, rules(config)) })
 	}
 	layer(l, config, "seccomp", func() { err = confine.AddSeccomp(l) })
 	if err != nil {
@@ -137,7 +136,7 @@ func lockDown(l *syscalls.List, config initproto.Config) error {
 }
 
 // limitResources sets hard limits. Lower ones stay: only the host's root may raise them.
-func limitResources(l *syscalls.List, config initproto.Config) error {
+func limitResources(l *syscalls.List, config Config) error {
 	core, err := confine.CoreLimit()
 	if err != nil {
 		return err
@@ -170,7 +169,7 @@ func list(texts ...string) unsafe.Pointer {
 }
 
 // rules repeat in Landlock's terms what the mounts say already.
-func rules(config initproto.Config) []confine.Rule {
+func rules(config Config) []confine.Rule {
 	all := confine.AccessRead | confine.AccessChange
 	r := []confine.Rule{
 		{Path: "/", Access: confine.AccessRead},
@@ -235,7 +234,7 @@ func (v *view) mountAt(from, place string, attributes uint64) {
 }
 
 // guarded are the mounts of protected places.
-func guarded(config initproto.Config) []placement {
+func guarded(config Config) []placement {
 	var all []placement
 	for _, dir := range config.Pinned {
 		all = append(all, placement{path: path.Join(GuestWorkspace, dir.Path), writable: true})
@@ -248,7 +247,7 @@ func guarded(config initproto.Config) []placement {
 
 // testProtected wants a mount in every place that is protected, of what the worker has found there:
 // something else may be of the host, by a link that was there for a moment.
-func testProtected(config initproto.Config, all []system.Mount) error {
+func testProtected(config Config, all []system.Mount) error {
 	for _, place := range slices.Concat(config.Pinned, config.Protected) {
 		at := path.Join(GuestWorkspace, place.Path)
 		if !slices.ContainsFunc(all, func(m system.Mount) bool { return m.Point == at }) {
@@ -264,7 +263,7 @@ func testProtected(config initproto.Config, all []system.Mount) error {
 		if err := unix.Lstat(at, &stat); err != nil {
 			return fmt.Errorf("%s: %w", at, err)
 		}
-		if found := (initproto.Identity{Path: place.Path, Dev: stat.Dev, Ino: stat.Ino}); found != place {
+		if found := (Identity{Path: place.Path, Dev: stat.Dev, Ino: stat.Ino}); found != place {
 			return fmt.Errorf("%s is not what the workspace has there: %+v instead of %+v", at, found, place)
 		}
 	}

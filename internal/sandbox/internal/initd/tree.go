@@ -5,14 +5,11 @@ package initd
 import (
 	"errors"
 	"os"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 )
 
 // commands are the commands of a sandbox and everything that they have started, which
@@ -22,7 +19,7 @@ import (
 // but this one: one system call kills them all. Otherwise its processes are those with its tag; one
 // that hides from that lives until no command runs.
 type commands struct {
-	conn *initproto.Conn
+	conn *Conn
 	born chan struct{} // receives when there may be children
 
 	mu      sync.Mutex // held while processes are started and swept
@@ -30,7 +27,7 @@ type commands struct {
 	pids    map[int]*command
 }
 
-func newCommands(conn *initproto.Conn) *commands {
+func newCommands(conn *Conn) *commands {
 	return &commands{
 		conn: conn, born: make(chan struct{}, 1),
 		running: map[uint64]*command{}, pids: map[int]*command{},
@@ -89,8 +86,8 @@ func (t *commands) reaped(pid int, status unix.WaitStatus, usage *unix.Rusage) {
 }
 
 // ended describes the end of the first process of a command.
-func ended(status unix.WaitStatus, usage *unix.Rusage) initproto.Ended {
-	return initproto.Ended{
+func ended(status unix.WaitStatus, usage *unix.Rusage) Ended {
+	return Ended{
 		Status: uint32(status),
 		CPU:    time.Duration(usage.Utime.Nano() + usage.Stime.Nano()),
 		MaxRSS: int64(usage.Maxrss) << 10, //nolint:unconvert // 32 bits on some systems
@@ -113,7 +110,7 @@ func (t *commands) finishEnded() {
 			close(c.done)
 		}
 		c.ended.Over = c.over
-		reply(t.conn, &initproto.Message{ID: c.id, Kind: initproto.KindExec}, *c.ended, nil)
+		reply(t.conn, &Message{ID: c.id, Kind: KindExec}, *c.ended, nil)
 		if len(t.running) == 0 {
 			removeShared()
 		}
@@ -208,7 +205,7 @@ func (t *commands) drain() {
 }
 
 // signal sends to everything of a command.
-func (t *commands) signal(request initproto.Signal) {
+func (t *commands) signal(request Signal) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := t.running[request.Command]
@@ -241,18 +238,10 @@ func (t *commands) members(c *command) []int { return t.allMembers(c)[c] }
 // allMembers are the processes of each running command, by their tags; those with the tag of no
 // running command count as c's.
 func (t *commands) allMembers(c *command) map[*command][]int {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil
-	}
 	members := map[*command][]int{}
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil || pid == os.Getpid() {
-			continue
-		}
+	for _, pid := range processes() {
 		var limit unix.Rlimit
-		if unix.Prlimit(pid, unix.RLIMIT_RTTIME, nil, &limit) == nil {
+		if pid != os.Getpid() && unix.Prlimit(pid, unix.RLIMIT_RTTIME, nil, &limit) == nil {
 			owner := t.owner(tag(limit.Cur), c)
 			members[owner] = append(members[owner], pid)
 		}

@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initproto"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
@@ -33,7 +32,7 @@ const (
 var LinkHeader = []byte{0x02, 0, 0, 0, 0, 1, 0x02, 0, 0, 0, 0, 1, unix.ETH_P_IP >> 8, unix.ETH_P_IP & 0xff} //nolint:gochecknoglobals // a constant
 
 // link makes a link, and sends the worker the socket at its other end.
-func link(l *syscalls.List, config initproto.Config) {
+func link(l *syscalls.List, config Config) {
 	netlink := l.Do(unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	request := linkRequest(config)
 	l.Do(unix.SYS_SENDTO, netlink, request, len(request), 0, 0, 0) // testLink sees what it has done
@@ -48,8 +47,8 @@ func link(l *syscalls.List, config initproto.Config) {
 	at := &unix.RawSockaddrLinklayer{Family: unix.AF_PACKET, Protocol: networkOrder(unix.ETH_P_IP), Ifindex: peerIndex}
 	l.Do(unix.SYS_BIND, packets, unsafe.Pointer(at), unsafe.Sizeof(*at)) // fails if there is no peer
 
-	head := initproto.Head(initproto.KindLink)
-	part := &unix.Iovec{Base: &head[0], Len: uint64(len(head))}
+	frame := head(KindLink)
+	part := &unix.Iovec{Base: &frame[0], Len: uint64(len(frame))}
 	message := &unix.Msghdr{Iov: part, Iovlen: 1, Control: &rights[0], Controllen: uint64(len(rights))}
 	l.Do(unix.SYS_SENDMSG, fdControl, unsafe.Pointer(message), unix.MSG_NOSIGNAL)
 	l.Do(unix.SYS_CLOSE, packets)
@@ -78,7 +77,7 @@ func linkFilter() []unix.SockFilter {
 }
 
 // linkRequest asks for the two interfaces, and an address and routes for one of them.
-func linkRequest(config initproto.Config) []byte {
+func linkRequest(config Config) []byte {
 	const (
 		vethPeer  = 1 // VETH_INFO_PEER
 		noAddress = 1 // IN6_ADDR_GEN_MODE_NONE
@@ -109,7 +108,7 @@ func linkRequest(config initproto.Config) []byte {
 }
 
 // routes are what leads to the link.
-func routes(config initproto.Config) []netip.Prefix {
+func routes(config Config) []netip.Prefix {
 	all := []netip.Prefix{isolation.LinkNames()}
 	for _, text := range config.Addresses {
 		if addr, err := netip.ParseAddr(text); err == nil && addr.Is4() {

@@ -16,23 +16,23 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// TestShared_LimitsAreThoseOfWhoRunsAlone, and of the sandbox when nobody or more than one does;
+// TestBounds_LimitsAreThoseOfWhoRunsAlone, and of the sandbox when nobody or more than one does;
 // and a command was alone if none has run at the same time, whichever of the two came first.
-func TestShared_LimitsAreThoseOfWhoRunsAlone(t *testing.T) {
+func TestBounds_LimitsAreThoseOfWhoRunsAlone(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		whole := sandbox.Limits{Memory: 1 << 20}
 		inForce := whole
-		s := &shared{whole: whole, set: func(l sandbox.Limits) error { inForce = l; return nil }}
-		beside := map[*part]bool{} // whether another one has run at the same time
-		running := func() []*part {
-			return slices.SortedFunc(maps.Keys(s.running), func(a, b *part) int { return int(a.limits.Memory - b.limits.Memory) })
+		s := &Bounds{whole: whole, set: func(l sandbox.Limits) error { inForce = l; return nil }}
+		beside := map[*Bound]bool{} // whether another one has run at the same time
+		running := func() []*Bound {
+			return slices.SortedFunc(maps.Keys(s.running), func(a, b *Bound) int { return int(a.limits.Memory - b.limits.Memory) })
 		}
 		next := int64(0)
 		t.Repeat(map[string]func(*rapid.T){
 			"enter": func(t *rapid.T) {
 				next++
-				p, err := s.enter(sandbox.Limits{Memory: next})
+				p, err := s.Enter(sandbox.Limits{Memory: next})
 				require.NoError(t, err)
 				beside[p] = false
 			},
@@ -41,9 +41,9 @@ func TestShared_LimitsAreThoseOfWhoRunsAlone(t *testing.T) {
 					t.Skip("nothing runs")
 				}
 				p := rapid.SampledFrom(running()).Draw(t, "command")
-				s.leave(p)
+				p.Leave()
 				delete(beside, p)
-				require.False(t, s.only(p))
+				require.False(t, p.only())
 			},
 			"": func(t *rapid.T) {
 				require.Len(t, s.running, len(beside))
@@ -51,7 +51,7 @@ func TestShared_LimitsAreThoseOfWhoRunsAlone(t *testing.T) {
 				for p := range beside {
 					beside[p] = beside[p] || len(beside) > 1
 					require.Equal(t, !beside[p], p.alone)
-					require.Equal(t, len(beside) == 1, s.only(p))
+					require.Equal(t, len(beside) == 1, p.only())
 					if len(beside) == 1 {
 						want = p.limits
 					}
@@ -62,23 +62,23 @@ func TestShared_LimitsAreThoseOfWhoRunsAlone(t *testing.T) {
 	})
 }
 
-// TestShared_WhatCannotBeLimitedDoesNotRun.
-func TestShared_WhatCannotBeLimitedDoesNotRun(t *testing.T) {
+// TestBounds_WhatCannotBeLimitedDoesNotRun.
+func TestBounds_WhatCannotBeLimitedDoesNotRun(t *testing.T) {
 	t.Parallel()
 	fault := errors.New("no such file")
 	fails := false
-	s := &shared{set: func(sandbox.Limits) error {
+	s := &Bounds{set: func(sandbox.Limits) error {
 		if fails {
 			return fault
 		}
 		return nil
 	}}
-	first, err := s.enter(sandbox.Limits{})
+	first, err := s.Enter(sandbox.Limits{})
 	require.NoError(t, err)
 	fails = true
-	_, err = s.enter(sandbox.Limits{})
+	_, err = s.Enter(sandbox.Limits{})
 	require.ErrorIs(t, err, fault)
-	require.True(t, s.only(first))
+	require.True(t, first.only())
 }
 
 // TestKinds_AreWhatHeld: a limit of the command's own holds only while the command is alone.
@@ -100,7 +100,7 @@ func TestKinds_AreWhatHeld(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := &Bounds{shared: shared{whole: whole}}
+			b := &Bounds{whole: whole}
 			if test.bounded {
 				b.group = &cgroup.Group{}
 			}

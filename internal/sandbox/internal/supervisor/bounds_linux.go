@@ -19,25 +19,28 @@ type Spare struct {
 // that is the only one: a command may have tighter limits than its sandbox. They are safe for
 // concurrent use.
 type Bounds struct {
-	shared
-
 	group   *cgroup.Group // nil when there is none; nothing is bounded then
 	spare   Spare
+	set     func(sandbox.Limits) error // has the kernel enforce limits; nil when it bounds nothing
 	closing sync.Once
+
+	mu      sync.Mutex
+	whole   sandbox.Limits
+	running map[*Bound]struct{}
 }
 
 // Bound is a command in a group, or in none.
 type Bound struct {
 	*Bounds
-	*part
 
-	kills uint64 // for memory, before it started
+	limits sandbox.Limits
+	alone  bool   // no command has run beside it
+	kills  uint64 // for memory, before it started
 }
 
 // NewBounds makes a group for a sandbox with these limits, if groups is not nil.
 func NewBounds(groups *cgroup.Tree, spare Spare, whole sandbox.Limits) (*Bounds, error) {
-	b := &Bounds{spare: spare}
-	b.whole = isolation.WithDefaults(whole)
+	b := &Bounds{spare: spare, whole: isolation.WithDefaults(whole)}
 	if groups == nil {
 		return b, nil
 	}
@@ -73,12 +76,21 @@ func (b *Bounds) groupLimits(l sandbox.Limits) cgroup.Limits {
 func (b *Bounds) Enter(limits sandbox.Limits) (*Bound, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	c := &Bound{Bounds: b}
+	c := &Bound{Bounds: b, limits: limits, alone: true}
 	if b.group != nil {
 		c.kills = b.group.OOMKills()
 	}
-	var err error
-	if c.part, err = b.enter(limits); err != nil {
+	if b.running == nil {
+		b.running = map[*Bound]struct{}{}
+	}
+	b.running[c] = struct{}{}
+	if len(b.running) > 1 {
+		for other := range b.running {
+			other.alone = false
+		}
+	}
+	if err := b.apply(); err != nil {
+		delete(b.running, c)
 		return nil, err
 	}
 	return c, nil
@@ -88,7 +100,28 @@ func (b *Bounds) Enter(limits sandbox.Limits) (*Bound, error) {
 func (c *Bound) Leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.leave(c.part)
+	delete(c.running, c)
+	_ = c.apply() // the limits that there were still hold
+}
+
+// only reports whether the command runs, and no other one does now. The caller holds the lock.
+func (c *Bound) only() bool {
+	_, runs := c.running[c]
+	return runs && len(c.running) == 1
+}
+
+// apply has the kernel enforce the limits that hold now. The caller holds the lock.
+func (b *Bounds) apply() error {
+	if b.set == nil {
+		return nil
+	}
+	limits := b.whole
+	if len(b.running) == 1 {
+		for c := range b.running {
+			limits = c.limits
+		}
+	}
+	return b.set(limits)
 }
 
 // Watched reports whether the memory of the command has to be watched from inside: the group does
@@ -133,14 +166,14 @@ func (c *Bound) OutOfMemory(result *sandbox.Result) {
 func (c *Bound) Alone() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.group != nil && c.only(c.part)
+	return c.group != nil && c.only()
 }
 
 // KillAlone kills everything in the group if the command is alone there.
 func (c *Bound) KillAlone() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.group == nil || !c.only(c.part) {
+	if c.group == nil || !c.only() {
 		return nil
 	}
 	return c.group.KillEach()
@@ -157,73 +190,9 @@ func (c *Bound) Kinds(kinds isolation.LimitKinds) isolation.LimitKinds {
 	if c.alone || c.limits.Memory == c.whole.Memory {
 		kinds.Memory = isolation.LimitCgroup
 	}
-	switch {
-	case c.alone || c.limits.Processes == c.whole.Processes:
+	kinds.Processes = isolation.LimitNone
+	if c.alone || c.limits.Processes == c.whole.Processes {
 		kinds.Processes = isolation.LimitCgroup
-	default:
-		kinds.Processes = isolation.LimitNone
 	}
 	return kinds
-}
-
-// shared is limits that the kernel has for all commands of a sandbox together. They are those of
-// the sandbox, or of the command that runs, when that is the only one: a command may have tighter
-// limits than its sandbox.
-type shared struct {
-	set func(sandbox.Limits) error // nil when the kernel bounds nothing
-
-	mu      sync.Mutex // held by the caller of every method
-	whole   sandbox.Limits
-	running map[*part]struct{}
-}
-
-// part is a command under shared limits.
-type part struct {
-	limits sandbox.Limits
-	alone  bool // no command has run beside it
-}
-
-// enter counts a command in, whose limits are tighter than those of the sandbox or the same.
-func (s *shared) enter(limits sandbox.Limits) (*part, error) {
-	p := &part{limits: limits, alone: true}
-	if s.running == nil {
-		s.running = map[*part]struct{}{}
-	}
-	s.running[p] = struct{}{}
-	if len(s.running) > 1 {
-		for other := range s.running {
-			other.alone = false
-		}
-	}
-	if err := s.apply(); err != nil {
-		delete(s.running, p)
-		return nil, err
-	}
-	return p, nil
-}
-
-// leave counts a command out.
-func (s *shared) leave(p *part) {
-	delete(s.running, p)
-	_ = s.apply() // the limits that there were still hold
-}
-
-// only reports whether a command runs, and no other one does now.
-func (s *shared) only(p *part) bool {
-	_, runs := s.running[p]
-	return runs && len(s.running) == 1
-}
-
-// apply has the kernel enforce the limits that hold now.
-func (s *shared) apply() error {
-	limits := s.whole
-	if len(s.running) == 1 {
-		for p := range s.running {
-			limits = p.limits
-		}
-	}
-	if s.set == nil {
-		return nil
-	}
-	return s.set(limits)
 }

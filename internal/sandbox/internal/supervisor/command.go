@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/capture"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -23,14 +23,14 @@ const drainWait = 2 * time.Second
 type Command struct {
 	Limits sandbox.Limits
 	Bound  *Bound
-	Pipes  *capture.Streams
+	Pipes  *Streams
 	// Signal asks every process of the command to end, or kills them.
 	Signal func(kill bool)
 	// Ended is closed when the command has ended with all that it started, and when nothing more
 	// can be known of it.
 	Ended chan struct{}
 
-	output  *capture.Output
+	output  *output
 	started time.Time
 }
 
@@ -41,12 +41,12 @@ func (b *Bounds) Begin(spec isolation.Spec, cmd sandbox.Cmd) (*Command, error) {
 		return nil, err
 	}
 	c := &Command{Limits: isolation.WithDefaults(isolation.Tighten(spec.Limits, cmd.Limits)), Ended: make(chan struct{}), started: time.Now()}
-	c.output = capture.New(c.Limits.Output, cmd.Live)
+	c.output = newOutput(c.Limits.Output, cmd.Live)
 	var err error
 	if c.Bound, err = b.Enter(c.Limits); err != nil {
 		return nil, fmt.Errorf("run in sandbox %s: %w", spec.ID, err)
 	}
-	if c.Pipes, err = capture.OpenStreams(cmd, c.output); err != nil {
+	if c.Pipes, err = openStreams(cmd, c.output); err != nil {
 		c.Bound.Leave()
 		return nil, fmt.Errorf("run in sandbox %s: %w", spec.ID, err)
 	}
@@ -128,6 +128,19 @@ func Try(parent string, use func(spec isolation.Spec) error) (err error) {
 		return err
 	}
 	return use(spec)
+}
+
+// TryWithout tries a driver once more, after err, without something that sandboxes need not have: off
+// is what turns it off, and stays set if that works. The capabilities have the warning, and why, then.
+func TryWithout(off *atomic.Bool, caps isolation.Caps, err error, warning string, try func() (isolation.Caps, error)) (isolation.Caps, error) {
+	off.Store(true)
+	without, withoutErr := try()
+	if withoutErr != nil {
+		off.Store(false)
+		return caps, err
+	}
+	without.Warnings = append(without.Warnings, warning+": "+err.Error())
+	return without, nil
 }
 
 // TryCommand writes a file in a sandbox and runs a command, which has to exit with code.

@@ -1,6 +1,6 @@
 // Package supervisor has what the drivers share on the worker's side of a sandbox: the gate through
-// which its operations enter, the supervision of one command, the limits of its control group, and
-// its scratch directory.
+// which its operations enter, the supervision of one command, its output, the limits of its control
+// group, and its scratch directory.
 package supervisor
 
 import (

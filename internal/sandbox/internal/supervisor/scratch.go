@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/removal"
+	"github.com/toolfleet/toolfleet/internal/system"
 )
 
 // Directories in the scratch directory. They stay when it is emptied: a sandbox may have
@@ -18,7 +18,7 @@ const (
 )
 
 // Scratch is an open directory for the home and the temporary files of a sandbox. What commands
-// leave there may be hard to remove (package removal), and symbolic links in it are not followed.
+// leave there may be hard to remove ([system.RemoveTree]), and symbolic links in it are not followed.
 type Scratch struct {
 	dir  string // absolute
 	root *os.Root
@@ -71,7 +71,7 @@ func (s *Scratch) LinkTemp(name, target string) error {
 	}
 	defer temp.Close()
 	if _, err := s.root.Lstat(at); err == nil {
-		if err := removal.At(temp, name); err != nil {
+		if err := system.RemoveAt(temp, name); err != nil {
 			return fmt.Errorf("scratch directory: %w", err)
 		}
 	}
@@ -106,7 +106,7 @@ func (s *Scratch) emptyDir(name string, keep func(string) bool) error {
 	names, err := dir.Readdirnames(-1)
 	for _, entry := range names {
 		if !keep(entry) {
-			err = errors.Join(err, removal.At(dir, entry))
+			err = errors.Join(err, system.RemoveAt(dir, entry))
 		}
 	}
 	return err
