@@ -98,6 +98,8 @@ var opened = map[string]use{
 	"internal/sandbox/snapshot/save.go":                 {1, list},
 	"internal/sandbox/snapshot/tree.go":                 {1, own},
 	"internal/system/regular/regular.go":                {3, never},
+	"internal/system/remove.go":                         {1, list},
+	"internal/system/remove_linux.go":                   {4, list},
 	"internal/terminal/prompt/editor.go":                {3, root + "; " + list},
 	"internal/terminal/prompt/prompt.go":                {1, root},
 	"internal/worker/checkpoint/commit.go":              {1, root},
