@@ -179,38 +179,14 @@ func (w *Worker) publish(ctx context.Context) (stop func()) {
 	var all sync.WaitGroup
 	for _, p := range w.options.Publish {
 		context.AfterFunc(ctx, func() { _ = p.Listener.Close() })
-		all.Go(func() { w.forward(ctx, p) })
+		all.Go(func() {
+			pause.Accept(ctx, p.Listener, maxPublished, func(client net.Conn) { w.connect(ctx, client, p) })
+		})
 		all.Go(func() { w.awaitServer(ctx, p) })
 	}
 	return func() {
 		cancel()
 		all.Wait()
-	}
-}
-
-// forward accepts connections until ctx ends.
-func (w *Worker) forward(ctx context.Context, p Published) {
-	var work sync.WaitGroup
-	defer work.Wait()
-	slots := make(chan struct{}, maxPublished)
-	for {
-		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
-			return
-		}
-		client, err := p.Listener.Accept()
-		if err != nil {
-			<-slots
-			if !pause.For(ctx, pause.Retry) {
-				return
-			}
-			continue
-		}
-		work.Go(func() {
-			defer func() { <-slots }()
-			w.connect(ctx, client, p)
-		})
 	}
 }
 

@@ -95,10 +95,8 @@ func fit(value string) string {
 // guestDoors is where sandboxes with a root of their own have doors.
 const guestDoors = "/run/toolfleet"
 
-// Bounds of a door.
-const (
-	maxCallers = 32 // programs that use it at once; further ones wait
-)
+// maxCallers is how many programs use a door at once; further ones wait.
+const maxCallers = 32
 
 // Doors are sockets in a directory of their own, by which commands in a sandbox ask for what is the
 // user's. This process answers, and looks at each request; what it asks is never reached itself.
@@ -155,25 +153,12 @@ func (d *Doors) serve(ctx context.Context, name string, answer func(ctx context.
 	if err := os.Chmod(path, 0o666); err != nil { //nolint:gosec // see OpenDoors
 		return err
 	}
-	slots := make(chan struct{}, maxCallers)
 	d.work.Go(func() {
-		for {
-			slots <- struct{}{}
-			caller, err := l.Accept()
-			if err != nil {
-				<-slots
-				if !pause.For(ctx, pause.Retry) {
-					return
-				}
-				continue
-			}
-			d.work.Go(func() {
-				defer func() { <-slots }()
-				defer context.AfterFunc(ctx, func() { _ = caller.Close() })()
-				answer(ctx, caller)
-				_ = caller.Close()
-			})
-		}
+		pause.Accept(ctx, l, maxCallers, func(caller net.Conn) {
+			defer context.AfterFunc(ctx, func() { _ = caller.Close() })()
+			answer(ctx, caller)
+			_ = caller.Close()
+		})
 	})
 	return nil
 }

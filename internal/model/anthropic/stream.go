@@ -53,43 +53,31 @@ func (a *assembler) read(data []byte, delta func(loop.Delta)) error {
 	if err != nil {
 		return err
 	}
-	switch lenient.String(event["type"]) {
+	switch event.String("type") {
 	case "message_start":
-		var message lenient.Fields
-		if message, err = lenient.Object("message", event["message"]); err == nil {
-			a.Model, a.ID = lenient.String(message["model"]), lenient.String(message["id"])
-			a.count(message["usage"])
-		}
+		message := event.Object("message")
+		a.Model, a.ID = message.String("model"), message.String("id")
+		a.count(message.Fields["usage"])
 	case "content_block_start":
-		err = a.start(event)
+		a.start(event)
 	case "content_block_delta":
-		err = a.grow(event)
+		a.grow(event)
 		a.Emit(delta)
 	case "message_delta":
-		var change lenient.Fields
-		if change, err = lenient.Object("delta", event["delta"]); err == nil {
-			if reason := lenient.String(change["stop_reason"]); reason != "" {
-				a.Finish = reason
-			}
-			a.count(event["usage"])
+		if reason := event.Object("delta").String("stop_reason"); reason != "" {
+			a.Finish = reason
 		}
+		a.count(event.Fields["usage"])
 	}
-	return err
+	return event.Fault()
 }
 
-func (a *assembler) start(event lenient.Fields) error {
-	index, err := lenient.Index("index", event["index"])
-	if err != nil {
-		return err
-	}
-	raw, err := lenient.Object("content_block", event["content_block"])
-	if err != nil {
-		return err
-	}
+func (a *assembler) start(event lenient.Object) {
+	raw := event.Object("content_block").Fields
 	if raw == nil {
 		raw = lenient.Fields{}
 	}
-	b := a.add(index, lenient.String(raw["type"]), raw)
+	b := a.add(event.Index("index"), lenient.String(raw["type"]), raw)
 	switch b.kind {
 	case typeText:
 		a.addText(b, "text", lenient.Piece(raw["text"]))
@@ -101,7 +89,6 @@ func (a *assembler) start(event lenient.Fields) error {
 			Index: b.number, ID: lenient.String(raw["id"]), Name: lenient.String(raw["name"]), Arguments: lenient.Written(raw["input"]),
 		})
 	}
-	return nil
 }
 
 func (a *assembler) add(index int, kind string, raw lenient.Fields) *block {
@@ -110,21 +97,15 @@ func (a *assembler) add(index int, kind string, raw lenient.Fields) *block {
 	return b
 }
 
-func (a *assembler) grow(event lenient.Fields) error {
-	index, err := lenient.Index("index", event["index"])
-	if err != nil {
-		return err
-	}
-	change, err := lenient.Object("delta", event["delta"])
-	if err != nil {
-		return err
-	}
+func (a *assembler) grow(event lenient.Object) {
+	index, change := event.Index("index"), event.Object("delta").Fields
 	kind := lenient.String(change["type"])
 	b := a.byIndex[index]
 	if b == nil { // of a server that does not start its blocks
 		of := map[string]string{"text_delta": typeText, "thinking_delta": "thinking", "signature_delta": "thinking"}[kind]
 		if of == "" {
-			return fmt.Errorf("index %d: no block of the reply", index)
+			event.Fail(fmt.Errorf("index %d: no block of the reply", index))
+			return
 		}
 		b = a.add(index, of, lenient.Fields{"type": json.RawMessage(`"` + of + `"`)})
 	}
@@ -141,7 +122,6 @@ func (a *assembler) grow(event lenient.Fields) error {
 		}
 		b.grow("input", lenient.Written(change["partial_json"]))
 	}
-	return nil
 }
 
 // addText adds to a field that people read.
@@ -191,7 +171,7 @@ func (b *block) whole() json.RawMessage {
 
 // count takes in what the API counts, of the whole message each time; absent counts stay.
 func (a *assembler) count(raw json.RawMessage) {
-	counts, err := lenient.Object("usage", raw)
+	counts, err := lenient.FieldsOf("usage", raw)
 	if err != nil {
 		return
 	}
@@ -203,7 +183,7 @@ func (a *assembler) count(raw json.RawMessage) {
 			*at = n
 		}
 	}
-	if details, err := lenient.Object("output_tokens_details", counts["output_tokens_details"]); err == nil {
+	if details, err := lenient.FieldsOf("output_tokens_details", counts["output_tokens_details"]); err == nil {
 		a.input.thought = max(a.input.thought, lenient.Count(details, "thinking_tokens", "reasoning_tokens"))
 	}
 	a.Usage = a.before.Add(protocol.Usage{
@@ -250,12 +230,12 @@ func (a *assembler) native(offered []tools.Definition) []loop.NativeCall {
 	var calls []loop.NativeCall
 	byID := map[string]int{}
 	for _, b := range a.blocks {
-		whole, err := lenient.Object("block", b.whole())
+		whole, err := lenient.FieldsOf("block", b.whole())
 		if err != nil {
 			continue
 		}
 		if b.kind == "server_tool_use" {
-			input, _ := lenient.Object("input", whole["input"])
+			input, _ := lenient.FieldsOf("input", whole["input"])
 			text := cmp.Or(endpoint.NativeText(input, "query", "command", "code", "url"), string(whole["input"]))
 			byID[lenient.String(whole["id"])] = len(calls)
 			kind := nativeKind(lenient.String(whole["name"]))
@@ -285,12 +265,12 @@ func nativeResult(raw json.RawMessage) (text string, failed bool) {
 		list, _ := lenient.List("content", raw)
 		var lines []string
 		for _, entry := range list {
-			found, _ := lenient.Object("result", entry)
+			found, _ := lenient.FieldsOf("result", entry)
 			lines = append(lines, strings.TrimSpace(lenient.String(found["title"])+" "+lenient.String(found["url"])))
 		}
 		return strings.Join(lines, "\n"), false
 	}
-	content, _ := lenient.Object("content", raw)
+	content, _ := lenient.FieldsOf("content", raw)
 	if code := lenient.String(content["error_code"]); code != "" {
 		return code, true
 	}

@@ -316,7 +316,7 @@ func (f *errorFields) reply() serverReply {
 	}
 	details, _ := lenient.List("details", f.Details)
 	for _, raw := range details {
-		if detail, err := lenient.Object("details", raw); err == nil {
+		if detail, err := lenient.FieldsOf("details", raw); err == nil {
 			out.Delay = max(out.Delay, delayOf(detail["retryDelay"]))
 			out.Reason = cmp.Or(out.Reason, lenient.String(detail["reason"]))
 		}

@@ -213,7 +213,7 @@ func (a *Asked) rejectedTool(text string) (tool tools.Definition, named bool) {
 func declares(definition tools.Definition) *regexp.Regexp {
 	names := []string{regexp.QuoteMeta(definition.Name)}
 	for _, native := range definition.Native {
-		if declared, err := lenient.Object("", native); err == nil && lenient.String(declared["type"]) != "" {
+		if declared, err := lenient.FieldsOf("", native); err == nil && lenient.String(declared["type"]) != "" {
 			names = append(names, regexp.QuoteMeta(lenient.String(declared["type"])))
 		}
 	}

@@ -151,13 +151,13 @@ func Arguments(written string) string {
 
 // Native is how a tool is declared to a provider that runs it, in that provider's own form.
 func Native(definition tools.Definition, provider string) (declared json.RawMessage, is bool) {
-	fields, err := lenient.Object("", definition.Native[provider])
+	fields, err := lenient.FieldsOf("", definition.Native[provider])
 	return definition.Native[provider], err == nil && lenient.String(fields["type"]) != ""
 }
 
 // IsNative reports whether a tool is declared to the provider in a type that begins with kind.
 func IsNative(definition tools.Definition, provider, kind string) bool {
-	declared, err := lenient.Object("", definition.Native[provider])
+	declared, err := lenient.FieldsOf("", definition.Native[provider])
 	return err == nil && strings.HasPrefix(lenient.String(declared["type"]), kind)
 }
 

@@ -327,7 +327,7 @@ func toolsOf(definitions []tools.Definition) []map[string]any {
 
 // nativeOf declares a tool that the provider runs: {"type": T, ...} is {T: {...}} in the API.
 func nativeOf(definition tools.Definition) (declared map[string]any, is bool) {
-	object, err := lenient.Object("", definition.Native[provider])
+	object, err := lenient.FieldsOf("", definition.Native[provider])
 	kind := lenient.String(object["type"])
 	if err != nil || kind == "" {
 		return nil, false

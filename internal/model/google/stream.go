@@ -30,75 +30,53 @@ func (a *assembler) read(data []byte, delta func(loop.Delta)) error {
 		return err
 	}
 	if a.Model == "" {
-		a.Model, a.ID = lenient.String(chunk["modelVersion"]), lenient.String(chunk["responseId"])
+		a.Model, a.ID = chunk.String("modelVersion"), chunk.String("responseId")
 	}
-	a.count(chunk["usageMetadata"])
-	if feedback, err := lenient.Object("promptFeedback", chunk["promptFeedback"]); err == nil {
+	a.count(chunk.Fields["usageMetadata"])
+	if feedback, err := lenient.FieldsOf("promptFeedback", chunk.Fields["promptFeedback"]); err == nil {
 		if reason := lenient.String(feedback["blockReason"]); reason != "" {
 			return a.endpoint.NewError(endpoint.TypeContentFilter, fmt.Sprintf("the provider blocked the prompt (blockReason %q)", reason))
 		}
 	}
-	candidates, err := lenient.List("candidates", chunk["candidates"])
-	for i := 0; err == nil && i < min(len(candidates), 1); i++ { // others were never asked for
-		err = a.readCandidate(candidates[i])
+	candidates := chunk.Objects("candidates")
+	for _, candidate := range candidates[:min(len(candidates), 1)] { // others were never asked for
+		for _, part := range candidate.Object("content").Objects("parts") {
+			a.readPart(part)
+		}
+		a.ground(candidate.Fields["groundingMetadata"])
+		if reason := candidate.String("finishReason"); reason != "" {
+			a.Finish = reason
+		}
 	}
 	a.Emit(delta)
-	return err
+	return chunk.Fault()
 }
 
-func (a *assembler) readCandidate(raw json.RawMessage) error {
-	candidate, err := lenient.Object("candidates[0]", raw)
-	if err != nil {
-		return err
-	}
-	said, err := lenient.Object("candidates[0].content", candidate["content"])
-	if err != nil {
-		return err
-	}
-	parts, err := lenient.List("candidates[0].content.parts", said["parts"])
-	for i := 0; err == nil && i < len(parts); i++ {
-		err = a.readPart(fmt.Sprintf("candidates[0].content.parts[%d]", i), parts[i])
-	}
-	a.ground(candidate["groundingMetadata"])
-	if reason := lenient.String(candidate["finishReason"]); reason != "" {
-		a.Finish = reason
-	}
-	return err
-}
-
-func (a *assembler) readPart(where string, raw json.RawMessage) error {
-	part, err := lenient.Object(where, raw)
-	if err != nil {
-		return err
-	}
-	signature := lenient.String(part["thoughtSignature"])
+func (a *assembler) readPart(part lenient.Object) {
+	signature := part.String("thoughtSignature")
+	is := func(name string) bool { return lenient.IsSet(part.Fields[name]) }
 	switch {
-	case lenient.IsSet(part["functionCall"]):
-		call, err := lenient.Object(where+".functionCall", part["functionCall"])
-		if err != nil {
-			return err
-		}
+	case is("functionCall"):
+		call := part.Object("functionCall")
 		a.AddCall(endpoint.CallPiece{
-			Index: a.calls, ID: lenient.String(call["id"]), Name: lenient.String(call["name"]), Arguments: lenient.Written(call["args"]),
+			Index: a.calls, ID: call.String("id"), Name: call.String("name"), Arguments: lenient.Written(call.Fields["args"]),
 		})
 		a.calls++
 		a.parts = append(a.parts, endpoint.Piece{Type: endpoint.PieceCall, Signature: signature})
-	case lenient.IsSet(part["executableCode"]), lenient.IsSet(part["codeExecutionResult"]),
-		lenient.IsSet(part["toolCall"]), lenient.IsSet(part["toolResponse"]):
-		if !lenient.IsSet(part["toolCall"]) && !lenient.IsSet(part["toolResponse"]) {
-			a.addCode(part)
-		}
-		a.parts = append(a.parts, endpoint.Piece{Type: "raw", Raw: raw})
-	case lenient.IsSet(part["inlineData"]):
-		a.addCode(part)
-	case string(part["thought"]) == "true":
-		a.Thought.Add(lenient.Piece(part["text"]))
+	case is("toolCall"), is("toolResponse"):
+		a.parts = append(a.parts, endpoint.Piece{Type: "raw", Raw: part.Raw})
+	case is("executableCode"), is("codeExecutionResult"):
+		a.addCode(part.Fields)
+		a.parts = append(a.parts, endpoint.Piece{Type: "raw", Raw: part.Raw})
+	case is("inlineData"):
+		a.addCode(part.Fields)
+	case string(part.Fields["thought"]) == "true":
+		a.Thought.Add(lenient.Piece(part.Fields["text"]))
 	default:
 		before := a.Text.Len()
-		a.Text.Add(lenient.Piece(part["text"]))
+		a.Text.Add(lenient.Piece(part.Fields["text"]))
 		a.addText(a.Text.Len()-before, signature)
 	}
-	return nil
 }
 
 // addText notes where a text of a length stands; texts in a row are one until it is signed.
@@ -114,7 +92,7 @@ func (a *assembler) addText(length int, signature string) {
 
 // count takes in what the API counts, of the whole reply so far. Thoughts count as output here.
 func (a *assembler) count(raw json.RawMessage) {
-	counts, err := lenient.Object("usageMetadata", raw)
+	counts, err := lenient.FieldsOf("usageMetadata", raw)
 	if err != nil || len(counts) == 0 {
 		return
 	}
@@ -139,9 +117,9 @@ func (a *assembler) addNative(kind, input string) {
 
 // addCode adds a program that the server runs, its result, or an image: of the program, if one ran.
 func (a *assembler) addCode(part lenient.Fields) {
-	program, _ := lenient.Object("executableCode", part["executableCode"])
-	result, _ := lenient.Object("codeExecutionResult", part["codeExecutionResult"])
-	data, _ := lenient.Object("inlineData", part["inlineData"])
+	program, _ := lenient.FieldsOf("executableCode", part["executableCode"])
+	result, _ := lenient.FieldsOf("codeExecutionResult", part["codeExecutionResult"])
+	data, _ := lenient.FieldsOf("inlineData", part["inlineData"])
 	image := endpoint.NativeImage(lenient.String(data["mimeType"]), lenient.String(data["data"]))
 	last := len(a.Native) - 1
 	if len(program) > 0 || last < 0 || image != nil && a.Native[last].Image != nil {
@@ -159,7 +137,7 @@ func (a *assembler) addCode(part lenient.Fields) {
 
 // ground takes in what the server searched for, and found; the last chunk has all of it.
 func (a *assembler) ground(raw json.RawMessage) {
-	about, err := lenient.Object("groundingMetadata", raw)
+	about, err := lenient.FieldsOf("groundingMetadata", raw)
 	if err != nil || !lenient.IsSet(about["webSearchQueries"]) {
 		return
 	}
@@ -170,8 +148,8 @@ func (a *assembler) ground(raw json.RawMessage) {
 	}
 	chunks, _ := lenient.List("groundingChunks", about["groundingChunks"])
 	for _, chunk := range chunks {
-		source, _ := lenient.Object("groundingChunk", chunk)
-		page, _ := lenient.Object("web", source["web"])
+		source, _ := lenient.FieldsOf("groundingChunk", chunk)
+		page, _ := lenient.FieldsOf("web", source["web"])
 		found = append(found, strings.TrimSpace(lenient.String(page["title"])+" "+lenient.String(page["uri"])))
 	}
 	a.searched = &loop.NativeCall{

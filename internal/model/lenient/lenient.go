@@ -31,8 +31,8 @@ func WrongForm(where string, raw json.RawMessage, want string) error {
 	return &FormError{where, prose.Cut(string(raw), most), want}
 }
 
-// Object returns the fields of an object; none of a value that is not set.
-func Object(where string, raw json.RawMessage) (Fields, error) {
+// FieldsOf returns the fields of an object; none of a value that is not set.
+func FieldsOf(where string, raw json.RawMessage) (Fields, error) {
 	var object Fields
 	if IsSet(raw) && json.Unmarshal(raw, &object) != nil {
 		return nil, WrongForm(where, raw, "an object")
@@ -40,15 +40,68 @@ func Object(where string, raw json.RawMessage) (Fields, error) {
 	return object, nil
 }
 
-// Event returns the fields of an event of a stream. Only an event that is JSON has a [*FormError].
-func Event(what string, data []byte) (Fields, error) {
-	var event Fields
-	err := json.Unmarshal(data, &event)
+// Object is an object of an event. What of it has another form than is asked for is the fault of the
+// event, and read as if it were not set.
+type Object struct {
+	Fields
+
+	Raw   json.RawMessage
+	where string
+	fault *error
+}
+
+// Event returns an event of a stream. Only an event that is JSON has a [*FormError].
+func Event(what string, data []byte) (Object, error) {
+	var fields Fields
+	err := json.Unmarshal(data, &fields)
 	if err != nil && json.Valid(data) {
 		err = WrongForm(what, data, "an object")
 	}
-	return event, err
+	return Object{Fields: fields, Raw: data, fault: new(error)}, err
 }
+
+// Fault is the first fault of the event.
+func (o Object) Fault() error { return *o.fault }
+
+// Fail notes a fault of the event.
+func (o Object) Fail(err error) {
+	if *o.fault == nil {
+		*o.fault = err
+	}
+}
+
+// At names a field in the event.
+func (o Object) At(name string) string { return strings.TrimPrefix(o.where+"."+name, ".") }
+
+// Object returns a field that is an object; one without fields if it is not set.
+func (o Object) Object(name string) Object { return o.object(o.At(name), o.Fields[name]) }
+
+func (o Object) object(where string, raw json.RawMessage) Object {
+	fields, err := FieldsOf(where, raw)
+	o.Fail(err)
+	return Object{fields, raw, where, o.fault}
+}
+
+// Objects returns a field that is a list of objects.
+func (o Object) Objects(name string) []Object {
+	list, err := List(o.At(name), o.Fields[name])
+	o.Fail(err)
+	objects := make([]Object, len(list))
+	for i, raw := range list {
+		objects[i] = o.object(fmt.Sprintf("%s[%d]", o.At(name), i), raw)
+	}
+	return objects
+}
+
+// Index is [Index] of a field.
+func (o Object) Index(name string) int {
+	index, err := Index(o.At(name), o.Fields[name])
+	o.Fail(err)
+	return index
+}
+
+// String is [String] of a field.
+func (o Object) String(name string) string { return String(o.Fields[name]) }
 
 // List returns the elements of a list. An object alone is a list of one.
 func List(where string, raw json.RawMessage) ([]json.RawMessage, error) {

@@ -262,77 +262,41 @@ func (a *assembler) read(data []byte, delta func(loop.Delta)) error {
 		return err
 	}
 	if a.Model == "" {
-		a.Model, a.ID = lenient.String(chunk["model"]), lenient.String(chunk["id"])
+		a.Model, a.ID = chunk.String("model"), chunk.String("id")
 	}
-	if usage, is := usageOf(chunk["usage"]); is { // of the whole reply so far; the last one counts
+	if usage, is := usageOf(chunk.Fields["usage"]); is { // of the whole reply so far; the last one counts
 		a.Usage = usage
 	}
-	choices, err := lenient.List("choices", chunk["choices"])
-	for i := 0; err == nil && i < len(choices); i++ {
-		err = a.readChoice(fmt.Sprintf("choices[%d]", i), choices[i], delta)
+	for _, choice := range chunk.Objects("choices") {
+		if choice.Index("index") > 0 { // another answer, which was never asked for
+			continue
+		}
+		a.readMessage(choice.Object("delta"), delta)
+		if reason := choice.String("finish_reason"); reason != "" && reason != "null" {
+			a.Finish = reason
+		}
 	}
-	return err
+	return chunk.Fault()
 }
 
-func (a *assembler) readChoice(where string, raw json.RawMessage, delta func(loop.Delta)) error {
-	choice, err := lenient.Object(where, raw)
-	if err != nil {
-		return err
-	}
-	index, err := lenient.Index(where+".index", choice["index"])
-	if err != nil || index > 0 { // another answer, which was never asked for
-		return err
-	}
-	message, err := lenient.Object(where+".delta", choice["delta"])
-	if err != nil {
-		return err
-	}
-	if err := a.readMessage(where+".delta", message, delta); err != nil {
-		return err
-	}
-	if reason := lenient.String(choice["finish_reason"]); reason != "" && reason != "null" {
-		a.Finish = reason
-	}
-	return nil
-}
-
-func (a *assembler) readMessage(where string, message lenient.Fields, delta func(loop.Delta)) error {
-	text, thinks, err := visibleText(where+".content", message["content"])
-	if err != nil {
-		return err
-	}
-	refusal, _, err := visibleText(where+".refusal", message["refusal"])
-	if err != nil {
-		return err
-	}
-	a.addThought(message, thinks)
+func (a *assembler) readMessage(message lenient.Object, delta func(loop.Delta)) {
+	text, thinks, err := visibleText(message.At("content"), message.Fields["content"])
+	message.Fail(err)
+	refusal, _, err := visibleText(message.At("refusal"), message.Fields["refusal"])
+	message.Fail(err)
+	a.addThought(message.Fields, thinks)
 	a.Text.Add(text)
 	a.Text.Add(refusal)
 	a.Emit(delta)
-	calls, err := lenient.List(where+".tool_calls", message["tool_calls"])
-	for i := 0; err == nil && i < len(calls); i++ {
-		err = a.readCall(fmt.Sprintf("%s.tool_calls[%d]", where, i), calls[i])
-	}
-	return err
-}
-
-func (a *assembler) readCall(where string, raw json.RawMessage) error {
-	call, err := lenient.Object(where, raw)
-	if err != nil {
-		return err
-	}
-	index, err := lenient.Index(where+".index", call["index"])
-	if err != nil {
-		return err
-	}
-	function := call // of servers that leave the level between out
-	if lenient.IsSet(call["function"]) {
-		if function, err = lenient.Object(where+".function", call["function"]); err != nil {
-			return err
+	for _, call := range message.Objects("tool_calls") {
+		function := call // of servers that leave the level between out
+		if lenient.IsSet(call.Fields["function"]) {
+			function = call.Object("function")
 		}
+		a.AddCall(endpoint.CallPiece{
+			Index: call.Index("index"), ID: call.String("id"), Name: function.String("name"), Arguments: lenient.Written(function.Fields["arguments"]),
+		})
 	}
-	a.AddCall(endpoint.CallPiece{Index: index, ID: lenient.String(call["id"]), Name: lenient.String(function["name"]), Arguments: lenient.Written(function["arguments"])})
-	return nil
 }
 
 // Names of the fields in which servers show what a model thinks. What was said in a field is
@@ -348,7 +312,7 @@ const (
 func (a *assembler) addThought(message lenient.Fields, inContent string) {
 	details, _ := lenient.List(fieldDetails, message[fieldDetails])
 	for _, raw := range details {
-		if detail, err := lenient.Object(fieldDetails, raw); err == nil && len(detail) > 0 {
+		if detail, err := lenient.FieldsOf(fieldDetails, raw); err == nil && len(detail) > 0 {
 			a.addDetail(detail)
 		}
 	}

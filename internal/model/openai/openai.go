@@ -186,7 +186,7 @@ func visibleText(where string, raw json.RawMessage) (text, thought string, err e
 }
 
 func spokenPart(where string, raw json.RawMessage) (text, thought string, err error) {
-	part, err := lenient.Object(where, raw)
+	part, err := lenient.FieldsOf(where, raw)
 	if err != nil {
 		return "", "", err
 	}
@@ -211,7 +211,7 @@ func usageOf(raw json.RawMessage) (protocol.Usage, bool) {
 	}
 	detail := func(of ...string) lenient.Fields {
 		for _, name := range of {
-			if details, err := lenient.Object(name, usage[name]); err == nil && len(details) > 0 {
+			if details, err := lenient.FieldsOf(name, usage[name]); err == nil && len(details) > 0 {
 				return details
 			}
 		}

@@ -203,32 +203,29 @@ func (a *responsesAssembler) read(data []byte, delta func(loop.Delta)) error {
 	if err != nil {
 		return err
 	}
-	index, err := lenient.Index("output_index", event["output_index"])
-	if err != nil {
-		return err
-	}
-	switch kind := lenient.String(event["type"]); kind {
+	index := event.Index("output_index")
+	switch kind := event.String("type"); kind {
 	case "response.created", "response.in_progress":
-		err = a.readResponse("", event)
+		err = a.readResponse("", event.Object("response"))
 	case "response.completed", "response.incomplete", "response.failed", "response.cancelled", "response.done":
-		err = a.readResponse(kind, event)
+		err = a.readResponse(kind, event.Object("response"))
 	case "error":
-		err = a.failed(event)
+		err = a.failed(event.Fields)
 	case "response.output_item.added":
-		err = a.readItem(index, event, false)
+		a.readItem(index, event.Object("item"), false)
 	case "response.output_item.done":
-		err = a.readItem(index, event, true)
+		a.readItem(index, event.Object("item"), true)
 	case "response.output_text.delta", "response.refusal.delta":
-		a.say(a.item(index, "message"), lenient.Piece(event["delta"]))
+		a.say(a.item(index, "message"), lenient.Piece(event.Fields["delta"]))
 	case "response.reasoning_summary_text.delta", "response.reasoning_text.delta":
-		a.Thought.Add(lenient.Piece(event["delta"]))
+		a.Thought.Add(lenient.Piece(event.Fields["delta"]))
 	case "response.function_call_arguments.delta":
 		item := a.item(index, "function_call")
 		item.arguments = true
-		a.AddCall(endpoint.CallPiece{Index: item.number, Arguments: lenient.Written(event["delta"])})
+		a.AddCall(endpoint.CallPiece{Index: item.number, Arguments: lenient.Written(event.Fields["delta"])})
 	}
 	a.Emit(delta)
-	return err
+	return cmp.Or(err, event.Fault())
 }
 
 func (a *responsesAssembler) say(item *outputItem, text string) {
@@ -251,77 +248,62 @@ func (a *responsesAssembler) newItem(index int, kind string) *outputItem {
 	return item
 }
 
-func (a *responsesAssembler) readItem(index int, event lenient.Fields, done bool) error {
-	fields, err := lenient.Object("item", event["item"])
-	if err != nil {
-		return err
-	}
-	kind := lenient.String(fields["type"])
+func (a *responsesAssembler) readItem(index int, fields lenient.Object, done bool) {
+	kind := fields.String("type")
 	item := a.byIndex[index]
 	if item == nil || !done || item.raw != nil { // an index that comes twice is another item
 		item = a.newItem(index, kind)
 	}
 	if done {
-		item.raw = event["item"]
+		item.raw = fields.Raw
 	}
 	switch kind {
 	case "function_call":
-		piece := endpoint.CallPiece{Index: item.number, ID: cmp.Or(lenient.String(fields["call_id"]), lenient.String(fields["id"])), Name: lenient.String(fields["name"])}
-		if arguments := lenient.Written(fields["arguments"]); !item.arguments && arguments != "" {
+		piece := endpoint.CallPiece{Index: item.number, ID: cmp.Or(fields.String("call_id"), fields.String("id")), Name: fields.String("name")}
+		if arguments := lenient.Written(fields.Fields["arguments"]); !item.arguments && arguments != "" {
 			item.arguments, piece.Arguments = true, arguments
 		}
 		a.AddCall(piece)
 	case "message":
-		if text, _, err := visibleText("item.content", fields["content"]); err == nil && done && item.text == 0 {
+		if text, _, err := visibleText("item.content", fields.Fields["content"]); err == nil && done && item.text == 0 {
 			a.say(item, text)
 		}
 	case nativeSearch + "_call", nativeCode + "_call", nativeImage + "_call":
 		if done {
-			a.addNative(kind, fields)
+			a.addNative(kind, fields.Fields)
 		}
 	case "reasoning":
-		if text, thought, err := visibleText("item.summary", fields["summary"]); err == nil && done && a.Thought.IsEmpty() {
+		if text, thought, err := visibleText("item.summary", fields.Fields["summary"]); err == nil && done && a.Thought.IsEmpty() {
 			a.Thought.Add(text + thought)
 		}
 	}
-	return nil
 }
 
 // readResponse reads the whole response, as the first and the last events have it.
-func (a *responsesAssembler) readResponse(end string, event lenient.Fields) error {
-	response, err := lenient.Object("response", event["response"])
-	if err != nil {
-		return err
-	}
+func (a *responsesAssembler) readResponse(end string, response lenient.Object) error {
 	if a.Model == "" {
-		a.Model, a.ID = lenient.String(response["model"]), lenient.String(response["id"])
+		a.Model, a.ID = response.String("model"), response.String("id")
 	}
-	if usage, is := usageOf(response["usage"]); is {
+	if usage, is := usageOf(response.Fields["usage"]); is {
 		a.Usage = usage
 	}
 	if end == "" {
 		return nil
 	}
-	output, err := lenient.List("response.output", response["output"])
-	for i := 0; err == nil && len(a.byIndex) == 0 && i < len(output); i++ { // of a server that sends no items
-		err = a.readItem(i, lenient.Fields{"item": output[i]}, true)
-		delete(a.byIndex, i)
+	if len(a.byIndex) == 0 { // of a server that sends no items
+		for i, item := range response.Objects("output") {
+			a.readItem(i, item, true)
+			delete(a.byIndex, i)
+		}
 	}
-	if err != nil {
-		return err
-	}
-	if failure, err := lenient.Object("error", response["error"]); err == nil && len(failure) > 0 {
+	if failure, err := lenient.FieldsOf("error", response.Fields["error"]); err == nil && len(failure) > 0 {
 		return a.failed(failure)
 	}
-	details, err := lenient.Object("incomplete_details", response["incomplete_details"])
-	if err != nil {
-		return err
-	}
 	a.Finish = strings.TrimPrefix(end, "response.")
-	if status := lenient.String(response["status"]); a.Finish == "done" && status != "" { // which is any end
+	if status := response.String("status"); a.Finish == "done" && status != "" { // which is any end
 		a.Finish = status
 	}
-	if reason := lenient.String(details["reason"]); reason != "" {
+	if reason := response.Object("incomplete_details").String("reason"); reason != "" {
 		a.Finish = reason
 	}
 	return nil
@@ -336,7 +318,7 @@ func (a *responsesAssembler) failed(failure lenient.Fields) error {
 // server, which stores nothing, would not know it.
 func (a *responsesAssembler) pieces() (pieces []endpoint.Piece) {
 	for _, item := range a.items {
-		fields, _ := lenient.Object("item", item.raw)
+		fields, _ := lenient.FieldsOf("item", item.raw)
 		switch {
 		case item.kind == "message":
 			pieces = append(pieces, endpoint.Piece{Type: endpoint.PieceText, Text: item.text})
@@ -377,7 +359,7 @@ func (a *responsesAssembler) addNative(kind string, item lenient.Fields) {
 	call := loop.NativeCall{Name: endpoint.NativeName(a.offered, nativeProvider, kind), Kind: kind, Failed: lenient.String(item["status"]) == "failed"}
 	switch kind {
 	case nativeSearch:
-		action, _ := lenient.Object("action", item["action"])
+		action, _ := lenient.FieldsOf("action", item["action"])
 		call.Input = endpoint.NativeText(action, "query", "url", "pattern")
 		call.Output = addresses(action["sources"])
 	case nativeCode:
@@ -385,7 +367,7 @@ func (a *responsesAssembler) addNative(kind string, item lenient.Fields) {
 		outputs, _ := lenient.List("outputs", item["outputs"])
 		var texts []string
 		for _, raw := range outputs {
-			output, _ := lenient.Object("output", raw)
+			output, _ := lenient.FieldsOf("output", raw)
 			texts = append(texts, endpoint.NativeText(output, "logs", "url"))
 		}
 		call.Output = strings.Join(texts, "\n")
@@ -404,7 +386,7 @@ func addresses(raw json.RawMessage) string {
 	list, _ := lenient.List("sources", raw)
 	var urls []string
 	for _, entry := range list {
-		source, _ := lenient.Object("source", entry)
+		source, _ := lenient.FieldsOf("source", entry)
 		if url := lenient.String(source["url"]); url != "" {
 			urls = append(urls, url)
 		}

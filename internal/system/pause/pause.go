@@ -4,6 +4,7 @@ package pause
 
 import (
 	"context"
+	"net"
 	"sync"
 	"time"
 )
@@ -41,6 +42,33 @@ func Until(ctx context.Context, d time.Duration, try func() bool) bool {
 		}
 	}
 	return true
+}
+
+// Accept serves the connections of a listener, so many at once, while further ones wait. It returns
+// when ctx has ended, the listener was closed, and the last connection was served.
+func Accept(ctx context.Context, l net.Listener, most int, serve func(net.Conn)) {
+	var work sync.WaitGroup
+	defer work.Wait()
+	slots := make(chan struct{}, most)
+	for {
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		conn, err := l.Accept()
+		if err != nil {
+			<-slots
+			if !For(ctx, Retry) {
+				return
+			}
+			continue
+		}
+		work.Go(func() {
+			defer func() { <-slots }()
+			serve(conn)
+		})
+	}
 }
 
 // Mutex is a [sync.Mutex] that may be held during requests. A goroutine that waits for it waits in
