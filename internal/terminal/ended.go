@@ -70,9 +70,7 @@ func (v *View) summary(what string, e *loop.Event, t *tally) {
 	}
 	v.heading(parts...)
 	if e.Error != nil {
-		text := v.flow("  ", "  ")
-		text.add(string(e.Error.Code) + ": " + e.Error.Message)
-		text.end()
+		v.say("  ", "  ", plain, string(e.Error.Code)+": "+e.Error.Message)
 	}
 	switch {
 	case !v.deferred:

@@ -188,6 +188,15 @@ func (p *page) flow(first, indent string) *flow {
 	return f
 }
 
+// say adds a text of any length in a style, and reports whether it has anything.
+func (p *page) say(first, indent string, st style, said string) bool {
+	text := p.flow(first, indent)
+	text.restyle(st)
+	text.add(said)
+	text.end()
+	return text.begun
+}
+
 // flush writes what was added in one piece, so that other writers of the same terminal do not cut
 // into it. Behind a question it waits for the answer.
 func (v *View) flush() {

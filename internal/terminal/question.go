@@ -33,13 +33,9 @@ func (v *View) Ask(q Question) (answered func()) {
 	defer v.mu.Unlock()
 	v.measure()
 	v.reply.pause()
-	head := v.flow(v.ink.paint(yellow, "?")+" ", "  ")
-	head.add(q.Reason + ": " + q.Tool)
-	head.end()
+	v.say(v.ink.paint(yellow, "?")+" ", "  ", plain, q.Reason+": "+q.Tool)
 	v.lines(v.asked(q))
-	foot := v.flow("  ", "  ")
-	foot.add(q.Answers)
-	foot.end()
+	v.say("  ", "  ", plain, q.Answers)
 	calls, doing := v.calls, v.activity
 	v.clearActivity()
 	v.flush() // without what runs: it would stand where the answer is typed
@@ -53,10 +49,7 @@ func (p *page) lines(all []part) {
 	shown := all[:min(len(all), maxQuestionLines)]
 	for _, line := range shown {
 		bar := p.ink.paint(dim, strings.TrimRight(p.marks.bar, " "))
-		text := p.flow("  "+bar+" ", "  "+bar+" ")
-		text.restyle(line.style)
-		text.add(line.text)
-		if text.end(); !text.begun {
+		if !p.say("  "+bar+" ", "  "+bar+" ", line.style, line.text) {
 			p.line("  " + bar)
 		}
 	}

@@ -166,10 +166,7 @@ func (p *page) foldedThought(text string) {
 		return
 	}
 	p.gap = true
-	thought := p.flow(p.ink.paint(dim, strings.TrimSpace(p.marks.thought))+" ", "  ")
-	thought.restyle(dim)
-	thought.add(strings.Join(excerpt(text, maxFoldedLines), "\n"))
-	thought.end()
+	p.say(p.ink.paint(dim, strings.TrimSpace(p.marks.thought))+" ", "  ", dim, strings.Join(excerpt(text, maxFoldedLines), "\n"))
 }
 
 // markdown shows a text of the model as its Markdown is meant. Every piece of it goes through

@@ -18,9 +18,7 @@ func (v *View) resultBody(e *loop.Event, indent string) {
 		content = strings.Replace(content, e.Diff, "", 1)
 	}
 	if e.Error != nil {
-		message := v.flow(indent+v.marks.bar, indent+v.marks.bar)
-		message.add(e.Error.Message)
-		message.end()
+		v.say(indent+v.marks.bar, indent+v.marks.bar, plain, e.Error.Message)
 		content = withoutError(content, e)
 	}
 	if changed := changesOf(e.Diff); e.Error == nil && len(changed) == 1 && v.live != nil {
@@ -87,15 +85,8 @@ func diffStyle(kind lineKind) style {
 // barred adds one line of a result.
 func (p *page) barred(indent string, st style, line string) {
 	room := max(p.width-len(indent)-columns(p.marks.bar), minWidth/2)
-	p.line(indent + p.ink.paint(dim, strings.TrimRight(p.marks.bar, " ")) + prefixed(p.marks.bar[len(strings.TrimRight(p.marks.bar, " ")):], p.ink.paint(st, strings.TrimRight(fit(line, room), " "))))
-}
-
-// prefixed returns s behind a prefix, and nothing for nothing.
-func prefixed(prefix, s string) string {
-	if s == "" {
-		return ""
-	}
-	return prefix + s
+	bar := strings.TrimRight(p.marks.bar, " ")
+	p.line(indent + p.ink.paint(dim, bar) + p.marks.bar[len(bar):] + p.ink.paint(st, strings.TrimRight(fit(line, room), " ")))
 }
 
 // exitOf says how a command ended that ran and did not succeed: "exit code 2", "ended by signal

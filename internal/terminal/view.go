@@ -288,9 +288,7 @@ func (v *View) answered(e *loop.Event) {
 // remark shows what became of a question to a person, or of one to a model.
 func (v *View) remark(said string) {
 	v.reply.pause()
-	text := v.flow(v.ink.paint(yellow, "?")+" ", "  ")
-	text.add(said)
-	text.end()
+	v.say(v.ink.paint(yellow, "?")+" ", "  ", plain, said)
 }
 
 // Notice shows a warning of the command itself. It may come at any time, also in
@@ -305,10 +303,7 @@ func (v *View) Alert(text string) { v.notice(v.ink.paint(alert, v.marks.alert)+"
 func (v *View) notice(first string, st style, said string) {
 	v.update(func() {
 		v.reply.pause()
-		text := v.flow(first, "  ")
-		text.restyle(st)
-		text.add(said)
-		text.end()
+		v.say(first, "  ", st, said)
 	})
 }
 
