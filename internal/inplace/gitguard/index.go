@@ -191,15 +191,16 @@ func bits(data []byte, bound int) (set []int, rest []byte, err error) {
 		for literal := marker >> 33; literal > 0 && len(words) > 0; literal-- {
 			value := next()
 			for i := range int64(64) {
-				if value>>i&1 == 1 {
-					set = append(set, int(at+i))
+				if value>>i&1 == 0 {
+					continue
 				}
+				if at+i >= int64(bound) {
+					return nil, nil, errRefused
+				}
+				set = append(set, int(at+i))
 			}
 			at += 64
 		}
-	}
-	if len(set) > 0 && set[len(set)-1] >= bound {
-		return nil, nil, errRefused
 	}
 	return set, data[end+tail:], nil
 }

@@ -70,28 +70,31 @@ type held struct {
 	lock *flock.Flock
 }
 
-func recordsDir() (string, error) {
-	folder, err := cli.StateDir(recordsFolder)
+// lockRecords returns the folder of records, locked.
+func lockRecords(ctx context.Context) (folder string, unlock func(), err error) {
+	folder, err = cli.StateDir(recordsFolder)
 	if err == nil {
 		err = os.MkdirAll(folder, 0o700)
 	}
 	if err != nil {
-		return "", fmt.Errorf("what git runs cannot be recorded: %w; set XDG_STATE_HOME to a directory that can be written to", err)
+		return "", nil, fmt.Errorf("what git runs cannot be recorded: %w; set XDG_STATE_HOME to a directory that can be written to", err)
 	}
-	return folder, nil
+	ctx, cancel := context.WithTimeout(ctx, askTime) // a stopped process may have the lock
+	defer cancel()
+	lock := flock.New(filepath.Join(folder, recordsLock), flock.SetPermissions(0o600))
+	if _, err := lock.TryLockContext(ctx, time.Millisecond); err != nil {
+		return "", nil, fmt.Errorf("lock %s: %w", folder, err)
+	}
+	return folder, func() { _ = lock.Close() }, nil // its file stays
 }
 
 // store writes a record, so that it is on disk as a whole, and locks it.
 func (r *record) store(ctx context.Context) (h *held, err error) {
-	folder, err := recordsDir()
-	if err != nil {
-		return nil, err
-	}
 	content, err := json.Marshal(r)
 	if err != nil {
 		return nil, err
 	}
-	unlock, err := lockRecords(ctx, folder)
+	folder, unlock, err := lockRecords(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -105,16 +108,6 @@ func (r *record) store(ctx context.Context) (h *held, err error) {
 		return nil, errors.Join(fmt.Errorf("%s: cannot be locked", h.path), err, h.remove())
 	}
 	return h, nil
-}
-
-func lockRecords(ctx context.Context, folder string) (unlock func(), err error) {
-	ctx, cancel := context.WithTimeout(ctx, askTime) // a stopped process may have the lock
-	defer cancel()
-	lock := flock.New(filepath.Join(folder, recordsLock), flock.SetPermissions(0o600))
-	if _, err := lock.TryLockContext(ctx, time.Millisecond); err != nil {
-		return nil, fmt.Errorf("lock %s: %w", folder, err)
-	}
-	return func() { _ = lock.Close() }, nil // its file stays
 }
 
 func removeIfThere(path string) error {
@@ -137,11 +130,7 @@ func (h *held) leave() error { return h.lock.Close() }
 // have ended without removing them, and those that are not needed any more. The caller has their
 // locks. To others they look like those of a living process, so it has no further ones.
 func abandoned(ctx context.Context, dir string) (all []*held, err error) {
-	folder, err := recordsDir()
-	if err != nil {
-		return nil, err
-	}
-	unlock, err := lockRecords(ctx, folder)
+	folder, unlock, err := lockRecords(ctx)
 	if err != nil {
 		return nil, err
 	}
