@@ -101,13 +101,8 @@ func (c *callCommand) prepare(ctx context.Context, p program) (with planning, er
 	if c.Workspace, err = c.ReportWorkspace(c.Workspace, c.Session, p.warn); err != nil {
 		return with, err
 	}
-	if with.workspace, err = environment.CheckWorkspace(c.Workspace); err != nil {
+	if with.workspace, err = environment.UseWorkspace(c.Workspace, c.WholeHome, nil); err != nil {
 		return with, err
-	}
-	if !c.WholeHome {
-		if err := environment.CheckWhole("--workspace "+c.Workspace, with.workspace, nil); err != nil {
-			return with, err
-		}
 	}
 	if c.Timeout < 0 {
 		return with, cli.Usagef("--timeout %s: must not be negative", c.Timeout)

@@ -201,9 +201,6 @@ func (v *conversation) turn(ctx context.Context, text string) (result loop.TurnR
 	result, err = v.session.turn(ctx, input)
 	listened()
 	v.session.env.Git.AlertNew(ctx)
-	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		err = nil
-	}
 	return result, err
 }
 

@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,7 +17,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/workspace/backup"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // A conversation has several turns in one session; what one changed can be seen and undone.
@@ -431,9 +429,12 @@ func TestChat_ContinuesAnOpenTurnBeforeThePrompt(t *testing.T) {
 		m.quit()
 	}
 	lost := func(input string) { // a process begins a turn, changes half of the files, and is lost
-		f, err := innerfleet.Connect(t.Context(), innerfleet.Options{Name: protocol.DefaultFleet, Data: data, Logger: slog.New(slog.DiscardHandler)})
+		var f *innerfleet.Fleet
+		o := fleet.Options{Data: data}
+		o.Opened = func(opened *innerfleet.Fleet) { f = opened }
+		client, err := fleet.Connect(t.Context(), o)
 		require.NoError(t, err)
-		defer f.Close()
+		defer client.Close()
 		history, err := f.Journal.Load(t.Context(), "s")
 		require.NoError(t, err)
 		turn := history.Events[len(history.Events)-1].Turn + 1

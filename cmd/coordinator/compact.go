@@ -102,51 +102,37 @@ type sessionCompact struct {
 }
 
 // compact replaces older replies of a session by a summary.
-func (c *sessionCommand) compact(ctx context.Context, p program, desk sessionDesk) error {
-	done, err := c.compacted(ctx, p, desk)
+func (c *sessionCommand) compact(ctx context.Context, p program, all *opened) error {
+	done, err := c.compacted(ctx, p, all)
 	if err != nil {
 		return err
-	}
-	if c.JSON {
-		return printJSON(p, struct {
-			Compacted bool `json:"compacted"`
-		}{done})
 	}
 	what := "there are no older replies that a summary could replace"
 	if done {
 		what = "a summary replaces its older replies"
 	}
-	_, err = fmt.Fprintf(p.Stdout, "session %s: %s\n", desk.id, what)
-	return err
+	return c.print(p, struct {
+		Compacted bool `json:"compacted"`
+	}{done}, "session %s: %s\n", all.id, what)
 }
 
-func (c *sessionCommand) compacted(ctx context.Context, p program, desk sessionDesk) (bool, error) {
+func (c *sessionCommand) compacted(ctx context.Context, p program, all *opened) (bool, error) {
 	if c.Nats != "" {
 		if c.Compact.Prices != "" {
 			return false, cli.Usagef("--prices %s: works only without --nats; in a fleet the coordinator uses its own --prices", c.Compact.Prices)
 		}
-		all, err := c.open(ctx, p, desk)
-		if err != nil {
-			return false, err
-		}
-		defer all.close()
-		return all.Compact(ctx, desk.id, c.Compact.Model)
+		return all.Compact(ctx, all.id, c.Compact.Model)
 	}
 	prices, err := model.LoadPrices(c.Compact.Prices)
 	if err != nil {
 		return false, cli.Usagef("--prices %s: %v", c.Compact.Prices, err)
 	}
-	all, err := c.open(ctx, p, desk)
-	if err != nil {
-		return false, err
-	}
-	defer all.close()
-	if err := all.hold(ctx, desk.id); err != nil {
+	if err := all.hold(ctx, all.id); err != nil {
 		return false, err
 	}
 	name := c.Compact.Model
 	if name == "" {
-		info, err := all.Show(ctx, desk.id)
+		info, err := all.Show(ctx, all.id)
 		if err != nil {
 			return false, err
 		}
@@ -165,9 +151,9 @@ func (c *sessionCommand) compacted(ctx context.Context, p program, desk sessionD
 	if err != nil {
 		return false, err
 	}
-	done, err := runner.Compact(ctx, desk.id, "")
+	done, err := runner.Compact(ctx, all.id, "")
 	if err != nil {
-		return false, fmt.Errorf("session %s: %w", desk.id, err)
+		return false, fmt.Errorf("session %s: %w", all.id, err)
 	}
 	return done, nil
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
 // TestCompletion_InRealShells: what a tab gives after the words of a command line.
@@ -19,7 +21,9 @@ func TestCompletion_InRealShells(t *testing.T) {
 	require.NoError(t, err)
 	home, bin := t.TempDir(), t.TempDir()
 	require.NoError(t, os.Symlink(executable, filepath.Join(bin, "coordinator")))
-	env := append(os.Environ(), "HOME="+home, "XDG_STATE_HOME=", "XDG_CONFIG_HOME=", "TERM=dumb", "PATH="+bin+":"+os.Getenv("PATH"))
+	state := filepath.Join(home, ".local", "state")
+	t.Cleanup(func() { processtest.EndServer(state) })
+	env := append(os.Environ(), "HOME="+home, "TOOLFLEET_LOCAL_IDLE=10m", "XDG_STATE_HOME=", "XDG_CONFIG_HOME=", "TERM=dumb", "PATH="+bin+":"+os.Getenv("PATH"))
 	in := func(t *testing.T, program string, args ...string) string {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), program, args...)
@@ -30,6 +34,8 @@ func TestCompletion_InRealShells(t *testing.T) {
 		require.NoError(t, err, "%s", stderr.String())
 		return string(stdout)
 	}
+	require.Empty(t, in(t, filepath.Join(bin, "coordinator"), "__complete", "session", "show", ""))
+	require.NoDirExists(t, filepath.Join(state, "toolfleet"), "it starts no server")
 	require.NoError(t, os.WriteFile(filepath.Join(home, "ok.json"), []byte(`{"steps": [{"text": "ok"}]}`), 0o600))
 	workspace := filepath.Join(home, "a")
 	require.NoError(t, os.Mkdir(workspace, 0o700))

@@ -18,7 +18,8 @@ import (
 	"github.com/toolfleet/toolfleet/test/processtest"
 )
 
-// What a session of this machine asks on its terminal is also answered from another one.
+// What a session of this machine asks on its terminal is also answered from another one, which also
+// cancels its turns.
 func TestLocal_IsApprovedFromAnotherTerminal(t *testing.T) {
 	t.Parallel()
 	executable, err := os.Executable()
@@ -44,6 +45,13 @@ func TestLocal_IsApprovedFromAnotherTerminal(t *testing.T) {
 	m.shows("it ran", "echo twice")
 	m.keys("y", "Enter")
 	m.shows("twice", "Done.", "[ended: 0]")
+
+	model = script(t, `{"tool_calls": [{"name": "bash", "arguments": {"command": "echo begun; sleep 1000"}}]}`)
+	m = inTmux(t, 100, []string{"XDG_STATE_HOME=" + state}, "run", "--model", model, "--sandbox", "process", "--session", "long", "go")
+	m.shows("begun")
+	require.Equal(t, "session long: 1 turn cancelled\n", string(coordinator("session", "cancel", "long")))
+	m.shows("interrupted", "[ended: 130]")
+	require.Equal(t, "session long: it has no turn that runs or waits\n", string(coordinator("session", "cancel", "long")))
 }
 
 // Who asks for a session that another process has is told about the session, not about a directory

@@ -76,7 +76,7 @@ func (f taskFlag) options(ctx context.Context, p program, env *environment.Envir
 	fl := env.Fleet
 	o := mcpserver.Options{
 		Version: p.Version, Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Pool: env.Pool(), Ended: removed(fl, env.Pool())},
-		Tasks: mcpserver.Tasks{TaskAfter: func(string) time.Duration { return f.McpTaskAfter }, Patience: f.McpPatience}, Tools: box.Table, Logger: fl.Logger(),
+		Tasks: mcpserver.Tasks{TaskAfter: func(string) time.Duration { return f.McpTaskAfter }, Patience: f.McpPatience}, Tools: box.Table, Logger: fl.Logger,
 	}
 	if f.McpPatience == 0 {
 		o.Patience = -1 // never
@@ -251,9 +251,7 @@ func (c *mcpCommand) place(ctx context.Context, p program) (session protocol.Ses
 			return "", "", err
 		}
 	}
-	if workspace, err = environment.CheckWorkspace(c.Workspace); err == nil && !c.WholeHome {
-		err = environment.CheckWhole("--workspace "+c.Workspace, workspace, nil)
-	}
+	workspace, err = environment.UseWorkspace(c.Workspace, c.WholeHome, nil)
 	return session, workspace, err
 }
 

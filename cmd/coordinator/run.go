@@ -250,7 +250,7 @@ func (c *runCommand) start(ctx context.Context, p program, env *environment.Envi
 	turn.options.Observe, turn.options.Logger = func(e loop.Event) {
 		s.see(&e)
 		observe(e)
-	}, env.Fleet.Logger()
+	}, env.Fleet.Logger
 	if c.talks {
 		turn.options.Additions = &loop.Additions{}
 	}
@@ -304,6 +304,9 @@ func (s *started) sums() totals {
 	return s.totals
 }
 
+// errCancelled is why a turn ends that session cancel of another terminal has ended.
+var errCancelled = errors.New("cancelled by session cancel")
+
 // turn runs a turn, and brings back what it changed.
 func (s *started) turn(ctx context.Context, input loop.Input) (loop.TurnResult, error) {
 	begun := time.Now()
@@ -322,9 +325,18 @@ func (s *started) turn(ctx context.Context, input loop.Input) (loop.TurnResult, 
 	if s.workspace != "" && s.env.Copy == nil {
 		before = backup.StampsOf(ctx, s.workspace)
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	unasked, err := s.env.Stoppable(func() { cancel(errCancelled) })
+	if err != nil {
+		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
+	}
 	result, err := s.runner.Run(ctx, s.session, input)
+	unasked()
 	if err == nil { // else it is open, and may continue
 		telemetry.NewTurnMetrics(telemetry.Meter()).Ended(ctx, s.options.ModelName, string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
+	} else if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		err = nil // the result says that it was interrupted
 	}
 	switch ctx := context.WithoutCancel(ctx); {
 	case s.env.Copy != nil:

@@ -53,7 +53,8 @@ func (c *scheduleCommand) verbs() map[string]command {
 		}}
 	}
 	return map[string]command{
-		"add": verb(c.add), "pause": verb(c.pause), "resume": verb(c.resume), "rm": verb(c.remove),
+		"add": verb(c.add), "rm": verb(c.remove),
+		"pause": verb(c.change(&c.Pause.Name, fleet.Schedules.Pause)), "resume": verb(c.change(&c.Cont.Name, fleet.Schedules.Resume)),
 		"ls": fleetVerb{&c.ExistingFleet, c.Timeout, c.checkList, func(ctx context.Context, p program, client *fleet.Client) error {
 			return c.list(ctx, p, client.Schedules())
 		}},
@@ -221,20 +222,17 @@ func (c *scheduleCommand) list(ctx context.Context, p program, all fleet.Schedul
 	return err
 }
 
-func (c *scheduleCommand) pause(ctx context.Context, p program, all fleet.Schedules) error {
-	s, err := all.Pause(ctx, c.Pause.Name)
-	if err != nil {
-		return err
+// change is a verb that changes a schedule, and prints it.
+func (c *scheduleCommand) change(
+	name *string, act func(fleet.Schedules, context.Context, string) (fleet.Schedule, error),
+) func(context.Context, program, fleet.Schedules) error {
+	return func(ctx context.Context, p program, all fleet.Schedules) error {
+		s, err := act(all, ctx, *name)
+		if err != nil {
+			return err
+		}
+		return c.print(p, s)
 	}
-	return c.print(p, s)
-}
-
-func (c *scheduleCommand) resume(ctx context.Context, p program, all fleet.Schedules) error {
-	s, err := all.Resume(ctx, c.Cont.Name)
-	if err != nil {
-		return err
-	}
-	return c.print(p, s)
 }
 
 func (c *scheduleCommand) remove(ctx context.Context, _ program, all fleet.Schedules) error {

@@ -177,7 +177,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	defer env.Close(nil)
 	fl := env.Fleet
 	gate.Bind(fl.Dispatcher.ModelLimits())
-	logger := fl.Logger()
+	logger := fl.Logger
 	for _, pool := range c.Pools {
 		if err := natsio.MakePool(ctx, fl.At(protocol.Pool(pool)).JS, fl.Name, protocol.Pool(pool)); err != nil {
 			return err
@@ -243,10 +243,10 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 // keys are the signers whose turns this coordinator runs; nil runs every turn, as without a key of
 // its own it signs nothing for others.
 func (c *serveCommand) keys(fl *fleet.Fleet) (*signing.Keys, error) {
-	if c.CallKeys == "" && fl.Signer() == nil {
+	if c.CallKeys == "" && fl.Signer == nil {
 		return nil, nil //nolint:nilnil // every turn
 	}
-	keys, err := signing.OpenFor(fl.Signer(), c.CallKeys)
+	keys, err := signing.OpenFor(fl.Signer, c.CallKeys)
 	if err != nil {
 		return nil, cli.Usagef("--call-keys: %v", err)
 	}
@@ -311,7 +311,7 @@ func (c *serveCommand) sweep(ctx context.Context, fl *fleet.Fleet, background *s
 				_, err := sweep(ctx)
 				return err
 			}, func(err error) {
-				fl.Logger().WarnContext(ctx, "what is no longer used cannot be removed", slog.String("what", what), slog.Any("error", err))
+				fl.Logger.WarnContext(ctx, "what is no longer used cannot be removed", slog.String("what", what), slog.Any("error", err))
 			})
 		})
 	}
@@ -384,7 +384,7 @@ func (c *serveCommand) serveClients(
 	background.Go(func() {
 		defer server.Close()
 		if err := serve(); err != nil {
-			fl.Logger().ErrorContext(ctx, "MCP is not served any more", slog.Any("error", err))
+			fl.Logger.ErrorContext(ctx, "MCP is not served any more", slog.Any("error", err))
 		}
 	})
 	return nil

@@ -26,9 +26,10 @@ type sessionCommand struct {
 	Timeout                time.Duration `default:"60s" help:"Time limit of the command; attach and eval have none."`
 
 	Ls struct {
-		Limit int           `default:"100" help:"Maximum number of sessions to print."`
-		State string        `placeholder:"STATE" help:"Only sessions in this state, such as waits_for_approval or failed."`
-		Since time.Duration `default:"0s" help:"Only sessions that changed within this time, such as 2h; 0 means all."`
+		Limit   int           `default:"100" help:"Maximum number of sessions to print."`
+		State   string        `placeholder:"STATE" help:"Only sessions in this state, such as waits_for_approval or failed."`
+		Since   time.Duration `default:"0s" help:"Only sessions that changed within this time, such as 2h; 0 means all."`
+		Running bool          `hidden:"" env:"-"` // for the completion of a shell: no server is started
 	} `cmd:"" help:"List sessions, most recently changed first."`
 	Show struct {
 		ID string `arg:"" help:"Id of the session, the beginning of its id, or last."`
@@ -69,59 +70,75 @@ type sessionRemove struct {
 // sessionVerb is one of the subcommands.
 type sessionVerb struct {
 	command *sessionCommand
-	id      *string // nil when it is about no session
-	act     func(ctx context.Context, p program, desk sessionDesk) error
+	id, at  *string // nil when it is about no session, or no point of one
+	act     func(ctx context.Context, p program, all *opened) error
 }
 
-// sessionDesk says which session a verb is about.
-type sessionDesk struct {
-	fleet protocol.Fleet
-	pool  protocol.Pool
-	id    protocol.SessionID // "" when the verb is about none
-}
+// commandFunc is a command that needs nothing of others.
+type commandFunc func(ctx context.Context, p program) error
+
+func (f commandFunc) run(ctx context.Context, p program) error { return f(ctx, p) }
 
 // verbs implements [group].
 func (c *sessionCommand) verbs() map[string]command {
 	return map[string]command{
-		"ls":      sessionVerb{c, nil, c.list},
-		"show":    sessionVerb{c, &c.Show.ID, c.show},
-		"log":     sessionVerb{c, &c.Log.ID, c.log},
-		"export":  sessionVerb{c, &c.Export.ID, c.export},
-		"import":  sessionVerb{c, nil, c.importFile},
-		"files":   sessionVerb{c, &c.Files.ID, c.files},
-		"diff":    sessionVerb{c, &c.Diff.ID, c.diff},
-		"pull":    sessionVerb{c, &c.Pull.ID, c.pull},
-		"restore": sessionVerb{c, &c.Restore.ID, c.restore},
-		"fork":    sessionVerb{c, &c.Fork.ID, c.fork},
-		"merge":   sessionVerb{c, &c.Merge.From, c.merge},
-		"resolve": sessionVerb{c, &c.Resolve.ID, c.resolveCall},
-		"compact": sessionVerb{c, &c.Compact.ID, c.compact},
-		"eval":    sessionVerb{c, nil, c.eval},
-		"cancel":  sessionVerb{c, &c.Cancel.ID, c.cancel},
-		"attach":  sessionVerb{c, &c.Attach.ID, c.attach},
-		"rm":      sessionVerb{c, &c.Rm.ID, c.remove},
+		"ls":      sessionVerb{c, nil, nil, c.list},
+		"show":    sessionVerb{c, &c.Show.ID, nil, c.show},
+		"log":     sessionVerb{c, &c.Log.ID, nil, c.log},
+		"export":  sessionVerb{c, &c.Export.ID, nil, c.export},
+		"import":  sessionVerb{c, nil, nil, c.importFile},
+		"files":   sessionVerb{c, &c.Files.ID, &c.Files.At, c.files},
+		"diff":    sessionVerb{c, &c.Diff.ID, nil, c.diff},
+		"pull":    sessionVerb{c, &c.Pull.ID, &c.Pull.At, c.pull},
+		"restore": sessionVerb{c, &c.Restore.ID, &c.Restore.At, c.restore},
+		"fork":    sessionVerb{c, &c.Fork.ID, &c.Fork.At, c.fork},
+		"merge":   sessionVerb{c, &c.Merge.From, nil, c.merge},
+		"resolve": sessionVerb{c, &c.Resolve.ID, nil, c.resolveCall},
+		"compact": sessionVerb{c, &c.Compact.ID, nil, c.compact},
+		"eval":    commandFunc(c.eval),
+		"cancel":  sessionVerb{c, &c.Cancel.ID, nil, c.cancel},
+		"attach":  sessionVerb{c, &c.Attach.ID, nil, c.attach},
+		"rm":      sessionVerb{c, &c.Rm.ID, nil, c.remove},
 	}
 }
 
 func (v sessionVerb) run(ctx context.Context, p program) error {
-	desk, err := v.check()
+	c := v.command
+	pool, err := c.check()
 	if err != nil {
 		return err
 	}
-	if v.command.Eval.File != "" { // each case has a time limit of its own
-		return v.act(ctx, p, desk)
+	var id protocol.SessionID
+	var at fleet.At
+	if v.id != nil {
+		if id, err = protocol.ParseSessionID(*v.id); err != nil {
+			return cli.Usagef("ID: %v", err)
+		}
 	}
-	if v.id != &v.command.Attach.ID { // a turn has no time limit here
+	if v.at != nil {
+		if at, err = parsePoint(*v.at); err != nil {
+			return err
+		}
+	}
+	if v.id != &c.Attach.ID { // a turn has no time limit here
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, v.command.Timeout)
+		ctx, cancel = context.WithTimeout(ctx, c.Timeout)
 		defer cancel()
 	}
-	if desk.id, err = v.command.resolve(ctx, p, desk); err != nil {
+	all, err := c.open(ctx, p, pool)
+	if err != nil {
 		return err
 	}
-	err = v.act(ctx, p, desk)
-	if errors.Is(err, fleet.ErrNotFound) && v.command.Nats+v.command.Data == "" {
-		err = cmp.Or(environment.Earlier(desk.id), err)
+	defer all.close()
+	if all.at = at; v.id != nil {
+		if id, err = all.find(ctx, id); err != nil {
+			return err
+		}
+		all.use(ctx, id)
+	}
+	err = v.act(ctx, p, all)
+	if errors.Is(err, fleet.ErrNotFound) && c.Nats+c.Data == "" {
+		err = cmp.Or(environment.Earlier(id), err)
 	}
 	return err
 }
@@ -132,25 +149,20 @@ const minPrefix = 4
 // continueTimeout is the time limit for finding the session that --session means.
 const continueTimeout = time.Minute
 
-// resolve returns the session with that id, or else the only one whose id begins with it; last is
-// the session that changed last. An unknown id is returned unchanged.
-func (c *sessionCommand) resolve(ctx context.Context, p program, desk sessionDesk) (protocol.SessionID, error) {
-	if len(desk.id) == len(protocol.NewSessionID()) || desk.id == "" || desk.id != "last" && len(desk.id) < minPrefix {
-		return desk.id, nil
+// find returns the session with that id, or else the only one whose id begins with it; last is the
+// session that changed last. An unknown id is returned unchanged.
+func (o *opened) find(ctx context.Context, id protocol.SessionID) (protocol.SessionID, error) {
+	if len(id) == len(protocol.NewSessionID()) || id != "last" && len(id) < minPrefix {
+		return id, nil
 	}
-	all, err := c.open(ctx, p, sessionDesk{fleet: desk.fleet, pool: desk.pool})
-	if err != nil {
-		return "", err
+	ids, err := o.IDs(ctx)
+	if err != nil || slices.Contains(ids, id) {
+		return id, err
 	}
-	defer all.close()
-	ids, err := all.IDs(ctx)
-	if err != nil || slices.Contains(ids, desk.id) {
-		return desk.id, err
-	}
-	if desk.id == "last" && len(ids) > 0 {
+	if id == "last" && len(ids) > 0 {
 		return ids[0], nil
 	}
-	return only("ID", desk.id, ids)
+	return only("ID", id, ids)
 }
 
 // maybeGenerated reports whether text may be the beginning of a generated id.
@@ -199,13 +211,9 @@ func continued(ctx context.Context, p program, f *environment.FleetFlags, flag s
 	case data != "" && c.Nats == "":
 		return flag, nil
 	}
-	name, err := protocol.ParseFleet(c.Fleet)
-	if err != nil {
-		return "", cli.Usagef("--fleet: %v", err)
-	}
 	ctx, cancel := context.WithTimeout(ctx, continueTimeout)
 	defer cancel()
-	all, err := c.open(ctx, p, sessionDesk{fleet: name})
+	all, err := c.open(ctx, p, "")
 	if err != nil {
 		return "", err
 	}
@@ -230,67 +238,63 @@ func continued(ctx context.Context, p program, f *environment.FleetFlags, flag s
 	return string(ids[0]), nil
 }
 
-// check reads the flags and arguments; it connects to nothing.
-func (v sessionVerb) check() (desk sessionDesk, err error) {
-	c := v.command
+// check reads the flags; it connects to nothing.
+func (c *sessionCommand) check() (pool protocol.Pool, err error) {
 	if err := checkTimeout(c.Timeout); err != nil {
-		return desk, err
+		return "", err
 	}
 	if c.Ls.Limit < 1 {
-		return desk, cli.Usagef("--limit %d: must be positive", c.Ls.Limit)
+		return "", cli.Usagef("--limit %d: must be positive", c.Ls.Limit)
 	}
 	if states := sessionStates(); c.Ls.State != "" && !slices.Contains(states, c.Ls.State) {
-		return desk, cli.Usagef("--state %s: must be one of %s", c.Ls.State, strings.Join(states, ", "))
+		return "", cli.Usagef("--state %s: must be one of %s", c.Ls.State, strings.Join(states, ", "))
 	}
 	if c.Ls.Since < 0 {
-		return desk, cli.Usagef("--since %s: must not be negative", c.Ls.Since)
+		return "", cli.Usagef("--since %s: must not be negative", c.Ls.Since)
 	}
-	if desk.fleet, err = protocol.ParseFleet(c.Fleet); err != nil {
-		return desk, cli.Usagef("--fleet: %v", err)
+	if pool, err = protocol.ParsePool(c.Pool); err != nil {
+		return "", cli.Usagef("--pool: %v", err)
 	}
-	if desk.pool, err = protocol.ParsePool(c.Pool); err != nil {
-		return desk, cli.Usagef("--pool: %v", err)
-	}
-	if v.id == nil {
-		return desk, nil
-	}
-	if desk.id, err = protocol.ParseSessionID(*v.id); err != nil {
-		return desk, cli.Usagef("ID: %v", err)
-	}
-	return desk, nil
+	return pool, c.CheckFleet()
 }
 
-// opened are the sessions of a fleet, or of this machine.
+// opened are the sessions of a fleet, or of this machine, and the one that a verb is about.
 type opened struct {
 	fleet.Sessions
 
 	client *fleet.Client
 	local  *environment.Local // nil with --nats
 	done   []func()           // in the opposite order
+	id     protocol.SessionID // "" when the verb is about none
+	at     fleet.At           // of that session
 }
 
-// open reaches the fleet of the flags; a session of this machine has a pool of its own there. The
-// caller closes it.
-func (c *sessionCommand) open(ctx context.Context, p program, desk sessionDesk) (*opened, error) {
-	return openSessions(ctx, p, &environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}, c.Data, desk)
+// open reaches the fleet of the flags. The caller closes it.
+func (c *sessionCommand) open(ctx context.Context, p program, pool protocol.Pool) (*opened, error) {
+	return openSessions(ctx, p, &environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}, c.Data, pool, c.Ls.Running)
 }
 
-func openSessions(ctx context.Context, p program, f *environment.ExistingFleet, data string, desk sessionDesk) (all *opened, err error) {
+// openSessions reaches a fleet; running does not start the server of this machine.
+func openSessions(ctx context.Context, p program, f *environment.ExistingFleet, data string, pool protocol.Pool, running bool) (all *opened, err error) {
 	all = &opened{}
 	if f.Nats != "" {
-		if all.client, err = f.Client(ctx, p.logger()); err != nil {
-			return nil, err
-		}
-		all.Sessions = all.client.Sessions(desk.pool)
-	} else {
-		if all.local, err = environment.OpenLocal(ctx, &f.Connection, data, p.logger()); err != nil {
-			return nil, err
-		}
+		all.client, err = f.Client(ctx, p.logger())
+	} else if all.local, err = environment.OpenLocal(ctx, &f.Connection, data, running, p.logger()); err == nil {
 		all.client = all.local.Client
-		all.Sessions = all.client.Sessions(all.local.Pool(ctx, desk.id))
 	}
+	if err != nil {
+		return nil, err
+	}
+	all.Sessions = all.client.Sessions(pool)
 	all.done = append(all.done, func() { _ = all.client.Close() }) // nothing of it is left to lose
 	return all, nil
+}
+
+// use selects the session of a verb; one of this machine has a pool of its own.
+func (o *opened) use(ctx context.Context, id protocol.SessionID) {
+	if o.id = id; o.local != nil {
+		o.Sessions = o.client.Sessions(o.local.Pool(ctx, id))
+	}
 }
 
 func (o *opened) close() {
@@ -350,6 +354,15 @@ func (o *opened) inPlace(id protocol.SessionID) *environment.InPlaceFiles {
 		return nil
 	}
 	return o.local.InPlaceFiles(id)
+}
+
+// print prints what a verb returns: for scripts, or in words.
+func (c *sessionCommand) print(p program, value any, format string, args ...any) error {
+	if c.JSON {
+		return printJSON(p, value)
+	}
+	_, err := fmt.Fprintf(p.out(), format, args...)
+	return err
 }
 
 // callAt returns the last call up to a point that changed files of a session; "" is the present.

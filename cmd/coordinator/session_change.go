@@ -38,7 +38,7 @@ type sessionPull struct {
 }
 
 // pull copies a session's workspace into a directory.
-func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) error {
+func (c *sessionCommand) pull(ctx context.Context, p program, all *opened) error {
 	dir, err := filepath.Abs(c.Pull.Dir)
 	if err != nil {
 		return fmt.Errorf("DIR %s: %w", c.Pull.Dir, err)
@@ -49,26 +49,17 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 		}
 	}
 	options := fleet.Copy{IncludeIgnored: c.Pull.IncludeIgnored, Warn: p.warn}
-	point, err := parsePoint(c.Pull.At)
-	if err != nil {
-		return err
-	}
 	show, err := newView(p, &viewFlags{})
 	if err != nil {
 		return err
 	}
 	defer show.screen.Close()
-	all, err := c.open(ctx, p, desk)
-	if err != nil {
+	if err := all.known(ctx, all.id); err != nil {
 		return err
 	}
-	defer all.close()
-	if err := all.known(ctx, desk.id); err != nil {
-		return err
-	}
-	here := all.inPlace(desk.id)
+	here := all.inPlace(all.id)
 	if here == nil {
-		if options.At, err = all.callAt(ctx, desk.id, point); err != nil {
+		if options.At, err = all.callAt(ctx, all.id, all.at); err != nil {
 			return err
 		}
 	}
@@ -83,9 +74,9 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 	defer git.Close(ctx)
 	var pulled report.Pulled
 	if here != nil {
-		pulled, err = here.Pull(ctx, dir, point)
+		pulled, err = here.Pull(ctx, dir, all.at)
 	} else {
-		pulled, err = all.Pull(ctx, desk.id, dir, options)
+		pulled, err = all.Pull(ctx, all.id, dir, options)
 	}
 	if err != nil {
 		if missing != nil {
@@ -94,12 +85,10 @@ func (c *sessionCommand) pull(ctx context.Context, p program, desk sessionDesk) 
 		return err
 	}
 	defer func() { git.Alert(git.Findings(ctx)) }() // last
-	if c.JSON {
-		return printJSON(p, pulled)
+	if !c.JSON {
+		transfer.ReportSkipped(snapshot.Changes{Conflicts: pulled.Conflicts, Theirs: pulled.Theirs, Protected: pulled.Protected}, p.warn)
 	}
-	transfer.ReportSkipped(snapshot.Changes{Conflicts: pulled.Conflicts, Theirs: pulled.Theirs, Protected: pulled.Protected}, p.warn)
-	_, err = fmt.Fprintf(p.out(), "%s: %s written, %d removed\n", dir, terminal.Plural(len(pulled.Written), "path"), len(pulled.Removed))
-	return err
+	return c.print(p, pulled, "%s: %s written, %d removed\n", dir, terminal.Plural(len(pulled.Written), "path"), len(pulled.Removed))
 }
 
 type sessionRestore struct {
@@ -132,8 +121,8 @@ type rewindFlags struct {
 
 // rewind lists the calls behind a point whose effects reach outside of the workspace, and reverts
 // them if the flags say so. It refuses to leave effects that the flags do not name.
-func (f *rewindFlags) rewind(ctx context.Context, p program, all fleet.Sessions, desk sessionDesk, at fleet.At) ([]report.Effect, error) {
-	effects, err := all.Effects(ctx, desk.id, at)
+func (f *rewindFlags) rewind(ctx context.Context, p program, all *opened, at fleet.At) ([]report.Effect, error) {
+	effects, err := all.Effects(ctx, all.id, at)
 	if err != nil || len(effects) == 0 {
 		return nil, err
 	}
@@ -164,7 +153,7 @@ func (f *rewindFlags) rewind(ctx context.Context, p program, all fleet.Sessions,
 		return nil, &cli.ExitError{Code: cli.ExitFailed, Message: fmt.Sprintf("nothing was changed: --revert reverts %s, --leave-effects continues without that", terminal.Plural(can, "call"))}
 	}
 	if f.Revert && can > 0 {
-		return all.Revert(ctx, desk.id, at)
+		return all.Revert(ctx, all.id, at)
 	}
 	return effects, err
 }
@@ -177,27 +166,22 @@ type sessionResolve struct {
 }
 
 // resolveCall notes what a person found out about a call of unknown outcome.
-func (c *sessionCommand) resolveCall(ctx context.Context, p program, desk sessionDesk) error {
+func (c *sessionCommand) resolveCall(ctx context.Context, p program, all *opened) error {
 	call, err := protocol.ParseCallID(c.Resolve.Call)
 	if err != nil {
 		return cli.Usagef("CALL: %v", err)
 	}
-	all, err := c.open(ctx, p, desk)
-	if err != nil {
+	if err := all.hold(ctx, all.id); err != nil {
 		return err
 	}
-	defer all.close()
-	if err := all.hold(ctx, desk.id); err != nil {
-		return err
-	}
-	if err := all.Resolve(ctx, desk.id, call, c.Resolve.Happened, prompt.UserName()); err != nil {
+	if err := all.Resolve(ctx, all.id, call, c.Resolve.Happened, prompt.UserName()); err != nil {
 		return err
 	}
 	what := "happened"
 	if c.Resolve.DidNot {
 		what = "did not happen"
 	}
-	_, err = fmt.Fprintf(p.Stdout, "call %s of session %s: it %s; the model reads that in its next turn\n", call, desk.id, what)
+	_, err = fmt.Fprintf(p.Stdout, "call %s of session %s: it %s; the model reads that in its next turn\n", call, all.id, what)
 	return err
 }
 
@@ -244,15 +228,15 @@ func noBeginning() error {
 
 // work has a session of this machine get a worker, which a fleet has: for reverts one that runs
 // programs.
-func (c *sessionCommand) work(ctx context.Context, p program, desk sessionDesk, f *rewindFlags, all *opened) error {
+func (c *sessionCommand) work(ctx context.Context, p program, f *rewindFlags, all *opened) error {
 	if all.local == nil {
 		return nil
 	}
 	if !f.Revert {
-		if err := all.hold(ctx, desk.id); err != nil {
+		if err := all.hold(ctx, all.id); err != nil {
 			return err
 		}
-		return all.local.Work(ctx, desk.id)
+		return all.local.Work(ctx, all.id)
 	}
 	local, done, err := all.local.WorkAs(ctx, environment.Options{
 		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: "coordinator session"},
@@ -260,35 +244,28 @@ func (c *sessionCommand) work(ctx context.Context, p program, desk sessionDesk, 
 			ToolFlags: environment.ToolFlags{Tools: f.Tools}, FleetFlags: environment.FleetFlags{Connection: c.Connection},
 			WorkerFlags: f.WorkerFlags, HostFlags: environment.HostFlags{Toolchains: "auto", Cache: "none"},
 		},
-		Session: &environment.SessionFlags{}, ID: desk.id, Warn: p.warn, Alert: p.warn, Busy: func(string) {},
+		Session: &environment.SessionFlags{}, ID: all.id, Warn: p.warn, Alert: p.warn, Busy: func(string) {},
 	})
 	if err == nil {
-		*all = opened{local.Sessions(local.Pool(ctx, desk.id)), local.Client, local, []func(){done}}
+		*all = opened{client: local.Client, local: local, done: []func(){done}, at: all.at, id: all.id}
+		all.use(ctx, all.id)
 	}
 	return err
 }
 
 // restore restores a session's workspace to its state after a call.
-func (c *sessionCommand) restore(ctx context.Context, p program, desk sessionDesk) error {
-	point, err := parsePoint(c.Restore.At)
-	if err != nil {
-		return err
-	}
-	all, err := c.open(ctx, p, desk)
-	if err != nil {
-		return err
-	}
-	defer all.close()
-	here := all.inPlace(desk.id)
+func (c *sessionCommand) restore(ctx context.Context, p program, all *opened) error {
+	point, here := all.at, all.inPlace(all.id)
 	if here == nil {
-		if point.Call, err = all.callAt(ctx, desk.id, point); err != nil {
+		call, err := all.callAt(ctx, all.id, point)
+		if err != nil {
 			return err
 		}
-		point.Turn = 0
+		point = fleet.At{Call: call}
 	} else if _, err := here.At(point); err != nil {
 		return err
 	}
-	if err := c.work(ctx, p, desk, &c.Restore.rewindFlags, all); err != nil {
+	if err := c.work(ctx, p, &c.Restore.rewindFlags, all); err != nil {
 		return err
 	}
 	var restored struct {
@@ -296,32 +273,29 @@ func (c *sessionCommand) restore(ctx context.Context, p program, desk sessionDes
 		Removed int             `json:"removed"`
 		Effects []report.Effect `json:"effects,omitempty"`
 	}
-	if restored.Effects, err = c.Restore.rewind(ctx, p, all.Sessions, desk, point); err != nil {
+	var err error
+	if restored.Effects, err = c.Restore.rewind(ctx, p, all, point); err != nil {
 		return err
 	}
 	if here != nil {
-		restored.Written, restored.Removed, err = c.restoreInPlace(ctx, p, all, desk, here, point)
+		restored.Written, restored.Removed, err = c.restoreInPlace(ctx, p, all, here, point)
 	} else {
-		restored.Written, restored.Removed, err = all.Restore(ctx, desk.id, point.Call)
+		restored.Written, restored.Removed, err = all.Restore(ctx, all.id, point.Call)
 	}
 	if err != nil {
 		return err
-	}
-	if c.JSON {
-		return printJSON(p, restored)
 	}
 	when := fmt.Sprintf("after call %s", point.Call)
 	if here != nil {
 		when = fmt.Sprintf("at the end of turn %d", max(point.Turn, 0))
 	}
-	_, err = fmt.Fprintf(p.Stdout, "the workspace of session %s is as it was %s: %s written, %d removed\n",
-		desk.id, when, terminal.Plural(restored.Written, "file"), restored.Removed)
-	return err
+	return c.print(p, restored, "the workspace of session %s is as it was %s: %s written, %d removed\n",
+		all.id, when, terminal.Plural(restored.Written, "file"), restored.Removed)
 }
 
 // restoreInPlace restores the directory of a session that works in place.
-func (c *sessionCommand) restoreInPlace(ctx context.Context, p program, all *opened, desk sessionDesk, here *environment.InPlaceFiles, point fleet.At) (written, removed int, err error) {
-	log, err := all.Log(ctx, desk.id)
+func (c *sessionCommand) restoreInPlace(ctx context.Context, p program, all *opened, here *environment.InPlaceFiles, point fleet.At) (written, removed int, err error) {
+	log, err := all.Log(ctx, all.id)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -344,76 +318,61 @@ type forked struct {
 }
 
 // fork starts a session with the workspace and the conversation of another one.
-func (c *sessionCommand) fork(ctx context.Context, p program, desk sessionDesk) error {
-	at, err := parsePoint(c.Fork.At)
-	if err != nil {
-		return err
-	}
+func (c *sessionCommand) fork(ctx context.Context, p program, all *opened) error {
+	at := all.at
 	if at.Turn == environment.Beginning {
 		return noBeginning()
 	}
-	all, err := c.open(ctx, p, desk)
-	if err != nil {
-		return err
-	}
-	defer all.close()
 	if c.Fork.Revert {
-		if err := c.work(ctx, p, desk, &c.Fork.rewindFlags, all); err != nil {
+		if err := c.work(ctx, p, &c.Fork.rewindFlags, all); err != nil {
 			return err
 		}
 	}
+	var err error
 	made := forked{SessionID: protocol.NewSessionID()}
-	if made.Effects, err = c.Fork.rewind(ctx, p, all.Sessions, desk, at); err != nil {
+	if made.Effects, err = c.Fork.rewind(ctx, p, all, at); err != nil {
 		return err
 	}
 	if all.local == nil {
-		made.Turns, err = all.Fork(ctx, desk.id, at, made.SessionID)
+		made.Turns, err = all.Fork(ctx, all.id, at, made.SessionID)
 	} else {
-		made.Turns, err = all.local.Fork(ctx, desk.id, at, made.SessionID, p.warn)
+		made.Turns, err = all.local.Fork(ctx, all.id, at, made.SessionID, p.warn)
 	}
 	if err != nil {
 		return err
 	}
-	if c.JSON {
-		return printJSON(p, made)
-	}
-	if made.Turns == 0 {
+	if made.Turns == 0 && !c.JSON {
 		why := "the session has had no turn"
 		if at.Call != "" {
 			why = "the call is not part of the session's conversation"
 		}
-		_, _ = fmt.Fprintln(p.Stderr, "coordinator: only the workspace is forked: "+why)
+		p.warn("only the workspace is forked: " + why)
 	}
-	_, err = fmt.Fprintln(p.Stdout, made.SessionID)
-	return err
+	return c.print(p, made, "%s\n", made.SessionID)
 }
 
 // merge merges a fork into the session that it is of.
-func (c *sessionCommand) merge(ctx context.Context, p program, from sessionDesk) error {
-	into := from
-	var err error
-	if into.id, err = protocol.ParseSessionID(c.Merge.Into); err != nil {
+func (c *sessionCommand) merge(ctx context.Context, p program, all *opened) error {
+	from := all.id
+	into, err := protocol.ParseSessionID(c.Merge.Into)
+	if err != nil {
 		return cli.Usagef("INTO: %v", err)
 	}
-	if into.id, err = c.resolve(ctx, p, into); err != nil {
+	if into, err = all.find(ctx, into); err != nil {
 		return err
 	}
-	if into.id == from.id {
-		return cli.Usagef("INTO: is the same session as FROM, %s: a session cannot be merged into itself", into.id)
+	if into == from {
+		return cli.Usagef("INTO: is the same session as FROM, %s: a session cannot be merged into itself", into)
 	}
-	all, err := c.open(ctx, p, into)
-	if err != nil {
-		return err
-	}
-	defer all.close()
+	all.use(ctx, into)
 	if all.local != nil {
-		if err := all.hold(ctx, into.id, from.id); err != nil {
+		if err := all.hold(ctx, into, from); err != nil {
 			return err
 		}
-		if _, in := all.local.InPlace(from.id); in { // a fork never does
-			return fmt.Errorf("session %s is no fork of session %s", from.id, into.id)
+		if _, in := all.local.InPlace(from); in { // a fork never does
+			return fmt.Errorf("session %s is no fork of session %s", from, into)
 		}
-		if dir, in := all.local.InPlace(into.id); in {
+		if dir, in := all.local.InPlace(into); in {
 			show, err := newView(p, &viewFlags{})
 			if err != nil {
 				return err
@@ -426,87 +385,69 @@ func (c *sessionCommand) merge(ctx context.Context, p program, from sessionDesk)
 			defer git.Close(ctx)
 			defer func() { git.Alert(git.Findings(ctx)) }() // last
 		}
-		if err := all.local.Work(ctx, into.id); err != nil {
+		if err := all.local.Work(ctx, into); err != nil {
 			return err
 		}
 	}
-	merged, err := all.Merge(ctx, from.id, into.id)
+	merged, err := all.Merge(ctx, from, into)
 	if err != nil {
 		return err
 	}
-	if c.JSON {
-		return printJSON(p, merged)
-	}
-	_, err = fmt.Fprintln(p.out(), merged.Text)
-	return err
+	return c.print(p, merged, "%s\n", merged.Text)
 }
 
 // cancel ends the turns of a session that run or wait.
-func (c *sessionCommand) cancel(ctx context.Context, p program, desk sessionDesk) error {
-	all, err := c.open(ctx, p, desk)
-	if err != nil {
-		return err
+func (c *sessionCommand) cancel(ctx context.Context, p program, all *opened) error {
+	cancel := all.Sessions.Cancel
+	if all.local != nil {
+		cancel = all.local.Cancel
 	}
-	defer all.close()
-	ids, err := all.Cancel(ctx, desk.id)
+	ids, err := cancel(ctx, all.id)
 	if err == nil && len(ids) == 0 {
-		err = all.known(ctx, desk.id) // a misspelled one has no turn either
+		err = all.known(ctx, all.id) // a misspelled one has no turn either
 	}
 	if err != nil {
 		return err
-	}
-	if c.JSON {
-		return printJSON(p, struct {
-			Cancelled []protocol.CallID `json:"cancelled"`
-		}{append([]protocol.CallID{}, ids...)})
 	}
 	what := "it has no turn that runs or waits"
 	if len(ids) > 0 {
 		what = terminal.Plural(len(ids), "turn") + " cancelled"
 	}
-	_, err = fmt.Fprintf(p.Stdout, "session %s: %s\n", desk.id, what)
-	return err
+	return c.print(p, struct {
+		Cancelled []protocol.CallID `json:"cancelled"`
+	}{append([]protocol.CallID{}, ids...)}, "session %s: %s\n", all.id, what)
 }
 
 // remove removes a session.
-func (c *sessionCommand) remove(ctx context.Context, p program, desk sessionDesk) error {
-	if stdin, isFile := p.Stdin.(*os.File); isFile && isTerminal(p) && !c.JSON && !c.Rm.Yes && c.Rm.ID != string(desk.id) {
-		if !prompt.Confirm(stdin, p.err(), fmt.Sprintf("coordinator: remove session %s (%s)?", desk.id, c.Rm.ID)) {
-			return &cli.ExitError{Code: cli.ExitFailed, Message: "session " + string(desk.id) + " stays"}
+func (c *sessionCommand) remove(ctx context.Context, p program, all *opened) error {
+	if stdin, isFile := p.Stdin.(*os.File); isFile && isTerminal(p) && !c.JSON && !c.Rm.Yes && c.Rm.ID != string(all.id) {
+		if !prompt.Confirm(stdin, p.err(), fmt.Sprintf("coordinator: remove session %s (%s)?", all.id, c.Rm.ID)) {
+			return &cli.ExitError{Code: cli.ExitFailed, Message: "session " + string(all.id) + " stays"}
 		}
 	}
-	all, err := c.open(ctx, p, desk)
-	if err != nil {
-		return err
-	}
-	defer all.close()
 	remove := all.Remove
 	if all.local != nil {
 		remove = all.local.Remove
 	}
-	removed, err := remove(ctx, desk.id, c.Rm.Force)
+	removed, err := remove(ctx, all.id, c.Rm.Force)
 	if errors.Is(err, fleet.ErrSessionBusy) && !c.Rm.Force {
 		return fmt.Errorf("%w (--force)", err)
 	}
 	if err == nil && c.Nats != "" && removed.Events+removed.Results == 0 && removed.Bodies == 0 && !removed.Workspace {
-		err = fmt.Errorf("session %s: there is no such session", desk.id)
+		err = fmt.Errorf("session %s: there is no such session", all.id)
 	}
 	if err != nil {
 		return err
 	}
-	if c.JSON {
-		return printJSON(p, removed)
-	}
-	workspace := "no workspace"
+	workspace, schedules := "no workspace", ""
 	if removed.Workspace {
 		workspace = "its workspace"
 	}
-	_, err = fmt.Fprintf(p.Stdout, "session %s is removed: %d messages of its journal, %d results, %d stored outputs, %s\n",
-		desk.id, removed.Events, removed.Results, removed.Bodies, workspace)
-	if err == nil && len(removed.Schedules) > 0 {
-		_, err = fmt.Fprintf(p.Stdout, "its schedules are removed: %s\n", strings.Join(removed.Schedules, ", "))
+	if len(removed.Schedules) > 0 {
+		schedules = "its schedules are removed: " + strings.Join(removed.Schedules, ", ") + "\n"
 	}
-	return err
+	return c.print(p, removed, "session %s is removed: %d messages of its journal, %d results, %d stored outputs, %s\n%s",
+		all.id, removed.Events, removed.Results, removed.Bodies, workspace, schedules)
 }
 
 type sessionImport struct {
@@ -515,11 +456,11 @@ type sessionImport struct {
 }
 
 // importFile stores an exported session as a new one.
-func (c *sessionCommand) importFile(ctx context.Context, p program, desk sessionDesk) error {
-	desk.id = protocol.NewSessionID()
+func (c *sessionCommand) importFile(ctx context.Context, p program, all *opened) error {
+	id := protocol.NewSessionID()
 	if c.Import.As != "" {
 		var err error
-		if desk.id, err = protocol.ParseSessionID(c.Import.As); err != nil {
+		if id, err = protocol.ParseSessionID(c.Import.As); err != nil {
 			return cli.Usagef("--as: %v", err)
 		}
 	}
@@ -527,24 +468,15 @@ func (c *sessionCommand) importFile(ctx context.Context, p program, desk session
 	if err != nil {
 		return cli.Usagef("FILE %s: %v", c.Import.File, err)
 	}
-	all, err := c.open(ctx, p, sessionDesk{fleet: desk.fleet, pool: desk.pool})
-	if err != nil {
-		return err
-	}
-	defer all.close()
 	store := all.Import
 	if all.local != nil {
 		store = all.local.Import
 	}
-	made := forked{SessionID: desk.id}
-	if made.Turns, err = store(ctx, events, desk.id); err != nil {
+	made := forked{SessionID: id}
+	if made.Turns, err = store(ctx, events, id); err != nil {
 		return err
 	}
-	if c.JSON {
-		return printJSON(p, made)
-	}
-	_, err = fmt.Fprintln(p.Stdout, made.SessionID)
-	return err
+	return c.print(p, made, "%s\n", made.SessionID)
 }
 
 func readExport(p program, path string) ([]loop.Event, error) {

@@ -59,7 +59,11 @@ func (c *sessionEval) cases() ([]evaluation.Case, error) {
 }
 
 // eval runs the cases of a file, and fails unless all pass.
-func (c *sessionCommand) eval(ctx context.Context, p program, desk sessionDesk) error {
+func (c *sessionCommand) eval(ctx context.Context, p program) error {
+	pool, err := c.check()
+	if err != nil {
+		return err
+	}
 	if c.Nats == "" {
 		return cli.Usagef("--nats is missing: cases run on a fleet (coordinator serve)")
 	}
@@ -69,14 +73,13 @@ func (c *sessionCommand) eval(ctx context.Context, p program, desk sessionDesk) 
 	}
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
-	f := environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}
-	client, err := f.Client(ctx, p.logger())
+	all, err := c.open(ctx, p, pool)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = client.Close() }() // nothing of it is left to lose
+	defer all.close()
 	results := evaluation.Run(ctx, evaluation.Options{
-		Client: client, Pool: desk.pool, Parallel: c.Eval.Parallel, Warn: p.warn,
+		Client: all.client, Pool: pool, Parallel: c.Eval.Parallel, Warn: p.warn,
 		Project: func(dir string) ([]protocol.InstructionFile, error) {
 			return (&instructionFlags{}).project(dir, p.warn)
 		},

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"strconv"
 	"strings"
@@ -34,19 +33,11 @@ type sessionDiff struct {
 const underWorkspace = "workspace/"
 
 // files lists the files of a workspace, or prints one.
-func (c *sessionCommand) files(ctx context.Context, p program, desk sessionDesk) error {
-	point, err := parsePoint(c.Files.At)
-	if err != nil {
-		return err
-	}
-	all, err := c.open(ctx, p, desk)
-	if err != nil {
-		return err
-	}
-	defer all.close()
-	here, at := all.inPlace(desk.id), point.Call
+func (c *sessionCommand) files(ctx context.Context, p program, all *opened) error {
+	var err error
+	here, point, at := all.inPlace(all.id), all.at, all.at.Call
 	if here == nil {
-		if at, err = all.callAt(ctx, desk.id, point); err != nil {
+		if at, err = all.callAt(ctx, all.id, point); err != nil {
 			return err
 		}
 	}
@@ -55,7 +46,7 @@ func (c *sessionCommand) files(ctx context.Context, p program, desk sessionDesk)
 		if here != nil {
 			content, err = here.Read(ctx, c.Files.Path, point)
 		} else {
-			content, err = all.ReadFile(ctx, desk.id, c.Files.Path, at)
+			content, err = all.ReadFile(ctx, all.id, c.Files.Path, at)
 		}
 		if err != nil {
 			return err
@@ -67,7 +58,7 @@ func (c *sessionCommand) files(ctx context.Context, p program, desk sessionDesk)
 	if here != nil {
 		list, err = here.List(ctx, point)
 	} else {
-		list, err = all.Files(ctx, desk.id, at)
+		list, err = all.Files(ctx, all.id, at)
 	}
 	if err != nil {
 		return err
@@ -101,36 +92,30 @@ func (c *sessionCommand) printFiles(p program, list []report.File) error {
 }
 
 // diff shows what a call changed, or lists the calls that changed something.
-func (c *sessionCommand) diff(ctx context.Context, p program, desk sessionDesk) error {
-	second, secondErr := desk, error(nil) // the session whose id stands where that of a call may stand
-	if c.Diff.Call != "" {
-		if second.id, secondErr = protocol.ParseSessionID(c.Diff.Call); secondErr == nil {
-			second.id, secondErr = c.resolve(ctx, p, second)
-		}
-	}
-	all, err := c.open(ctx, p, desk)
-	if err != nil {
-		return err
-	}
-	defer all.close()
-	here := all.inPlace(desk.id)
+func (c *sessionCommand) diff(ctx context.Context, p program, all *opened) error {
+	here := all.inPlace(all.id)
 	if c.Diff.Call == "" {
-		return c.calls(ctx, p, desk, all, here)
+		return c.calls(ctx, p, all, here)
 	}
 	var text string
+	var err error
 	point, notPoint := parsePoint(c.Diff.Call)
 	switch {
 	case here != nil && notPoint == nil && point.Turn != 0:
 		text, err = here.Diff(ctx, point.Turn)
 	case here != nil:
-		text, err = reported(ctx, all, desk.id, here, protocol.CallID(c.Diff.Call))
+		text, err = reported(ctx, all, all.id, here, protocol.CallID(c.Diff.Call))
 	default:
-		text, err = all.Diff(ctx, desk.id, protocol.CallID(c.Diff.Call))
+		text, err = all.Diff(ctx, all.id, protocol.CallID(c.Diff.Call))
 	}
 	if errors.Is(err, fleet.ErrNotFound) { // it may be the id of a session
-		compared, otherErr := "", secondErr
+		compared := ""
+		second, otherErr := protocol.ParseSessionID(c.Diff.Call)
 		if otherErr == nil {
-			compared, otherErr = all.compare(ctx, desk.id, second.id, p.warn)
+			second, otherErr = all.find(ctx, second)
+		}
+		if otherErr == nil {
+			compared, otherErr = all.compare(ctx, all.id, second, p.warn)
 		}
 		if !errors.Is(otherErr, fleet.ErrNotFound) {
 			text, err = compared, otherErr
@@ -139,11 +124,7 @@ func (c *sessionCommand) diff(ctx context.Context, p program, desk sessionDesk) 
 	if err != nil {
 		return err
 	}
-	if c.JSON {
-		return printJSON(p, map[string]string{"call": c.Diff.Call, "diff": text})
-	}
-	_, err = io.WriteString(p.out(), text)
-	return err
+	return c.print(p, map[string]string{"call": c.Diff.Call, "diff": text}, "%s", text)
 }
 
 // reported is the diff of a call of a session that works in place, as its tool reported it.
@@ -182,16 +163,16 @@ func reportedChanges(events []loop.Event) []report.Change {
 }
 
 // calls lists the calls that changed a workspace.
-func (c *sessionCommand) calls(ctx context.Context, p program, desk sessionDesk, all *opened, here *environment.InPlaceFiles) error {
-	events, err := all.Log(ctx, desk.id) // a workspace without a session's journal has no names of tools
+func (c *sessionCommand) calls(ctx context.Context, p program, all *opened, here *environment.InPlaceFiles) error {
+	events, err := all.Log(ctx, all.id) // a workspace without a session's journal has no names of tools
 	if err != nil && !errors.Is(err, fleet.ErrNotFound) {
 		return err
 	}
 	var changes []report.Change
 	if here != nil {
 		changes = reportedChanges(events.Events)
-		p.warn(fmt.Sprintf("%v", here.NoState("these are the changes that tools reported, without those of commands; session diff "+string(desk.id)+" \"turn N\" shows all of a turn")))
-	} else if changes, err = all.Changes(ctx, desk.id); err != nil {
+		p.warn(fmt.Sprintf("%v", here.NoState("these are the changes that tools reported, without those of commands; session diff "+string(all.id)+" \"turn N\" shows all of a turn")))
+	} else if changes, err = all.Changes(ctx, all.id); err != nil {
 		return err
 	}
 	if c.JSON {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
+	"github.com/toolfleet/toolfleet/internal/inplace/gitguard"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/terminal/prompt"
@@ -25,12 +27,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-func (c *sessionCommand) list(ctx context.Context, p program, desk sessionDesk) error {
-	all, err := c.open(ctx, p, desk)
-	if err != nil {
-		return err
-	}
-	defer all.close()
+func (c *sessionCommand) list(ctx context.Context, p program, all *opened) error {
 	limit := c.Ls.Limit
 	if c.Ls.State != "" || c.Ls.Since > 0 { // the filter may leave out any
 		limit = math.MaxInt
@@ -66,40 +63,27 @@ func (c *sessionCommand) list(ctx context.Context, p program, desk sessionDesk) 
 	return err
 }
 
-func (c *sessionCommand) show(ctx context.Context, p program, desk sessionDesk) error {
-	all, err := c.open(ctx, p, desk)
-	if err != nil {
-		return err
-	}
-	defer all.close()
-	info, err := all.Show(ctx, desk.id)
+func (c *sessionCommand) show(ctx context.Context, p program, all *opened) error {
+	info, err := all.Show(ctx, all.id)
 	if err != nil {
 		return err
 	}
 	info.Waits = append(info.Waits, c.waits(info)...)
 	waiting := []string{report.StateOpen, report.StateInUse, report.StateWaitsForWorker, report.StateWaitsForCoordinator}
 	if all.local != nil && info.State == report.StateOpen { // else a process would hold it
-		info.Waits = append(info.Waits, fmt.Sprintf("the process that ran turn %d was lost; it continues with: coordinator run%s --session %s --model %s", info.Turns, c.reach(), desk.id, cli.ShellWord(info.Model)))
+		info.Waits = append(info.Waits, fmt.Sprintf("the process that ran turn %d was lost; it continues with: coordinator run%s --session %s --model %s", info.Turns, c.Reach(), all.id, cli.ShellWord(info.Model)))
 	} else if slices.Contains(waiting, info.State) {
-		used(ctx, all.Sessions, info)
+		used(ctx, all, info)
 	}
 	if c.JSON {
 		return printJSON(p, info)
 	}
-	return printSession(p.out(), info, c.reach())
-}
-
-// reach are the flags by which other commands reach the sessions.
-func (c *sessionCommand) reach() string {
-	if c.Data != "" {
-		return c.Reach() + " --data " + cli.ShellWord(c.Data)
-	}
-	return c.Reach()
+	return printSession(p.out(), info, c.Reach())
 }
 
 // used adds to an open session whether something of it runs or waits, and for what, if the user may
 // look at lanes.
-func used(ctx context.Context, all fleet.Sessions, info *report.Session) {
+func used(ctx context.Context, all *opened, info *report.Session) {
 	calls, err := all.Unfinished(ctx, info.SessionID)
 	if err != nil || len(calls) == 0 {
 		return
@@ -114,25 +98,50 @@ func used(ctx context.Context, all fleet.Sessions, info *report.Session) {
 	}
 }
 
+// attach follows the running or waiting turn of a session, as submit does, or shows the last one.
+// Leaving it stops nothing.
+func (c *sessionCommand) attach(ctx context.Context, p program, all *opened) error {
+	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
+	defer stop()
+	client := all.client
+	show, err := newView(p, &viewFlags{JSON: c.JSON, Plain: c.Attach.Plain, fleet: true})
+	if err != nil {
+		return err
+	}
+	defer show.screen.Close()
+	show.screen.DeferChanges()
+	answers := prompt.NewAnswers(prompt.New(p.Stdin, show.screen, prompt.StoredFiles(client, all.id)), client, c.Reach(), show.warn)
+	defer answers.Close()
+	silent, err := show.output(client, all.id)
+	if err != nil {
+		return err
+	}
+	defer silent()
+	result, err := all.Follow(ctx, all.id, show.observe, func(e loop.Event) { answers.Observe(ctx, e) })
+	if ctx.Err() != nil {
+		return &cli.ExitError{Code: cli.ExitInterrupted, Message: "detached; the turn continues (session cancel ends it)"}
+	}
+	if err != nil {
+		return err
+	}
+	show.stored(ctx, client, all.id)
+	return finish(ctx, show, all.id, result, nil, &gitguard.Report{}, "")
+}
+
 // history loads the journal of a session that exists.
-func history(ctx context.Context, all *opened, id protocol.SessionID) (loop.History, error) {
-	history, err := all.Log(ctx, id)
+func history(ctx context.Context, all *opened) (loop.History, error) {
+	history, err := all.Log(ctx, all.id)
 	if errors.Is(err, fleet.ErrNotFound) {
-		if _, showErr := all.Show(ctx, id); showErr == nil { // no coordinator has begun its first turn
-			err = fmt.Errorf("session %s: its turn waits for a coordinator; session show says for what, session attach follows it", id)
+		if _, showErr := all.Show(ctx, all.id); showErr == nil { // no coordinator has begun its first turn
+			err = fmt.Errorf("session %s: its turn waits for a coordinator; session show says for what, session attach follows it", all.id)
 		}
 	}
 	return history, err
 }
 
 // log prints a session as run shows it, with --json as run --json does.
-func (c *sessionCommand) log(ctx context.Context, p program, desk sessionDesk) error {
-	all, err := c.open(ctx, p, desk)
-	if err != nil {
-		return err
-	}
-	defer all.close()
-	history, err := history(ctx, all, desk.id)
+func (c *sessionCommand) log(ctx context.Context, p program, all *opened) error {
+	history, err := history(ctx, all)
 	if err != nil {
 		return err
 	}
@@ -147,7 +156,7 @@ func (c *sessionCommand) log(ctx context.Context, p program, desk sessionDesk) e
 	for _, e := range behindReplies(history.Events) {
 		view.Observe(e)
 	}
-	info, err := all.Show(ctx, desk.id)
+	info, err := all.Show(ctx, all.id)
 	if err != nil {
 		return err
 	}
@@ -180,31 +189,26 @@ func (c *sessionCommand) waits(info *report.Session) (waits []string) {
 	if a := info.Approval; a != nil && info.State == report.StateWaitsForApproval {
 		waits = append(waits, prompt.WaitsForApproval(loop.ApprovalRequest{
 			SessionID: a.SessionID, CallID: a.CallID, Tool: a.Tool, Arguments: a.Arguments, Reason: a.Reason,
-		}, c.reach()))
+		}, c.Reach()))
 	}
 	if info.State == report.StateWaitsForAnswer {
 		for i := range info.Questions {
-			waits = append(waits, prompt.WaitsForAnswer(&info.Questions[i], c.reach()))
+			waits = append(waits, prompt.WaitsForAnswer(&info.Questions[i], c.Reach()))
 		}
 	}
 	return waits
 }
 
 // export prints the journal, or the transcript.
-func (c *sessionCommand) export(ctx context.Context, p program, desk sessionDesk) error {
-	all, err := c.open(ctx, p, desk)
-	if err != nil {
-		return err
-	}
-	defer all.close()
-	history, err := history(ctx, all, desk.id)
+func (c *sessionCommand) export(ctx context.Context, p program, all *opened) error {
+	history, err := history(ctx, all)
 	if err != nil {
 		return err
 	}
 	if c.Export.Transcript {
 		return history.Transcript(terminal.JSONWriter(p.Stdout))
 	}
-	return history.Export(terminal.JSONWriter(p.Stdout), desk.id)
+	return history.Export(terminal.JSONWriter(p.Stdout), all.id)
 }
 
 // printSessions prints a table of sessions.

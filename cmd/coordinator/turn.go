@@ -129,10 +129,8 @@ func (f *turnFlags) check(session protocol.SessionID, confirm func(question stri
 	if _, err = f.Places(); err != nil {
 		return c, err
 	}
-	if c.workspace, err = environment.CheckWorkspace(f.Workspace); err != nil || f.WholeHome {
-		return c, err
-	}
-	return c, environment.CheckWhole("--workspace "+f.Workspace, c.workspace, confirm)
+	c.workspace, err = environment.UseWorkspace(f.Workspace, f.WholeHome, confirm)
+	return c, err
 }
 
 // attachFlag names files that belong to the prompt.

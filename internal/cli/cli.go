@@ -127,11 +127,7 @@ func Run(p Program, grammar any, common *Common, run func(Selected) error) int {
 	emptyEnv := dropEmptyEnv()
 	exit := -1
 	from := &sources{p: p}
-	parser, err := newParser(p, grammar, from, kong.Exit(func(code int) { exit = code }))
-	if err != nil {
-		panic(fmt.Sprintf("command grammar: %v", err)) // an error of this program, found by every test
-	}
-	kctx, err := parser.Parse(p.Args)
+	kctx, err := newParser(p, grammar, from, kong.Exit(func(code int) { exit = code })).Parse(p.Args)
 	if exit >= 0 { // --help, --version
 		return exit
 	}
@@ -160,11 +156,7 @@ func Parse(p Program, grammar any, args []string) error {
 	exit := -1
 	p.Files = Files{}
 	from := &sources{p: p}
-	parser, err := newParser(p, grammar, from, kong.Exit(func(code int) { exit = code }))
-	if err != nil {
-		panic(fmt.Sprintf("command grammar: %v", err)) // an error of this program, found by every test
-	}
-	_, err = parser.Parse(args)
+	_, err := newParser(p, grammar, from, kong.Exit(func(code int) { exit = code })).Parse(args)
 	if exit >= 0 { // --help
 		return &ExitError{Code: exit}
 	}
@@ -175,8 +167,8 @@ func Parse(p Program, grammar any, args []string) error {
 }
 
 // newParser makes the parser of a command line.
-func newParser(p Program, grammar any, from *sources, more ...kong.Option) (*kong.Kong, error) {
-	return kong.New(grammar, append(append(from.options(),
+func newParser(p Program, grammar any, from *sources, more ...kong.Option) *kong.Kong {
+	return kong.Must(grammar, append(append([]kong.Option{kong.Resolvers(from), kong.WithBeforeResolve(from.load), kong.Bind(from)},
 		kong.Name(p.Name), kong.Description(p.Description), kong.Writers(p.Stdout, p.Stderr),
 		kong.DefaultEnvars(EnvPrefix), kong.Vars{"version": p.Name + " " + p.Version}, kong.Vars(p.Defaults),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: helpWidth}), kong.Help(p.help),

@@ -15,12 +15,11 @@ type Candidate struct{ Word, Help string }
 
 // Complete returns the candidates for the last of words, those that follow the program's name.
 // values knows those of flags ("--session") and arguments ("id") of a command ("session show").
-func Complete(p Program, grammar any, words []string, values func(command, name string) []Candidate) ([]Candidate, error) {
-	parser, err := newParser(p, grammar, &sources{p: p})
-	if err != nil || len(words) == 0 {
-		return nil, err
+func Complete(p Program, grammar any, words []string, values func(command, name string) []Candidate) []Candidate {
+	if len(words) == 0 {
+		return nil
 	}
-	node, arguments := parser.Model.Node, 0
+	node, arguments := newParser(p, grammar, &sources{p: p}).Model.Node, 0
 	var open *kong.Flag // whose value comes next
 	for _, word := range words[:len(words)-1] {
 		switch {
@@ -62,7 +61,7 @@ func Complete(p Program, grammar any, words []string, values func(command, name 
 			found = append(found, valuesOf(argument, argument.Name, command, values)...)
 		}
 	}
-	return slices.DeleteFunc(found, func(c Candidate) bool { return !strings.HasPrefix(c.Word, last) }), nil
+	return slices.DeleteFunc(found, func(c Candidate) bool { return !strings.HasPrefix(c.Word, last) })
 }
 
 // valued is the flag of a name that takes a value, of a command or those above it; nil for none.

@@ -154,7 +154,11 @@ func (s *sources) reach(kctx *kong.Context) string {
 	if name, _ := given(kctx, flagContext); name == noContext && find(kctx, flagNats).Target.IsZero() {
 		add(flagContext, noContext) // another one may be in use
 	}
-	for _, name := range append(ConnectionFlags(), flagBodies, "fleet") {
+	names := append(ConnectionFlags(), flagBodies, "fleet")
+	if find(kctx, flagNats).Target.IsZero() { // else it has no effect
+		names = append(names, "data")
+	}
+	for _, name := range names {
 		flag := find(kctx, name)
 		if flag == nil || flag.Target.IsZero() {
 			continue

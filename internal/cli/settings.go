@@ -241,7 +241,7 @@ func (s *settings) rebase(flags map[string]*kong.Flag) {
 		case string:
 			if kind, file, named := strings.Cut(v, ":"); named && key == "model" && (kind == "script" || kind == "replay") {
 				value.value = kind + ":" + absolute(file)
-			} else if isPath(flag) {
+			} else if flag.PlaceHolder == "FILE" || flag.PlaceHolder == "DIR" {
 				value.value = absolute(v)
 			}
 		case []string:
@@ -260,9 +260,6 @@ func (s *settings) rebase(flags map[string]*kong.Flag) {
 		s.values[key] = value
 	}
 }
-
-// isPath reports whether a flag takes a file or directory of this machine.
-func isPath(flag *kong.Flag) bool { return flag.PlaceHolder == "FILE" || flag.PlaceHolder == "DIR" }
 
 // parseYAML reads a file with one mapping; the mapping of an empty file is nil.
 func parseYAML(path string) (root *yaml.Node, content []byte, err error) {

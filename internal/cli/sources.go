@@ -35,11 +35,6 @@ const (
 // noContext is the name that stands for no context at all.
 const noContext = "none"
 
-// options have kong ask the sources.
-func (s *sources) options() []kong.Option {
-	return []kong.Option{kong.Resolvers(s), kong.WithBeforeResolve(s.load), kong.Bind(s)}
-}
-
 // Validate implements [kong.Resolver].
 func (s *sources) Validate(*kong.Application) error { return nil }
 
@@ -99,7 +94,7 @@ func (s *sources) files(kctx *kong.Context, r *reader) (user, project *settings,
 		}
 	}
 	off, _ := given(kctx, "no-project-config")
-	if !s.p.Files.Project || isTrue(off) {
+	if !s.p.Files.Project || slices.Contains([]string{"true", "1", "yes"}, strings.ToLower(off)) { // as kong has it
 		return user, nil, nil
 	}
 	workspace, _ := given(kctx, "workspace")
@@ -119,13 +114,13 @@ func (s *sources) files(kctx *kong.Context, r *reader) (user, project *settings,
 
 // trusted reports whether the person trusts a project's file. Without an effect it need not be.
 func (s *sources) trusted(kctx *kong.Context, project *settings) (bool, error) {
-	var sets []string
+	var sets, keys []string
 	for _, flag := range kctx.Flags() {
 		if _, origin := given(kctx, flag.Name); origin != "" {
 			continue
 		}
 		if value, is := project.values[flag.Name]; is {
-			sets = append(sets, fmt.Sprintf("%s: %v", flag.Name, printable(flag.Name, value.value)))
+			sets, keys = append(sets, fmt.Sprintf("%s: %v", flag.Name, printable(flag.Name, value.value))), append(keys, flag.Name)
 		}
 	}
 	if len(sets) == 0 {
@@ -142,7 +137,7 @@ func (s *sources) trusted(kctx *kong.Context, project *settings) (bool, error) {
 	stdin, isFile := s.p.Stdin.(*os.File)
 	if !isFile || !term.IsTerminal(int(stdin.Fd())) || !term.IsTerminal(int(s.p.Stderr.Fd())) {
 		return false, Usagef("%s is not trusted as it is now, and sets %s: read it, then trust it with \"coordinator config trust\", or ignore it with --no-project-config",
-			project.path, strings.Join(keysOf(sets), ", "))
+			project.path, strings.Join(keys, ", "))
 	}
 	_, _ = fmt.Fprintf(s.p.Stderr, "%s sets for this command:\n", prose.Visible(project.path))
 	for _, line := range sets {
@@ -153,14 +148,6 @@ func (s *sources) trusted(kctx *kong.Context, project *settings) (bool, error) {
 		return false, nil
 	}
 	return true, mark.give()
-}
-
-func keysOf(sets []string) []string {
-	keys := make([]string, len(sets))
-	for i, line := range sets {
-		keys[i], _, _ = strings.Cut(line, ":")
-	}
-	return keys
 }
 
 // readLine reads a line and no more, which the command may want.
@@ -227,11 +214,6 @@ func given(kctx *kong.Context, name string) (value, origin string) {
 	return "", ""
 }
 
-// isTrue reports whether the text of a flag without a value, or of its variable, means yes to kong.
-func isTrue(text string) bool {
-	return slices.Contains([]string{"true", "1", "yes"}, strings.ToLower(text))
-}
-
 // envName is the variable that sets a flag, unless it is on the command line; "" for none.
 func envName(flag *kong.Flag) string {
 	for _, name := range flag.Envs {
@@ -272,11 +254,7 @@ type Setting struct {
 // left out because it is not trusted. Nothing is checked beyond single values.
 func Settings(p Program, grammar any, args []string) (all []Setting, notes []string, err error) {
 	from := &sources{p: p, look: true}
-	parser, err := newParser(p, grammar, from)
-	if err != nil {
-		return nil, nil, err
-	}
-	kctx, err := kong.Trace(parser, args)
+	kctx, err := kong.Trace(newParser(p, grammar, from), args)
 	if err == nil {
 		err = errors.Join(kctx.Error, kctx.Reset(), from.load(kctx))
 	}

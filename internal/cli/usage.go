@@ -3,8 +3,10 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"os"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -129,3 +131,140 @@ type noted struct {
 func (e *noted) Error() string { return e.err.Error() + " (" + e.note + ")" }
 
 func (e *noted) Unwrap() error { return e.err }
+
+// --help fits on a screen: it shows a command's own flags, and of those in groups the ones that
+// have a tag brief, which is their text there. Other texts are cut after the first sentence.
+// --help-all shows every flag with its whole text.
+
+// brief is the tag of a flag or argument with its text for --help, of one line.
+const brief = "brief"
+
+// helpWidth is the number of columns that help takes of a wide terminal.
+const helpWidth = 100
+
+// help prints the short help of the selected command.
+func (p Program) help(options kong.HelpOptions, ctx *kong.Context) error {
+	options.ValueFormatter = func(v *kong.Value) string {
+		if text := v.Tag.Get(brief); text != "" {
+			return text
+		}
+		return sentence(v.Help)
+	}
+	node, name := ctx.Model.Node, ""
+	if selected := ctx.Selected(); selected != nil {
+		node, name = selected, strings.TrimPrefix(selected.FullPath(), p.Name+" ")
+	}
+	all := 0
+	for _, flag := range slices.Concat(node.AllFlags(true)...) {
+		all++
+		flag.Hidden = flag.Group != nil && flag.Tag.Get(brief) == "" || flag.Name == "help"
+	}
+	for _, child := range node.Children {
+		child.Help = sentence(child.Help)
+	}
+	if err := kong.DefaultHelpPrinter(options, ctx); err != nil {
+		return err
+	}
+	for i, example := range p.Examples[name] {
+		if i == 0 {
+			_, _ = fmt.Fprintln(ctx.Stdout, "\nExamples:")
+		}
+		_, _ = fmt.Fprintln(ctx.Stdout, "  "+example)
+	}
+	what := fmt.Sprintf("All %d flags", all)
+	if node.Parent == nil && len(node.Children) > 0 {
+		what = "All commands"
+	}
+	_, err := fmt.Fprintf(ctx.Stdout, "\n%s: %s --help-all\n", what, node.FullPath())
+	return err
+}
+
+// sentence is the first sentence of a text.
+func sentence(text string) string {
+	if first, _, more := strings.Cut(text, ". "); more {
+		return first + "."
+	}
+	return text
+}
+
+// helpAll is the flag that prints every flag of a command.
+type helpAll bool
+
+// BeforeReset implements a hook of kong.
+func (helpAll) BeforeReset(ctx *kong.Context) error {
+	options := kong.HelpOptions{Compact: true, WrapUpperBound: helpWidth, ValueFormatter: kong.DefaultHelpValueFormatter}
+	if err := kong.DefaultHelpPrinter(options, ctx); err != nil {
+		return err
+	}
+	ctx.Exit(ExitOK)
+	return nil
+}
+
+// An unset variable of a script becomes an empty value. As a flag it is an error: an empty
+// --allow-tool would allow every tool. An empty environment variable counts as not set, except
+// those that [narrows] marks.
+
+// narrows marks flags without which more is allowed.
+const narrows = "narrows"
+
+var errEmptyItem = errors.New("has an empty value: omit it, and any extra comma")
+
+// list reads a flag that takes several values.
+func list(ctx *kong.DecodeContext, target reflect.Value) error {
+	token, err := ctx.Scan.PopValue("value")
+	if err != nil {
+		return err
+	}
+	items, listed := token.Value.([]string) // of a file
+	switch {
+	case listed:
+	case ctx.Value.Flag == nil: // arguments, up to the end
+		items = []string{token.String()}
+		for ctx.Scan.Peek().Type != kong.EOLToken {
+			items = append(items, ctx.Scan.Pop().String())
+		}
+	default:
+		items = []string{token.String()}
+		if sep := ctx.Value.Tag.Sep; sep != -1 {
+			items = strings.Split(items[0], string(sep))
+		}
+	}
+	for _, item := range items {
+		if strings.TrimSpace(item) == "" {
+			return errEmptyItem
+		}
+		target.Set(reflect.Append(target, reflect.ValueOf(item)))
+	}
+	return nil
+}
+
+// dropEmptyEnv makes an empty variable the same as none, as it is with compose files
+// that pass on what is not set. It returns their names.
+func dropEmptyEnv() map[string]bool {
+	empty := map[string]bool{}
+	for _, pair := range os.Environ() {
+		if name, value, _ := strings.Cut(pair, "="); value == "" && strings.HasPrefix(name, EnvPrefix+"_") {
+			empty[name] = true
+			_ = os.Unsetenv(name) // names that are set can be unset
+		}
+	}
+	return empty
+}
+
+// checkEmpty returns the first fault of values that are empty. emptyEnv are the variables that
+// were.
+func checkEmpty(kctx *kong.Context, emptyEnv map[string]bool) error {
+	for _, at := range kctx.Path {
+		if f := at.Flag; f != nil && f.Target.Kind() == reflect.String && strings.TrimSpace(f.Target.String()) == "" {
+			return Usagef("--%s: is empty; want %s, or leave it out", f.Name, f.FormatPlaceHolder())
+		}
+	}
+	for _, f := range kctx.Flags() {
+		for _, name := range f.Envs {
+			if emptyEnv[name] && f.Target.IsZero() && f.Tag.Has(narrows) {
+				return Usagef("%s: is empty, which would allow more tool calls; set %s, or unset the variable", name, f.FormatPlaceHolder())
+			}
+		}
+	}
+	return nil
+}

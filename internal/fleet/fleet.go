@@ -1,6 +1,6 @@
-// Package fleet is a process's connection to a fleet: NATS, the streams, the
-// dispatcher and the journal, and on request a NATS server and a worker inside the
-// process.
+// Package fleet has what a connection to a fleet consists of: NATS, the dispatcher, the journal, and
+// a NATS server and workers inside the process. Package [github.com/toolfleet/toolfleet/pkg/fleet]
+// makes the connection.
 package fleet
 
 import (
@@ -10,12 +10,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.opentelemetry.io/otel/metric"
@@ -36,41 +34,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// ServerDir is the folder of an embedded server's files in [Options].Data.
+// ServerDir is the folder of an embedded server's files in a data directory.
 const ServerDir = "nats"
-
-// Options say where the fleet is.
-type Options struct {
-	// Name is the name of the fleet. Required.
-	Name protocol.Fleet
-	// Server is where the fleet is; without a URL a server is started inside this process.
-	natsio.Server
-	// Conn is a connection to use instead of Server; [Fleet.Close] leaves it open.
-	Conn *nats.Conn
-	// SignKey is the file of the private key that signs calls, see [signing.Load]. "" means the key
-	// in the directory of Creds, or the key of an embedded server that listens; without either,
-	// calls are not signed.
-	SignKey string
-	// Existing makes a fleet that is not there an error, which wraps [natsio.ErrNoFleet];
-	// otherwise it is made. It needs a URL.
-	Existing bool
-	// Pools are the servers of pools that have their own NATS account, with streams of calls,
-	// claims and results, and the contents of workspaces. Other pools, turns and journals are at
-	// URL, which Pools need.
-	Pools map[protocol.Pool]natsio.Server
-	// Bodies is the S3 store of the fleet's workspaces, see [workspace.Open]; "" without one.
-	Bodies string
-	// Data is the directory of a server inside this process.
-	Data string
-	Command
-	// Storage bounds what the fleet stores.
-	natsio.Storage
-	// Tracer and Meter make spans and metrics; nil means those of the process.
-	Tracer trace.Tracer
-	Meter  metric.Meter
-	// Logger is required.
-	Logger *slog.Logger
-}
 
 // Command are the options that commands of this module have in addition to those of programs.
 type Command struct {
@@ -92,16 +57,16 @@ type Command struct {
 // Fleet is a connection to a fleet. Its fields are read only.
 type Fleet struct {
 	Name       protocol.Fleet
-	Bodies     string // see [Options]
+	Bodies     string // the S3 store of workspaces, see [workspace.Open]; "" without one
 	NC         *nats.Conn
 	JS         jetstream.JetStream
 	Dispatcher *calls.Dispatcher
 	Journal    *journal.Journal
-	tracer     trace.Tracer
-	meter      metric.Meter
-	logger     *slog.Logger
-	signer     *signing.Signer          // nil where calls are not signed
-	parts      map[protocol.Pool]*Fleet // see [Fleet.At]
+	Tracer     trace.Tracer // nil means that of the process, as Meter
+	Meter      metric.Meter
+	Logger     *slog.Logger // when an embedded server can store nothing more, records count as debug
+	Signer     *signing.Signer
+	Pools      map[protocol.Pool]*Fleet // those with servers of their own, see [Fleet.At]
 
 	here
 	closing
@@ -119,72 +84,42 @@ type here struct {
 
 // closing is what the end of a fleet closes.
 type closing struct {
-	mu sync.Mutex // guards the rest while workers are started
-	// Abort ends the embedded worker at once.
-	Abort   func()
+	mu      sync.Mutex // guards the rest while workers are started
+	abort   func()     // ends the embedded worker at once; nil without one
 	closers []func()
 }
 
-func (o *Options) signer() (*signing.Signer, error) {
-	switch file := cmp.Or(o.SignKey, signing.Beside(o.Creds)); {
-	case file != "":
-		return signing.Load(file)
-	case o.URL == "" && o.Listen != "":
-		return signing.Make(filepath.Join(o.Data, ServerDir))
-	}
-	return nil, nil //nolint:nilnil // calls are not signed
+// OnClose has Close call a function, before those that were added earlier.
+func (c *closing) OnClose(closer func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closers = append(c.closers, closer)
 }
 
-// Connect reaches the fleet, or starts one inside this process, and sees that its streams exist.
-func Connect(ctx context.Context, o Options) (_ *Fleet, err error) {
-	o.Tracer, o.Meter = cmp.Or(o.Tracer, telemetry.Tracer()), cmp.Or(o.Meter, telemetry.Meter())
-	f := &Fleet{Name: o.Name, Bodies: o.Bodies, closing: closing{Abort: func() {}}, tracer: o.Tracer, meter: o.Meter, logger: o.Logger, parts: map[protocol.Pool]*Fleet{}}
-	defer func() {
-		if err != nil {
-			f.Close()
-		}
-	}()
-	if err := f.connectParts(ctx, o); err != nil {
-		return nil, err
+// Abort ends the embedded worker at once.
+func (c *closing) Abort() {
+	c.mu.Lock()
+	abort := c.abort
+	c.mu.Unlock()
+	if abort != nil {
+		abort()
 	}
-	if err := f.connect(ctx, o); err != nil {
-		return nil, err
-	}
-	for pool, part := range f.parts {
-		f.Dispatcher.RoutePool(pool, part.Dispatcher)
-	}
-	if f.Journal, err = journal.Open(ctx, f.NC, o.Name); err != nil {
-		return nil, err
-	}
-	if o.Existing {
-		return f, nil
-	}
-	return f, f.CheckRights(ctx, append(natsio.SessionRights(o.Name), natsio.CallRights(o.Name, protocol.DefaultPool))...)
 }
 
-// connectParts connects to the servers of pools. Where there are some, what workers fill has bounds
-// there alone.
-func (f *Fleet) connectParts(ctx context.Context, o Options) (err error) {
-	if len(o.Pools) > 0 {
-		if f.signer, err = o.signer(); err != nil {
-			return err
-		}
+// Open opens what a fleet does over NC: its streams exist. The part of a pool has no journal.
+func (f *Fleet) Open(ctx context.Context, journaled bool) (err error) {
+	f.Tracer, f.Meter = cmp.Or(f.Tracer, telemetry.Tracer()), cmp.Or(f.Meter, telemetry.Meter())
+	if f.JS, err = jetstream.New(f.NC); err != nil {
+		return err
 	}
-	same := map[natsio.Server]*Fleet{}
-	for pool, server := range o.Pools {
-		if same[server] == nil {
-			part := &Fleet{Name: o.Name, Bodies: o.Bodies, closing: closing{Abort: func() {}}, tracer: o.Tracer, meter: o.Meter, logger: o.Logger, signer: f.signer}
-			f.closers = append(f.closers, part.Close)
-			of := o
-			of.Server, of.Conn, of.Pools = server, nil, nil
-			if err := part.connect(ctx, of); err != nil {
-				return fmt.Errorf("servers of pool %s: %w", pool, err)
-			}
-			same[server] = part
-		}
-		f.parts[pool] = same[server]
+	if f.Dispatcher, err = calls.New(ctx, f.NC, f.Name, &calls.Options{Tracer: f.Tracer, Meter: f.Meter, Signer: f.Signer, Logger: f.Logger}); err != nil {
+		return err
 	}
-	return nil
+	f.OnClose(f.Dispatcher.Close)
+	if journaled {
+		f.Journal, err = journal.Open(ctx, f.NC, f.Name)
+	}
+	return err
 }
 
 // CheckRights is [natsio.CheckRights] where each of the rights is needed.
@@ -203,10 +138,10 @@ func (f *Fleet) CheckRights(ctx context.Context, rights ...natsio.Rights) error 
 	return nil
 }
 
-// At is the part of the fleet that a pool is in: that of [Options].Pools, which has no Journal, or
-// the fleet itself.
+// At is the part of the fleet that a pool is in: that of Pools, which has no Journal, or the fleet
+// itself.
 func (f *Fleet) At(pool protocol.Pool) *Fleet {
-	if part := f.parts[pool]; part != nil {
+	if part := f.Pools[pool]; part != nil {
 		return part
 	}
 	return f
@@ -218,7 +153,7 @@ func (f *Fleet) Conn(pool protocol.Pool) *nats.Conn { return f.At(pool).NC }
 // Parts are all that [Fleet.At] may return, each once, the fleet itself first.
 func (f *Fleet) Parts() []*Fleet {
 	parts := []*Fleet{f}
-	for _, part := range f.parts {
+	for _, part := range f.Pools {
 		if !slices.Contains(parts, part) {
 			parts = append(parts, part)
 		}
@@ -226,85 +161,26 @@ func (f *Fleet) Parts() []*Fleet {
 	return parts
 }
 
-func (f *Fleet) connect(ctx context.Context, o Options) (err error) {
-	options := natsio.ConnectOptions{Name: o.Client, Creds: o.Creds, TLS: o.TLS}
-	f.Origin = o.Origin
-	switch {
-	case o.Shared != nil:
-		if err := o.Shared.Reach(ctx); err != nil {
-			return err
-		}
-		o.URL, options.Creds, options.TLS, options.Dial = shared.URL, o.Shared.TokenFile(), natsio.TLS{}, o.Shared.Dial
-	case o.URL == "" && o.Conn == nil:
-		f.Server, err = embedded.Start(ctx, embedded.Options{Data: filepath.Join(o.Data, ServerDir), Listen: o.Listen, Logger: o.Logger, Notify: o.Notify})
-		if err != nil {
-			return err
-		}
-		o.Logger = f.Server.Quiet(o.Logger)
-		f.logger = o.Logger
-		f.closers = append(f.closers, f.Server.Close)
-		f.Origin = "embedded#" + uuid.NewString()
-		options.Creds, options.TLS, options.Options = "", natsio.TLS{}, f.Server.Options()
-	}
-	options.Logger = o.Logger
-	if f.NC = o.Conn; f.NC == nil {
-		if f.NC, err = natsio.Connect(ctx, o.URL, options); err != nil {
-			return err
-		}
-		f.closers = append(f.closers, f.NC.Close)
-	}
-	if f.JS, err = jetstream.New(f.NC); err != nil {
-		return err
-	}
-	topology := natsio.Topology{Fleet: o.Name, Storage: o.Storage, Bounded: f.Server == nil && o.Shared == nil && len(o.Pools) == 0, Logger: o.Logger}
-	ensure := natsio.Ensure
-	if o.Existing {
-		ensure = natsio.Check
-	}
-	if err := ensure(ctx, f.JS, topology); err != nil {
-		if f.Server != nil {
-			err = fmt.Errorf("embedded NATS in %s (--data): %w", o.Data, err)
-		}
-		return err
-	}
-	if f.signer == nil {
-		if f.signer, err = o.signer(); err != nil {
-			return err
-		}
-	}
-	if f.Dispatcher, err = calls.New(ctx, f.NC, o.Name, &calls.Options{Tracer: o.Tracer, Meter: o.Meter, Signer: f.signer, Logger: o.Logger}); err != nil {
-		return err
-	}
-	f.closers = append(f.closers, f.Dispatcher.Close)
-	return nil
-}
-
 // Schedules opens the fleet's schedules, which this process may change. Calls are signed with its
 // key.
 func (f *Fleet) Schedules(ctx context.Context) (*schedule.Store, error) {
 	store, err := schedule.Open(ctx, f.JS, f.Name)
 	if err == nil {
-		store.Signer = f.signer
+		store.Signer = f.Signer
 		err = f.CheckRights(ctx, natsio.ScheduleRights(f.Name))
 	}
 	return store, err
 }
 
-// Signer signs this process's calls; nil without a key.
-func (f *Fleet) Signer() *signing.Signer { return f.signer }
-
 // Keys are those of who may answer for sessions of this process: its own key, and unknown ones for
 // the default tenant; nil without a key.
 func (f *Fleet) Keys() *signing.Keys {
-	if f.signer == nil {
+	if f.Signer == nil {
 		return nil
 	}
-	keys, _ := signing.OpenFor(f.signer, "") // fails only with a file
+	keys, _ := signing.OpenFor(f.Signer, "") // fails only with a file
 	return keys
 }
-
-// SignKey names the key that signs this process's calls; "" without one.
-func (f *Fleet) SignKey() string { return f.signer.ID() }
 
 // IsUnused reports whether a session has no journal and no result, as far as the fleet answers.
 func (f *Fleet) IsUnused(id protocol.SessionID) bool {
@@ -326,19 +202,15 @@ func (f *Fleet) IsUnused(id protocol.SessionID) bool {
 // unusedTimeout bounds [Fleet.IsUnused].
 const unusedTimeout = 2 * time.Second
 
-// Logger is that of [Options]. When an embedded server can store nothing more, records count as
-// debug.
-func (f *Fleet) Logger() *slog.Logger { return f.logger }
-
-// Close ends everything that Connect and StartWorker started, last first. Each step is bounded in
-// time. When an embedded server can store nothing more, Close does not wait for running calls.
+// Close ends everything that was started, last first. Each step is bounded in time. When an embedded
+// server can store nothing more, Close does not wait for running calls.
 func (f *Fleet) Close() {
 	f.mu.Lock()
-	closers, abort := f.closers, f.Abort
+	closers := f.closers
 	f.closers = nil
 	f.mu.Unlock()
 	if f.Server != nil && f.Server.Failing() {
-		abort()
+		f.Abort()
 		f.NC.Close()
 	}
 	for _, closer := range slices.Backward(closers) {
@@ -407,11 +279,11 @@ func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) (*Worker, err
 	if o.Workspace != nil {
 		var err error
 		if o.InPlace, err = inplace.OpenOwn(); err != nil { // as where the state folder is read-only
-			f.logger.WarnContext(ctx, "calls do not wait for other processes that use the same directory, and may overlap with their calls", slog.Any("error", err))
+			f.Logger.WarnContext(ctx, "calls do not wait for other processes that use the same directory, and may overlap with their calls", slog.Any("error", err))
 		}
 	}
 	o.Bodies = f.Bodies
-	o.Fleet, o.Origin, o.Logger, o.Tracer, o.Meter = f.Name, f.Origin, cmp.Or(o.Logger, f.logger), f.tracer, f.meter
+	o.Fleet, o.Origin, o.Logger, o.Tracer, o.Meter = f.Name, f.Origin, cmp.Or(o.Logger, f.Logger), f.Tracer, f.Meter
 	w, err := worker.New(ctx, f.At(cmp.Or(o.Pool, protocol.DefaultPool)).NC, o)
 	if err != nil {
 		return nil, err
@@ -426,9 +298,9 @@ func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) (*Worker, err
 		started.err = w.Run(running, drain)
 	}()
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.Abort = abort
-	f.closers = append(f.closers, func() {
+	f.abort = abort
+	f.mu.Unlock()
+	f.OnClose(func() {
 		ctx, cancel := context.WithTimeout(background, drainTime)
 		defer cancel()
 		err := started.Drain(ctx) // what it kills is not lost
@@ -436,7 +308,7 @@ func (f *Fleet) StartWorker(ctx context.Context, o worker.Options) (*Worker, err
 			err = started.err
 		}
 		if err != nil {
-			f.logger.WarnContext(ctx, "worker failed", slog.Any("error", err))
+			f.Logger.WarnContext(ctx, "worker failed", slog.Any("error", err))
 		}
 	})
 	return started, nil
@@ -449,13 +321,11 @@ const poolTimeout = 5 * time.Second
 // workers that are started from now on. What waits stays, and the next worker of the pool makes it
 // again.
 func (f *Fleet) EndPool(ctx context.Context, pool protocol.Pool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.closers = append(f.closers, func() {
+	f.OnClose(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), poolTimeout)
 		defer cancel()
 		if err := natsio.RemovePool(ctx, f.JS, f.Name, pool); err != nil {
-			f.logger.DebugContext(ctx, "pool stays", slog.Any("error", err))
+			f.Logger.DebugContext(ctx, "pool stays", slog.Any("error", err))
 		}
 	})
 }

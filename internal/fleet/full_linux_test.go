@@ -2,7 +2,6 @@ package fleet_test
 
 import (
 	"context"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -72,8 +72,9 @@ func TestFleet_AServerOnAFullDiskEnds(t *testing.T) {
 	if disk == "" {
 		return
 	}
-	options := fleet.Options{Name: "tf", Data: filepath.Join(disk, "data"), Logger: slog.New(slog.DiscardHandler)}
-	f, err := fleet.Connect(t.Context(), options)
+	options, f := public.Options{Data: filepath.Join(disk, "data")}, (*fleet.Fleet)(nil)
+	options.Opened = func(opened *fleet.Fleet) { f = opened }
+	client, err := public.Connect(t.Context(), options)
 	require.NoError(t, err)
 	failed := make(chan error, 1)
 	f.Server.WhenFailed(func(err error) { failed <- err })
@@ -93,11 +94,11 @@ func TestFleet_AServerOnAFullDiskEnds(t *testing.T) {
 		cancel()
 	}
 	require.ErrorContains(t, <-failed, "the disk of "+filepath.Join(disk, "data", fleet.ServerDir)+" (--data) is full: make room there, then start again")
-	f.Close()
+	require.NoError(t, client.Close())
 	empty()
-	f, err = fleet.Connect(t.Context(), options)
+	client, err = public.Connect(t.Context(), options)
 	require.NoError(t, err)
-	defer f.Close()
+	defer func() { require.NoError(t, client.Close()) }()
 	history, err := f.Journal.Load(t.Context(), session)
 	require.NoError(t, err)
 	require.Equal(t, loop.EventTurnStarted, history.Events[0].Type)

@@ -1,7 +1,6 @@
 package fleet_test
 
 import (
-	"log/slog"
 	"sync"
 	"testing"
 
@@ -10,16 +9,17 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	public "github.com/toolfleet/toolfleet/pkg/fleet"
 )
 
 // All that ask at once, and those that come after them, get one secret.
 func TestSecret_IsOneForAFleet(t *testing.T) {
 	t.Parallel()
-	o := fleet.Options{Name: protocol.DefaultFleet, Data: t.TempDir(), Logger: slog.New(slog.DiscardHandler)}
+	servers := natsiotest.New(t, natsio.Topology{})
 	connect := func() *fleet.Fleet {
-		f, err := fleet.Connect(t.Context(), o)
-		require.NoError(t, err)
+		f := &fleet.Fleet{Name: servers.Name, NC: servers.Connect(), Logger: servers.Logger}
+		require.NoError(t, f.Open(t.Context(), true))
 		t.Cleanup(f.Close)
 		return f
 	}
@@ -48,7 +48,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestConnect_NamesTheDirectoryThatHasTooLittleRoom(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
-	_, err := fleet.Connect(t.Context(), fleet.Options{Name: "tf", Data: data, Storage: natsio.Storage{KeepBytes: 1 << 60}, Logger: slog.New(slog.DiscardHandler)})
+	_, err := public.Connect(t.Context(), public.Options{Data: data, Storage: public.Storage{KeepBytes: 1 << 60}})
 	require.ErrorContains(t, err, "embedded NATS in "+data+" (--data): make bucket TF_KEPT: ")
 	require.ErrorContains(t, err, "it reserves 1099511627776 MiB, and the server has less left")
 }

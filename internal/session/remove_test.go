@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/model/scripted"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/session/journal"
@@ -42,8 +42,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type rig struct {
 	*fleet.Fleet
 
-	data   string
-	worker *fleet.Worker
+	data    string
+	worker  *fleet.Worker
+	connect func() *nats.Conn // another connection
 }
 
 func newRig(t *testing.T) *rig {
@@ -54,14 +55,15 @@ func newRig(t *testing.T) *rig {
 func rigOf(t *testing.T, o worker.Options) *rig {
 	t.Helper()
 	data := t.TempDir()
-	f, err := fleet.Connect(t.Context(), fleet.Options{Name: "tf", Data: data, Logger: slog.New(slog.DiscardHandler)})
-	require.NoError(t, err)
+	servers := natsiotest.New(t, natsio.Topology{})
+	f := &fleet.Fleet{Name: servers.Name, NC: servers.Connect(), Logger: servers.Logger}
+	require.NoError(t, f.Open(t.Context(), true))
 	t.Cleanup(f.Close)
 	driver := process.New(nil)
 	o.Data, o.Driver, o.Caps, o.AckWait = data, driver, isolation.Caps{Driver: driver.Name()}, time.Minute // a busy machine ends no lease
 	w, err := f.StartWorker(t.Context(), o)
 	require.NoError(t, err)
-	return &rig{Fleet: f, data: data, worker: w}
+	return &rig{Fleet: f, data: data, worker: w, connect: servers.Connect}
 }
 
 func (r *rig) call(ctx context.Context, t *testing.T, id protocol.SessionID, payload protocol.Payload) *protocol.Result {
@@ -496,8 +498,7 @@ func TestRemove_ForcedNeedsNothingThatRuns(t *testing.T) {
 			require.NoError(t, r.worker.Drain(t.Context()))
 			ended := r.turn(t, serve.NewCall("s", wire.TurnRun{Prompt: "p"}, 0))
 			if ends == protocol.StatusOutcomeUnknown {
-				nc, err := natsio.Connect(t.Context(), "", natsio.ConnectOptions{Name: "lost", Options: r.Server.Options(), Logger: slog.New(slog.DiscardHandler)})
-				require.NoError(t, err)
+				nc := r.connect()
 				model := never{asked: make(chan struct{}, 1)}
 				r.serveOn(t, nc, model, nil, 2*time.Second)
 				<-model.asked

@@ -96,10 +96,6 @@ type Options struct {
 	Meter  metric.Meter
 }
 
-// OfClient converts the worker.Options of package pkg/worker, which sets this function, for package
-// pkg/fleet. So pkg/worker exports nothing that names an internal type.
-var OfClient func(options any) (Options, error) //nolint:gochecknoglobals // set once, see above
-
 func (o Options) withDefaults() Options {
 	o.Fleet, o.Pool = cmp.Or(o.Fleet, protocol.DefaultFleet), cmp.Or(o.Pool, protocol.DefaultPool)
 	if o.Worker == "" {

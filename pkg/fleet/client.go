@@ -60,97 +60,20 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio"
-	"github.com/toolfleet/toolfleet/internal/system"
-	"github.com/toolfleet/toolfleet/internal/telemetry"
-	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
-
-// Options say where the fleet is. The zero value starts one inside this process.
-type Options struct {
-	// URL is the NATS server, or several separated by commas; "" starts one inside this process,
-	// which no other process can reach.
-	URL string
-	// Creds is a NATS credentials file, or a file with a token; "" means none.
-	Creds string
-	// TLSCA is a file of authorities (PEM) that the servers' certificates are checked against; ""
-	// means the system's. TLSCert and TLSKey are the files of the certificate that this process
-	// presents; both or neither.
-	TLSCA, TLSCert, TLSKey string
-	// Conn is a connection to use instead of URL, Creds and the TLS files. Close leaves it open.
-	Conn *nats.Conn
-	// Pools has the servers of pools whose workers have a NATS account of their own. Pools needs a
-	// URL or Conn, and must not name [protocol.SessionPool].
-	Pools map[protocol.Pool]Server
-	// SignKey is a file with the private key (PEM, Ed25519) that signs calls, for workers that run
-	// signed calls only. "" means calls.key in the directory of Creds, if it exists.
-	SignKey string
-	// Fleet is the name of the fleet; "" means [protocol.DefaultFleet].
-	Fleet protocol.Fleet
-	// Existing makes a fleet that does not exist an error, which wraps [ErrNoFleet], instead of
-	// creating it. It needs a URL or Conn.
-	Existing bool
-	// Data is the directory of the embedded server and of workers; "" means a temporary one, which
-	// Close removes with all sessions and workspaces.
-	Data string
-	// Storage bounds what the fleet stores.
-	Storage Storage
-	// Bodies is the S3 store of the fleet's workspaces, as --bodies of a worker; "" means none. A
-	// fleet whose workspaces are in another store is an error where this program needs them: the
-	// credentials of the environment are sent to this store alone.
-	Bodies string
-	// TracerProvider and MeterProvider make spans and metrics; nil means the global ones of
-	// OpenTelemetry.
-	TracerProvider trace.TracerProvider
-	MeterProvider  metric.MeterProvider
-	// Logger gets warnings; nil discards them.
-	Logger *slog.Logger
-
-	command
-}
-
-// command are options of this module's commands: no other module can name the type of Opened.
-type command = fleet.Command
-
-// Server is the server of a pool, with URL and Creds as in [Options].
-type Server struct{ URL, Creds string }
-
-// Storage bounds what a fleet stores; 0 means the documented default.
-type Storage struct {
-	// Replicas is the number of replicas of streams that Connect creates: 1, 3 or 5; 0 means 1.
-	Replicas int
-	// KeepAge is how long outputs that models saw shortened are stored, and KeepBytes their total
-	// size; when it is reached, no more are stored. 0 means no bound, until their session is
-	// deleted. Both apply only when Connect creates the fleet.
-	KeepAge   time.Duration
-	KeepBytes int64
-	// StreamBytes is the total size of the streams that workers fill, at least 1 GiB. It applies
-	// only when Connect creates the fleet. 0 means 47 GiB on a server at URL.
-	StreamBytes int64
-	// ResultAge is how long results of calls are stored, 10 minutes to 365 days, also in an
-	// existing fleet, whose older results are deleted at once. 0 means the fleet's setting, or 7
-	// days. A call that is sent again when its result has been deleted runs again.
-	ResultAge time.Duration
-	// ResultBytes is the total size of stored results, at least 64 MiB, also in an existing fleet;
-	// beyond it the oldest are deleted. 0 means the fleet's setting, or no bound.
-	ResultBytes int64
-}
 
 // Client is a connection to a fleet. It is safe for concurrent use.
 type Client struct {
@@ -175,107 +98,6 @@ func (c *Client) least() string {
 		return "paths"
 	}
 	return ""
-}
-
-// validate reports every invalid option but the name.
-func (o *Options) validate() error {
-	var faults []error
-	fault := func(wrong bool, format string, args ...any) {
-		if wrong {
-			faults = append(faults, fmt.Errorf(format, args...))
-		}
-	}
-	fault(o.Conn != nil && o.URL+o.Creds+o.TLSCA+o.TLSCert+o.TLSKey != "", "conn: must not be combined with a URL, credentials or TLS files")
-	for pool, server := range o.Pools {
-		if _, err := protocol.ParsePool(string(pool)); err != nil {
-			faults = append(faults, err)
-			continue
-		}
-		fault(pool == protocol.SessionPool, "pools: %q is that of the coordinators, at the URL of the fleet", pool)
-		fault(o.URL == "" && o.Conn == nil || server.URL == "", "pools: %s needs the URL of its servers, and that of the fleet", pool)
-	}
-	fault(o.Existing && o.URL == "" && o.Conn == nil, "existing: needs a URL or a connection; a fleet inside this process is created")
-	if err := workspace.CheckURL(o.Bodies); err != nil {
-		fault(true, "%v", err)
-	}
-	storage := natsio.Storage(o.Storage)
-	return errors.Join(append(faults, storage.Validate())...)
-}
-
-// inner are the options of the connection, for a client with a name and a directory.
-func (o *Options) inner(name protocol.Fleet, c *Client) fleet.Options {
-	inner := fleet.Options{
-		Name: name, Server: natsio.Server{URL: o.URL, Creds: o.Creds, TLS: natsio.TLS{CA: o.TLSCA, Cert: o.TLSCert, Key: o.TLSKey}}, Conn: o.Conn, SignKey: o.SignKey, Existing: o.Existing,
-		Command: o.command, Data: c.data, Bodies: o.Bodies, Storage: natsio.Storage(o.Storage), Logger: c.logger,
-	}
-	inner.Client = cmp.Or(o.Client, filepath.Base(os.Args[0]))
-	if o.TracerProvider != nil {
-		inner.Tracer = o.TracerProvider.Tracer(telemetry.Scope)
-	}
-	if o.MeterProvider != nil {
-		inner.Meter = o.MeterProvider.Meter(telemetry.Scope)
-	}
-	for pool, server := range o.Pools {
-		if inner.Pools == nil {
-			inner.Pools = map[protocol.Pool]natsio.Server{}
-		}
-		inner.Pools[pool] = natsio.Server{URL: server.URL, Creds: server.Creds, TLS: inner.TLS}
-	}
-	return inner
-}
-
-// Errors of [Connect], and of methods that need rights of their own.
-var (
-	// ErrNoFleet means that there is no fleet of that name.
-	ErrNoFleet = natsio.ErrNoFleet
-	// ErrVersion means that the fleet's streams are those of another version, or were edited. The
-	// error names each difference, and nothing was changed. A single result that this version
-	// cannot read is [ErrUnknownOutcome].
-	ErrVersion = natsio.ErrTopology
-	// ErrRights means that the user of the connection may not do this. The error names the
-	// subjects that are missing.
-	ErrRights = natsio.ErrRights
-)
-
-// Connect connects to a fleet, or starts one inside this process, and creates its streams if they
-// are missing. ctx bounds only the connecting, and each server is tried for at most 5 s: the error
-// wraps [ErrUnreachable] if none answers. Invalid options are reported together, before anything is
-// connected; the error wraps [ErrInvalid].
-func Connect(ctx context.Context, options Options) (*Client, error) {
-	name, err := protocol.ParseFleet(string(cmp.Or(options.Fleet, protocol.DefaultFleet)))
-	if err = errors.Join(err, options.validate()); err != nil {
-		return nil, invalid(err)
-	}
-	c := &Client{
-		data: options.Data, cleanup: func() error { return nil }, logger: options.Logger,
-		session: protocol.NewSessionID(), elsewhere: options.URL != "" || options.Conn != nil,
-	}
-	if c.logger == nil {
-		c.logger = slog.New(slog.DiscardHandler)
-	}
-	if c.data == "" && options.Opened == nil {
-		if c.data, err = os.MkdirTemp("", "toolfleet-"); err != nil {
-			return nil, fmt.Errorf("data directory: %w", err)
-		}
-		c.cleanup = func() error { return system.RemoveTree(c.data) }
-	}
-	if c.data != "" {
-		if c.data, err = filepath.Abs(c.data); err != nil {
-			return nil, fmt.Errorf("data directory: %w", err)
-		}
-	}
-	if c.inner, err = fleet.Connect(ctx, options.inner(name, c)); err != nil {
-		if isInterruption(err) && ctx.Err() == nil {
-			err = fmt.Errorf("%w: %w", ErrUnreachable, err)
-		}
-		return nil, errors.Join(err, c.cleanup())
-	}
-	c.logger, c.ledger = c.inner.Logger(), loop.NewLedger(c.inner.Journal)
-	c.open, c.close = context.WithCancelCause(context.WithoutCancel(ctx))
-	if options.Opened != nil {
-		options.Opened(c.inner)
-	}
-	return c, nil
 }
 
 // Close ends the workers of this process, the embedded server, and the connection. Calls that still

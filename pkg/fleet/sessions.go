@@ -63,6 +63,17 @@ func run[T any](
 	})
 }
 
+// changing are the rights to change a session that is not busy, and working also those to have a
+// worker change its workspace.
+func (s Sessions) changing() []natsio.Rights {
+	name := s.client.inner.Name
+	return append(natsio.SessionRights(name), natsio.LaneRights(name, s.pool))
+}
+
+func (s Sessions) working() []natsio.Rights {
+	return append(s.changing(), natsio.CallRights(s.client.inner.Name, s.pool))
+}
+
 // only is the ids of a method about one session.
 func only(id protocol.SessionID) []protocol.SessionID { return []protocol.SessionID{id} }
 
@@ -178,9 +189,7 @@ func (s Sessions) Effects(ctx context.Context, id protocol.SessionID, at At) ([]
 // and may be repeated. Effects without a revert stay. The error wraps [ErrSessionBusy] if the
 // session is busy.
 func (s Sessions) Revert(ctx context.Context, id protocol.SessionID, at At) ([]report.Effect, error) {
-	name := s.client.inner.Name
-	rights := append(natsio.SessionRights(name), natsio.LaneRights(name, s.pool), natsio.CallRights(name, s.pool))
-	effects, err := run(ctx, s, only(id), rights, func(ctx context.Context, f *fleet.Fleet) ([]session.Effect, error) {
+	effects, err := run(ctx, s, only(id), s.working(), func(ctx context.Context, f *fleet.Fleet) ([]session.Effect, error) {
 		effects, err := session.Effects(ctx, f.Journal, id, session.At(at))
 		if err == nil {
 			err = session.Revert(ctx, f, id, s.pool, effects)
@@ -201,9 +210,7 @@ func reported(effects []session.Effect) (all []report.Effect) {
 // ([report.Session].Unknown); the model reads that in its next turn. The error wraps
 // [ErrSessionBusy] if the session is busy.
 func (s Sessions) Resolve(ctx context.Context, id protocol.SessionID, call protocol.CallID, happened bool, by string) error {
-	name := s.client.inner.Name
-	rights := append(natsio.SessionRights(name), natsio.LaneRights(name, s.pool))
-	_, err := run(ctx, s, only(id), rights, func(ctx context.Context, f *fleet.Fleet) (struct{}, error) {
+	_, err := run(ctx, s, only(id), s.changing(), func(ctx context.Context, f *fleet.Fleet) (struct{}, error) {
 		return struct{}{}, session.Resolve(ctx, f, id, s.pool, call, happened, by)
 	})
 	return err
@@ -213,9 +220,7 @@ func (s Sessions) Resolve(ctx context.Context, id protocol.SessionID, call proto
 // and adds the fork's answer to the conversation as one message. The error wraps [ErrSessionBusy]
 // if one of the two is busy.
 func (s Sessions) Merge(ctx context.Context, fork, into protocol.SessionID) (report.Merged, error) {
-	name := s.client.inner.Name
-	rights := append(natsio.SessionRights(name), natsio.LaneRights(name, s.pool), natsio.CallRights(name, s.pool))
-	return run(ctx, s, []protocol.SessionID{fork, into}, rights, func(ctx context.Context, f *fleet.Fleet) (report.Merged, error) {
+	return run(ctx, s, []protocol.SessionID{fork, into}, s.working(), func(ctx context.Context, f *fleet.Fleet) (report.Merged, error) {
 		return session.Merge(ctx, f, fork, into, s.pool)
 	})
 }
@@ -224,9 +229,7 @@ func (s Sessions) Merge(ctx context.Context, fork, into protocol.SessionID) (rep
 // many files were written and paths removed. Later states stay in the history. The error wraps
 // [ErrSessionBusy] if the session is busy.
 func (s Sessions) Restore(ctx context.Context, id protocol.SessionID, at protocol.CallID) (written, removed int, err error) {
-	name := s.client.inner.Name
-	rights := append(natsio.SessionRights(name), natsio.LaneRights(name, s.pool), natsio.CallRights(name, s.pool))
-	restored, err := run(ctx, s, only(id), rights, func(ctx context.Context, f *fleet.Fleet) (wire.WorkspaceRestoreResult, error) {
+	restored, err := run(ctx, s, only(id), s.working(), func(ctx context.Context, f *fleet.Fleet) (wire.WorkspaceRestoreResult, error) {
 		return session.Restore(ctx, f, id, s.pool, at)
 	})
 	return restored.Written, restored.Removed, err
@@ -351,7 +354,7 @@ func (s Sessions) Approve(ctx context.Context, id protocol.SessionID, call proto
 		if err := session.May(ctx, f, judge.Approve, id); err != nil {
 			return err
 		}
-		asked.Signer = f.Signer()
+		asked.Signer = f.Signer
 		return approval.Say(ctx, f.NC, f.Conn(s.pool), f.Name, asked, answer)
 	})
 }

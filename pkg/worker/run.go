@@ -94,7 +94,7 @@ const defaultDrain = 30 * time.Second
 // take calls. Streams of the fleet that are missing are created. If the connection, rights or
 // streams are lost later, Run logs that, and takes calls again when they are back.
 func Run(ctx context.Context, o Options) error {
-	setup, err := o.setup()
+	setup, err := o.Setup()
 	if err = errors.Join(err, o.Server.setup(&setup)); err != nil {
 		return err
 	}
@@ -138,24 +138,12 @@ func Run(ctx context.Context, o Options) error {
 // errDrain is returned by [Run] when calls were killed at the end of the time [Options].Drain.
 var errDrain = errors.New("worker: the time to drain is over: running calls were killed")
 
-// init lets package fleet start workers with these options, whose handlers only this package reads.
-func init() { //nolint:gochecknoinits // see above
-	internal.OfClient = func(options any) (internal.Options, error) {
-		o, _ := options.(Options)
-		setup, err := o.setup()
-		if o.Server != (Server{}) {
-			err = errors.Join(errors.New("server: must be zero: the worker is in the fleet of its client"), err)
-		}
-		return setup, err
-	}
-}
-
 // workerName is what [Options].Name takes.
 var workerName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,32}$`)
 
-// setup returns the options as the worker takes them, except for Server. It connects to nothing,
-// and reports every invalid option.
-func (o *Options) setup() (setup internal.Options, err error) {
+// Setup is for package fleet: it returns the options as a worker inside this module takes them,
+// except for Server. It connects to nothing, and reports every invalid option.
+func (o *Options) Setup() (setup internal.Options, err error) {
 	var problems []error
 	note := func(err error) { problems = append(problems, err) }
 	if o.Slots < 0 || o.Slots > internal.MaxSlots {

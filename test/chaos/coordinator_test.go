@@ -25,10 +25,10 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/calls/channel"
 	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session/schedule"
 	"github.com/toolfleet/toolfleet/internal/session/serve"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
+	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
@@ -82,11 +82,11 @@ func (c *coordinatorRole) run(ctx context.Context) error {
 }
 
 // connect tries again and again: the servers may be in trouble at this very moment.
-func (c *coordinatorRole) connect(ctx context.Context, logger *slog.Logger) (*fleet.Fleet, error) {
+func (c *coordinatorRole) connect(ctx context.Context, logger *slog.Logger) (f *fleet.Fleet, err error) {
+	o := public.Options{URL: c.URL, Creds: c.Creds, Existing: true, Logger: logger}
+	o.Client, o.Opened = string(c.ID), func(opened *fleet.Fleet) { f = opened }
 	for {
-		f, err := fleet.Connect(ctx, fleet.Options{
-			Name: protocol.DefaultFleet, Server: natsio.Server{URL: c.URL, Creds: c.Creds}, Existing: true, Command: fleet.Command{Client: string(c.ID)}, Logger: logger,
-		})
+		_, err = public.Connect(ctx, o)
 		if err == nil || !pause.For(ctx, 100*time.Millisecond) {
 			return f, err
 		}

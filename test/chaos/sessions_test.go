@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"regexp"
 	"slices"
@@ -27,6 +26,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/session/serve"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -49,11 +49,11 @@ func newStage(t *testing.T, s setup, coordinators, machines, slots int) *stage {
 	st := &stage{rig: newPlace(t, s), slots: slots, begin: time.Now()}
 	_, _, err := natsio.EnsurePool(t.Context(), st.js, protocol.DefaultFleet, protocol.SessionPool, st.setup.lease)
 	require.NoError(t, err)
-	st.fleet, err = fleet.Connect(t.Context(), fleet.Options{
-		Name: protocol.DefaultFleet, Server: natsio.Server{URL: st.url(), Creds: st.creds()}, Existing: true, Command: fleet.Command{Client: "test"}, Logger: slog.New(slog.DiscardHandler),
-	})
+	o := public.Options{URL: st.url(), Creds: st.creds(), Existing: true}
+	o.Opened = func(opened *fleet.Fleet) { st.fleet = opened }
+	client, err := public.Connect(t.Context(), o)
 	require.NoError(t, err)
-	t.Cleanup(st.fleet.Close)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	_, err = schedule.Open(t.Context(), st.js, protocol.DefaultFleet) // processes that make it at once could meet
 	require.NoError(t, err)
 	triggers, err := st.js.Stream(t.Context(), "KV_"+wire.SchedulesBucket(protocol.DefaultFleet))

@@ -23,7 +23,8 @@ import (
 
 // coordinate has the process serve turns, and start schedules, while do runs.
 func (p *process) coordinate(ctx context.Context, do func(ctx context.Context) error) error {
-	f, err := internal.Connect(ctx, internal.Options{Name: p.Name, Conn: p.nc, Logger: p.Logger})
+	f := &internal.Fleet{Name: p.Name, NC: p.nc, Logger: p.Logger}
+	err := f.Open(ctx, true)
 	if err != nil {
 		return err
 	}

@@ -318,7 +318,8 @@ func ofModel(name string, limit fleet.Limit, law func(tb testing.TB, c *crash, p
 
 // limited runs a turn behind the limits of the model of the case.
 func limited(ctx context.Context, p *process) error {
-	f, err := internal.Connect(ctx, internal.Options{Name: p.Name, Conn: p.nc, Logger: p.Logger})
+	f := &internal.Fleet{Name: p.Name, NC: p.nc, Logger: p.Logger}
+	err := f.Open(ctx, true)
 	if err != nil {
 		return err
 	}

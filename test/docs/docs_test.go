@@ -291,10 +291,10 @@ func TestCoordinator_UsesThePublicClient(t *testing.T) {
 		"bench.go",      // measures the engine itself
 		"call.go",       // judges a call before it opens a fleet, which a refused one needs not; reports its waits
 		"call_batch.go", // sends all calls in one step, and reports their waits, which futures do not
-		"context.go",    // contexts of NATS, for each command
 		"mcp.go",        // is a server: its sessions are processes of clients
 		"run.go",        // aborts the worker in this process, binds a model's limits, lists as tools.go
 		"serve.go",      // is a part of the fleet, not a client of it
+		"settings.go",   // contexts of NATS, for each command
 		"tools.go",      // reports what MCP servers wait for to start, which Client.ServerTools does not
 	}
 	files, err := filepath.Glob("../../cmd/coordinator/*.go")

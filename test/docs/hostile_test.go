@@ -24,14 +24,14 @@ type use struct {
 
 // started are the calls that start a program, by their files.
 var started = map[string]use{
-	"cmd/coordinator/completion.go":           {1, "this program itself, to complete a command line"},
-	"cmd/coordinator/internal/bench/exec.go":  {1, "an empty shell command, to compare with"},
-	"internal/inplace/gitguard/ask.go":        {1, "git, in a directory of its own, on copies of single files, without settings of anybody's"},
-	"internal/inplace/hostenv/credentials.go": {2, "git credential, in /, in no repository, with a PATH without the workspace; ssh-keygen, on the user's known_hosts; not one of the workspace"},
-	"internal/natsio/shared/shared.go":        {1, "this program itself, as the server of the user's sessions"},
-	"internal/sandbox/ns/launcher.go":         {2, "bubblewrap, which makes a sandbox; this program's own, which makes a sandbox"},
-	"internal/sandbox/process/sandbox.go":     {1, "a command, with --sandbox process: without isolation, as the user has asked for"},
-	"internal/sandbox/process/tree_linux.go":  {1, "this program's own, which ends commands"},
+	"cmd/coordinator/settings.go":                {1, "this program itself, to complete a command line"},
+	"cmd/coordinator/internal/bench/baseline.go": {1, "an empty shell command, to compare with"},
+	"internal/inplace/gitguard/ask.go":           {1, "git, in a directory of its own, on copies of single files, without settings of anybody's"},
+	"internal/inplace/hostenv/credentials.go":    {2, "git credential, in /, in no repository, with a PATH without the workspace; ssh-keygen, on the user's known_hosts; not one of the workspace"},
+	"internal/natsio/shared/shared.go":           {1, "this program itself, as the server of the user's sessions"},
+	"internal/sandbox/ns/launcher.go":            {2, "bubblewrap, which makes a sandbox; this program's own, which makes a sandbox"},
+	"internal/sandbox/process/sandbox.go":        {1, "a command, with --sandbox process: without isolation, as the user has asked for"},
+	"internal/sandbox/process/tree_linux.go":     {1, "this program's own, which ends commands"},
 }
 
 // What a file opens.
@@ -46,15 +46,15 @@ const (
 
 // opened are the calls that open a path without package regular, by their files.
 var opened = map[string]use{
-	"cmd/coordinator/agents.go":                         {1, list},
+	"cmd/coordinator/tools.go":                          {1, list},
 	"cmd/coordinator/continue.go":                       {1, own},
 	"cmd/coordinator/turn.go":                           {1, root},
 	"internal/cli/contexts.go":                          {1, own},
 	"internal/cli/doctor/host.go":                       {2, system},
+	"internal/cli/environment/branch.go":                {1, named},
 	"internal/cli/environment/environment.go":           {1, list},
 	"internal/cli/environment/local.go":                 {3, own + "; " + list},
-	"internal/cli/environment/skills.go":                {4, root + "; " + list},
-	"internal/cli/environment/states.go":                {1, named},
+	"internal/cli/environment/toolbox.go":               {4, root + "; " + list},
 	"internal/cli/environment/workspace.go":             {1, root},
 	"internal/cli/trust.go":                             {1, list},
 	"internal/inplace/gitguard/aside.go":                {8, root + "; " + list + "; new files"},
@@ -112,7 +112,7 @@ var opened = map[string]use{
 	"internal/workspace/transfer/base.go":               {2, own},
 	"internal/workspace/transfer/pull.go":               {1, list},
 	"internal/workspace/transfer/transfer.go":           {2, root},
-	"pkg/fleet/templates.go":                            {1, root},
+	"pkg/fleet/schedules.go":                            {1, root},
 	"pkg/tools/manifest/folder.go":                      {2, root + "; " + list},
 }
 

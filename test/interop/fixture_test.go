@@ -22,6 +22,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
@@ -54,8 +55,9 @@ type fixtureTool struct {
 func startFixture(t *testing.T) (url string) {
 	t.Helper()
 	logger := slog.New(slog.DiscardHandler)
-	fl, err := fleet.Connect(t.Context(), fleet.Options{Name: protocol.DefaultFleet, Data: t.TempDir(), Logger: logger})
-	require.NoError(t, err)
+	servers := natsiotest.New(t, natsio.Topology{})
+	fl := &fleet.Fleet{Name: servers.Name, NC: servers.Connect(), Logger: logger}
+	require.NoError(t, fl.Open(t.Context(), true))
 	t.Cleanup(fl.Close)
 	driver := process.New(nil)
 	set, change := fixtureTools(), func() {}
@@ -63,7 +65,7 @@ func startFixture(t *testing.T) (url string) {
 		change()
 		return nil, nil, nil
 	}}
-	_, err = fl.StartWorker(t.Context(), worker.Options{
+	_, err := fl.StartWorker(t.Context(), worker.Options{
 		Options: lane.Options{Slots: 16}, Data: t.TempDir(), Alone: true,
 		Settings: sandboxes.Settings{Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, Env: map[string]string{"PATH": os.Getenv("PATH")}},
 		Capabilities: kinds.Capabilities{Handlers: kinds.Handlers{Calls: map[protocol.Kind]kinds.Handler{

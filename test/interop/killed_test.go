@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -18,32 +17,33 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
-	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
+	public "github.com/toolfleet/toolfleet/pkg/fleet"
 )
 
 // startFleet starts a server and a worker until the test ends, and returns the flags of
 // coordinators for them and the directory of a session's files.
 func startFleet(t *testing.T, session string) (flags []string, files string) {
 	t.Helper()
-	fl, files := startWorker(t, session, fleet.Options{Data: t.TempDir(), Command: fleet.Command{Listen: "127.0.0.1:0"}})
+	fl, files := startWorker(t, session, func(o *public.Options) { o.Data, o.Listen = t.TempDir(), "127.0.0.1:0" })
 	return []string{"--nats", fl.Server.URL(), "--creds", fl.Server.CredentialFile(), "--session", session}, files
 }
 
 // startWorker starts a worker until the test ends, and returns its fleet and the directory of a
 // session's files.
-func startWorker(t *testing.T, session string, o fleet.Options) (fl *fleet.Fleet, files string) {
+func startWorker(t *testing.T, session string, at func(o *public.Options)) (fl *fleet.Fleet, files string) {
 	t.Helper()
-	o.Name, o.Client, o.Logger = protocol.DefaultFleet, "test", slog.New(slog.DiscardHandler)
-	fl, err := fleet.Connect(t.Context(), o)
+	var o public.Options
+	o.Opened = func(opened *fleet.Fleet) { fl = opened }
+	at(&o)
+	client, err := public.Connect(t.Context(), o)
 	require.NoError(t, err)
-	t.Cleanup(fl.Close)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	driver, dir := process.New(nil), t.TempDir()
 	_, err = fl.StartWorker(t.Context(), worker.Options{
 		Options: lane.Options{Slots: 4}, Data: t.TempDir(),
@@ -160,7 +160,7 @@ func TestKilled_ATaskIsFound(t *testing.T) {
 		server := []string{"serve", "--model", "script:" + script, "--data", data, "--listen", fmt.Sprintf("127.0.0.1:%d", natsiotest.FreePorts(t, 1)[0])}
 		at, kill := startCommand(t, "NATS", server...)
 		creds := filepath.Join(data, fleet.ServerDir, embedded.TokenFile)
-		_, files := startWorker(t, "task", fleet.Options{Server: natsio.Server{URL: at, Creds: creds}})
+		_, files := startWorker(t, "task", func(o *public.Options) { o.URL, o.Creds = at, creds })
 		url, _ := start(t, "--nats", at, "--creds", creds, "--session", "task", "--mcp-task-after", "0s")
 		id, goOn := begin(t, url, files)
 		kill()

@@ -226,7 +226,7 @@ func (e *Environment) hold(ctx context.Context) (err error) {
 	if o.Session == nil || o.Flags.Nats != "" || o.Temporary && o.Flags.Data == "" {
 		return nil
 	}
-	if e.location, err = o.Flags.location(); err != nil {
+	if e.location, err = locationOf(o.Flags.Data); err != nil {
 		return err
 	}
 	if err := e.location.earlier(o.ID); err != nil {

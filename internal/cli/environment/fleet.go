@@ -5,16 +5,25 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/cli/workercmd"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/inplace/gitguard"
+	"github.com/toolfleet/toolfleet/internal/mcp/login"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
+	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/wire/signing"
+	internal "github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -65,7 +74,7 @@ func (c *Connection) options(nats, client string, logger *slog.Logger, opened fu
 // warnUnsigned warns that calls are not signed, although the token is that of a coordinator serve,
 // which has made a key next to it.
 func (c *Connection) warnUnsigned(fl *fleet.Fleet, warn func(string)) {
-	if fl.Signer() == nil && filepath.Base(c.Creds) == embedded.TokenFile && warn != nil {
+	if fl.Signer == nil && filepath.Base(c.Creds) == embedded.TokenFile && warn != nil {
 		warn(fmt.Sprintf("--creds %s: the key %s, which signs calls, is not next to it, so workers that run only signed calls refuse those of this process; copy it from the directory of the original token, or name it with --sign-key",
 			c.Creds, signing.PrivateFile))
 	}
@@ -186,19 +195,11 @@ func (o *Options) dataDir() (dir string, remove func(), err error) {
 		}
 		return dir, remove, err
 	case given != "" || !o.Temporary:
-		p, err := o.Flags.location()
+		p, err := locationOf(given)
 		return p.data(o.ID), remove, err
 	}
 	dir, err = os.MkdirTemp("", "toolfleet-")
 	return dir, func() { _ = system.RemoveTree(dir) }, err // the system removes what cannot be removed here
-}
-
-// Reach are the flags by which other commands reach the fleet.
-func (f *FleetFlags) Reach() string {
-	if f.Data != "" && f.Nats == "" {
-		return f.Connection.Reach() + " --data " + cli.ShellWord(f.Data)
-	}
-	return f.Connection.Reach()
 }
 
 // pool is the pool of the calls of a session.
@@ -218,4 +219,115 @@ func (f *FleetFlags) makeData() error {
 		return cli.Usagef("--data: %v", err)
 	}
 	return nil
+}
+
+// WorkerFlags set up the embedded worker: the one inside this process.
+type WorkerFlags struct {
+	workercmd.SandboxFlags
+	Slots int `default:"8" help:"Concurrent calls of the embedded worker."`
+}
+
+// worker is what the embedded worker runs with.
+type worker struct {
+	internal.Options
+	sandbox string // the flag
+}
+
+// checkWorker checks the flags of the worker; nil with --nats, where the fleet has workers.
+func (f *Flags) checkWorker() (w *worker, err error) {
+	w = &worker{sandbox: f.Sandbox}
+	if w.Options, err = f.Options(f.Slots); err != nil {
+		return nil, err
+	}
+	if w.Tools, err = f.folder(); err != nil {
+		return nil, cli.Usagef("--tools: %v", err)
+	}
+	if f.Nats != "" {
+		return nil, nil //nolint:nilnil // see the comment
+	}
+	return w, nil
+}
+
+// open opens the sandbox driver, and checks the flags that only some drivers can enforce.
+func (w *worker) open(ctx context.Context, e *Environment) (err error) {
+	if err := e.options.Flags.makeData(); err != nil {
+		return err
+	}
+	w.Driver, w.Caps, err = drivers.Open(ctx, w.sandbox, &drivers.Options{Logger: e.options.Logger, Data: e.Data})
+	if errors.Is(err, isolation.ErrLevel) {
+		return cli.Usagef("--sandbox %s: %v", w.sandbox, err)
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(cli.Enforced(w.Allow, w.Caps), cli.Protects(e.protect, w.Caps), w.enough(e))
+}
+
+// enough refuses a session whose rules demand more of sandboxes than they prove here: each call
+// would be rejected.
+func (w *worker) enough(e *Environment) error {
+	demanded, err := e.options.Session.minLevel()
+	if err != nil {
+		return err
+	}
+	if least, _ := isolation.ParseLevel(demanded); w.Caps.Level < least { // the policy has checked its name
+		rule := "--min-level"
+		if e.options.Session.MinLevel != demanded {
+			rule = "--policy: min_level"
+		}
+		return cli.Usagef("%s %s: sandboxes of this machine prove level %s (driver %s); coordinator doctor says what they need", rule, demanded, w.Caps.Level, w.Caps.Driver)
+	}
+	return nil
+}
+
+// start runs the worker until the fleet is closed.
+func (w *worker) start(ctx context.Context, e *Environment) error {
+	o := &e.options
+	for _, warning := range slices.Concat(e.Host.access.notices(), cli.Warnings(w.Limits, w.Caps), cli.FewFiles(w.Slots)) {
+		o.Warn(warning)
+	}
+	if e.Host.git != "" {
+		o.Warn(e.Host.git)
+	}
+	if o.Workspace != "" {
+		w.Workspace = func(sandbox string) (string, bool) { return o.Workspace, sandbox == string(o.ID) }
+		if err := w.warnUnprotected(ctx, e); err != nil {
+			return err
+		}
+		if err := rememberWorkspace(e.Data, o.ID, o.Workspace); err != nil {
+			return err
+		}
+	}
+	given := w.Env
+	w.Env = maps.Clone(e.Host.env)
+	maps.Copy(w.Env, given)
+	w.Logins, _ = Logins() // without a home they are in the data directory
+	w.Mounts, w.Protect, w.KeepGitSettings, w.CacheBytes = e.Host.mounts, e.protect, o.Session.KeepGitSettings, math.MaxInt64
+	w.Data, w.Alone, w.Publish = e.Data, true, e.Host.access.forwards(o.ID, o.Warn)
+	if w.Pool = e.Pool(); e.shared() {
+		e.Fleet.EndPool(ctx, w.Pool)
+	}
+	_, err := e.Fleet.StartWorker(ctx, w.Options)
+	return err
+}
+
+// warnUnprotected warns if the driver cannot protect files that git or an editor runs.
+func (w *worker) warnUnprotected(ctx context.Context, e *Environment) error {
+	if e.protect != nil || w.Caps.Protect {
+		return nil
+	}
+	places, err := gitguard.Protected(ctx, e.options.Workspace)
+	if err == nil && len(places.Protect) > 0 {
+		e.options.Warn(fmt.Sprintf("driver %s cannot protect %s from commands: check it before git or an editor runs it",
+			w.Caps.Driver, strings.Join(places.Protect, ", ")))
+	}
+	return err
+}
+
+// Logins are the logins to MCP servers that workers inside this program use.
+func Logins() (login.Store, error) {
+	dir, err := cli.StateDir("logins")
+	return login.Store{Dir: dir, Advice: func(server string) string {
+		return fmt.Sprintf(`run "coordinator login %s --mcp-config FILE"`, server)
+	}}, err
 }

@@ -17,12 +17,14 @@ import (
 
 	"github.com/gofrs/flock"
 	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/natsio/shared"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/system"
+	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
@@ -39,25 +41,19 @@ import (
 // that directory, and its worker is the only one of the pool. So calls run with the flags of the
 // process that sent them. Sub-agents use the directory and the pool of their session.
 type location struct {
-	dir string
-	own bool // of --data
+	dir     string
+	own     bool // of --data
+	running bool // starts no server of the shared fleet
 }
 
-// machine is the location of the shared fleet.
-func machine() (location, error) {
-	dir, err := cli.StateDir("local")
-	return location{dir: dir}, err
-}
-
-// location returns the location of sessions without --nats.
-func (f *FleetFlags) location() (location, error) { return locationOf(f.Data) }
-
+// locationOf returns the location of sessions without --nats.
 func locationOf(data string) (location, error) {
 	if data == "" {
-		return machine()
+		dir, err := cli.StateDir("local")
+		return location{dir: dir}, err
 	}
 	dir, err := filepath.Abs(data)
-	return location{dir, true}, err
+	return location{dir: dir, own: true}, err
 }
 
 // data is the directory of a session.
@@ -87,7 +83,7 @@ func (p location) options(o *public.Options, failed func(error)) {
 		o.Data = p.dir
 		return
 	}
-	o.Shared = &shared.Server{Dir: p.dir, Command: []string{os.Args[0], Serve, p.dir}, Failed: failed}
+	o.Shared = &shared.Server{Dir: p.dir, Running: p.running, Command: []string{os.Args[0], Serve, p.dir}, Failed: failed}
 }
 
 // has reports whether a session has a directory of its own.
@@ -175,7 +171,7 @@ func (p location) earlier(id protocol.SessionID) error {
 
 // Earlier is an error about a session of an earlier version; nil for any other one.
 func Earlier(id protocol.SessionID) error {
-	p, err := machine()
+	p, err := locationOf("")
 	if err != nil {
 		return nil //nolint:nilerr // there are none
 	}
@@ -204,12 +200,14 @@ type Local struct {
 	location location
 }
 
-// OpenLocal opens the sessions of this machine, or those of a --data directory; "" is none.
-func OpenLocal(ctx context.Context, c *Connection, data string, logger *slog.Logger) (l *Local, err error) {
+// OpenLocal opens the sessions of this machine, or those of a --data directory; "" is none. With
+// running set it is an error if their server does not run.
+func OpenLocal(ctx context.Context, c *Connection, data string, running bool, logger *slog.Logger) (l *Local, err error) {
 	l = &Local{}
 	if l.location, err = locationOf(data); err != nil {
 		return nil, err
 	}
+	l.location.running = running
 	if _, err := os.Stat(filepath.Join(l.location.dir, fleet.ServerDir)); l.location.own && err != nil { // and looking makes none
 		return nil, cli.Usagef("--data %s: has no sessions: %v", data, err)
 	}
@@ -413,6 +411,50 @@ func sizeOf(dir string) (bytes int64) {
 		return nil
 	})
 	return bytes
+}
+
+// stopSubject is where a process of this machine is asked to stop the turn of a session.
+func stopSubject(f *fleet.Fleet, id protocol.SessionID) string {
+	return string(f.Name) + ".stop." + string(id)
+}
+
+// Stoppable has [Local.Cancel] of any process stop a turn that this process runs, until end.
+func (e *Environment) Stoppable(stop func()) (end func(), err error) {
+	if !e.shared() {
+		return func() {}, nil
+	}
+	asked, err := e.Fleet.NC.Subscribe(stopSubject(e.Fleet, e.options.ID), func(m *nats.Msg) {
+		stop()
+		_ = m.Respond(nil) // who asked sees in the journal whether the turn ends
+	})
+	return func() { _ = asked.Unsubscribe() }, err // the connection may be gone
+}
+
+// Cancel is [public.Sessions.Cancel]. A process of this machine that runs the turn stops it.
+func (l *Local) Cancel(ctx context.Context, id protocol.SessionID) ([]protocol.CallID, error) {
+	ids, err := l.Sessions("").Cancel(ctx, id)
+	if !errors.Is(err, session.ErrElsewhere) {
+		return ids, err
+	}
+	for asked := (*loop.Event)(nil); ; {
+		log, logErr := l.Sessions("").Log(ctx, id)
+		if logErr != nil {
+			return nil, logErr
+		}
+		switch open := loop.StateOf(log.Events).Turn; {
+		case asked != nil && (open == nil || open.Turn != asked.Turn):
+			return []protocol.CallID{asked.CallID}, nil
+		case open == nil:
+			return nil, nil
+		case asked == nil:
+			if _, none := l.fleet.NC.RequestWithContext(ctx, stopSubject(l.fleet, id), nil); none != nil {
+				return nil, err
+			}
+			asked = open
+		case !pause.For(ctx, pause.Retry):
+			return nil, fmt.Errorf("session %s: turn %d was asked to stop, and has not ended yet: %w", id, open.Turn, context.Cause(ctx))
+		}
+	}
 }
 
 // Remove is [public.Sessions.Remove]. With a session go its sub-agents and its directory. The error

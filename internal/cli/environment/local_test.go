@@ -45,7 +45,7 @@ func state(t *testing.T) {
 // openLocal opens the sessions of the state directory, or those of --data.
 func openLocal(t *testing.T, data string) *Local {
 	t.Helper()
-	l, err := OpenLocal(t.Context(), &Connection{}, data, slog.New(slog.DiscardHandler))
+	l, err := OpenLocal(t.Context(), &Connection{}, data, false, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return l

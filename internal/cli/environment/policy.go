@@ -30,7 +30,11 @@ type PolicyFlags struct {
 func (f *PolicyFlags) Policies() ([]policy.Policy, error) {
 	var all []policy.Policy
 	if f.Policy != "" {
-		p, err := readPolicy(f.Policy)
+		content, err := regular.Read(f.Policy, maxPolicy)
+		if err != nil {
+			return nil, cli.Usagef("--policy: %s: %v", f.Policy, errors.Unwrap(err))
+		}
+		p, err := policy.Parse(f.Policy, content)
 		if err != nil {
 			return nil, cli.Usagef("--policy: %v", err)
 		}
@@ -51,14 +55,6 @@ func (f *PolicyFlags) Policies() ([]policy.Policy, error) {
 
 // maxPolicy bounds a policy file.
 const maxPolicy = 1 << 20
-
-func readPolicy(file string) (policy.Policy, error) {
-	content, err := regular.Read(file, maxPolicy)
-	if err != nil {
-		return policy.Policy{}, fmt.Errorf("%s: %w", file, errors.Unwrap(err))
-	}
-	return policy.Parse(file, content)
-}
 
 // flagNames replaces the names of a policy's rules by those of their flags.
 func flagNames(text string) string {

@@ -73,7 +73,7 @@ func (f *FleetFlags) ReportWorkspace(flag, session string, report func(string)) 
 
 // workedIn returns where a session works, if that is known.
 func (f *FleetFlags) workedIn(flag string, session protocol.SessionID) (dir string, known bool, err error) {
-	p, err := f.location()
+	p, err := locationOf(f.Data)
 	if err == nil {
 		err = p.earlier(session)
 	}
@@ -133,6 +133,15 @@ func CheckWorkspace(dir string) (string, error) {
 		return "", fmt.Errorf("--workspace %s: %w", dir, err)
 	}
 	return absolute, nil
+}
+
+// UseWorkspace is CheckWorkspace, and CheckWhole unless whole allows everything.
+func UseWorkspace(dir string, whole bool, confirm func(question string) bool) (string, error) {
+	workspace, err := CheckWorkspace(dir)
+	if err != nil || whole {
+		return workspace, err
+	}
+	return workspace, CheckWhole("--workspace "+dir, workspace, confirm)
 }
 
 // CheckWhole refuses a workspace that is the root directory or the home directory, unless the

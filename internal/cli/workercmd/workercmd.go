@@ -99,9 +99,8 @@ func (f *SandboxFlags) Options(slots int, others ...string) (o worker.Options, e
 
 // workspaceFlags say where workspaces are, and what nothing changes in them.
 type workspaceFlags struct {
-	Data       string   `placeholder:"DIR" brief:"Directory of workspaces." help:"Directory of workspaces. Default: ~/.local/state/toolfleet/worker."`
-	DataCache  cli.Size `default:"20G" placeholder:"SIZE" help:"Disk space in --data for cached copies of idle workspaces, which the fleet stores anyway; 0 means no cache."`
-	Durability string   `hidden:""` // only to refuse the values that it once had
+	Data      string   `placeholder:"DIR" brief:"Directory of workspaces." help:"Directory of workspaces. Default: ~/.local/state/toolfleet/worker."`
+	DataCache cli.Size `default:"20G" placeholder:"SIZE" help:"Disk space in --data for cached copies of idle workspaces, which the fleet stores anyway; 0 means no cache."`
 	cli.Protect
 }
 
@@ -195,9 +194,6 @@ func (f *flags) options() (worker.Options, error) {
 	}
 	if o.Protect, err = f.Places(); err != nil {
 		return o, err
-	}
-	if f.Durability != "" && f.Durability != "checkpoint" {
-		return o, cli.Usagef("--durability %s: was removed, because the fleet stores all workspaces; omit it", f.Durability)
 	}
 	if f.CallKeys != "" {
 		if o.Keys, err = signing.Open(f.CallKeys); err != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcptools"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
@@ -49,11 +50,12 @@ func TestMain(m *testing.M) {
 func open(tb testing.TB, changes ...func(*mcpserver.Options)) (*mcpserver.Server, string) {
 	tb.Helper()
 	logger := slog.New(slog.DiscardHandler)
-	fl, err := fleet.Connect(tb.Context(), fleet.Options{Name: protocol.DefaultFleet, Data: tb.TempDir(), Logger: logger})
-	require.NoError(tb, err)
+	servers := natsiotest.New(tb, natsio.Topology{})
+	fl := &fleet.Fleet{Name: servers.Name, NC: servers.Connect(), Logger: logger}
+	require.NoError(tb, fl.Open(tb.Context(), true))
 	tb.Cleanup(fl.Close)
 	workspace, driver := tb.TempDir(), process.New(nil)
-	_, err = fl.StartWorker(tb.Context(), worker.Options{
+	_, err := fl.StartWorker(tb.Context(), worker.Options{
 		Options: lane.Options{Slots: 16}, Data: tb.TempDir(), Alone: true,
 		Settings: sandboxes.Settings{
 			Driver: driver, Caps: isolation.Caps{Driver: driver.Name()}, Env: map[string]string{"PATH": os.Getenv("PATH")},

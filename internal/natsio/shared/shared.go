@@ -87,12 +87,17 @@ type Server struct {
 	Dir string
 	// Command is the command line of this program that serves the directory, see [Serve].
 	Command []string
+	// Running starts no server: without one that runs, connections fail with [ErrNone].
+	Running bool
 	// Failed gets the reason when a server ended because it could not store, and this process was
 	// connected to it; nil ignores it.
 	Failed func(reason error)
 
 	connected atomic.Bool
 }
+
+// ErrNone means that no server runs, and that none may be started.
+var ErrNone = errors.New("the server of your sessions does not run")
 
 // state is what a server says of itself.
 type state struct {
@@ -136,8 +141,10 @@ func (s *Server) Dial(ctx context.Context, network, _ string) (net.Conn, error) 
 
 // Reach sees that a server is there, and starts one if not.
 func (s *Server) Reach(ctx context.Context) error {
-	if err := Own(s.Dir); err != nil {
-		return err
+	if !s.Running {
+		if err := Own(s.Dir); err != nil {
+			return err
+		}
 	}
 	_, err := s.reach(ctx)
 	return err
@@ -177,6 +184,9 @@ func own(dir string) error {
 func (s *Server) reach(ctx context.Context) (state, error) {
 	if at, is := s.running(); is {
 		return at, at.check()
+	}
+	if s.Running {
+		return state{}, ErrNone
 	}
 	lock := flock.New(filepath.Join(s.Dir, startLock))
 	if _, err := lock.TryLockContext(ctx, look); err != nil {

@@ -28,8 +28,8 @@ func TestFetch_BringsNothingBackThatHasNotChanged(t *testing.T) {
 	t.Parallel()
 	servers := natsiotest.New(t, natsio.Topology{})
 	connect := func() *fleet.Fleet {
-		f, err := fleet.Connect(t.Context(), fleet.Options{Name: servers.Name, Conn: servers.Connect(), Logger: servers.Logger})
-		require.NoError(t, err)
+		f := &fleet.Fleet{Name: servers.Name, NC: servers.Connect(), Logger: servers.Logger}
+		require.NoError(t, f.Open(t.Context(), true))
 		t.Cleanup(f.Close)
 		return f
 	}

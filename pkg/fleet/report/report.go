@@ -5,6 +5,8 @@
 package report
 
 import (
+	"cmp"
+	"strings"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -148,4 +150,205 @@ type Need struct {
 	Model string `json:"model,omitempty"`
 	// Disk, if set, is the disk that has the workspace, which only one worker has.
 	Disk string `json:"disk,omitempty"`
+}
+
+// Session is what is known of a session. Of one that another process of this machine runs without a
+// fleet, there are only its id, when it changed and its size on disk.
+type Session struct {
+	SessionID protocol.SessionID `json:"session_id"`
+	// State is the outcome of the last turn ("answered", "failed", "limit_reached" or
+	// "interrupted"), or one of the constants.
+	State string `json:"state"`
+	// Parent is the session whose sub-agent or fork this one is; "" without one.
+	Parent    protocol.SessionID `json:"parent,omitempty"`
+	Prompt    string             `json:"prompt,omitempty"` // of the first turn
+	By        string             `json:"by,omitempty"`     // who asked for it, as git names them
+	Tenant    protocol.Tenant    `json:"tenant,omitempty"` // that owns it, if it is known
+	Owner     string             `json:"owner,omitempty"`  // the principal that owns it; "" is the operator
+	Model     string             `json:"model,omitempty"`
+	Workspace string             `json:"workspace,omitempty"` // directory that it was started on
+
+	CreatedAt *time.Time `json:"created_at,omitempty"`
+	UpdatedAt time.Time  `json:"updated_at"`
+	// Steps are replies of the model, and ToolCalls the calls in those replies.
+	Turns     int            `json:"turns"`
+	Steps     int            `json:"steps"`
+	ToolCalls int            `json:"tool_calls"`
+	Usage     protocol.Usage `json:"usage"`
+	// CostUSD is nil when the price of a reply is unknown.
+	CostUSD *float64 `json:"cost_usd,omitempty"`
+
+	// Messages and JournalBytes are the size of the journal, Results the number of stored results,
+	// Bodies and BodyBytes the number and the size of objects in the object stores.
+	Messages     uint64 `json:"messages"`
+	JournalBytes int64  `json:"journal_bytes"`
+	Results      uint64 `json:"results"`
+	Bodies       int    `json:"bodies"`
+	BodyBytes    uint64 `json:"body_bytes"`
+	// DiskBytes is the size of the directory of a session that ran on this machine without a fleet.
+	DiskBytes int64 `json:"disk_bytes,omitempty"`
+	// StoredTurns are the turns at whose ends the files of a session that works in place are
+	// stored; 0 is the beginning of the session.
+	StoredTurns []int `json:"stored_turns,omitempty"`
+
+	// Waits has a sentence about each call that no worker may take.
+	Waits []string `json:"waits,omitempty"`
+	// Approval is the call that waits for a person, and Questions are what running calls ask, the
+	// oldest first.
+	Approval  *Question  `json:"approval,omitempty"`
+	Questions []Question `json:"questions,omitempty"`
+	// Unknown are calls of unknown outcome, until a person resolves them.
+	Unknown []Unknown `json:"unknown,omitempty"`
+
+	// History has the turns; lists leave it out.
+	History []Turn `json:"history,omitempty"`
+}
+
+// The states of a [Session] in addition to outcomes of turns.
+const (
+	StateOpen                = "open"                  // a turn runs, or its coordinator was lost
+	StateInUse               = "in_use"                // something of it runs or waits
+	StateWaitsForApproval    = "waits_for_approval"    // see Approval
+	StateWaitsForAnswer      = "waits_for_answer"      // see Questions
+	StateWaitsForWorker      = "waits_for_worker"      // no worker has taken its calls
+	StateWaitsForCoordinator = "waits_for_coordinator" // no coordinator has taken its turn
+	StateForked              = "forked"                // it had no turn of its own yet
+	StateInvalid             = "invalid"               // its journal cannot be read
+	StateUncompleted         = "uncompleted"           // the fork or import that makes it was interrupted
+	StateRemoving            = "removing"              // its removal runs, or was interrupted
+	StateWorkspaceOnly       = "workspace_only"        // it had no turn: only calls used its workspace
+)
+
+// Turn is one turn of a session, with State as in [Session].
+type Turn struct {
+	Turn      int       `json:"turn"`
+	State     string    `json:"state"`
+	StartedAt time.Time `json:"started_at"`
+	Steps     int       `json:"steps"`
+	ToolCalls int       `json:"tool_calls"`
+	Input     string    `json:"input"`
+	TraceID   string    `json:"trace_id,omitempty"` // where its trace was exported
+}
+
+// Question is a call that waits for a person to approve it, or a running call that asks a person.
+type Question struct {
+	SessionID protocol.SessionID `json:"session_id"`
+	CallID    protocol.CallID    `json:"call_id"`
+	Tool      string             `json:"tool"`
+	Arguments string             `json:"arguments"`
+	Reason    string             `json:"reason"` // or what the call asks
+	AskedAt   time.Time          `json:"asked_at"`
+	// Question is what a running call asks, nil for an approval, and Lane where the call runs,
+	// POOL/LANE.
+	Question *protocol.Question `json:"question,omitempty"`
+	Lane     string             `json:"lane,omitempty"`
+}
+
+// Pool is where the call of a question runs.
+func (q *Question) Pool() protocol.Pool {
+	pool, _, _ := strings.Cut(q.Lane, "/")
+	return cmp.Or(protocol.Pool(pool), protocol.DefaultPool)
+}
+
+// Unknown is a call that may have had its effects or not.
+type Unknown struct {
+	CallID    protocol.CallID `json:"call_id"`
+	Tool      string          `json:"tool"`
+	Arguments string          `json:"arguments,omitempty"`
+}
+
+// Effect is a call that reaches outside of the workspace: restoring the workspace does not undo it.
+type Effect struct {
+	CallID protocol.CallID `json:"call_id"`
+	Tool   string          `json:"tool"`
+	Status protocol.Status `json:"status"`
+	// Reaches says how; none for a call of unknown outcome whose tool is not known.
+	Reaches []string `json:"reaches,omitempty"`
+	// Revert is the tool that undoes it; "" when none does.
+	Revert string `json:"revert,omitempty"`
+	// Reverted says that it was undone.
+	Reverted bool `json:"reverted,omitempty"`
+}
+
+// Removed is what there was of a removed session.
+type Removed struct {
+	Events    uint64 `json:"events"`  // messages of the journal
+	Results   uint64 `json:"results"` // of calls
+	Bodies    int    `json:"bodies"`  // whole outputs, large values, archives
+	Workspace bool   `json:"workspace"`
+	// Schedules are those of users that started turns or calls in the session. A forced removal
+	// removes them.
+	Schedules []string `json:"schedules,omitempty"`
+}
+
+// Merged is what the merge of a fork did.
+type Merged struct {
+	MergedFiles
+	// Answer is the last that the model of the fork said.
+	Answer string `json:"answer,omitempty"`
+	// Text says all that in sentences, as the session's model reads it.
+	Text string `json:"-"`
+}
+
+// MergedFiles is what the merge of a fork did in the workspace. Every list is of paths, sorted.
+type MergedFiles struct {
+	Written []string `json:"written,omitempty"`
+	Removed []string `json:"removed,omitempty"`
+	// Merged are those of Written that have the changes of both sides.
+	Merged []string `json:"merged,omitempty"`
+	// Conflicts changed on both sides and stayed as they were; Theirs are the files that have the
+	// fork's version of them.
+	Conflicts []string `json:"conflicts,omitempty"`
+	Theirs    []string `json:"theirs,omitempty"`
+	// Protected are paths that nothing changes.
+	Protected []string `json:"protected,omitempty"`
+	// Commits reports that the fork has commits, or other references of git, that stay there.
+	Commits bool `json:"commits,omitempty"`
+	// Checkpoint is the fork's that was merged.
+	Checkpoint uint64 `json:"checkpoint"`
+}
+
+// Change is a state of a workspace that is stored: what the calls before it changed.
+type Change struct {
+	// Calls are those whose changes it covers, in the order in which they ended.
+	Calls []protocol.CallID `json:"calls"`
+	Time  time.Time         `json:"time"`
+	// Set and Removed are how many paths are new or changed, and how many are gone, with all that
+	// was below them. Both are 0 when the whole workspace was stored again.
+	Set     int `json:"set"`
+	Removed int `json:"removed"`
+	// Paths are those, sorted; the files of the workspace are below "workspace/".
+	Paths []string `json:"paths"`
+}
+
+// File is a file, directory or link of a workspace.
+type File struct {
+	Path   string            `json:"path"`
+	Type   protocol.FileType `json:"type"`
+	Mode   string            `json:"mode"` // permissions in octal, as "0644"
+	Size   int64             `json:"size"`
+	Target string            `json:"target,omitempty"` // of a link
+	// Change is "created", "changed" or "removed", in lists of what changed.
+	Change string `json:"change,omitempty"`
+}
+
+// Pulled is what was copied from a workspace into a directory. Every list is of paths, sorted.
+type Pulled struct {
+	Dir     string   `json:"dir"`
+	Written []string `json:"written"`
+	Removed []string `json:"removed"`
+	// Conflicts changed on both sides and stayed as they were; Theirs are the files that have the
+	// session's version of them.
+	Conflicts []string `json:"conflicts"`
+	Theirs    []string `json:"theirs"`
+	// Protected are paths that a session must not change.
+	Protected []string `json:"protected"`
+}
+
+// Template is a workspace that new sessions begin with.
+type Template struct {
+	Name  string    `json:"name"`
+	Files int       `json:"files"`
+	Bytes int64     `json:"bytes"`
+	Time  time.Time `json:"time"` // when it was created
 }

@@ -154,8 +154,8 @@ func heap() uint64 {
 func growSessions(b *testing.B, n int) {
 	b.Helper()
 	f := natsiotest.New(b, natsio.Topology{})
-	opened, err := fleet.Connect(b.Context(), fleet.Options{Name: f.Name, Conn: f.Connect(), Logger: f.Logger})
-	require.NoError(b, err)
+	opened := &fleet.Fleet{Name: f.Name, NC: f.Connect(), Logger: f.Logger}
+	require.NoError(b, opened.Open(b.Context(), true))
 	for i := range n {
 		for _, e := range []loop.Event{{Type: loop.EventSessionStarted}, {Type: loop.EventTurnStarted, Turn: 1}, {Type: loop.EventTurnEnded, Turn: 1, Status: "answered"}} {
 			e.Time = time.Now()
@@ -185,8 +185,8 @@ func growSessions(b *testing.B, n int) {
 func growWorkspaces(b *testing.B, n int) {
 	b.Helper()
 	f := natsiotest.New(b, natsio.Topology{})
-	opened, err := fleet.Connect(b.Context(), fleet.Options{Name: f.Name, Conn: f.Connect(), Logger: f.Logger})
-	require.NoError(b, err)
+	opened := &fleet.Fleet{Name: f.Name, NC: f.Connect(), Logger: f.Logger}
+	require.NoError(b, opened.Open(b.Context(), true))
 	store, err := workspace.Open(b.Context(), f.NC, f.Name, "")
 	require.NoError(b, err)
 	for i := range n {
