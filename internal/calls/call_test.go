@@ -44,14 +44,13 @@ func TestDispatch_AContextThatHasEndedSendsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	calls := newCalls(2)
-	o, err := r.dispatch(ctx, calls)
-	require.NoError(t, err)
+	o := r.mustDispatch(ctx, calls)
 	for _, call := range calls {
 		result := requireDone(t, o, call, protocol.StatusCancelled, protocol.CodeCancelled)
 		require.Contains(t, result.Error.Message, "before it was sent")
 	}
 	r.requireQuiet()
-	_, err = r.dispatcher.Call(ctx, &calls[0])
+	_, err := r.dispatcher.Call(ctx, &calls[0])
 	require.ErrorIs(t, err, lane.ErrNotSent)
 }
 

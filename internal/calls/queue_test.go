@@ -61,8 +61,7 @@ func TestQueue_NoWayOvertakesAnother(t *testing.T) {
 	behind := sameLane(newCalls(2), protocol.Exclusive)
 	behind[0].Payload = large()
 	first := r.dispatcher.Go(t.Context(), &behind[0])
-	_, err := r.dispatch(t.Context(), behind[1:])
-	require.NoError(t, err)
+	r.mustDispatch(t.Context(), behind[1:])
 	select {
 	case <-first.Done():
 	default:
@@ -270,8 +269,7 @@ func TestDispatch_AfterACallThatWasNotSent(t *testing.T) {
 	missing := protocol.CallRef{SessionID: sent[0].SessionID, ID: "missing"}
 	sent[0].After = []protocol.CallRef{missing}
 	r.dispatcher.NotSent(missing)
-	o, err := r.dispatch(t.Context(), sent)
-	require.NoError(t, err)
+	o := r.mustDispatch(t.Context(), sent)
 	requireDone(t, o, sent[0], protocol.StatusRejected, protocol.CodeAfterUnmet)
 }
 

@@ -33,8 +33,7 @@ func TestDispatch_TooLargeIsRejectedAndTheOthersRun(t *testing.T) {
 			calls := newCalls(3)
 			change(calls)
 			calls[0].Payload = tooLarge()
-			o, err := r.dispatch(t.Context(), calls)
-			require.NoError(t, err)
+			o := r.mustDispatch(t.Context(), calls)
 			rejected := requireDone(t, o, calls[0], protocol.StatusRejected, codes.PayloadTooLarge)
 			require.Contains(t, rejected.Error.Message, "send less at once")
 			requireDone(t, o, calls[1], protocol.StatusOK, "")
@@ -104,8 +103,7 @@ func TestDispatch_FullFleetRejectsNothingThatMayHaveRun(t *testing.T) {
 	requireDone(t, o, calls[0], protocol.StatusOK, "")
 	_, unknown := o.of(calls[1].ID)
 	require.Nil(t, unknown)
-	_, err = r.dispatch(t.Context(), calls[:1])
-	require.NoError(t, err)
+	r.mustDispatch(t.Context(), calls[:1])
 }
 
 func TestDispatch_AResultThatNATSLostIsFound(t *testing.T) {
@@ -119,8 +117,7 @@ func TestDispatch_AResultThatNATSLostIsFound(t *testing.T) {
 		_, err = r.JS.Publish(t.Context(), wire.ResultSubject(r.Name, call.SessionID, call.ID), body)
 		require.NoError(t, err)
 	}
-	o, err := r.dispatch(t.Context(), calls)
-	require.NoError(t, err)
+	o := r.mustDispatch(t.Context(), calls)
 	for _, call := range calls {
 		requireDone(t, o, call, protocol.StatusOK, "")
 	}
@@ -143,8 +140,7 @@ func TestDispatch_AValueThatIsGone(t *testing.T) {
 	require.NoError(t, r.JS.DeleteObjectStore(t.Context(), wire.BlobsBucket(r.Name)))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	o, err := r.dispatch(ctx, calls)
-	require.NoError(t, err)
+	o := r.mustDispatch(ctx, calls)
 	require.NoError(t, ctx.Err())
 	for _, call := range calls {
 		require.Nil(t, requireDone(t, o, call, protocol.StatusOK, "").Value)
@@ -166,8 +162,7 @@ func TestDispatch_AResultThatCannotBeRead(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	o, err := r.dispatch(ctx, calls)
-	require.NoError(t, err)
+	o := r.mustDispatch(ctx, calls)
 	require.NoError(t, ctx.Err())
 	unread := requireDone(t, o, calls[0], protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
 	require.Contains(t, unread.Error.Message, "cannot read")
@@ -214,8 +209,7 @@ func TestDispatch_KnownCallsAreNotRunAgain(t *testing.T) {
 	})
 	calls := newCalls(4)
 	for range 2 {
-		o, err := r.dispatch(t.Context(), calls)
-		require.NoError(t, err)
+		o := r.mustDispatch(t.Context(), calls)
 		for i, call := range calls {
 			requireDone(t, o, call, protocol.StatusOK, "")
 			calls[i].Again = true
@@ -299,8 +293,7 @@ func TestDispatch_ABusyPoolIsWaitedForUntilTheDeadline(t *testing.T) {
 	r.publish(&calls[0]) // the ready message
 	r.publish(&calls[1])
 	calls[2].Deadline = calls[2].IssuedAt.Add(time.Second)
-	o, err := r.dispatch(t.Context(), calls[2:])
-	require.NoError(t, err)
+	o := r.mustDispatch(t.Context(), calls[2:])
 	result := requireDone(t, o, calls[2], protocol.StatusRejected, protocol.CodeBusy)
 	require.Positive(t, result.Error.RetryAfter)
 	require.ErrorIs(t, result.Error, lane.ErrBusy)
@@ -308,7 +301,7 @@ func TestDispatch_ABusyPoolIsWaitedForUntilTheDeadline(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	late := newCalls(1)
-	_, err = r.dispatcher.Call(ctx, &late[0])
+	_, err := r.dispatcher.Call(ctx, &late[0])
 	require.ErrorIs(t, err, lane.ErrNotSent, "a call that was never sent will not run")
 }
 
@@ -322,11 +315,9 @@ func TestDispatch_AQuotaRefuses(t *testing.T) {
 		calls[i].Tenant = "acme"
 	}
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
-	o, err := r.dispatch(t.Context(), calls[:1])
-	require.NoError(t, err)
+	o := r.mustDispatch(t.Context(), calls[:1])
 	requireDone(t, o, calls[0], protocol.StatusOK, "")
-	o, err = r.dispatch(t.Context(), calls[1:])
-	require.NoError(t, err)
+	o = r.mustDispatch(t.Context(), calls[1:])
 	result := requireDone(t, o, calls[1], protocol.StatusRejected, protocol.CodeQuota)
 	require.Contains(t, result.Error.Message, "tenant acme has used its rate of 1/h, burst 1; the call was not run, try again in ")
 	require.Greater(t, result.Error.RetryAfter.Duration(), 30*time.Minute)

@@ -154,8 +154,7 @@ func TestDispatch_AStoredResultOfAnotherCallIsUnknown(t *testing.T) {
 	require.NoError(t, err)
 	_, err = r.JS.Publish(t.Context(), wire.ResultSubject(r.Name, calls[0].SessionID, calls[0].ID), body)
 	require.NoError(t, err)
-	o, err := r.dispatch(t.Context(), calls[:1])
-	require.NoError(t, err)
+	o := r.mustDispatch(t.Context(), calls[:1])
 	requireDone(t, o, calls[0], protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
 }
 
@@ -173,8 +172,7 @@ func TestDispatch_AResultOfALesserLevelIsNotBelieved(t *testing.T) {
 		_, err = r.JS.Publish(t.Context(), wire.ResultSubject(r.Name, calls[i].SessionID, calls[i].ID), body)
 		require.NoError(t, err)
 	}
-	o, err := r.dispatch(t.Context(), calls)
-	require.NoError(t, err)
+	o := r.mustDispatch(t.Context(), calls)
 	refused := requireDone(t, o, calls[0], protocol.StatusFailed, codes.SandboxLevel)
 	require.EqualValues(t, "liar", refused.WorkerID)
 	require.Nil(t, refused.Value)

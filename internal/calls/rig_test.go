@@ -168,6 +168,13 @@ func (r *rig) dispatch(ctx context.Context, calls []protocol.Call) (*told, error
 	return o, r.dispatcher.Dispatch(ctx, calls, o.observe)
 }
 
+func (r *rig) mustDispatch(ctx context.Context, calls []protocol.Call) *told {
+	r.t.Helper()
+	o, err := r.dispatch(ctx, calls)
+	require.NoError(r.t, err)
+	return o
+}
+
 // dispatchAndCancel cancels calls when all of them are in the queue.
 func (r *rig) dispatchAndCancel(calls []protocol.Call) (*told, error) {
 	ctx, cancel := context.WithCancel(r.t.Context())

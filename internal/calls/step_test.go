@@ -36,8 +36,7 @@ func TestDispatch_ThousandsAtOnce(t *testing.T) {
 		require.NoError(t, err)
 	}
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
-	o, err := r.dispatch(t.Context(), sent)
-	require.NoError(t, err)
+	o := r.mustDispatch(t.Context(), sent)
 	for i := range sent {
 		requireDone(t, o, sent[i], protocol.StatusOK, "")
 	}
@@ -90,8 +89,7 @@ func TestDispatch_TellsUpdatesInOrder(t *testing.T) {
 func TestDispatch_NothingToDo(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	o, err := r.dispatch(t.Context(), nil)
-	require.NoError(t, err)
+	o := r.mustDispatch(t.Context(), nil)
 	require.Empty(t, o.updates)
 }
 
@@ -115,8 +113,7 @@ func TestDispatch_AStepOf64Calls(t *testing.T) {
 			for i := range sent { // all of one session
 				sent[i].SessionID = sent[0].SessionID
 			}
-			o, err := r.dispatch(t.Context(), sent)
-			require.NoError(t, err)
+			o := r.mustDispatch(t.Context(), sent)
 			for _, call := range sent {
 				requireDone(t, o, call, protocol.StatusOK, "")
 				states, _ := o.of(call.ID)
@@ -155,8 +152,7 @@ func TestDispatch_DetachedReturnsAtOnceAndCancelsNothing(t *testing.T) {
 	again := sent[0]
 	again.Again = true
 	close(release)
-	o, err = r.dispatch(t.Context(), []protocol.Call{again})
-	require.NoError(t, err)
+	o = r.mustDispatch(t.Context(), []protocol.Call{again})
 	requireDone(t, o, again, protocol.StatusOK, "")
 }
 
@@ -181,8 +177,7 @@ func TestDispatch_DetachedBeforeItSendsHasNoResult(t *testing.T) {
 	for i := range sent {
 		sent[i].Again = true
 	}
-	o, err = r.dispatch(t.Context(), sent)
-	require.NoError(t, err)
+	o = r.mustDispatch(t.Context(), sent)
 	for _, call := range sent {
 		requireDone(t, o, call, protocol.StatusOK, "")
 	}
@@ -349,8 +344,7 @@ func TestDispatch_AContextThatHasEndedCancelsWhatIsThere(t *testing.T) {
 	stop()
 	r.dispatcher = r.newDispatcher(r.Connect(), calls.Options{CancelWait: patience}) // as another process has one
 	sent[0].Again = true
-	o, err := r.dispatch(stopped, sent)
-	require.NoError(t, err)
+	o := r.mustDispatch(stopped, sent)
 	requireDone(t, o, sent[0], protocol.StatusCancelled, protocol.CodeCancelled)
 	r.requireQuiet()
 }
@@ -378,8 +372,7 @@ func TestDispatch_ACancelledTurnHasTimeToCancelItsCalls(t *testing.T) {
 		<-started
 		cancel()
 	}()
-	o, err := r.dispatch(ctx, []protocol.Call{turn})
-	require.NoError(t, err)
+	o := r.mustDispatch(ctx, []protocol.Call{turn})
 	requireDone(t, o, turn, protocol.StatusCancelled, protocol.CodeCancelled)
 }
 
@@ -450,8 +443,7 @@ func TestDispatch_AResultThatIsPushedOutIsHeard(t *testing.T) {
 	for i := range sent {
 		sent[i].SessionID = sent[0].SessionID
 	}
-	o, err := r.dispatch(t.Context(), sent)
-	require.NoError(t, err)
+	o := r.mustDispatch(t.Context(), sent)
 	for _, call := range sent {
 		requireDone(t, o, call, protocol.StatusOK, "")
 	}
@@ -470,8 +462,7 @@ func TestDispatch_ACallWhoseResultIsGoneRunsAgain(t *testing.T) {
 		return succeed(run)
 	})
 	sent := newCalls(1)
-	_, err := r.dispatch(t.Context(), sent)
-	require.NoError(t, err)
+	r.mustDispatch(t.Context(), sent)
 	stream, err := r.JS.Stream(t.Context(), wire.ResultsStream(r.Name))
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
@@ -479,7 +470,6 @@ func TestDispatch_ACallWhoseResultIsGoneRunsAgain(t *testing.T) {
 		return err == nil && info.State.Msgs == 0
 	}, patience, 50*time.Millisecond)
 	sent[0].Again = true
-	_, err = r.dispatch(t.Context(), sent)
-	require.NoError(t, err)
+	r.mustDispatch(t.Context(), sent)
 	require.EqualValues(t, 2, executed.Load())
 }

@@ -76,8 +76,7 @@ func TestMetrics_NameTheFirstTenants(t *testing.T) {
 	for i := range calls {
 		calls[i].Tenant = protocol.Tenant(fmt.Sprint("t", i))
 	}
-	_, err := r.dispatch(t.Context(), calls)
-	require.NoError(t, err)
+	r.mustDispatch(t.Context(), calls)
 	sent := m.Read(t, telemetry.MetricSentMessages)
 	require.Len(t, sent, 21)
 	require.EqualValues(t, 5, sent[publish+",toolfleet.tenant=other"])
@@ -127,8 +126,7 @@ func TestDispatch_Spans(t *testing.T) {
 	})
 	calls[2].Payload = tooLarge()
 	ctx, turn := provider.Tracer("test").Start(t.Context(), "turn")
-	_, err := r.dispatch(ctx, calls)
-	require.NoError(t, err)
+	r.mustDispatch(ctx, calls)
 	turn.End()
 
 	dispatches := map[string]sdktrace.ReadOnlySpan{} // by call

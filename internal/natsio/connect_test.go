@@ -386,8 +386,7 @@ func TestEachLast_WaitsForALeader(t *testing.T) {
 	nc, link := f.ConnectVia()
 	js, err := jetstream.New(nc)
 	require.NoError(t, err)
-	stream, err := js.Stream(t.Context(), wire.SessionsStream(f.Name))
-	require.NoError(t, err)
+	stream := mustStream(t, js, wire.SessionsStream(f.Name))
 	refused := 0
 	link.OnWrite(func(subject string) natsiotest.Fate {
 		if !strings.HasPrefix(subject, "$JS.API.CONSUMER.CREATE.") || strings.Contains(subject, "rights") || refused == 2 {

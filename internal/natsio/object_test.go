@@ -33,8 +33,7 @@ func TestPutObject(t *testing.T) {
 	store, err := f.JS.ObjectStore(t.Context(), bucket)
 	require.NoError(t, err)
 	messages := func() uint64 {
-		stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(bucket))
-		require.NoError(t, err)
+		stream := mustStream(t, f.JS, natsio.ObjectStream(bucket))
 		return stream.CachedInfo().State.Msgs
 	}
 	for name, content := range map[string]string{
@@ -92,8 +91,7 @@ func TestPutObject_SeveralAtOnce(t *testing.T) {
 				got, err := natsio.GetObjectBytes(t.Context(), js, "B", "a")
 				require.NoError(t, err)
 				require.Equal(t, bytes.Repeat(got[:1], 200<<10), got)
-				stream, err := js.Stream(t.Context(), natsio.ObjectStream("B"))
-				require.NoError(t, err)
+				stream := mustStream(t, js, natsio.ObjectStream("B"))
 				require.EqualValues(t, 1+2, stream.CachedInfo().State.Msgs, "what it is, and two chunks")
 			}
 		})
@@ -105,8 +103,7 @@ func openObjects(t *testing.T, f *natsiotest.Fleet, bucket string) (jetstream.Ob
 	t.Helper()
 	store, err := f.JS.ObjectStore(t.Context(), bucket)
 	require.NoError(t, err)
-	stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(bucket))
-	require.NoError(t, err)
+	stream := mustStream(t, f.JS, natsio.ObjectStream(bucket))
 	return store, stream
 }
 
@@ -117,8 +114,7 @@ func TestDeleteObjects(t *testing.T) {
 	bucket := wire.KeptBucket(tf)
 	store, stream := openObjects(t, f, bucket)
 	put := func() *jetstream.ObjectInfo {
-		info, err := natsio.PutObject(t.Context(), f.JS, bucket, "a/b c", strings.NewReader(strings.Repeat("x", 300<<10)))
-		require.NoError(t, err)
+		info := mustPut(t, f.JS, bucket, "a/b c", strings.NewReader(strings.Repeat("x", 300<<10)))
 		return info
 	}
 	gone := func() {
@@ -197,8 +193,7 @@ func TestListObjects_TheLastIsRemovedMeanwhile(t *testing.T) {
 	require.NoError(t, err)
 	for at := 1; ; at++ {
 		for _, name := range []string{"a/1", "a/2 ü", "b/1"} {
-			_, err := natsio.PutObject(t.Context(), f.JS, bucket, name, strings.NewReader("x"))
-			require.NoError(t, err)
+			mustPut(t, f.JS, bucket, name, strings.NewReader("x"))
 		}
 		asked, removed := 0, false
 		cable.Before(func(said []byte) bool {
@@ -236,8 +231,7 @@ func TestListObjects_AsksOnceForMany(t *testing.T) {
 	bucket, names := wire.KeptBucket(tf), []string{}
 	for i := range 600 {
 		names = append(names, fmt.Sprintf("a/%d ü", i))
-		_, err := natsio.PutObject(t.Context(), f.JS, bucket, names[i], strings.NewReader("x"))
-		require.NoError(t, err)
+		mustPut(t, f.JS, bucket, names[i], strings.NewReader("x"))
 	}
 	before := f.NC.Stats().OutMsgs
 	objects, err := natsio.ListObjects(t.Context(), f.JS, bucket, func(string) bool { return true })
@@ -249,8 +243,7 @@ func TestListObjects_AsksOnceForMany(t *testing.T) {
 		found = append(found, object.Name)
 	}
 	require.ElementsMatch(t, names, found)
-	stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(bucket))
-	require.NoError(t, err)
+	stream := mustStream(t, f.JS, natsio.ObjectStream(bucket))
 	require.Zero(t, stream.CachedInfo().State.Consumers)
 
 	require.NoError(t, natsio.DeleteObjects(t.Context(), f.JS, bucket, names[1:]...))
@@ -264,9 +257,8 @@ func TestListObjects_AsksOnceForMany(t *testing.T) {
 func TestPutObject_WhenTheStoreIsFull(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{Storage: natsio.Storage{KeepBytes: 500 << 10}})
-	_, err := natsio.PutObject(t.Context(), f.JS, wire.KeptBucket(tf), "first", strings.NewReader(strings.Repeat("x", 300<<10)))
-	require.NoError(t, err)
-	_, err = natsio.PutObject(t.Context(), f.JS, wire.KeptBucket(tf), "second", strings.NewReader(strings.Repeat("x", 300<<10)))
+	mustPut(t, f.JS, wire.KeptBucket(tf), "first", strings.NewReader(strings.Repeat("x", 300<<10)))
+	_, err := natsio.PutObject(t.Context(), f.JS, wire.KeptBucket(tf), "second", strings.NewReader(strings.Repeat("x", 300<<10)))
 	require.ErrorContains(t, err, "maximum bytes exceeded")
 	_, err = natsio.PutObject(t.Context(), f.JS, wire.KeptBucket(tf), "third", strings.NewReader(strings.Repeat("x", 100<<10)))
 	require.NoError(t, err, "there is room again")
@@ -305,8 +297,7 @@ func TestPutObject_WhereMessagesAreSmall(t *testing.T) {
 	store, err := js.CreateObjectStore(t.Context(), jetstream.ObjectStoreConfig{Bucket: "SMALL"})
 	require.NoError(t, err)
 	content := strings.Repeat("x", 300<<10)
-	info, err := natsio.PutObject(t.Context(), js, "SMALL", "a", strings.NewReader(content))
-	require.NoError(t, err)
+	info := mustPut(t, js, "SMALL", "a", strings.NewReader(content))
 	require.EqualValues(t, 10, info.Chunks)
 	got, err := store.GetString(t.Context(), "a")
 	require.NoError(t, err)
@@ -319,8 +310,7 @@ func TestGetObject_NoticesThatItIsCancelled(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
 	content := strings.Repeat("x", 2<<20)
-	_, err := natsio.PutObject(t.Context(), f.JS, wire.BlobsBucket(tf), "a", strings.NewReader(content))
-	require.NoError(t, err)
+	mustPut(t, f.JS, wire.BlobsBucket(tf), "a", strings.NewReader(content))
 	nc := f.Connect()
 	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
@@ -336,8 +326,7 @@ func TestGetObject_NoticesThatItIsCancelled(t *testing.T) {
 	object, err = natsio.GetObject(ctx, js, wire.BlobsBucket(tf), "a")
 	require.NoError(t, err)
 	defer func() { _ = object.Close() }()
-	stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(wire.BlobsBucket(tf)))
-	require.NoError(t, err)
+	stream := mustStream(t, f.JS, natsio.ObjectStream(wire.BlobsBucket(tf)))
 	require.Zero(t, stream.CachedInfo().State.Consumers, "workers may make none")
 	nc.Close()
 	time.AfterFunc(100*time.Millisecond, cancel) // while it waits; earlier is noticed, too
@@ -353,8 +342,7 @@ func TestGetObject_ReplacedMeanwhile(t *testing.T) {
 	bucket := wire.KeptBucket(tf)
 	put := func(content string) {
 		t.Helper()
-		_, err := natsio.PutObject(t.Context(), f.JS, bucket, "a", strings.NewReader(content))
-		require.NoError(t, err)
+		mustPut(t, f.JS, bucket, "a", strings.NewReader(content))
 	}
 	for _, content := range []string{strings.Repeat("y", 300<<10), ""} {
 		put(strings.Repeat("x", 300<<10))
@@ -395,8 +383,7 @@ func TestPutObject_ALostAnswer(t *testing.T) {
 			link.Mend()
 		}()
 	}}
-	_, err = natsio.PutObject(t.Context(), js, bucket, "a", lost)
-	require.NoError(t, err)
+	mustPut(t, js, bucket, "a", lost)
 	got, err := natsio.GetObjectBytes(t.Context(), f.JS, bucket, "a")
 	require.NoError(t, err)
 	require.Equal(t, body, string(got))
@@ -462,8 +449,7 @@ func TestRenewObject_WhileOldOnesAreRemoved(t *testing.T) {
 		return objects
 	}
 	for _, text := range []string{content, ""} {
-		_, err := natsio.PutObject(t.Context(), f.JS, bucket, "a", strings.NewReader(text))
-		require.NoError(t, err)
+		mustPut(t, f.JS, bucket, "a", strings.NewReader(text))
 		old := list()
 		require.NoError(t, natsio.RenewObject(t.Context(), f.JS, bucket, "a", time.Hour))
 		require.True(t, old[0].ModTime.Equal(list()[0].ModTime), "it is young")
@@ -479,8 +465,7 @@ func TestRenewObject_WhileOldOnesAreRemoved(t *testing.T) {
 		require.NoError(t, err)
 		require.Zero(t, info.State.Msgs)
 	}
-	info, err := natsio.PutObject(t.Context(), f.JS, bucket, "a", strings.NewReader(content))
-	require.NoError(t, err)
+	info := mustPut(t, f.JS, bucket, "a", strings.NewReader(content))
 	require.NoError(t, stream.Purge(t.Context(), jetstream.WithPurgeSubject("$O."+bucket+".C."+info.NUID)))
 	require.ErrorIs(t, natsio.RenewObject(t.Context(), f.JS, bucket, "a", 0), jetstream.ErrObjectNotFound, "its chunks are gone")
 }
@@ -552,9 +537,22 @@ func TestRenewObject_OnSeveralServers(t *testing.T) {
 	require.NoError(t, err)
 	for i := range 30 {
 		name := fmt.Sprint(i)
-		_, err := natsio.PutObject(t.Context(), js, "B", name, strings.NewReader("content"))
-		require.NoError(t, err)
+		mustPut(t, js, "B", name, strings.NewReader("content"))
 		require.NoError(t, natsio.RenewObject(t.Context(), js, "B", name, 0))
 	}
 	require.ErrorIs(t, natsio.RenewObject(t.Context(), js, "B", "none", 0), jetstream.ErrObjectNotFound)
+}
+
+func mustPut(t *testing.T, js jetstream.JetStream, bucket, name string, r io.Reader) *jetstream.ObjectInfo {
+	t.Helper()
+	info, err := natsio.PutObject(t.Context(), js, bucket, name, r)
+	require.NoError(t, err)
+	return info
+}
+
+func mustStream(t *testing.T, js jetstream.JetStream, name string) jetstream.Stream {
+	t.Helper()
+	stream, err := js.Stream(t.Context(), name)
+	require.NoError(t, err)
+	return stream
 }

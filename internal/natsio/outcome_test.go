@@ -133,8 +133,7 @@ func TestUntilKnown(t *testing.T) {
 func TestUntilKnown_OfAServer(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	stream, err := f.JS.Stream(t.Context(), wire.SessionsStream(f.Name))
-	require.NoError(t, err)
+	stream := mustStream(t, f.JS, wire.SessionsStream(f.Name))
 	for name, fate := range map[string]natsiotest.Fate{
 		"passes": natsiotest.Passes, "lost": natsiotest.Lost, "unanswered": natsiotest.Unanswered,
 		"unavailable": natsiotest.Refused, "unavailable, and stored": natsiotest.Made,
@@ -205,8 +204,7 @@ func TestStored(t *testing.T) {
 	require.NoError(t, err)
 	_, err = natsio.PutObject(wire.WithFlow(t.Context(), "acme", ""), f.JS, wire.BodiesBucket(tf), "body", bytes.NewReader(make([]byte, mebibyte)))
 	require.NoError(t, err)
-	_, err = natsio.PutObject(t.Context(), f.JS, wire.KeptBucket(tf), "text/s/2", bytes.NewReader(make([]byte, mebibyte)))
-	require.NoError(t, err)
+	mustPut(t, f.JS, wire.KeptBucket(tf), "text/s/2", bytes.NewReader(make([]byte, mebibyte)))
 	require.EqualValues(t, 2*mebibyte, stored("acme"))
 	require.EqualValues(t, mebibyte, stored(wire.DefaultTenant))
 	require.NoError(t, natsio.DeleteObjects(t.Context(), f.JS, wire.KeptBucket(tf), "text/s/1"))
@@ -253,8 +251,7 @@ func TestBlobs_RemoveWhereThereIsNoRoom(t *testing.T) {
 	stored, err := blobs.Put(t.Context(), "call/s", body)
 	require.NoError(t, err)
 
-	stream, err := f.JS.Stream(t.Context(), natsio.ObjectStream(wire.BlobsBucket(f.Name)))
-	require.NoError(t, err)
+	stream := mustStream(t, f.JS, natsio.ObjectStream(wire.BlobsBucket(f.Name)))
 	full := stream.CachedInfo().Config
 	full.MaxBytes, full.Discard = int64(stream.CachedInfo().State.Bytes), jetstream.DiscardNew
 	stream, err = f.JS.UpdateStream(t.Context(), full)

@@ -141,8 +141,7 @@ func TestCheckRights_HasNoEffect(t *testing.T) {
 				},
 			)...))
 			for _, name := range []string{wire.SessionsStream(tf), wire.WorkspacesStream(tf), natsio.ObjectStream(wire.KeptBucket(tf)), natsio.ObjectStream(wire.BlobsBucket(tf))} {
-				stream, err := js.Stream(t.Context(), name)
-				require.NoError(t, err)
+				stream := mustStream(t, js, name)
 				require.Zero(t, stream.CachedInfo().State.Consumers, name)
 			}
 			for subject, messages := range map[string]uint64{
@@ -152,8 +151,7 @@ func TestCheckRights_HasNoEffect(t *testing.T) {
 				ack, err := js.Publish(t.Context(), subject, nil)
 				require.NoError(t, err, subject)
 				require.Equal(t, messages, ack.Sequence, subject)
-				stream, err := js.Stream(t.Context(), ack.Stream)
-				require.NoError(t, err)
+				stream := mustStream(t, js, ack.Stream)
 				require.Equal(t, messages, stream.CachedInfo().State.Msgs, "what was there is there: %s", subject)
 			}
 			batch, err := pool.Fetch(1)

@@ -24,8 +24,7 @@ const tf = protocol.DefaultFleet
 // configuration is what the server has stored of a stream.
 func configuration(t *testing.T, f *natsiotest.Fleet, name string) jetstream.StreamConfig {
 	t.Helper()
-	stream, err := f.JS.Stream(t.Context(), name)
-	require.NoError(t, err)
+	stream := mustStream(t, f.JS, name)
 	return stream.CachedInfo().Config
 }
 
@@ -169,8 +168,7 @@ func TestEnsure_SharesOfACluster(t *testing.T) {
 	require.NoError(t, natsio.Ensure(t.Context(), c.JS, topology))
 	for _, name := range bounded {
 		name = strings.Replace(name, "TF", "SMALL", 1)
-		stream, err := c.JS.Stream(t.Context(), name)
-		require.NoError(t, err)
+		stream := mustStream(t, c.JS, name)
 		require.Equal(t, topology.Share(name), stream.CachedInfo().Config.MaxBytes, name)
 	}
 }
@@ -204,13 +202,12 @@ func TestEnsure_ClaimsAreRefusedAndNotDropped(t *testing.T) {
 	for range 100 {
 		require.NoError(t, put("tf.heartbeat.default.l"), "renewed in its place")
 	}
-	stream, err := f.JS.Stream(t.Context(), wire.ClaimsStream(tf))
-	require.NoError(t, err)
+	stream := mustStream(t, f.JS, wire.ClaimsStream(tf))
 	for _, subject := range []string{"tf.claim.default.a", "tf.claim.default.b"} {
 		_, err := stream.GetLastMsgForSubject(t.Context(), subject)
 		require.NoError(t, err)
 	}
-	_, err = f.JS.Publish(t.Context(), "tf.claim.default.a", make([]byte, 64<<10))
+	_, err := f.JS.Publish(t.Context(), "tf.claim.default.a", make([]byte, 64<<10))
 	require.ErrorContains(t, err, "message size exceeds maximum")
 
 	before := configuration(t, f, wire.ClaimsStream(tf))
@@ -538,8 +535,7 @@ func TestFleets_OfOneAccountDoNotSeeEachOther(t *testing.T) {
 		wire.CallsStream(tf): 2, wire.ResultsStream(tf): 1, wire.SessionsStream(tf): 1,
 		wire.CallsStream(other): 0, wire.ResultsStream(other): 0, wire.SessionsStream(other): 0,
 	} {
-		stream, err := f.JS.Stream(t.Context(), name)
-		require.NoError(t, err)
+		stream := mustStream(t, f.JS, name)
 		require.Equal(t, want, stream.CachedInfo().State.Msgs, name)
 	}
 	mine, _, err := natsio.EnsurePool(t.Context(), f.JS, tf, "default", 0)

@@ -27,15 +27,12 @@ func forked(t *testing.T, r *rig, files Files) (into, fork protocol.SessionID) {
 	t.Helper()
 	into, fork = protocol.NewSessionID(), protocol.NewSessionID()
 	require.Nil(t, r.call(t.Context(), t, into, protocol.CommandRun{Command: "seq 9 > both"}).Error)
-	_, err := r.Journal.Append(t.Context(), into, 0, conversation()[:7]...)
-	require.NoError(t, err)
-	_, err = files.Fork(t.Context(), r.Journal, into, At{}, fork)
+	mustAppend(t, r.Journal, into, 0, conversation()[:7]...)
+	_, err := files.Fork(t.Context(), r.Journal, into, At{}, fork)
 	require.NoError(t, err)
 	require.Nil(t, r.call(t.Context(), t, fork, protocol.CommandRun{Command: "sed -i s/1/one/ both; echo new > new"}).Error)
-	history, err := r.Journal.Load(t.Context(), fork)
-	require.NoError(t, err)
-	_, err = r.Journal.Append(t.Context(), fork, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2, Text: "I am done.", Status: "answered"})
-	require.NoError(t, err)
+	history := mustLoad(t, r.Journal, fork)
+	mustAppend(t, r.Journal, fork, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2, Text: "I am done.", Status: "answered"})
 	return into, fork
 }
 
@@ -54,8 +51,7 @@ func TestMerge_ThatIsInterruptedIsCompleted(t *testing.T) {
 			merged, err := Merge(t.Context(), r.Fleet, fork, into, "")
 			require.NoError(t, err)
 			require.Equal(t, left == 2 && stores, merged.Written == nil, "it was complete")
-			history, err := r.Journal.Load(t.Context(), into)
-			require.NoError(t, err)
+			history := mustLoad(t, r.Journal, into)
 			said := slices.DeleteFunc(history.Events, func(e loop.Event) bool { return e.Type != loop.EventSessionMerged })
 			require.Len(t, said, 1)
 			require.Contains(t, said[0].Text, "Its answer:\nI am done.")
@@ -115,8 +111,7 @@ func TestMerge_ThatFailedIsDoneAgain(t *testing.T) {
 	files, err := OpenFiles(t.Context(), r.Fleet, "")
 	require.NoError(t, err)
 	into, fork := protocol.NewSessionID(), protocol.NewSessionID()
-	_, err = r.Journal.Append(t.Context(), into, 0, conversation()[:7]...)
-	require.NoError(t, err)
+	mustAppend(t, r.Journal, into, 0, conversation()[:7]...)
 	_, err = Merge(t.Context(), r.Fleet, fork, into, "")
 	require.Equal(t, protocol.CodeNotFound, codeOf(err), "it has no workspace yet")
 	require.Nil(t, r.call(t.Context(), t, into, protocol.CommandRun{Command: "echo old > old"}).Error)
@@ -141,8 +136,7 @@ func TestMerge_OfSeveralForksAndAgain(t *testing.T) {
 	change(into, "echo old > old")
 	said := conversation()[:7]
 	said[6].Text = "answer of the origin"
-	_, err = r.Journal.Append(t.Context(), into, 0, said...)
-	require.NoError(t, err)
+	mustAppend(t, r.Journal, into, 0, said...)
 	for _, fork := range []protocol.SessionID{first, second} {
 		_, err = files.Fork(t.Context(), r.Journal, into, At{}, fork)
 		require.NoError(t, err)
@@ -155,8 +149,7 @@ func TestMerge_OfSeveralForksAndAgain(t *testing.T) {
 		require.Equal(t, written, merged.Written)
 		require.Empty(t, merged.Conflicts)
 		require.Equal(t, answer, merged.Answer, "none of the origin's")
-		history, err := r.Journal.Load(t.Context(), into)
-		require.NoError(t, err)
+		history := mustLoad(t, r.Journal, into)
 		messages++
 		require.Len(t, slices.DeleteFunc(history.Events, func(e loop.Event) bool { return e.Type != loop.EventSessionMerged }), messages)
 	}
@@ -167,10 +160,8 @@ func TestMerge_OfSeveralForksAndAgain(t *testing.T) {
 	change(into, "echo mine > a")
 	change(first, "echo c > c")
 	merge(first, "", "c")
-	history, err := r.Journal.Load(t.Context(), first)
-	require.NoError(t, err)
-	_, err = r.Journal.Append(t.Context(), first, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2, Text: "Done.", Status: "answered"})
-	require.NoError(t, err)
+	history := mustLoad(t, r.Journal, first)
+	mustAppend(t, r.Journal, first, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2, Text: "Done.", Status: "answered"})
 	merge(first, "Done.")
 }
 
@@ -184,8 +175,7 @@ func TestMerge_OfSiblingsAndIntoWhatIsThere(t *testing.T) {
 	origin, stranger := protocol.NewSessionID(), protocol.NewSessionID()
 	for _, id := range []protocol.SessionID{origin, stranger} {
 		require.Nil(t, r.call(t.Context(), t, id, protocol.CommandRun{Command: "seq 9 > both"}).Error)
-		_, err = r.Journal.Append(t.Context(), id, 0, conversation()[:7]...)
-		require.NoError(t, err)
+		mustAppend(t, r.Journal, id, 0, conversation()[:7]...)
 	}
 	fork := func(from protocol.SessionID, command string) protocol.SessionID {
 		id := protocol.NewSessionID()
@@ -215,8 +205,7 @@ func TestMerge_OfSiblingsAndIntoWhatIsThere(t *testing.T) {
 	_, err = Merge(t.Context(), r.Fleet, left, left, "")
 	require.ErrorIs(t, err, codes.ErrInvalid)
 	require.ErrorContains(t, err, "a session cannot be merged into itself")
-	_, err = Remove(t.Context(), r.Fleet, origin, Options{})
-	require.NoError(t, err)
+	r.mustRemove(t, origin, Options{})
 	_, err = Merge(t.Context(), r.Fleet, left, origin, "")
 	require.ErrorIs(t, err, ErrNone)
 	there, err := HasWorkspace(t.Context(), r.Fleet, origin)
@@ -261,8 +250,7 @@ func TestMerge_IntoASessionWithoutAConversation(t *testing.T) {
 	require.NoError(t, err)
 	written("new", "newer")
 
-	_, err = Remove(t.Context(), r.Fleet, fork, Options{Used: true})
-	require.NoError(t, err)
+	r.mustRemove(t, fork, Options{Used: true})
 	require.NoError(t, files.fork(t.Context(), r.Journal, into, At{}, sandboxLane(fork)))
 	change(fork, "echo last > new")
 	written("new")
@@ -320,8 +308,14 @@ func begin(t *testing.T, journal loop.Journal, id, parent protocol.SessionID, ev
 			require.NoError(t, err)
 		}
 	}
-	_, err := journal.Append(t.Context(), id, 0, events...)
+	mustAppend(t, journal, id, 0, events...)
+}
+
+func mustEffects(t *testing.T, journal loop.Journal, id protocol.SessionID, at At) []Effect {
+	t.Helper()
+	effects, err := Effects(t.Context(), journal, id, at)
 	require.NoError(t, err)
+	return effects
 }
 
 // brittle is a journal that fails at an append, before it is stored or after.
@@ -356,21 +350,18 @@ func TestRevert_CrashAtAnyAppendRunsEachOnce(t *testing.T) {
 			begin(t, r.Journal, id, "", turnOf(undoing(t, log, prefix+"-a", "one", ""), undoing(t, log, prefix+"-b", "two", ""), undoing(t, log, prefix+"-c", "three", ""))...)
 			at := At{Call: protocol.CallID(prefix + "-a")}
 			journal := &brittle{Journal: r.Journal, left: n, stores: stores}
-			effects, err := Effects(t.Context(), journal, id, at)
-			require.NoError(t, err)
+			effects := mustEffects(t, journal, id, at)
 			require.Len(t, effects, 2)
 			if err := revert(t.Context(), r.Fleet, journal, id, "", effects); err != nil {
 				require.ErrorIs(t, err, errCrash)
 				crashed = true
-				effects, err = Effects(t.Context(), r.Journal, id, at)
-				require.NoError(t, err)
+				effects = mustEffects(t, r.Journal, id, at)
 				require.NoError(t, Revert(t.Context(), r.Fleet, id, "", effects))
 			}
 			content, err := os.ReadFile(log)
 			require.NoError(t, err)
 			require.Equal(t, "three\ntwo\n", string(content), "%d %t", n, stores)
-			effects, err = Effects(t.Context(), r.Journal, id, at)
-			require.NoError(t, err)
+			effects = mustEffects(t, r.Journal, id, at)
 			for _, e := range effects {
 				require.True(t, e.Reverted)
 			}
@@ -390,13 +381,11 @@ func TestRevert_StopsAtTheFirstThatFails(t *testing.T) {
 	flag := filepath.Join(t.TempDir(), "flag")
 	begin(t, r.Journal, "s", "", turnOf(undoing(t, log, "x-1", "one", ""), undoing(t, log, "x-2", "two", "test -e '"+flag+"' || exit 1; "), undoing(t, log, "x-3", "three", ""))...)
 	behind := At{Call: "x-1"}
-	effects, err := Effects(t.Context(), r.Journal, "s", behind)
-	require.NoError(t, err)
-	err = Revert(t.Context(), r.Fleet, "s", "", effects)
+	effects := mustEffects(t, r.Journal, "s", behind)
+	err := Revert(t.Context(), r.Fleet, "s", "", effects)
 	require.ErrorContains(t, err, "revert call x-2 of order by undo")
 	require.NoError(t, os.WriteFile(flag, nil, 0o600))
-	effects, err = Effects(t.Context(), r.Journal, "s", behind)
-	require.NoError(t, err)
+	effects = mustEffects(t, r.Journal, "s", behind)
 	require.True(t, effects[0].Reverted)
 	require.False(t, effects[1].Reverted)
 	require.NoError(t, Revert(t.Context(), r.Fleet, "s", "", effects), "one that failed is tried again")
@@ -422,8 +411,7 @@ func TestRevert_OneThatWasKilledIsNotSentAgain(t *testing.T) {
 			require.NoError(t, err)
 			begin(t, r.Journal, id, "", turnOf(undoing(t, log, string(id)+"-0", "never", ""), events)...)
 			revert := func() error {
-				effects, err := Effects(t.Context(), r.Journal, id, At{Call: protocol.CallID(id + "-0")})
-				require.NoError(t, err)
+				effects := mustEffects(t, r.Journal, id, At{Call: protocol.CallID(id + "-0")})
 				require.Len(t, effects, 1)
 				return Revert(t.Context(), r.Fleet, id, "", effects)
 			}
@@ -459,8 +447,7 @@ func TestEffects_OfASubAgentThatHasNotEnded(t *testing.T) {
 	events := turnOf([]loop.Event{{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: agent}, handle}, undoing(t, log, "z-2", "outer", ""))
 	begin(t, r.Journal, "z", "", append(events, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2, Status: "answered"})...)
 	for at, want := range map[At][]protocol.CallID{{Turn: 1}: {"z-1"}, {Call: "z-2"}: {"z-1"}} {
-		effects, err := Effects(t.Context(), r.Journal, "z", at)
-		require.NoError(t, err)
+		effects := mustEffects(t, r.Journal, "z", at)
 		var ids []protocol.CallID
 		for _, e := range effects {
 			ids = append(ids, e.CallID)
@@ -488,8 +475,7 @@ func TestEffects_OfSubAgentsAndOfUnknownOutcome(t *testing.T) {
 		[]loop.Event{{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: unknown}, {Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: unknown, Status: "outcome_unknown"}},
 	)...)
 	ids := func() (ids []protocol.CallID) {
-		effects, err := Effects(t.Context(), r.Journal, "s", At{Call: "y-0"})
-		require.NoError(t, err)
+		effects := mustEffects(t, r.Journal, "s", At{Call: "y-0"})
 		for _, e := range effects {
 			ids = append(ids, e.CallID)
 		}
@@ -507,20 +493,17 @@ func TestEffects_OfSubAgentsAndOfUnknownOutcome(t *testing.T) {
 	info, err = r.reader(t).Show(t.Context(), "s")
 	require.NoError(t, err)
 	require.Empty(t, info.Unknown)
-	effects, err := Effects(t.Context(), r.Journal, "s", At{Call: "y-0"})
-	require.NoError(t, err)
+	effects := mustEffects(t, r.Journal, "s", At{Call: "y-0"})
 	require.NoError(t, Revert(t.Context(), r.Fleet, "s", "", effects))
 
-	history, err := r.Journal.Load(t.Context(), "s")
-	require.NoError(t, err)
+	history := mustLoad(t, r.Journal, "s")
 	var said []string
 	for _, e := range history.Events[len(history.Events)-3:] {
 		said = append(said, e.Text)
 	}
 	require.Contains(t, strings.Join(said, "\n"), "it did not happen")
 	require.Contains(t, strings.Join(said, "\n"), "was to undo a call of order, and ended as ok")
-	none, err := Effects(t.Context(), r.Journal, "s", At{})
-	require.NoError(t, err)
+	none := mustEffects(t, r.Journal, "s", At{})
 	require.Empty(t, none)
 }
 
@@ -533,9 +516,7 @@ func TestRevert_OfEffectsReadBefore(t *testing.T) {
 	begin(t, r.Journal, "s", "", turnOf(undoing(t, log, "z-1", "one", ""), undoing(t, log, "z-2", "two", ""), undoing(t, log, "z-3", "three", ""))...)
 	var both [2][]Effect
 	for i := range both {
-		var err error
-		both[i], err = Effects(t.Context(), r.Journal, "s", At{Call: "z-1"})
-		require.NoError(t, err)
+		both[i] = mustEffects(t, r.Journal, "s", At{Call: "z-1"})
 	}
 	for _, effects := range both {
 		require.NoError(t, Revert(t.Context(), r.Fleet, "s", "", effects))
@@ -543,8 +524,7 @@ func TestRevert_OfEffectsReadBefore(t *testing.T) {
 	content, err := os.ReadFile(log)
 	require.NoError(t, err)
 	require.Equal(t, "three\ntwo\n", string(content))
-	history, err := r.Journal.Load(t.Context(), "s")
-	require.NoError(t, err)
+	history := mustLoad(t, r.Journal, "s")
 	counts := map[loop.EventType]int{}
 	for _, e := range history.Events {
 		counts[e.Type]++
@@ -610,10 +590,8 @@ func TestEffects_OfAttempts(t *testing.T) {
 		"of another one's call": {[]loop.Event{{Type: loop.EventRevertEnded, Turn: 1, NoteFields: loop.NoteFields{Reverts: "other"}, Status: "ok"}}, Effect{}},
 	} {
 		journal := &looptest.Journal{}
-		_, err := journal.Append(t.Context(), "s", 0, append(turnOf(undoing(t, "log", "w-0", "", ""), undoing(t, "log", "w-1", "", "")), test.events...)...)
-		require.NoError(t, err)
-		effects, err := Effects(t.Context(), journal, "s", At{Call: "w-0"})
-		require.NoError(t, err)
+		mustAppend(t, journal, "s", 0, append(turnOf(undoing(t, "log", "w-0", "", ""), undoing(t, "log", "w-1", "", "")), test.events...)...)
+		effects := mustEffects(t, journal, "s", At{Call: "w-0"})
 		require.Len(t, effects, 1, name)
 		got := effects[0]
 		require.Equal(t, test.want, Effect{Effect: report.Effect{Reverted: got.Reverted}, attempts: got.attempts, unknown: got.unknown}, name)
@@ -643,19 +621,16 @@ func TestEffects_OfJobsAndOfDeepSubAgents(t *testing.T) {
 		begin(t, journal, id, map[protocol.SessionID]protocol.SessionID{"v-3": "s", "v-4": "v-3"}[id], events...)
 	}
 	var ids []protocol.CallID
-	effects, err := Effects(t.Context(), journal, "s", At{Call: "v-1"})
-	require.NoError(t, err)
+	effects := mustEffects(t, journal, "s", At{Call: "v-1"})
 	for _, e := range effects {
 		ids = append(ids, e.CallID)
 	}
 	require.Equal(t, []protocol.CallID{"v-2", "v-5"}, ids)
 	for _, at := range []At{{Call: "other"}, {Turn: 2}} {
-		effects, err = Effects(t.Context(), journal, "s", at)
-		require.NoError(t, err)
+		effects = mustEffects(t, journal, "s", at)
 		require.Empty(t, effects)
 	}
-	effects, err = Effects(t.Context(), journal, "s", At{Turn: 1})
-	require.NoError(t, err)
+	effects = mustEffects(t, journal, "s", At{Turn: 1})
 	require.Len(t, effects, 1, "the end of a sub-agent's turn is not that of the session's")
 }
 
@@ -667,8 +642,7 @@ func TestRevert_ThatIsInterruptedBeforeATurn(t *testing.T) {
 	for left := 1; left <= 2; left++ { // its beginning, which is stored, and its end, which is not
 		log, id := filepath.Join(t.TempDir(), "log"), protocol.NewSessionID()
 		begin(t, r.Journal, id, "", turnOf(undoing(t, log, string(id)+"-a", "one", ""), undoing(t, log, string(id)+"-b", "two", ""))...)
-		effects, err := Effects(t.Context(), r.Journal, id, At{Call: protocol.CallID(id) + "-a"})
-		require.NoError(t, err)
+		effects := mustEffects(t, r.Journal, id, At{Call: protocol.CallID(id) + "-a"})
 		effects = append([]Effect{{}}, effects...) // which nothing undoes
 		require.ErrorIs(t, revert(t.Context(), r.Fleet, &brittle{Journal: r.Journal, left: left, stores: left == 1}, id, "", effects), errCrash)
 		table, err := tools.NewTable()

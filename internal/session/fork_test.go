@@ -51,11 +51,9 @@ func TestFork_GoesOnWhereverItWasCut(t *testing.T) {
 	f := natsiotest.New(t, natsio.Topology{})
 	j, err := journal.Open(t.Context(), f.NC, f.Name)
 	require.NoError(t, err)
-	_, err = j.Append(t.Context(), "from", 0, conversation()...)
-	require.NoError(t, err)
+	mustAppend(t, j, "from", 0, conversation()...)
 	ended := conversation()[:7]
-	_, err = j.Append(t.Context(), "ended", 0, ended...)
-	require.NoError(t, err)
+	mustAppend(t, j, "ended", 0, ended...)
 	for i, test := range []struct {
 		from  protocol.SessionID
 		at    At
@@ -73,8 +71,7 @@ func TestFork_GoesOnWhereverItWasCut(t *testing.T) {
 		require.NoError(t, err, test)
 		require.Equal(t, turns+1, result.Turn)
 		require.Equal(t, "answer", result.Text)
-		history, err := j.Load(t.Context(), to)
-		require.NoError(t, err)
+		history := mustLoad(t, j, to)
 		last := slices.IndexFunc(history.Events, func(e loop.Event) bool { return e.Type == loop.EventTurnStarted && e.Turn == turns+1 })
 		require.NotEmpty(t, history.Events[last].Seed)
 		for _, e := range history.Events {
@@ -85,8 +82,7 @@ func TestFork_GoesOnWhereverItWasCut(t *testing.T) {
 	turns, err := Fork(t.Context(), j, "from", At{Call: "other"}, "none")
 	require.NoError(t, err)
 	require.Zero(t, turns)
-	history, err := j.Load(t.Context(), "none")
-	require.NoError(t, err)
+	history := mustLoad(t, j, "none")
 	require.Empty(t, history.Events, "nothing was written")
 	_, err = Fork(t.Context(), j, "from", At{}, "to-1")
 	require.ErrorIs(t, err, codes.ErrExists)
@@ -140,17 +136,14 @@ type nobody struct{ loop.Dispatcher }
 func TestFork_IsForkedUntilItHasATurnOfItsOwn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	_, err := r.Journal.Append(t.Context(), "from", 0, conversation()...)
-	require.NoError(t, err)
-	_, err = Fork(t.Context(), r.Journal, "from", At{Call: "call-a"}, "to")
+	mustAppend(t, r.Journal, "from", 0, conversation()...)
+	_, err := Fork(t.Context(), r.Journal, "from", At{Call: "call-a"}, "to")
 	require.NoError(t, err)
 	info, err := r.reader(t).Show(t.Context(), "to")
 	require.NoError(t, err)
 	require.Equal(t, report.StateForked, info.State)
-	history, err := r.Journal.Load(t.Context(), "to")
-	require.NoError(t, err)
-	_, err = r.Journal.Append(t.Context(), "to", history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2, StartFields: loop.StartFields{Input: "on"}})
-	require.NoError(t, err)
+	history := mustLoad(t, r.Journal, "to")
+	mustAppend(t, r.Journal, "to", history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2, StartFields: loop.StartFields{Input: "on"}})
 	info, err = r.reader(t).Show(t.Context(), "to")
 	require.NoError(t, err)
 	require.Equal(t, report.StateOpen, info.State)
@@ -163,8 +156,7 @@ func TestFork_IsForkedUntilItHasATurnOfItsOwn(t *testing.T) {
 func TestFork_OfASessionWithoutFiles(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	_, err := r.Journal.Append(t.Context(), "from", 0, conversation()...)
-	require.NoError(t, err)
+	mustAppend(t, r.Journal, "from", 0, conversation()...)
 	files, err := OpenFiles(t.Context(), r.Fleet, protocol.DefaultPool)
 	require.NoError(t, err)
 	turns, err := files.Fork(t.Context(), r.Journal, "from", At{}, "to")
@@ -244,8 +236,7 @@ func TestImport_ClaimsNothingOfOthers(t *testing.T) {
 		{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: "v-1", ToolCallID: "v-1", Name: "read"}, Status: "ok", ResultFields: loop.ResultFields{Image: secret}},
 	})
 	begin(t, j, "victim", "", victim...)
-	stored, err := j.Load(t.Context(), "victim")
-	require.NoError(t, err)
+	stored := mustLoad(t, j, "victim")
 	image := stored.Events[4].Image // of its tool_result
 	require.NotEmpty(t, image.Blob)
 	require.Equal(t, secret.Data, image.Data, "its own session reads it")
@@ -264,16 +255,13 @@ func TestImport_ClaimsNothingOfOthers(t *testing.T) {
 	turns, err := Import(t.Context(), j, export(), "imported")
 	require.NoError(t, err)
 	require.Equal(t, 1, turns)
-	imported, err := j.Load(t.Context(), "imported")
-	require.NoError(t, err)
+	imported := mustLoad(t, j, "imported")
 	require.Nil(t, imported.Events[0].Parent)
 	require.Nil(t, imported.Events[3].Bound)
 	// The same in a journal that was written otherwise.
-	_, err = j.Append(t.Context(), "written", 0, export()[1:]...)
-	require.NoError(t, err)
+	mustAppend(t, j, "written", 0, export()[1:]...)
 	for _, id := range []protocol.SessionID{"imported", "written"} {
-		history, err := j.Load(t.Context(), id)
-		require.NoError(t, err)
+		history := mustLoad(t, j, id)
 		for _, e := range history.Events {
 			require.True(t, e.Image == nil || len(e.Image.Data) == 0, "%s has the image of another session", id)
 			for _, a := range e.Attachments {
@@ -283,8 +271,7 @@ func TestImport_ClaimsNothingOfOthers(t *testing.T) {
 		child, err := loop.LoadAgent(t.Context(), j, history.Events, "victim")
 		require.NoError(t, err)
 		require.Empty(t, child.Events)
-		effects, err := Effects(t.Context(), j, id, At{Call: "i-0"})
-		require.NoError(t, err)
+		effects := mustEffects(t, j, id, At{Call: "i-0"})
 		err = Revert(t.Context(), r.Fleet, id, "", effects)
 		require.Equal(t, id == "written", err != nil)
 		require.NoFileExists(t, log, "a call of another session was sent")
@@ -383,8 +370,7 @@ func (c *cutOff) Append(ctx context.Context, id protocol.SessionID, last uint64,
 func TestFork_CutOffAnywhereIsCompleted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	_, err := r.Journal.Append(t.Context(), "from", 0, conversation()[:7]...)
-	require.NoError(t, err)
+	mustAppend(t, r.Journal, "from", 0, conversation()[:7]...)
 	files, err := OpenFiles(t.Context(), r.Fleet, protocol.DefaultPool)
 	require.NoError(t, err)
 	forks := func(journal loop.Journal, to protocol.SessionID) (int, error) {
@@ -415,8 +401,7 @@ func TestFork_CutOffAnywhereIsCompleted(t *testing.T) {
 					require.NoError(t, err)
 					require.Equal(t, 1, turns)
 				}
-				history, err := r.Journal.Load(t.Context(), to)
-				require.NoError(t, err)
+				history := mustLoad(t, r.Journal, to)
 				require.Len(t, history.Events, len(conversation()[:7])+2, "and the end of its job")
 				require.Equal(t, to, history.Events[0].SessionID)
 				if name == "fork" {
@@ -427,8 +412,7 @@ func TestFork_CutOffAnywhereIsCompleted(t *testing.T) {
 				info, err := r.reader(t).Show(t.Context(), to)
 				require.NoError(t, err)
 				require.NotEqual(t, report.StateUncompleted, info.State)
-				_, err = r.Journal.Append(t.Context(), to, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2})
-				require.NoError(t, err)
+				mustAppend(t, r.Journal, to, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2})
 				_, err = do(r.Journal, to)
 				require.ErrorIs(t, err, codes.ErrExists, "it is a session, which has continued")
 			}
@@ -443,8 +427,7 @@ func TestFork_MadeAgainWhileItsProcessWasStopped(t *testing.T) {
 	f := natsiotest.New(t, natsio.Topology{})
 	j, err := journal.Open(t.Context(), f.NC, f.Name)
 	require.NoError(t, err)
-	_, err = j.Append(t.Context(), "from", 0, long(f.NC)...)
-	require.NoError(t, err)
+	mustAppend(t, j, "from", 0, long(f.NC)...)
 	c, err := forkOf(t.Context(), j, "from", At{}, "to")
 	require.NoError(t, err)
 	err = c.run(t.Context(), func() error { // it is stopped between the mark and the conversation
@@ -452,8 +435,7 @@ func TestFork_MadeAgainWhileItsProcessWasStopped(t *testing.T) {
 		return err
 	})
 	require.ErrorIs(t, err, codes.ErrExists)
-	history, err := j.Load(t.Context(), "to")
-	require.NoError(t, err)
+	history := mustLoad(t, j, "to")
 	require.Len(t, history.Events, len(long(f.NC))+1)
 }
 
@@ -461,8 +443,7 @@ func TestFork_MadeAgainWhileItsProcessWasStopped(t *testing.T) {
 func TestFork_NeverCompletedIsRemoved(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	_, err := r.Journal.Append(t.Context(), "from", 0, conversation()[:7]...)
-	require.NoError(t, err)
+	mustAppend(t, r.Journal, "from", 0, conversation()[:7]...)
 	files, err := OpenFiles(t.Context(), r.Fleet, protocol.DefaultPool)
 	require.NoError(t, err)
 	require.Nil(t, r.call(t.Context(), t, "from", protocol.FilesWrite{Path: "important", Content: []byte("old")}).Error)
@@ -472,15 +453,13 @@ func TestFork_NeverCompletedIsRemoved(t *testing.T) {
 		require.NotEmpty(t, r.left(t, to))
 	}
 	cut("removed")
-	_, err = Remove(t.Context(), r.Fleet, "removed", Options{})
-	require.NoError(t, err)
+	r.mustRemove(t, "removed", Options{})
 	require.Empty(t, r.left(t, "removed"))
 
 	cut("old")
 	half, err := newRemover(t.Context(), r.Fleet, "interrupted", Options{Force: true})
 	require.NoError(t, err)
-	_, err = r.Journal.Append(t.Context(), "interrupted", 0, conversation()...)
-	require.NoError(t, err)
+	mustAppend(t, r.Journal, "interrupted", 0, conversation()...)
 	require.NoError(t, half.mark(t.Context()))
 	sweeper := Sweeper{Fleet: r.Fleet, Stores: map[*fleet.Fleet]*workspace.Store{r.Fleet: files.store}, Age: time.Hour}
 	n, err := sweeper.Sweep(t.Context())

@@ -108,8 +108,7 @@ func TestMay_JournalWithoutOwner(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	const s protocol.SessionID = "calls"
-	_, err := r.Journal.Append(t.Context(), s, 0, loop.Event{Type: loop.EventCallJudged})
-	require.NoError(t, err)
+	mustAppend(t, r.Journal, s, 0, loop.Event{Type: loop.EventCallJudged})
 	acme := judge.With(t.Context(), judge.Principal{Tenant: "acme"})
 	for _, act := range []judge.Act{judge.See, judge.Use, judge.Remove} {
 		require.ErrorContains(t, May(acme, r.Fleet, act, s), "tenant default")
@@ -269,8 +268,7 @@ func TestOwners_AreSetWhenAnObjectIsMade(t *testing.T) {
 	r.cells(t)
 	owner := func(id protocol.SessionID) judge.Owner {
 		t.Helper()
-		history, err := r.Journal.Load(t.Context(), id)
-		require.NoError(t, err)
+		history := mustLoad(t, r.Journal, id)
 		return judge.Owner{Tenant: history.Tenant(), By: history.By()}
 	}
 	anns, bobs := judge.Owner{Tenant: "acme", By: "token:ann"}, judge.Owner{Tenant: "acme", By: "token:bob"}
@@ -279,8 +277,7 @@ func TestOwners_AreSetWhenAnObjectIsMade(t *testing.T) {
 	_, err := Fork(bob, r.Journal, "s", At{}, "fork")
 	require.NoError(t, err)
 	require.Equal(t, bobs, owner("fork"), "the tenant is that of the origin")
-	history, err := r.Journal.Load(t.Context(), "s")
-	require.NoError(t, err)
+	history := mustLoad(t, r.Journal, "s")
 	_, err = Import(t.Context(), r.Journal, history.Events, "import")
 	require.NoError(t, err)
 	require.Equal(t, judge.Owner{Tenant: "default"}, owner("import"), "an export cannot say whose it is")

@@ -45,8 +45,7 @@ func journaled(t *testing.T, f *fleet.Fleet, id protocol.SessionID, at time.Time
 			events = append(events, loop.Event{Type: loop.EventTurnEnded, Time: at, Turn: turn, Status: string(outcome)})
 		}
 	}
-	_, err := f.Journal.Append(t.Context(), id, 0, events...)
-	require.NoError(t, err)
+	mustAppend(t, f.Journal, id, 0, events...)
 }
 
 func (r *rig) reader(t *testing.T) *Reader {
@@ -121,8 +120,7 @@ func TestReader_ListsManySessions(t *testing.T) {
 		}
 	}
 	for i := range 3 {
-		_, err := Remove(t.Context(), r.Fleet, protocol.SessionID(fmt.Sprintf("removed-%d", i)), Options{})
-		require.NoError(t, err)
+		r.mustRemove(t, protocol.SessionID(fmt.Sprintf("removed-%d", i)), Options{})
 	}
 	reader := r.reader(t)
 	messages := func() uint64 { s := r.NC.Stats(); return s.InMsgs + s.OutMsgs }
@@ -136,8 +134,7 @@ func TestReader_ListsManySessions(t *testing.T) {
 	for i := range 60 {
 		last := uint64(0)
 		for n := range 4 {
-			last, err = r.Journal.Append(t.Context(), protocol.SessionID(fmt.Sprintf("t%d", i)), last, loop.Event{Type: loop.EventTurnStarted, Time: at, Turn: n + 1})
-			require.NoError(t, err)
+			last = mustAppend(t, r.Journal, protocol.SessionID(fmt.Sprintf("t%d", i)), last, loop.Event{Type: loop.EventTurnStarted, Time: at, Turn: n + 1})
 		}
 	}
 	before = messages()
@@ -187,8 +184,7 @@ func TestReader_AJournalThatCannotBeRead(t *testing.T) {
 	require.Equal(t, "answered", list[1].State)
 	_, err = Remove(t.Context(), r.Fleet, "broken", Options{})
 	require.ErrorIs(t, err, ErrBusy)
-	_, err = Remove(t.Context(), r.Fleet, "broken", Options{Force: true})
-	require.NoError(t, err)
+	r.mustRemove(t, "broken", Options{Force: true})
 	require.Empty(t, r.left(t, "broken"))
 }
 
@@ -222,8 +218,7 @@ func TestReader_ListsWorkspacesWithoutAJournal(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, report.StateWorkspaceOnly, info.State)
 
-	_, err = Remove(t.Context(), r.Fleet, "older", Options{})
-	require.NoError(t, err)
+	r.mustRemove(t, "older", Options{})
 	require.Empty(t, r.left(t, "older"))
 	_, err = reader.Show(t.Context(), "older")
 	require.ErrorIs(t, err, ErrNone)
@@ -253,8 +248,7 @@ func TestSweeper_RemovesWhatOnlyClientsUsed(t *testing.T) {
 		Resources: []protocol.Use{{Key: protocol.SandboxKey("monthly"), Access: protocol.Exclusive}}, Delivery: protocol.Idempotent,
 	}})
 	require.NoError(t, err)
-	_, err = r.Journal.Append(t.Context(), "agent", 0, loop.Event{Type: loop.EventTurnStarted, Turn: 1, NoteFields: loop.NoteFields{Interface: "mcp"}}, loop.Event{Type: loop.EventTurnEnded, Turn: 1})
-	require.NoError(t, err)
+	mustAppend(t, r.Journal, "agent", 0, loop.Event{Type: loop.EventTurnStarted, Turn: 1, NoteFields: loop.NoteFields{Interface: "mcp"}}, loop.Event{Type: loop.EventTurnEnded, Turn: 1})
 	store, err := workspace.Open(t.Context(), r.NC, r.Name, "")
 	require.NoError(t, err)
 	sweeper := Sweeper{Fleet: r.Fleet, Stores: map[*fleet.Fleet]*workspace.Store{r.Fleet: store}, Age: time.Hour}
@@ -319,12 +313,10 @@ func TestRestore_AndATurnAtOnce(t *testing.T) {
 	require.Nil(t, r.call(t.Context(), t, "s", protocol.FilesWrite{Path: "a", Content: []byte("old")}).Error)
 	begin := r.call(t.Context(), t, "s", protocol.FilesWrite{Path: "b", Content: []byte("old")})
 	require.Nil(t, r.call(t.Context(), t, "s", protocol.FilesWrite{Path: "a", Content: []byte("new")}).Error)
-	_, err := r.Journal.Append(t.Context(), "s", 0, conversation()[:7]...)
-	require.NoError(t, err)
+	mustAppend(t, r.Journal, "s", 0, conversation()[:7]...)
 	look, err := idle(t.Context(), r.Fleet, r.Journal, "s", "", judge.Change)
 	require.NoError(t, err)
-	last, err := r.Journal.Append(t.Context(), "s", look.history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2})
-	require.NoError(t, err)
+	last := mustAppend(t, r.Journal, "s", look.history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2})
 	_, err = look.change(t.Context(), wire.RandomCallID(), loop.Event{}, wire.WorkspaceRestore{At: begin.CallID})
 	require.ErrorIs(t, err, ErrBusy)
 	effect := Effect{Effect: report.Effect{CallID: "c", Tool: "x", Revert: "y"}, session: "s"}
@@ -352,8 +344,7 @@ func TestRestore_AndATurnAtOnce(t *testing.T) {
 	_, err = runner.Run(t.Context(), "s", loop.Input{Text: "go on"})
 	require.NoError(t, err)
 	require.Equal(t, "old", content())
-	history, err := r.Journal.Load(t.Context(), "s")
-	require.NoError(t, err)
+	history := mustLoad(t, r.Journal, "s")
 	at := func(kind loop.EventType, turn int) int {
 		return slices.IndexFunc(history.Events, func(e loop.Event) bool { return e.Type == kind && e.Turn == turn })
 	}
@@ -368,8 +359,7 @@ func TestRestore_ATurnThatIsStoppedEndsNoChange(t *testing.T) {
 	r := rigOf(t, worker.Options{})
 	begin := r.call(t.Context(), t, "s", protocol.FilesWrite{Path: "a", Content: []byte("old")})
 	require.Nil(t, begin.Error)
-	last, err := r.Journal.Append(t.Context(), "s", 0, conversation()[:7]...)
-	require.NoError(t, err)
+	last := mustAppend(t, r.Journal, "s", 0, conversation()[:7]...)
 	look, err := idle(t.Context(), r.Fleet, r.Journal, "s", "", judge.Change)
 	require.NoError(t, err)
 	call := look.callOf(wire.RandomCallID(), wire.WorkspaceRestore{At: begin.CallID})

@@ -66,6 +66,27 @@ func rigOf(t *testing.T, o worker.Options) *rig {
 	return &rig{Fleet: f, data: data, worker: w, connect: servers.Connect}
 }
 
+func (r *rig) mustRemove(t *testing.T, id protocol.SessionID, o Options) report.Removed {
+	t.Helper()
+	removed, err := Remove(t.Context(), r.Fleet, id, o)
+	require.NoError(t, err)
+	return removed
+}
+
+func mustAppend(t *testing.T, j loop.Journal, id protocol.SessionID, last uint64, events ...loop.Event) uint64 {
+	t.Helper()
+	last, err := j.Append(t.Context(), id, last, events...)
+	require.NoError(t, err)
+	return last
+}
+
+func mustLoad(t *testing.T, j loop.Journal, id protocol.SessionID) loop.History {
+	t.Helper()
+	history, err := j.Load(t.Context(), id)
+	require.NoError(t, err)
+	return history
+}
+
 func (r *rig) call(ctx context.Context, t *testing.T, id protocol.SessionID, payload protocol.Payload) *protocol.Result {
 	t.Helper()
 	result, err := r.dispatch(ctx, id, payload)
@@ -85,9 +106,8 @@ func (r *rig) dispatch(ctx context.Context, id protocol.SessionID, payload proto
 // lived makes a session with a turn, files, a background process, and output that is kept apart.
 func (r *rig) lived(t *testing.T, id protocol.SessionID) {
 	t.Helper()
-	history, err := r.Journal.Load(t.Context(), id)
-	require.NoError(t, err)
-	_, err = r.Journal.Append(t.Context(), id, history.Last,
+	history := mustLoad(t, r.Journal, id)
+	_, err := r.Journal.Append(t.Context(), id, history.Last,
 		loop.Event{Type: loop.EventTurnStarted, Turn: 1}, loop.Event{Type: loop.EventTurnEnded, Turn: 1})
 	require.NoError(t, err)
 	for _, command := range []protocol.CommandRun{
@@ -156,15 +176,13 @@ func TestRemove_LeavesNothingAndNobodyElses(t *testing.T) {
 	before := r.left(t, "s2")
 	require.Len(t, r.left(t, "s"), 1+4+5+2)
 
-	removed, err := Remove(t.Context(), r.Fleet, "s", Options{})
-	require.NoError(t, err)
+	removed := r.mustRemove(t, "s", Options{})
 	require.Equal(t, report.Removed{Events: 1, Results: 5, Bodies: 5, Workspace: true}, removed)
 	require.Empty(t, r.left(t, "s"))
 	require.ElementsMatch(t, before, r.left(t, "s2"), "of which s is a prefix")
 	require.DirExists(t, "/etc")
 
-	removed, err = Remove(t.Context(), r.Fleet, "s", Options{})
-	require.NoError(t, err)
+	removed = r.mustRemove(t, "s", Options{})
 	require.Equal(t, report.Removed{}, removed)
 	require.Nil(t, r.call(t.Context(), t, "s", protocol.FilesWrite{Path: "new"}).Error, "the id can begin anew")
 }
@@ -172,9 +190,8 @@ func TestRemove_LeavesNothingAndNobodyElses(t *testing.T) {
 func TestRemove_RefusesWhatIsBusyUnlessForced(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	_, err := r.Journal.Append(t.Context(), "open", 0, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
-	require.NoError(t, err)
-	_, err = Remove(t.Context(), r.Fleet, "open", Options{})
+	mustAppend(t, r.Journal, "open", 0, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
+	_, err := Remove(t.Context(), r.Fleet, "open", Options{})
 	require.ErrorIs(t, err, ErrBusy)
 	require.ErrorContains(t, err, "turn 1 is open")
 	require.Len(t, r.left(t, "open"), 1)
@@ -193,16 +210,13 @@ func TestRemove_RefusesWhatIsBusyUnlessForced(t *testing.T) {
 	_, err = Remove(t.Context(), r.Fleet, "runs", Options{})
 	require.ErrorIs(t, err, ErrBusy)
 	require.ErrorContains(t, err, "lane sandbox/runs has 1 unfinished calls")
-	_, err = Remove(t.Context(), r.Fleet, "runs", Options{Force: true})
-	require.NoError(t, err)
+	r.mustRemove(t, "runs", Options{Force: true})
 	require.Equal(t, protocol.StatusCancelled, (<-result).Status)
 	require.Empty(t, r.left(t, "runs"))
 
 	// Whoever still runs the session cannot extend it.
-	history, err := r.Journal.Load(t.Context(), "open")
-	require.NoError(t, err)
-	_, err = Remove(t.Context(), r.Fleet, "open", Options{Force: true})
-	require.NoError(t, err)
+	history := mustLoad(t, r.Journal, "open")
+	r.mustRemove(t, "open", Options{Force: true})
 	_, err = r.Journal.Append(t.Context(), "open", history.Last, loop.Event{Type: loop.EventTurnEnded, Turn: 1})
 	require.ErrorIs(t, err, loop.ErrJournalConflict)
 }
@@ -213,8 +227,7 @@ func TestRemove_CutShortIsCompleted(t *testing.T) {
 	r := newRig(t)
 	for done := 0; ; done++ {
 		r.lived(t, "s")
-		history, err := r.Journal.Load(t.Context(), "s")
-		require.NoError(t, err)
+		history := mustLoad(t, r.Journal, "s")
 		half, err := newRemover(t.Context(), r.Fleet, "s", Options{})
 		require.NoError(t, err)
 		half.history = history
@@ -227,8 +240,7 @@ func TestRemove_CutShortIsCompleted(t *testing.T) {
 		if done > 0 && done < len(half.steps()) {
 			requireNoSession(t, r, "s", report.StateRemoving, loop.ErrRemoved)
 		}
-		_, err = Remove(t.Context(), r.Fleet, "s", Options{})
-		require.NoError(t, err)
+		r.mustRemove(t, "s", Options{})
 		require.Empty(t, r.left(t, "s"), "cut short behind %d steps", done)
 	}
 }
@@ -255,8 +267,7 @@ func TestRemove_CallsThatOtherLanesHaveKeepTheirResults(t *testing.T) {
 		_, err = r.JS.Publish(t.Context(), wire.ResultSubject(r.Name, "s", id), body) // as a worker that is lost now
 		require.NoError(t, err)
 	}
-	removed, err := Remove(t.Context(), r.Fleet, "s", Options{})
-	require.NoError(t, err)
+	removed := r.mustRemove(t, "s", Options{})
 	require.Equal(t, report.Removed{Events: 1, Results: 5, Bodies: 5, Workspace: true}, removed)
 	require.ElementsMatch(t, kept, r.left(t, "s"))
 
@@ -272,8 +283,7 @@ func TestRemove_CallsThatOtherLanesHaveKeepTheirResults(t *testing.T) {
 		info, err := calls.Info(t.Context())
 		return err == nil && info.State.Msgs == 0
 	}, time.Minute, time.Millisecond)
-	removed, err = Remove(t.Context(), r.Fleet, "s", Options{})
-	require.NoError(t, err)
+	removed = r.mustRemove(t, "s", Options{})
 	require.EqualValues(t, 2, removed.Results)
 	require.Empty(t, r.left(t, "s"))
 }
@@ -294,8 +304,7 @@ func TestRemove_CallsThatWaitInOtherLanesAreRun(t *testing.T) {
 	}
 	require.NoError(t, publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: &call}})[0])
 
-	_, err = Remove(t.Context(), r.Fleet, "s", Options{})
-	require.NoError(t, err)
+	r.mustRemove(t, "s", Options{})
 	r.lived(t, "s")
 	removal, err := newRemover(t.Context(), r.Fleet, "s", Options{Force: true})
 	require.NoError(t, err)
@@ -348,8 +357,7 @@ func TestRemove_AForkEndsNoCallsOfItsOrigin(t *testing.T) {
 	require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(home, "runs")); return err == nil }, time.Minute, time.Millisecond)
 	_, err = Fork(t.Context(), r.Journal, "s", At{}, "fork")
 	require.NoError(t, err)
-	_, err = Remove(t.Context(), r.Fleet, "fork", Options{Force: true})
-	require.NoError(t, err)
+	r.mustRemove(t, "fork", Options{Force: true})
 	require.NoError(t, os.WriteFile(filepath.Join(home, "ends"), nil, 0o600))
 	result := <-ended
 	require.NotNil(t, result)
@@ -538,13 +546,10 @@ func TestRemove_ATurnBeginsBeforeTheMark(t *testing.T) {
 	removal, err := newRemover(t.Context(), r.Fleet, "s", Options{removes: true})
 	require.NoError(t, err)
 	require.NoError(t, removal.refuseBusy(t.Context(), ""))
-	history, err := r.Journal.Load(t.Context(), "s")
-	require.NoError(t, err)
-	_, err = r.Journal.Append(t.Context(), "s", history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2})
-	require.NoError(t, err)
+	history := mustLoad(t, r.Journal, "s")
+	mustAppend(t, r.Journal, "s", history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2})
 	require.ErrorIs(t, removal.mark(t.Context()), ErrBusy)
-	history, err = r.Journal.Load(t.Context(), "s")
-	require.NoError(t, err)
+	history = mustLoad(t, r.Journal, "s")
 	require.Len(t, history.Events, 3)
 }
 
@@ -557,10 +562,8 @@ func TestRemove_FromAStreamWithoutRoom(t *testing.T) {
 	for _, messages := range []int{1, 3} {
 		r.lived(t, "s")
 		for range messages - 1 {
-			history, err := r.Journal.Load(t.Context(), "s")
-			require.NoError(t, err)
-			_, err = r.Journal.Append(t.Context(), "s", history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2})
-			require.NoError(t, err)
+			history := mustLoad(t, r.Journal, "s")
+			mustAppend(t, r.Journal, "s", history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2})
 		}
 		info, err := stream.Info(t.Context())
 		require.NoError(t, err)
@@ -647,8 +650,7 @@ func TestRemove_AProcessThatWasStoppedLeavesWhatHasBegunAgain(t *testing.T) {
 	late, err := newRemover(t.Context(), r.Fleet, "s", Options{Force: true})
 	require.NoError(t, err)
 	require.NoError(t, late.mark(t.Context()))
-	_, err = Remove(t.Context(), r.Fleet, "s", Options{Force: true})
-	require.NoError(t, err)
+	r.mustRemove(t, "s", Options{Force: true})
 	r.lived(t, "s")
 	before := r.left(t, "s")
 	for i, step := range late.steps()[1:] {

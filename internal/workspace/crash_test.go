@@ -41,8 +41,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	f := natsiotest.Listening(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
-	require.NoError(t, err)
+	store := mustOpen(t, f, "")
 	claims(t, f, 20)
 	w := &world{T: t, fleet: f, store: store, dir: directory(t)}
 	w.write()

@@ -64,8 +64,7 @@ func TestFork_SharesBodiesThatStay(t *testing.T) {
 	require.NoError(t, store.Fork(t.Context(), lane, "c2", forkName, all))
 	require.ErrorIs(t, store.Fork(t.Context(), lane, "c2", forkName, all), workspace.ErrExists)
 	require.NoError(t, store.Remove(t.Context(), lane, 1))
-	_, err := store.Sweep(t.Context(), 0)
-	require.NoError(t, err)
+	mustSweep(t, store, 0)
 	want := map[string]string{"large": large, "small": "one\ntwo\n"}
 	require.Equal(t, want, forked(t, store, fork, ""))
 	require.Equal(t, want, forked(t, store, fork, "c2"), "the call is where the fork begins")
@@ -75,11 +74,9 @@ func TestFork_SharesBodiesThatStay(t *testing.T) {
 	require.Len(t, taken.Tree(), 2)
 	require.NoError(t, taken.Commit(t.Context(), &snapshot.Delta{Removed: snapshot.Names{"large"}}, result("c4")))
 	require.NoError(t, store.Remove(t.Context(), fork, 1))
-	removed, err := store.Sweep(t.Context(), 0)
-	require.NoError(t, err)
+	removed := mustSweep(t, store, 0)
 	require.NotZero(t, removed)
-	removed, err = store.Sweep(t.Context(), 0)
-	require.NoError(t, err)
+	removed = mustSweep(t, store, 0)
 	require.Zero(t, removed)
 }
 
@@ -100,8 +97,7 @@ func TestFork_ManyOfOneAddNoBodies(t *testing.T) {
 	for _, l := range lanes {
 		require.NoError(t, store.Remove(t.Context(), l, 1))
 	}
-	removed, err := store.Sweep(t.Context(), 0)
-	require.NoError(t, err)
+	removed := mustSweep(t, store, 0)
 	require.Equal(t, 3, removed, "the contents, the list of the files, and an empty list")
 }
 
@@ -121,8 +117,7 @@ func TestFork_OfSomePaths(t *testing.T) {
 func TestTake_OfABaseThatIsNotThere(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
-	require.NoError(t, err)
+	store := mustOpen(t, f, "")
 	require.NoError(t, store.Begin(t.Context(), forkName, snapshot.Tree{"d": {Type: protocol.TypeDir}}, "c"))
 	infos, err := natsio.ListObjects(t.Context(), f.JS, wire.BodiesBucket(f.Name), func(string) bool { return true })
 	require.NoError(t, err)
@@ -145,8 +140,7 @@ func TestTake_OfABaseThatIsNotThere(t *testing.T) {
 func TestTemplate_ManySessionsAddNoBodies(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
-	require.NoError(t, err)
+	store := mustOpen(t, f, "")
 	dir := t.TempDir()
 	large := string(random(300_000))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "large"), []byte(large), 0o600))
@@ -170,8 +164,7 @@ func TestTemplate_ManySessionsAddNoBodies(t *testing.T) {
 	require.NoError(t, store.RemoveTemplate(t.Context(), "base"))
 	require.ErrorIs(t, store.RemoveTemplate(t.Context(), "base"), workspace.ErrNone)
 	require.ErrorIs(t, store.FromTemplate(t.Context(), "base", "sandbox/new"), workspace.ErrNone)
-	_, err = store.Sweep(t.Context(), 0)
-	require.NoError(t, err)
+	mustSweep(t, store, 0)
 	require.Equal(t, before, bodies(), "they are needed still")
 	tree, err := store.At(t.Context(), wire.HashLane("sandbox/l7"), "")
 	require.NoError(t, err)

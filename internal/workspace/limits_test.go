@@ -34,8 +34,7 @@ const mostParts = snapshot.DefaultMaxBytes / snapshot.MaxPart
 func TestTake_OfTooMuch(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
-	require.NoError(t, err)
+	store := mustOpen(t, f, "")
 	w := take(t, store, 1)
 	w.append("log", "one\n")
 	require.NoError(t, w.commit("c1"))
@@ -102,8 +101,7 @@ func TestCommit_OfTooMuchByAndBy(t *testing.T) {
 func TestTake_OfEndlessChanges(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
-	require.NoError(t, err)
+	store := mustOpen(t, f, "")
 	for i := range 20 { // of 4 GiB each
 		node := fileOf(mostParts / 16)
 		message, err := json.Marshal(map[string]any{"type": "checkpoint", "version": 1, "epoch": 1, "delta": snapshot.Delta{Set: snapshot.Tree{"f" + strconv.Itoa(i): node}}})
@@ -111,7 +109,7 @@ func TestTake_OfEndlessChanges(t *testing.T) {
 		_, err = f.JS.Publish(t.Context(), wire.WorkspaceSubject(f.Name, lane), message)
 		require.NoError(t, err)
 	}
-	_, err = store.Take(t.Context(), named, "w", 2)
+	_, err := store.Take(t.Context(), named, "w", 2)
 	require.ErrorIs(t, err, snapshot.ErrLimit)
 	require.ErrorContains(t, err, "checkpoint 17: ")
 }
@@ -152,16 +150,14 @@ func TestCommit_OfManyBodies(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, next.Tree(), mostParts)
 	for _, of := range []wire.LaneHash{lane, fork} {
-		_, err = store.Sweep(t.Context(), 0)
-		require.NoError(t, err)
+		mustSweep(t, store, 0)
 		for _, i := range []int{0, mostParts / 2, mostParts - 1} {
 			_, err = store.Get(t.Context(), name(i))
 			require.NoError(t, err)
 		}
 		require.NoError(t, store.Remove(t.Context(), of, 2))
 	}
-	_, err = store.Sweep(t.Context(), 0)
-	require.NoError(t, err)
+	mustSweep(t, store, 0)
 	_, err = store.Get(t.Context(), name(0))
 	require.ErrorIs(t, err, workspace.ErrMissing)
 }
@@ -170,12 +166,11 @@ func TestCommit_OfManyBodies(t *testing.T) {
 func TestSweep_NamesThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
-	require.NoError(t, err)
+	store := mustOpen(t, f, "")
 	require.NoError(t, store.Put(t.Context(), "garbage", []byte("body")))
 	msg := nats.NewMsg(wire.WorkspaceSubject(f.Name, lane))
 	msg.Header.Set("Toolfleet-Body-Names", `[{"size":3,"sum":"s","body":"missing"}]`)
-	_, err = f.JS.PublishMsg(t.Context(), msg)
+	_, err := f.JS.PublishMsg(t.Context(), msg)
 	require.NoError(t, err)
 	_, err = store.Sweep(t.Context(), 0)
 	require.ErrorIs(t, err, workspace.ErrMissing)
@@ -188,8 +183,7 @@ func TestSweep_NamesThatCannotBeRead(t *testing.T) {
 func TestCommit_ResultsOfManyCalls(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
-	require.NoError(t, err)
+	store := mustOpen(t, f, "")
 	w := take(t, store, 1)
 	var results []*protocol.Result
 	for i := range 100 {
@@ -228,8 +222,7 @@ func TestCommit_NamesEachBody(t *testing.T) {
 	r := result("c1")
 	r.Value = protocol.FilesReadResult{Content: random(100 << 10)}
 	require.NoError(t, w.Commit(t.Context(), delta, r))
-	n, err := store.Sweep(t.Context(), 0)
-	require.NoError(t, err)
+	n := mustSweep(t, store, 0)
 	require.Zero(t, n)
 	next, err := store.Take(t.Context(), named, "w", 2)
 	require.NoError(t, err)
@@ -242,12 +235,11 @@ func TestCommit_NamesEachBody(t *testing.T) {
 func TestCommit_ThatCannotBeSent(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
-	require.NoError(t, err)
+	store := mustOpen(t, f, "")
 	w := take(t, store, 1)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	err = w.Commit(ctx, &snapshot.Delta{Set: snapshot.Tree{"d": {Type: protocol.TypeDir}}}, result(protocol.CallID(strings.Repeat("x", int(f.NC.MaxPayload())))))
+	err := w.Commit(ctx, &snapshot.Delta{Set: snapshot.Tree{"d": {Type: protocol.TypeDir}}}, result(protocol.CallID(strings.Repeat("x", int(f.NC.MaxPayload())))))
 	require.ErrorIs(t, err, nats.ErrMaxPayload)
 	require.ErrorContains(t, err, "store checkpoint of")
 	require.NoError(t, ctx.Err())

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
@@ -29,6 +30,20 @@ const (
 )
 
 var lane = wire.HashLane(named)
+
+func mustOpen(t *testing.T, f *natsiotest.Fleet, url string) *workspace.Store {
+	t.Helper()
+	store, err := workspace.Open(t.Context(), f.NC, f.Name, url)
+	require.NoError(t, err)
+	return store
+}
+
+func mustSweep(t *testing.T, store *workspace.Store, age time.Duration) int {
+	t.Helper()
+	removed, err := store.Sweep(t.Context(), age)
+	require.NoError(t, err)
+	return removed
+}
 
 func open(t *testing.T) *workspace.Store {
 	t.Helper()
@@ -179,16 +194,13 @@ func TestSweep_RemovesWhatNobodyNeeds(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(w.dir, "large"), random(300<<10), 0o600))
 	require.NoError(t, w.commit("c1"))
 	require.NoError(t, store.Put(t.Context(), "left", []byte("by a commit that never happened")))
-	n, err := store.Sweep(t.Context(), workspace.SweepAge)
-	require.NoError(t, err)
+	n := mustSweep(t, store, workspace.SweepAge)
 	require.Zero(t, n, "it may be of a commit that is under way")
-	n, err = store.Sweep(t.Context(), 0)
-	require.NoError(t, err)
+	n = mustSweep(t, store, 0)
 	require.Equal(t, 1, n)
 	require.Equal(t, w.content("large"), take(t, store, 2).content("large"))
 	require.NoError(t, store.Remove(t.Context(), lane, 3))
-	n, err = store.Sweep(t.Context(), 0)
-	require.NoError(t, err)
+	n = mustSweep(t, store, 0)
 	require.Equal(t, 2, n, "the content, and what says that there is none")
 }
 
@@ -197,8 +209,7 @@ func TestSweep_RemovesWhatNobodyNeeds(t *testing.T) {
 func TestSweep_ThatWasCutShort(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
-	require.NoError(t, err)
+	store := mustOpen(t, f, "")
 	store.Age()
 	objects, err := f.JS.Stream(t.Context(), natsio.ObjectStream(wire.BodiesBucket(f.Name)))
 	require.NoError(t, err)
@@ -214,15 +225,13 @@ func TestSweep_ThatWasCutShort(t *testing.T) {
 	w = take(t, store, 2)
 	require.NoError(t, w.root.WriteFile("large", large, 0o600))
 	require.NoError(t, w.commit("c2"))
-	n, err := store.Sweep(t.Context(), 0)
-	require.NoError(t, err)
+	n := mustSweep(t, store, 0)
 	require.Equal(t, 1, n, "of the removal")
 	require.Equal(t, string(large), take(t, store, 3).content("large"))
 
 	require.NoError(t, store.Remove(t.Context(), lane, 3))
 	cut()
-	n, err = store.Sweep(t.Context(), 0)
-	require.NoError(t, err)
+	n = mustSweep(t, store, 0)
 	require.Equal(t, 2, n)
 	info, err := objects.Info(t.Context())
 	require.NoError(t, err)
@@ -233,8 +242,7 @@ func TestSweep_ThatWasCutShort(t *testing.T) {
 func TestGet_NamesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
-	require.NoError(t, err)
+	store := mustOpen(t, f, "")
 	objects, err := f.JS.Stream(t.Context(), natsio.ObjectStream(wire.BodiesBucket(f.Name)))
 	require.NoError(t, err)
 	for name, change := range map[string]struct {
@@ -376,8 +384,7 @@ func TestRemove_IsFencedByTheEpoch(t *testing.T) {
 func TestRemove_Completes(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
-	require.NoError(t, err)
+	store := mustOpen(t, f, "")
 	gone := func(epoch uint64) {
 		t.Helper()
 		require.NoError(t, store.Remove(t.Context(), lane, epoch))
@@ -414,8 +421,7 @@ func TestRemove_Completes(t *testing.T) {
 func TestTake_AfterTheClaimsBeganAgain(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	store, err := workspace.Open(t.Context(), f.NC, f.Name, "")
-	require.NoError(t, err)
+	store := mustOpen(t, f, "")
 	w := take(t, store, 5000)
 	w.append("f", "one\n")
 	require.NoError(t, w.commit("c1"))
@@ -424,7 +430,7 @@ func TestTake_AfterTheClaimsBeganAgain(t *testing.T) {
 	require.Equal(t, "one\n", next.content("f"))
 	w.append("f", "two\n")
 	require.ErrorIs(t, w.commit("c2"), workspace.ErrLost)
-	_, err = store.Take(t.Context(), named, "w", 2)
+	_, err := store.Take(t.Context(), named, "w", 2)
 	require.ErrorIs(t, err, workspace.ErrLost, "of the same stream")
 	require.NoError(t, store.Remove(t.Context(), lane, 3))
 }

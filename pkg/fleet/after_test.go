@@ -23,17 +23,16 @@ import (
 func bounded(t *testing.T) (client *fleet.Client, rules *limits.Store) {
 	t.Helper()
 	server := natsiotest.Serve(t, natsiotest.Alone(t, "", ""))
-	client, err := fleet.Connect(t.Context(), fleet.Options{URL: server.ClientURL()})
-	require.NoError(t, err)
+	client = mustConnect(t, fleet.Options{URL: server.ClientURL()})
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	rules, err = limits.Open(t.Context(), jetStream(t, server.ClientURL()), protocol.DefaultFleet)
+	rules, err := limits.Open(t.Context(), jetStream(t, server.ClientURL()), protocol.DefaultFleet)
 	require.NoError(t, err)
 	require.NoError(t, rules.Replace(t.Context(), []limits.Rule{
 		{Tenant: "acme", Rate: limits.Rate{N: 1, Per: time.Hour}, Burst: 1}, {Pool: "small", Waiting: 1},
 	}))
 	for _, call := range []fleet.Call{ofAcme(), ofSmall(time.Millisecond)} {
 		require.Eventually(t, func() bool { // the rules are known within a second
-			_, err = client.Submit(t.Context(), call)
+			_, err := client.Submit(t.Context(), call)
 			return err != nil
 		}, time.Minute, 10*time.Millisecond)
 	}
@@ -183,8 +182,7 @@ func TestAfter_ACallThatIsHeldBack(t *testing.T) {
 	}
 	stop()
 	for _, f := range []*fleet.Future{waits, other} {
-		result, err = f.Wait(t.Context())
-		require.NoError(t, err)
+		result = mustWait(t, f)
 		requireUnmet(t, result.Err())
 	}
 	requireUnmet(t, <-called)
@@ -194,8 +192,7 @@ func TestAfter_ACallThatIsHeldBack(t *testing.T) {
 	waits = client.Go(t.Context(), after(first))
 	require.NoError(t, rules.Replace(t.Context(), nil))
 	for _, pool := range []protocol.Pool{"small", ""} {
-		_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process", Pool: pool})
-		require.NoError(t, err)
+		mustStart(t, client, worker.Options{Driver: "process", Pool: pool})
 	}
 	requireOK(t, first, waits, behind)
 }

@@ -34,11 +34,9 @@ func (m calling) Reply(_ context.Context, request loop.Request, _ func(loop.Delt
 // withServer is a fleet with a session that has the tools of the test server.
 func withServer(t *testing.T) (*fleet.Client, protocol.SessionID, *tools.Table) {
 	t.Helper()
-	f, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	f := mustConnect(t, fleet.Options{})
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
-	_, err = f.StartWorker(t.Context(), worker.Options{Driver: "process"})
-	require.NoError(t, err)
+	mustStart(t, f, worker.Options{Driver: "process"})
 	session := protocol.NewSessionID()
 	made, problems, err := f.ServerTools(t.Context(), session, []mcp.Server{
 		{MCPServer: toolservertest.Program("test"), Only: []string{"form"}},
@@ -95,11 +93,9 @@ func TestAnswer(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, accepted, result.Text)
 
-	outcome, err := f.Call(t.Context(), fleet.Call{Table: table, Session: session, Tool: "test__form", Arguments: "{}", Observe: observe})
-	require.NoError(t, err)
+	outcome := mustCall(t, f, fleet.Call{Table: table, Session: session, Tool: "test__form", Arguments: "{}", Observe: observe})
 	require.Equal(t, accepted, outcome.Text)
-	outcome, err = f.Call(t.Context(), fleet.Call{Table: table, Session: session, Tool: "test__form", Arguments: "{}"})
-	require.NoError(t, err)
+	outcome = mustCall(t, f, fleet.Call{Table: table, Session: session, Tool: "test__form", Arguments: "{}"})
 	require.Contains(t, outcome.Text, "decline null", "nobody is asked")
 
 	_, _, err = f.ServerTools(t.Context(), "no/session", nil, nil)

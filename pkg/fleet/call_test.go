@@ -27,18 +27,15 @@ import (
 // started is a client with an embedded server and a worker.
 func started(t *testing.T) *fleet.Client {
 	t.Helper()
-	client, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{})
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process"})
-	require.NoError(t, err)
+	mustStart(t, client, worker.Options{Driver: "process"})
 	return client
 }
 
 func TestCall_InvalidInputSendsNothingAndNamesEachField(t *testing.T) {
 	t.Parallel()
-	client, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{})
 	defer func() { require.NoError(t, client.Close()) }()
 	now := time.Now()
 	for _, test := range []struct {
@@ -77,20 +74,16 @@ func TestCall_InvalidInputSendsNothingAndNamesEachField(t *testing.T) {
 func TestCall_RunsAPayload(t *testing.T) {
 	t.Parallel()
 	client := started(t)
-	result, err := client.Call(t.Context(), fleet.Call{Sandbox: "box", Payload: protocol.CommandRun{Command: "echo here > a"}})
-	require.NoError(t, err)
+	result := mustCall(t, client, fleet.Call{Sandbox: "box", Payload: protocol.CommandRun{Command: "echo here > a"}})
 	require.Equal(t, protocol.StatusOK, result.Status, result.Text)
 	require.IsType(t, protocol.CommandRunResult{}, result.Value)
 	require.Equal(t, protocol.SessionID("box"), result.SessionID)
-	result, err = client.Call(t.Context(), fleet.Call{Session: "s", Sandbox: "box", Tool: "read", Arguments: `{"path":"a"}`})
-	require.NoError(t, err)
+	result = mustCall(t, client, fleet.Call{Session: "s", Sandbox: "box", Tool: "read", Arguments: `{"path":"a"}`})
 	require.Contains(t, result.Text, "here")
 	require.Equal(t, protocol.SessionID("s"), result.SessionID)
-	result, err = client.Call(t.Context(), fleet.Call{Sandbox: "box", Tool: "bash", Arguments: `{"command":"sleep 60"}`, Timeout: time.Second})
-	require.NoError(t, err)
+	result = mustCall(t, client, fleet.Call{Sandbox: "box", Tool: "bash", Arguments: `{"command":"sleep 60"}`, Timeout: time.Second})
 	require.Equal(t, protocol.StatusTimeout, result.Status)
-	result, err = client.Call(t.Context(), fleet.Call{Tool: "bash", Arguments: `{"command":"ls -A"}`})
-	require.NoError(t, err)
+	result = mustCall(t, client, fleet.Call{Tool: "bash", Arguments: `{"command":"ls -A"}`})
 	require.NotContains(t, result.Text, "here", "a call that names neither session nor sandbox has those of the client")
 }
 
@@ -108,10 +101,8 @@ func TestConnect_UsesWhatItIsGiven(t *testing.T) {
 		MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)),
 	})
 	require.NoError(t, err)
-	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process"})
-	require.NoError(t, err)
-	result, err := client.Call(t.Context(), fleet.Call{Tool: "bash", Arguments: `{"command":"echo hello"}`})
-	require.NoError(t, err)
+	mustStart(t, client, worker.Options{Driver: "process"})
+	result := mustCall(t, client, fleet.Call{Tool: "bash", Arguments: `{"command":"echo hello"}`})
 	require.Equal(t, protocol.StatusOK, result.Status, result.Text)
 	require.NotEmpty(t, spans.Ended())
 	var metrics metricdata.ResourceMetrics
@@ -158,8 +149,7 @@ func TestCall_AnIDIsOfOneCall(t *testing.T) {
 		for says, other := range others {
 			other.Session, other.ID = "s", "k1"
 			for range 2 {
-				r, err := client.Call(t.Context(), other)
-				require.NoError(t, err)
+				r := mustCall(t, client, other)
 				require.Equal(t, protocol.StatusRejected, r.Status)
 				require.Equal(t, codes.IDReused, r.Error.Code)
 				require.Contains(t, r.Error.Message, says)
@@ -168,17 +158,14 @@ func TestCall_AnIDIsOfOneCall(t *testing.T) {
 		}
 	}
 	refused()
-	result, err := running.Wait(t.Context())
-	require.NoError(t, err)
+	result := mustWait(t, running)
 	require.Contains(t, result.Text, "one")
 	refused()
-	again, err := client.Call(t.Context(), first)
-	require.NoError(t, err)
+	again := mustCall(t, client, first)
 	require.Equal(t, result.FinishedAt, again.FinishedAt)
 	elsewhere := first
 	elsewhere.Session, elsewhere.Arguments = "other", `{"command":"echo two"}`
-	r, err := client.Call(t.Context(), elsewhere)
-	require.NoError(t, err)
+	r := mustCall(t, client, elsewhere)
 	require.Equal(t, protocol.StatusOK, r.Status, "another session's ids are others")
 }
 
@@ -186,13 +173,11 @@ func TestCall_AnIDIsOfOneCall(t *testing.T) {
 // which pools there are.
 func TestCall_OfAPoolThatNobodyServes(t *testing.T) {
 	t.Parallel()
-	client, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{})
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	hello := worker.Handle("hello", func(context.Context, *worker.Call, struct{}) (string, error) { return "hello", nil })
-	_, err = client.StartWorker(t.Context(), worker.Options{Pool: "build", Driver: "none", Handlers: []worker.Handler{hello}})
-	require.NoError(t, err)
-	_, err = client.Call(t.Context(), fleet.Call{Handler: "hello"})
+	mustStart(t, client, worker.Options{Pool: "build", Driver: "none", Handlers: []worker.Handler{hello}})
+	_, err := client.Call(t.Context(), fleet.Call{Handler: "hello"})
 	require.ErrorIs(t, err, protocol.ErrInvalidCall)
 	require.ErrorContains(t, err, "pool default: no worker serves it")
 	require.ErrorContains(t, err, "the workers of this process serve build")
@@ -234,8 +219,7 @@ func onceSent(t *testing.T, f *fleet.Client, call protocol.CallRef) context.Cont
 func TestCall_AContextThatHasEndedSendsNothing(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
-	f, err := fleet.Connect(t.Context(), fleet.Options{Data: data})
-	require.NoError(t, err)
+	f := mustConnect(t, fleet.Options{Data: data})
 	defer func() { require.NoError(t, f.Close()) }()
 	cause := errors.New("the user left")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -247,17 +231,14 @@ func TestCall_AContextThatHasEndedSendsNothing(t *testing.T) {
 	require.Equal(t, protocol.StatusRejected, outcome.Status)
 	require.NotNil(t, outcome.Error)
 
-	_, err = f.StartWorker(t.Context(), worker.Options{Driver: "process"})
-	require.NoError(t, err)
-	outcome, err = f.Call(t.Context(), fleet.Call{Table: table(t), Session: "s", Tool: "bash", Arguments: `{"command":"ls -A"}`})
-	require.NoError(t, err)
+	mustStart(t, f, worker.Options{Driver: "process"})
+	outcome = mustCall(t, f, fleet.Call{Table: table(t), Session: "s", Tool: "bash", Arguments: `{"command":"ls -A"}`})
 	require.NotContains(t, outcome.Text, "ran")
 }
 
 func TestCall_ReturnsWhenItsContextEnds(t *testing.T) {
 	t.Parallel()
-	f, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	f := mustConnect(t, fleet.Options{})
 	defer func() { require.NoError(t, f.Close()) }()
 	outcome, err := callUntil(onceSent(t, f, protocol.CallRef{SessionID: "s", ID: "ends"}), t, f, "ends", "true")
 	require.NoError(t, err)
@@ -269,10 +250,9 @@ func TestCall_ReturnsWhenItsContextEnds(t *testing.T) {
 func TestCall_ReturnsWhenItsContextEndsWhileItRuns(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	f, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	f := mustConnect(t, fleet.Options{})
 	defer func() { require.NoError(t, f.Close()) }()
-	_, err = f.StartWorker(t.Context(), worker.Options{
+	_, err := f.StartWorker(t.Context(), worker.Options{
 		Driver: "process", Workspace: func(string) (string, bool) { return dir, true },
 	})
 	require.NoError(t, err)
@@ -303,10 +283,8 @@ func TestCall_SaysThatTheServerIsAway(t *testing.T) {
 	})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
-	_, err = f.StartWorker(t.Context(), worker.Options{Driver: "process"})
-	require.NoError(t, err)
-	outcome, err := f.Call(t.Context(), fleet.Call{Table: table(t), Session: "s", Tool: "bash", Arguments: `{"command":"true"}`})
-	require.NoError(t, err)
+	mustStart(t, f, worker.Options{Driver: "process"})
+	outcome := mustCall(t, f, fleet.Call{Table: table(t), Session: "s", Tool: "bash", Arguments: `{"command":"true"}`})
 	require.Equal(t, protocol.StatusOK, outcome.Status)
 	server.Close()
 	<-lost.told

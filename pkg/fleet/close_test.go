@@ -50,8 +50,7 @@ func TestClose_WithACallInFlight(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			began, release, over := make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
-			client, err := fleet.Connect(t.Context(), fleet.Options{})
-			require.NoError(t, err)
+			client := mustConnect(t, fleet.Options{})
 			if test.handled {
 				wait := worker.Handle("wait", func(ctx context.Context, _ *worker.Call, _ struct{}) (string, error) {
 					defer close(over)
@@ -63,8 +62,7 @@ func TestClose_WithACallInFlight(t *testing.T) {
 					<-ctx.Done()
 					return "", context.Cause(ctx)
 				})
-				_, err = client.StartWorker(t.Context(), worker.Options{Driver: "none", Handlers: []worker.Handler{wait}})
-				require.NoError(t, err)
+				mustStart(t, client, worker.Options{Driver: "none", Handlers: []worker.Handler{wait}})
 			}
 			call := fleet.Call{Handler: "wait"}
 			if test.approve {
@@ -88,7 +86,7 @@ func TestClose_WithACallInFlight(t *testing.T) {
 			if test.handled {
 				<-over
 			}
-			_, err = client.Call(t.Context(), call)
+			_, err := client.Call(t.Context(), call)
 			require.ErrorIs(t, err, fleet.ErrClosed)
 			require.ErrorIs(t, err, fleet.ErrNotSent)
 			_, err = client.Workers(t.Context(), "", time.Second)
@@ -112,8 +110,7 @@ func (asking) Judge(policy.Call) policy.Verdict {
 func TestClose_WhileCallsBegin(t *testing.T) {
 	t.Parallel()
 	server := natsiotest.Serve(t, natsiotest.Alone(t, "", ""))
-	client, err := fleet.Connect(t.Context(), fleet.Options{URL: server.ClientURL()})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{URL: server.ClientURL()})
 	var calls sync.WaitGroup
 	for range 8 {
 		calls.Go(func() {
@@ -166,8 +163,7 @@ func requireRefused(t *testing.T, err, kind error) {
 func TestErrors_OfRefusedCallsSayWhenToTryAgain(t *testing.T) {
 	t.Parallel()
 	server := natsiotest.Serve(t, natsiotest.Alone(t, "", ""))
-	client, err := fleet.Connect(t.Context(), fleet.Options{URL: server.ClientURL()})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{URL: server.ClientURL()})
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	js := jetStream(t, server.ClientURL())
 	rules, err := limits.Open(t.Context(), js, protocol.DefaultFleet)
@@ -184,8 +180,7 @@ func TestErrors_OfRefusedCallsSayWhenToTryAgain(t *testing.T) {
 			return err != nil
 		}, time.Minute, 10*time.Millisecond)
 		requireRefused(t, err, kind)
-		result, err := client.Call(t.Context(), call)
-		require.NoError(t, err)
+		result := mustCall(t, client, call)
 		requireRefused(t, result.Err(), kind)
 		result, err = client.Go(t.Context(), call).Wait(t.Context())
 		require.NoError(t, err)
@@ -199,8 +194,7 @@ func TestErrors_OfRefusedCallsSayWhenToTryAgain(t *testing.T) {
 // What may have run says so, and nothing else does.
 func TestErrors_SayWhetherACallMayRun(t *testing.T) {
 	t.Parallel()
-	client, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{})
 	defer func() { require.NoError(t, client.Close()) }()
 	sent := shell("box", "true")
 	sent.ID = "sent"
@@ -211,8 +205,7 @@ func TestErrors_SayWhetherACallMayRun(t *testing.T) {
 
 	rules, err := policy.New(policy.Policy{Tools: policy.Names{Deny: []string{"bash"}}})
 	require.NoError(t, err)
-	result, err = client.Call(t.Context(), fleet.Call{Tool: "bash", Arguments: `{"command":"true"}`, Policy: rules})
-	require.NoError(t, err)
+	result = mustCall(t, client, fleet.Call{Tool: "bash", Arguments: `{"command":"true"}`, Policy: rules})
 	require.ErrorIs(t, result.Err(), fleet.ErrNotSent)
 	require.ErrorIs(t, result.Err(), &protocol.Error{Code: protocol.CodePolicyDenied})
 
@@ -238,17 +231,15 @@ func TestErrors_SayWhetherACallMayRun(t *testing.T) {
 func TestErrors_OfAnotherVersion(t *testing.T) {
 	t.Parallel()
 	server := natsiotest.Serve(t, natsiotest.Alone(t, "", ""))
-	client, err := fleet.Connect(t.Context(), fleet.Options{URL: server.ClientURL()})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{URL: server.ClientURL()})
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	js := jetStream(t, server.ClientURL())
 	ref := protocol.CallRef{SessionID: "s", ID: "newer"}
-	_, err = js.Publish(t.Context(), wire.ResultSubject(protocol.DefaultFleet, ref.SessionID, ref.ID), []byte(`{"type":"result","version":99}`))
+	_, err := js.Publish(t.Context(), wire.ResultSubject(protocol.DefaultFleet, ref.SessionID, ref.ID), []byte(`{"type":"result","version":99}`))
 	require.NoError(t, err)
 	f, err := client.Attach(t.Context(), ref)
 	require.NoError(t, err)
-	result, err := f.Wait(t.Context())
-	require.NoError(t, err)
+	result := mustWait(t, f)
 	require.ErrorIs(t, result.Err(), fleet.ErrUnknownOutcome)
 
 	stream, err := js.Stream(t.Context(), wire.CallsStream(protocol.DefaultFleet))
@@ -278,8 +269,7 @@ func jetStream(t *testing.T, url string) jetstream.JetStream {
 // [protocol.ErrInvalidName].
 func TestErrors_OfValuesThatAreNotAllowed(t *testing.T) {
 	t.Parallel()
-	client, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{})
 	defer func() { require.NoError(t, client.Close()) }()
 	ctx, lanes, sessions := t.Context(), client.Lanes(""), client.Sessions("")
 	third := func(_, _ any, err error) error { return err }

@@ -35,8 +35,7 @@ func TestGo_KeepsTheOrderOfALaneAndReturnsAtOnce(t *testing.T) {
 		futures = append(futures, client.Go(t.Context(), shell("box", fmt.Sprintf("echo %d >> log", i))))
 	}
 	for _, f := range futures {
-		result, err := f.Wait(t.Context())
-		require.NoError(t, err)
+		result := mustWait(t, f)
 		require.Equal(t, protocol.StatusOK, result.Status, result.Text)
 		require.Equal(t, protocol.CallRef{SessionID: result.SessionID, ID: result.CallID}, f.Ref())
 	}
@@ -75,12 +74,10 @@ func TestFuture_Cancel(t *testing.T) {
 	require.NoError(t, both[0].Cancel(t.Context()))
 	cancel()
 	for _, f := range both {
-		result, err := f.Wait(t.Context())
-		require.NoError(t, err)
+		result := mustWait(t, f)
 		require.Equal(t, protocol.StatusCancelled, result.Status, result.Text)
 	}
-	result, err := behind.Wait(t.Context())
-	require.NoError(t, err)
+	result := mustWait(t, behind)
 	require.Equal(t, protocol.StatusOK, result.Status)
 }
 
@@ -89,8 +86,7 @@ func TestAttach_FromAnotherClient(t *testing.T) {
 	t.Parallel()
 	server := natsiotest.Serve(t, natsiotest.Alone(t, "", ""))
 	connect := func() *fleet.Client {
-		client, err := fleet.Connect(t.Context(), fleet.Options{URL: server.ClientURL()})
-		require.NoError(t, err)
+		client := mustConnect(t, fleet.Options{URL: server.ClientURL()})
 		t.Cleanup(func() { require.NoError(t, client.Close()) })
 		return client
 	}
@@ -114,8 +110,7 @@ func TestAttach_FromAnotherClient(t *testing.T) {
 	require.NoError(t, first.Close())
 	_, err = abandoned.Wait(t.Context())
 	require.ErrorIs(t, err, fleet.ErrClosed)
-	_, err = host.StartWorker(t.Context(), worker.Options{Driver: "process"})
-	require.NoError(t, err)
+	mustStart(t, host, worker.Options{Driver: "process"})
 
 	var lines strings.Builder
 	for piece := range waits.Output(t.Context()) {
@@ -129,15 +124,13 @@ func TestAttach_FromAnotherClient(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, runs.Cancel(t.Context()))
 	for _, f := range []*fleet.Future{waits, runs} {
-		result, err := f.Wait(t.Context())
-		require.NoError(t, err)
+		result := mustWait(t, f)
 		require.Equal(t, protocol.StatusCancelled, result.Status)
 	}
 	for range 2 { // a stored result is read as often as one likes
 		f, err := second.Attach(t.Context(), abandoned.Ref())
 		require.NoError(t, err)
-		result, err := f.Wait(t.Context())
-		require.NoError(t, err)
+		result := mustWait(t, f)
 		require.Contains(t, result.Text, `"exit_code":4`)
 	}
 	_, err = second.Attach(t.Context(), protocol.CallRef{SessionID: "a", ID: "never"})
@@ -169,8 +162,7 @@ func TestAttach_ACallThatWasNotSentForThat(t *testing.T) {
 	}, time.Minute, 10*time.Millisecond)
 	require.NoError(t, f.Cancel(t.Context()))
 	require.Equal(t, protocol.StatusCancelled, (<-ended).Status)
-	result, err := f.Wait(t.Context())
-	require.NoError(t, err)
+	result := mustWait(t, f)
 	require.Equal(t, protocol.StatusCancelled, result.Status)
 }
 
@@ -181,8 +173,7 @@ func TestFuture_OfAClosedClientOrALostServer(t *testing.T) {
 	require.NoError(t, err)
 	defer server.Close()
 	lost := lossLogger{make(chan struct{})}
-	client, err := fleet.Connect(t.Context(), fleet.Options{URL: server.URL(), Creds: server.CredentialFile(), Logger: slog.New(lost)})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{URL: server.URL(), Creds: server.CredentialFile(), Logger: slog.New(lost)})
 	waits := client.Go(t.Context(), shell("a", "true")) // there is no worker
 	require.Eventually(t, func() bool {
 		_, err := client.Attach(t.Context(), waits.Ref())
@@ -218,8 +209,7 @@ func TestGo_ManyFutures(t *testing.T) { //nolint:paralleltest // it counts gorou
 		count = 10_000
 		ended = 300 // how many are waited for; all take half a minute
 	)
-	client, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{})
 	defer func() { require.NoError(t, client.Close()) }()
 	type number struct {
 		N int `json:"n"`
@@ -250,8 +240,7 @@ func TestGo_ManyFutures(t *testing.T) { //nolint:paralleltest // it counts gorou
 	}})
 	require.NoError(t, err)
 	for i, f := range futures[:ended] {
-		result, err := f.Wait(t.Context())
-		require.NoError(t, err)
+		result := mustWait(t, f)
 		require.Equal(t, fmt.Sprint(i), result.Text)
 	}
 	require.GreaterOrEqual(t, ran.Load(), int64(ended))
@@ -274,8 +263,7 @@ func TestAttach_AStoredResultHasWhatTheStreamsKnow(t *testing.T) {
 	ended := func(f *fleet.Future) protocol.Result {
 		f, err := client.Attach(t.Context(), f.Ref())
 		require.NoError(t, err)
-		result, err := f.Wait(t.Context())
-		require.NoError(t, err)
+		result := mustWait(t, f)
 		require.Positive(t, result.Epoch)
 		require.Equal(t, 1, result.Attempt)
 		require.NotEmpty(t, result.WorkerID)
@@ -292,8 +280,7 @@ func TestAttach_AStoredResultHasWhatTheStreamsKnow(t *testing.T) {
 func TestAttach_CancelOfACallThatHasEnded(t *testing.T) {
 	t.Parallel()
 	client := started(t)
-	result, err := client.Call(t.Context(), shell("box", "true"))
-	require.NoError(t, err)
+	result := mustCall(t, client, shell("box", "true"))
 	for range 2 {
 		attached, err := client.Attach(t.Context(), result.Ref())
 		require.NoError(t, err)

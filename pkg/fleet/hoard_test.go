@@ -25,7 +25,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/mcp"
-	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 // victims are a fleet with an honest worker, and somebody who has a worker's key.
@@ -41,15 +40,13 @@ func newVictims(t *testing.T) *victims {
 	t.Helper()
 	p, logger := deployed(t, accountsFile), slog.New(slog.DiscardHandler)
 	makePool(t, p)
-	f, err := fleet.Connect(t.Context(), p.options(logger))
-	require.NoError(t, err)
+	f := mustConnect(t, p.options(logger))
 	stop := startWorker(t, p, logger)
 	t.Cleanup(func() {
 		stop()
 		require.NoError(t, f.Close())
 	})
-	table, err := tools.NewTable(toolset.Core()...)
-	require.NoError(t, err)
+	table := table(t)
 	return &victims{t: t, place: p, fleet: f, table: table, hostile: p.connect(t, p.worker, nil)}
 }
 
@@ -281,8 +278,7 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	defer startWorker(t, p, logger)()
-	table, err := tools.NewTable(toolset.Core()...)
-	require.NoError(t, err)
+	table := table(t)
 	call := func(tool, arguments string) fleet.Result {
 		outcome, err := f.Call(ctx, fleet.Call{Table: table, Session: protocol.NewSessionID(), Tool: tool, Arguments: arguments, MinLevel: "none"})
 		require.NoError(t, err)

@@ -20,8 +20,7 @@ import (
 // A lane is seen, paused, and its calls are cancelled.
 func TestLanes_SeeAndChange(t *testing.T) {
 	t.Parallel()
-	client, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{})
 	defer func() { require.NoError(t, client.Close()) }()
 	workers, err := client.Workers(t.Context(), "", 0)
 	require.NoError(t, err)
@@ -33,8 +32,7 @@ func TestLanes_SeeAndChange(t *testing.T) {
 		<-ctx.Done()
 		return "", context.Cause(ctx)
 	})
-	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "none", Name: "seen", Handlers: []worker.Handler{wait}})
-	require.NoError(t, err)
+	mustStart(t, client, worker.Options{Driver: "none", Name: "seen", Handlers: []worker.Handler{wait}})
 	table, err := tools.NewTable(tools.NewRemote[struct{}]("wait", "Wait.", tools.Remote{Kind: "wait", Resources: []tools.Resource{{Key: "account/a"}}}))
 	require.NoError(t, err)
 	results := make(chan protocol.Status, 2)
@@ -92,10 +90,9 @@ func TestLanes_SeeAndChange(t *testing.T) {
 // What cannot be is an error before anything is sent.
 func TestLanes_RefuseWhatCannotBe(t *testing.T) {
 	t.Parallel()
-	client, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{})
 	defer func() { require.NoError(t, client.Close()) }()
-	_, err = client.Lanes("").Wake(t.Context(), "account/none")
+	_, err := client.Lanes("").Wake(t.Context(), "account/none")
 	require.ErrorIs(t, err, fleet.ErrNotFound)
 	_, err = client.Lanes("").Show(t.Context(), "account/a/b", 0)
 	require.ErrorContains(t, err, "lane account/a/b: must be the first two segments of a resource key: account/a")

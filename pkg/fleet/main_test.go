@@ -35,15 +35,11 @@ func TestMain(m *testing.M) {
 func TestConnect_KeepsWhatItsDirectoryHas(t *testing.T) {
 	t.Parallel()
 	data := filepath.Join(t.TempDir(), "data")
-	table, err := tools.NewTable(toolset.Core()...)
-	require.NoError(t, err)
+	table := table(t)
 	call := func(tool, arguments string) fleet.Result {
-		f, err := fleet.Connect(t.Context(), fleet.Options{Data: data})
-		require.NoError(t, err)
-		_, err = f.StartWorker(t.Context(), worker.Options{Driver: "process"})
-		require.NoError(t, err)
-		outcome, err := f.Call(t.Context(), fleet.Call{Table: table, Session: "s", Tool: tool, Arguments: arguments})
-		require.NoError(t, err)
+		f := mustConnect(t, fleet.Options{Data: data})
+		mustStart(t, f, worker.Options{Driver: "process"})
+		outcome := mustCall(t, f, fleet.Call{Table: table, Session: "s", Tool: tool, Arguments: arguments})
 		require.NoError(t, f.Close())
 		return outcome
 	}
@@ -63,12 +59,9 @@ func TestStartWorker_AnotherWorkerContinuesASession(t *testing.T) {
 	t.Parallel()
 	server := natsiotest.Serve(t, natsiotest.Alone(t, "", ""))
 	call := func(tool, arguments string) fleet.Result {
-		f, err := fleet.Connect(t.Context(), fleet.Options{URL: server.ClientURL()})
-		require.NoError(t, err)
-		_, err = f.StartWorker(t.Context(), worker.Options{Driver: "process"})
-		require.NoError(t, err)
-		outcome, err := f.Call(t.Context(), fleet.Call{Table: table(t), Session: "s", Tool: tool, Arguments: arguments})
-		require.NoError(t, err)
+		f := mustConnect(t, fleet.Options{URL: server.ClientURL()})
+		mustStart(t, f, worker.Options{Driver: "process"})
+		outcome := mustCall(t, f, fleet.Call{Table: table(t), Session: "s", Tool: tool, Arguments: arguments})
 		require.NoError(t, f.Close())
 		return outcome
 	}
@@ -78,8 +71,7 @@ func TestStartWorker_AnotherWorkerContinuesASession(t *testing.T) {
 
 func TestClose_RemovesADirectoryOfItsOwn(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
-	f, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	f := mustConnect(t, fleet.Options{})
 	entries, err := os.ReadDir(os.TempDir())
 	require.NoError(t, err)
 	require.NotEmpty(t, entries)
@@ -101,8 +93,7 @@ func TestFleet_RefusesWhatCannotWork(t *testing.T) {
 	}
 	_, err = fleet.OpenModel("nobody:x")
 	require.ErrorContains(t, err, "openai:NAME")
-	f, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	f := mustConnect(t, fleet.Options{})
 	defer func() { require.NoError(t, f.Close()) }()
 	_, err = f.StartWorker(t.Context(), worker.Options{Driver: "jail"})
 	require.Error(t, err)
@@ -117,6 +108,34 @@ func TestFleet_RefusesWhatCannotWork(t *testing.T) {
 	require.ErrorContains(t, err, "coordinators")
 	_, err = f.Call(t.Context(), fleet.Call{Table: table(t), Session: "no/session", Tool: "read", Arguments: "{}"})
 	require.ErrorIs(t, err, protocol.ErrInvalidName)
+}
+
+func mustConnect(t *testing.T, o fleet.Options) *fleet.Client {
+	t.Helper()
+	client, err := fleet.Connect(t.Context(), o)
+	require.NoError(t, err)
+	return client
+}
+
+func mustStart(t *testing.T, client *fleet.Client, o worker.Options) *fleet.Worker {
+	t.Helper()
+	w, err := client.StartWorker(t.Context(), o)
+	require.NoError(t, err)
+	return w
+}
+
+func mustCall(t *testing.T, client *fleet.Client, call fleet.Call) fleet.Result {
+	t.Helper()
+	result, err := client.Call(t.Context(), call)
+	require.NoError(t, err)
+	return result
+}
+
+func mustWait(t *testing.T, f *fleet.Future) fleet.Result {
+	t.Helper()
+	result, err := f.Wait(t.Context())
+	require.NoError(t, err)
+	return result
 }
 
 func table(t *testing.T) *tools.Table {
@@ -141,8 +160,7 @@ func TestConnect_EndsWithItsContext(t *testing.T) {
 // end with the fleet, which may be closed twice.
 func TestStartWorker_Several(t *testing.T) {
 	t.Parallel()
-	f, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	f := mustConnect(t, fleet.Options{})
 	starting, cancel := context.WithCancel(t.Context())
 	var group errgroup.Group
 	for range 3 {
@@ -153,8 +171,7 @@ func TestStartWorker_Several(t *testing.T) {
 	}
 	require.NoError(t, group.Wait())
 	cancel()
-	outcome, err := f.Call(t.Context(), fleet.Call{Table: table(t), Session: "s", Tool: "bash", Arguments: `{"command":"echo here"}`})
-	require.NoError(t, err)
+	outcome := mustCall(t, f, fleet.Call{Table: table(t), Session: "s", Tool: "bash", Arguments: `{"command":"echo here"}`})
 	require.Contains(t, outcome.Text, "here")
 	require.NoError(t, f.Close())
 	require.NoError(t, f.Close())
@@ -163,8 +180,7 @@ func TestStartWorker_Several(t *testing.T) {
 // A worker that is drained lets its call end, and takes no other; calls of a killed one do not end.
 func TestWorker_Drains(t *testing.T) {
 	t.Parallel()
-	f, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	f := mustConnect(t, fleet.Options{})
 	defer func() { require.NoError(t, f.Close()) }()
 	began, release := make(chan struct{}, 2), make(chan struct{})
 	wait := worker.Handle("wait", func(ctx context.Context, _ *worker.Call, _ struct{}) (string, error) {
@@ -177,8 +193,7 @@ func TestWorker_Drains(t *testing.T) {
 		}
 	})
 	start := func() *fleet.Worker {
-		w, err := f.StartWorker(t.Context(), worker.Options{Driver: "none", Handlers: []worker.Handler{wait}})
-		require.NoError(t, err)
+		w := mustStart(t, f, worker.Options{Driver: "none", Handlers: []worker.Handler{wait}})
 		return w
 	}
 	table, err := tools.NewTable(tools.NewRemote[struct{}]("wait", "Wait.", tools.Remote{Kind: "wait", Resources: []tools.Resource{}, Delivery: protocol.AtMostOnce}))
@@ -222,15 +237,11 @@ func TestWorker_Drains(t *testing.T) {
 func TestSessions_RemoveTheWorkspaceToo(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
-	f, err := fleet.Connect(t.Context(), fleet.Options{Data: data})
-	require.NoError(t, err)
+	f := mustConnect(t, fleet.Options{Data: data})
 	defer func() { require.NoError(t, f.Close()) }()
-	_, err = f.StartWorker(t.Context(), worker.Options{Driver: "process"})
-	require.NoError(t, err)
-	table, err := tools.NewTable(toolset.Core()...)
-	require.NoError(t, err)
-	outcome, err := f.Call(t.Context(), fleet.Call{Table: table, Session: "s", Tool: "write", Arguments: `{"path":"a","content":"x"}`})
-	require.NoError(t, err)
+	mustStart(t, f, worker.Options{Driver: "process"})
+	table := table(t)
+	outcome := mustCall(t, f, fleet.Call{Table: table, Session: "s", Tool: "write", Arguments: `{"path":"a","content":"x"}`})
 	require.Nil(t, outcome.Error)
 	require.DirExists(t, filepath.Join(data, "sandboxes", "s"))
 	removed, err := f.Sessions("").Remove(t.Context(), "s", false)

@@ -157,8 +157,7 @@ func TestOutcomes_OfEachMethod(t *testing.T) {
 	t.Parallel()
 	connect := func(t *testing.T) *fleet.Client {
 		t.Helper()
-		client, err := fleet.Connect(t.Context(), fleet.Options{URL: natsiotest.Serve(t, natsiotest.Alone(t, "", "")).ClientURL()})
-		require.NoError(t, err)
+		client := mustConnect(t, fleet.Options{URL: natsiotest.Serve(t, natsiotest.Alone(t, "", "")).ClientURL()})
 		t.Cleanup(func() { require.NoError(t, client.Close()) })
 		return client
 	}
@@ -201,8 +200,7 @@ func TestOutcomes_OfEachMethod(t *testing.T) {
 		require.NoError(t, err)
 		defer server.Close()
 		lost := lossLogger{make(chan struct{})}
-		client, err := fleet.Connect(t.Context(), fleet.Options{URL: server.URL(), Creds: server.CredentialFile(), Logger: slog.New(lost)})
-		require.NoError(t, err)
+		client := mustConnect(t, fleet.Options{URL: server.URL(), Creds: server.CredentialFile(), Logger: slog.New(lost)})
 		defer func() { require.NoError(t, client.Close()) }()
 		all, sends := methods(t, client)
 		server.Close()
@@ -230,8 +228,7 @@ func TestOutcomes_OfEachMethod(t *testing.T) {
 // A method that waits ends when its client is closed.
 func TestOutcomes_OfMethodsThatWait(t *testing.T) {
 	t.Parallel()
-	client, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{})
 	all, _ := methods(t, client)
 	ended := make(chan error, 4)
 	for _, name := range []string{"Client.AwaitApproval", "Future.Wait", "Sessions.Run", "Sessions.Compact"} {

@@ -28,8 +28,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools"
-	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
 // logged is what was logged; it is safe for concurrent use.
@@ -145,8 +143,7 @@ func permissionsAreEnough(t *testing.T, p place) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	defer startWorker(t, p, logger)()
-	table, err := tools.NewTable(toolset.Core()...)
-	require.NoError(t, err)
+	table := table(t)
 	session := protocol.NewSessionID()
 	for tool, arguments := range map[string]string{
 		"bash":  `{"command":"seq 1 60000"}`,

@@ -19,7 +19,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
-	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
@@ -37,10 +36,8 @@ func newBench(t *testing.T) *bench {
 	t.Helper()
 	b := &bench{t: t, dir: t.TempDir()}
 	var err error
-	b.table, err = tools.NewTable(toolset.Core()...)
-	require.NoError(t, err)
-	b.Client, err = fleet.Connect(t.Context(), fleet.Options{Logger: slog.New(slog.NewTextHandler(&b.log, nil))})
-	require.NoError(t, err)
+	b.table = table(t)
+	b.Client = mustConnect(t, fleet.Options{Logger: slog.New(slog.NewTextHandler(&b.log, nil))})
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
 	_, err = b.StartWorker(t.Context(), worker.Options{
 		Driver: "process", Workspace: func(string) (string, bool) { return b.dir, true },

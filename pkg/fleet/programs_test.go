@@ -124,9 +124,7 @@ func TestStream_RandomProgramsAgreeWithTheirModel(t *testing.T) {
 	url := natsiotest.Serve(t, natsiotest.Alone(t, "", "")).ClientURL()
 	clients := make([]*fleet.Client, 2)
 	for i := range clients {
-		var err error
-		clients[i], err = fleet.Connect(t.Context(), fleet.Options{URL: url})
-		require.NoError(t, err)
+		clients[i] = mustConnect(t, fleet.Options{URL: url})
 		t.Cleanup(func() { require.NoError(t, clients[i].Close()) })
 	}
 	ctx, stop := context.WithCancel(t.Context())

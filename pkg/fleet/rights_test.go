@@ -129,14 +129,12 @@ func TestDeploy_ReadersListAndChangeNothing(t *testing.T) {
 	t.Parallel()
 	p := deployed(t, accountsFile)
 	makePool(t, p)
-	owner, err := fleet.Connect(t.Context(), p.options(nil))
-	require.NoError(t, err)
+	owner := mustConnect(t, p.options(nil))
 	t.Cleanup(func() { require.NoError(t, owner.Close()) })
 	log := &logged{}
 	options := p.options(slog.New(slog.NewTextHandler(log, nil)))
 	options.URL, options.Pools, options.Existing = p.reader, map[protocol.Pool]fleet.Server{protocol.DefaultPool: {URL: p.poolReader}}, true
-	reader, err := fleet.Connect(t.Context(), options)
-	require.NoError(t, err)
+	reader := mustConnect(t, options)
 	t.Cleanup(func() { require.NoError(t, reader.Close()) })
 
 	lists := map[string]func(c *fleet.Client) (int, error){
@@ -186,7 +184,7 @@ func TestDeploy_ReadersListAndChangeNothing(t *testing.T) {
 	for what, change := range changes {
 		require.ErrorIs(t, change(reader), fleet.ErrRights, what)
 	}
-	_, err = reader.Submit(t.Context(), fleet.Call{Handler: "hello", Session: "unsent"})
+	_, err := reader.Submit(t.Context(), fleet.Call{Handler: "hello", Session: "unsent"})
 	require.ErrorIs(t, err, fleet.ErrRights, "instead of waiting for an answer that never comes")
 	require.ErrorContains(t, err, "it may not publish on tf.ready.default.rights, publish on tf.call.default.rights.rights")
 }

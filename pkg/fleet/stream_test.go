@@ -19,8 +19,7 @@ import (
 func requireOK(t *testing.T, futures ...*fleet.Future) {
 	t.Helper()
 	for _, f := range futures {
-		result, err := f.Wait(t.Context())
-		require.NoError(t, err)
+		result := mustWait(t, f)
 		require.Equal(t, protocol.StatusOK, result.Status, result.Text)
 	}
 }
@@ -29,8 +28,7 @@ func requireOK(t *testing.T, futures ...*fleet.Future) {
 // one slot.
 func TestStream_OrdersItsCallsAndAfterOrdersStreams(t *testing.T) {
 	t.Parallel()
-	client, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{})
 	defer func() { require.NoError(t, client.Close()) }()
 	a, b, far := client.Stream("box", "a"), client.Stream("box", "b"), client.Stream("other", "a")
 	command := func(text string) fleet.Call {
@@ -45,11 +43,9 @@ func TestStream_OrdersItsCallsAndAfterOrdersStreams(t *testing.T) {
 	futures = append(futures, b.Go(t.Context(), command("echo b1 >> log")))
 	b.Wait(a.Record())
 	futures = append(futures, b.Go(t.Context(), command("echo b2 >> log")))
-	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process", Slots: 1})
-	require.NoError(t, err)
+	mustStart(t, client, worker.Options{Driver: "process", Slots: 1})
 	requireOK(t, futures...)
-	result, err := client.Call(t.Context(), fleet.Call{Sandbox: "box", Tool: "bash", Arguments: `{"command":"cat log"}`})
-	require.NoError(t, err)
+	result := mustCall(t, client, fleet.Call{Sandbox: "box", Tool: "bash", Arguments: `{"command":"cat log"}`})
 	require.Contains(t, result.Text, "b1\na1\na2\nb2", "what waits is passed by what need not")
 }
 
@@ -85,8 +81,7 @@ func TestStream_AfterACallThatNeverEndsOK(t *testing.T) {
 		requireOK(t, behind)
 	}
 	for _, f := range cycle {
-		result, err := f.Wait(t.Context())
-		require.NoError(t, err)
+		result := mustWait(t, f)
 		require.Equal(t, protocol.StatusRejected, result.Status, f.Ref())
 		require.Equal(t, protocol.CodeAfterUnmet, result.Error.Code, result.Text)
 	}
@@ -94,8 +89,7 @@ func TestStream_AfterACallThatNeverEndsOK(t *testing.T) {
 
 func TestStream_InvalidInput(t *testing.T) {
 	t.Parallel()
-	client, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{})
 	defer func() { require.NoError(t, client.Close()) }()
 	for says, f := range map[string]*fleet.Future{
 		"stream name":               client.Stream("box", "a/b").Go(t.Context(), shell("", "true")),
@@ -114,8 +108,7 @@ func TestStream_InvalidInput(t *testing.T) {
 // More calls wait than a worker has in hand, in front of the one that they wait for.
 func TestStream_ADeepStreamWaits(t *testing.T) {
 	t.Parallel()
-	client, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{})
 	defer func() { require.NoError(t, client.Close()) }()
 	deep, late := client.Stream("box", "deep"), client.Stream("box", "late")
 	deep.Wait(protocol.CallRef{SessionID: "box", ID: "late"})
@@ -127,16 +120,14 @@ func TestStream_ADeepStreamWaits(t *testing.T) {
 	last := quick
 	last.ID = "late"
 	futures = append(futures, late.Go(t.Context(), last))
-	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process"})
-	require.NoError(t, err)
+	mustStart(t, client, worker.Options{Driver: "process"})
 	requireOK(t, futures...)
 }
 
 // Law: a stream has one order, whether its calls are sent by Go or by Submit; Record is the last.
 func TestStream_GoAndSubmitAreOneQueue(t *testing.T) {
 	t.Parallel()
-	client, err := fleet.Connect(t.Context(), fleet.Options{})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{})
 	defer func() { require.NoError(t, client.Close()) }()
 	s := client.Stream("box", "s")
 	var futures []*fleet.Future
@@ -157,11 +148,9 @@ func TestStream_GoAndSubmitAreOneQueue(t *testing.T) {
 		futures = append(futures, s.Go(t.Context(), call))
 		require.Equal(t, futures[i].Ref(), s.Record())
 	}
-	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process", Slots: 1})
-	require.NoError(t, err)
+	mustStart(t, client, worker.Options{Driver: "process", Slots: 1})
 	requireOK(t, futures...)
-	result, err := client.Call(t.Context(), fleet.Call{Sandbox: "box", Payload: protocol.CommandRun{Command: "cat log"}})
-	require.NoError(t, err)
+	result := mustCall(t, client, fleet.Call{Sandbox: "box", Payload: protocol.CommandRun{Command: "cat log"}})
 	value, _ := result.Value.(protocol.CommandRunResult)
 	require.Equal(t, want, strings.Fields(string(value.Stdout)))
 }
@@ -171,8 +160,7 @@ func TestStream_RecordOfWhatMayBeStored(t *testing.T) {
 	t.Parallel()
 	r := natsiotest.New(t, natsio.Topology{})
 	nc, link := r.ConnectVia()
-	client, err := fleet.Connect(t.Context(), fleet.Options{Conn: nc, Fleet: r.Name})
-	require.NoError(t, err)
+	client := mustConnect(t, fleet.Options{Conn: nc, Fleet: r.Name})
 	defer func() { require.NoError(t, client.Close()) }()
 	none := func(command string) fleet.Call {
 		return fleet.Call{Payload: protocol.CommandRun{Command: command}, MinLevel: "none"}
@@ -206,8 +194,7 @@ func TestStream_RecordOfWhatMayBeStored(t *testing.T) {
 	require.Equal(t, unknown, s.Record())
 	link.OnWrite(nil)
 
-	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process"})
-	require.NoError(t, err)
+	mustStart(t, client, worker.Options{Driver: "process"})
 	after := client.Stream("box", "after")
 	after.Wait(s.Record())
 	late := client.Stream("other", "late")
@@ -215,8 +202,7 @@ func TestStream_RecordOfWhatMayBeStored(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, event, told)
 	requireOK(t, after.Go(t.Context(), none("echo third >> log")))
-	result, err := client.Call(t.Context(), look)
-	require.NoError(t, err)
+	result := mustCall(t, client, look)
 	value, _ := result.Value.(protocol.CommandRunResult)
 	require.Equal(t, "first\nsecond\nthird\n", string(value.Stdout))
 }

@@ -68,12 +68,19 @@ func newFamily(t *testing.T, models byPrompt) *family {
 
 func (f *family) run(ctx context.Context, t *testing.T) (loop.TurnResult, error) {
 	t.Helper()
-	runner, err := loop.New(f.models, f.fleet, f.journal, table(t, f.tools...), &f.opts)
-	require.NoError(t, err)
+	runner := mustNew(t, f.models, f.fleet, f.journal, table(t, f.tools...), &f.opts)
 	if f.set != nil {
 		ctx = ports.WithTriggers(ctx, f.set)
 	}
 	return runner.Run(ctx, f.session, loop.Input{Text: "go"})
+}
+
+// mustRun runs a turn, which returns no error.
+func (f *family) mustRun(ctx context.Context, t *testing.T) loop.TurnResult {
+	t.Helper()
+	result, err := f.run(ctx, t)
+	require.NoError(t, err)
+	return result
 }
 
 // child is the journal of the sub-agent that a call of the first turn started.
@@ -105,8 +112,7 @@ func TestAgent_WorksInASessionOfItsOwn(t *testing.T) {
 		var once sync.Once
 		f.models[prompt].before = func(context.Context) { once.Do(func() { both.Done(); both.Wait() }) }
 	}
-	result, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	result := f.mustRun(t.Context(), t)
 	require.Equal(t, "both are done", result.Text)
 	require.Equal(t, 3, result.Steps)
 	require.Equal(t, int64(8*11), result.Usage.Total(), "what sub-agents use counts")
@@ -164,8 +170,7 @@ func requireCrashesChangeNothing(t *testing.T, more int, family func() *family, 
 	t.Helper()
 	session, clean := protocol.NewSessionID(), family()
 	clean.in(t, session, clean.journal)
-	want, err := clean.run(t.Context(), t)
-	require.NoError(t, err)
+	want := clean.mustRun(t.Context(), t)
 	conversation := clean.placed(t, clean.models["go"].lastSeen())
 	for n := 0; ; n++ {
 		crashed := false
@@ -202,8 +207,7 @@ func TestAgent_IsStoppedWithItsParent(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	var once sync.Once
 	f.models["left"].before = func(context.Context) { once.Do(stop) }
-	result, err := f.run(ctx, t)
-	require.NoError(t, err)
+	result := f.mustRun(ctx, t)
 	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
 	events := f.child(t, 1, 0)
 	require.Equal(t, string(loop.OutcomeInterrupted), events[len(events)-1].Status)
@@ -221,8 +225,7 @@ func TestAgent_OfAParentThatIsGivenUpEnds(t *testing.T) {
 
 	stopped, stop := context.WithCancel(t.Context())
 	f.models["left"].before = func(context.Context) { stop() }
-	result, err := f.run(stopped, t)
-	require.NoError(t, err)
+	result := f.mustRun(stopped, t)
 	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
 	events := f.child(t, 1, 0)
 	require.Equal(t, string(loop.OutcomeInterrupted), events[len(events)-1].Status)
@@ -237,8 +240,7 @@ func TestAgent_IsBoundByTheBudgetOfItsParent(t *testing.T) {
 	})
 	f.opts.Budget = &protocol.Spending{Steps: 5}
 	f.models["left"].replies[4] = says("as far as I came")
-	result, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	result := f.mustRun(t.Context(), t)
 	require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
 	last := f.models["left"].seen[len(f.models["left"].seen)-1]
 	require.Empty(t, last.Tools, "it is asked for an answer without tools")
@@ -258,8 +260,7 @@ func TestAgent_CountsOnceForTheBudgetOfItsParent(t *testing.T) {
 		"left": working(), "right": working(),
 	})
 	f.opts.Budget = &protocol.Spending{Steps: 10} // of which 9 are used
-	result, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	result := f.mustRun(t.Context(), t)
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 	for _, e := range f.watch.of(loop.EventToolResult) {
 		require.Nil(t, e.Error, "no sub-agent has come to the limit")
@@ -273,10 +274,9 @@ func TestAgent_CountsOnceForTheBudgetOfItsParent(t *testing.T) {
 			leave(loop.ErrDetached)
 		}
 	}
-	_, err = f.run(ctx, t)
+	_, err := f.run(ctx, t)
 	require.ErrorIs(t, err, loop.ErrDetached)
-	result, err = f.run(t.Context(), t)
-	require.NoError(t, err)
+	result = f.mustRun(t.Context(), t)
 	require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
 	replies := 0
 	for _, e := range f.child(t, 1, 0) {
@@ -294,8 +294,7 @@ func TestAgent_StartsAreBounded(t *testing.T) {
 		"go":   {replies: []loop.Reply{delegates("d", arguments...), says("done")}},
 		"left": {replies: slices.Repeat([]loop.Reply{says("left is done")}, 66)},
 	})
-	_, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	f.mustRun(t.Context(), t)
 	refused := slices.DeleteFunc(f.watch.of(loop.EventToolResult), func(e loop.Event) bool { return e.Error == nil })
 	require.Len(t, refused, 2)
 	require.Equal(t, protocol.CodeLimitReached, refused[0].Error.Code)
@@ -311,14 +310,13 @@ func TestAgent_HasBoundsOfItsOwn(t *testing.T) {
 			"left": {replies: hungry(9)},
 		})
 		f.opts.MaxSteps, f.opts.Agents = 3, []loop.Agent{*kind}
-		_, err := f.run(t.Context(), t)
-		require.NoError(t, err)
+		f.mustRun(t.Context(), t)
 		require.Len(t, f.models["left"].seen, want)
 		for _, d := range f.models["left"].seen[0].Tools {
 			require.NotEqual(t, "inline", d.Name)
 		}
 		f.opts.Agents = append(f.opts.Agents, *kind)
-		_, err = loop.New(f.models, f.fleet, f.journal, table(t, f.tools...), &f.opts)
+		_, err := loop.New(f.models, f.fleet, f.journal, table(t, f.tools...), &f.opts)
 		require.ErrorContains(t, err, "agent kind: is there twice")
 	}
 }
@@ -331,8 +329,7 @@ func TestAgent_HasNothingThatItsParentHasNot(t *testing.T) {
 	})
 	f.opts.Policy = denying(t, "greedy")
 	f.opts.Agents = []loop.Agent{{Name: "reader", Description: "Reads.", System: "You read.", Tools: []string{"work", "greedy", "magic"}}}
-	_, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	f.mustRun(t.Context(), t)
 	require.Contains(t, f.models["go"].lastSeen()[0].Text, "- reader: Reads.")
 	require.Contains(t, f.models["left"].lastSeen()[0].Text, "You read.")
 	var names []string
@@ -349,8 +346,7 @@ func TestAgent_DepthIsBounded(t *testing.T) {
 	t.Parallel()
 	deeper := []loop.Reply{delegates("d", `{"prompt":"deeper"}`), says("end")}
 	f := newFamily(t, byPrompt{"go": {replies: deeper}, "deeper": {replies: deeper}})
-	_, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	f.mustRun(t.Context(), t)
 	require.Len(t, f.models["deeper"].seen, 6)
 	text, err := json.Marshal(f.models["deeper"].seen)
 	require.NoError(t, err)
@@ -392,8 +388,7 @@ func (f *family) kinds() (kinds []string) {
 func TestAgent_WorksOnAForkThatIsMergedBack(t *testing.T) {
 	t.Parallel()
 	f := forking(t)
-	result, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	result := f.mustRun(t.Context(), t)
 	require.Equal(t, "both are done", result.Text)
 	require.Equal(t, []string{"noop", "workspace_fork", "workspace_fork"}, f.kinds()[:3], "in the order of the step")
 	parent := protocol.SandboxKey(string(f.session))
@@ -428,8 +423,7 @@ func TestAgent_ForksAndMergesAreBoundAsTheTurn(t *testing.T) {
 			require.NoError(t, err)
 			f.opts.Policy = judge
 		}
-		_, err := f.run(t.Context(), t)
-		require.NoError(t, err)
+		f.mustRun(t.Context(), t)
 		checked := 0
 		for _, call := range f.fleet.runs {
 			switch call.Payload.(type) {
@@ -458,8 +452,7 @@ func TestAgent_ThatIsStoppedIsNotMerged(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	f.models["left"].before = func(context.Context) { stop() }
 	f.models["right"].before = func(ctx context.Context) { <-ctx.Done() }
-	result, err := f.run(ctx, t)
-	require.NoError(t, err)
+	result := f.mustRun(ctx, t)
 	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
 	require.NotContains(t, f.kinds(), "workspace_merge")
 	require.Contains(t, fmt.Sprint(f.watch.of(loop.EventToolResult)), "is not merged: it was stopped. Its files are in the workspace of session "+string(f.callID(t, 1, 1, 1)))
@@ -474,8 +467,7 @@ func TestAgent_WhoseForkFailsIsNotStarted(t *testing.T) {
 		}
 		return protocol.FilesWriteResult{}, nil
 	}
-	_, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	f.mustRun(t.Context(), t)
 	require.Contains(t, strings.Join(texts(f.models["go"].lastSeen()), "\n"), "no room")
 	require.Empty(t, f.models["left"].seen)
 }
@@ -484,14 +476,12 @@ func TestAgent_WhoseForkFailsIsNotStarted(t *testing.T) {
 func TestRun_ReadsOfASessionThatWasMerged(t *testing.T) {
 	t.Parallel()
 	f := newFamily(t, byPrompt{"go": {replies: []loop.Reply{says("first"), says("second")}}})
-	_, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	f.mustRun(t.Context(), t)
 	history, err := f.journal.Load(t.Context(), f.session)
 	require.NoError(t, err)
 	_, err = f.journal.Append(t.Context(), f.session, history.Last, loop.Event{Type: loop.EventSessionMerged, Turn: 1, Text: "the fork is done"})
 	require.NoError(t, err)
-	result, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	result := f.mustRun(t.Context(), t)
 	require.Equal(t, "second", result.Text)
 	require.Equal(t, []string{"user: go", "assistant: first", "user: the fork is done", "user: go"}, texts(f.models["go"].lastSeen())[1:])
 }

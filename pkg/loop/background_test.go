@@ -69,8 +69,7 @@ func TestAgent_InTheBackgroundIsReadOfBeforeTheTurnEnds(t *testing.T) {
 	f := behind(t)
 	f.opts.Price = &loop.Price{Input: 100_000}
 	untilAsked(f.models["left"], f.models["go"], 2)
-	result, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	result := f.mustRun(t.Context(), t)
 	require.Equal(t, "it is done", result.Text)
 	require.Equal(t, int64(5*11), result.Usage.Total(), "what it uses counts")
 	require.InDelta(t, 5.0, *result.CostUSD, 1e-9)
@@ -91,18 +90,15 @@ func TestReplay_OfASubAgentInTheBackground(t *testing.T) {
 	t.Parallel()
 	f := behind(t)
 	untilAsked(f.models["left"], f.models["go"], 2)
-	_, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	f.mustRun(t.Context(), t)
 	original := f.events(t)
 	recording, err := loop.History{Events: original}.Recording()
 	require.NoError(t, err)
 	replay := behind(t)
 	replay.opts.Replay = recording
-	runner, err := loop.New(recording, replay.fleet, replay.journal, table(t, replay.tools...), &replay.opts)
-	require.NoError(t, err)
+	runner := mustNew(t, recording, replay.fleet, replay.journal, table(t, replay.tools...), &replay.opts)
 	for _, input := range recording.Inputs() {
-		_, err := runner.Run(t.Context(), replay.session, input)
-		require.NoError(t, err)
+		mustRun(t.Context(), t, runner, replay.session, input)
 	}
 	require.Equal(t, transcript(t, original), transcript(t, replay.events(t)))
 	require.Empty(t, replay.fleet.ran())
@@ -161,14 +157,12 @@ func TestAgent_InTheBackgroundOutlivesATurnThatEnds(t *testing.T) {
 		case <-ctx.Done():
 		}
 	}
-	result, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	result := f.mustRun(t.Context(), t)
 	require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
 	require.NotEqual(t, loop.EventTurnEnded, f.child(t, 1, 0)[len(f.child(t, 1, 0))-1].Type)
 	close(left)
 	f.opts.MaxSteps = 0
-	result, err = f.run(t.Context(), t)
-	require.NoError(t, err)
+	result = f.mustRun(t.Context(), t)
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 	require.Len(t, f.kinds(), 5)
 	require.Contains(t, strings.Join(texts(f.models["go"].lastSeen()), "\n"), "left is done")
@@ -179,8 +173,7 @@ func TestAgent_InTheBackgroundIsStoppedWithItsTurnAndByJobCancel(t *testing.T) {
 	f := behind(t)
 	ctx, stop := context.WithCancel(t.Context())
 	f.models["left"].before = func(ctx context.Context) { stop(); <-ctx.Done() }
-	result, err := f.run(ctx, t)
-	require.NoError(t, err)
+	result := f.mustRun(ctx, t)
 	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
 	child := f.child(t, 1, 0)
 	require.Equal(t, string(loop.OutcomeInterrupted), child[len(child)-1].Status)
@@ -189,8 +182,7 @@ func TestAgent_InTheBackgroundIsStoppedWithItsTurnAndByJobCancel(t *testing.T) {
 	f.models["left"].before = func(ctx context.Context) { <-ctx.Done() }
 	f.models["go"].replies[1] = asks("c", "job_cancel")
 	f.models["go"].replies[1].ToolCalls[0].Arguments = `{"job":"job_1_1_0"}`
-	result, err = f.run(t.Context(), t)
-	require.NoError(t, err)
+	result = f.mustRun(t.Context(), t)
 	require.Equal(t, "it is done", result.Text)
 	require.Contains(t, f.watch.of(loop.EventToolResult)[1].Content, "job_1_1_0 has ended: cancelled")
 	require.NotContains(t, f.kinds(), "workspace_merge")
@@ -223,8 +215,7 @@ func TestAgent_InTheBackgroundGoesOnBesideItsCalls(t *testing.T) {
 	f.models["left"].before = func(context.Context) { close(release) } // else the call never ends
 	limited, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	result, err := f.run(limited, t)
-	require.NoError(t, err)
+	result := f.mustRun(limited, t)
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 
 	f, release = lost()
@@ -234,8 +225,7 @@ func TestAgent_InTheBackgroundGoesOnBesideItsCalls(t *testing.T) {
 		stop()
 		return release
 	}
-	result, err = f.run(ctx, t)
-	require.NoError(t, err)
+	result = f.mustRun(ctx, t)
 	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
 	events := f.child(t, 1, 0)
 	require.Equal(t, loop.EventTurnEnded, events[len(events)-1].Type, "its session is not left open")
@@ -248,16 +238,13 @@ func TestAgent_OfARewoundTurnEnds(t *testing.T) {
 	f.opts.MaxSteps = 2
 	f.models["go"].replies[1] = asks("w", "work")
 	f.models["left"].before = func(ctx context.Context) { <-ctx.Done() }
-	result, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	result := f.mustRun(t.Context(), t)
 	require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
-	runner, err := loop.New(f.models, f.fleet, f.journal, table(t, f.tools...), &f.opts)
-	require.NoError(t, err)
+	runner := mustNew(t, f.models, f.fleet, f.journal, table(t, f.tools...), &f.opts)
 	require.NoError(t, runner.Rewind(t.Context(), f.session, 0))
 	f.models["left"].before = nil
 	f.models["anew"] = &script{replies: []loop.Reply{says(""), says(""), says("hello")}}
-	_, err = runner.Run(t.Context(), f.session, loop.Input{Text: "anew"})
-	require.NoError(t, err)
+	mustRun(t.Context(), t, runner, f.session, loop.Input{Text: "anew"})
 	require.NotContains(t, strings.Join(texts(f.models["anew"].lastSeen()), "\n"), "job_1_1_0")
 	child := f.child(t, 1, 0)
 	require.Equal(t, string(loop.OutcomeInterrupted), child[len(child)-1].Status)
@@ -293,8 +280,7 @@ func TestAgent_ThatIsDeniedDoesNotBegin(t *testing.T) {
 				require.Equal(t, begun, len(f.child(t, 1, 0)) > 0)
 				f.models["left"].before, f.opts.Observe = nil, f.watch.observe
 				f.opts.Policy = newJudge(t, "{tools: {deny: [agent]}}")
-				_, err = f.run(t.Context(), t)
-				require.NoError(t, err)
+				f.mustRun(t.Context(), t)
 				require.Equal(t, begun, len(f.child(t, 1, 0)) > 0)
 				require.Equal(t, begun, strings.Contains(strings.Join(texts(f.models["go"].lastSeen()), "\n"), "left is done"))
 			})
@@ -363,16 +349,14 @@ func TestAgent_ThatWasRefusedIsNotBegunLater(t *testing.T) {
 				stops := &stopped{Journal: stored, parent: first.session, behind: behind, refused: make(chan struct{}), is: make(chan struct{})}
 				first.journal = stops
 				other.journal, other.session, other.opts.Policy = stored, first.session, newJudge(t, "{tools: {deny: [agent]}}")
-				runner, err := loop.New(first.models, first.fleet, first.journal, table(t, first.tools...), &first.opts)
-				require.NoError(t, err)
+				runner := mustNew(t, first.models, first.fleet, first.journal, table(t, first.tools...), &first.opts)
 				ended := make(chan error)
 				go func() {
 					_, err := runner.Run(t.Context(), first.session, loop.Input{Text: "go"})
 					ended <- err
 				}()
 				<-stops.is
-				result, err := other.run(t.Context(), t)
-				require.NoError(t, err)
+				result := other.mustRun(t.Context(), t)
 				require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 				close(stops.refused)
 				require.ErrorIs(t, <-ended, loop.ErrJournalConflict)
@@ -411,8 +395,7 @@ func TestAgent_InTheBackgroundGoesOnWhenItIsAskedAbout(t *testing.T) {
 		j := &failing{parent: f.session}
 		j.after.Store(4) // the result of its call
 		f.journal = j
-		result, err := f.run(t.Context(), t)
-		require.NoError(t, err)
+		result := f.mustRun(t.Context(), t)
 		require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 		require.Contains(t, strings.Join(texts(f.models["go"].lastSeen()), "\n"), "[job_1_1_0 has ended: ok]\nleft is done")
 		require.Len(t, f.fleet.ran(), 1)

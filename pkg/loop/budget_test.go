@@ -45,8 +45,7 @@ func TestBudget_IsToldOnceAndEndsWithAnAnswer(t *testing.T) {
 			t.Parallel()
 			r := newRig(hungry(5)...)
 			r.opts.Budget, r.opts.Price = &budget, price
-			result, err := r.run(t.Context(), t, "go")
-			require.NoError(t, err)
+			result := r.mustRun(t.Context(), t, "go")
 			require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
 			require.Equal(t, "as far as I came", result.Text)
 			require.Equal(t, 6, result.Steps)
@@ -64,15 +63,13 @@ func TestBudget_IsToldOnceAndEndsWithAnAnswer(t *testing.T) {
 
 			// It is the session's, also for a process that names none.
 			r.opts.Budget = nil
-			result, err = r.run(t.Context(), t, "more")
-			require.NoError(t, err)
+			result = r.mustRun(t.Context(), t, "more")
 			require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
 			require.Zero(t, result.Steps)
 			require.Len(t, r.model.seen, 6)
 			// A larger one goes on.
 			r.opts.Budget = &protocol.Spending{}
-			result, err = r.run(t.Context(), t, "still more")
-			require.NoError(t, err)
+			result = r.mustRun(t.Context(), t, "still more")
 			require.Equal(t, "next", result.Text)
 		})
 	}
@@ -84,12 +81,10 @@ func TestBudget_TimeOfAllTurnsCounts(t *testing.T) {
 		r := newRig(says("one"), asks("b", "work"), says("two"))
 		r.model.before = func(context.Context) { time.Sleep(10 * time.Second) }
 		r.opts.Budget = &protocol.Spending{TimeMS: 15_000}
-		result, err := r.run(t.Context(), t, "go")
-		require.NoError(t, err)
+		result := r.mustRun(t.Context(), t, "go")
 		require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 		time.Sleep(time.Hour) // between turns nothing is used
-		result, err = r.run(t.Context(), t, "more")
-		require.NoError(t, err)
+		result = r.mustRun(t.Context(), t, "more")
 		require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
 		require.Equal(t, "two", result.Text)
 		require.Contains(t, result.Error.Message, "30s of 15s")
@@ -105,8 +100,7 @@ func TestBudget_CrashAtAnyAppendChangesNothing(t *testing.T) {
 		return r
 	}
 	clean := begin()
-	want, err := clean.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	want := clean.mustRun(t.Context(), t, "go")
 	conversation := clean.placed(t, clean.model.lastSeen())
 	for n := 0; ; n++ {
 		crashed := false
@@ -141,16 +135,14 @@ func TestBudget_WithoutAnAnswerItEndsAllTheSame(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work"), asks("b", "work"))
 	r.opts.Budget = &protocol.Spending{Steps: 1}
-	result, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "go")
 	require.Equal(t, loop.OutcomeLimitReached, result.Outcome, "a tool call that was not offered is not made")
 	require.Equal(t, "asking b", result.Text)
 	require.Len(t, r.fleet.ran(), 1)
 
 	r = newRig(asks("a", "work"))
 	r.opts.Budget = &protocol.Spending{Steps: 1}
-	result, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	result = r.mustRun(t.Context(), t, "go")
 	require.Equal(t, loop.OutcomeLimitReached, result.Outcome, "the model has no reply left")
 }
 
@@ -163,11 +155,9 @@ func TestBudget_InDollarsNeedsAPrice(t *testing.T) {
 	require.EqualError(t, err, "budget: usd 1: the price of model openai:some is unknown")
 
 	r.opts.Price = &loop.Price{}
-	_, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	r.opts.Price, r.opts.Budget = nil, nil
-	result, err := r.run(t.Context(), t, "more")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "more")
 	require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
 	require.Contains(t, result.Error.Message, "the price of model openai:some is unknown")
 }
@@ -189,8 +179,7 @@ func TestBudget_RefusedCallsDoNotCount(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "nothing", "nothing"), asks("b", "work"), says("done"))
 	r.opts.Budget = &protocol.Spending{Calls: 2}
-	result, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "go")
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 }
 
@@ -203,8 +192,7 @@ func TestCost_IsUnknownWithOneReplyOfAnUnknownPrice(t *testing.T) {
 	_, err := r.run(ctx, t, "go")
 	require.ErrorIs(t, err, loop.ErrDetached)
 	r.opts.Price = nil
-	result, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "go")
 	require.Nil(t, result.CostUSD)
 	require.Nil(t, r.watch.of(loop.EventTurnEnded)[0].CostUSD)
 	require.NotNil(t, r.watch.of(loop.EventModelReply)[0].CostUSD)
@@ -243,15 +231,11 @@ func TestBudget_InDollarsNeedsThePriceOfEachModel(t *testing.T) {
 
 		plain := r.opts
 		plain.Compaction, plain.Agents = nil, nil
-		first, err := loop.New(r.model, r.fleet, r.journal, table(t), &plain)
-		require.NoError(t, err)
-		_, err = first.Run(t.Context(), r.session, loop.Input{Text: "go"})
-		require.NoError(t, err)
+		first := mustNew(t, r.model, r.fleet, r.journal, table(t), &plain)
+		mustRun(t.Context(), t, first, r.session, loop.Input{Text: "go"})
 		r.opts.Budget = nil // the session has one
-		next, err := loop.New(model, r.fleet, r.journal, table(t), &r.opts)
-		require.NoError(t, err)
-		result, err := next.Run(t.Context(), r.session, loop.Input{Text: "more"})
-		require.NoError(t, err)
+		next := mustNew(t, model, r.fleet, r.journal, table(t), &r.opts)
+		result := mustRun(t.Context(), t, next, r.session, loop.Input{Text: "more"})
 		if len(r.opts.Agents) == 0 { // this one is refused when it is started
 			require.Contains(t, result.Error.Message, "the price of model other")
 		}
@@ -271,8 +255,7 @@ func TestCost_OfCacheWritesAndTheProvidersTools(t *testing.T) {
 	reply.Native = []loop.NativeCall{{Name: "web_search", Kind: "web_search"}, {Name: "new_tool", Kind: "new_tool", Uses: 2}}
 	r := newRig(reply)
 	r.opts.Price = &loop.Price{Input: 1_000_000, Output: 2_000_000, Tools: map[string]float64{"web_search": 10, "code": 50}}
-	result, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "go")
 	require.InDelta(t, 1000+0.25*800+200+10+2*50, *result.CostUSD, 1e-9)
 }
 
@@ -281,17 +264,15 @@ func TestBudget_AForkStartsAtZero(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work"), asks("b", "work"), says("one"), says("two"))
 	r.opts.Budget = &protocol.Spending{Steps: 3}
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	fork := append(r.events(t), loop.Event{Type: loop.EventSessionForked})
 	for i := range fork {
 		fork[i].SessionID, fork[i].Seed = "fork", ""
 	}
-	_, err = r.journal.Append(t.Context(), "fork", 0, fork...)
+	_, err := r.journal.Append(t.Context(), "fork", 0, fork...)
 	require.NoError(t, err)
 	r.session = "fork"
-	result, err := r.run(t.Context(), t, "go on")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "go on")
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 	require.Equal(t, "two", result.Text)
 }
@@ -305,8 +286,7 @@ func TestBudget_TheEndNamesTheBoundAndWhoseItIs(t *testing.T) {
 		"left": {replies: hungry(9)},
 	})
 	f.opts.Budget = &protocol.Spending{Steps: 4}
-	_, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	f.mustRun(t.Context(), t)
 	result := f.journaled(t, loop.EventToolResult)[0]
 	require.Contains(t, result.Error.Message, fmt.Sprintf("the budget of session %s, which started this one, is used up (", f.session))
 	require.Contains(t, result.Error.Message, "steps of 4 steps)")

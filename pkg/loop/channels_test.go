@@ -86,8 +86,7 @@ func chat() byPrompt {
 func TestChannels_MessagesComeInOrder(t *testing.T) {
 	t.Parallel()
 	f := newFamily(t, chat()).withSets(t, "channels")
-	_, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	f.mustRun(t.Context(), t)
 	child := f.callID(t, 1, 2, 0)
 	message := func(n int, from protocol.SessionID, text string) string {
 		return fmt.Sprintf("[message %d, from session %s, 2026-01-02T03:04:05Z]\n%s", n, from, text)
@@ -130,8 +129,7 @@ func TestChannels_AStoppedTurnWaitsForNoMessage(t *testing.T) {
 		}
 		f.watch.observe(e)
 	}
-	result, err := f.run(ctx, t)
-	require.NoError(t, err)
+	result := f.mustRun(ctx, t)
 	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
 	require.Equal(t, string(protocol.StatusCancelled), f.journaled(t, loop.EventToolResult)[0].Status)
 }
@@ -147,9 +145,8 @@ func TestChannels_OfAFleetThatHasNone(t *testing.T) {
 	t.Parallel()
 	f := newFamily(t, byPrompt{"go": {replies: []loop.Reply{calls("a", "send_message", `{"channel":"work","text":"one"}`), says("done")}}}).withSets(t, "channels")
 	run := func(d loop.Dispatcher) error {
-		runner, err := loop.New(f.models, d, f.journal, table(t, f.tools...), &f.opts)
-		require.NoError(t, err)
-		_, err = runner.Run(t.Context(), f.session, loop.Input{Text: "go"})
+		runner := mustNew(t, f.models, d, f.journal, table(t, f.tools...), &f.opts)
+		_, err := runner.Run(t.Context(), f.session, loop.Input{Text: "go"})
 		return err
 	}
 	require.ErrorContains(t, run(broken{f.fleet}), "send_message: the server is lost")
@@ -224,8 +221,7 @@ func TestTriggers_AreSetAndListed(t *testing.T) {
 	t.Parallel()
 	f, s := newFamily(t, waits()).withTriggers(t)
 	require.NoError(t, f.fleet.SendMessage(t.Context(), "default.work", ports.ChannelMessage{From: "other", Text: "hello"}))
-	_, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	f.mustRun(t.Context(), t)
 	id := func(step, index int) string { return "t-" + string(f.callID(t, 1, step, index)) }
 	said := texts(f.models["go"].lastSeen())
 	require.Contains(t, said, "tool: [trigger "+id(1, 1)+" is set: at 2026-03-01T09:00:00Z]")
@@ -265,16 +261,14 @@ func TestTriggers_AreBoundedAndRemoved(t *testing.T) {
 		many = append(many, "add_timer", `{"seconds":60,"prompt":"soon"}`)
 	}
 	f, s := newFamily(t, byPrompt{"go": {replies: []loop.Reply{calls("a", many...), says("done")}}}).withTriggers(t)
-	_, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	f.mustRun(t.Context(), t)
 	results := f.journaled(t, loop.EventToolResult)
 	require.Nil(t, results[19].Error)
 	require.Equal(t, protocol.CodeLimitReached, results[20].Error.Code)
 	f.models["remove"] = &script{replies: []loop.Reply{calls("b", "remove_trigger", `{"trigger":"`+s.ever[0].ID+`"}`), says("done")}}
 	f.session = protocol.NewSessionID()
-	runner, err := loop.New(f.models, f.fleet, f.journal, table(t, f.tools...), &f.opts)
-	require.NoError(t, err)
-	_, err = runner.Run(ports.WithTriggers(t.Context(), s), f.session, loop.Input{Text: "remove"})
+	runner := mustNew(t, f.models, f.fleet, f.journal, table(t, f.tools...), &f.opts)
+	_, err := runner.Run(ports.WithTriggers(t.Context(), s), f.session, loop.Input{Text: "remove"})
 	require.NoError(t, err)
 	require.Contains(t, texts(f.models["remove"].lastSeen()), "tool: [trigger "+s.ever[0].ID+" is removed]")
 	require.Len(t, s.here, 19)
@@ -291,8 +285,7 @@ func TestTriggers_OfALocalRun(t *testing.T) {
 		{"remove_trigger", `{"trigger":"t"}`},
 	} {
 		f := newFamily(t, byPrompt{"go": {replies: []loop.Reply{calls("a", call...), says("done")}}}).withSets(t, "triggers")
-		_, err := f.run(t.Context(), t)
-		require.NoError(t, err)
+		f.mustRun(t.Context(), t)
 		require.Contains(t, strings.Join(texts(f.models["go"].lastSeen()), "\n"), "coordinator serve with coordinator submit", call[0])
 	}
 }
@@ -324,8 +317,7 @@ func TestTriggers_AFiringDeliversItsMessages(t *testing.T) {
 	r, s := lively(t)
 	firing := &ports.Firing{Name: "t-1", By: "1", Channel: "work"}
 	fire := func(id protocol.CallID) string {
-		_, err := r.runInput(fired(t.Context(), s, ports.Unattended{}, firing), t, loop.Input{Text: "look", ID: id})
-		require.NoError(t, err)
+		r.mustRunInput(fired(t.Context(), s, ports.Unattended{}, firing), t, loop.Input{Text: "look", ID: id})
 		started := r.watch.of(loop.EventTurnStarted)
 		require.Equal(t, "t-1", started[len(started)-1].Trigger)
 		return started[len(started)-1].Input
@@ -354,8 +346,7 @@ func TestTriggers_TurnsAreBounded(t *testing.T) {
 		fire := func(by protocol.CallID) (loop.TurnResult, protocol.CallID) {
 			n++
 			id := protocol.CallID(fmt.Sprint("f", n))
-			result, err := r.runInput(fired(t.Context(), s, bounds, &ports.Firing{Name: "t-" + string(by), By: by}), t, loop.Input{Text: "look", ID: id})
-			require.NoError(t, err)
+			result := r.mustRunInput(fired(t.Context(), s, bounds, &ports.Firing{Name: "t-" + string(by), By: by}), t, loop.Input{Text: "look", ID: id})
 			return result, id
 		}
 		result, _ := fire("a")
@@ -369,14 +360,12 @@ func TestTriggers_TurnsAreBounded(t *testing.T) {
 		require.Equal(t, ports.Firing{Name: "t-a", By: "a"}, s.ever[0].Firing)
 		require.Equal(t, "look", s.ever[0].Prompt)
 		require.WithinDuration(t, time.Now().Add(time.Second), s.ever[0].At, 10*time.Millisecond)
-		again, err := r.runInput(fired(t.Context(), s, bounds, &ports.Firing{Name: "t-a", By: "a"}), t, loop.Input{Text: "look", ID: early})
-		require.NoError(t, err)
+		again := r.mustRunInput(fired(t.Context(), s, bounds, &ports.Firing{Name: "t-a", By: "a"}), t, loop.Input{Text: "look", ID: early})
 		require.Equal(t, codes.TurnPostponed, again.Error.Code, "the call of another coordinator")
 		require.Len(t, s.ever, 1)
 		result, _ = fire("a")
 		require.Contains(t, result.Error.Message, "as one waits already")
-		result, err = r.run(t.Context(), t, "a person")
-		require.NoError(t, err)
+		result = r.mustRun(t.Context(), t, "a person")
 		require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 
 		for range 2 {
@@ -407,8 +396,7 @@ func TestTriggers_WithoutAPersonASessionIsBounded(t *testing.T) {
 		s := &triggers{here: map[string]bool{}}
 		bounds := ports.Unattended{Most: protocol.Spending{Steps: 4}}
 		fire := func(id, by protocol.CallID) loop.TurnResult {
-			result, err := r.runInput(fired(t.Context(), s, bounds, &ports.Firing{Name: "name", By: by}), t, loop.Input{Text: "look", ID: id})
-			require.NoError(t, err)
+			result := r.mustRunInput(fired(t.Context(), s, bounds, &ports.Firing{Name: "name", By: by}), t, loop.Input{Text: "look", ID: id})
 			return result
 		}
 		result := fire("1", "a")

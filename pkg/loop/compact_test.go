@@ -48,8 +48,7 @@ func TestCompaction_SummaryStandsForOlderReplies(t *testing.T) {
 	r := newRig(talkative(8)...)
 	r.opts.Compaction = &loop.Compaction{Model: writer, ModelName: "small", At: 600, Price: &loop.Price{Input: 100_000}}
 	r.opts.Price = &loop.Price{}
-	result, err := r.run(t.Context(), t, "port it to Go")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "port it to Go")
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 	require.Equal(t, 9, result.Steps)
 	require.Len(t, writer.asked, 1)
@@ -78,8 +77,7 @@ func TestCompaction_SummaryStandsForOlderReplies(t *testing.T) {
 
 	// A later turn, of another process, sees the same; the journal has all of it.
 	r.opts.Compaction = nil
-	_, err = r.run(t.Context(), t, "and then")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "and then")
 	require.Equal(t, said[:3], texts(r.model.lastSeen())[1:4])
 	require.Len(t, r.watch.of(loop.EventToolResult), 8)
 }
@@ -93,8 +91,7 @@ func TestCompaction_CrashAtAnyAppendChangesNothing(t *testing.T) {
 		return r
 	}
 	clean := begin()
-	want, err := clean.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	want := clean.mustRun(t.Context(), t, "go")
 	conversation := clean.placed(t, clean.model.lastSeen())
 	for n := 0; ; n++ {
 		crashed := false
@@ -135,8 +132,7 @@ func TestCompaction_SummaryOfASummaryKeepsWhatIsOpen(t *testing.T) {
 	r := newJobRig(append([]loop.Reply{asks("j", "build")}, talkative(12)...)...)
 	defer r.holdJobs()()
 	r.opts.Compaction = &loop.Compaction{Model: writer, At: 400}
-	_, err := r.run(t.Context(), t, "first words")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "first words")
 	require.Greater(t, len(writer.asked), 1)
 	require.Contains(t, writer.asked[1], "## Summary of what was before")
 	require.Contains(t, writer.asked[1], "The gist.")
@@ -158,10 +154,8 @@ func TestCompaction_OfAConversationThatIsTooLong(t *testing.T) {
 		}
 		r.model.replies = append(r.model.replies, says("done"))
 		model := &narrow{script: r.model, most: 60_000}
-		runner, err := loop.New(model, r.fleet, r.journal, table(t, wordy()), &r.opts)
-		require.NoError(t, err)
-		result, err := runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
-		require.NoError(t, err)
+		runner := mustNew(t, model, r.fleet, r.journal, table(t, wordy()), &r.opts)
+		result := mustRun(t.Context(), t, runner, r.session, loop.Input{Text: "go"})
 		require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 		require.Equal(t, 1, model.refused)
 		said := strings.Join(texts(r.model.lastSeen()), "\n")
@@ -176,27 +170,23 @@ func TestCompact_OnDemand(t *testing.T) {
 	writer := &summarizer{}
 	r := newRig(talkative(4)...)
 	r.opts.Compaction = &loop.Compaction{Model: writer}
-	runner, err := loop.New(r.model, r.fleet, r.journal, table(t), &r.opts)
-	require.NoError(t, err)
+	runner := mustNew(t, r.model, r.fleet, r.journal, table(t), &r.opts)
 	done, err := runner.Compact(t.Context(), r.session, "")
 	require.NoError(t, err)
 	require.False(t, done, "there is nothing yet")
-	_, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	for range 2 { // the id is answered once
 		done, err = runner.Compact(t.Context(), r.session, "id-1")
 		require.NoError(t, err)
 		require.True(t, done)
 	}
 	require.Len(t, writer.asked, 1)
-	_, err = r.run(t.Context(), t, "more")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "more")
 	require.Contains(t, texts(r.model.lastSeen())[2], "The gist.")
 
 	r.session = protocol.NewSessionID()
 	r.model.replies = talkative(4)
-	_, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	for _, want := range []bool{true, false} { // an empty id names no earlier one
 		done, err = runner.Compact(t.Context(), r.session, "")
 		require.NoError(t, err)
@@ -206,8 +196,7 @@ func TestCompact_OnDemand(t *testing.T) {
 	writer.err = errors.New("no servers")
 	r.session = protocol.NewSessionID()
 	r.model.replies = talkative(4)
-	_, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	_, err = runner.Compact(t.Context(), r.session, "")
 	require.EqualError(t, err, "summary of the conversation: no servers")
 
@@ -227,8 +216,7 @@ func TestCompact_NeedsAWholeSummary(t *testing.T) {
 		for _, reply := range replies {
 			r := newRig(talkative(4)...)
 			r.model.replies[0].Text = strings.Repeat("x", 5000)
-			_, err := r.run(t.Context(), t, "go")
-			require.NoError(t, err)
+			r.mustRun(t.Context(), t, "go")
 			var sizes []int
 			writer := modelFunc(func(_ context.Context, req loop.Request, _ func(loop.Delta)) (loop.Reply, error) {
 				if sizes = append(sizes, len(req.Messages[1].Text)); len(sizes) == 1 {
@@ -237,8 +225,7 @@ func TestCompact_NeedsAWholeSummary(t *testing.T) {
 				return reply, nil
 			})
 			r.opts.Compaction = &loop.Compaction{Model: writer}
-			runner, err := loop.New(r.model, r.fleet, r.journal, table(t), &r.opts)
-			require.NoError(t, err)
+			runner := mustNew(t, r.model, r.fleet, r.journal, table(t), &r.opts)
 			done, err := runner.Compact(t.Context(), r.session, "")
 			require.Equal(t, want == "", done)
 			if want != "" {
@@ -278,10 +265,8 @@ func run64(t *testing.T, prompt string, window int, compaction *loop.Compaction)
 	r := newRig(append(replies, says("done"))...)
 	r.opts.System, r.opts.Compaction = "x", compaction
 	model := &counting{script: r.model, window: window}
-	runner, err := loop.New(model, r.fleet, r.journal, table(t), &r.opts)
-	require.NoError(t, err)
-	result, err := runner.Run(t.Context(), r.session, loop.Input{Text: prompt})
-	require.NoError(t, err)
+	runner := mustNew(t, model, r.fleet, r.journal, table(t), &r.opts)
+	result := mustRun(t.Context(), t, runner, r.session, loop.Input{Text: prompt})
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome, result.Error)
 	require.Equal(t, 64, result.Steps)
 	return r, model
@@ -339,12 +324,10 @@ func TestCompaction_RefersToAttachments(t *testing.T) {
 			if test.stores {
 				dispatcher = keeper
 			}
-			runner, err := loop.New(&counting{script: r.model, window: test.window}, dispatcher, r.journal, table(t, reads()), &r.opts)
-			require.NoError(t, err)
+			runner := mustNew(t, &counting{script: r.model, window: test.window}, dispatcher, r.journal, table(t, reads()), &r.opts)
 			input := loop.Input{Text: "What is wrong?", Attachments: []loop.Attachment{{Name: "build.log", Image: loop.Image{Data: data}}}}
 			for _, in := range []loop.Input{input, {Text: "And now?"}} {
-				result, err := runner.Run(t.Context(), r.session, in)
-				require.NoError(t, err)
+				result := mustRun(t.Context(), t, runner, r.session, in)
 				require.Equal(t, loop.OutcomeAnswered, result.Outcome, result.Error)
 			}
 			said := r.model.lastSeen()[1].Text
@@ -366,13 +349,11 @@ func TestCompaction_RefersToAttachments(t *testing.T) {
 			for i := range fork {
 				fork[i].SessionID, fork[i].Seed = "fork", ""
 			}
-			_, err = r.journal.Append(t.Context(), "fork", 0, fork...)
+			_, err := r.journal.Append(t.Context(), "fork", 0, fork...)
 			require.NoError(t, err)
 			r.opts.Compaction, r.model.replies = nil, append(r.model.replies, says("forked"))
-			runner, err = loop.New(r.model, keeper, r.journal, table(t, reads()), &r.opts)
-			require.NoError(t, err)
-			_, err = runner.Run(t.Context(), "fork", loop.Input{Text: "go on"})
-			require.NoError(t, err)
+			runner = mustNew(t, r.model, keeper, r.journal, table(t, reads()), &r.opts)
+			mustRun(t.Context(), t, runner, "fork", loop.Input{Text: "go on"})
 			require.Contains(t, r.model.lastSeen()[1].Text, string(data[:100_000]))
 		})
 	}
@@ -389,10 +370,8 @@ func TestCompaction_RefersToImages(t *testing.T) {
 			r := newRig(asks("a", "inline"), says("done"))
 			r.opts.System, r.opts.Compaction = "x", &loop.Compaction{Model: &summarizer{}, At: int64(test.at)}
 			keeper := &fullTexts{fleet: r.fleet, kept: map[protocol.CallID]string{}}
-			runner, err := loop.New(&counting{script: r.model, window: test.window}, keeper, r.journal, table(t, reads()), &r.opts)
-			require.NoError(t, err)
-			result, err := runner.Run(t.Context(), r.session, loop.Input{Text: "Look.", Attachments: files})
-			require.NoError(t, err)
+			runner := mustNew(t, &counting{script: r.model, window: test.window}, keeper, r.journal, table(t, reads()), &r.opts)
+			result := mustRun(t.Context(), t, runner, r.session, loop.Input{Text: "Look.", Attachments: files})
 			require.Equal(t, loop.OutcomeAnswered, result.Outcome, result.Error)
 			seen := 0
 			if test.window == 0 {

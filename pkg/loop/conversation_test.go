@@ -59,10 +59,8 @@ func runNarrow(t *testing.T, steps, most int) (*rig, *narrow, loop.TurnResult) {
 	}
 	r.model.replies = append(r.model.replies, says("done"))
 	model := &narrow{script: r.model, most: most}
-	runner, err := loop.New(model, r.fleet, r.journal, table(t, wordy()), &r.opts)
-	require.NoError(t, err)
-	result, err := runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
-	require.NoError(t, err)
+	runner := mustNew(t, model, r.fleet, r.journal, table(t, wordy()), &r.opts)
+	result := mustRun(t.Context(), t, runner, r.session, loop.Input{Text: "go"})
 	return r, model, result
 }
 
@@ -139,10 +137,8 @@ func pickyRig(t *testing.T, replies ...loop.Reply) (*rig, *picky, func(input str
 	model := &picky{script: r.model}
 	return r, model, func(input string) loop.TurnResult {
 		t.Helper()
-		runner, err := loop.New(model, r.fleet, r.journal, table(t), &r.opts)
-		require.NoError(t, err)
-		result, err := runner.Run(t.Context(), r.session, loop.Input{Text: input})
-		require.NoError(t, err)
+		runner := mustNew(t, model, r.fleet, r.journal, table(t), &r.opts)
+		result := mustRun(t.Context(), t, runner, r.session, loop.Input{Text: input})
 		return result
 	}
 }
@@ -198,8 +194,7 @@ func TestRun_InstructionsOfTheProjectFollowTheSystemPrompt(t *testing.T) {
 	t.Parallel()
 	r := newRig(says("done"))
 	r.opts.System, r.opts.Project = "Be brief.", append(agents("Run make check."), protocol.InstructionFile{Name: "CLAUDE.md", Text: "Ask."})
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Regexp(t, `(?s)^Be brief\..*\n\n# AGENTS\.md\n\nRun make check\.\n\n# CLAUDE\.md\n\nAsk\.$`, r.prompt())
 	require.Equal(t, []string{"AGENTS.md", "CLAUDE.md"}, r.events(t)[0].Instructions)
 }
@@ -231,8 +226,7 @@ func TestRun_InstructionsAreThoseOfTheJournal(t *testing.T) {
 		{"", []protocol.InstructionFile{}, []string{"S2."}, "A2", true},
 	} {
 		r.opts.System, r.opts.Project = turn.system, turn.project
-		_, err := r.run(t.Context(), t, string(rune('a'+i)))
-		require.NoError(t, err)
+		r.mustRun(t.Context(), t, string(rune('a'+i)))
 		for _, want := range turn.want {
 			require.Contains(t, r.prompt(), want, "turn %d", i+1)
 		}
@@ -251,8 +245,7 @@ func TestRun_ResumedTurnHasTheInstructionsThatItWasBegunWith(t *testing.T) {
 	_, err := r.run(ctx, t, "go")
 	require.ErrorIs(t, err, loop.ErrDetached)
 	r.opts.System, r.opts.Project, r.fleet.told = "S2.", agents("A2"), nil
-	result, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "go")
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 	require.Contains(t, r.prompt(), "S1.")
 	require.Contains(t, r.prompt(), "A1")

@@ -28,8 +28,7 @@ func cut(r loop.Reply) loop.Reply {
 func TestRun_ReplyThatWasCutGoesOnOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(cut(says("The answer is ")), says("42."))
-	result, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "go")
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 	require.Equal(t, "The answer is 42.", result.Text, "an answer in two parts is one")
 	last := r.model.lastSeen()
@@ -49,8 +48,7 @@ func TestRun_ReplyThatIsCutTwiceReachesALimit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(replies...)
-			result, err := r.run(t.Context(), t, "go")
-			require.NoError(t, err)
+			result := r.mustRun(t.Context(), t, "go")
 			require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
 			require.Equal(t, protocol.CodeLimitReached, result.Error.Code)
 			require.ErrorContains(t, result.Error, "max_output")
@@ -65,8 +63,7 @@ func TestRun_CutToolCallsHaveResultsAndAWord(t *testing.T) {
 	half := cut(asks("a", "work", "work"))
 	half.ToolCalls[1].Arguments = `{"n":`
 	r := newRig(half, says("done"))
-	result, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "go")
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 	require.Equal(t, "done", result.Text)
 	require.Len(t, r.fleet.ran(), 1, "the whole call runs, the half one does not")
@@ -88,13 +85,11 @@ func TestRun_WordBehindACutReplyIsOfTheJournal(t *testing.T) {
 	_, err := r.run(ctx, t, "go")
 	require.ErrorIs(t, err, loop.ErrDetached)
 	r.model.before = nil
-	result, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "go")
 	require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
 	before := r.model.lastSeen()
 	require.Contains(t, before[len(before)-1].Text, "cut off")
-	_, err = r.run(t.Context(), t, "next")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "next")
 	after := r.model.lastSeen()
 	require.Equal(t, "next", after[len(after)-1].Text)
 	require.Equal(t, loop.RoleAssistant, after[len(after)-2].Role, "nobody goes on with what ended the turn")
@@ -124,10 +119,8 @@ func TestRun_EmptyReplyIsAskedForOnceMore(t *testing.T) {
 	model := &empties{script: r.model, left: 1, empty: loop.Reply{
 		Text: " \n", Usage: protocol.Usage{InputTokens: 5, OutputTokens: 3}, Reasoning: &loop.Reasoning{Text: "hm"},
 	}}
-	runner, err := loop.New(model, r.fleet, r.journal, table(t), &r.opts)
-	require.NoError(t, err)
-	result, err := runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
-	require.NoError(t, err)
+	runner := mustNew(t, model, r.fleet, r.journal, table(t), &r.opts)
+	result := mustRun(t.Context(), t, runner, r.session, loop.Input{Text: "go"})
 	require.Equal(t, loop.TurnResult{
 		Turn: 1, Outcome: loop.OutcomeAnswered, Text: "done", Steps: 1, Usage: protocol.Usage{InputTokens: 15, OutputTokens: 4},
 	}, result, "what the empty one took counts")
@@ -139,10 +132,8 @@ func TestRun_ReplyThatIsEmptyTwiceFails(t *testing.T) {
 	t.Parallel()
 	r := newRig(says("not asked"))
 	model := &empties{script: r.model, left: 2}
-	runner, err := loop.New(model, r.fleet, r.journal, table(t), &r.opts)
-	require.NoError(t, err)
-	result, err := runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
-	require.NoError(t, err)
+	runner := mustNew(t, model, r.fleet, r.journal, table(t), &r.opts)
+	result := mustRun(t.Context(), t, runner, r.session, loop.Input{Text: "go"})
 	require.Equal(t, loop.OutcomeFailed, result.Outcome)
 	require.Equal(t, protocol.CodeModelFailed, result.Error.Code)
 	require.ErrorContains(t, result.Error, "empty, twice")
@@ -154,8 +145,7 @@ func TestRun_ReasoningIsKeptAndShownToTheModelInItsTurn(t *testing.T) {
 	thought := asks("a", "work")
 	thought.Reasoning = &loop.Reasoning{Text: "I look first\xff", Opaque: json.RawMessage(`{"field":"reasoning"}`)}
 	r := newRig(thought, says("done"), says("again"))
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 
 	kept := &loop.Reasoning{Text: "I look first\uFFFD", Opaque: json.RawMessage(`{"field":"reasoning"}`)}
 	require.Equal(t, kept, r.watch.of(loop.EventModelReply)[0].Reasoning)
@@ -173,8 +163,7 @@ func TestRun_ReasoningIsKeptAndShownToTheModelInItsTurn(t *testing.T) {
 	}
 	require.Equal(t, kept, reply.Reasoning)
 
-	_, err = r.run(t.Context(), t, "next")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "next")
 	for _, m := range r.model.lastSeen() {
 		require.Nil(t, m.Reasoning, "of an earlier turn")
 	}
@@ -185,8 +174,7 @@ func TestRun_SettingsReachTheModel(t *testing.T) {
 	cold := 0.0
 	r := newRig(says("done"))
 	r.opts.Settings = loop.Settings{Temperature: &cold, Effort: "low", MaxOutput: 100}
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Equal(t, r.opts.Settings, r.model.seen[0].Settings)
 }
 
@@ -263,10 +251,8 @@ func TestRun_WhatIsCutOfAnErrorIsKept(t *testing.T) {
 	}))
 	r := newRig(asks("a", "wrong"), says("done"))
 	keeper := &fullTexts{fleet: r.fleet, kept: map[protocol.CallID]string{}}
-	runner, err := loop.New(r.model, keeper, r.journal, wrong, &loop.Options{Observe: r.watch.observe})
-	require.NoError(t, err)
-	_, err = runner.Run(t.Context(), "s1", loop.Input{Text: "go"})
-	require.NoError(t, err)
+	runner := mustNew(t, r.model, keeper, r.journal, wrong, &loop.Options{Observe: r.watch.observe})
+	mustRun(t.Context(), t, runner, "s1", loop.Input{Text: "go"})
 	event := r.watch.of(loop.EventToolResult)[0]
 	require.Contains(t, keeper.kept[event.CallID], message)
 	require.Contains(t, event.Content, `path="result:`+string(event.CallID)+`"`)
@@ -322,8 +308,7 @@ func TestRun_EventsHaveNoMoreOfAnErrorThanAModelIsShown(t *testing.T) {
 	r.fleet.answer = func(*protocol.Call) (protocol.Value, *protocol.Error) {
 		return nil, protocol.Errorf(protocol.CodeToolFailed, "%s", huge)
 	}
-	result, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "go")
 	require.Equal(t, loop.OutcomeFailed, result.Outcome)
 	told := 0
 	for _, event := range r.events(t) {
@@ -361,8 +346,7 @@ func whole(t *testing.T) *family {
 func lived(t *testing.T) []loop.Event {
 	t.Helper()
 	f := whole(t)
-	_, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	f.mustRun(t.Context(), t)
 	events := f.events(t)
 	for i := range events { // as package session makes a fork
 		events[i].SessionID, events[i].Seed = "fork", ""

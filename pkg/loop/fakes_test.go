@@ -558,9 +558,21 @@ func (r *rig) run(ctx context.Context, t *testing.T, input string) (loop.TurnRes
 
 func (r *rig) runInput(ctx context.Context, t *testing.T, input loop.Input) (loop.TurnResult, error) {
 	t.Helper()
-	runner, err := loop.New(r.model, r.fleet, r.journal, table(t, r.tools...), &r.opts)
-	require.NoError(t, err)
+	runner := mustNew(t, r.model, r.fleet, r.journal, table(t, r.tools...), &r.opts)
 	return runner.Run(ctx, r.session, input)
+}
+
+// mustRun runs a turn, which returns no error.
+func (r *rig) mustRun(ctx context.Context, t *testing.T, input string) loop.TurnResult {
+	t.Helper()
+	return r.mustRunInput(ctx, t, loop.Input{Text: input})
+}
+
+func (r *rig) mustRunInput(ctx context.Context, t *testing.T, input loop.Input) loop.TurnResult {
+	t.Helper()
+	result, err := r.runInput(ctx, t, input)
+	require.NoError(t, err)
+	return result
 }
 
 func (r *rig) events(t *testing.T) []loop.Event {
@@ -629,4 +641,18 @@ func requireProtocol(t require.TestingT, messages []loop.Message) {
 			taken[call.ID] = true
 		}
 	}
+}
+
+func mustNew(t *testing.T, model loop.Model, dispatcher loop.Dispatcher, journal loop.Journal, table *tools.Table, opts *loop.Options) *loop.Runner {
+	t.Helper()
+	runner, err := loop.New(model, dispatcher, journal, table, opts)
+	require.NoError(t, err)
+	return runner
+}
+
+func mustRun(ctx context.Context, t *testing.T, runner *loop.Runner, session protocol.SessionID, input loop.Input) loop.TurnResult {
+	t.Helper()
+	result, err := runner.Run(ctx, session, input)
+	require.NoError(t, err)
+	return result
 }

@@ -34,8 +34,7 @@ func TestAttachments_GoToTheModel(t *testing.T) {
 	t.Parallel()
 	r := newRig(says("I see."), says("Still."))
 	files := []loop.Attachment{attach(t, "a.png", png), attach(t, "n.txt", "one\ntwo\n"), attach(t, "b.pdf", pdf)}
-	_, err := r.runInput(t.Context(), t, loop.Input{Text: "Look.", Attachments: files})
-	require.NoError(t, err)
+	r.mustRunInput(t.Context(), t, loop.Input{Text: "Look.", Attachments: files})
 	require.NoError(t, runErr(r.run(t.Context(), t, "Again.")))
 	said := r.model.lastSeen()[1]
 	require.Equal(t, loop.RoleUser, said.Role)
@@ -84,10 +83,8 @@ func TestAttachments_RefusedOnesAreLeftOut(t *testing.T) {
 	for _, input := range []loop.Input{
 		{Text: "Look.", Attachments: []loop.Attachment{attach(t, "a.png", png), attach(t, "b.pdf", pdf)}}, {Text: "Again."},
 	} {
-		runner, err := loop.New(refusesPDF{r.model}, r.fleet, r.journal, table(t), &r.opts)
-		require.NoError(t, err)
-		result, err := runner.Run(t.Context(), r.session, input)
-		require.NoError(t, err)
+		runner := mustNew(t, refusesPDF{r.model}, r.fleet, r.journal, table(t), &r.opts)
+		result := mustRun(t.Context(), t, runner, r.session, input)
 		require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 		said := r.model.lastSeen()[1]
 		require.Len(t, said.Attachments, 1)
@@ -108,8 +105,7 @@ func TestAttachments_OtherOnesAreAnotherTurn(t *testing.T) {
 	_, err := r.runInput(t.Context(), t, loop.Input{Text: "Look.", Attachments: []loop.Attachment{attach(t, "a.png", png)}})
 	require.Error(t, err)
 	r.fleet.err = nil
-	result, err := r.runInput(t.Context(), t, loop.Input{Text: "Look.", Attachments: []loop.Attachment{attach(t, "b.pdf", pdf)}})
-	require.NoError(t, err)
+	result := r.mustRunInput(t.Context(), t, loop.Input{Text: "Look.", Attachments: []loop.Attachment{attach(t, "b.pdf", pdf)}})
 	require.Equal(t, "Two.", result.Text)
 	var last []string
 	for _, a := range r.model.lastSeen()[len(r.model.lastSeen())-1].Attachments {
@@ -127,15 +123,13 @@ func (blind) Views(string) bool { return false }
 func TestAttachments_OfAModelThatTakesNone(t *testing.T) {
 	t.Parallel()
 	r := newRig(says("ok"))
-	runner, err := loop.New(blind{r.model}, r.fleet, r.journal, table(t), &r.opts)
-	require.NoError(t, err)
+	runner := mustNew(t, blind{r.model}, r.fleet, r.journal, table(t), &r.opts)
 	result, err := runner.Run(t.Context(), r.session, loop.Input{Text: "Look.", Attachments: []loop.Attachment{attach(t, "a.png", png)}})
 	require.ErrorContains(t, err, "attachment a.png: the model takes no files of type image/png")
 	require.Equal(t, protocol.CodeInvalidArguments, result.Error.Code)
 	require.NotContains(t, result.Error.Message, string(protocol.CodeInvalidArguments), "the code is said once")
 	require.Empty(t, r.events(t))
-	_, err = runner.Run(t.Context(), r.session, loop.Input{Attachments: []loop.Attachment{attach(t, "n.txt", "x")}})
-	require.NoError(t, err)
+	mustRun(t.Context(), t, runner, r.session, loop.Input{Attachments: []loop.Attachment{attach(t, "n.txt", "x")}})
 	require.Equal(t, "[Attached file n.txt:]\nx\n[End of n.txt]", r.model.lastSeen()[1].Text)
 }
 
@@ -146,11 +140,9 @@ func TestAttachments_OfALongConversation(t *testing.T) {
 	long := strings.Repeat("x", 9000)
 	r := newRig(says(long), says(long), says("Three."))
 	for i := range 2 {
-		_, err := r.runInput(t.Context(), t, loop.Input{Text: "Look.", Attachments: []loop.Attachment{attach(t, fmt.Sprintf("%d.png", i), png)}})
-		require.NoError(t, err)
+		r.mustRunInput(t.Context(), t, loop.Input{Text: "Look.", Attachments: []loop.Attachment{attach(t, fmt.Sprintf("%d.png", i), png)}})
 	}
-	runner, err := loop.New(r.model, r.fleet, r.journal, table(t), &loop.Options{Compaction: &loop.Compaction{Model: &summarizer{}}})
-	require.NoError(t, err)
+	runner := mustNew(t, r.model, r.fleet, r.journal, table(t), &loop.Options{Compaction: &loop.Compaction{Model: &summarizer{}}})
 	done, err := runner.Compact(t.Context(), r.session, "")
 	require.NoError(t, err)
 	require.True(t, done)
@@ -162,10 +154,8 @@ func TestAttachments_OfALongConversation(t *testing.T) {
 		}
 		return r.model.Reply(ctx, req, delta)
 	})
-	runner, err = loop.New(shy, r.fleet, r.journal, table(t), &loop.Options{})
-	require.NoError(t, err)
-	_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "On."})
-	require.NoError(t, err)
+	runner = mustNew(t, shy, r.fleet, r.journal, table(t), &loop.Options{})
+	mustRun(t.Context(), t, runner, r.session, loop.Input{Text: "On."})
 	var notes, files []string
 	for _, message := range r.model.lastSeen() {
 		if strings.Contains(message.Text, "is left out because the conversation is long") {
@@ -238,16 +228,14 @@ func pages(t *testing.T, name string) []byte {
 func TestAttachments_DocumentsAsText(t *testing.T) {
 	t.Parallel()
 	r := newRig(says("I see."), says("Still."))
-	runner, err := loop.New(sighted{r.model}, r.fleet, r.journal, table(t), &r.opts)
-	require.NoError(t, err)
+	runner := mustNew(t, sighted{r.model}, r.fleet, r.journal, table(t), &r.opts)
 	input := loop.Input{Text: "Read.", Attachments: []loop.Attachment{attach(t, "a.pdf", string(pages(t, "pages.pdf")))}}
-	_, err = runner.Run(t.Context(), r.session, input)
-	require.NoError(t, err)
+	mustRun(t.Context(), t, runner, r.session, input)
 	said := r.model.lastSeen()[1]
 	require.Empty(t, said.Attachments)
 	require.Equal(t, "Read.\n\n[Attached file a.pdf:]\n[Page 1 of 3]\nThe first page.\n\n[Page 2 of 3]\n\n\n[Page 3 of 3]\nThe third page.\n[End of a.pdf]", said.Text)
 	input.Attachments[0] = attach(t, "a.pdf", string(pages(t, "empty.pdf")))
-	_, err = runner.Run(t.Context(), r.session, input)
+	_, err := runner.Run(t.Context(), r.session, input)
 	require.ErrorContains(t, err, "attachment a.pdf: the model takes no PDF documents, and the text of this one cannot be sent instead: it has no text")
 }
 
@@ -274,10 +262,8 @@ func TestRun_PicturesAreDecoded(t *testing.T) {
 			r.fleet.answer = func(*protocol.Call) (protocol.Value, *protocol.Error) {
 				return protocol.MCPCallResult{Content: []protocol.MCPContent{{Type: "text", Text: "Look."}, {Type: "image", MediaType: test.mediaType, Data: test.data}}}, nil
 			}
-			runner, err := loop.New(sighted{r.model}, r.fleet, r.journal, table(t), &r.opts)
-			require.NoError(t, err)
-			_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
-			require.NoError(t, err)
+			runner := mustNew(t, sighted{r.model}, r.fleet, r.journal, table(t), &r.opts)
+			mustRun(t.Context(), t, runner, r.session, loop.Input{Text: "go"})
 			for _, message := range r.model.lastSeen() {
 				if message.Role != loop.RoleTool {
 					continue
@@ -334,8 +320,7 @@ func TestAdditions_ReachTheModelAtItsNextStep(t *testing.T) {
 	require.True(t, taken)
 	require.Equal(t, []string{"go", "more"}, said(r.model.lastSeen(), loop.RoleUser))
 	require.Equal(t, "uatuat", roles(r.model.lastSeen()), "behind the result of the first call")
-	_, err = r.run(t.Context(), t, "next")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "next")
 	require.Equal(t, "uatuatau", roles(r.model.lastSeen()))
 	require.True(t, slices.ContainsFunc(r.events(t), func(e loop.Event) bool {
 		return e.Type == loop.EventInputAdded && e.Turn == 1 && e.Step == 1 && e.Input == "more" && e.By == "Ada"
@@ -359,8 +344,7 @@ func TestAdditions_WhileTheModelAnswers(t *testing.T) {
 			require.True(t, taken)
 		}
 	}
-	result, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "go")
 	require.Equal(t, "done", result.Text)
 	require.Equal(t, 2, result.Steps)
 	require.Equal(t, "uau", roles(r.model.lastSeen()))
@@ -375,12 +359,10 @@ func TestAdditions_OfATurnThatEndsOtherwise(t *testing.T) {
 		_, err := r.opts.Additions.Add(ctx, "unread")
 		require.NoError(t, err)
 	}
-	result, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "go")
 	require.Equal(t, loop.OutcomeFailed, result.Outcome)
 	r.model.replies, r.model.before = []loop.Reply{says("done")}, nil
-	_, err = r.run(t.Context(), t, "next")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "next")
 	require.Equal(t, []string{"go", "unread", "next"}, said(r.model.lastSeen(), loop.RoleUser))
 }
 
@@ -409,8 +391,7 @@ func TestAdditions_CrashAtAnyEvent(t *testing.T) {
 					add()
 				}
 			}
-			_, err := clean.run(t.Context(), t, "go")
-			require.NoError(t, err)
+			clean.mustRun(t.Context(), t, "go")
 			events := clean.events(t)
 			added := slices.IndexFunc(events, func(e loop.Event) bool { return e.Type == loop.EventInputAdded })
 			require.Positive(t, added)
@@ -421,8 +402,7 @@ func TestAdditions_CrashAtAnyEvent(t *testing.T) {
 				require.NoError(t, err)
 				_, err = r.runInput(t.Context(), t, loop.Input{})
 				require.NoError(t, err, n)
-				_, err = r.run(t.Context(), t, "next")
-				require.NoError(t, err)
+				r.mustRun(t.Context(), t, "next")
 				require.Equal(t, []string{"go", "more", "next"}, said(r.model.lastSeen(), loop.RoleUser), "after %d events", n)
 				require.True(t, strings.HasPrefix(transcript(t, r.events(t)), transcript(t, events)), "after %d events", n)
 			}
@@ -430,10 +410,8 @@ func TestAdditions_CrashAtAnyEvent(t *testing.T) {
 			require.NoError(t, err)
 			played := newRig()
 			played.opts.Replay = recording
-			runner, err := loop.New(recording, played.fleet, played.journal, table(t), &played.opts)
-			require.NoError(t, err)
-			_, err = runner.Run(t.Context(), played.session, recording.Inputs()[0])
-			require.NoError(t, err)
+			runner := mustNew(t, recording, played.fleet, played.journal, table(t), &played.opts)
+			mustRun(t.Context(), t, runner, played.session, recording.Inputs()[0])
 			require.Equal(t, transcript(t, events), transcript(t, played.events(t)))
 		})
 	}
@@ -445,26 +423,22 @@ func TestRewind_TheModelReadsNoLaterTurn(t *testing.T) {
 	t.Parallel()
 	r := newRig(says("one"), says("two"), says("three"), says("four"))
 	for _, input := range []string{"first", "second"} {
-		_, err := r.run(t.Context(), t, input)
-		require.NoError(t, err)
+		r.mustRun(t.Context(), t, input)
 	}
-	runner, err := loop.New(r.model, r.fleet, r.journal, table(t), &r.opts)
-	require.NoError(t, err)
+	runner := mustNew(t, r.model, r.fleet, r.journal, table(t), &r.opts)
 	require.ErrorContains(t, runner.Rewind(t.Context(), r.session, 3), "turn 3: the session has turns 1 to 2")
 	require.NoError(t, runner.Rewind(t.Context(), r.session, 1))
 	require.NoError(t, runner.Rewind(t.Context(), r.session, 1), "again")
-	result, err := r.run(t.Context(), t, "third")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "third")
 	require.Equal(t, 3, result.Turn)
 	require.Equal(t, []string{"first", "third"}, said(r.model.lastSeen(), loop.RoleUser))
 	require.Equal(t, []string{"one"}, said(r.model.lastSeen(), loop.RoleAssistant))
 	require.NoError(t, runner.Rewind(t.Context(), r.session, 0))
-	_, err = r.run(t.Context(), t, "fourth")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "fourth")
 	require.Equal(t, "u", roles(r.model.lastSeen()))
 	events := r.events(t)
 	require.Equal(t, 2, strings.Count(transcriptTypes(events), "conversation_rewound"))
-	_, err = loop.History{Events: events}.Recording()
+	_, err := loop.History{Events: events}.Recording()
 	require.NoError(t, err)
 }
 
@@ -473,19 +447,16 @@ func TestRewind_TakesBackASummary(t *testing.T) {
 	t.Parallel()
 	r := newRig(says("one"), says("two"), says("three"), loop.Reply{Text: "a summary"})
 	for _, input := range []string{"first", "second", "third"} {
-		_, err := r.run(t.Context(), t, input)
-		require.NoError(t, err)
+		r.mustRun(t.Context(), t, input)
 	}
 	r.opts.Compaction = &loop.Compaction{}
-	runner, err := loop.New(r.model, r.fleet, r.journal, table(t), &r.opts)
-	require.NoError(t, err)
+	runner := mustNew(t, r.model, r.fleet, r.journal, table(t), &r.opts)
 	done, err := runner.Compact(t.Context(), r.session, "")
 	require.NoError(t, err)
 	require.True(t, done)
 	require.NoError(t, runner.Rewind(t.Context(), r.session, 1))
 	r.model.replies = append(r.model.replies, says("again"))
-	_, err = r.run(t.Context(), t, "fourth")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "fourth")
 	require.Equal(t, "uau", roles(r.model.lastSeen()))
 	require.Equal(t, []string{"one"}, said(r.model.lastSeen(), loop.RoleAssistant))
 }

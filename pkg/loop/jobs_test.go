@@ -89,8 +89,7 @@ func TestJobs_TheModelIsToldAtItsNextStep(t *testing.T) {
 			}
 			return nil
 		}
-		_, err := r.run(t.Context(), t, "go")
-		require.NoError(t, err)
+		r.mustRun(t.Context(), t, "go")
 		seen := texts(r.model.lastSeen())
 		require.Equal(t, started, seen[3])
 		require.Equal(t, "user: [job_1_1_0 (build) has ended: ok]\nbuilt: ok", seen[6], "behind the results of the step in which it came")
@@ -106,8 +105,7 @@ func TestJobs_OutliveTheirTurnAndTheirCoordinator(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newJobRig(asks("a", "build"), says("started"), says("seen"))
 		release := r.holdJobs()
-		result, err := r.run(t.Context(), t, "go")
-		require.NoError(t, err)
+		result := r.mustRun(t.Context(), t, "go")
 		require.Equal(t, "started", result.Text)
 		require.Empty(t, r.fleet.stopped, "it goes on")
 		require.Empty(t, r.watch.of(loop.EventJobEnded))
@@ -115,8 +113,7 @@ func TestJobs_OutliveTheirTurnAndTheirCoordinator(t *testing.T) {
 		// Another run is another coordinator: it knows no more than the journal. Its first
 		// question may come before the fleet has answered, so it asks about the job.
 		r.model.replies = []loop.Reply{r.model.replies[0], r.model.replies[1], about("w", "job_wait", `{"job":"job_1_1_0"}`), says("seen")}
-		_, err = r.run(t.Context(), t, "and?")
-		require.NoError(t, err)
+		r.mustRun(t.Context(), t, "and?")
 		require.Len(t, r.watch.of(loop.EventJobEnded), 1)
 		seen := texts(r.model.lastSeen())
 		require.Equal(t, "tool: [job_1_1_0 has ended: ok]\nbuilt: ok", seen[len(seen)-1], "whether it was told before or not")
@@ -130,13 +127,11 @@ func TestJobs_ThatEndedBetweenTurnsAreToldFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newJobRig(asks("a", "build"), says("started"), says("seen"))
 		release := r.holdJobs()
-		_, err := r.run(t.Context(), t, "go")
-		require.NoError(t, err)
+		r.mustRun(t.Context(), t, "go")
 		require.Empty(t, r.watch.of(loop.EventJobEnded))
 		release()
 		synctest.Wait()
-		_, err = r.run(t.Context(), t, "and?")
-		require.NoError(t, err)
+		r.mustRun(t.Context(), t, "and?")
 		require.Len(t, r.watch.of(loop.EventJobEnded), 1)
 		require.Contains(t, texts(r.model.lastSeen()), "user: [job_1_1_0 (build) has ended: ok]\nbuilt: ok")
 	})
@@ -156,8 +151,7 @@ func TestJobs_StatusWaitCancel(t *testing.T) {
 			says("done"))
 		r.holdJobs()
 		start := time.Now()
-		_, err := r.run(t.Context(), t, "go")
-		require.NoError(t, err)
+		r.mustRun(t.Context(), t, "go")
 		require.Equal(t, 5*time.Second, time.Since(start), "as long as it was told to wait")
 		seen := texts(r.model.lastSeen())
 		require.Contains(t, seen[5], "[job_1_1_0 (build) runs, since ")
@@ -175,8 +169,7 @@ func TestJobs_StatusWaitCancel(t *testing.T) {
 func TestJobs_NoneToAskAbout(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(about("a", "job_status", `{}`), about("b", "job_cancel", `{"job":"x"}`), says("done"))
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Equal(t, []string{"ok", "rejected"}, statuses(r))
 	require.Equal(t, "tool: [no jobs]", texts(r.model.lastSeen())[3])
 }
@@ -196,18 +189,15 @@ func TestJobs_AJobWhoseToolIsGoneIsWhatTheFleetHas(t *testing.T) {
 			if !c.has {
 				r.fleet.err = errors.New("no servers")
 			}
-			_, err := r.run(t.Context(), t, "go")
-			require.NoError(t, err)
+			r.mustRun(t.Context(), t, "go")
 			release()
 			r.fleet.err = nil
 			var dispatcher loop.Dispatcher = r.fleet
 			if !c.asks {
 				dispatcher = bare{r.fleet}
 			}
-			runner, err := loop.New(r.model, dispatcher, r.journal, table(t, jobTools()...), &r.opts)
-			require.NoError(t, err)
-			_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "and?"})
-			require.NoError(t, err)
+			runner := mustNew(t, r.model, dispatcher, r.journal, table(t, jobTools()...), &r.opts)
+			mustRun(t.Context(), t, runner, r.session, loop.Input{Text: "and?"})
 			ended := r.watch.of(loop.EventJobEnded)
 			require.Len(t, ended, 1)
 			require.Equal(t, c.want, ended[0].Status)
@@ -271,8 +261,7 @@ func TestJobs_HaveOneFollower(t *testing.T) {
 		_, err := r.run(ctx, t, "go")
 		require.ErrorIs(t, err, loop.ErrDetached)
 		c := &counted{fleet: r.fleet, fails: 2}
-		runner, err := loop.New(r.model, c, r.journal, table(t, r.tools...), &r.opts)
-		require.NoError(t, err)
+		runner := mustNew(t, r.model, c, r.journal, table(t, r.tools...), &r.opts)
 		begun := time.Now()
 		_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
 		require.NoError(t, err, "the end of the turn does not wait for the job")
@@ -290,10 +279,8 @@ func TestJobs_AreFollowedAgainAfterAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newJobRig(asks("a", "build"), about("b", "job_wait", `{"job":"job_1_1_0","timeout":30}`), says("done"))
 		c := &counted{fleet: r.fleet, fails: 3}
-		runner, err := loop.New(r.model, c, r.journal, table(t, r.tools...), &r.opts)
-		require.NoError(t, err)
-		_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
-		require.NoError(t, err)
+		runner := mustNew(t, r.model, c, r.journal, table(t, r.tools...), &r.opts)
+		mustRun(t.Context(), t, runner, r.session, loop.Input{Text: "go"})
 		require.Contains(t, texts(r.model.lastSeen())[5], "[job_1_1_0 has ended: ok]")
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -301,10 +288,8 @@ func TestJobs_AreFollowedAgainAfterAnError(t *testing.T) {
 		r := newJobRig(asks("a", "build"), about("b", "job_cancel", cancel), about("c", "job_cancel", cancel), says("done"))
 		defer r.holdJobs()()
 		c := &counted{fleet: r.fleet, fails: 2} // that of the cancel, too
-		runner, err := loop.New(r.model, c, r.journal, table(t, r.tools...), &r.opts)
-		require.NoError(t, err)
-		_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
-		require.NoError(t, err)
+		runner := mustNew(t, r.model, c, r.journal, table(t, r.tools...), &r.opts)
+		mustRun(t.Context(), t, runner, r.session, loop.Input{Text: "go"})
 		seen := strings.Join(texts(r.model.lastSeen()), "\n")
 		require.Contains(t, seen, "so the job may go on: cancel it again")
 		require.Contains(t, seen, "[job_1_1_0 has ended: cancelled]")
@@ -316,14 +301,12 @@ func TestJobs_AFleetThatCannotBeReachedIsNoEnd(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(asks("a", "build"), about("b", "job_wait", `{"job":"job_1_1_0","timeout":1}`), says("done"))
 	r.fleet.err = errors.New("no servers")
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Empty(t, r.watch.of(loop.EventJobEnded))
 	require.Contains(t, texts(r.model.lastSeen())[5], "runs, since")
 	r.fleet.err = nil
 	r.model.replies = append(r.model.replies, about("c", "job_wait", `{"job":"job_1_1_0"}`), says("done"))
-	_, err = r.run(t.Context(), t, "go on")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go on")
 	require.Len(t, r.watch.of(loop.EventJobEnded), 1)
 }
 
@@ -334,11 +317,9 @@ func TestJobs_ThePolicyBindsWhatIsSentLater(t *testing.T) {
 	r := newJobRig(asks("a", "build"), says("started"), says("seen"))
 	r.opts.Policy = newJudge(t, "{min_level: full, paths: {read: ['src/**'], write: ['src/**']}}")
 	r.fleet.err = errors.New("no servers")
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	r.fleet.err = nil
-	_, err = r.run(t.Context(), t, "and?")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "and?")
 	require.Len(t, r.fleet.runs, 1)
 	require.Equal(t, "full", r.fleet.runs[0].MinLevel)
 	require.Equal(t, []protocol.Roots{{Read: []string{"src/**"}, Write: []string{"src/**"}}}, r.fleet.runs[0].Roots)
@@ -357,8 +338,7 @@ func TestJobs_InterruptedTurnSendsNone(t *testing.T) {
 		stop() // once the turn goes on
 		return plan(scope, arguments)
 	}
-	result, err := r.run(ctx, t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(ctx, t, "go")
 	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
 	require.Equal(t, []string{"cancelled"}, statuses(r))
 	require.Empty(t, r.fleet.runs)
@@ -375,8 +355,7 @@ func TestJobs_InterruptedTurnLeavesThemAlone(t *testing.T) {
 			stop()
 		}
 	}
-	result, err := r.run(ctx, t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(ctx, t, "go")
 	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
 	require.Empty(t, r.fleet.stopped)
 }
@@ -398,8 +377,7 @@ func TestJobs_CrashAtAnyAppendLosesNoJob(t *testing.T) {
 	session := protocol.NewSessionID()
 	clean := newJobRig(replies()...)
 	clean.session = session
-	_, err := clean.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	clean.mustRun(t.Context(), t, "go")
 	appends := 0
 	for n := 0; ; n++ {
 		crashed := false
@@ -456,8 +434,7 @@ func TestJobs_APromotedCallGoesOn(t *testing.T) {
 		r.opts.PromoteAfter = time.Minute
 		begun := time.Now()
 		time.AfterFunc(90*time.Second, func() { close(held) })
-		result, err := r.run(t.Context(), t, "go")
-		require.NoError(t, err)
+		result := r.mustRun(t.Context(), t, "go")
 		require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 		require.Equal(t, 90*time.Second, time.Since(begun))
 		require.Equal(t, []string{"1/1/0", "1/1/1"}, r.fleet.ran())

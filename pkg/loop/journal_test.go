@@ -150,8 +150,7 @@ func TestRun_APromptThatIsTooLargeBeginsNothing(t *testing.T) {
 	require.ErrorIs(t, err, loop.ErrEventTooLarge)
 	require.Equal(t, codes.PayloadTooLarge, result.Error.Code)
 	require.Empty(t, r.events(t))
-	_, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 }
 
 // foretold are results for every place of a session, under the ids that whoever knows the session
@@ -173,8 +172,7 @@ func TestSeed_NobodyElseForetellsIDs(t *testing.T) {
 	r := newRig(asks("a", "work", "greedy", "inline"), says("done"), asks("b", "work"), says("done"))
 	r.fleet.known = foretold(r.session)
 	for _, input := range []string{"go", "again"} {
-		_, err := r.run(t.Context(), t, input)
-		require.NoError(t, err)
+		r.mustRun(t.Context(), t, input)
 	}
 	require.Equal(t, []string{"1/1/0", "1/1/1", "2/1/0"}, r.fleet.ran())
 	for _, e := range r.watch.of(loop.EventToolResult) {
@@ -193,8 +191,7 @@ func TestSeed_NobodyElseForetellsIDs(t *testing.T) {
 		require.Empty(t, e.Seed, "observers pass on what they are told")
 	}
 	other := newRig(asks("a", "work"), says("done"))
-	_, err := other.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	other.mustRun(t.Context(), t, "go")
 	require.NotEqual(t, r.seed(t), other.seed(t))
 }
 
@@ -211,16 +208,14 @@ func TestSeed_JournalsWithoutOneGoOn(t *testing.T) {
 		loop.Event{Type: loop.EventModelReply, SessionID: r.session, Turn: 1, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: r.model.replies[0].ToolCalls}},
 		loop.Event{Type: loop.EventToolCall, SessionID: r.session, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: sent, ToolCallID: "a0", Name: "work"}})
 	require.NoError(t, err)
-	_, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Empty(t, r.fleet.ran(), "what was sent has its results")
 	results := r.watch.of(loop.EventToolResult)
 	require.Len(t, results, 2)
 	require.Equal(t, sent, results[0].CallID)
 	require.Empty(t, r.seed(t))
 
-	_, err = r.run(t.Context(), t, "again")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "again")
 	require.Equal(t, []string{"2/1/0"}, r.fleet.ran())
 	require.Equal(t, r.callID(t, 2, 1, 0), r.fleet.runs[0].ID)
 	require.NotEmpty(t, r.seed(t))

@@ -34,8 +34,7 @@ func TestLedger_BoundsHoldForAllInterfaces(t *testing.T) {
 	r := newRig(asks("a", "work", "work"), says("done"), asks("b", "work", "work"), says("done"))
 	judge := bounded(t, policy.Policy{MaxCalls: 4})
 	r.opts.Policy = judge
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Equal(t, []string{"ok", "ok"}, statuses(r))
 
 	one := func(ledger *loop.Ledger, id protocol.CallID) *loop.Single {
@@ -47,8 +46,7 @@ func TestLedger_BoundsHoldForAllInterfaces(t *testing.T) {
 	require.Equal(t, loop.EventCallJudged, entries[len(entries)-1].Type)
 	require.Equal(t, "call", entries[len(entries)-1].Interface)
 
-	_, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Equal(t, []string{"ok", "rejected"}, statuses(r)[2:], "the call from outside counts in the turn")
 	refused := one(loop.NewLedger(r.journal), "")
 	require.Nil(t, refused.Call)
@@ -231,8 +229,7 @@ func TestRun_TokensThatAreMissingOrMakeNoSenseAreEstimated(t *testing.T) {
 		})
 	}
 	reported := newRig(says("done"))
-	result, err := reported.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	result := reported.mustRun(t.Context(), t, "go")
 	require.Equal(t, protocol.Usage{InputTokens: 10, OutputTokens: 1}, result.Usage)
 }
 
@@ -281,14 +278,12 @@ func TestBudget_CountsRepliesThatFailed(t *testing.T) {
 				return model.Reply(ctx, req, delta)
 			}), r.fleet, r.journal, table(t), &r.opts)
 			require.NoError(t, err)
-			result, err := runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
-			require.NoError(t, err)
+			result := mustRun(t.Context(), t, runner, r.session, loop.Input{Text: "go"})
 			require.Equal(t, test.tokens, result.Usage.Total())
 			require.InDelta(t, test.cost, *result.CostUSD, 1e-9)
 			budget := &protocol.Spending{Tokens: test.tokens}
 			r.opts.Budget = budget
-			next, err := r.run(t.Context(), t, "more")
-			require.NoError(t, err)
+			next := r.mustRun(t.Context(), t, "more")
 			require.Equal(t, loop.OutcomeLimitReached, next.Outcome)
 			require.Zero(t, next.Steps)
 		})
@@ -312,10 +307,8 @@ func TestRun_FallbackRepliesAndWaitsAreShown(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work"), says("done"))
 	r.opts.Price = &loop.Price{Input: 100_000} // a reply has 10 input tokens: $1
-	runner, err := loop.New(patient{r.model}, r.fleet, r.journal, table(t), &r.opts)
-	require.NoError(t, err)
-	result, err := runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
-	require.NoError(t, err)
+	runner := mustNew(t, patient{r.model}, r.fleet, r.journal, table(t), &r.opts)
+	result := mustRun(t.Context(), t, runner, r.session, loop.Input{Text: "go"})
 	require.InDelta(t, 3, *result.CostUSD, 1e-9)
 	replies := r.watch.of(loop.EventModelReply)
 	require.Empty(t, replies[0].Model)

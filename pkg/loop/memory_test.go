@@ -32,8 +32,7 @@ func TestMemory_FindsThePassagesWithMostWords(t *testing.T) {
 	other := protocol.NewSessionID() // of which it reads nothing
 	_, err := f.journal.Append(t.Context(), other, 0, loop.Event{Type: loop.EventTurnStarted, SessionID: other, Turn: 1, StartFields: loop.StartFields{Input: "pelican fixtures zebra"}})
 	require.NoError(t, err)
-	_, err = f.run(t.Context(), t)
-	require.NoError(t, err)
+	f.mustRun(t.Context(), t)
 	var found []string
 	for _, m := range f.models["go"].lastSeen() {
 		if m.Role == loop.RoleTool && m.Name == "search_memory" {
@@ -73,8 +72,7 @@ func TestMemory_ScriptsWithoutSpaces(t *testing.T) {
 		f := newFamily(t, byPrompt{"go": {replies: []loop.Reply{
 			{Text: test.text, ToolCalls: calls("a", "search_memory", `{"query":"`+test.query+`"}`, "search_memory", `{"query":"\u72ac\u5c0f\u5c4b"}`).ToolCalls}, says("done"),
 		}}}).withSets(t, "memory")
-		_, err := f.run(t.Context(), t)
-		require.NoError(t, err)
+		f.mustRun(t.Context(), t)
 		var found []string
 		for _, m := range f.models["go"].lastSeen() {
 			if m.Role == loop.RoleTool {
@@ -124,8 +122,7 @@ func noting() []loop.Reply {
 func TestScratchpad_CallsOfAReplyAreInOrder(t *testing.T) {
 	t.Parallel()
 	r := scratchRig(t, noting()...)
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	said := texts(r.model.lastSeen())
 	require.Contains(t, said, "tool: first")
 	require.Contains(t, said, "tool: Keys of the scratchpad:\nplan (6 bytes)")
@@ -139,16 +136,14 @@ func TestScratchpad_CallsOfAReplyAreInOrder(t *testing.T) {
 func TestScratchpad_IsWhatTheJournalSays(t *testing.T) {
 	t.Parallel()
 	whole := scratchRig(t, noting()...)
-	_, err := whole.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	whole.mustRun(t.Context(), t, "go")
 	want := texts(whole.model.lastSeen())
 	events := whole.events(t)
 	for cut := 2; cut < len(events); cut++ {
 		r := scratchRig(t, noting()...)
 		_, err := r.journal.Append(t.Context(), r.session, 0, events[:cut]...)
 		require.NoError(t, err)
-		_, err = r.runInput(t.Context(), t, loop.Input{})
-		require.NoError(t, err)
+		r.mustRunInput(t.Context(), t, loop.Input{})
 		if cut < len(events)-1 { // else the model is not asked again
 			require.Equal(t, want, texts(r.model.lastSeen()), "after %d events", cut)
 		}
@@ -162,8 +157,7 @@ func TestScratchpad_IsBounded(t *testing.T) {
 		sets = append(sets, fmt.Sprintf(`{"action":"set","key":"k%d","value":"v"}`, i))
 	}
 	r := scratchRig(t, scratches("a", sets...), says("done"))
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	results := r.journaled(t, loop.EventToolResult)
 	require.Nil(t, results[99].Error)
 	require.Equal(t, protocol.CodeLimitReached, results[100].Error.Code)

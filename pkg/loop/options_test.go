@@ -52,24 +52,21 @@ func TestTerms_PoliciesBindUntilTheEndOfTheTurn(t *testing.T) {
 	t.Parallel()
 	denied, ok := string(protocol.StatusRejected), string(protocol.StatusOK)
 	r := leftOpen(t, loop.Options{Policy: denying(t, "greedy")}, asks("b", "greedy", "work"), says("done"), asks("c", "greedy", "work"), says("done"))
-	_, err := r.run(t.Context(), t, "and then")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "and then")
 	require.Equal(t, []string{ok, denied, ok}, r.statuses(1))
 	require.ElementsMatch(t, []string{ok, ok}, r.statuses(2))
 
 	// Those of whoever goes on bind beside them.
 	r = leftOpen(t, loop.Options{Policy: denying(t, "greedy")}, asks("b", "greedy", "inline", "work"), says("done"), asks("c", "greedy", "inline"), says("done"))
 	r.opts.Policy = denying(t, "inline")
-	_, err = r.run(t.Context(), t, "and then")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "and then")
 	require.Equal(t, []string{ok, denied, denied, ok}, r.statuses(1))
 	require.ElementsMatch(t, []string{denied, ok}, r.statuses(2))
 
 	// A turn under the rules that bind it anyway is judged once.
 	r = leftOpen(t, loop.Options{Policy: denying(t, "greedy")}, asks("b", "greedy"), says("done"))
 	r.opts.Policy = denying(t, "greedy")
-	_, err = r.runInput(t.Context(), t, loop.Input{})
-	require.NoError(t, err)
+	r.mustRunInput(t.Context(), t, loop.Input{})
 	require.Len(t, r.watch.of(loop.EventPolicyDecision), 1)
 }
 
@@ -87,8 +84,7 @@ func TestTerms_AnApprovalIsForOneWhoMay(t *testing.T) {
 		_, err := r.run(ctx, t, "go")
 		require.ErrorIs(t, err, loop.ErrDetached)
 		r.opts.Policy = policy
-		_, err = r.run(t.Context(), t, "go")
-		require.NoError(t, err)
+		r.mustRun(t.Context(), t, "go")
 		want := []string{"ok", "ok"}
 		if policy != nil {
 			want = []string{"rejected", "ok"}
@@ -111,8 +107,7 @@ func TestTerms_BindCallsOnTheirWorkers(t *testing.T) {
 		guard = scope.Guard
 		return plan(scope, arguments)
 	}
-	_, err = r.runInput(t.Context(), t, loop.Input{})
-	require.NoError(t, err)
+	r.mustRunInput(t.Context(), t, loop.Input{})
 	require.Equal(t, []string{"ok", "rejected"}, r.statuses(1), "it did not have that tool")
 	require.Equal(t, "full", r.fleet.runs[0].MinLevel)
 
@@ -133,8 +128,7 @@ func TestTerms_ToolsAreThoseOfTheBeginning(t *testing.T) {
 	t.Parallel()
 	r := leftOpen(t, loop.Options{}, asks("b", "mine"), says("done"), asks("c", "mine"), says("done"))
 	r.tools = []tools.Tool{remote("account/7", false)}
-	_, err := r.run(t.Context(), t, "and then")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "and then")
 	require.Equal(t, []string{"ok", "rejected"}, r.statuses(1))
 	require.Equal(t, []string{"ok"}, r.statuses(2))
 	names := func(request loop.Request) (names []string) {
@@ -160,8 +154,7 @@ func TestTerms_TheLesserLimitsHold(t *testing.T) {
 			r := leftOpen(t, test.began, asks("b", "work"), says("done"))
 			test.goes.Observe = r.opts.Observe
 			r.opts = test.goes
-			result, err := r.runInput(t.Context(), t, loop.Input{})
-			require.NoError(t, err)
+			result := r.mustRunInput(t.Context(), t, loop.Input{})
 			require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
 			require.Equal(t, 2, result.Steps)
 		})
@@ -189,11 +182,9 @@ func TestTerms_BindJobs(t *testing.T) {
 	require.NoError(t, err)
 	r := newRig(asks("a", "mine"), says("done"), says("heard"))
 	r.fleet.err, r.tools, r.opts.Policy = errors.New("no servers"), []tools.Tool{remote("account/7", true)}, judge
-	_, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	r.fleet.err, r.opts.Policy = nil, nil
-	_, err = r.run(t.Context(), t, "and")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "and")
 	require.Equal(t, "full", r.fleet.runs[0].MinLevel)
 }
 
@@ -225,14 +216,12 @@ func TestEffect_IsJournaledWithItsRevert(t *testing.T) {
 		shop("broken", &tools.Revert{Tool: "nothing", Arguments: json.RawMessage(`{}`)}, tools.Remote{Resources: touches}),
 		shop("later", &tools.Revert{Tool: "cancel", Arguments: json.RawMessage(`{"n":2}`)}, tools.Remote{Resources: touches, Background: true}),
 	)
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	history, err := r.journal.Load(t.Context(), r.session)
 	require.NoError(t, err)
 	_, err = r.journal.Append(t.Context(), r.session, history.Last, loop.Event{Type: loop.EventCallResolved, Turn: 1, Text: "[it did happen]"})
 	require.NoError(t, err)
-	_, err = r.run(t.Context(), t, "and now?")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "and now?")
 	require.Contains(t, strings.Join(texts(r.model.lastSeen()), "\n"), "it did happen")
 
 	effects := map[string]*loop.Effect{}
@@ -342,9 +331,8 @@ func TestEffect_WhatReachesOutside(t *testing.T) {
 				"undo": {MinLevel: "full"}, "forbidden": {Decision: policy.Denied, Reason: "no"}, "asked": {Decision: policy.Ask, MinLevel: "kernel"},
 			}[call.Tool]
 		})
-		runner, err := loop.New(r.model, reporting{r.fleet, map[string]func(*protocol.Result){"a": test.change}}, r.journal, table(t, r.tools...), &r.opts)
-		require.NoError(t, err)
-		_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
+		runner := mustNew(t, r.model, reporting{r.fleet, map[string]func(*protocol.Result){"a": test.change}}, r.journal, table(t, r.tools...), &r.opts)
+		_, err := runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
 		require.NoError(t, err, name)
 		got := r.watch.of(loop.EventToolResult)[0].Effect
 		if test.want == nil || test.want.Revert == nil {

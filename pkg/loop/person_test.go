@@ -53,9 +53,8 @@ func asksUser(t *testing.T, arguments string) *rig {
 
 func (r *rig) runWith(ctx context.Context, t *testing.T, dispatcher loop.Dispatcher) error {
 	t.Helper()
-	runner, err := loop.New(r.model, dispatcher, r.journal, table(t, r.tools...), &r.opts)
-	require.NoError(t, err)
-	_, err = runner.Run(ctx, r.session, loop.Input{Text: "go"})
+	runner := mustNew(t, r.model, dispatcher, r.journal, table(t, r.tools...), &r.opts)
+	_, err := runner.Run(ctx, r.session, loop.Input{Text: "go"})
 	return err
 }
 
@@ -169,8 +168,7 @@ func TestQuestion_IsJournaledWithItsAnswer(t *testing.T) {
 			{Answered: &protocol.Answer{Question: "q", Action: protocol.ActionCancel}},
 		}
 	}
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	asked, answered := r.journaled(t, loop.EventQuestionAsked), r.journaled(t, loop.EventAnswered)
 	require.Len(t, asked, 1)
 	require.Equal(t, &protocol.Question{ID: "q", Message: "Who?"}, asked[0].Question)
@@ -208,8 +206,7 @@ func TestQuestion_ObserversDoNotWaitForTheJournal(t *testing.T) {
 			seen = r.watch.of(loop.EventQuestionAsked)
 		}
 	}}
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Len(t, seen, 1)
 	require.Equal(t, seen, r.watch.of(loop.EventQuestionAsked), "once")
 	require.Equal(t, seen, r.journaled(t, loop.EventQuestionAsked), "with the same time, by which attach knows it")
@@ -235,8 +232,7 @@ func TestQuestion_IsToldAgainByWhoResumes(t *testing.T) {
 	r.fleet.asks = func(*protocol.Call) []loop.Update {
 		return []loop.Update{{Answered: &protocol.Answer{Question: "open", Action: protocol.ActionAccept}}}
 	}
-	_, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	again := r.watch.of(loop.EventQuestionAsked)
 	require.Len(t, again, 1)
 	require.Equal(t, "Who?", again[0].Question.Message)
@@ -256,8 +252,7 @@ func TestQuestion_AFloodStaysOutOfTheJournal(t *testing.T) {
 		}
 		return updates
 	}
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Len(t, r.journaled(t, loop.EventQuestionAsked), 16)
 	require.Len(t, r.watch.of(loop.EventQuestionAsked), flood)
 }

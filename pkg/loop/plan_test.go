@@ -79,8 +79,7 @@ func newDialogRig(session protocol.SessionID) (*rig, talkers) {
 func TestDialogs_GoOnWithTheCallsOfTheirLane(t *testing.T) {
 	t.Parallel()
 	r, heard := newDialogRig("s")
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	opened := r.callID(t, 1, 1, 0)
 	require.Equal(t, talkers{opened: "hello one two end late"}, heard)
 	require.Equal(t, []string{"ok", "ok", "ok", "rejected", "ok", "ok", "rejected"}, statuses(r))
@@ -115,8 +114,7 @@ func TestDialogs_GoOnWithTheCallsOfTheirLane(t *testing.T) {
 func TestDialogs_CrashAtAnyAppendChangesNothing(t *testing.T) {
 	t.Parallel()
 	clean, _ := newDialogRig("s")
-	_, err := clean.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	clean.mustRun(t.Context(), t, "go")
 	want := settled(t, clean)
 	for n := 0; ; n++ {
 		crashed := false
@@ -130,8 +128,7 @@ func TestDialogs_CrashAtAnyAppendChangesNothing(t *testing.T) {
 			}
 			crashed = true
 			require.ErrorIs(t, err, errCrash)
-			result, err := r.run(t.Context(), t, "go")
-			require.NoError(t, err)
+			result := r.mustRun(t.Context(), t, "go")
 			journal.untilCrash = -1
 			require.Equal(t, talkers{r.callID(t, 1, 1, 0): "hello one two end late"}, heard, "append %d, %d kept", n, kept)
 			if result.Turn == 1 { // else the end of the turn was stored before the crash
@@ -164,8 +161,7 @@ func TestDialogs_AreBoundByThePolicyOfTheirTool(t *testing.T) {
 			r.opts.Approve = func(_ context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
 				return protocol.Approval{Granted: !strings.Contains(request.Arguments, "two")}, nil
 			}
-			_, err := r.run(t.Context(), t, "go")
-			require.NoError(t, err)
+			r.mustRun(t.Context(), t, "go")
 			require.Equal(t, test.want, statuses(r))
 		})
 	}
@@ -178,14 +174,12 @@ func TestDialogs_NeedTheirTool(t *testing.T) {
 	r.model.replies = []loop.Reply{
 		r.model.replies[0], says("first"), {ToolCalls: []loop.ToolCall{say("one", handle, "one")}}, says("second"),
 	}
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	r.tools = []tools.Tool{
 		tools.NewRemote[replArguments]("repl", "Evaluate.", tools.Remote{Kind: "repl"}),
 		tools.NewStateful[replArguments, string]("other", "Evaluate.", tools.Remote{Kind: "other"}),
 	}
-	_, err = r.run(t.Context(), t, "again")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "again")
 	results := r.watch.of(loop.EventToolResult)
 	last := results[len(results)-1]
 	require.Equal(t, "rejected", last.Status)
@@ -199,8 +193,7 @@ func TestDialogs_OneMessageHasEveryFaultOfAnInput(t *testing.T) {
 		ID: "wrong", Name: "tool_continue", Arguments: fmt.Sprintf(`{"handle":%q,"input":7,"wait":1}`, handle),
 	}
 	r.model.replies = []loop.Reply{r.model.replies[0], {ToolCalls: []loop.ToolCall{wrong}}, says("done")}
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	results := r.watch.of(loop.EventToolResult)
 	last := results[len(results)-1]
 	require.Equal(t, protocol.CodeInvalidArguments, last.Error.Code)
@@ -228,10 +221,8 @@ func TestNative_IsForItsProviderAlone(t *testing.T) {
 		has   bool
 	}{{r.model, r.model, false}, {provided{elsewhere}, elsewhere, true}} {
 		r.session += "x"
-		runner, err := loop.New(test.model, r.fleet, r.journal, table(t, web), &r.opts)
-		require.NoError(t, err)
-		_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
-		require.NoError(t, err)
+		runner := mustNew(t, test.model, r.fleet, r.journal, table(t, web), &r.opts)
+		mustRun(t.Context(), t, runner, r.session, loop.Input{Text: "go"})
 		var names []string
 		for _, definition := range test.seen.seen[0].Tools {
 			names = append(names, definition.Name)
@@ -264,8 +255,7 @@ func drawn(t *testing.T) *rig {
 func TestNative_ImagesAreStored(t *testing.T) {
 	t.Parallel()
 	r := drawn(t)
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	var native []loop.Event
 	for _, e := range r.events(t) {
 		if e.Type == loop.EventNativeCall {
@@ -290,8 +280,7 @@ func TestNative_ImagesAreStored(t *testing.T) {
 	// A model that calls the tool itself gets a sentence, and stores nothing.
 	r = drawn(t)
 	r.model.replies[0] = asks("a", "draw")
-	_, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Empty(t, r.fleet.runs)
 	require.Contains(t, r.model.lastSeen()[3].Text, "is run by the model's provider")
 }
@@ -305,8 +294,7 @@ func TestNative_CrashAtAnyAppendStoresAnImageOnce(t *testing.T) {
 			r.journal = journal
 			if _, err := r.run(t.Context(), t, "go"); err != nil {
 				crashed = true
-				_, err = r.run(t.Context(), t, "go")
-				require.NoError(t, err)
+				r.mustRun(t.Context(), t, "go")
 			}
 			require.Len(t, r.fleet.runs, 2, "append %d, of which %d events are stored", n+1, kept)
 			require.Equal(t, []byte("\x89PNG"), []byte(r.fleet.runs[1].Payload.(protocol.FilesWrite).Content)) //nolint:errcheck,forcetypeassert // else it panics
@@ -348,8 +336,7 @@ func TestRun_WhatWasSentAndIsPlannedOtherwiseIsUnknown(t *testing.T) {
 			require.Equal(t, "default/account/7", r.watch.of(loop.EventToolCall)[0].Lane)
 
 			r.fleet.err, r.tools = nil, after
-			_, err = r.run(t.Context(), t, "go")
-			require.NoError(t, err)
+			r.mustRun(t.Context(), t, "go")
 			results := r.watch.of(loop.EventToolResult)
 			require.Len(t, results, 3)
 			require.Equal(t, string(protocol.StatusRejected), results[0].Status, "no such tool")
@@ -366,11 +353,9 @@ func TestJobs_OneThatWasSentElsewhereIsUnknown(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "mine"), says("done"), says("heard"))
 	r.fleet.err, r.tools = errors.New("no servers"), []tools.Tool{remote("account/7", true)}
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	r.fleet.err, r.tools = nil, []tools.Tool{remote("account/8", true)}
-	_, err = r.run(t.Context(), t, "and")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "and")
 	ended := r.watch.of(loop.EventJobEnded)
 	require.Len(t, ended, 1)
 	require.Equal(t, string(protocol.StatusOutcomeUnknown), ended[0].Status)
@@ -396,8 +381,7 @@ func TestRun_WhatWasNotSentIsAskedAboutBehindACrash(t *testing.T) {
 	require.Equal(t, loop.EventToolCall, events[len(events)-1].Type)
 	require.Equal(t, string(protocol.StatusCancelled), events[len(events)-1].Status)
 
-	_, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Empty(t, r.fleet.ran(), "there was nobody to ask")
 	require.Equal(t, "refused", r.watch.of(loop.EventPolicyDecision)[0].Status)
 }

@@ -58,8 +58,7 @@ func TestPolicy_AtMostOnceIsTheDeliveryOfTheCall(t *testing.T) {
 	} {
 		r := newRig(asks("a", "work"), says("done"))
 		r.opts.Policy = newJudge(t, rules)
-		_, err := r.run(t.Context(), t, "go")
-		require.NoError(t, err)
+		r.mustRun(t.Context(), t, "go")
 		require.Equal(t, want, r.fleet.runs[0].Delivery, rules)
 	}
 }
@@ -108,8 +107,7 @@ func TestPolicy_ADeniedCallIsSentAgainOnlyIfTheFleetHasIt(t *testing.T) {
 			t.Parallel()
 			r := sentBefore(t, "{}", c.takes, "work")
 			r.opts.Policy = newJudge(t, c.rules)
-			_, err := r.run(t.Context(), t, "go")
-			require.NoError(t, err)
+			r.mustRun(t.Context(), t, "go")
 			require.Equal(t, []string{c.want}, statuses(r))
 			require.Len(t, r.fleet.ran(), map[string]int{"ok": 1, "rejected": 0}[c.want])
 			require.Len(t, r.fleet.void, map[string]int{"ok": 0, "rejected": 1}[c.want], "what is refused cannot be sent later")
@@ -169,10 +167,8 @@ func TestPolicy_WhatBindsACallNeverGetsWeaker(t *testing.T) {
 			require.Error(t, err)
 			r.fleet.err = nil
 			change(r)
-			runner, err := loop.New(r.model, bare{r.fleet}, r.journal, table(t), &r.opts)
-			require.NoError(t, err)
-			_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
-			require.NoError(t, err)
+			runner := mustNew(t, r.model, bare{r.fleet}, r.journal, table(t), &r.opts)
+			mustRun(t.Context(), t, runner, r.session, loop.Input{Text: "go"})
 			require.Len(t, r.fleet.runs, 1)
 			call := r.fleet.runs[0]
 			require.Equal(t, protocol.AtMostOnce, call.Delivery)
@@ -205,8 +201,7 @@ func TestPolicy_TheLeastLevelIsATermOfTheTurn(t *testing.T) {
 		_, err := r.run(t.Context(), t, "go")
 		require.ErrorIs(t, err, errCrash) // before the call is journaled
 		r.opts.MinLevel = least
-		_, err = r.run(t.Context(), t, "go")
-		require.NoError(t, err)
+		r.mustRun(t.Context(), t, "go")
 		require.Equal(t, want, r.fleet.runs[0].MinLevel)
 	}
 }
@@ -217,8 +212,7 @@ func TestPolicy_DenialsAreResultsAndInTheAuditLog(t *testing.T) {
 	var log bytes.Buffer
 	r.opts.Policy = newJudge(t, "tools: {deny: [inline, greedy]}\nmin_level: full")
 	r.opts.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	result, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "go")
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 	require.Equal(t, []string{"ok", "rejected", "rejected", "rejected"}, statuses(r))
 	require.Equal(t, []string{"1.1 inline denied tools.deny ", "1.3 greedy denied tools.deny "}, decisions(r))
@@ -236,13 +230,11 @@ func TestPolicy_DeniedCallsSpendNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "inline", "work", "inline"), asks("b", "nosuch", "work", "work"), asks("c", "work", "work"), says("done"))
 	r.opts.Policy = newJudge(t, "tools: {deny: [inline]}\nmax_calls: 4\nmax_calls_of: {work: 4}")
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Equal(t, []string{"rejected", "ok", "rejected", "rejected", "ok", "ok", "ok", "rejected"}, statuses(r))
 	// The bound is of the session, not of a turn.
 	r.model.replies = append(r.model.replies, asks("d", "work"), says("done"))
-	_, err = r.run(t.Context(), t, "more")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "more")
 	require.Equal(t, "rejected", statuses(r)[0], "the first of the second turn's steps")
 	require.Len(t, r.fleet.runs, 4)
 }
@@ -257,8 +249,7 @@ func TestPolicy_APersonIsAskedInOrderBeforeAnythingOfTheStepRuns(t *testing.T) {
 		asked = append(asked, request)
 		return protocol.Approval{Granted: len(asked) == 1, By: "ada", Note: "not twice"}, nil
 	}
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Equal(t, []string{"ok", "ok", "rejected", "ok"}, statuses(r))
 	require.Equal(t, []string{"1.1 greedy approved approval.tools ada", "1.2 greedy refused approval.tools ada"}, decisions(r))
 	require.Contains(t, r.model.lastSeen()[5].Text, "A person was asked about this call and said no. They said: not twice")
@@ -284,8 +275,7 @@ func TestPolicy_TheNoteOfAYesReachesTheModel(t *testing.T) {
 	r.opts.Approve = func(_ context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
 		return protocol.Approval{Granted: true, By: "ada", Note: map[bool]string{true: note, false: "for " + request.Tool}[request.Tool == "inline_fails"]}, nil
 	}
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	seen := r.model.lastSeen()
 	for i, want := range []string{"for greedy", "for inline", "only\uFFFD once " + strings.Repeat("n", 1988) + "…"} {
 		require.True(t, strings.HasSuffix(seen[3+i].Text, "\n[the call was approved by a person, who said: "+want+"]"), seen[3+i].Text)
@@ -311,8 +301,7 @@ func TestPolicy_NotesSurviveACrash(t *testing.T) {
 	require.ErrorIs(t, err, loop.ErrDetached)
 	require.Empty(t, r.watch.of(loop.EventToolResult))
 	r.opts.Approve = nil
-	_, err = r.run(t.Context(), t, "")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "")
 	require.Contains(t, r.model.lastSeen()[3].Text, "who said: once]")
 }
 
@@ -326,8 +315,7 @@ func TestPolicy_NoAnswerIsNo(t *testing.T) {
 			return protocol.Approval{}, ctx.Err()
 		}
 		start := time.Now()
-		_, err := r.run(t.Context(), t, "go")
-		require.NoError(t, err)
+		r.mustRun(t.Context(), t, "go")
 		require.Equal(t, 90*time.Second, time.Since(start))
 		require.Equal(t, []string{"1.0 greedy expired approval.tools "}, decisions(r))
 		require.Contains(t, r.model.lastSeen()[3].Text, "nobody answered within 1m30s")
@@ -344,8 +332,7 @@ func TestPolicy_NobodyToAsk(t *testing.T) {
 	} {
 		r := newRig(asks("a", "greedy"), says("done"))
 		r.opts.Policy, r.opts.Approve = newJudge(t, "approval: {tools: [greedy]}"), approve
-		_, err := r.run(t.Context(), t, "go")
-		require.NoError(t, err)
+		r.mustRun(t.Context(), t, "go")
 		require.Equal(t, []string{"rejected"}, statuses(r))
 		require.Contains(t, r.model.lastSeen()[3].Text, name)
 		require.Empty(t, r.fleet.runs)
@@ -361,8 +348,7 @@ func TestPolicy_InterruptedQuestionCancelsTheStep(t *testing.T) {
 		cancel()
 		return protocol.Approval{}, ctx.Err()
 	}
-	result, err := r.run(ctx, t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(ctx, t, "go")
 	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
 	require.Equal(t, []string{"cancelled", "cancelled", "cancelled"}, statuses(r))
 	require.Empty(t, decisions(r))
@@ -384,8 +370,7 @@ func TestPolicy_DetachedQuestionIsAskedAgain(t *testing.T) {
 	r.opts.Approve = func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
 		return protocol.Approval{Granted: true}, nil
 	}
-	_, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Len(t, r.fleet.runs, 2)
 }
 
@@ -412,8 +397,7 @@ func TestPolicy_CrashAtAnyAppendChangesNothing(t *testing.T) {
 		return r
 	}
 	clean := guard(newRig(guarded()...))
-	_, err := clean.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	clean.mustRun(t.Context(), t, "go")
 	require.Equal(t, []string{"ok", "ok", "failed", "rejected", "ok", "rejected", "ok", "rejected", "ok", "ok", "ok", "rejected"}, statuses(clean))
 	want := settled(t, clean)
 
@@ -455,8 +439,7 @@ func TestPolicy_WhatAPolicySaysThatIsNoDecisionIsNo(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work"), says("done"))
 	r.opts.Policy = verdicts{Decision: "deny"}
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Equal(t, []string{"rejected"}, statuses(r))
 	require.Contains(t, r.watch.of(loop.EventToolResult)[0].Content, `"deny"`)
 	single := loop.PlanSingle(t.Context(), table(t), "s", "work", "{}", &loop.SingleOptions{Policy: verdicts{Decision: "deny"}})
@@ -465,8 +448,7 @@ func TestPolicy_WhatAPolicySaysThatIsNoDecisionIsNo(t *testing.T) {
 
 	r = newRig(asks("a", "work"), says("done"))
 	r.opts.Policy = verdicts{MinLevel: "Full"}
-	_, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Equal(t, "Full", r.fleet.runs[0].MinLevel, "for a worker to refuse")
 }
 
@@ -479,8 +461,7 @@ func TestPolicy_AQuestionWithoutATimeHasTheDefault(t *testing.T) {
 		require.Greater(t, time.Until(until), 4*time.Minute)
 		return protocol.Approval{Granted: true}, nil
 	}
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Equal(t, []string{"ok"}, statuses(r))
 }
 
@@ -491,8 +472,7 @@ func TestPolicy_ADenialOfTheToolIsNoDecision(t *testing.T) {
 	r.fleet.answer = func(*protocol.Call) (protocol.Value, *protocol.Error) {
 		return nil, protocol.Errorf(protocol.CodePolicyDenied, "not on a Sunday")
 	}
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Empty(t, decisions(r))
 	require.Equal(t, []string{"rejected"}, statuses(r))
 }
@@ -522,8 +502,7 @@ func TestPolicy_TheTimeForAnAnswerBeginsWhenItCanBeGiven(t *testing.T) {
 			}
 		}
 		begun := time.Now()
-		_, err := f.run(t.Context(), t)
-		require.NoError(t, err)
+		f.mustRun(t.Context(), t)
 		require.Equal(t, 27*time.Second, time.Since(begun))
 		decided := f.watch.of(loop.EventPolicyDecision)
 		for i := range 2 {
@@ -554,8 +533,7 @@ func TestPolicy_AQuestionThatWaitedIsAskedAgain(t *testing.T) {
 			time.Sleep(80 * time.Second)
 			return protocol.Approval{Granted: true}, ctx.Err()
 		}
-		_, err := r.run(t.Context(), t, "go")
-		require.NoError(t, err)
+		r.mustRun(t.Context(), t, "go")
 		require.Equal(t, []string{"ok"}, statuses(r))
 		require.Len(t, r.watch.of(loop.EventApprovalAsked), 1)
 	})

@@ -41,8 +41,7 @@ func recorded(t *testing.T) *rig {
 	model.model.err = errors.New("the provider is down")
 	model.opts.Policy = newJudge(t, "tools: {deny: [greedy]}")
 	for i, want := range []loop.Outcome{loop.OutcomeAnswered, loop.OutcomeAnswered, loop.OutcomeFailed} {
-		result, err := model.run(t.Context(), t, []string{"one", "two", "three"}[i])
-		require.NoError(t, err)
+		result := model.mustRun(t.Context(), t, []string{"one", "two", "three"}[i])
 		require.Equal(t, want, result.Outcome)
 	}
 	return model
@@ -60,11 +59,9 @@ func TestReplay_SameTranscript(t *testing.T) {
 
 	replay := newJobRig()
 	replay.opts.Replay = recording
-	runner, err := loop.New(recording, replay.fleet, replay.journal, table(t, replay.tools...), &replay.opts)
-	require.NoError(t, err)
+	runner := mustNew(t, recording, replay.fleet, replay.journal, table(t, replay.tools...), &replay.opts)
 	for _, input := range recording.Inputs() {
-		_, err := runner.Run(t.Context(), replay.session, input)
-		require.NoError(t, err)
+		mustRun(t.Context(), t, runner, replay.session, input)
 	}
 	require.Equal(t, transcript(t, original.events(t)), transcript(t, replay.events(t)))
 	require.Empty(t, replay.fleet.ran())
@@ -82,8 +79,7 @@ func TestReplay_LiveTools(t *testing.T) {
 		},
 	}
 	original.tools = []tools.Tool{agent}
-	_, err := original.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	original.mustRun(t.Context(), t, "go")
 	recording, err := loop.History{Events: original.events(t)}.Recording()
 	require.NoError(t, err)
 	recording.Live = true
@@ -95,8 +91,7 @@ func TestReplay_LiveTools(t *testing.T) {
 	}
 	runner, err := loop.New(recording, replay.fleet, replay.journal, table(t), &replay.opts) // without the tool agent
 	require.NoError(t, err)
-	result, err := runner.Run(t.Context(), replay.session, loop.Input{Text: "go"})
-	require.NoError(t, err)
+	result := mustRun(t.Context(), t, runner, replay.session, loop.Input{Text: "go"})
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 	require.Equal(t, []string{"1/1/0"}, replay.fleet.ran())
 	require.Contains(t, transcript(t, replay.events(t)), "rejected")
@@ -107,15 +102,13 @@ func TestReplay_LiveTools(t *testing.T) {
 func TestReplay_CrashAtEveryAppend(t *testing.T) {
 	t.Parallel()
 	original := newJobRig(asks("a", "build", "work"), asks("b", "work"), says("done"))
-	_, err := original.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	original.mustRun(t.Context(), t, "go")
 	recording, err := loop.History{Events: original.events(t)}.Recording()
 	require.NoError(t, err)
 	for n := 0; ; n++ {
 		replay, journal := newJobRig(), &crashingJournal{untilCrash: n, kept: n % 3}
 		replay.journal, replay.opts.Replay = journal, recording
-		runner, err := loop.New(recording, replay.fleet, journal, table(t, replay.tools...), &replay.opts)
-		require.NoError(t, err)
+		runner := mustNew(t, recording, replay.fleet, journal, table(t, replay.tools...), &replay.opts)
 		_, err = runner.Run(t.Context(), replay.session, loop.Input{Text: "go"})
 		if err == nil {
 			require.Greater(t, n, 5)
@@ -154,8 +147,7 @@ func TestReadExport_BadInput(t *testing.T) {
 func TestExport_RoundTrip(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work"), says("done"))
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	events := r.events(t)
 	events[len(events)-2].Image = &loop.Image{MediaType: "image/png", Data: []byte("png"), Blob: "name"}
 	var first, second bytes.Buffer

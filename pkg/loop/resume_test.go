@@ -61,8 +61,7 @@ func busy() []loop.Reply {
 // places instead of ids.
 func settled(t *testing.T, r *rig) []loop.Message {
 	t.Helper()
-	result, err := r.run(t.Context(), t, "check")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "check")
 	require.Equal(t, 2, result.Turn)
 	require.Equal(t, "checked", result.Text)
 	return r.placed(t, r.model.lastSeen())
@@ -73,8 +72,7 @@ func TestRun_CrashAtAnyAppendChangesNothing(t *testing.T) {
 	session := protocol.NewSessionID()
 	clean := newRig(busy()...)
 	clean.session = session
-	_, err := clean.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	clean.mustRun(t.Context(), t, "go")
 	want := settled(t, clean)
 	requireProtocol(t, want)
 
@@ -114,8 +112,7 @@ func TestRun_AnyCrashesAndAnyOrderOfResultsChangeNothing(t *testing.T) {
 	input := loop.Input{Text: "go", ID: wire.RandomCallID()}
 	clean := newRig(busy()...)
 	clean.session = session
-	want, err := clean.runInput(t.Context(), t, input)
-	require.NoError(t, err)
+	want := clean.mustRunInput(t.Context(), t, input)
 	conversation := settled(t, clean)
 
 	rapid.Check(t, func(rt *rapid.T) {
@@ -186,8 +183,7 @@ func TestRun_FleetFailureLeavesTheTurnOpen(t *testing.T) {
 	require.Len(t, r.watch.of(loop.EventToolResult), 1, "the inline tool's")
 
 	r.fleet.err = nil
-	result, err = r.runInput(t.Context(), t, loop.Input{})
-	require.NoError(t, err)
+	result = r.mustRunInput(t.Context(), t, loop.Input{})
 	require.Equal(t, loop.TurnResult{
 		Turn: 1, Outcome: loop.OutcomeAnswered, Text: "done", Steps: 2,
 		Usage: protocol.Usage{InputTokens: 20, OutputTokens: 2},
@@ -219,13 +215,11 @@ func (f forgetful) Dispatch(ctx context.Context, calls []protocol.Call, observe 
 func TestRun_DispatcherThatMiscountsMakesNoResults(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work", "work"), says("done"))
-	runner, err := loop.New(r.model, forgetful{r.fleet}, r.journal, table(t), &r.opts)
-	require.NoError(t, err)
-	_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
+	runner := mustNew(t, r.model, forgetful{r.fleet}, r.journal, table(t), &r.opts)
+	_, err := runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
 	require.ErrorContains(t, err, "1 calls came back without result")
 	require.Len(t, r.watch.of(loop.EventToolResult), 1)
-	_, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	requireOneResultEach(t, r.events(t))
 }
 
@@ -265,8 +259,7 @@ func TestRun_DetachedTurnStaysOpen(t *testing.T) {
 		require.ErrorIs(t, err, context.Canceled, "a run that cannot load begins nothing")
 
 		r.fleet.stall = 0
-		result, err = r.run(t.Context(), t, "go")
-		require.NoError(t, err)
+		result = r.mustRun(t.Context(), t, "go")
 		require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 		require.Empty(t, r.fleet.stopped)
 		require.Len(t, r.fleet.ran(), 2)
@@ -297,8 +290,7 @@ func TestRun_DetachedBeforeTheCallsLeavesThemToOthers(t *testing.T) {
 	require.ErrorIs(t, err, loop.ErrDetached)
 	require.Empty(t, r.watch.of(loop.EventToolResult))
 	require.Empty(t, r.fleet.ran())
-	_, err = r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Len(t, r.fleet.ran(), 1)
 }
 
@@ -321,17 +313,13 @@ func TestRun_InputWithAnIDIsAnsweredOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(says("one"), says("two"))
 	first, second := loop.Input{Text: "same", ID: "id-1"}, loop.Input{Text: "same", ID: "id-2"}
-	one, err := r.runInput(t.Context(), t, first)
-	require.NoError(t, err)
-	again, err := r.runInput(t.Context(), t, first)
-	require.NoError(t, err)
+	one := r.mustRunInput(t.Context(), t, first)
+	again := r.mustRunInput(t.Context(), t, first)
 	require.Equal(t, one, again)
-	two, err := r.runInput(t.Context(), t, second)
-	require.NoError(t, err)
+	two := r.mustRunInput(t.Context(), t, second)
 	require.Equal(t, "two", two.Text)
 	require.Equal(t, 2, two.Turn)
-	again, err = r.runInput(t.Context(), t, first)
-	require.NoError(t, err)
+	again = r.mustRunInput(t.Context(), t, first)
 	require.Equal(t, one, again)
 	require.Len(t, r.model.seen, 2)
 	require.Len(t, r.watch.of(loop.EventSessionStarted), 1)
@@ -344,8 +332,7 @@ func TestRun_OpenTurnOfAnotherInputComesFirst(t *testing.T) {
 	_, err := r.run(t.Context(), t, "go")
 	require.Error(t, err)
 	r.fleet.err = nil
-	result, err := r.run(t.Context(), t, "and then")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "and then")
 	require.Equal(t, "second", result.Text)
 	require.Equal(t, 2, result.Turn)
 	ended := r.watch.of(loop.EventTurnEnded)
@@ -361,8 +348,7 @@ func TestRun_InterruptOfTheOpenTurnBeginsNoOther(t *testing.T) {
 	require.Error(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	r.fleet.err, r.fleet.told = nil, func(protocol.Call) { stop() }
-	result, err := r.run(ctx, t, "and then")
-	require.NoError(t, err)
+	result := r.mustRun(ctx, t, "and then")
 	require.Equal(t, 1, result.Turn)
 	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
 	require.Len(t, r.watch.of(loop.EventTurnStarted), 1)
@@ -383,9 +369,8 @@ func TestRun_JournalsNothingBehindAFailedAppend(t *testing.T) {
 	t.Parallel()
 	r, journal := newRig(asks("a", "work", "work", "work"), says("done")), &crashingJournal{untilCrash: 4}
 	r.journal = journal
-	runner, err := loop.New(r.model, deaf{r.fleet}, journal, table(t), &r.opts)
-	require.NoError(t, err)
-	_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
+	runner := mustNew(t, r.model, deaf{r.fleet}, journal, table(t), &r.opts)
+	_, err := runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
 	require.ErrorIs(t, err, errCrash)
 	require.Len(t, r.watch.of(loop.EventToolResult), 1)
 }
@@ -410,8 +395,7 @@ func TestRun_AnInputThatIsNotUTF8IsResumedAsOne(t *testing.T) {
 	_, err := r.run(t.Context(), t, "go\xff")
 	require.Error(t, err)
 	r.fleet.err = nil
-	result, err := r.run(t.Context(), t, "go\xff")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "go\xff")
 	require.Equal(t, 1, result.Turn)
 }
 

@@ -30,16 +30,14 @@ func TestNew_ReportsEveryFault(t *testing.T) {
 	for _, part := range []string{"model: missing", "dispatcher: missing", "journal: missing", "table: missing", "max steps -1"} {
 		require.ErrorContains(t, err, part)
 	}
-	_, err = loop.New(r.model, r.fleet, r.journal, table(t), nil)
-	require.NoError(t, err)
+	mustNew(t, r.model, r.fleet, r.journal, table(t), nil)
 }
 
 func TestRun_TurnFromInputToAnswer(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work", "inline"), says("done"))
 	r.opts.ModelName, r.opts.Workspace = "m", "/w"
-	result, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "go")
 	require.Equal(t, loop.TurnResult{
 		Turn: 1, Outcome: loop.OutcomeAnswered, Text: "done", Steps: 2,
 		Usage: protocol.Usage{InputTokens: 20, OutputTokens: 2},
@@ -74,8 +72,7 @@ func TestRun_CallCarriesPlaceScopeAndDeadline(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "inline", "work"), says("done"))
 	r.opts.Timeout = time.Hour
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Len(t, r.fleet.runs, 1)
 	call := r.fleet.runs[0]
 	require.Equal(t, r.callID(t, 1, 1, 1), call.ID)
@@ -90,8 +87,7 @@ func TestRun_ToolsRunInTheSandboxOfTheSession(t *testing.T) {
 	for _, sandbox := range []string{"", "shared"} {
 		r := newRig(asks("a", "greedy"), says("done"))
 		r.opts.Sandbox = sandbox
-		_, err := r.run(t.Context(), t, "go")
-		require.NoError(t, err)
+		r.mustRun(t.Context(), t, "go")
 		want := protocol.SandboxKey(cmp.Or(sandbox, string(r.session)))
 		require.Equal(t, []protocol.Use{{Key: want, Access: protocol.Exclusive}}, r.fleet.runs[0].Resources)
 	}
@@ -102,19 +98,16 @@ func TestRun_TextThatIsNotUTF8IsTheSameAfterwards(t *testing.T) {
 	reply := asks("a", "inline")
 	reply.Text, reply.ToolCalls[0].Name, reply.ToolCalls[0].Arguments = "text\xff", "inl\xffne", "{\"n\xff\":1}"
 	r := newRig(reply, says("done\xff"), says("again"))
-	_, err := r.run(t.Context(), t, "go\xff")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go\xff")
 	live := r.model.lastSeen()
-	_, err = r.run(t.Context(), t, "again")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "again")
 	require.Equal(t, live, r.model.lastSeen()[:len(live)])
 }
 
 func TestRun_ObserverIsToldJournaledAndLiveEvents(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work"), says("done"))
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Equal(t, []loop.EventType{
 		loop.EventSessionStarted, loop.EventTurnStarted,
 		loop.EventTextDelta, loop.EventTextDelta, loop.EventModelReply,
@@ -159,8 +152,7 @@ func TestRun_EveryMistakeBecomesAResult(t *testing.T) {
 			reply := asks("a", test.tool, "work")
 			reply.ToolCalls[0].Arguments = test.arguments
 			r := newRig(reply, says("sorry"))
-			result, err := r.run(t.Context(), t, "go")
-			require.NoError(t, err)
+			result := r.mustRun(t.Context(), t, "go")
 			require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 			requireProtocol(t, r.model.lastSeen())
 			require.Len(t, r.fleet.ran(), 1)
@@ -187,10 +179,8 @@ func TestRun_ArgumentsWithHalfACharacterAreRefused(t *testing.T) {
 		"{\"n\":1,\"text\":\"\xff\uFFFD\"}":    `{"n":1,"text":"\udcff` + "\uFFFD" + `"}`,
 	} {
 		r := newRig(loop.Reply{ToolCalls: []loop.ToolCall{{ID: "a", Name: "wordy", Arguments: written}}}, says("sorry"))
-		runner, err := loop.New(r.model, r.fleet, r.journal, table(t, wordy()), &r.opts)
-		require.NoError(t, err)
-		_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
-		require.NoError(t, err)
+		runner := mustNew(t, r.model, r.fleet, r.journal, table(t, wordy()), &r.opts)
+		mustRun(t.Context(), t, runner, r.session, loop.Input{Text: "go"})
 		require.Equal(t, journaled, r.watch.of(loop.EventToolCall)[0].Arguments)
 		result := r.watch.of(loop.EventToolResult)[0]
 		require.Equal(t, string(protocol.StatusRejected), result.Status, result.Content)
@@ -212,8 +202,7 @@ func TestRun_ResultIsJournaledBeforeTheSlowestEnds(t *testing.T) {
 		}
 		journaled = append(journaled, results)
 	}
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	require.Equal(t, []int{1, 2, 3}, journaled)
 }
 
@@ -227,8 +216,7 @@ func TestRun_InlineToolsDoNotHoldUpTheDispatch(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	r.fleet.told = func(protocol.Call) { stop() }
-	result, err := r.run(ctx, t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(ctx, t, "go")
 	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
 	for _, event := range r.watch.of(loop.EventToolResult) {
 		want := protocol.StatusCancelled
@@ -247,8 +235,7 @@ func TestRun_IDsOfToolCallsAreMadeUnique(t *testing.T) {
 	second := asks("", "work", "work")
 	second.ToolCalls[0].ID, second.ToolCalls[1].ID = "same", "\xff"
 	r := newRig(first, second, says("done"))
-	_, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "go")
 	requireProtocol(t, r.model.lastSeen())
 	ids := make([]string, 0, 6)
 	for _, event := range r.watch.of(loop.EventToolCall) {
@@ -279,8 +266,7 @@ func TestRun_Limits(t *testing.T) {
 			t.Parallel()
 			r := newRig(endless...)
 			r.opts = test.opts
-			result, err := r.run(t.Context(), t, "go")
-			require.NoError(t, err)
+			result := r.mustRun(t.Context(), t, "go")
 			require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
 			require.Equal(t, test.steps, result.Steps)
 			require.Equal(t, protocol.CodeLimitReached, result.Error.Code)
@@ -296,8 +282,7 @@ func TestRun_AnswerBeyondTheTokenLimitIsAnAnswer(t *testing.T) {
 	t.Parallel()
 	r := newRig(says("done"))
 	r.opts.MaxTokens, r.opts.MaxSteps = 1, 1
-	result, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "go")
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 }
 
@@ -307,8 +292,7 @@ func TestRun_TimeLimitCancelsWhatRuns(t *testing.T) {
 		r := newRig(asks("a", "work", "work"), says("never"))
 		r.opts.Timeout, r.fleet.stall = time.Minute, 2
 		start := time.Now()
-		result, err := r.run(t.Context(), t, "go")
-		require.NoError(t, err)
+		result := r.mustRun(t.Context(), t, "go")
 		require.Equal(t, time.Minute, time.Since(start))
 		require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
 		require.Contains(t, result.Error.Message, "1m0s (timeout)")
@@ -323,8 +307,7 @@ func TestRun_TimeLimitEndsTheModel(t *testing.T) {
 		r := newRig(says("never"))
 		r.opts.Timeout = time.Minute
 		r.model.before = func(ctx context.Context) { <-ctx.Done() }
-		result, err := r.run(t.Context(), t, "go")
-		require.NoError(t, err)
+		result := r.mustRun(t.Context(), t, "go")
 		require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
 	})
 }
@@ -336,8 +319,7 @@ func TestRun_InterruptJournalsWhatWasLearned(t *testing.T) {
 	defer stop(nil)
 	r.fleet.stall = 2
 	r.fleet.told = func(protocol.Call) { stop(errors.New("ctrl-c")) }
-	result, err := r.run(ctx, t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(ctx, t, "go")
 	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
 	require.Contains(t, result.Error.Message, "ctrl-c")
 	statuses := make([]string, 0, 2)
@@ -348,8 +330,7 @@ func TestRun_InterruptJournalsWhatWasLearned(t *testing.T) {
 	require.Len(t, r.model.seen, 1, "the model is not asked again")
 
 	r.fleet.stall, r.fleet.told = 0, nil
-	result, err = r.run(t.Context(), t, "and now?")
-	require.NoError(t, err)
+	result = r.mustRun(t.Context(), t, "and now?")
 	require.Equal(t, 2, result.Turn)
 	require.Equal(t, "hello again", result.Text)
 	requireProtocol(t, r.model.lastSeen())
@@ -367,8 +348,7 @@ func TestRun_InterruptWithoutFleetMakesResultsUnknown(t *testing.T) {
 		}
 	}
 	r.fleet.err = errors.New("no servers")
-	result, err := r.run(ctx, t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(ctx, t, "go")
 	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
 	byName := make(map[string]string)
 	for _, event := range r.watch.of(loop.EventToolResult) {
@@ -389,8 +369,7 @@ func TestRun_CallsOfAStoppedTurnAreNotSent(t *testing.T) {
 			stop()
 		}
 	}
-	result, err := r.run(ctx, t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(ctx, t, "go")
 	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
 	require.Empty(t, r.fleet.ran())
 	require.Equal(t, string(protocol.StatusCancelled), r.watch.of(loop.EventToolResult)[0].Status)
@@ -400,14 +379,12 @@ func TestRun_ModelThatFailsEndsTheTurn(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work"))
 	r.model.err = errors.New("400: context too long")
-	result, err := r.run(t.Context(), t, "go")
-	require.NoError(t, err)
+	result := r.mustRun(t.Context(), t, "go")
 	require.Equal(t, loop.OutcomeFailed, result.Outcome)
 	require.Equal(t, &protocol.Error{Code: protocol.CodeModelFailed, Message: "400: context too long"}, result.Error)
 	require.Equal(t, 1, result.Steps)
 	r.model.replies = append(r.model.replies, says("better"))
-	result, err = r.run(t.Context(), t, "again")
-	require.NoError(t, err)
+	result = r.mustRun(t.Context(), t, "again")
 	require.Equal(t, "better", result.Text)
 	requireProtocol(t, r.model.lastSeen())
 }
@@ -420,10 +397,8 @@ func TestRun_HintsOfTheToolsAreInTheSystemPrompt(t *testing.T) {
 	hinted.Hint = "Look at the clock first."
 	made, err := tools.NewTable(hinted)
 	require.NoError(t, err)
-	runner, err := loop.New(r.model, r.fleet, r.journal, made, &r.opts)
-	require.NoError(t, err)
-	_, err = runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
-	require.NoError(t, err)
+	runner := mustNew(t, r.model, r.fleet, r.journal, made, &r.opts)
+	mustRun(t.Context(), t, runner, r.session, loop.Input{Text: "go"})
 	require.Equal(t, "Be brief.\n\nAbout the tools:\n- clock: Look at the clock first.", r.model.lastSeen()[0].Text)
 }
 
@@ -431,9 +406,8 @@ func TestRun_HintsOfTheToolsAreInTheSystemPrompt(t *testing.T) {
 func TestWith_NilHasNoTools(t *testing.T) {
 	t.Parallel()
 	r := newRig(asks("a", "work"), says("done"))
-	runner, err := loop.New(r.model, r.fleet, r.journal, table(t), &r.opts)
-	require.NoError(t, err)
-	_, err = runner.With(nil).Run(t.Context(), r.session, loop.Input{Text: "go"})
+	runner := mustNew(t, r.model, r.fleet, r.journal, table(t), &r.opts)
+	_, err := runner.With(nil).Run(t.Context(), r.session, loop.Input{Text: "go"})
 	require.NoError(t, err)
 	require.Empty(t, r.model.seen[0].Tools)
 	require.Equal(t, []string{"rejected"}, statuses(r))

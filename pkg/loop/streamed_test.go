@@ -55,8 +55,7 @@ func (s *streaming) Reply(ctx context.Context, req loop.Request, delta func(loop
 func (r *rig) stream(t *testing.T, model *streaming) *loop.Runner {
 	t.Helper()
 	model.script = r.model
-	runner, err := loop.New(model, r.fleet, r.journal, table(t, r.tools...), &r.opts)
-	require.NoError(t, err)
+	runner := mustNew(t, model, r.fleet, r.journal, table(t, r.tools...), &r.opts)
 	return runner
 }
 
@@ -270,8 +269,7 @@ func TestRun_AnOpenTurnThatIsGivenUpIsEnded(t *testing.T) {
 	caller := &turnCaller{fleet: r.fleet, gone: true}
 	next := func(r *rig) (loop.TurnResult, error) {
 		caller.fleet = r.fleet
-		runner, err := loop.New(r.model, caller, r.journal, table(t), &r.opts)
-		require.NoError(t, err)
+		runner := mustNew(t, r.model, caller, r.journal, table(t), &r.opts)
 		return runner.Run(t.Context(), r.session, loop.Input{Text: "and then", ID: "id-2"})
 	}
 	result, err := next(r)
@@ -318,8 +316,7 @@ func TestRun_GivenUpWithoutTheTool(t *testing.T) {
 				r.fleet.hold = nil
 				require.NoError(t, r.fleet.Dispatch(t.Context(), r.fleet.runs, func(loop.Update) {}))
 			}
-			runner, err := loop.New(r.model, &turnCaller{fleet: r.fleet, gone: true}, r.journal, table(t, c.now...), &r.opts)
-			require.NoError(t, err)
+			runner := mustNew(t, r.model, &turnCaller{fleet: r.fleet, gone: true}, r.journal, table(t, c.now...), &r.opts)
 			require.NoError(t, runner.EndGivenUp(t.Context(), r.session, "id-1"))
 			require.Equal(t, []string{c.want}, statuses(r))
 			require.Len(t, r.fleet.stopped, map[bool]int{false: 1}[c.over])
@@ -354,9 +351,8 @@ func TestRun_GivenUpWithASubAgentInTheBackground(t *testing.T) {
 		}
 	}
 	caller := &turnCaller{fleet: f.fleet, gone: true}
-	runner, err := loop.New(f.models, caller, f.journal, table(t, f.tools...), &f.opts)
-	require.NoError(t, err)
-	_, err = runner.Run(ctx, f.session, loop.Input{Text: "go", ID: "id-1"})
+	runner := mustNew(t, f.models, caller, f.journal, table(t, f.tools...), &f.opts)
+	_, err := runner.Run(ctx, f.session, loop.Input{Text: "go", ID: "id-1"})
 	require.ErrorIs(t, err, loop.ErrDetached)
 	child := f.child(t, 1, 0)
 	require.NotEqual(t, loop.EventTurnEnded, child[len(child)-1].Type)
@@ -367,8 +363,7 @@ func TestRun_GivenUpWithASubAgentInTheBackground(t *testing.T) {
 	require.Equal(t, string(loop.OutcomeInterrupted), child[len(child)-1].Status)
 	events := f.events(t)
 	require.Equal(t, []loop.EventType{loop.EventJobEnded, loop.EventTurnEnded}, []loop.EventType{events[len(events)-2].Type, events[len(events)-1].Type})
-	_, err = runner.Run(t.Context(), f.session, loop.Input{Text: "and then", ID: "id-2"})
-	require.NoError(t, err)
+	mustRun(t.Context(), t, runner, f.session, loop.Input{Text: "and then", ID: "id-2"})
 	require.Len(t, f.child(t, 1, 0), len(child), "it is over")
 	require.Len(t, f.fleet.ran(), 1)
 }
@@ -405,9 +400,8 @@ func TestRun_GivenUpBehindItsLastAnswer(t *testing.T) {
 			<-begun
 		}
 	}
-	runner, err := loop.New(f.models, &turnCaller{fleet: f.fleet, gone: true}, f.journal, table(t, f.tools...), &f.opts)
-	require.NoError(t, err)
-	_, err = runner.Run(t.Context(), f.session, loop.Input{Text: "go", ID: "id-1"})
+	runner := mustNew(t, f.models, &turnCaller{fleet: f.fleet, gone: true}, f.journal, table(t, f.tools...), &f.opts)
+	_, err := runner.Run(t.Context(), f.session, loop.Input{Text: "go", ID: "id-1"})
 	require.ErrorIs(t, err, errCrash)
 	f.models["left"].before = nil
 	require.NoError(t, runner.EndGivenUp(t.Context(), f.session, "id-1"))

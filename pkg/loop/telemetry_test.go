@@ -53,10 +53,8 @@ func TestRun_OneTraceATurn(t *testing.T) {
 	r := newRig(first, asks("b", "inline_fails"))
 	r.opts.Tracer, r.opts.ModelName = provider.Tracer("test"), "m"
 	dispatcher := &spanKeeper{fleet: r.fleet}
-	runner, err := loop.New(r.model, dispatcher, r.journal, table(t), &r.opts)
-	require.NoError(t, err)
-	result, err := runner.Run(t.Context(), r.session, loop.Input{Text: "secret-input"})
-	require.NoError(t, err)
+	runner := mustNew(t, r.model, dispatcher, r.journal, table(t), &r.opts)
+	result := mustRun(t.Context(), t, runner, r.session, loop.Input{Text: "secret-input"})
 	require.Equal(t, loop.OutcomeFailed, result.Outcome, "the script ends")
 
 	byName := make(map[string][]sdktrace.ReadOnlySpan)
@@ -109,8 +107,7 @@ func TestRun_LogsOneRecordPerToolCall(t *testing.T) {
 	first.ToolCalls[0].Arguments = `{"n":"an argument"}`
 	r := newRig(first, says("done"))
 	r.opts.Logger = slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	_, err := r.run(t.Context(), t, "secret-input")
-	require.NoError(t, err)
+	r.mustRun(t.Context(), t, "secret-input")
 	require.Equal(t, 3, strings.Count(out.String(), `msg="tool call ended"`))
 	require.Equal(t, 3, strings.Count(out.String(), "\n"))
 	require.NotContains(t, out.String(), "an argument")
@@ -126,14 +123,12 @@ func TestRun_ATurnKeepsItsTraceWhenItIsResumed(t *testing.T) {
 	r := newRig(asks("a", "work"), says("done"), says("again"))
 	r.opts.Tracer = provider.Tracer("test")
 	crashing := &crashingJournal{Journal: looptest.Journal{}, untilCrash: 2}
-	runner, err := loop.New(r.model, r.fleet, crashing, table(t), &r.opts)
-	require.NoError(t, err)
+	runner := mustNew(t, r.model, r.fleet, crashing, table(t), &r.opts)
 	first, err := runner.Run(t.Context(), r.session, loop.Input{Text: "go"})
 	require.ErrorIs(t, err, errCrash)
 
 	ctx, command := provider.Tracer("test").Start(t.Context(), "run")
-	second, err := runner.Run(ctx, r.session, loop.Input{Text: "go"})
-	require.NoError(t, err)
+	second := mustRun(ctx, t, runner, r.session, loop.Input{Text: "go"})
 	turns := spans.Ended()[:0:0]
 	for _, span := range spans.Ended() {
 		if span.Name() == "invoke_agent" {
@@ -152,8 +147,7 @@ func TestRun_ATurnKeepsItsTraceWhenItIsResumed(t *testing.T) {
 	require.Equal(t, first.TraceID, history.Events[1].TraceID)
 	require.Equal(t, first.TraceID, history.Events[len(history.Events)-1].TraceID)
 
-	next, err := runner.Run(ctx, r.session, loop.Input{Text: "more"})
-	require.NoError(t, err)
+	next := mustRun(ctx, t, runner, r.session, loop.Input{Text: "more"})
 	require.Equal(t, command.SpanContext().TraceID().String(), next.TraceID, "another turn is another trace")
 }
 
@@ -168,8 +162,7 @@ func TestRun_OneTraceOfASessionTree(t *testing.T) {
 	})
 	f.opts.Tracer = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)).Tracer("test")
 	f.opts.Agents = []loop.Agent{{Name: "reviewer", Description: "Looks.", Model: f.models, ModelName: "m", Compaction: &loop.Compaction{Model: &summarizer{}, At: 600}}}
-	result, err := f.run(t.Context(), t)
-	require.NoError(t, err)
+	result := f.mustRun(t.Context(), t)
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 
 	byID := map[trace.SpanID]sdktrace.ReadOnlySpan{}
@@ -201,8 +194,7 @@ func TestRun_ContentIsCapturedWhenAsked(t *testing.T) { //nolint:paralleltest //
 		spans := tracetest.NewSpanRecorder()
 		r := newRig(asks("a", "inline"), says("done"))
 		r.opts.Tracer = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)).Tracer("test")
-		_, err := r.run(t.Context(), t, "go")
-		require.NoError(t, err)
+		r.mustRun(t.Context(), t, "go")
 		for _, span := range spans.Ended() {
 			if span.Name() == "execute_tool inline" {
 				want := map[string]string{"true": `{"n":0}`}[asked]

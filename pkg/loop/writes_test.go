@@ -140,8 +140,7 @@ func (w *world) process(t *testing.T, bound string, with bool) *loop.Runner {
 	if w.streams {
 		model = early{model}
 	}
-	runner, err := loop.New(model, w, w, all, &opts)
-	require.NoError(t, err)
+	runner := mustNew(t, model, w, w, all, &opts)
 	return runner
 }
 

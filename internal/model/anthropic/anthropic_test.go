@@ -94,8 +94,7 @@ func TestMessages_ACharacterCutAtTheBeginningOfABlock(t *testing.T) {
 		start(1, `{"type":"thinking","thinking":"h\ud83d"}`), delta(1, `"type":"thinking_delta","thinking":"%s"`, `\ude00`),
 		start(2, `{"type":"text","text":"a\ud83d"}`), delta(2, `"type":"text_delta","text":"%s"`, `\ude00b`))
 	s := modeltest.Serve(t, d, modeltest.Stream(append(events, d.End(d.Whole, 1, 1)...)...))
-	reply, err := s.Model(t).Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
-	require.NoError(t, err)
+	reply := modeltest.Reply(t, s.Model(t), modeltest.Hello(), modeltest.Ignore)
 	require.Equal(t, "a😀b", reply.Text)
 	require.Equal(t, "h😀", reply.Reasoning.Text)
 }
@@ -175,8 +174,7 @@ func TestMessages_ThoughtsGoBackAsTheyCame(t *testing.T) {
 		`{"type":"error","error":{"type":"invalid_request_error","message":"messages.1.content.0: Invalid `+"`signature` in `thinking`"+` block"}}`),
 		modeltest.Stream(messages().Stream(messages().Text("ok"))...))
 	m := s.Model(t)
-	reply, err := m.Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
-	require.NoError(t, err)
+	reply := modeltest.Reply(t, m, modeltest.Hello(), modeltest.Ignore)
 	require.Equal(t, "I 😀more", reply.Reasoning.Text)
 	require.Equal(t, "First.Second.", reply.Text)
 	require.Equal(t, protocol.Usage{InputTokens: 145, OutputTokens: 9, CachedTokens: 40, CacheWriteTokens: 5, ReasoningTokens: 6}, reply.Usage)
@@ -185,8 +183,7 @@ func TestMessages_ThoughtsGoBackAsTheyCame(t *testing.T) {
 	next.Messages = append(next.Messages,
 		loop.Message{Role: loop.RoleAssistant, Text: reply.Text, ToolCalls: reply.ToolCalls, Reasoning: reply.Reasoning},
 		loop.Message{Role: loop.RoleTool, ToolCallID: "c1", Text: "1"}, loop.Message{Role: loop.RoleTool, ToolCallID: "c2", Text: "2"})
-	_, err = m.Reply(t.Context(), next, modeltest.Ignore)
-	require.NoError(t, err)
+	modeltest.Reply(t, m, next, modeltest.Ignore)
 	asked := s.Asked()
 	require.Len(t, asked, 3)
 	said := func(i int) string {
@@ -214,8 +211,7 @@ func TestMessages_PausedRepliesGoOn(t *testing.T) {
 		start(2, `{"type":"web_search_tool_result","tool_use_id":"s1","content":[{"type":"web_search_result","url":"https://a","title":"A","encrypted_content":"e"}]}`),
 	}, messages().End("pause_turn", 10, 2))
 	s := modeltest.Serve(t, messages(), modeltest.Stream(first...), modeltest.Stream(messages().Stream(messages().Text(" Found."))...))
-	reply, err := s.Model(t).Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
-	require.NoError(t, err)
+	reply := modeltest.Reply(t, s.Model(t), modeltest.Hello(), modeltest.Ignore)
 	require.Equal(t, "I search. Found.", reply.Text)
 	require.Equal(t, protocol.Usage{InputTokens: 22, OutputTokens: 5}, reply.Usage)
 	back, err := json.Marshal(s.Asked()[1]["messages"].([]any)[1]) //nolint:errcheck // it panics
@@ -243,8 +239,7 @@ func TestMessages_WhatAServerRejects(t *testing.T) {
 	request.Settings.Effort = "high"
 	request.Tools = []tools.Definition{{Name: "a"}, {Name: "b"}}
 	for range 2 {
-		_, err := m.Reply(t.Context(), request, modeltest.Ignore)
-		require.NoError(t, err)
+		modeltest.Reply(t, m, request, modeltest.Ignore)
 	}
 	asked := s.Asked()
 	require.Len(t, asked, 6)
@@ -313,8 +308,7 @@ func TestAimock_Session(t *testing.T) {
 		Messages: []loop.Message{{Role: loop.RoleSystem, Text: "Be brief."}, {Role: loop.RoleUser, Text: "fix the tests"}},
 		Tools:    []tools.Definition{{Name: "bash", Description: "Runs."}, {Name: "read"}},
 	}
-	reply, err := m.Reply(t.Context(), req, modeltest.Ignore)
-	require.NoError(t, err)
+	reply := modeltest.Reply(t, m, req, modeltest.Ignore)
 	require.Equal(t, "Let me look.", reply.Text)
 	require.Equal(t, "First the tests.", reply.Reasoning.Text)
 	require.Equal(t, []loop.ToolCall{
@@ -325,8 +319,7 @@ func TestAimock_Session(t *testing.T) {
 		loop.Message{Role: loop.RoleAssistant, Text: reply.Text, ToolCalls: reply.ToolCalls, Reasoning: reply.Reasoning},
 		loop.Message{Role: loop.RoleTool, ToolCallID: "call_tests", Name: "bash"},
 		loop.Message{Role: loop.RoleTool, ToolCallID: "call_file", Name: "read", Text: "package a\n"})
-	reply, err = m.Reply(t.Context(), req, modeltest.Ignore)
-	require.NoError(t, err)
+	reply = modeltest.Reply(t, m, req, modeltest.Ignore)
 	require.Equal(t, "All is well.", reply.Text)
 	require.Equal(t, protocol.Usage{InputTokens: 21, OutputTokens: 8}, reply.Usage)
 
@@ -334,12 +327,10 @@ func TestAimock_Session(t *testing.T) {
 		return loop.Request{Messages: []loop.Message{{Role: loop.RoleUser, Text: text}}}
 	}
 	begun := time.Now()
-	reply, err = m.Reply(t.Context(), says("are you busy?"), modeltest.Ignore)
-	require.NoError(t, err)
+	reply = modeltest.Reply(t, m, says("are you busy?"), modeltest.Ignore)
 	require.Equal(t, "Here I am.", reply.Text)
 	require.GreaterOrEqual(t, time.Since(begun), time.Second, "the server asked for a second")
-	reply, err = m.Reply(t.Context(), says("a long story"), modeltest.Ignore)
-	require.NoError(t, err)
+	reply = modeltest.Reply(t, m, says("a long story"), modeltest.Ignore)
 	require.True(t, reply.Cut)
 
 	other, err := anthropic.New(endpoint.Options{Model: "claude-mock", APIKey: "another-key", BaseURL: base, HTTPClient: client})

@@ -122,8 +122,7 @@ func TestGemini_SendsTheConversation(t *testing.T) {
 	png := `{"inlineData": {"mimeType": "image/png", "data": "iVBORw=="}}`
 	d := gemini()
 	s := modeltest.Serve(t, d, modeltest.Stream(d.Stream(d.Text("ok"))...))
-	_, err := s.Model(t).Reply(t.Context(), request, modeltest.Ignore)
-	require.NoError(t, err)
+	modeltest.Reply(t, s.Model(t), request, modeltest.Ignore)
 	require.JSONEq(t, strings.Replace(want(`{"functionResponse": {"id": "c1", "name": "bash", "response": {"output": "a.png"}, "parts": [`+png+`]}}`,
 		`{"includeThoughts": true, "thinkingLevel": "LOW"}`), "{", `{"toolConfig": {"includeServerSideToolInvocations": true},`, 1), body(t, s, 0))
 	require.Equal(t, modeltest.Key, s.Header().Get("X-Goog-Api-Key"))
@@ -131,7 +130,7 @@ func TestGemini_SendsTheConversation(t *testing.T) {
 	d = gemini()
 	d.Path = "/v1beta/models/gemini-2.5-flash:streamGenerateContent"
 	s = modeltest.Serve(t, d, modeltest.Stream(d.Stream(d.Text("ok"))...))
-	_, err = s.Model(t, func(o *endpoint.Options) { o.Model = "gemini-2.5-flash" }).Reply(t.Context(), request, modeltest.Ignore)
+	_, err := s.Model(t, func(o *endpoint.Options) { o.Model = "gemini-2.5-flash" }).Reply(t.Context(), request, modeltest.Ignore)
 	require.NoError(t, err)
 	require.JSONEq(t, want(`{"functionResponse": {"id": "c1", "name": "bash", "response": {"output": "a.png"}}}, `+png,
 		`{"includeThoughts": true, "thinkingBudget": 1024}`), body(t, s, 0))
@@ -169,16 +168,14 @@ func TestGemini_SignaturesGoBackAsTheyCame(t *testing.T) {
 		modeltest.Data(`{"usageMetadata":{"promptTokenCount":100,"cachedContentTokenCount":40,"candidatesTokenCount":5,"thoughtsTokenCount":7}}`),
 	}, []string{modeltest.Data(`{"candidates":[{"finishReason":"STOP"}]}`)})...), modeltest.Stream(d.Stream(d.Text("ok"))...))
 	m := s.Model(t)
-	reply, err := m.Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
-	require.NoError(t, err)
+	reply := modeltest.Reply(t, m, modeltest.Hello(), modeltest.Ignore)
 	require.Equal(t, "I think.", reply.Reasoning.Text)
 	require.Equal(t, "First.Second.", reply.Text)
 	require.Equal(t, protocol.Usage{InputTokens: 100, OutputTokens: 12, CachedTokens: 40, ReasoningTokens: 7}, reply.Usage)
 	calls := reply.ToolCalls
 	next := modeltest.Hello()
 	next.Messages = append(next.Messages, loop.Message{Role: loop.RoleAssistant, Text: reply.Text, ToolCalls: calls, Reasoning: reply.Reasoning})
-	_, err = m.Reply(t.Context(), next, modeltest.Ignore)
-	require.NoError(t, err)
+	modeltest.Reply(t, m, next, modeltest.Ignore)
 	said, err := json.Marshal(s.Asked()[1]["contents"].([]any)[1]) //nolint:errcheck // it panics
 	require.NoError(t, err)
 	require.JSONEq(t, `{"role":"model","parts":[
@@ -206,8 +203,7 @@ func TestGemini_WhatAServerRejects(t *testing.T) {
 	request.Settings.Effort = "high"
 	request.Tools = []tools.Definition{{Name: "a"}, {Name: "b"}}
 	for range 2 {
-		_, err := m.Reply(t.Context(), request, modeltest.Ignore)
-		require.NoError(t, err)
+		modeltest.Reply(t, m, request, modeltest.Ignore)
 	}
 	require.Len(t, s.Asked(), 5)
 	require.Equal(t, 1, strings.Count(body(t, s, 3), "skip_thought_signature_validator"), "the first call of a reply alone has one")
@@ -218,8 +214,7 @@ func TestGemini_WhatAServerRejects(t *testing.T) {
 	require.Contains(t, last, "[The tool b is left out")
 
 	s = modeltest.Serve(t, d, bad("Thinking is not enabled for models/m-1"), modeltest.Stream(d.Stream(d.Text("ok"))...))
-	_, err := s.Model(t).Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
-	require.NoError(t, err)
+	modeltest.Reply(t, s.Model(t), modeltest.Hello(), modeltest.Ignore)
 	require.NotContains(t, body(t, s, 1), "thinking")
 }
 
@@ -273,8 +268,7 @@ func TestAimock_Session(t *testing.T) {
 		Messages: []loop.Message{{Role: loop.RoleSystem, Text: "Be brief."}, {Role: loop.RoleUser, Text: "fix the tests"}},
 		Tools:    []tools.Definition{{Name: "bash", Description: "Runs."}, {Name: "read"}},
 	}
-	reply, err := m.Reply(t.Context(), req, modeltest.Ignore)
-	require.NoError(t, err)
+	reply := modeltest.Reply(t, m, req, modeltest.Ignore)
 	require.Equal(t, "Let me look.", reply.Text)
 	require.Len(t, reply.ToolCalls, 2)
 	require.JSONEq(t, `{"command":"go test ./... # it's \"quoted\""}`, reply.ToolCalls[0].Arguments)
@@ -282,12 +276,10 @@ func TestAimock_Session(t *testing.T) {
 		loop.Message{Role: loop.RoleAssistant, Text: reply.Text, ToolCalls: reply.ToolCalls, Reasoning: reply.Reasoning},
 		loop.Message{Role: loop.RoleTool, ToolCallID: reply.ToolCalls[0].ID, Name: "bash"},
 		loop.Message{Role: loop.RoleTool, ToolCallID: reply.ToolCalls[1].ID, Name: "read", Text: "package a\n"})
-	reply, err = m.Reply(t.Context(), req, modeltest.Ignore)
-	require.NoError(t, err)
+	reply = modeltest.Reply(t, m, req, modeltest.Ignore)
 	require.Equal(t, "All is well.", reply.Text)
 	require.Equal(t, protocol.Usage{InputTokens: 21, OutputTokens: 8}, reply.Usage)
-	reply, err = m.Reply(t.Context(), loop.Request{Messages: []loop.Message{{Role: loop.RoleUser, Text: "a long story"}}}, modeltest.Ignore)
-	require.NoError(t, err)
+	reply = modeltest.Reply(t, m, loop.Request{Messages: []loop.Message{{Role: loop.RoleUser, Text: "a long story"}}}, modeltest.Ignore)
 	require.True(t, reply.Cut)
 }
 
@@ -299,8 +291,7 @@ func TestGemini_RejectedFunctionsAreCountedAmongFunctions(t *testing.T) {
 	s := modeltest.Serve(t, d, bad, modeltest.Stream(d.Stream(d.Text("ok"))...))
 	request := modeltest.Hello()
 	request.Tools = append([]tools.Definition{{Name: "a"}, {Name: "b"}, {Name: "c"}}, modeltest.NativeTools("google", "google_search")...)
-	_, err := s.Model(t).Reply(t.Context(), request, modeltest.Ignore)
-	require.NoError(t, err)
+	modeltest.Reply(t, s.Model(t), request, modeltest.Ignore)
 	for tool, sent := range map[string]bool{`"name":"a"`: true, `"name":"b"`: false, `"name":"c"`: true, "google_search": true} {
 		require.Equal(t, sent, strings.Contains(body(t, s, 1), tool), tool)
 	}

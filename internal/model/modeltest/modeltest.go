@@ -214,6 +214,14 @@ func (p *Pieces) Add(piece loop.Delta) {
 // String has the pieces apart.
 func (p *Pieces) String() string { return strings.Join(*p, "|") }
 
+// Reply is the reply of a model that has one.
+func Reply(t *testing.T, model loop.Model, request loop.Request, delta func(loop.Delta)) loop.Reply {
+	t.Helper()
+	reply, err := model.Reply(t.Context(), request, delta)
+	require.NoError(t, err)
+	return reply
+}
+
 // Ignore is for [loop.Model.Reply].
 func Ignore(loop.Delta) {}
 
@@ -284,21 +292,18 @@ func rejectedTools(t *testing.T, d *Dialect) {
 		m := s.Model(t)
 		_, err := m.Reply(t.Context(), asked, Ignore)
 		RequireType(t, endpoint.TypeInvalidRequest, err)
-		_, err = m.Reply(t.Context(), asked, Ignore)
-		require.NoError(t, err)
+		Reply(t, m, asked, Ignore)
 		require.Contains(t, encoded(t, s.Asked()[1]), `"bash"`, message)
 	}
 	for _, message := range []string{"Invalid schema for function 'bash': x", "Tool 'bash' is not supported with this model", "m-1 does not support tool types: bash"} {
 		s := Serve(t, d, Status(http.StatusBadRequest, `{"error":{"message":"`+message+`"}}`), ok)
 		m := s.Model(t)
 		for range 2 {
-			_, err := m.Reply(t.Context(), asked, Ignore)
-			require.NoError(t, err)
+			Reply(t, m, asked, Ignore)
 		}
 		other := asked
 		other.Session = "two"
-		_, err := m.Reply(t.Context(), other, Ignore)
-		require.NoError(t, err)
+		Reply(t, m, other, Ignore)
 		require.Len(t, s.Asked(), 4)
 		for i, has := range []bool{true, false, false, true} {
 			require.Equal(t, has, strings.Contains(encoded(t, s.Asked()[i]), `"name":"bash"`), "request %d of %s", i, message)

@@ -85,8 +85,7 @@ func streamsText(t *testing.T, d *Dialect) {
 	t.Helper()
 	s := Serve(t, d, Stream(d.Stream(d.Text("Hel"), d.Text("lo "), d.Text("wörld"))...))
 	var got Pieces
-	reply, err := s.Model(t).Reply(t.Context(), Hello(), got.Add)
-	require.NoError(t, err)
+	reply := Reply(t, s.Model(t), Hello(), got.Add)
 	require.Equal(t, "Hello wörld", reply.Text)
 	require.Equal(t, "Hel|lo |wörld", got.String())
 	require.Equal(t, protocol.Usage{InputTokens: 12, OutputTokens: 3}, reply.Usage, "which may come only at the end")
@@ -123,8 +122,7 @@ func forms(t *testing.T, d *Dialect) {
 	}
 	s := Serve(t, d, Stream(d.Stream(d.Text("a\xffb"), d.Text(`c`))...))
 	var live strings.Builder
-	reply, err := s.Model(t).Reply(t.Context(), Hello(), func(piece loop.Delta) { live.WriteString(piece.Text) })
-	require.NoError(t, err)
+	reply := Reply(t, s.Model(t), Hello(), func(piece loop.Delta) { live.WriteString(piece.Text) })
 	require.Equal(t, "a\uFFFDbc", reply.Text, "what is no UTF-8 is replaced")
 	require.True(t, utf8.ValidString(live.String()))
 }
@@ -135,13 +133,11 @@ func cutCharacters(t *testing.T, d *Dialect) {
 	events := append([]string{d.Text(`a\ud83d`), d.Text(`\ude00é`)}, d.Native...)
 	s := Serve(t, d, Stream(d.Stream(append(events, d.Text("b"))...)...), Stream(d.Stream(d.Text("ok"))...))
 	m := s.Model(t)
-	reply, err := m.Reply(t.Context(), Hello(), Ignore)
-	require.NoError(t, err)
+	reply := Reply(t, m, Hello(), Ignore)
 	require.Equal(t, "a😀éb", reply.Text)
 	next := Hello()
 	next.Messages = append(next.Messages, loop.Message{Role: loop.RoleAssistant, Text: reply.Text, Reasoning: reply.Reasoning})
-	_, err = m.Reply(t.Context(), next, Ignore)
-	require.NoError(t, err)
+	Reply(t, m, next, Ignore)
 	sent := encoded(t, s.Asked()[1])
 	require.Contains(t, sent, "a😀é")
 	require.NotContains(t, sent, "\uFFFD")
@@ -199,8 +195,7 @@ func concat(lists ...[]string) []string {
 func requireCalls(t *testing.T, d *Dialect, want []loop.ToolCall, events []string) {
 	t.Helper()
 	s := Serve(t, d, Stream(d.Stream(events...)...))
-	reply, err := s.Model(t).Reply(t.Context(), Hello(), Ignore)
-	require.NoError(t, err)
+	reply := Reply(t, s.Model(t), Hello(), Ignore)
 	require.Len(t, reply.ToolCalls, len(want))
 	seen := map[string]bool{}
 	for i, call := range reply.ToolCalls {
@@ -222,8 +217,7 @@ func requireCalls(t *testing.T, d *Dialect, want []loop.ToolCall, events []strin
 	for _, call := range reply.ToolCalls {
 		next.Messages = append(next.Messages, loop.Message{Role: loop.RoleTool, ToolCallID: call.ID, Name: call.Name, Text: "done"})
 	}
-	_, err = s.Model(t).Reply(t.Context(), next, Ignore)
-	require.NoError(t, err)
+	Reply(t, s.Model(t), next, Ignore)
 }
 
 // Only a reason that is known for it makes a reply an answer.
@@ -254,13 +248,11 @@ func nativeTools(t *testing.T, d *Dialect) {
 		NativeTools("openai", "web_search", "code_interpreter", "image_generation"),
 		NativeTools("anthropic", "web_search_20250305", "code_execution_20250825"), NativeTools("google", "googleSearch", "codeExecution"))
 	m := s.Model(t)
-	reply, err := m.Reply(t.Context(), asked, Ignore)
-	require.NoError(t, err)
+	reply := Reply(t, m, asked, Ignore)
 	require.Equal(t, "Found.", reply.Text)
 	require.Equal(t, d.NativeCalls, reply.Native)
 	asked.Messages = append(asked.Messages, loop.Message{Role: loop.RoleAssistant, Text: reply.Text, Reasoning: reply.Reasoning}, loop.Message{Role: loop.RoleUser, Text: "on"})
-	_, err = m.Reply(t.Context(), asked, Ignore)
-	require.NoError(t, err)
+	Reply(t, m, asked, Ignore)
 }
 
 // A document goes to servers that take it, and is left out once one refuses it.
@@ -271,8 +263,7 @@ func documents(t *testing.T, d *Dialect) {
 		loop.Message{Role: loop.RoleAssistant, ToolCalls: []loop.ToolCall{{ID: "c1", Name: "read", Arguments: "{}"}}},
 		loop.Message{Role: loop.RoleTool, ToolCallID: "c1", Name: "read", Text: "a.pdf", Image: &loop.Image{MediaType: render.MediaPDF, Data: []byte("%PDF-")}})
 	s := Serve(t, d, Stream(d.Stream(d.Text("ok"))...), Status(http.StatusBadRequest, `{"error":{"message":"This model does not take PDF documents"}}`))
-	_, err := s.Model(t).Reply(t.Context(), asked, Ignore)
-	require.NoError(t, err)
+	Reply(t, s.Model(t), asked, Ignore)
 	body, err := json.Marshal(s.Asked()[0])
 	require.NoError(t, err)
 	require.Contains(t, string(body), "a.pdf")
@@ -299,8 +290,7 @@ func attachments(t *testing.T, d *Dialect) {
 	}
 	s := Serve(t, d, Stream(d.Stream(d.Text("ok"))...), Status(http.StatusBadRequest, `{"error":{"message":"This model takes no images."}}`))
 	m := s.Model(t)
-	_, err := m.Reply(t.Context(), asked, Ignore)
-	require.NoError(t, err)
+	Reply(t, m, asked, Ignore)
 	body := encoded(t, s.Asked()[0])
 	if d.Attached == nil {
 		require.Contains(t, body, `hello\n[The attached file a.png is not shown: this model takes no files of type image/png]`)
@@ -313,7 +303,7 @@ func attachments(t *testing.T, d *Dialect) {
 		require.GreaterOrEqual(t, found, 0, "%s\nis missing, or not in its order, in\n%s", want, body)
 		at += found + len(want)
 	}
-	_, err = m.Reply(t.Context(), asked, Ignore)
+	_, err := m.Reply(t.Context(), asked, Ignore)
 	var refused *loop.RefusedError
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, []loop.Part{{ToolCallID: "a0", Kind: loop.PartAttachment}, {ToolCallID: "a1", Kind: loop.PartAttachment}}, refused.Parts)
@@ -369,8 +359,7 @@ func cutOff(t *testing.T, d *Dialect) {
 		return
 	}
 	s := Serve(t, d, Stream(d.Ended(d.Length, d.Call(0, "c1", "bash", `{"command":"rm `)...)...))
-	reply, err := s.Model(t).Reply(t.Context(), Hello(), Ignore)
-	require.NoError(t, err)
+	reply := Reply(t, s.Model(t), Hello(), Ignore)
 	require.True(t, reply.Cut)
 	require.True(t, reply.ToolCalls[0].Arguments == `{"command":"rm `, "the loop refuses it") //nolint:testifylint // it is no JSON
 }
@@ -379,8 +368,7 @@ func reasoning(t *testing.T, d *Dialect) {
 	t.Helper()
 	s := Serve(t, d, Stream(d.Stream(append([]string{d.Thought("I "), d.Thought("look")}, d.Call(0, "c1", "bash", `{}`)...)...)...))
 	thought := ""
-	reply, err := s.Model(t).Reply(t.Context(), Hello(), func(piece loop.Delta) { thought += piece.Reasoning })
-	require.NoError(t, err)
+	reply := Reply(t, s.Model(t), Hello(), func(piece loop.Delta) { thought += piece.Reasoning })
 	require.Equal(t, "I look", thought)
 	require.Equal(t, "I look", reply.Reasoning.Text)
 
@@ -389,8 +377,7 @@ func reasoning(t *testing.T, d *Dialect) {
 	next.Messages = append(next.Messages, loop.Message{
 		Role: loop.RoleAssistant, Text: "hm", Reasoning: &loop.Reasoning{Text: "alien", Opaque: []byte(`{"alien":["alien"]}`)},
 	})
-	_, err = s.Model(t).Reply(t.Context(), next, Ignore)
-	require.NoError(t, err)
+	Reply(t, s.Model(t), next, Ignore)
 	require.NotContains(t, encoded(t, s.Asked()[1]), "alien")
 }
 
@@ -400,12 +387,10 @@ func settings(t *testing.T, d *Dialect) {
 	request := Hello()
 	cold := 0.0
 	request.Settings = loop.Settings{Temperature: &cold, MaxOutput: 4321}
-	_, err := s.Model(t).Reply(t.Context(), request, Ignore)
-	require.NoError(t, err)
+	Reply(t, s.Model(t), request, Ignore)
 	require.Contains(t, encoded(t, s.Asked()[0]), "4321")
 	require.Contains(t, encoded(t, s.Asked()[0]), `"temperature":0`)
-	_, err = s.Model(t).Reply(t.Context(), Hello(), Ignore)
-	require.NoError(t, err)
+	Reply(t, s.Model(t), Hello(), Ignore)
 	require.NotContains(t, encoded(t, s.Asked()[1]), "temperature")
 }
 

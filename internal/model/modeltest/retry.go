@@ -65,8 +65,7 @@ func triesAgain(t *testing.T, d *Dialect) {
 			t.Parallel()
 			s := Serve(t, d, bad, bad, good)
 			var got Pieces
-			reply, err := s.Model(t).Reply(t.Context(), Hello(), got.Add)
-			require.NoError(t, err)
+			reply := Reply(t, s.Model(t), Hello(), got.Add)
 			require.Equal(t, "Hello", reply.Text)
 			require.Len(t, s.Asked(), 3)
 			require.True(t, strings.HasSuffix(got.String(), "Hello"), "the last attempt streams from the start")
@@ -358,13 +357,12 @@ func waitsForProvider(t *testing.T, d *Dialect) {
 				waits = append(waits, piece.Waits)
 			}
 		}
-		_, err := m.Reply(t.Context(), Hello(), watch)
-		require.NoError(t, err)
+		Reply(t, m, Hello(), watch)
 		require.Greater(t, len(waits), 6)
 		require.Contains(t, waits[0], "503 Service Unavailable: down; next attempt in ")
 		back = time.Hour
 		start = time.Now()
-		_, err = m.Reply(t.Context(), Hello(), Ignore)
+		_, err := m.Reply(t.Context(), Hello(), Ignore)
 		RequireType(t, endpoint.TypeServerError, err)
 		require.InDelta(t, 10*time.Minute, time.Since(start), float64(2*time.Minute))
 	})
@@ -420,8 +418,7 @@ func waitsAsAsked(t *testing.T, d *Dialect) {
 					return respond(http.StatusOK, d.goodBody()), nil
 				})
 				start := time.Now()
-				_, err := m.Reply(t.Context(), Hello(), Ignore)
-				require.NoError(t, err)
+				Reply(t, m, Hello(), Ignore)
 				require.GreaterOrEqual(t, time.Since(start), test.atLeast)
 				require.LessOrEqual(t, time.Since(start), test.atMost)
 			})
@@ -467,13 +464,12 @@ func silence(t *testing.T, d *Dialect) {
 					return respond(http.StatusOK, d.goodBody()), nil
 				})
 				start := time.Now()
-				reply, err := m.Reply(t.Context(), Hello(), Ignore)
-				require.NoError(t, err)
+				reply := Reply(t, m, Hello(), Ignore)
 				require.Equal(t, "ok", reply.Text)
 				require.InDelta(t, test.after.Seconds(), time.Since(start).Seconds(), 1)
 
 				m = offline(t, d, test.silence, func(o *endpoint.Options) { o.MaxAttempts = 1 })
-				_, err = m.Reply(t.Context(), Hello(), Ignore)
+				_, err := m.Reply(t.Context(), Hello(), Ignore)
 				RequireType(t, endpoint.TypeTimeout, err)
 				require.ErrorContains(t, err, test.want)
 			})
@@ -504,8 +500,7 @@ func slowIsNotSilent(t *testing.T, d *Dialect) {
 			lines := []string{d.Text("a") + "\n", ": still here\n", ": still here\n", strings.Join(d.Stream(d.Text("b"))[len(d.Begin):], "\n") + "\n"}
 			return respond(http.StatusOK, &slow{lines: lines, pause: 119 * time.Second}), nil
 		}, func(o *endpoint.Options) { o.MaxAttempts = 1 })
-		reply, err := m.Reply(t.Context(), Hello(), Ignore)
-		require.NoError(t, err)
+		reply := Reply(t, m, Hello(), Ignore)
 		require.Equal(t, "ab", reply.Text)
 	})
 }
@@ -545,8 +540,7 @@ func logsRetries(t *testing.T, d *Dialect) {
 	var log bytes.Buffer
 	s := Serve(t, d, Status(http.StatusTooManyRequests, "slow down, "+Key), Stream(d.Stream(d.Text("ok"))...))
 	m := s.Model(t, func(o *endpoint.Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
-	_, err := m.Reply(t.Context(), Hello(), Ignore)
-	require.NoError(t, err)
+	Reply(t, m, Hello(), Ignore)
 	require.Contains(t, log.String(), "level=WARN")
 	require.Contains(t, log.String(), "error_type=rate_limited")
 	require.Contains(t, log.String(), "attempt=1")

@@ -69,15 +69,13 @@ func TestReply_ReasoningOfEveryServer(t *testing.T) {
 			t.Parallel()
 			s := serve(t, modeltest.Stream(append(test.lines, text("done"), stop, done)...))
 			thought := ""
-			reply, err := s.model(t).Reply(t.Context(), modeltest.Hello(), func(d loop.Delta) { thought += d.Reasoning })
-			require.NoError(t, err)
+			reply := modeltest.Reply(t, s.model(t), modeltest.Hello(), func(d loop.Delta) { thought += d.Reasoning })
 			require.Equal(t, test.text, thought)
 			require.Equal(t, test.back == nil, reply.Reasoning == nil)
 
 			next := modeltest.Hello()
 			next.Messages = append(next.Messages, loop.Message{Role: loop.RoleAssistant, Text: "done", Reasoning: reply.Reasoning})
-			_, err = s.model(t).Reply(t.Context(), next, modeltest.Ignore)
-			require.NoError(t, err)
+			modeltest.Reply(t, s.model(t), next, modeltest.Ignore)
 			want := map[string]any{"role": "assistant", "content": "done"}
 			maps.Copy(want, test.back)
 			require.Equal(t, want, s.Asked()[1]["messages"].([]any)[1]) //nolint:errcheck // it panics
@@ -95,8 +93,7 @@ func TestReply_ReasoningThatAServerRejectsIsLeftOut(t *testing.T) {
 		Role: loop.RoleAssistant, Text: "x", Reasoning: &loop.Reasoning{Text: "hm", Opaque: []byte(`{"field":"reasoning_content"}`)},
 	})
 	for range 2 {
-		_, err := m.Reply(t.Context(), request, modeltest.Ignore)
-		require.NoError(t, err)
+		modeltest.Reply(t, m, request, modeltest.Ignore)
 	}
 	require.Len(t, s.Asked(), 3)
 	for i, there := range []bool{true, false, false} {
@@ -125,8 +122,7 @@ func TestReply_Settings(t *testing.T) {
 	s := serve(t, good, modeltest.Status(http.StatusBadRequest, `{"error":{"message":"Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}}`), good)
 	m := s.model(t)
 	for range 2 {
-		_, err := m.Reply(t.Context(), request, modeltest.Ignore)
-		require.NoError(t, err)
+		modeltest.Reply(t, m, request, modeltest.Ignore)
 	}
 	asked := s.Asked()
 	require.Len(t, asked, 3)
@@ -137,8 +133,7 @@ func TestReply_Settings(t *testing.T) {
 	require.EqualValues(t, 300, asked[2]["max_completion_tokens"])
 	require.NotContains(t, asked[2], "max_tokens")
 
-	_, err := m.Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
-	require.NoError(t, err)
+	modeltest.Reply(t, m, modeltest.Hello(), modeltest.Ignore)
 	for _, field := range []string{"temperature", "reasoning_effort", "max_tokens", "max_completion_tokens"} {
 		require.NotContains(t, s.Asked()[3], field)
 	}
@@ -213,8 +208,7 @@ func TestReply_AttachmentsArePartsOfTheMessage(t *testing.T) {
 	}
 	s := serve(t, modeltest.Stream(text("ok"), stop, done), modeltest.Status(http.StatusBadRequest, `{"error":{"message":"messages[0].content[2]: no image"}}`))
 	m := s.model(t, func(o *openai.Options) { o.Images = true })
-	_, err := m.Reply(t.Context(), request, modeltest.Ignore)
-	require.NoError(t, err)
+	modeltest.Reply(t, m, request, modeltest.Ignore)
 	sent, err := json.Marshal(s.Asked()[0]["messages"])
 	require.NoError(t, err)
 	require.JSONEq(t, `[{"role": "user", "content": [
@@ -241,8 +235,7 @@ func TestReply_ToolThatAServerRejectsIsLeftOut(t *testing.T) {
 			{Name: "0", Native: map[string]json.RawMessage{"other": json.RawMessage(`{"type":"x"}`)}}, {Name: "a"}, {Name: "b"}, {Name: "c"},
 		}
 		for range 2 {
-			_, err := m.Reply(t.Context(), request, modeltest.Ignore)
-			require.NoError(t, err)
+			modeltest.Reply(t, m, request, modeltest.Ignore)
 		}
 		asked := s.Asked()
 		require.Len(t, asked, 3)
@@ -253,8 +246,7 @@ func TestReply_ToolThatAServerRejectsIsLeftOut(t *testing.T) {
 		require.Contains(t, fmt.Sprint(asked[1]["messages"]), "[The tool b is left out, because the model's server refuses it:")
 
 		request.Tools[2].Description = "Another declaration."
-		_, err := m.Reply(t.Context(), request, modeltest.Ignore)
-		require.NoError(t, err)
+		modeltest.Reply(t, m, request, modeltest.Ignore)
 		require.Len(t, s.Asked()[3]["tools"], 3, "may do")
 	}
 }
@@ -272,8 +264,7 @@ func TestReply_FieldsThatAServerRejects(t *testing.T) {
 		modeltest.Stream(text("ok"), stop, done))
 	m := s.model(t)
 	for range 2 {
-		_, err := m.Reply(t.Context(), request, modeltest.Ignore)
-		require.NoError(t, err)
+		modeltest.Reply(t, m, request, modeltest.Ignore)
 	}
 	asked := s.Asked()
 	require.Len(t, asked, 4)

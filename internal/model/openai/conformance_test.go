@@ -164,8 +164,7 @@ func TestAimock_Session(t *testing.T) {
 	m, _ := aimock(t)
 
 	var got pieces
-	reply, err := m.Reply(t.Context(), says("greet me"), got.add)
-	require.NoError(t, err)
+	reply := modeltest.Reply(t, m, says("greet me"), got.add)
 	require.NotEmpty(t, reply.ID)
 	require.Equal(t, loop.Reply{
 		ID: reply.ID, Finish: "stop",
@@ -180,8 +179,7 @@ func TestAimock_Session(t *testing.T) {
 		Messages: []loop.Message{{Role: loop.RoleSystem, Text: "Be brief."}, {Role: loop.RoleUser, Text: "fix the tests"}},
 		Tools:    []tools.Definition{{Name: "bash", Description: "Runs.", Schema: object}, {Name: "read", Schema: object}},
 	}
-	reply, err = m.Reply(t.Context(), req, modeltest.Ignore)
-	require.NoError(t, err)
+	reply = modeltest.Reply(t, m, req, modeltest.Ignore)
 	require.Equal(t, "Let me look.", reply.Text)
 	require.Equal(t, []loop.ToolCall{
 		{ID: "call_tests", Name: "bash", Arguments: `{"command":"go test ./... # it's \"quoted\""}`},
@@ -192,8 +190,7 @@ func TestAimock_Session(t *testing.T) {
 		loop.Message{Role: loop.RoleAssistant, Text: reply.Text, ToolCalls: reply.ToolCalls},
 		loop.Message{Role: loop.RoleTool, ToolCallID: "call_tests", Name: "bash"},
 		loop.Message{Role: loop.RoleTool, ToolCallID: "call_file", Name: "read", Text: "package a\n"})
-	reply, err = m.Reply(t.Context(), req, modeltest.Ignore)
-	require.NoError(t, err)
+	reply = modeltest.Reply(t, m, req, modeltest.Ignore)
 	require.Equal(t, "All is well.", reply.Text)
 	require.Empty(t, reply.ToolCalls)
 }
@@ -203,14 +200,12 @@ func TestAimock_TriesAgain(t *testing.T) {
 	m, _ := aimock(t)
 
 	start := time.Now()
-	reply, err := m.Reply(t.Context(), says("are you busy?"), modeltest.Ignore)
-	require.NoError(t, err)
+	reply := modeltest.Reply(t, m, says("are you busy?"), modeltest.Ignore)
 	require.Equal(t, "Here I am.", reply.Text)
 	require.GreaterOrEqual(t, time.Since(start), time.Second, "the server asked for a second")
 
 	var got pieces
-	reply, err = m.Reply(t.Context(), says("are you flaky?"), got.add)
-	require.NoError(t, err)
+	reply = modeltest.Reply(t, m, says("are you flaky?"), got.add)
 	require.Equal(t, "This one is whole.", reply.Text)
 	require.True(t, strings.HasSuffix(strings.Join(got, ""), reply.Text))
 	require.Greater(t, len(strings.Join(got, "")), len(reply.Text), "part of the first attempt must have been streamed")
@@ -239,11 +234,10 @@ func TestAimock_Errors(t *testing.T) {
 		})
 	}
 
-	reply, err := m.Reply(t.Context(), says("a long story"), modeltest.Ignore)
-	require.NoError(t, err)
+	reply := modeltest.Reply(t, m, says("a long story"), modeltest.Ignore)
 	require.Equal(t, "It goes on and", reply.Text)
 
-	_, err = aimockModel(t, base, "another-key").Reply(t.Context(), says("greet"), modeltest.Ignore)
+	_, err := aimockModel(t, base, "another-key").Reply(t.Context(), says("greet"), modeltest.Ignore)
 	requireType(t, endpoint.TypeAuthentication, err)
 	require.ErrorContains(t, err, "401 Unauthorized: Invalid API key (check the API key)")
 

@@ -21,8 +21,7 @@ func TestReply_StreamsText(t *testing.T) {
 	t.Parallel()
 	s := serve(t, modeltest.Stream(": keep-alive", "event: message\nid: 1\n"+text("Hel"), "", text("lo "), text("wörld"), stop, usage(12, 3), done))
 	var got pieces
-	reply, err := s.model(t).Reply(t.Context(), modeltest.Hello(), got.add)
-	require.NoError(t, err)
+	reply := modeltest.Reply(t, s.model(t), modeltest.Hello(), got.add)
 	require.Equal(t, loop.Reply{
 		Text: "Hello wörld", Model: "m-1-2026", Finish: "stop", Usage: protocol.Usage{InputTokens: 12, OutputTokens: 3},
 	}, reply)
@@ -103,8 +102,7 @@ func TestReply_SendsImages(t *testing.T) {
 	for _, takes := range []bool{true, false} {
 		s := serve(t, modeltest.Stream(text("ok"), stop, done))
 		m := s.model(t, func(o *openai.Options) { o.Images = takes })
-		_, err := m.Reply(t.Context(), request, modeltest.Ignore)
-		require.NoError(t, err)
+		modeltest.Reply(t, m, request, modeltest.Ignore)
 		messages, ok := s.Asked()[0]["messages"].([]any)
 		require.True(t, ok)
 		if !takes {
@@ -146,8 +144,7 @@ func TestReply_SendsNoEmptyListsAndNoEmptyKey(t *testing.T) {
 	t.Parallel()
 	s := serve(t, modeltest.Stream(text("ok"), stop, done))
 	m := s.model(t, func(o *openai.Options) { o.APIKey = "" })
-	_, err := m.Reply(t.Context(), loop.Request{Messages: []loop.Message{{Role: loop.RoleSystem}, {Role: loop.RoleUser, Text: "x"}}}, modeltest.Ignore)
-	require.NoError(t, err)
+	modeltest.Reply(t, m, loop.Request{Messages: []loop.Message{{Role: loop.RoleSystem}, {Role: loop.RoleUser, Text: "x"}}}, modeltest.Ignore)
 	require.NotContains(t, s.Asked()[0], "tools", "several servers reject an empty list")
 	require.Len(t, s.Asked()[0]["messages"], 1, "an empty system message says nothing")
 	require.NotContains(t, s.Header(), "Authorization")
@@ -250,8 +247,7 @@ func TestReply_PutsToolCallsTogether(t *testing.T) {
 				reason = "tool_calls"
 			}
 			s := serve(t, modeltest.Stream(append(lines, finish(reason), done)...))
-			reply, err := s.model(t).Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
-			require.NoError(t, err)
+			reply := modeltest.Reply(t, s.model(t), modeltest.Hello(), modeltest.Ignore)
 			requireCalls(t, test.want, reply.ToolCalls)
 		})
 	}
@@ -335,8 +331,7 @@ func TestReply_ServerWithoutStreamOptions(t *testing.T) {
 	s := serve(t, modeltest.Status(http.StatusBadRequest, `{"error":{"message":"Unrecognized request argument supplied: stream_options"}}`), good)
 	m := s.model(t, func(o *openai.Options) { o.MaxAttempts = 1 })
 	for range 2 {
-		reply, err := m.Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
-		require.NoError(t, err)
+		reply := modeltest.Reply(t, m, modeltest.Hello(), modeltest.Ignore)
 		require.Equal(t, "ok", reply.Text)
 	}
 	asked := s.Asked()

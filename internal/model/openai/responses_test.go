@@ -158,16 +158,14 @@ func TestResponses_ReasoningGoesBackAsItCame(t *testing.T) {
 	})...), modeltest.Status(http.StatusBadRequest, `{"error":{"message":"Item 'rs_1' of type 'reasoning' was provided without its required following item."}}`),
 		modeltest.Stream(d.Stream(d.Text("ok"))...))
 	m := s.Model(t)
-	reply, err := m.Reply(t.Context(), modeltest.Hello(), modeltest.Ignore)
-	require.NoError(t, err)
+	reply := modeltest.Reply(t, m, modeltest.Hello(), modeltest.Ignore)
 	require.Equal(t, "I look.", reply.Reasoning.Text)
 	require.Equal(t, "Look.", reply.Text, "which came whole")
 	require.Equal(t, protocol.Usage{InputTokens: 100, OutputTokens: 9, CachedTokens: 40, ReasoningTokens: 6}, reply.Usage)
 	next := modeltest.Hello()
 	next.Messages = append(next.Messages, loop.Message{Role: loop.RoleAssistant, Text: reply.Text, ToolCalls: reply.ToolCalls, Reasoning: reply.Reasoning},
 		loop.Message{Role: loop.RoleTool, ToolCallID: "c1", Text: "done"})
-	_, err = m.Reply(t.Context(), next, modeltest.Ignore)
-	require.NoError(t, err)
+	modeltest.Reply(t, m, next, modeltest.Ignore)
 	input := func(i int) string {
 		sent, err := json.Marshal(s.Asked()[i]["input"].([]any)[1:]) //nolint:errcheck // it panics
 		require.NoError(t, err)
@@ -192,8 +190,7 @@ func TestResponses_WhatAServerRejects(t *testing.T) {
 	request := modeltest.Hello()
 	request.Tools = []tools.Definition{{Name: "a"}, {Name: "b"}}
 	for range 2 {
-		_, err := m.Reply(t.Context(), request, modeltest.Ignore)
-		require.NoError(t, err)
+		modeltest.Reply(t, m, request, modeltest.Ignore)
 	}
 	require.Len(t, s.Asked(), 5)
 	last := s.Asked()[4]
@@ -273,8 +270,7 @@ func TestResponses_AimockSession(t *testing.T) {
 		Messages: []loop.Message{{Role: loop.RoleSystem, Text: "Be brief."}, {Role: loop.RoleUser, Text: "fix the tests"}},
 		Tools:    []tools.Definition{{Name: "bash", Description: "Runs."}, {Name: "read"}},
 	}
-	reply, err := m.Reply(t.Context(), req, modeltest.Ignore)
-	require.NoError(t, err)
+	reply := modeltest.Reply(t, m, req, modeltest.Ignore)
 	require.Equal(t, "Let me look.", reply.Text)
 	require.Equal(t, []loop.ToolCall{
 		{ID: "call_tests", Name: "bash", Arguments: `{"command":"go test ./... # it's \"quoted\""}`},
@@ -284,11 +280,9 @@ func TestResponses_AimockSession(t *testing.T) {
 		loop.Message{Role: loop.RoleAssistant, Text: reply.Text, ToolCalls: reply.ToolCalls, Reasoning: reply.Reasoning},
 		loop.Message{Role: loop.RoleTool, ToolCallID: "call_tests", Name: "bash"},
 		loop.Message{Role: loop.RoleTool, ToolCallID: "call_file", Name: "read", Text: "package a\n"})
-	reply, err = m.Reply(t.Context(), req, modeltest.Ignore)
-	require.NoError(t, err)
+	reply = modeltest.Reply(t, m, req, modeltest.Ignore)
 	require.Equal(t, "All is well.", reply.Text)
-	reply, err = m.Reply(t.Context(), says("a long story"), modeltest.Ignore)
-	require.NoError(t, err)
+	reply = modeltest.Reply(t, m, says("a long story"), modeltest.Ignore)
 	require.Equal(t, "It goes on and", reply.Text)
 	_, err = m.Reply(t.Context(), says("forbidden things"), modeltest.Ignore)
 	modeltest.RequireType(t, endpoint.TypePermission, err)
@@ -307,8 +301,7 @@ func TestResponses_ARefusedThoughtIsALessonForItsRequest(t *testing.T) {
 		Reasoning: &loop.Reasoning{Opaque: json.RawMessage(`{"responses":[{"type":"reasoning","raw":{"type":"reasoning","id":"rs_1","encrypted_content":"xyz"}},{"type":"call"}]}`)},
 	}, loop.Message{Role: loop.RoleTool, ToolCallID: "c1", Text: "1"})
 	for range 2 {
-		_, err := m.Reply(t.Context(), request, modeltest.Ignore)
-		require.NoError(t, err)
+		modeltest.Reply(t, m, request, modeltest.Ignore)
 	}
 	require.Len(t, s.Asked(), 3)
 	for i, has := range []bool{true, false, true} {

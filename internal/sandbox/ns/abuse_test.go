@@ -40,8 +40,7 @@ func limited(t *testing.T, limits sandbox.Limits) sandbox.Sandbox {
 
 func run(t *testing.T, s sandbox.Sandbox, script string) sandbox.Result {
 	t.Helper()
-	result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"bash", "-c", script}})
-	require.NoError(t, err)
+	result := mustExec(t, s, sandbox.Cmd{Argv: []string{"bash", "-c", script}})
 	return result
 }
 
@@ -164,13 +163,11 @@ func TestReadOnly_NothingChanges(t *testing.T) { //nolint:paralleltest // its ar
 			"ln file /tmp/hard", "cd dir && touch x", "echo x >/workspace/new", "dd if=/dev/zero of=file conv=notrunc count=1",
 			"exec 3<>file", "bash -c 'echo x >file'", "(setsid bash -c 'echo x >file')",
 		} {
-			result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"bash", "-c", script}, ReadOnly: true})
-			require.NoError(t, err)
+			result := mustExec(t, s, sandbox.Cmd{Argv: []string{"bash", "-c", script}, ReadOnly: true})
 			require.NotZero(t, result.ExitCode, script)
 			require.Equal(t, before, string(run(t, s, "stat -c '%n %a %s %Y %F' . * dir").Stdout.Data), script)
 		}
-		result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"bash", "-c", `cat file && echo x >/tmp/x && echo y >"$HOME/y" && echo z >/dev/null && cat /tmp/x | tee /dev/null`}, ReadOnly: true})
-		require.NoError(t, err)
+		result := mustExec(t, s, sandbox.Cmd{Argv: []string{"bash", "-c", `cat file && echo x >/tmp/x && echo y >"$HOME/y" && echo z >/dev/null && cat /tmp/x | tee /dev/null`}, ReadOnly: true})
 		require.Zero(t, result.ExitCode, "%s", result.Stderr.Data)
 		require.Equal(t, "old\nx\n", string(result.Stdout.Data))
 		require.Zero(t, run(t, s, "echo new >file").ExitCode, "others may change it")

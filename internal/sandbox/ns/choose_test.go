@@ -201,8 +201,7 @@ func TestLimits_HoldFromTheFirstInstruction(t *testing.T) { //nolint:paralleltes
 	}()
 	const script = `one() { ulimit -Hf; ulimit -Hn; }; (one)& (one)& (one & wait)& one; wait`
 	for range 8 {
-		result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", script}})
-		require.NoError(t, err)
+		result := mustExec(t, s, sandbox.Cmd{Argv: []string{"sh", "-c", script}})
 		require.Equal(t, strings.Repeat("2048\n64\n", 4), sorted(string(result.Stdout.Data)))
 	}
 }
@@ -232,7 +231,6 @@ func TestOpen_UnderHardLimits(t *testing.T) {
 	s, err := ns.New(nil).Open(t.Context(), isolation.Spec{ID: "limited", Workspace: t.TempDir(), Scratch: t.TempDir()})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close()) }()
-	result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", "ulimit -H -c; ulimit -n"}})
-	require.NoError(t, err)
+	result := mustExec(t, s, sandbox.Cmd{Argv: []string{"sh", "-c", "ulimit -H -c; ulimit -n"}})
 	require.Equal(t, "0\n1024\n", string(result.Stdout.Data), string(result.Stderr.Data))
 }

@@ -76,19 +76,16 @@ func TestGroup_CommandMayHaveLess(t *testing.T) { //nolint:paralleltest // the m
 	sandboxtest.RequireGroups(t, cgroup.Find)
 	s := limited(t, sandbox.Limits{Memory: 400 << 20, Processes: 200, Wall: slow})
 	cmd := sandbox.Cmd{Argv: []string{"bash", "-c", "head -c 60000000 /dev/zero >/dev/shm/x; sleep 1000"}, Limits: sandbox.Limits{Memory: 32 << 20}}
-	result, err := s.Exec(t.Context(), cmd)
-	require.NoError(t, err)
+	result := mustExec(t, s, cmd)
 	require.Equal(t, sandbox.ReasonOOM, result.Reason)
 	require.Equal(t, string(isolation.LimitCgroup), result.LimitKinds["memory"])
 	cmd.Limits = sandbox.Limits{Processes: 10}
 	cmd.Argv[2] = `rm /dev/shm/x; for i in $(seq 60); do sleep 1000 & done; echo done`
-	result, err = s.Exec(t.Context(), cmd)
-	require.NoError(t, err)
+	result = mustExec(t, s, cmd)
 	require.NotEqual(t, "done\n", string(result.Stdout.Data), "60 of 10 processes")
 	cmd.Limits = sandbox.Limits{}
 	cmd.Argv[2] = "head -c 60000000 /dev/zero >/dev/shm/x; rm /dev/shm/x; for i in $(seq 60); do sleep 1000 & done; echo done"
-	result, err = s.Exec(t.Context(), cmd)
-	require.NoError(t, err)
+	result = mustExec(t, s, cmd)
 	require.Equal(t, "done\n", string(result.Stdout.Data), "the next one has the sandbox's limits: %s", result.Stderr.Data)
 }
 

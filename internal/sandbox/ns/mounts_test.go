@@ -39,8 +39,7 @@ func TestMounts_HavePlacesOfTheirOwn(t *testing.T) {
 	s, err := open("/opt/tools")
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close()) }()
-	result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", "cat /opt/tools/file; : >/opt/tools/x"}})
-	require.NoError(t, err)
+	result := mustExec(t, s, sandbox.Cmd{Argv: []string{"sh", "-c", "cat /opt/tools/file; : >/opt/tools/x"}})
 	require.Equal(t, "seen", string(result.Stdout.Data))
 	require.Contains(t, string(result.Stderr.Data), "Read-only")
 	require.NoFileExists(t, filepath.Join(host, "x"))
@@ -60,12 +59,10 @@ func TestMounts_CanBeWrittenTo(t *testing.T) {
 			Mounts: []isolation.Mount{{Host: inner, Guest: "/opt/outer/inner", AsOwner: true}, {Host: outer, Guest: "/opt/outer", Write: true}, {Host: t.TempDir(), Guest: "/opt/cache", Write: true, Cache: true}},
 		})
 		require.NoError(t, err)
-		result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", "cat /opt/outer/inner/own; mkdir -m 555 /opt/outer/d && echo x >/opt/outer/file && stat -c %U /opt/outer/file; : >/opt/outer/inner/x"}})
-		require.NoError(t, err)
+		result := mustExec(t, s, sandbox.Cmd{Argv: []string{"sh", "-c", "cat /opt/outer/inner/own; mkdir -m 555 /opt/outer/d && echo x >/opt/outer/file && stat -c %U /opt/outer/file; : >/opt/outer/inner/x"}})
 		require.Equal(t, "read sandbox\n", string(result.Stdout.Data), string(result.Stderr.Data))
 		require.Contains(t, string(result.Stderr.Data), "Read-only", "the inner mount is not hidden by the outer one")
-		result, err = s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", "echo x >/opt/cache/x && echo cached; : >/opt/outer/y"}, ReadOnly: true})
-		require.NoError(t, err)
+		result = mustExec(t, s, sandbox.Cmd{Argv: []string{"sh", "-c", "echo x >/opt/cache/x && echo cached; : >/opt/outer/y"}, ReadOnly: true})
 		require.Equal(t, "cached\n", string(result.Stdout.Data))
 		require.Contains(t, string(result.Stderr.Data), "Permission denied")
 		require.NoError(t, s.Close())
@@ -100,8 +97,7 @@ func TestMounts_BelowTmp(t *testing.T) {
 		defer func() { require.NoError(t, s.Close()) }()
 		says := func(cmd sandbox.Cmd, script string) string {
 			cmd.Argv = []string{"sh", "-c", script}
-			result, err := s.Exec(t.Context(), cmd)
-			require.NoError(t, err)
+			result := mustExec(t, s, cmd)
 			require.Equal(t, sandbox.ReasonExited, result.Reason)
 			return string(result.Stdout.Data) + string(result.Stderr.Data)
 		}
@@ -181,8 +177,7 @@ func TestMounts_BelowAreSeenByTheSandboxOfRoot(t *testing.T) {
 			{filepath.Join(shown, "sub"), "/opt/shown/sub", false},
 		} {
 			const script = `cd "$0" && cat there; echo made >made; grep " $0 " /proc/self/mountinfo | cut -d' ' -f6,7`
-			result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", script, at.guest}})
-			require.NoError(t, err)
+			result := mustExec(t, s, sandbox.Cmd{Argv: []string{"sh", "-c", script, at.guest}})
 			require.Regexp(t, `^seen\n(.+\n)+$`, string(result.Stdout.Data), "%s: %s", at.guest, result.Stderr.Data)
 			require.Regexp(t, `\nr[wo],nosuid,nodev,[a-z,]+ -\n$`, string(result.Stdout.Data), "set-user-ID programs, devices and propagation of %s", at.guest)
 			made := filepath.Join(at.host, "made")
@@ -215,8 +210,7 @@ func TestMounts_BelowThatCannotBeTranslatedAreReadOnly(t *testing.T) {
 		s, err := ns.New(nil).Open(t.Context(), isolation.Spec{ID: "below", Workspace: work, Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, s.Close()) }()
-		result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"sh", "-c", "cat sub/there; echo made >made; echo made >sub/made"}})
-		require.NoError(t, err)
+		result := mustExec(t, s, sandbox.Cmd{Argv: []string{"sh", "-c", "cat sub/there; echo made >made; echo made >sub/made"}})
 		require.Equal(t, "seen\n", string(result.Stdout.Data), "%s", result.Stderr.Data)
 		require.Contains(t, string(result.Stderr.Data), "Read-only file system")
 		requireMade(t, filepath.Join(work, "made"), 0)

@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/ns"
+	"github.com/toolfleet/toolfleet/pkg/sandbox"
 	"github.com/toolfleet/toolfleet/test/escapetest"
 	"github.com/toolfleet/toolfleet/test/sandboxtest"
 )
@@ -56,6 +57,13 @@ func TestBwrap_NothingGetsOut(t *testing.T) {
 }
 
 func withBwrap() isolation.Driver { return ns.New(&ns.Options{Launcher: ns.LauncherBwrap}) }
+
+func mustExec(t *testing.T, s sandbox.Sandbox, cmd sandbox.Cmd) sandbox.Result {
+	t.Helper()
+	result, err := s.Exec(t.Context(), cmd)
+	require.NoError(t, err)
+	return result
+}
 
 func requireBwrap(t *testing.T) {
 	t.Helper()

@@ -197,8 +197,7 @@ func openWith(t *testing.T, network isolation.Network, mounts ...isolation.Mount
 
 func sh(t *testing.T, s sandbox.Sandbox, script string) string {
 	t.Helper()
-	result, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"bash", "-c", script}})
-	require.NoError(t, err)
+	result := mustExec(t, s, sandbox.Cmd{Argv: []string{"bash", "-c", script}})
 	require.Equal(t, sandbox.ReasonExited, result.Reason, "%s: %s: %s", script, result.Signal, result.Combined.Data)
 	return string(result.Combined.Data)
 }

@@ -52,6 +52,13 @@ func command() protocol.Call {
 	}
 }
 
+func mustAdd(t *testing.T, store *schedule.Store, s schedule.Schedule) *schedule.Schedule {
+	t.Helper()
+	added, err := store.Add(t.Context(), s)
+	require.NoError(t, err)
+	return added
+}
+
 func TestAdd_BadSchedules(t *testing.T) {
 	t.Parallel()
 	store, _ := open(t)
@@ -99,8 +106,7 @@ func TestStore_AddListPauseRemove(t *testing.T) {
 	t.Parallel()
 	store, _ := open(t)
 	session := protocol.NewSessionID()
-	added, err := store.Add(t.Context(), schedule.Schedule{Name: "daily", Cron: "0 7 * * *", TimeZone: "Europe/Berlin", Call: turn(session)})
-	require.NoError(t, err)
+	added := mustAdd(t, store, schedule.Schedule{Name: "daily", Cron: "0 7 * * *", TimeZone: "Europe/Berlin", Call: turn(session)})
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	require.NoError(t, err)
 	at := time.Date(2026, 3, 28, 12, 0, 0, 0, berlin) // the night before summer time begins
@@ -130,8 +136,7 @@ func TestStore_ListsPages(t *testing.T) {
 	t.Parallel()
 	store, _ := open(t)
 	for _, name := range []string{"c", "a", "e", "b", "gone", "d"} {
-		_, err := store.Add(t.Context(), schedule.Schedule{Name: name, Cron: "@daily", Call: turn(protocol.NewSessionID())})
-		require.NoError(t, err)
+		mustAdd(t, store, schedule.Schedule{Name: name, Cron: "@daily", Call: turn(protocol.NewSessionID())})
 	}
 	require.NoError(t, store.Remove(t.Context(), "gone"))
 	for after, want := range map[string]string{"": "ab+4", "b": "cd+1", "d": "e+0", "bb": "cd+1", "e": "+0", "z": "+0"} {
@@ -167,8 +172,7 @@ func TestNext_ClockChanges(t *testing.T) {
 		{"America/New_York", "30 1 * * *", "2026-10-31T12:00:00Z", []string{"2026-11-01T01:30:00-04:00", "2026-11-02T01:30:00-05:00"}},
 		{"", "30 2 29 2 *", "2026-10-24T12:00:00Z", []string{"2028-02-29T02:30:00Z"}},
 	} {
-		added, err := store.Add(t.Context(), schedule.Schedule{Name: fmt.Sprint("clock", i), Cron: test.cron, TimeZone: test.zone, Call: turn(protocol.NewSessionID())})
-		require.NoError(t, err)
+		added := mustAdd(t, store, schedule.Schedule{Name: fmt.Sprint("clock", i), Cron: test.cron, TimeZone: test.zone, Call: turn(protocol.NewSessionID())})
 		from, err := time.Parse(time.RFC3339, test.from)
 		require.NoError(t, err)
 		var got []string
@@ -185,8 +189,7 @@ func TestNext_LocalTimesOfAYear(t *testing.T) {
 	store, _ := open(t)
 	for i, zone := range []string{"Europe/Berlin", "America/New_York", "Africa/Cairo", "Australia/Lord_Howe", "Africa/Casablanca", "Asia/Tehran"} {
 		for hour := range 4 {
-			added, err := store.Add(t.Context(), schedule.Schedule{Name: fmt.Sprintf("year%d-%d", i, hour), Cron: fmt.Sprintf("30 %d * * *", hour), TimeZone: zone, Call: turn(protocol.NewSessionID())})
-			require.NoError(t, err)
+			added := mustAdd(t, store, schedule.Schedule{Name: fmt.Sprintf("year%d-%d", i, hour), Cron: fmt.Sprintf("30 %d * * *", hour), TimeZone: zone, Call: turn(protocol.NewSessionID())})
 			where, err := time.LoadLocation(zone)
 			require.NoError(t, err)
 			day := time.Date(2026, 1, 1, 12, 0, 0, 0, where)
@@ -205,8 +208,7 @@ func TestAt_DerivesIDs(t *testing.T) {
 	session := protocol.NewSessionID()
 	for _, keep := range []bool{false, true} {
 		name := map[bool]string{false: "new", true: "kept"}[keep]
-		_, err := store.Add(t.Context(), schedule.Schedule{Name: name, Cron: "@hourly", Call: turn(session), KeepSession: keep})
-		require.NoError(t, err)
+		mustAdd(t, store, schedule.Schedule{Name: name, Cron: "@hourly", Call: turn(session), KeepSession: keep})
 		one, err := store.Get(t.Context(), name)
 		require.NoError(t, err)
 		two, err := store.Get(t.Context(), name)
@@ -227,8 +229,7 @@ func TestAt_IsTheCallThatWasAdded(t *testing.T) {
 	t.Parallel()
 	store, _ := open(t)
 	want := command()
-	_, err := store.Add(t.Context(), schedule.Schedule{Name: "a", Cron: "@hourly", Call: want, KeepSession: true})
-	require.NoError(t, err)
+	mustAdd(t, store, schedule.Schedule{Name: "a", Cron: "@hourly", Call: want, KeepSession: true})
 	stored, err := store.Get(t.Context(), "a")
 	require.NoError(t, err)
 	now := time.Now().UTC()
@@ -251,8 +252,7 @@ func TestSigned_ScheduledCallsStartAsTheyWereSigned(t *testing.T) {
 	ours := key()
 	add := func(name string, signer *signing.Signer, call protocol.Call) {
 		store.Signer = signer
-		_, err := store.Add(t.Context(), schedule.Schedule{Name: name, Cron: "@every 1s", Missed: schedule.MissedAll, Call: call, KeepSession: true})
-		require.NoError(t, err)
+		mustAdd(t, store, schedule.Schedule{Name: name, Cron: "@every 1s", Missed: schedule.MissedAll, Call: call, KeepSession: true})
 	}
 	bucket, err := js.KeyValue(t.Context(), wire.SchedulesBucket("tf"))
 	require.NoError(t, err)
@@ -330,11 +330,9 @@ func TestRunner_OtherSchedulesStartWhilePoolsAreAway(t *testing.T) {
 	t.Parallel()
 	store, _ := open(t)
 	for _, name := range []string{"a", "b", "c"} {
-		_, err := store.Add(t.Context(), schedule.Schedule{Name: name, Cron: "@every 1s", Call: command(), KeepSession: true})
-		require.NoError(t, err)
+		mustAdd(t, store, schedule.Schedule{Name: name, Cron: "@every 1s", Call: command(), KeepSession: true})
 	}
-	_, err := store.Add(t.Context(), schedule.Schedule{Name: "turn", Cron: "@every 1s", Call: turn(protocol.NewSessionID())})
-	require.NoError(t, err)
+	mustAdd(t, store, schedule.Schedule{Name: "turn", Cron: "@every 1s", Call: turn(protocol.NewSessionID())})
 	started := make(chan protocol.Call, 100)
 	var waiting atomic.Int32
 	var running sync.WaitGroup
@@ -369,8 +367,7 @@ type started struct {
 func TestRunner_EachTimeOnce(t *testing.T) {
 	t.Parallel()
 	store, _ := open(t)
-	added, err := store.Add(t.Context(), schedule.Schedule{Name: "often", Cron: "@every 1s", Missed: schedule.MissedAll, Call: turn(protocol.NewSessionID())})
-	require.NoError(t, err)
+	added := mustAdd(t, store, schedule.Schedule{Name: "often", Cron: "@every 1s", Missed: schedule.MissedAll, Call: turn(protocol.NewSessionID())})
 	seen := started{times: map[time.Time]protocol.CallID{}}
 	send := func(_ context.Context, call *protocol.Call) error {
 		seen.mu.Lock()
@@ -418,8 +415,7 @@ func TestRunner_EachTimeOnce(t *testing.T) {
 func TestRunner_Pause(t *testing.T) {
 	t.Parallel()
 	store, _ := open(t)
-	_, err := store.Add(t.Context(), schedule.Schedule{Name: "often", Cron: "@every 1s", Call: turn(protocol.NewSessionID())})
-	require.NoError(t, err)
+	mustAdd(t, store, schedule.Schedule{Name: "often", Cron: "@every 1s", Call: turn(protocol.NewSessionID())})
 	calls := make(chan protocol.Call, 100)
 	var running sync.WaitGroup
 	ctx, end := context.WithCancel(t.Context())
@@ -432,7 +428,7 @@ func TestRunner_Pause(t *testing.T) {
 	defer running.Wait()
 	defer end()
 	<-calls
-	_, err = store.Pause(t.Context(), "often", true)
+	_, err := store.Pause(t.Context(), "often", true)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { // what was on its way when it was paused
 		s, err := store.Get(t.Context(), "often")
@@ -453,8 +449,7 @@ func TestRunner_CallsAreJudged(t *testing.T) {
 	t.Parallel()
 	store, _ := open(t)
 	for name, call := range map[string]protocol.Call{"call": command(), "turn": turn(protocol.NewSessionID())} {
-		_, err := store.Add(t.Context(), schedule.Schedule{Name: name, Cron: "@every 1s", Call: call, KeepSession: true})
-		require.NoError(t, err)
+		mustAdd(t, store, schedule.Schedule{Name: name, Cron: "@every 1s", Call: call, KeepSession: true})
 	}
 	judged, sent := make(chan protocol.Call, 100), make(chan protocol.Call, 100)
 	refuse := func(_ context.Context, call *protocol.Call) error {

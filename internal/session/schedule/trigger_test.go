@@ -307,8 +307,7 @@ func TestRunner_LostBetweenTwoWrites(t *testing.T) {
 			store, err := schedule.Open(t.Context(), js, "tf")
 			require.NoError(t, err)
 			name := "every" + map[bool]string{true: "-accepted"}[accepted] + map[bool]string{true: "-answered"}[answered]
-			added, err := store.Add(t.Context(), schedule.Schedule{Name: name, Cron: "@every 1s", Missed: schedule.MissedAll, Call: turn(protocol.NewSessionID())})
-			require.NoError(t, err)
+			added := mustAdd(t, store, schedule.Schedule{Name: name, Cron: "@every 1s", Missed: schedule.MissedAll, Call: turn(protocol.NewSessionID())})
 			ran := map[protocol.CallID]int{}
 			life, lose := context.WithCancel(t.Context())
 			var first protocol.CallID
@@ -397,8 +396,7 @@ func TestStore_ChangesAreMadeUntilTheyAreKnown(t *testing.T) {
 		"add": func(t *testing.T, store *schedule.Store, name string) {
 			t.Helper()
 			s := schedule.Schedule{Name: name, Cron: "@hourly", Call: turn(protocol.NewSessionID())}
-			added, err := store.Add(t.Context(), s)
-			require.NoError(t, err)
+			added := mustAdd(t, store, s)
 			stored, err := other.Get(t.Context(), name)
 			require.NoError(t, err)
 			require.Equal(t, added.Secret, stored.Secret)
