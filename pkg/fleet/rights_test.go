@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -265,14 +266,18 @@ func (h *hostile) writeBy(user restricted, subject string) {
 // settle returns when what a user had others do is done.
 func (h *hostile) settle(user restricted) {
 	h.t.Helper()
+	var requests sync.WaitGroup
 	for _, may := range user.may {
 		if strings.HasPrefix(may, "$JS.API.") && !strings.Contains(may, "CONSUMER.MSG.NEXT") {
-			_, err := user.nc.Request(may, nil, 5*time.Second)
-			if !errors.Is(err, nats.ErrTimeout) && !errors.Is(err, nats.ErrNoResponders) { // a stream that is not there
-				require.NoError(h.t, err, may)
-			}
+			requests.Go(func() { // at once: some are never answered
+				_, err := user.nc.Request(may, nil, 5*time.Second)
+				if !errors.Is(err, nats.ErrTimeout) && !errors.Is(err, nats.ErrNoResponders) { // a stream that is not there
+					assert.NoError(h.t, err, may)
+				}
+			})
 		}
 	}
+	requests.Wait()
 	require.NoError(h.t, h.owner.FlushTimeout(time.Minute))
 	require.NoError(h.t, h.poolOwner.FlushTimeout(time.Minute))
 }
