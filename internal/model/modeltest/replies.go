@@ -26,9 +26,7 @@ func Run(t *testing.T, d *Dialect) {
 		"a large reply": largeReply, "documents": documents, "attachments": attachments, "native tools": nativeTools, "cut off": cutOff, "reasoning": reasoning, "settings": settings,
 		"tries again": triesAgain, "failed attempts are counted": failedAttempts, "senseless usage": senselessUsage, "final errors": finalErrors, "too long": tooLong,
 		"used up": usedUp, "rejected tools": rejectedTools, "about images": aboutImages, "gives up": givesUp, "no redirects": noRedirects,
-		"secrets": secrets, "no listener": noListener, "bad certificate": badCertificate, "backs off": backsOff,
-		"jitter": jitter, "waits for the provider": waitsForProvider, "waits as asked": waitsAsAsked, "waits short": waitsShort, "silence": silence, "slow": slowIsNotSilent,
-		"ends with its context": endsWithContext, "logs retries": logsRetries,
+		"secrets": secrets, "no listener": noListener, "bad certificate": badCertificate,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
