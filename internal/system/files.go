@@ -1,6 +1,8 @@
 package system
 
 import (
+	"crypto/rand"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -35,6 +37,32 @@ func (o Owner) Give(file *os.File) error {
 	}
 	return file.Chown(o.uid, o.gid)
 }
+
+// CreateIn makes a file below a root where nothing is, with what fill writes to it, for the owner and
+// with a mode. After an error there is none.
+func (o Owner) CreateIn(root *os.Root, name string, mode fs.FileMode, fill func(*os.File) error) error {
+	file, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|NoFollow, 0o600)
+	if err != nil {
+		return err
+	}
+	if err = fill(file); err == nil {
+		err = o.Give(file)
+	}
+	if err == nil {
+		err = file.Chmod(mode)
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		err = errors.Join(err, root.Remove(name))
+	}
+	return err
+}
+
+// What the names of temporary files and directories begin and end with.
+const TempPrefix, TempSuffix = ".toolfleet-", ".tmp"
+
+// TempName is a name that nothing has. It is short: its path must fit wherever the path of a file
+// does.
+func TempName() string { return TempPrefix + rand.Text() + TempSuffix }
 
 // GiveIn gives a path below a root to the owner, and follows no link there.
 func (o Owner) GiveIn(root *os.Root, name string) error {

@@ -2,7 +2,6 @@ package files
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"io/fs"
 	"os"
@@ -151,8 +150,12 @@ func (f *FS) rename(name string, content []byte, was fs.FileInfo) error {
 	} else {
 		mode = was.Mode().Perm()
 	}
-	temp := path.Join(path.Dir(name), tempName())
-	if err := f.writeTemp(temp, content, mode, like); err != nil {
+	temp := path.Join(path.Dir(name), system.TempName())
+	err := system.OwnerOf(like).CreateIn(f.root.Root, temp, mode, func(file *os.File) error {
+		_, err := file.Write(content)
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	if err := f.root.Rename(temp, name); err != nil {
@@ -160,24 +163,3 @@ func (f *FS) rename(name string, content []byte, was fs.FileInfo) error {
 	}
 	return nil
 }
-
-func (f *FS) writeTemp(temp string, content []byte, mode fs.FileMode, like fs.FileInfo) error {
-	file, err := f.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(content)
-	if err == nil {
-		err = system.OwnerOf(like).Give(file)
-	}
-	if err == nil {
-		err = file.Chmod(mode)
-	}
-	if err = errors.Join(err, file.Close()); err != nil {
-		return errors.Join(err, f.root.Remove(temp))
-	}
-	return nil
-}
-
-// tempName is short: its path must fit wherever the path of a file does.
-func tempName() string { return ".toolfleet-" + rand.Text() + ".tmp" }

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/cgroup"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/initd"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -105,7 +105,7 @@ func (i *instance) readStart() error {
 
 // aborted is the error of a sandbox that has failed before it was a program.
 func aborted(m *initd.Message) error {
-	failed, ok := syscalls.Failed(m.Body)
+	failed, ok := confine.Failed(m.Body)
 	if !ok {
 		return fmt.Errorf("%w: an abort of %d bytes", initd.ErrMalformed, len(m.Body))
 	}

@@ -24,6 +24,7 @@ import (
 type network struct {
 	listener net.Listener // of the proxy; nil is none
 	link     *link        // nil is none
+	ends     []io.Closer  // those that there are
 	cancel   context.CancelFunc
 	serving  sync.WaitGroup
 }
@@ -38,6 +39,7 @@ func (n *network) accept(m *initd.Message) error {
 	m.FDs = nil
 	if isLink {
 		n.link = &link{file: file}
+		n.ends = append(n.ends, n.link)
 		return nil
 	}
 	var err error
@@ -45,6 +47,7 @@ func (n *network) accept(m *initd.Message) error {
 	if err = errors.Join(err, file.Close()); err != nil {
 		return fmt.Errorf("listener of the proxy: %w", err)
 	}
+	n.ends = append(n.ends, n.listener)
 	return nil
 }
 
@@ -64,15 +67,8 @@ func (n *network) close() error {
 	if n.cancel != nil {
 		n.cancel()
 	}
-	var ends []io.Closer
-	if n.listener != nil {
-		ends = append(ends, n.listener)
-	}
-	if n.link != nil {
-		ends = append(ends, n.link)
-	}
 	var errs []error
-	for _, end := range ends {
+	for _, end := range n.ends {
 		if err := end.Close(); !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrClosed) { // by the handler
 			errs = append(errs, err)
 		}

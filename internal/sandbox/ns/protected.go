@@ -127,12 +127,10 @@ func (p *protected) createEntry(root *os.Root, at string) error {
 	if !isFile {
 		return root.Mkdir(at, 0o755)
 	}
-	file, err := root.OpenFile(at, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
-	if err != nil {
+	return system.Owner{}.CreateIn(root, at, 0o644, func(file *os.File) error {
+		_, err := file.WriteString(content)
 		return err
-	}
-	_, err = file.WriteString(content)
-	return errors.Join(err, file.Close())
+	})
 }
 
 // leftover reports whether a file was made by an earlier sandbox that did not end properly.

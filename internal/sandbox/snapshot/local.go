@@ -2,7 +2,6 @@ package snapshot
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -207,7 +206,7 @@ func (s *stage) fetch(ctx context.Context, base, theirs Manifest, tree Tree, bod
 // file returns a path that nothing is at.
 func (s *stage) file() (string, error) {
 	if s.dir == "" {
-		dir := tempName()
+		dir := system.TempName()
 		if err := s.root.Mkdir(dir, 0o700); err != nil {
 			return "", err
 		}
@@ -224,12 +223,6 @@ func (s *stage) remove(err *error) {
 	}
 }
 
-// What the names of temporary files and directories begin and end with.
-const tempPrefix, tempSuffix = ".toolfleet-", ".tmp"
-
-// tempName is a name that nothing has.
-func tempName() string { return tempPrefix + rand.Text() + tempSuffix }
-
 // staleAfter is how old a temporary directory is whose process was surely lost.
 const staleAfter = 24 * time.Hour
 
@@ -244,7 +237,7 @@ func removeStages(root *os.Root) error {
 		return err
 	}
 	for _, entry := range entries {
-		if !entry.IsDir() || !strings.HasPrefix(entry.Name(), tempPrefix) || !strings.HasSuffix(entry.Name(), tempSuffix) {
+		if !entry.IsDir() || !strings.HasPrefix(entry.Name(), system.TempPrefix) || !strings.HasSuffix(entry.Name(), system.TempSuffix) {
 			continue
 		}
 		info, err := entry.Info()

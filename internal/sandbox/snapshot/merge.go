@@ -285,7 +285,7 @@ func (m *merge) mkdir(name string, want Entry) error {
 }
 
 func (m *merge) link(name string, want Entry) error {
-	temp := path.Join(parent(name), tempName())
+	temp := path.Join(parent(name), system.TempName())
 	if err := m.root.Symlink(want.Target, temp); err != nil {
 		return err
 	}

@@ -229,22 +229,7 @@ func (r *restorer) files(ctx context.Context) error {
 
 // make makes a file of the right size, of zeros.
 func (r *restorer) make(name string, node Node) error {
-	return r.create(r.root, name, 0o600, func(file *os.File) error { return file.Truncate(node.Size) })
-}
-
-// create makes a file that does not exist yet.
-func (r *restorer) create(dir *os.Root, name string, mode fs.FileMode, fill func(*os.File) error) error {
-	file, err := dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|system.NoFollow, 0o600)
-	if err != nil {
-		return err
-	}
-	if err = fill(file); err == nil {
-		err = r.owner.Give(file)
-	}
-	if err == nil {
-		err = file.Chmod(mode)
-	}
-	return errors.Join(err, file.Close())
+	return r.owner.CreateIn(r.root, name, 0o600, func(file *os.File) error { return file.Truncate(node.Size) })
 }
 
 // body fetches a body and writes the pieces that it has.
@@ -311,7 +296,7 @@ func (d *openDir) close() error {
 func (r *restorer) write(dir *os.Root, p piece, content []byte) error {
 	node, base := r.tree[p.name], path.Base(p.name)
 	if len(node.Parts) == 1 {
-		err := r.create(dir, base, node.Mode, func(file *os.File) error {
+		err := r.owner.CreateIn(dir, base, node.Mode, func(file *os.File) error {
 			_, err := file.Write(content)
 			return err
 		})

@@ -1,8 +1,8 @@
 //go:build linux
 
 // Package confine takes rights away: capabilities, system calls (seccomp) and files (Landlock). It
-// adds the system calls that do so to a list (package syscalls), for a process that makes them
-// before it executes a program. None of it can be undone, and all of it is inherited.
+// adds the system calls that do so to a [List], for a process that makes them before it executes a
+// program. None of it can be undone, and all of it is inherited.
 package confine
 
 import (
@@ -13,8 +13,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 )
 
 // lastCap is beyond every capability that there is; the kernel says where they end.
@@ -23,7 +21,7 @@ const lastCap = 63
 // AddNoBounding adds to a list what empties the bounding set, which takes CAP_SETPCAP: it has to
 // come before [AddNoCaps]. With fresh the list is for the first process of a new user namespace,
 // whose set is full; otherwise for a process with this process's set, which may lack some.
-func AddNoBounding(l *syscalls.List, fresh bool) {
+func AddNoBounding(l *List, fresh bool) {
 	for c := range lastCap {
 		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(c), 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) && c > 0 {
@@ -36,7 +34,7 @@ func AddNoBounding(l *syscalls.List, fresh bool) {
 }
 
 // AddNoCaps adds to a list what empties the other four sets of the calling thread.
-func AddNoCaps(l *syscalls.List) {
+func AddNoCaps(l *List) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var none [2]unix.CapUserData
 	l.Do(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
@@ -44,7 +42,7 @@ func AddNoCaps(l *syscalls.List) {
 }
 
 // AddNoNewPrivs adds to a list what makes set-user-ID bits and file capabilities mean nothing.
-func AddNoNewPrivs(l *syscalls.List) { l.Do(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }
+func AddNoNewPrivs(l *List) { l.Do(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }
 
 // NoCore is the core file limit that prevents core files and the host's crash handler: with 0 the
 // kernel would still start that program, as root.

@@ -9,8 +9,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 )
 
 // newest is the highest system call number that was looked at. What a newer kernel adds does
@@ -74,6 +72,18 @@ func (t table) on(number uint32, body func(*program)) {
 	t[number] = p
 }
 
+// match returns hit for a system call when an argument compares to one of the values, and otherwise
+// the other value.
+func (t table) match(number, argument uint32, op uint16, values []uint32, hit, otherwise uint32) {
+	t.on(number, func(p *program) {
+		p.load(arg(argument))
+		for _, value := range values {
+			p.returnIf(op, value, hit)
+		}
+		p.ret(otherwise)
+	})
+}
+
 // deny has system calls fail.
 func (t table) deny(errno unix.Errno, numbers ...uint32) {
 	for _, number := range numbers {
@@ -113,17 +123,18 @@ func newSandboxFilter() program {
 	t.deny(unix.EPERM, deniedHere...)
 	t.noSetID()
 	t.keepNoCore()
-	t.on(unix.SYS_CLONE, func(p *program) {
-		p.load(arg(0))
-		p.returnIf(unix.BPF_JSET, newNamespaces, retErrno(unix.EPERM))
-		p.ret(retAllow)
-	})
+	t.match(unix.SYS_CLONE, 0, unix.BPF_JSET, []uint32{newNamespaces}, retErrno(unix.EPERM), retAllow)
 	t.on(unix.SYS_SOCKET, (*program).usualSocket)
-	t.on(unix.SYS_SOCKETPAIR, (*program).usualPair)
+	// The one family that has pairs worth having.
+	t.match(unix.SYS_SOCKETPAIR, 0, unix.BPF_JEQ, []uint32{unix.AF_UNIX}, retAllow, retErrno(unix.EAFNOSUPPORT))
 	t.on(unix.SYS_SETSOCKOPT, (*program).usualOption)
 	t.on(unix.SYS_IOCTL, (*program).usualIoctl)
-	t.on(unix.SYS_RENAMEAT2, (*program).noWhiteout)
-	t.noHugePages()
+	// What leaves a device file where something was: Landlock does not see that one is made.
+	t.match(unix.SYS_RENAMEAT2, 4, unix.BPF_JSET, []uint32{unix.RENAME_WHITEOUT}, retErrno(unix.EINVAL), retAllow)
+	// Huge pages that the host has set aside, which nothing counts for a sandbox: none are left.
+	t.match(unix.SYS_MMAP, 3, unix.BPF_JSET, []uint32{unix.MAP_HUGETLB}, retErrno(unix.ENOMEM), retAllow)
+	t.match(unix.SYS_MEMFD_CREATE, 1, unix.BPF_JSET, []uint32{unix.MFD_HUGETLB}, retErrno(unix.ENOMEM), retAllow)
+	t.match(unix.SYS_SHMGET, 2, unix.BPF_JSET, []uint32{shmHuge}, retErrno(unix.ENOMEM), retAllow)
 	p.dispatch(t)
 	return p
 }
@@ -149,13 +160,6 @@ func (p *program) usualSocket() {
 	p.ret(retErrno(unix.EPROTONOSUPPORT))
 }
 
-// usualPair allows the one family that has pairs worth having.
-func (p *program) usualPair() {
-	p.load(arg(0))
-	p.returnIf(unix.BPF_JEQ, unix.AF_UNIX, retAllow)
-	p.ret(retErrno(unix.EAFNOSUPPORT))
-}
-
 // usualOption denies rarely used options of TCP that reach much code of the kernel: upper layer
 // protocols, and keys for an algorithm that the caller names, for which the kernel may load a
 // module.
@@ -167,14 +171,6 @@ func (p *program) usualOption() {
 	for _, option := range []uint32{unix.TCP_ULP, tcpAddKey} {
 		p.returnIf(unix.BPF_JEQ, option, retErrno(unix.ENOPROTOOPT))
 	}
-	p.ret(retAllow)
-}
-
-// noWhiteout denies what leaves a device file where something was. Landlock does not see that one
-// is made.
-func (p *program) noWhiteout() {
-	p.load(arg(4))
-	p.returnIf(unix.BPF_JSET, unix.RENAME_WHITEOUT, retErrno(unix.EINVAL))
 	p.ret(retAllow)
 }
 
@@ -197,29 +193,11 @@ func (p *program) usualIoctl() {
 	p.ret(retAllow)
 }
 
-// noHugePages has none left of those that the host has set aside, which nothing counts for a
-// sandbox.
-func (t table) noHugePages() {
-	for number, flags := range map[uint32]struct{ argument, huge uint32 }{
-		unix.SYS_MMAP: {3, unix.MAP_HUGETLB}, unix.SYS_MEMFD_CREATE: {1, unix.MFD_HUGETLB}, unix.SYS_SHMGET: {2, shmHuge},
-	} {
-		t.on(number, func(p *program) {
-			p.load(arg(flags.argument))
-			p.returnIf(unix.BPF_JSET, flags.huge, retErrno(unix.ENOMEM))
-			p.ret(retAllow)
-		})
-	}
-}
-
 // keepNoCore has changes of that limit do nothing. They succeed, for those who want to be
 // sure that there are no core files.
 func (t table) keepNoCore() {
 	const done = unix.SECCOMP_RET_ERRNO // with the number 0
-	t.on(unix.SYS_SETRLIMIT, func(p *program) {
-		p.load(arg(0))
-		p.returnIf(unix.BPF_JEQ, unix.RLIMIT_CORE, done)
-		p.ret(retAllow)
-	})
+	t.match(unix.SYS_SETRLIMIT, 0, unix.BPF_JEQ, []uint32{unix.RLIMIT_CORE}, done, retAllow)
 	t.on(unix.SYS_PRLIMIT64, func(p *program) {
 		p.load(arg(1))
 		p.jump(unix.BPF_JEQ, unix.RLIMIT_CORE, 1, 0)
@@ -285,10 +263,10 @@ func (p *program) readOnlyIoctl() {
 }
 
 // add adds to a list what puts the calling thread under the filter.
-func (p program) add(l *syscalls.List) { p.addTo(l, 0) }
+func (p program) add(l *List) { p.addTo(l, 0) }
 
 // addTo is add with flags, by which it may be all threads.
-func (p program) addTo(l *syscalls.List, flags int) {
+func (p program) addTo(l *List, flags int) {
 	fprog := &unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]} //nolint:gosec // some hundred
 	l.Do(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, unsafe.Pointer(fprog))
 }
@@ -299,11 +277,7 @@ func noUnixFilter() program {
 	var p program
 	p.load(dataNumber)
 	t := table{}
-	t.on(unix.SYS_SOCKET, func(p *program) {
-		p.load(arg(0))
-		p.returnIf(unix.BPF_JEQ, unix.AF_UNIX, retErrno(unix.EACCES))
-		p.ret(retAllow)
-	})
+	t.match(unix.SYS_SOCKET, 0, unix.BPF_JEQ, []uint32{unix.AF_UNIX}, retErrno(unix.EACCES), retAllow)
 	p.dispatch(t)
 	return p
 }
@@ -311,15 +285,15 @@ func noUnixFilter() program {
 // AddNoUnix adds to a list what keeps the calling thread from Unix sockets, whose abstract names
 // are those of a network. It takes [AddSeccomp], and is for who is in the host's network under a
 // Landlock that does not cut them off, see [Scopes].
-func AddNoUnix(l *syscalls.List) { noUnixFilter().add(l) }
+func AddNoUnix(l *List) { noUnixFilter().add(l) }
 
 // AddSeccomp adds to a list what puts the calling thread under the filter of sandboxes. It takes
 // no_new_privs.
-func AddSeccomp(l *syscalls.List) error {
+func AddSeccomp(l *List) error {
 	sandboxFilter().add(l)
 	return nil
 }
 
 // AddReadOnly adds to a list what denies the calling thread the changes of files that
 // [AddLandlockChanges] leaves: of modes, owners, times and attributes. It takes [AddSeccomp].
-func AddReadOnly(l *syscalls.List) { readOnlyFilter().add(l) }
+func AddReadOnly(l *List) { readOnlyFilter().add(l) }

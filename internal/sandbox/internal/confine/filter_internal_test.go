@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// call is a system call as a filter sees it.
-type call struct {
+// syscallArgs is a system call as a filter sees it.
+type syscallArgs struct {
 	arch, number uint32
 	args         [6]uint64
 }
 
 // field is what a filter loads.
-func (c call) field(t *testing.T, offset uint32) uint32 {
+func (c syscallArgs) field(t *testing.T, offset uint32) uint32 {
 	t.Helper()
 	switch offset {
 	case dataNumber:
@@ -35,7 +35,7 @@ func (c call) field(t *testing.T, offset uint32) uint32 {
 }
 
 // verdict runs a filter as the kernel does.
-func (p program) verdict(t *testing.T, c call) (verdict uint32) {
+func (p program) verdict(t *testing.T, c syscallArgs) (verdict uint32) {
 	t.Helper()
 	var loaded uint32
 	for at := 0; ; at++ {
@@ -82,14 +82,14 @@ func TestFilter_EveryNumber(t *testing.T) {
 		case slices.Contains(looks, number):
 			continue
 		}
-		got := sandboxFilter().verdict(t, call{arch: nativeArch, number: number})
+		got := sandboxFilter().verdict(t, syscallArgs{arch: nativeArch, number: number})
 		require.Equal(t, want, got, "system call %d", number)
 		want = retAllow
 		if slices.Contains(changes, number) || slices.Contains(changesHere, number) {
 			want = retErrno(unix.EROFS)
 		}
 		if number != unix.SYS_IOCTL {
-			got = readOnlyFilter().verdict(t, call{arch: nativeArch, number: number})
+			got = readOnlyFilter().verdict(t, syscallArgs{arch: nativeArch, number: number})
 			require.Equal(t, want, got, "system call %d of a read-only command", number)
 		}
 	}
@@ -146,10 +146,10 @@ func TestFilter_Arguments(t *testing.T) {
 		"core files of another":       {unix.SYS_PRLIMIT64, [6]uint64{5, unix.RLIMIT_CORE, 1 << 40}, unix.SECCOMP_RET_ERRNO},
 		"what core files there are":   {unix.SYS_PRLIMIT64, [6]uint64{5, unix.RLIMIT_CORE, 0, 1}, allow},
 	} {
-		got := sandboxFilter().verdict(t, call{arch: nativeArch, number: test.number, args: test.args})
+		got := sandboxFilter().verdict(t, syscallArgs{arch: nativeArch, number: test.number, args: test.args})
 		require.Equal(t, test.want, got, name)
 	}
-	foreign := sandboxFilter().verdict(t, call{arch: nativeArch + 1, number: unix.SYS_GETPID})
+	foreign := sandboxFilter().verdict(t, syscallArgs{arch: nativeArch + 1, number: unix.SYS_GETPID})
 	require.Equal(t, uint32(retKill), foreign)
 }
 
@@ -162,7 +162,7 @@ func TestFilter_NoUnix(t *testing.T) {
 			if number == unix.SYS_SOCKET && uint32(family) == unix.AF_UNIX {
 				want = retErrno(unix.EACCES)
 			}
-			got := noUnixFilter().verdict(t, call{arch: nativeArch, number: number, args: [6]uint64{family}})
+			got := noUnixFilter().verdict(t, syscallArgs{arch: nativeArch, number: number, args: [6]uint64{family}})
 			require.Equal(t, want, got, "system call %d, family %d", number, family)
 		}
 	}
@@ -178,19 +178,19 @@ func TestFilter_Untouchable(t *testing.T) {
 	for _, aimed := range aimed() {
 		aim[aimed.number] = true
 		for id, want := range map[uint64]uint32{0: allow, 1: denied, last: denied, 1<<40 | 1: denied, last + 1: allow, 4 << 20: allow} {
-			c := call{arch: nativeArch, number: aimed.number}
+			c := syscallArgs{arch: nativeArch, number: aimed.number}
 			c.args[aimed.at] = id
 			got := untouchableFilter(last).verdict(t, c)
 			require.Equal(t, want, got, "system call %d at %d", aimed.number, id)
 		}
 		if aimed.everybody != 0 {
-			got := untouchableFilter(last).verdict(t, call{arch: nativeArch, number: aimed.number, args: [6]uint64{uint64(aimed.everybody), 1000}})
+			got := untouchableFilter(last).verdict(t, syscallArgs{arch: nativeArch, number: aimed.number, args: [6]uint64{uint64(aimed.everybody), 1000}})
 			require.Equal(t, denied, got)
 		}
 	}
 	for number := range uint32(newest) {
 		if !aim[number] {
-			got := untouchableFilter(last).verdict(t, call{arch: nativeArch, number: number, args: [6]uint64{1, 1, 1}})
+			got := untouchableFilter(last).verdict(t, syscallArgs{arch: nativeArch, number: number, args: [6]uint64{1, 1, 1}})
 			require.Equal(t, allow, got)
 		}
 	}

@@ -5,21 +5,19 @@ package confine
 import (
 	"fmt"
 	"runtime"
-
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 )
 
 // AddSeccomp fails: there is no filter for this architecture.
-func AddSeccomp(*syscalls.List) error { return fmt.Errorf("seccomp: no filter for %s", runtime.GOARCH) }
+func AddSeccomp(*List) error { return fmt.Errorf("seccomp: no filter for %s", runtime.GOARCH) }
 
 // AddNoUnix adds nothing: [AddSeccomp], which it takes, fails.
-func AddNoUnix(*syscalls.List) {}
+func AddNoUnix(*List) {}
 
 // AddReadOnly adds nothing, as [AddNoUnix].
-func AddReadOnly(*syscalls.List) {}
+func AddReadOnly(*List) {}
 
 // AddHost adds nothing, as [AddNoUnix].
-func AddHost(*syscalls.List, []uint32) {}
+func AddHost(*List, []uint32) {}
 
 // Untouchable fails, as [AddSeccomp].
 func Untouchable(int) error { return AddSeccomp(nil) }

@@ -6,8 +6,6 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 )
 
 // sharing are the system calls by which processes of one host meet, whatever files they may
@@ -45,19 +43,9 @@ func hostFilter(families []uint32) program {
 	t := table{}
 	t.deny(unix.EPERM, sharing()...)
 	for _, c := range aimed() {
-		t.on(c.number, func(p *program) {
-			p.load(arg(c.at))
-			p.returnIf(unix.BPF_JEQ, 0, retAllow)
-			p.ret(retErrno(unix.EPERM))
-		})
+		t.match(c.number, c.at, unix.BPF_JEQ, []uint32{0}, retAllow, retErrno(unix.EPERM))
 	}
-	t.on(unix.SYS_SOCKET, func(p *program) {
-		p.load(arg(0))
-		for _, family := range families {
-			p.returnIf(unix.BPF_JEQ, family, retAllow)
-		}
-		p.ret(retErrno(unix.EACCES))
-	})
+	t.match(unix.SYS_SOCKET, 0, unix.BPF_JEQ, families, retAllow, retErrno(unix.EACCES))
 	p.dispatch(t)
 	return p
 }
@@ -65,7 +53,7 @@ func hostFilter(families []uint32) program {
 // AddHost adds to a list what restricts a thread without namespaces: no sockets but those of the
 // given families and pairs, no shared memory and queues, and no changes of other processes of its
 // user. It takes [AddSeccomp].
-func AddHost(l *syscalls.List, families []uint32) { hostFilter(families).add(l) }
+func AddHost(l *List, families []uint32) { hostFilter(families).add(l) }
 
 // setID are the bits of a mode that make a program run as the owner of its file. In a
 // sandbox they mean nothing, but the files of a workspace are files of the host too, and
@@ -135,7 +123,7 @@ func untouchableFilter(last uint32) program {
 // and the like of the processes and threads 1 to last of this process namespace, and of all of a
 // user at once. It takes [AddSeccomp].
 func Untouchable(last int) error {
-	var l syscalls.List
+	var l List
 	l.Step("seccomp")
 	untouchableFilter(uint32(last)).addTo(&l, unix.SECCOMP_FILTER_FLAG_TSYNC|unix.SECCOMP_FILTER_FLAG_TSYNC_ESRCH) //nolint:gosec // an id
 	return l.Make()

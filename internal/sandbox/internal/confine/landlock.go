@@ -10,8 +10,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 )
 
 // Access is a set of Landlock's rights to files.
@@ -97,14 +95,14 @@ func Existing(rules []Rule) ([]Rule, error) {
 // AddLandlock adds to a list what leaves the calling thread the rights to files that rules give it
 // and no others. It takes no_new_privs. Where the kernel can, the thread is also cut off from the
 // signals and the abstract sockets of those who are not confined with it, who may have more rights.
-func AddLandlock(l *syscalls.List, rules []Rule) { addLandlock(l, accessAll, rules) }
+func AddLandlock(l *List, rules []Rule) { addLandlock(l, accessAll, rules) }
 
 // AddLandlockChanges is [AddLandlock] for the rights to change files: reading is not touched.
-func AddLandlockChanges(l *syscalls.List, rules []Rule) {
+func AddLandlockChanges(l *List, rules []Rule) {
 	addLandlock(l, AccessChange|accessDeviceNodes, rules)
 }
 
-func addLandlock(l *syscalls.List, handled Access, rules []Rule) {
+func addLandlock(l *List, handled Access, rules []Rule) {
 	abi := LandlockABI()
 	handled = handled.known(abi)
 	attr := &unix.LandlockRulesetAttr{Handled_access_fs: uint64(handled)}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/start"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
@@ -120,7 +119,7 @@ type command struct {
 }
 
 // readOnly adds what keeps a command from changing the workspace.
-func (s *server) readOnly(l *syscalls.List) error {
+func (s *server) readOnly(l *confine.List) error {
 	change := confine.AccessChange
 	rules := []confine.Rule{
 		{Path: GuestHome, Access: change},
@@ -149,16 +148,16 @@ type program struct {
 	dir       *os.File // to start in
 	workspace bool     // without dir it starts in the workspace, else where this process is
 	files     []uintptr
-	terminal  bool                       // the files are one, which becomes its terminal
-	group     int                        // descriptor of the control group's directory; -1 is that of this process
-	ends      bool                       // it ends with the thread that starts it
-	confine   func(*syscalls.List) error // adds what takes rights away; nil is nothing
+	terminal  bool                      // the files are one, which becomes its terminal
+	group     int                       // descriptor of the control group's directory; -1 is that of this process
+	ends      bool                      // it ends with the thread that starts it
+	confine   func(*confine.List) error // adds what takes rights away; nil is nothing
 }
 
 // fork starts the program. The process sets its limits before it executes the program: they hold
 // from the first instruction, for it and all that it starts, and cannot be removed.
 func (c *command) fork(p program) (int, error) {
-	l := &syscalls.List{}
+	l := &confine.List{}
 	l.Do(unix.SYS_SETSID)
 	if p.group >= 0 {
 		l.ForkInto(p.group)
@@ -199,7 +198,7 @@ func (c *command) fork(p program) (int, error) {
 }
 
 // defaultSignals adds what has a process not ignore the signals that this one ignores.
-func defaultSignals(l *syscalls.List) {
+func defaultSignals(l *confine.List) {
 	byDefault := new(sigaction)
 	for sig := 1; sig <= lastSignal; sig++ {
 		if sig != int(unix.SIGKILL) && sig != int(unix.SIGSTOP) {
@@ -209,7 +208,7 @@ func defaultSignals(l *syscalls.List) {
 }
 
 // limit adds what limits the process that makes the calls, and tags it.
-func (c *command) limit(l *syscalls.List) error {
+func (c *command) limit(l *confine.List) error {
 	for _, limit := range []struct {
 		resource    int
 		value, more uint64 // 0 is none; more of the hard limit
@@ -234,7 +233,7 @@ func (c *command) limit(l *syscalls.List) error {
 }
 
 // begin forks a process that makes the calls, and waits for the last one, which executes a program.
-func begin(l *syscalls.List) (int, error) {
+func begin(l *confine.List) (int, error) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
 		return 0, err
@@ -249,7 +248,7 @@ func begin(l *syscalls.List) (int, error) {
 		return 0, err
 	}
 	message, err := io.ReadAll(told)
-	if failed, ok := syscalls.Failed(message); ok {
+	if failed, ok := confine.Failed(message); ok {
 		if err = failed.Errno; failed.Step != "" { // not the fault of the program
 			err = errors.New(failed.Error()) //nolint:err113 // it comes from another process
 		}

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
@@ -23,7 +22,7 @@ type Landlock struct {
 }
 
 // confine adds what gives up every right that the command must not have.
-func (c *Landlock) confine(l *syscalls.List) error {
+func (c *Landlock) confine(l *confine.List) error {
 	core, err := confine.CoreLimit()
 	if err != nil {
 		return err

@@ -39,7 +39,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
@@ -92,7 +92,7 @@ func step(name string, f func() error) error {
 
 // layer adds a step on which what a sandbox promises rests. The tests of this package break
 // such steps, by seam.
-func layer(l *syscalls.List, config Config, name string, add func()) {
+func layer(l *confine.List, config Config, name string, add func()) {
 	l.Step(name)
 	if seam.step != nil {
 		seam.step(l, config, name, add)
@@ -104,7 +104,7 @@ func layer(l *syscalls.List, config Config, name string, add func()) {
 // seam is how the tests of this package make sandboxes from which something is missing, to see
 // that those do not serve. Nothing but their code can set it; in a program it is empty.
 var seam struct { //nolint:gochecknoglobals // as above
-	step  func(l *syscalls.List, config Config, name string, add func())
+	step  func(l *confine.List, config Config, name string, add func())
 	clone func(config Config, c *cloned)
 }
 
@@ -150,7 +150,7 @@ func Failure(stage string, err error) Failed {
 	if s, ok := errors.AsType[*stepError](err); ok {
 		failed.Step, failed.Reason = s.step, s.err.Error()
 	}
-	if c, ok := errors.AsType[*syscalls.Error](err); ok {
+	if c, ok := errors.AsType[*confine.Error](err); ok {
 		failed.Step, failed.Reason = c.Step, c.Errno.Error()
 	}
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {

@@ -25,7 +25,7 @@ const (
 	KindReady         // Ready, of the sandbox
 	KindFailed        // Failed, of either
 	KindListener      // a descriptor: a listener on the sandbox's loopback
-	KindAborted       // of a sandbox that is no program yet: what [syscalls.Failed] reads
+	KindAborted       // of a sandbox that is no program yet: what [confine.Failed] reads
 	KindLink          // of a sandbox that is no program yet: a descriptor, the other end of its link
 )
 

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
@@ -95,7 +95,7 @@ func (t *translations) namespace(of owner) (int, error) {
 		return -1, err
 	}
 	defer closeAll(life[:])
-	pid, err := idle(&syscalls.List{}, life).Fork(c.flags, -1, nil)
+	pid, err := idle(&confine.List{}, life).Fork(c.flags, -1, nil)
 	if err != nil {
 		return -1, err
 	}
@@ -116,7 +116,7 @@ func (t *translations) namespace(of owner) (int, error) {
 // idle adds what a forked process does that is only there for its namespaces: it waits until its
 // parent closes the pipe life, or is gone. PR_SET_PDEATHSIG would miss a parent that is killed
 // before the process has set it.
-func idle(l *syscalls.List, life [2]int) *syscalls.List {
+func idle(l *confine.List, life [2]int) *confine.List {
 	l.Do(unix.SYS_CLOSE, life[1])
 	l.Do(unix.SYS_READ, life[0], make([]byte, 1), 1)
 	l.Do(unix.SYS_EXIT_GROUP, 0)

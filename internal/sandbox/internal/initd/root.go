@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
@@ -87,7 +87,7 @@ const Keys = "/proc/keys"
 // enterRoot builds the root of the sandbox and leaves the host's. Everything is opened
 // before anything is covered, and mounted relative to the new root, which is the working
 // directory. trees are the directories and the mounts if launch has opened them.
-func enterRoot(l *syscalls.List, config Config, trees []int) error {
+func enterRoot(l *confine.List, config Config, trees []int) error {
 	v := &view{List: l, config: config, links: map[string]string{}, made: map[string]bool{".": true}}
 	layer(l, config, "private mounts", func() { l.Do(unix.SYS_MOUNT, 0, "/", 0, unix.MS_REC|unix.MS_PRIVATE, 0) })
 	if err := v.open(trees); err != nil {
@@ -146,7 +146,7 @@ type tree struct {
 
 // view is everything that the sandbox will see.
 type view struct {
-	*syscalls.List
+	*confine.List
 
 	config   Config
 	links    map[string]string // of the system directories

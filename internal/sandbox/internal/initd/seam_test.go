@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 )
 
 // Fault is something that is missing from a sandbox.
@@ -36,7 +36,7 @@ type Fault struct {
 	skip    string // a step that is left out
 	also    string // another one
 	step    string // a step that is done in another way
-	instead func(l *syscalls.List, really func())
+	instead func(l *confine.List, really func())
 }
 
 // faultProcesses is the first number of processes that stands for a fault.
@@ -49,21 +49,21 @@ func FaultProcesses(name string) int64 {
 }
 
 // then makes a call after a step.
-func then(number uintptr, args ...any) func(*syscalls.List, func()) {
-	return func(l *syscalls.List, really func()) {
+func then(number uintptr, args ...any) func(*confine.List, func()) {
+	return func(l *confine.List, really func()) {
 		really()
 		l.Do(number, args...)
 	}
 }
 
 // tmpfs mounts something after a step.
-func tmpfs(at string, flags uintptr) func(*syscalls.List, func()) {
+func tmpfs(at string, flags uintptr) func(*confine.List, func()) {
 	return then(unix.SYS_MOUNT, "tmpfs", at, "tmpfs", flags, 0)
 }
 
 // ambient gives a capability to the program that is executed.
-func ambient(capability int) func(*syscalls.List, func()) {
-	return func(l *syscalls.List, really func()) {
+func ambient(capability int) func(*confine.List, func()) {
+	return func(l *confine.List, really func()) {
 		really()
 		header := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		sets := &[2]unix.CapUserData{{Effective: ^uint32(0), Permitted: ^uint32(0), Inheritable: 1 << capability}, {Effective: 1, Permitted: 1}}
@@ -73,7 +73,7 @@ func ambient(capability int) func(*syscalls.List, func()) {
 }
 
 // unpinned protects a place, but not the directory that it is in.
-func unpinned(l *syscalls.List, _ func()) {
+func unpinned(l *confine.List, _ func()) {
 	v := &view{List: l}
 	v.mountAt("d/p", "d/p", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY)
 }
@@ -98,7 +98,7 @@ var Faults = map[string]Fault{
 	"root that can be written to":    {skip: "read-only root", Want: "can be written to"},
 	"pressure that can be asked for": {skip: "pressure of the host", Want: "self-test: pressure of the host"},
 	"keys that can be read":          {skip: "keys of the host", Want: "self-test: keys of the host"},
-	"the host's root kept": {step: "pivot_root", Want: "the host's root is still there", instead: func(l *syscalls.List, _ func()) {
+	"the host's root kept": {step: "pivot_root", Want: "the host's root is still there", instead: func(l *confine.List, _ func()) {
 		l.Do(unix.SYS_PIVOT_ROOT, ".", ".")
 		l.Do(unix.SYS_CHDIR, "/")
 	}},
@@ -107,12 +107,12 @@ var Faults = map[string]Fault{
 	"devices":              {step: "directories", skip: "protected places", Want: "mount /workspace has set-user-ID programs or devices", instead: tmpfs("workspace", unix.MS_NOSUID)},
 	"nothing protected":    {skip: "protected places", Want: "/workspace/d is not protected"},
 	"directory not pinned": {step: "protected places", Want: "/workspace/d is not protected", instead: unpinned},
-	"protected place that can be written to": {step: "protected places", Want: "mount /workspace/d/p can be written to", instead: func(l *syscalls.List, really func()) {
+	"protected place that can be written to": {step: "protected places", Want: "mount /workspace/d/p can be written to", instead: func(l *confine.List, really func()) {
 		really()
 		attr := &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}
 		l.Do(unix.SYS_MOUNT_SETATTR, unix.AT_FDCWD, "d/p", 0, unsafe.Pointer(attr), unsafe.Sizeof(*attr))
 	}},
-	"another directory in a protected place": {step: "protected places", Want: "/workspace/d/p is not what the workspace has there", instead: func(l *syscalls.List, really func()) {
+	"another directory in a protected place": {step: "protected places", Want: "/workspace/d/p is not what the workspace has there", instead: func(l *confine.List, really func()) {
 		l.Do(unix.SYS_RENAMEAT2, unix.AT_FDCWD, "d/other", unix.AT_FDCWD, "d/p", unix.RENAME_EXCHANGE)
 		really()
 	}},
@@ -125,7 +125,7 @@ var Faults = map[string]Fault{
 	"no Landlock":             {Bwrap: true, skip: "Landlock", Want: "self-test: device file"},
 	"no seccomp":              {Bwrap: true, skip: "seccomp", Want: "Seccomp is"},
 	"core files":              {Bwrap: true, skip: "resource limits", Want: "core files"},
-	"a descriptor more": {Bwrap: true, step: "exec", Want: "is /usr", instead: func(l *syscalls.List, really func()) {
+	"a descriptor more": {Bwrap: true, step: "exec", Want: "is /usr", instead: func(l *confine.List, really func()) {
 		l.Do(unix.SYS_OPENAT, unix.AT_FDCWD, "/usr", unix.O_RDONLY, 0)
 		really()
 	}},
@@ -142,7 +142,7 @@ func init() { //nolint:gochecknoinits // as above
 			f.attr(c)
 		}
 	}
-	seam.step = func(l *syscalls.List, config Config, name string, really func()) {
+	seam.step = func(l *confine.List, config Config, name string, really func()) {
 		switch f := faultOf(config); name {
 		case f.skip, f.also:
 		case f.step:
@@ -222,7 +222,7 @@ func beKilled(t *testing.T) {
 	t.Helper()
 	var life [2]int
 	require.NoError(t, unix.Pipe2(life[:], unix.O_CLOEXEC))
-	l := &syscalls.List{}
+	l := &confine.List{}
 	self := l.Do(unix.SYS_GETPID)
 	l.Do(unix.SYS_KILL, self, int(unix.SIGSTOP))
 	pid, err := idle(l, life).Fork(0, 2, nil)

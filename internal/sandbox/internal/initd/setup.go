@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/system"
 )
@@ -37,8 +36,8 @@ type inherited struct {
 
 // setup is what a process in new namespaces does to be the first process of a sandbox: it
 // makes the sandbox around itself, gives up every right, and executes serve.
-func setup(config Config, from inherited) (*syscalls.List, error) {
-	l := &syscalls.List{}
+func setup(config Config, from inherited) (*confine.List, error) {
+	l := &confine.List{}
 	l.Step("first process")
 	l.Do(unix.SYS_CLOSE, from.mapping)
 	l.Do(unix.SYS_READ, from.mapped, make([]byte, 1), 1)
@@ -69,7 +68,7 @@ func shut(conn *Conn) error {
 	if err != nil {
 		return err
 	}
-	l := &syscalls.List{}
+	l := &confine.List{}
 	layer(l, config, "close descriptors", func() { closeOnExec(l) })
 	layer(l, config, "standard errors", func() { quiet(l) })
 	if err := lockDown(l, config); err != nil {
@@ -79,19 +78,19 @@ func shut(conn *Conn) error {
 }
 
 // quiet closes the file into which bubblewrap writes its errors, which is the worker's.
-func quiet(l *syscalls.List) {
+func quiet(l *confine.List) {
 	null := l.Do(unix.SYS_OPENAT, unix.AT_FDCWD, "/dev/null", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	l.Do(unix.SYS_DUP3, null, 2, 0)
 }
 
 // closeOnExec ends the life of descriptors that serve must not have.
-func closeOnExec(l *syscalls.List) {
+func closeOnExec(l *confine.List) {
 	l.Do(unix.SYS_CLOSE_RANGE, fdImage, ^uint32(0), unix.CLOSE_RANGE_CLOEXEC)
 }
 
 // becomeUser makes the process the sandbox's user. No other user exists in its namespace, not
 // even to own files. It keeps its capabilities.
-func becomeUser(l *syscalls.List, privileged bool) {
+func becomeUser(l *confine.List, privileged bool) {
 	if privileged {
 		l.Do(unix.SYS_SETGROUPS, 0, 0)
 	}
@@ -100,7 +99,7 @@ func becomeUser(l *syscalls.List, privileged bool) {
 }
 
 // loopback brings the interface lo up.
-func loopback(l *syscalls.List) {
+func loopback(l *confine.List) {
 	request := make([]byte, 40) // struct ifreq
 	copy(request, "lo")
 	binary.NativeEndian.PutUint16(request[unix.IFNAMSIZ:], unix.IFF_UP|unix.IFF_RUNNING)
@@ -109,7 +108,7 @@ func loopback(l *syscalls.List) {
 }
 
 // lockDown gives up every right, in an order in which each step may still be done.
-func lockDown(l *syscalls.List, config Config) error {
+func lockDown(l *confine.List, config Config) error {
 	var err error
 	layer(l, config, "resource limits", func() { err = limitResources(l, config) })
 	if err != nil {
@@ -136,7 +135,7 @@ func lockDown(l *syscalls.List, config Config) error {
 }
 
 // limitResources sets hard limits. Lower ones stay: only the host's root may raise them.
-func limitResources(l *syscalls.List, config Config) error {
+func limitResources(l *confine.List, config Config) error {
 	core, err := confine.CoreLimit()
 	if err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 )
 
@@ -32,7 +32,7 @@ const (
 var LinkHeader = []byte{0x02, 0, 0, 0, 0, 1, 0x02, 0, 0, 0, 0, 1, unix.ETH_P_IP >> 8, unix.ETH_P_IP & 0xff} //nolint:gochecknoglobals // a constant
 
 // link makes a link, and sends the worker the socket at its other end.
-func link(l *syscalls.List, config Config) {
+func link(l *confine.List, config Config) {
 	netlink := l.Do(unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	request := linkRequest(config)
 	l.Do(unix.SYS_SENDTO, netlink, request, len(request), 0, 0, 0) // testLink sees what it has done

@@ -1,6 +1,6 @@
 //go:build linux
 
-package syscalls_test
+package confine_test
 
 import (
 	"os"
@@ -15,11 +15,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/toolfleet/toolfleet/internal/sandbox/internal/syscalls"
+	"github.com/toolfleet/toolfleet/internal/sandbox/internal/confine"
 )
 
 // file adds calls that write a file, and returns its result.
-func file(l *syscalls.List, name, content string) syscalls.Result {
+func file(l *confine.List, name, content string) confine.Result {
 	l.Step("write " + filepath.Base(name))
 	fd := l.Do(unix.SYS_OPENAT, unix.AT_FDCWD, name, unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
 	l.Do(unix.SYS_WRITE, fd, []byte(content), len(content))
@@ -29,7 +29,7 @@ func file(l *syscalls.List, name, content string) syscalls.Result {
 func TestList_MakesCallsWithResultsOfEarlierOnes(t *testing.T) {
 	t.Parallel()
 	name := filepath.Join(t.TempDir(), "file")
-	var l syscalls.List
+	var l confine.List
 	first := file(&l, name+"1", "one")
 	second := file(&l, name+"2", "two")
 	var stored int32
@@ -51,7 +51,7 @@ func TestList_MakesCallsWithResultsOfEarlierOnes(t *testing.T) {
 func TestList_StopsAtTheFirstFailureAndNamesItsStep(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	var l syscalls.List
+	var l confine.List
 	l.Step("known")
 	l.Do(unix.SYS_MKDIRAT, unix.AT_FDCWD, dir, 0o700)
 	l.Pass(unix.EEXIST)
@@ -66,8 +66,8 @@ func TestList_StopsAtTheFirstFailureAndNamesItsStep(t *testing.T) {
 
 func TestList_RefusesArgumentsThatNoCallHas(t *testing.T) {
 	t.Parallel()
-	var l syscalls.List
-	require.PanicsWithValue(t, "syscalls: an argument of type float64", func() { l.Do(unix.SYS_GETPID, 1.5) })
+	var l confine.List
+	require.PanicsWithValue(t, "confine: an argument of type float64", func() { l.Do(unix.SYS_GETPID, 1.5) })
 }
 
 // pair is a socket pair; what a forked process tells comes out of theirs.
@@ -80,7 +80,7 @@ func pair(t *testing.T) (ours, theirs int) {
 }
 
 // fork has a list made by a new process, and returns how that ended and what it told.
-func fork(t *testing.T, l *syscalls.List) (status unix.WaitStatus, told string) {
+func fork(t *testing.T, l *confine.List) (status unix.WaitStatus, told string) {
 	t.Helper()
 	ours, theirs := pair(t)
 	pid, err := l.Fork(0, theirs, []byte("head"))
@@ -98,7 +98,7 @@ func TestFork_AForkedProcessBecomesAProgram(t *testing.T) {
 	t.Parallel()
 	name := filepath.Join(t.TempDir(), "file")
 	argv, env := [...]*byte{bytes("sh"), bytes("-c"), bytes(`grep SigBlk /proc/self/status >>"$F"`), nil}, [...]*byte{bytes("F=" + name), nil}
-	var l syscalls.List
+	var l confine.List
 	file(&l, name, "made\n")
 	l.RestoreSignals()
 	l.Step("exec")
@@ -116,7 +116,7 @@ func bytes(s string) *byte { return &append([]byte(s), 0)[0] }
 
 func TestFork_AForkedProcessTellsWhatHasFailed(t *testing.T) {
 	t.Parallel()
-	var l syscalls.List
+	var l confine.List
 	l.Do(unix.SYS_GETPID)
 	l.Step("look for nothing")
 	l.Do(unix.SYS_OPENAT, unix.AT_FDCWD, "/nothing", unix.O_RDONLY)
@@ -124,10 +124,10 @@ func TestFork_AForkedProcessTellsWhatHasFailed(t *testing.T) {
 	require.Equal(t, 1, status.ExitStatus())
 	message, ok := strings.CutPrefix(told, "head")
 	require.True(t, ok)
-	failed, ok := syscalls.Failed([]byte(message))
+	failed, ok := confine.Failed([]byte(message))
 	require.True(t, ok)
-	require.Equal(t, &syscalls.Error{Step: "look for nothing", Errno: unix.ENOENT}, failed)
-	_, ok = syscalls.Failed([]byte("abc"))
+	require.Equal(t, &confine.Error{Step: "look for nothing", Errno: unix.ENOENT}, failed)
+	_, ok = confine.Failed([]byte("abc"))
 	require.False(t, ok)
 }
 
@@ -149,7 +149,7 @@ func TestFork_BesideABusyRuntime(t *testing.T) {
 		}
 	}()
 	for range 200 {
-		var l syscalls.List
+		var l confine.List
 		for range 100 {
 			l.Do(unix.SYS_GETPID)
 		}
@@ -183,7 +183,7 @@ func TestFork_IntoAControlGroup(t *testing.T) {
 	defer group.Close()
 	name := filepath.Join(t.TempDir(), "seen")
 	argv, env := [...]*byte{bytes("sh"), bytes("-c"), bytes(`cat /proc/self/cgroup >"$F"`), nil}, [...]*byte{bytes("F=" + name), nil}
-	var l syscalls.List
+	var l confine.List
 	l.ForkInto(int(group.Fd()))
 	l.RestoreSignals()
 	l.Do(unix.SYS_EXECVE, "/bin/sh", unsafe.Pointer(&argv), unsafe.Pointer(&env))

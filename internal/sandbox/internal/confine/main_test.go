@@ -1,4 +1,4 @@
-package syscalls_test
+package confine_test
 
 import (
 	"testing"

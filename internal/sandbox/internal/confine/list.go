@@ -1,9 +1,22 @@
 //go:build linux
 
-// Package syscalls prepares system calls, to be made one after the other later on, by a process in
-// which nothing but system calls works.
+package confine
+
+import (
+	"encoding/binary"
+	"fmt"
+	"runtime"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// List is a list of system calls, to be made one after the other later on, by a process in which
+// nothing but system calls works. The zero value is empty and ready for use, by one goroutine, and
+// once.
 //
-//	var list calls.List
+//	var list confine.List
 //	list.Step("new root")
 //	config := list.Do(unix.SYS_FSOPEN, "tmpfs", 0)
 //	list.Do(unix.SYS_FSCONFIG, config, unix.FSCONFIG_CMD_CREATE, 0, 0, 0)
@@ -18,20 +31,6 @@
 // all of the calls.
 //
 // The parent does not wait for the calls. [List.Fork] reports a failed call through a socket.
-package syscalls
-
-import (
-	"encoding/binary"
-	"fmt"
-	"runtime"
-	"syscall"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
-)
-
-// List is a list of system calls. The zero value is empty and ready for use, by one
-// goroutine, and once.
 type List struct {
 	calls []call
 	keep  []any  // what arguments point to
@@ -100,7 +99,7 @@ func (l *List) Do(number uintptr, args ...any) Result {
 		case Result:
 			c.args[i], c.results = uintptr(arg), c.results|1<<i
 		default:
-			panic(fmt.Sprintf("syscalls: an argument of type %T", arg))
+			panic(fmt.Sprintf("confine: an argument of type %T", arg))
 		}
 	}
 	l.calls = append(l.calls, c)
