@@ -212,7 +212,7 @@ func (s *Store) TemplateFrom(ctx context.Context, name string, dir *os.Root, ski
 	if err := s.mayMakeTemplate(ctx, name); err != nil {
 		return err
 	}
-	delta, err := snapshot.Save(ctx, dir, snapshot.Tree{}, snapshot.Index{}, s, &snapshot.SaveOptions{Skip: skip})
+	delta, err := snapshot.Save(ctx, dir, snapshot.Tree{}, snapshot.Index{}, s, &snapshot.Options{Skip: skip})
 	if err == nil {
 		err = delta.Outline(ctx, s)
 	}

@@ -74,7 +74,7 @@ func (s *Store) Upload(ctx context.Context, name string, dir *os.Root, index sna
 	if err != nil {
 		return nil, fmt.Errorf("upload: %w", err)
 	}
-	delta, err := snapshot.Save(ctx, dir, known.Tree(), index, bodies, &snapshot.SaveOptions{Skip: skip})
+	delta, err := snapshot.Save(ctx, dir, known.Tree(), index, bodies, &snapshot.Options{Skip: skip})
 	if err == nil {
 		err = delta.Outline(ctx, bodies) // sessions need it for longer than the journal is there
 	}

@@ -24,7 +24,7 @@ func saveWhile(t *testing.T, want tree, at string, change func(root *os.Root)) (
 	t.Helper()
 	root := newRoot(t, want)
 	done := false
-	c := saved(t, root, &snapshot.SaveOptions{Skip: func(name string, _ bool) bool {
+	c := saved(t, root, &snapshot.Options{Skip: func(name string, _ bool) bool {
 		if name == at && !done {
 			done = true
 			change(root)
@@ -67,7 +67,7 @@ func TestSave_AFileThatGrowsFasterThanItIsRead(t *testing.T) {
 			}
 			grow()
 			last, bodies, index := snapshot.Tree{}, newMemory(), snapshot.Index{}
-			limits := &snapshot.SaveOptions{Limits: snapshot.Limits{MaxBytes: 64 << 20}}
+			limits := &snapshot.Options{Limits: snapshot.Limits{MaxBytes: 64 << 20}}
 			delta, err := snapshot.Save(growing{t.Context(), grow}, root, last, index, bodies, limits)
 			require.NoError(t, err)
 			require.Less(t, delta.Set["f"].Size, size)

@@ -156,7 +156,7 @@ type copied struct {
 	bodies   *memory
 }
 
-func saved(tb testing.TB, root *os.Root, options *snapshot.SaveOptions) copied {
+func saved(tb testing.TB, root *os.Root, options *snapshot.Options) copied {
 	tb.Helper()
 	c := copied{tree: snapshot.Tree{}, bodies: newMemory()}
 	delta, err := snapshot.Save(tb.Context(), root, c.tree, snapshot.Index{}, c.bodies, options)

@@ -142,7 +142,7 @@ func TestIgnore(t *testing.T) {
 			defer root.Close()
 			ignore := snapshot.NewIgnore(root, test.tracked, test.all)
 			var kept []string
-			for file := range saved(t, root, &snapshot.SaveOptions{Skip: ignore.Skip}).tree {
+			for file := range saved(t, root, &snapshot.Options{Skip: ignore.Skip}).tree {
 				if _, is := files[file]; is {
 					kept = append(kept, file)
 				}

@@ -16,17 +16,6 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// SaveOptions of [Save]; nil means the defaults.
-type SaveOptions struct {
-	// Limits bound the tree. Holes of files do not count.
-	Limits Limits
-	// Skip names paths that do not take part, as in [Options].
-	Skip func(path string, isDir bool) bool
-	// Only are the paths that may have changed since last, each with all that is below it; nil is
-	// everything. Directories that they are in are looked at themselves.
-	Only []string
-}
-
 // Save compares root with last, stores new contents in bodies, and returns the changes. Files that
 // index knows to be as in last are not read. index is brought up to date.
 //
@@ -37,13 +26,9 @@ type SaveOptions struct {
 //
 // After an error nothing is to be applied, and bodies that were stored are garbage. It wraps
 // [ErrLimit] when root is too large, fs.ErrPermission when something cannot be read.
-func Save(ctx context.Context, root *os.Root, last Tree, index Index, bodies Bodies, options *SaveOptions) (*Delta, error) {
-	var opts SaveOptions
-	if options != nil {
-		opts = *options
-	}
-	limits := opts.Limits.withDefaults()
-	delta, err := compare(ctx, root, last, index, bodies, skipping(opts.Skip), &limits, opts.Only)
+func Save(ctx context.Context, root *os.Root, last Tree, index Index, bodies Bodies, options *Options) (*Delta, error) {
+	opts := options.withDefaults()
+	delta, err := compare(ctx, root, last, index, bodies, opts.Skip, &opts.Limits, opts.Only)
 	if err != nil {
 		return nil, fmt.Errorf("save %s: %w", root.Name(), err)
 	}

@@ -93,11 +93,16 @@ type Limits struct {
 	MaxBytes int64
 }
 
-// Options of [Sync]; nil means the defaults.
+// Options of [Save], [Sync] and [Merge]; nil means the defaults.
 type Options struct {
-	// Skip names paths that do not take part: they are neither written nor removed. A directory is
-	// skipped with all that is below it.
+	// Skip names paths that do not take part: they are neither saved, nor written, nor removed. A
+	// directory is skipped with all that is below it.
 	Skip func(path string, isDir bool) bool
+	// Limits bound the tree that [Save] makes. Holes of files do not count.
+	Limits Limits
+	// Only are the paths that may have changed since the last [Save], each with all that is below
+	// it; nil is everything. Directories that they are in are looked at themselves.
+	Only []string
 	// Protect are paths, in the form of isolation.CleanProtected, that [Sync] does not change, with
 	// all that is below them. Names that a file system may treat as the same, such as .GIT and
 	// .git, count as the same.
@@ -110,7 +115,7 @@ func (o *Options) withDefaults() Options {
 	if o != nil {
 		opts = *o
 	}
-	opts.Skip = skipping(opts.Skip)
+	opts.Skip, opts.Limits = skipping(opts.Skip), opts.Limits.withDefaults()
 	return opts
 }
 

@@ -81,7 +81,7 @@ func (k *kept) write(name, content string) {
 // save saves, by way of the wire.
 func (k *kept) save(only ...string) *snapshot.Delta {
 	k.t.Helper()
-	delta, err := snapshot.Save(k.t.Context(), k.root, k.tree, k.index, k.bodies, &snapshot.SaveOptions{Only: only})
+	delta, err := snapshot.Save(k.t.Context(), k.root, k.tree, k.index, k.bodies, &snapshot.Options{Only: only})
 	require.NoError(k.t, err)
 	stats, stored := delta.Stats, delta.Stored
 	wire, err := json.Marshal(delta)

@@ -147,7 +147,7 @@ func (d *Directory) save(ctx context.Context, calls []*ended, settled []protocol
 		return err
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	options := &snapshot.SaveOptions{Skip: outside, Only: state()}
+	options := &snapshot.Options{Skip: outside, Only: state()}
 	results := make([]*protocol.Result, 0, len(calls))
 	for _, w := range calls {
 		results = append(results, w.result)

@@ -215,7 +215,7 @@ func (d *Directory) Files(ctx context.Context) (_ snapshot.Tree, err error) {
 
 // Save stores the files of a directory, and returns them.
 func Save(ctx context.Context, root *os.Root, last snapshot.Tree, known snapshot.Index, store *workspace.Store, skip func(string, bool) bool) (snapshot.Tree, error) {
-	delta, err := snapshot.Save(ctx, root, last, known, store, &snapshot.SaveOptions{Skip: skip})
+	delta, err := snapshot.Save(ctx, root, last, known, store, &snapshot.Options{Skip: skip})
 	if err == nil {
 		err = delta.Outline(ctx, store)
 	}

@@ -171,7 +171,7 @@ func (s *States) now(ctx context.Context) (_ snapshot.Tree, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	delta, err := snapshot.Save(ctx, root, s.latest, s.index, s.contents, &snapshot.SaveOptions{
+	delta, err := snapshot.Save(ctx, root, s.latest, s.index, s.contents, &snapshot.Options{
 		Limits: snapshot.Limits{MaxBytes: maxStateBytes, MaxEntries: maxStateEntries}, Skip: isGit,
 	})
 	if err == nil {

@@ -75,9 +75,6 @@ func newGroup(path string, limits Limits) (*Group, error) {
 // Dir is the group as a descriptor, to start a process in it.
 func (g *Group) Dir() *os.File { return g.dir }
 
-// Path is the group's directory.
-func (g *Group) Path() string { return g.path }
-
 // Limit changes the limits. When a group holds more memory than it may now, the kernel
 // takes back what it can and then kills.
 func (g *Group) Limit(limits Limits) error {
@@ -157,14 +154,6 @@ func (g *Group) KillEach() error {
 	return nil
 }
 
-// Kill kills every process of the group, which is not to be used again.
-func (g *Group) Kill() error {
-	if err := put(g.path, "cgroup.kill", "1"); err != nil {
-		return fmt.Errorf("control group: %w", err)
-	}
-	return nil
-}
-
 // Close removes the group, and kills what is in it if there is anything. It may be
 // called once, on nil too.
 func (g *Group) Close() error {
@@ -173,7 +162,7 @@ func (g *Group) Close() error {
 	}
 	err := unix.Rmdir(g.path)
 	if errors.Is(err, unix.EBUSY) {
-		if err = g.Kill(); err == nil {
+		if err = put(g.path, "cgroup.kill", "1"); err == nil {
 			err = removeEmpty(g.path)
 		}
 	}

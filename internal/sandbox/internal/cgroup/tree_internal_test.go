@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func read(t *testing.T, g *Group, file string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(g.Path(), file))
+	text, err := os.ReadFile(filepath.Join(g.path, file))
 	require.NoError(t, err)
 	return string(text)
 }
@@ -47,7 +47,7 @@ func TestGroup_HasItsLimits(t *testing.T) {
 	require.Equal(t, strconv.Itoa(32<<20)+"\n", read(t, g, "memory.max"))
 	require.Equal(t, "max\n", read(t, g, "pids.max"))
 	require.NoError(t, g.Close())
-	require.NoDirExists(t, g.Path())
+	require.NoDirExists(t, g.path)
 }
 
 // TestGroup_CloseKills: whatever is in a group ends with it.
@@ -64,7 +64,7 @@ func TestGroup_CloseKills(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, syscall.SIGKILL, status.Signal())
 	require.NoError(t, <-closed)
-	require.NoDirExists(t, g.Path())
+	require.NoDirExists(t, g.path)
 }
 
 // TestGroup_CountsKillsForMemory: and its processes never hold more than they may.
@@ -94,7 +94,7 @@ func TestTree_OfAKilledProcessIsRemoved(t *testing.T) {
 	require.NoError(t, err)
 	cmd := start(t, g, "sleep", "1000")
 	removeStale(dir)
-	require.DirExists(t, g.Path(), "its process lives")
+	require.DirExists(t, g.path, "its process lives")
 	require.NoError(t, other.lock.Close()) // as the end of a process does
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
