@@ -38,8 +38,8 @@ func (o Owner) Give(file *os.File) error {
 	return file.Chown(o.uid, o.gid)
 }
 
-// CreateIn makes a file below a root where nothing is, with what fill writes to it, for the owner and
-// with a mode. After an error there is none.
+// CreateIn makes a file below a root where nothing is, with what fill writes to it, for the owner
+// and with a mode. After an error there is none.
 func (o Owner) CreateIn(root *os.Root, name string, mode fs.FileMode, fill func(*os.File) error) error {
 	file, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|NoFollow, 0o600)
 	if err != nil {
@@ -57,7 +57,7 @@ func (o Owner) CreateIn(root *os.Root, name string, mode fs.FileMode, fill func(
 	return err
 }
 
-// What the names of temporary files and directories begin and end with.
+// TempPrefix and TempSuffix are how the names of temporary files and directories begin and end.
 const TempPrefix, TempSuffix = ".toolfleet-", ".tmp"
 
 // TempName is a name that nothing has. It is short: its path must fit wherever the path of a file

@@ -25,7 +25,8 @@ func TestLandlock_Conformance(t *testing.T) { //nolint:paralleltest // its arm i
 	})
 }
 
-// TestEscape_OnlyByTheKnownGaps tries to get out. The gaps are those of the comment of [process.Landlock].
+// TestEscape_OnlyByTheKnownGaps tries to get out. The gaps are those of the comment of
+// [process.Landlock].
 func TestEscape_OnlyByTheKnownGaps(t *testing.T) { //nolint:paralleltest // its arm is a process of its own
 	escapetest.Run(t, escapetest.Options{
 		New:       func(*testing.T) isolation.Driver { return process.NewLandlock(nil) },

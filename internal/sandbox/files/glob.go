@@ -180,8 +180,8 @@ func canMatch(pattern string) (*syntax.Prog, error) {
 	return nil, protocol.Errorf(codes.InvalidPattern, "no line can match the pattern %q: %s", pattern, what)
 }
 
-// matchesWithout reports whether a pattern matches some text that lacks a character. With anchored, ^
-// and $ are the start and the end of that text, else they match anywhere.
+// matchesWithout reports whether a pattern matches some text that lacks a character. With anchored,
+// ^ and $ are the start and the end of that text, else they match anywhere.
 func matchesWithout(program *syntax.Prog, char rune, anchored bool) bool {
 	type state struct {
 		at             uint32

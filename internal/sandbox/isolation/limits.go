@@ -50,8 +50,8 @@ const (
 	DefaultGrace     = 2 * time.Second
 )
 
-// A command that has written OutputBurst bytes is read at OutputRate bytes a second: no reader needs
-// so much, and reading it at full speed takes a processor.
+// A command that has written OutputBurst bytes is read at OutputRate bytes a second: no reader
+// needs so much, and reading it at full speed takes a processor.
 const (
 	OutputBurst = 256 << 20
 	OutputRate  = 64 << 20

@@ -95,8 +95,8 @@ func Pair() (*Conn, *os.File, error) {
 	return ours, theirs, nil
 }
 
-// OpenConn takes over a descriptor. A blocking one has Receive and Send block their threads: that is
-// for programs that have little else to do, and are woken faster without Go's poller.
+// OpenConn takes over a descriptor. A blocking one has Receive and Send block their threads: that
+// is for programs that have little else to do, and are woken faster without Go's poller.
 func OpenConn(fd int) (*Conn, error) {
 	c := &Conn{
 		file:  os.NewFile(uintptr(fd), "control"),

@@ -52,8 +52,8 @@ type Identity struct {
 	Dev, Ino uint64
 }
 
-// Launched has the process id of the sandbox's init, which is a child of the worker; or of the command
-// of a guard, which is a child of that.
+// Launched has the process id of the sandbox's init, which is a child of the worker; or of the
+// command of a guard, which is a child of that.
 type Launched struct {
 	PID int
 }

@@ -217,8 +217,8 @@ func (u *usage) add(stat *unix.Stat_t) {
 }
 
 // addAll adds what is in a directory, which it closes. It reports whether that ends within so many
-// levels, and with the files that this process may have open. It needs no paths, because commands may
-// have made the tree deeper than a path may be long.
+// levels, and with the files that this process may have open. It needs no paths, because commands
+// may have made the tree deeper than a path may be long.
 func (u *usage) addAll(fd, levels int) bool {
 	defer unix.Close(fd)
 	if levels == 0 {

@@ -130,8 +130,9 @@ func Try(parent string, use func(spec isolation.Spec) error) (err error) {
 	return use(spec)
 }
 
-// TryWithout tries a driver once more, after err, without something that sandboxes need not have: off
-// is what turns it off, and stays set if that works. The capabilities have the warning, and why, then.
+// TryWithout tries a driver once more, after err, without something that sandboxes need not have:
+// off is what turns it off, and stays set if that works. The capabilities have the warning, and
+// why, then.
 func TryWithout(off *atomic.Bool, caps isolation.Caps, err error, warning string, try func() (isolation.Caps, error)) (isolation.Caps, error) {
 	off.Store(true)
 	without, withoutErr := try()

@@ -18,12 +18,13 @@ import (
 // liveFunc gets output as it comes. The slice is valid only during the call.
 type liveFunc func(stream sandbox.Stream, data []byte)
 
-// output keeps the two output streams of one command, within a bound. It is safe for concurrent use.
+// output keeps the two output streams of one command, within a bound. It is safe for concurrent
+// use.
 //
 // Of each stream the head and the tail are kept, half of the limit each, with a mark between them
 // that says how much is missing: the head shows what a command was doing, the tail how it ended. A
-// command may write without end: all output is counted, and beyond [isolation.OutputBurst] read more
-// slowly, to save the worker's processors.
+// command may write without end: all output is counted, and beyond [isolation.OutputBurst] read
+// more slowly, to save the worker's processors.
 type output struct {
 	live liveFunc
 

@@ -18,7 +18,8 @@ const (
 )
 
 // Scratch is an open directory for the home and the temporary files of a sandbox. What commands
-// leave there may be hard to remove ([system.RemoveTree]), and symbolic links in it are not followed.
+// leave there may be hard to remove ([system.RemoveTree]), and symbolic links in it are not
+// followed.
 type Scratch struct {
 	dir  string // absolute
 	root *os.Root
