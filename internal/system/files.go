@@ -57,8 +57,11 @@ func (o Owner) CreateIn(root *os.Root, name string, mode fs.FileMode, fill func(
 	return err
 }
 
-// TempPrefix and TempSuffix are how the names of temporary files and directories begin and end.
-const TempPrefix, TempSuffix = ".toolfleet-", ".tmp"
+// What the names of temporary files and directories begin and end with.
+const (
+	TempPrefix = ".toolfleet-"
+	TempSuffix = ".tmp"
+)
 
 // TempName is a name that nothing has. It is short: its path must fit wherever the path of a file
 // does.

@@ -124,7 +124,7 @@ func (s *PageScan) unwanted(piece []byte, ended bool) int64 {
 	return min(max(s.skip-s.at, 0), most)
 }
 
-// PageText is what there is once all of the text was taken.
+// Result is what there is once all of the text was taken.
 func (s *PageScan) Result() PageText {
 	if s.r.Total = s.line - 1; s.at > 0 {
 		s.r.Total++

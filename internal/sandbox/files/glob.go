@@ -206,7 +206,7 @@ func matchesWithout(program *syntax.Prog, char rune, anchored bool) bool {
 		case syntax.InstAlt, syntax.InstAltMatch:
 			next = append(next, state{i.Arg, s.started, s.ended})
 		case syntax.InstEmptyWidth:
-			at := syntax.EmptyOp(i.Arg)
+			at := syntax.EmptyOp(i.Arg) //nolint:gosec // six bits
 			if anchored && s.started && at&(syntax.EmptyBeginText|syntax.EmptyBeginLine) != 0 {
 				continue
 			}

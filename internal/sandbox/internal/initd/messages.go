@@ -59,7 +59,7 @@ type Launched struct {
 }
 
 // Failed says at which step the start of a sandbox, or of a command by its guard, has failed.
-type Failed struct {
+type Failed struct { //nolint:errname // a message that is an error, too
 	Step   string
 	Reason string
 	Errno  int // 0 when the system did not refuse it
