@@ -78,7 +78,8 @@ func TestServers_AreDenied(t *testing.T) {
 type movable struct{ address atomic.Value }
 
 func (m *movable) Dial(network, _ string) (net.Conn, error) {
-	return net.Dial(network, m.address.Load().(string))
+	address, _ := m.address.Load().(string)
+	return net.Dial(network, address)
 }
 
 // TestNetwork_AServerThatMovesIsDeniedAtOnce: the URL of the server stays, its address does not.

@@ -99,7 +99,7 @@ func (f *FleetFlags) workedIn(flag string, session protocol.SessionID) (dir stri
 		return "", false, err
 	}
 	dir = strings.TrimSuffix(string(content), "\n")
-	was, err := os.Stat(dir) //nolint:gosec // a file of ours names it, and it is looked at only
+	was, err := os.Stat(dir)
 	if flag == "" && err != nil {
 		return "", true, cli.Usagef("--session %s: works in %s, which cannot be used: %v", session, dir, errors.Unwrap(err))
 	}

@@ -85,7 +85,7 @@ func Start(tb testing.TB, fixtures string) (baseURL string) {
 		stop()
 		_ = stdin.Close()
 		ended := node.Wait()
-		for range urls { //nolint:revive // until its output has ended
+		for range urls { // until its output has ended
 		}
 		_ = output.Close()
 		if tb.Failed() {

@@ -243,8 +243,13 @@ func typeInStream(failure serverReply) string {
 // typeInWords classifies an error without a status. What it does not know is the server's error.
 func typeInWords(failure serverReply) string {
 	for _, named := range [][2]string{
-		{"rate_limit", TypeRateLimited}, {"authentication", TypeAuthentication}, {"invalid_api_key", TypeAuthentication}, {"permission", TypePermission},
-		{"not_found", TypeNotFound}, {"invalid_request", TypeInvalidRequest}, {"BadRequest", TypeInvalidRequest},
+		{"rate_limit", TypeRateLimited},
+		{"authentication", TypeAuthentication},
+		{"invalid_api_key", TypeAuthentication},
+		{"permission", TypePermission},
+		{"not_found", TypeNotFound},
+		{"invalid_request", TypeInvalidRequest},
+		{"BadRequest", TypeInvalidRequest},
 	} {
 		if strings.Contains(failure.Type, named[0]) || strings.Contains(failure.Code, named[0]) {
 			return named[1]

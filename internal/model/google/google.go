@@ -2,8 +2,8 @@
 // official SDK, which decodes numbers in arguments as floats.
 //
 // Signatures of thoughts are kept with the parts of a reply that they are of, and go back with them
-// while the turn lasts ([endpoint.Piece]). Calls that another provider's model made have none; a server
-// that insists gets the value by which the API skips the check.
+// while the turn lasts ([endpoint.Piece]). Calls that another provider's model made have none; a
+// server that insists gets the value by which the API skips the check.
 package google
 
 import (

@@ -40,8 +40,8 @@ func FieldsOf(where string, raw json.RawMessage) (Fields, error) {
 	return object, nil
 }
 
-// Object is an object of an event. What of it has another form than is asked for is the fault of the
-// event, and read as if it were not set.
+// Object is an object of an event. What of it has another form than is asked for is the fault of
+// the event, and read as if it were not set.
 type Object struct {
 	Fields
 
