@@ -147,9 +147,6 @@ type replayFlag struct {
 	LiveTools bool `group:"Tools:" help:"With --model replay:FILE, run the tool calls, except those of the tool agent. Default: use their recorded results."`
 }
 
-// replays reports whether a model is a recording.
-func replays(spec string) bool { return strings.HasPrefix(strings.TrimSpace(spec), "replay:") }
-
 // playBack runs all turns of a recording, and compares the transcripts.
 func playBack(ctx context.Context, s *started) (result loop.TurnResult, err error) {
 	for _, input := range s.options.Replay.Inputs() {

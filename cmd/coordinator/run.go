@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -124,7 +125,7 @@ func (c *runCommand) openModel(opener model.Opener, spec string, turn *prepared)
 }
 
 func (c *runCommand) run(ctx context.Context, p program) error {
-	if c.Prompt == "" && replays(c.Model) {
+	if c.Prompt == "" && strings.HasPrefix(strings.TrimSpace(c.Model), "replay:") {
 		c.talks = true
 		return c.with(ctx, p, cli.Signals, playBack)
 	}

@@ -185,18 +185,6 @@ func (c *sessionCommand) resolveCall(ctx context.Context, p program, all *opened
 	return err
 }
 
-// parseAt reads the id of a call; "" is none.
-func parseAt(at string) (protocol.CallID, error) {
-	if at == "" {
-		return "", nil
-	}
-	call, err := protocol.ParseCallID(at)
-	if err != nil {
-		return "", cli.Usagef("--at: %v", err)
-	}
-	return call, nil
-}
-
 // parsePoint reads the id of a call, or "turn N"; "" is the present.
 func parsePoint(text string) (at fleet.At, err error) {
 	number, is := strings.CutPrefix(text, "turn ")
@@ -204,7 +192,12 @@ func parsePoint(text string) (at fleet.At, err error) {
 		if digits := strings.TrimPrefix(text, "turn"); digits != "" && strings.Trim(digits, "0123456789") == "" {
 			return at, noPoint(text)
 		}
-		at.Call, err = parseAt(text)
+		if text == "" {
+			return at, nil
+		}
+		if at.Call, err = protocol.ParseCallID(text); err != nil {
+			err = cli.Usagef("--at: %v", err)
+		}
 		return at, err
 	}
 	if at.Turn, err = strconv.Atoi(number); err != nil || at.Turn < 0 {

@@ -293,9 +293,6 @@ const (
 	maxProject = 32 << 10 // of a file; the rest is left out
 )
 
-// projectFiles are the files of a workspace with instructions for agents.
-func projectFiles() []string { return []string{"AGENTS.md", "CLAUDE.md"} }
-
 // system reads the system prompt; "" when there is no file.
 func (f *instructionFlags) system() (string, error) {
 	if f.System == "" {
@@ -326,7 +323,7 @@ func (f *instructionFlags) project(workspace string, warn func(string)) ([]proto
 	}
 	defer func() { _ = root.Close() }() // it was only read
 	files := []protocol.InstructionFile{}
-	for _, name := range projectFiles() {
+	for _, name := range []string{"AGENTS.md", "CLAUDE.md"} {
 		text, err := projectText(root, name)
 		same := func(other protocol.InstructionFile) bool { return other.Text == text }
 		switch {

@@ -256,15 +256,6 @@ func (call *Call) set(planned *protocol.Call) {
 	planned.Tenant, planned.Priority, planned.After = call.Tenant, call.Priority, call.After
 }
 
-// payloadPlan is the plan of a call that has a payload.
-func (call *Call) payloadPlan() tools.Plan {
-	plan := tools.Plan{Payload: call.Payload, Resources: call.Resources} // nil: the whole sandbox
-	if call.Handler != "" && len(call.Resources) == 0 {
-		plan.Resources = []protocol.Use{}
-	}
-	return plan
-}
-
 // planned is a call that was planned and judged.
 type planned struct {
 	session protocol.SessionID
@@ -282,8 +273,11 @@ func (c *Client) plan(ctx context.Context, call *Call) (*planned, error) {
 	if call.Payload == nil {
 		p.single = loop.PlanSingle(ctx, call.Table, call.Session, call.Tool, call.Arguments, options)
 	} else {
-		kind := string(wire.KindOf(call.Payload))
-		p.single = loop.PlanAct(ctx, call.Session, string(call.Handler), []string{kind}, call.payloadPlan(), kind, options)
+		kind, plan := string(wire.KindOf(call.Payload)), tools.Plan{Payload: call.Payload, Resources: call.Resources} // nil: the whole sandbox
+		if call.Handler != "" && len(call.Resources) == 0 {
+			plan.Resources = []protocol.Use{}
+		}
+		p.single = loop.PlanAct(ctx, call.Session, string(call.Handler), []string{kind}, plan, kind, options)
 		if fault := p.single.Error; fault != nil && fault.Code == protocol.CodeInternal {
 			return nil, fmt.Errorf("%w: %w", protocol.ErrInvalidCall, fault)
 		}

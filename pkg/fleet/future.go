@@ -322,7 +322,9 @@ func (s *Stream) Go(ctx context.Context, call Call) *Future {
 		return f.end(failed(call.Session, err))
 	}
 	f := s.client.Go(ctx, call)
-	s.sent(f)
+	if f.follow != nil { // else it was invalid
+		s.last, s.waits = f.ref, nil
+	}
 	return f
 }
 
@@ -394,11 +396,4 @@ func (s *Stream) next(call Call) (Call, error) {
 	call.After = append(slices.Clone(call.After), s.waits...)
 	call.Resources = []protocol.Use{{Key: wire.StreamKey(s.sandbox, s.name), Access: protocol.Exclusive}}
 	return call, nil
-}
-
-// sent notes a call that was sent, unless it was invalid; the lock is held.
-func (s *Stream) sent(f *Future) {
-	if f.follow != nil {
-		s.last, s.waits = f.ref, nil
-	}
 }
