@@ -391,7 +391,7 @@ func (c *sessionCommand) merge(ctx context.Context, p program, all *opened) erro
 
 // cancel ends the turns of a session that run or wait.
 func (c *sessionCommand) cancel(ctx context.Context, p program, all *opened) error {
-	cancel := all.Sessions.Cancel
+	cancel := all.Cancel
 	if all.local != nil {
 		cancel = all.local.Cancel
 	}

@@ -1,6 +1,6 @@
-// Package fleet has what a connection to a fleet consists of: NATS, the dispatcher, the journal, and
-// a NATS server and workers inside the process. Package [github.com/toolfleet/toolfleet/pkg/fleet]
-// makes the connection.
+// Package fleet has what a connection to a fleet consists of: NATS, the dispatcher, the journal,
+// and a NATS server and workers inside the process. Package
+// [github.com/toolfleet/toolfleet/pkg/fleet] makes the connection.
 package fleet
 
 import (
@@ -202,8 +202,8 @@ func (f *Fleet) IsUnused(id protocol.SessionID) bool {
 // unusedTimeout bounds [Fleet.IsUnused].
 const unusedTimeout = 2 * time.Second
 
-// Close ends everything that was started, last first. Each step is bounded in time. When an embedded
-// server can store nothing more, Close does not wait for running calls.
+// Close ends everything that was started, last first. Each step is bounded in time. When an
+// embedded server can store nothing more, Close does not wait for running calls.
 func (f *Fleet) Close() {
 	f.mu.Lock()
 	closers := f.closers
