@@ -43,6 +43,8 @@ func parseCall(tb testing.TB, got finished) callResult {
 	return result
 }
 
+// TestCall_EveryTool: one call of each tool, and one of each sort of error; internal/worker has all
+// that a tool may answer.
 func TestCall_EveryTool(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -58,44 +60,28 @@ func TestCall_EveryTool(t *testing.T) {
 			tool: "bash", arguments: `{"command":"pwd -P; cat a.txt; echo oops >&2; exit 3"}`, status: "ok", content: `alpha\n(?s:.*)oops\n\[exit code 3\]`,
 			result: object{"type": "command_run", "exit_code": 3.0, "reason": "exited", "stderr": "oops\n"},
 		},
-		"bash in a directory": {
-			tool: "bash", arguments: `{"command":"cat b.txt","cwd":"sub"}`, status: "ok", content: `^beta\n$`,
-			result: object{"type": "command_run", "exit_code": 0.0, "stdout": "beta\n"},
-		},
 		"bash too slow": {
 			tool: "bash", arguments: `{"command":"echo begun; sleep 100","timeout":6}`, status: "timeout", code: "run_timeout", content: `begun`,
 			result: object{"type": "command_run", "reason": "timeout", "stdout": "begun\n"},
-		},
-		"run_code": {
-			tool: "run_code", arguments: `{"code":"echo $((6*7)); cat a.txt","language":"sh"}`, status: "ok", content: `^42\nalpha\n$`,
-			result: object{"type": "code_run", "exit_code": 0.0, "stdout": "42\nalpha\n"},
 		},
 		"run_code in python": {
 			tool: "run_code", arguments: `{"code":"import sys\nprint(6*7)\nsys.exit(4)"}`, status: "ok", content: `^42\n\[exit code 4\]$`, needs: "python3",
 			result: object{"type": "code_run", "exit_code": 4.0},
 		},
-		"run_code, unknown language": {
-			tool: "run_code", arguments: `{"code":"1","language":"cobol"}`, status: "rejected", code: "invalid_tool_arguments", content: `python(?s:.*)sh(?s:.*)node(?s:.*)go`,
-		},
 		"read": {
 			tool: "read", arguments: `{"path":"./sub/../a.txt"}`, status: "ok", content: `1\talpha\n`,
 			result: object{"type": "files_read", "path": "a.txt", "content": "alpha\n", "bytes": 6.0, "total_lines": 1.0},
 		},
-		"read what is not there":  {tool: "read", arguments: `{"path":"none"}`, status: "failed", code: "not_found", content: `none`},
-		"read a directory":        {tool: "read", arguments: `{"path":"sub"}`, status: "failed", code: "is_directory", content: `sub`},
-		"read outside":            {tool: "read", arguments: `{"path":"../x"}`, status: "rejected", code: "path_escape", content: `\.\./x`},
-		"read outside by a link":  {tool: "read", arguments: `{"path":"link/hosts"}`, status: "rejected", code: "path_escape", content: `link`},
-		"write outside by a link": {tool: "write", arguments: `{"path":"link/x","content":""}`, status: "rejected", code: "path_escape", content: `link`},
+		"read outside":           {tool: "read", arguments: `{"path":"../x"}`, status: "rejected", code: "path_escape", content: `\.\./x`},
+		"read outside by a link": {tool: "read", arguments: `{"path":"link/hosts"}`, status: "rejected", code: "path_escape", content: `link`},
 		"write": {
 			tool: "write", arguments: `{"path":"new/c.txt","content":"gamma\n"}`, status: "ok", content: `new/c\.txt`,
 			result: object{"type": "files_write", "path": "new/c.txt", "bytes": 6.0, "created": true},
 		},
-		"write over a directory": {tool: "write", arguments: `{"path":"sub","content":""}`, status: "failed", code: "is_directory", content: `sub`},
 		"edit": {
 			tool: "edit", arguments: `{"path":"a.txt","old":"alpha","new":"omega"}`, status: "ok", content: `-alpha\n\+omega`,
 			result: object{"type": "files_edit", "replacements": 1.0},
 		},
-		"edit what is not there": {tool: "edit", arguments: `{"path":"a.txt","old":"zeta","new":""}`, status: "failed", code: "edit_not_found", content: `a\.txt`},
 		"edit what is there twice": {
 			tool: "edit", arguments: `{"path":"a.txt","old":"a","new":"b"}`, status: "failed", code: "edit_not_unique", content: `occurs 2 times`,
 		},
@@ -103,16 +89,13 @@ func TestCall_EveryTool(t *testing.T) {
 			tool: "list", arguments: ``, status: "ok", content: `a\.txt \(6 bytes\)\n(?s:.*)sub/\n`,
 			result: object{"type": "files_list", "total": 3.0},
 		},
-		"list a file": {tool: "list", arguments: `{"path":"a.txt"}`, status: "failed", code: "not_directory", content: `a\.txt`},
-		"exists":      {tool: "exists", arguments: `{"path":"sub"}`, status: "ok", content: `^yes`, result: object{"type": "files_exists", "exists": true}},
-		"exists not":  {tool: "exists", arguments: `{"path":"none"}`, status: "ok", content: `^no`, result: object{"type": "files_exists", "exists": false}},
+		"exists": {tool: "exists", arguments: `{"path":"sub"}`, status: "ok", content: `^yes`, result: object{"type": "files_exists", "exists": true}},
 		"grep": {
 			tool: "grep", arguments: `{"pattern":"^b.t"}`, status: "ok", content: `^sub/b\.txt:1:beta`,
 			result: object{"type": "files_search", "matches": []any{object{"path": "sub/b.txt", "line": 1.0, "text": "beta"}}},
 		},
-		"grep, bad pattern": {tool: "grep", arguments: `{"pattern":"("}`, status: "failed", code: "invalid_pattern", content: `\(`},
-		"unknown tool":      {tool: "rm", arguments: `{}`, status: "rejected", code: "unknown_tool", content: `bash, edit`},
-		"not JSON":          {tool: "bash", arguments: `{`, status: "rejected", code: "invalid_tool_arguments", content: `JSON`},
+		"unknown tool": {tool: "rm", arguments: `{}`, status: "rejected", code: "unknown_tool", content: `bash, edit`},
+		"not JSON":     {tool: "bash", arguments: `{`, status: "rejected", code: "invalid_tool_arguments", content: `JSON`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -172,8 +155,7 @@ func TestCall_SessionKeepsItsWorkspace(t *testing.T) {
 	home := t.TempDir()
 	call := func(flags ...string) callResult {
 		args := append([]string{"call", "--sandbox", "process"}, flags...)
-		got := execute(t, coordinator, launch{args: args, env: []string{"HOME=" + home, "XDG_STATE_HOME="}})
-		require.Equal(t, 0, got.code, got.stderr)
+		got := succeed(t, coordinator, launch{args: args, env: []string{"HOME=" + home, "XDG_STATE_HOME="}})
 		return parseCall(t, got)
 	}
 	const session = "01a1f7cc-9c17-75db-ab48-c34c3f3946dc"
@@ -278,30 +260,16 @@ func TestCall_SessionIsShortened(t *testing.T) {
 	require.Contains(t, got.stderr, "give the session's id")
 }
 
-func TestCall_UsageErrors(t *testing.T) {
+// TestCall_WithoutIsolation: what isolates nothing is asked for by its name.
+func TestCall_WithoutIsolation(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		args   []string
-		stderr string
-	}{
-		"no isolation":       {[]string{"bash", `{"command":"true"}`}, `--sandbox auto: .*no isolating sandbox driver(?s:.*)--sandbox process`},
-		"missing workspace":  {[]string{"--sandbox", "process", "--workspace", "/no/such/place", "list"}, `--workspace /no/such/place: no such file`},
-		"no tool":            {nil, `expected the name of a tool, or --batch FILE`},
-		"too many arguments": {[]string{"list", "{}", "{}"}, `unexpected argument`},
-		"bad session":        {[]string{"--session", "../x", "list"}, `--session`},
-		"negative timeout":   {[]string{"--timeout=-1s", "list"}, `--timeout`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if name == "no isolation" && isolates(t) {
-				t.Skip("there is an isolating driver here, so auto works")
-			}
-			got := execute(t, coordinator, launch{args: append([]string{"call"}, c.args...)})
-			require.Equal(t, 2, got.code, got.stderr)
-			require.Regexp(t, c.stderr, got.stderr)
-			require.Empty(t, got.stdout)
-		})
+	if isolates(t) {
+		t.Skip("there is an isolating driver here, so auto works")
 	}
+	got := execute(t, coordinator, launch{args: []string{"call", "bash", `{"command":"true"}`}})
+	require.Equal(t, 2, got.code, got.stderr)
+	require.Regexp(t, `--sandbox auto: .*no isolating sandbox driver(?s:.*)--sandbox process`, got.stderr)
+	require.Empty(t, got.stdout)
 }
 
 // TestCall_TimesOut: the bound of the whole call, its wait included.

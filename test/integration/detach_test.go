@@ -121,10 +121,9 @@ func TestWorkspace_SecondTurnKeepsWhatTheUserChangedBetween(t *testing.T) {
 	workspace := t.TempDir()
 	write(t, filepath.Join(workspace, "ours.txt"), "before\n")
 	args := append([]string{"run", "--model", model, "--session", "twice", "--workspace", workspace}, b.flags...)
-	require.Equal(t, 0, execute(t, coordinator, launch{args: append(args, "first")}).code)
+	succeed(t, coordinator, launch{args: append(args, "first")})
 	write(t, filepath.Join(workspace, "ours.txt"), "ours\n")
-	got := execute(t, coordinator, launch{args: append(args, "second")})
-	require.Equal(t, 0, got.code, got.stderr)
+	got := succeed(t, coordinator, launch{args: append(args, "second")})
 	require.Equal(t, "ours\n", content(t, filepath.Join(workspace, "ours.txt")))
 	require.NotContains(t, got.stderr, "left unchanged here", "only one side changed it")
 }
@@ -210,8 +209,7 @@ func TestCut_ResultsAreKeptUntilTheirSessionIsRemoved(t *testing.T) {
 			use("list", "list", object{"path": "many"}), use("tree", "tree", object{"path": "many"}), use("read", "read", object{"path": "wide"}),
 			use("json", "json_read", object{"path": "a.json"}), use("own", "long", object{})),
 		say("Done."))
-	run := execute(t, coordinator, launch{args: append([]string{"run", "--json", "--session", "cut", "--model", model, "--tools", folder, "go"}, b.flags...)})
-	require.Equal(t, 0, run.code, run.stderr)
+	run := succeed(t, coordinator, launch{args: append([]string{"run", "--json", "--session", "cut", "--model", model, "--tools", folder, "go"}, b.flags...)})
 	shown := results(events(t, run.stdout))
 	for _, w := range workers {
 		w.stop(t)
@@ -235,8 +233,7 @@ func TestCut_ResultsAreKeptUntilTheirSessionIsRemoved(t *testing.T) {
 	require.Equal(t, "not_found", another.Error.Code, "another session does not see it")
 
 	for _, id := range []string{"cut", "other"} {
-		rm := execute(t, coordinator, launch{args: append([]string{"session", "rm", id}, b.flags...)})
-		require.Equal(t, 0, rm.code, rm.stderr)
+		succeed(t, coordinator, launch{args: append([]string{"session", "rm", id}, b.flags...)})
 	}
 	store, err := b.jetStream(t).ObjectStore(t.Context(), wire.KeptBucket(protocol.DefaultFleet))
 	require.NoError(t, err)

@@ -250,8 +250,7 @@ func TestPools_AnAccountOfTheirOwn(t *testing.T) {
 	var outcome struct {
 		CallID string `json:"call_id"`
 	}
-	called := execute(t, coordinator, launch{args: append([]string{"call", "--session", "s", "--tools", folder, "--min-level", "none", "count", "{}"}, a.flags...)})
-	require.Equal(t, 0, called.code, called)
+	called := succeed(t, coordinator, launch{args: append([]string{"call", "--session", "s", "--tools", folder, "--min-level", "none", "count", "{}"}, a.flags...)})
 	require.NoError(t, json.Unmarshal([]byte(called.stdout), &outcome), called)
 	require.Contains(t, a.do(t, "call", "--session", "s", "--min-level", "none", "read", `{"path": "result:`+outcome.CallID+`"}`), `"bytes":348895`, "the account of the other pool has kept it")
 

@@ -2,8 +2,10 @@ package integration
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,8 +24,7 @@ func TestRun_JSON(t *testing.T) {
 			"usage":      object{"input_tokens": 10, "output_tokens": 5},
 		},
 		step{"text": "Done.", "usage": object{"input_tokens": 20, "output_tokens": 7}})
-	got := execute(t, coordinator, launch{args: runFlags(t, model, workspace, "--json")})
-	require.Equal(t, 0, got.code, got.stderr)
+	got := succeed(t, coordinator, launch{args: runFlags(t, model, workspace, "--json")})
 	require.Contains(t, got.stdout, "<both> &", "texts are not escaped for HTML")
 	list := events(t, got.stdout)
 
@@ -131,8 +132,7 @@ func TestRun_ModelMistakesAreResults(t *testing.T) {
 	}
 	workspace := t.TempDir()
 	write(t, filepath.Join(workspace, "a.txt"), "alpha\n")
-	got := execute(t, coordinator, launch{args: runFlags(t, script(t, say("All wrong.", calls...), say("I see.")), workspace, "--json")})
-	require.Equal(t, 0, got.code, got.stderr)
+	got := succeed(t, coordinator, launch{args: runFlags(t, script(t, say("All wrong.", calls...), say("I see.")), workspace, "--json")})
 	list := events(t, got.stdout)
 	require.Equal(t, "answered", list[len(list)-1].Status)
 	require.Equal(t, "I see.", list[len(list)-1].Text)
@@ -201,15 +201,104 @@ func TestRun_WithoutWorkspaceHasAnEmptyOne(t *testing.T) {
 		say("second answer"))
 	flags := []string{"run", "--json", "--model", model, "--data", data, "--sandbox", "process"}
 
-	first := execute(t, coordinator, launch{args: append(flags, "write it")})
-	require.Equal(t, 0, first.code, first.stderr)
+	first := succeed(t, coordinator, launch{args: append(flags, "write it")})
 	list := events(t, first.stdout)
 	require.Equal(t, "0\n", results(list)["c1"].Content, "the workspace is empty")
 
-	second := execute(t, coordinator, launch{args: append(flags, "--session", list[0].SessionID, "read it")})
-	require.Equal(t, 0, second.code, second.stderr)
+	second := succeed(t, coordinator, launch{args: append(flags, "--session", list[0].SessionID, "read it")})
 	again := events(t, second.stdout)
 	require.Empty(t, ofType(again, "session_started"), "it was started before")
 	require.Contains(t, results(again)["c2"].Content, "kept")
 	require.Equal(t, "second answer", again[len(again)-1].Text)
+}
+
+// deaf is a file that nobody reads.
+func deaf(t *testing.T) *os.File {
+	t.Helper()
+	reader, writer, err := os.Pipe()
+	require.NoError(t, err)
+	require.NoError(t, reader.Close())
+	t.Cleanup(func() { _ = writer.Close() })
+	return writer
+}
+
+// TestPipe_AReaderThatWentAwayEndsNoSession: what was begun is done, and that nobody has read it is
+// told.
+func TestPipe_AReaderThatWentAwayEndsNoSession(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	startWorkers(t, 1, b.flags)
+	model := script(t, say("", bash("c1", "yes | head -n 1")), say("done"))
+	for name, flags := range map[string][]string{"answer": nil, "events": {"--json"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var stderr strings.Builder
+			cmd := exec.CommandContext(t.Context(), coordinator, append(append([]string{"run", "--session", name, "--model", model, "go"}, flags...), b.flags...)...)
+			cmd.Env, cmd.Dir = append(os.Environ(), "HOME="+t.TempDir(), "TOOLFLEET_MIN_LEVEL=none"), t.TempDir()
+			cmd.Stdout, cmd.Stderr = deaf(t), &stderr
+			require.Error(t, cmd.Run())
+			require.Equal(t, 1, cmd.ProcessState.ExitCode(), stderr.String())
+			require.Contains(t, stderr.String(), "broken pipe")
+			shown := execute(t, coordinator, launch{args: append([]string{"session", "show", name}, b.flags...)})
+			require.Contains(t, shown.stdout, "answered")
+		})
+	}
+}
+
+// TestPipe_AWorkerNeedsNobodyToReadItsLog: it takes calls when what it says goes nowhere.
+func TestPipe_AWorkerNeedsNobodyToReadItsLog(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	cmd := exec.CommandContext(t.Context(), worker, append([]string{"--sandbox", "process", "--data", t.TempDir(), "--log-level", "debug"}, b.flags...)...)
+	cmd.Env, cmd.Stderr = append(os.Environ(), "HOME="+t.TempDir()), deaf(t)
+	dieWithTests(cmd)
+	require.NoError(t, cmd.Start())
+	defer func() { // it has lived until now
+		require.NoError(t, cmd.Process.Signal(os.Interrupt))
+		require.NoError(t, cmd.Wait())
+	}()
+	got := execute(t, coordinator, launch{args: append([]string{"call", "bash", `{"command":"echo hi"}`, "--timeout", "2m"}, b.flags...)})
+	require.Equal(t, 0, got.code, got.stdout+got.stderr)
+}
+
+// TestSubmit_SaysThatNobodyServes: a turn that nobody takes is no silence.
+func TestSubmit_SaysThatNobodyServes(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	startWorkers(t, 1, b.flags)
+	p := start(t, coordinator, launch{args: append([]string{"submit", "go"}, b.flags...)})
+	p.waitFor(t, `the turn waits: no coordinator serves this fleet now`)
+	p.signal(t, os.Interrupt)
+	p.wait(t)
+}
+
+// TestSubmit_ShowsItsOwnTurn: whoever waits for another one's turn of the session is told so, and
+// shown nothing of it.
+func TestSubmit_ShowsItsOwnTurn(t *testing.T) {
+	t.Parallel()
+	hold := newGate(t)
+	b := newBroker(t)
+	startWorkers(t, 1, b.flags)
+	startServe(t, script(t, say("First.", bash("c1", "echo begun; "+hold.pass())), say("One."), say("Two."), say("Three.")), b.flags...)
+	submit := func(extra ...string) *process {
+		return start(t, coordinator, launch{args: append(append([]string{"submit", "--session", "row", "go"}, b.flags...), extra...)})
+	}
+	one := submit()
+	one.waitFor(t, `\[1\.1 bash\] +. running on (\S+)\n`)
+	two := submit()
+	two.waitFor(t, `the turn has waited 3s: .* an earlier turn of the session still runs`)
+	three := submit("--json")
+	three.waitFor(t, `the turn has waited 3s`)
+	hold.open(t)
+	for p, answer := range map[*process]string{one: "One.\n", two: "Two.\n"} {
+		require.Equal(t, 0, p.wait(t), p)
+		require.Equal(t, answer, p.stdout.String())
+	}
+	require.NotContains(t, two.stderr.String(), "One.")
+	require.Equal(t, 0, three.wait(t), three)
+	var texts []string
+	for _, e := range ofType(events(t, three.stdout.String()), "model_reply") {
+		texts = append(texts, e.Text)
+	}
+	require.Equal(t, []string{"Three."}, texts)
 }

@@ -251,8 +251,7 @@ func TestCall_LeavesNothing(t *testing.T) {
 	start(t, worker, launch{args: append([]string{"--sandbox", "process", "--data", data}, b.flags...)}).waitFor(t, `takes calls of pool default`)
 	call := func(flags ...string) {
 		args := append(append([]string{"call"}, flags...), b.flags...)
-		got := execute(t, coordinator, launch{args: append(args, "write", `{"path":"a","content":"x"}`)})
-		require.Equal(t, 0, got.code, got.stderr)
+		got := succeed(t, coordinator, launch{args: append(args, "write", `{"path":"a","content":"x"}`)})
 		require.Empty(t, got.stderr)
 	}
 	call("--session", "mine")

@@ -212,8 +212,7 @@ func TestMcp_ASessionThatItsClientEndsIsRemoved(t *testing.T) {
 	request(http.MethodPost, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
 	require.Contains(t, request(http.MethodPost, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"bash","arguments":{"command":"echo x >f; echo ran"}}}`), "ran")
 	require.NotEmpty(t, mcpBash(t, mcpClient(t, &mcp.StreamableClientTransport{Endpoint: url + "/k"}), "echo x >f"))
-	got := execute(t, coordinator, launch{args: append([]string{"call", "--session", "named", "bash", `{"command":"echo x >f"}`}, b.flags...)})
-	require.Equal(t, 0, got.code, got.stderr)
+	succeed(t, coordinator, launch{args: append([]string{"call", "--session", "named", "bash", `{"command":"echo x >f"}`}, b.flags...)})
 	states := func() map[string]string {
 		var list []report.Session
 		got := b.session(t, "ls", "--json")

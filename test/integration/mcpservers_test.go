@@ -136,8 +136,7 @@ func TestMcpServers_ADetachedTurnAsks(t *testing.T) {
 	require.Regexp(t, `state +waits_for_answer\n`, show)
 	require.Contains(t, show, "test__form asks: Who are you?")
 	list := func(args ...string) string {
-		got := execute(t, coordinator, launch{args: append(append([]string{"approve", "ls"}, args...), b.flags...)})
-		require.Equal(t, 0, got.code, got.stderr)
+		got := succeed(t, coordinator, launch{args: append(append([]string{"approve", "ls"}, args...), b.flags...)})
 		return got.stdout
 	}
 	require.Contains(t, list("--json"), `"question":{"id":"`)
@@ -147,11 +146,9 @@ func TestMcpServers_ADetachedTurnAsks(t *testing.T) {
 
 	attached := start(t, coordinator, launch{args: append([]string{"session", "attach", id}, b.flags...)})
 	attached.waitFor(t, `test__form asks: Who are you\?`)
-	answered := execute(t, coordinator, launch{args: append(pasted(t, command[1]), "--content", `{"name":"Bob"}`)})
-	require.Equal(t, 0, answered.code, answered.stderr)
+	succeed(t, coordinator, launch{args: append(pasted(t, command[1]), "--content", `{"name":"Bob"}`)})
 	asked := attached.waitFor(t, `test__asks asks: Your name\?; .*coordinator (approve .* `+id+` \S+); `)
-	answered = execute(t, coordinator, launch{args: append(pasted(t, asked[1]), "--deny")})
-	require.Equal(t, 0, answered.code, answered.stderr)
+	succeed(t, coordinator, launch{args: append(pasted(t, asked[1]), "--deny")})
 	require.Equal(t, 0, attached.wait(t), attached)
 	logged := events(t, b.session(t, "log", "--json", id).stdout)
 	require.Len(t, ofType(logged, "question_asked"), 2)
@@ -248,8 +245,7 @@ func TestMcpServers_OfManifests(t *testing.T) {
 	has(true)
 	require.Equal(t, "1 calls, 0 overlap", mcpSaid(t, c, "test__count"))
 	turn := func() map[string]event {
-		got := execute(t, coordinator, launch{args: append([]string{"submit", "--json", "go"}, b.flags...)})
-		require.Equal(t, 0, got.code, got.stderr)
+		got := succeed(t, coordinator, launch{args: append([]string{"submit", "--json", "go"}, b.flags...)})
 		return results(events(t, got.stdout))
 	}
 	all := turn()

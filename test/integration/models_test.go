@@ -22,16 +22,14 @@ func TestModels_OfTwoCoordinators(t *testing.T) {
 	startServe(t, blue, b.flags...)
 	for _, model := range []string{red, blue, red, blue, red, blue} {
 		want := map[string]string{red: "I am red.\n", blue: "I am blue.\n"}[model]
-		got := execute(t, coordinator, launch{args: append([]string{"submit", "--model", model, "who are you?"}, b.flags...)})
-		require.Equal(t, 0, got.code, got.stderr)
+		got := succeed(t, coordinator, launch{args: append([]string{"submit", "--model", model, "who are you?"}, b.flags...)})
 		require.Equal(t, want, got.stdout)
 	}
 	got := execute(t, coordinator, launch{args: append([]string{"submit", "--detach", "--model", "script:none", "hello"}, b.flags...)})
 	require.Equal(t, 2, got.code, got.stderr)
 	require.Empty(t, got.stdout)
 	require.Contains(t, got.stderr, `--model script:none: no coordinator serves model "script:none"; served are: script:`)
-	served := execute(t, coordinator, launch{args: append([]string{"workers", "--pool", "session"}, b.flags...)})
-	require.Equal(t, 0, served.code, served.stderr)
+	served := succeed(t, coordinator, launch{args: append([]string{"workers", "--pool", "session"}, b.flags...)})
 	require.Contains(t, served.stdout, red)
 	require.Contains(t, served.stdout, blue)
 
@@ -87,8 +85,7 @@ func TestRun_OpenAI(t *testing.T) {
 			t.Parallel()
 			workspace := t.TempDir()
 			write(t, filepath.Join(workspace, "a.txt"), "alpha\n")
-			got := execute(t, coordinator, launch{args: runFlags(t, "openai:gpt-4o-mini", workspace, flags...), env: env})
-			require.Equal(t, 0, got.code, got.stderr)
+			got := succeed(t, coordinator, launch{args: runFlags(t, "openai:gpt-4o-mini", workspace, flags...), env: env})
 			require.Equal(t, "it's here\n", content(t, filepath.Join(workspace, "b.txt")))
 			const answer = "The file says alpha, and there is another one now."
 			if flags == nil {

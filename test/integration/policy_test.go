@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -29,8 +30,7 @@ func TestPolicy_OfASession(t *testing.T) {
 		say("More.", use("c6", "list", object{}), use("c7", "exists", object{"path": "b"}), use("c8", "list", object{})),
 		say("Done."))
 	workspace := t.TempDir()
-	got := execute(t, coordinator, launch{args: runFlags(t, model, workspace, "--json", "--policy", rules, "--deny-tool", "grep")})
-	require.Equal(t, 0, got.code, got.stderr)
+	got := succeed(t, coordinator, launch{args: runFlags(t, model, workspace, "--json", "--policy", rules, "--deny-tool", "grep")})
 	list := events(t, got.stdout)
 	all := results(list)
 	for id, status := range map[string]string{
@@ -49,8 +49,7 @@ func TestPolicy_OfASession(t *testing.T) {
 	require.Contains(t, got.stderr, "tool call decided by policy")
 	require.Contains(t, got.stderr, "rule=paths.write")
 
-	got = execute(t, coordinator, launch{args: runFlags(t, model, workspace, "--json", "--ask-for", "write")})
-	require.Equal(t, 0, got.code, got.stderr)
+	got = succeed(t, coordinator, launch{args: runFlags(t, model, workspace, "--json", "--ask-for", "write")})
 	require.Contains(t, results(events(t, got.stdout))["c3"].Content, "there is nobody to ask")
 
 	got = execute(t, coordinator, launch{args: runFlags(t, model, workspace, "--policy", filepath.Join(workspace, "none"))})
@@ -89,8 +88,7 @@ func TestPolicy_BoundsOfASession(t *testing.T) {
 		}},
 	} {
 		write(t, rules, test.rules)
-		got := execute(t, coordinator, launch{args: runFlags(t, model, t.TempDir(), "--json", "--policy", rules)})
-		require.Equal(t, 0, got.code, got.stderr)
+		got := succeed(t, coordinator, launch{args: runFlags(t, model, t.TempDir(), "--json", "--policy", rules)})
 		list, codes, denied := events(t, got.stdout), map[string]string{}, 0
 		for id, result := range results(list) {
 			codes[id] = ""
@@ -148,8 +146,7 @@ func TestPolicy_AnsweredFromElsewhere(t *testing.T) {
 	require.Contains(t, late.stderr, "approve ls lists the calls that wait")
 
 	// The turn's own policy binds as well, and its shorter time.
-	got = execute(t, coordinator, launch{args: append([]string{"submit", "--json", "--policy", rules, "go"}, b.flags...)})
-	require.Equal(t, 0, got.code, got.stderr)
+	got = succeed(t, coordinator, launch{args: append([]string{"submit", "--json", "--policy", rules, "go"}, b.flags...)})
 	require.Contains(t, results(events(t, got.stdout))["c1"].Content, "nobody answered within 1s")
 }
 
@@ -162,8 +159,7 @@ func TestPolicy_OfADetachedTurn(t *testing.T) {
 	startServe(t, model, append([]string{"--ask-for", "write"}, b.flags...)...)
 	startWorkers(t, 1, b.flags)
 	list := func(args ...string) string {
-		got := execute(t, coordinator, launch{args: append(append([]string{"approve", "ls"}, args...), b.flags...)})
-		require.Equal(t, 0, got.code, got.stderr)
+		got := succeed(t, coordinator, launch{args: append(append([]string{"approve", "ls"}, args...), b.flags...)})
 		return got.stdout
 	}
 	require.Equal(t, "no call waits for approval or for an answer\n", list())
@@ -186,8 +182,7 @@ func TestPolicy_OfADetachedTurn(t *testing.T) {
 
 	attached := start(t, coordinator, launch{args: append([]string{"session", "attach", id}, b.flags...)})
 	attached.waitFor(t, `need approval: write`)
-	answered := execute(t, coordinator, launch{args: append(pasted(t, command[1]), "--note", "be quick")})
-	require.Equal(t, 0, answered.code, answered.stderr)
+	succeed(t, coordinator, launch{args: append(pasted(t, command[1]), "--note", "be quick")})
 	require.Equal(t, 0, attached.wait(t), attached)
 	require.Regexp(t, `write: approved by \S+ \(claimed\), who said: be quick`, b.session(t, "log", id).stdout)
 	require.Regexp(t, `answered`, b.session(t, "ls").stdout)
@@ -242,4 +237,96 @@ func goEnv(ctx context.Context, tb testing.TB, name string) string {
 	out, err := goCommand(ctx, ".", "env", name)
 	require.NoError(tb, err, out)
 	return out
+}
+
+// limits runs a verb of coordinator limits on the fleet.
+func (b *broker) limits(tb testing.TB, verb string, args ...string) finished {
+	tb.Helper()
+	return execute(tb, coordinator, launch{args: append(append([]string{"limits", verb}, b.flags...), args...)})
+}
+
+// TestLimits_Commands: what set, ls and rm print, and what they refuse without a change.
+func TestLimits_Commands(t *testing.T) {
+	t.Parallel()
+	b := newBroker(t)
+	startServe(t, script(t, say("Done.")), b.flags...)
+	require.Equal(t, "[]\n", b.limits(t, "ls", "--json").stdout)
+	for _, args := range [][]string{
+		{"account/*", "--concurrent", "5", "--rate", "60/min", "--burst", "10"}, {"account/vip", "--concurrent", "50"}, {"*/*", "--rate", "1000/s"},
+	} {
+		set := b.limits(t, "set", args...)
+		require.Equal(t, 0, set.code, set.stderr)
+	}
+	want := `[{"lane":"account/vip","concurrent":50},{"lane":"account/*","concurrent":5,"rate":"60/min","burst":10},{"lane":"*/*","rate":"1000/s"}]`
+	require.JSONEq(t, want, b.limits(t, "ls", "--json").stdout)
+	require.Equal(t, `LANE         CONCURRENT  RATE    BURST  TOKENS  WAITING  TENANT  WEIGHT  SESSIONS  STORED  POOL
+account/vip  50          -       -      -       -        -       -       -         -       -
+account/*    5           60/min  10     -       -        -       -       -         -       -
+*/*          -           1000/s  100    -       -        -       -       -         -       -
+`, b.limits(t, "ls").stdout)
+	for text, args := range map[string][]string{
+		"concurrent -1: must be 1 to 1000000":                                           {"set", "account/*", "--concurrent=-1"},
+		`rate "0/s": must be more than 0`:                                               {"set", "account/*", "--rate", "0/s"},
+		`--concurrent: "0": must be a whole number, at least 1; limits rm`:              {"set", "account/*", "--concurrent", "0", "--rate", "5/s"},
+		`--burst: "x": must be a whole number, at least 1; limits rm`:                   {"set", "account/*", "--rate", "5/s", "--burst", "x"},
+		"min or h, such as 60/min\nRun \"coordinator limits":                            {"set", "account/*", "--rate", "5/week", "--burst", "3"},
+		`rate "9": must be a whole number per s, min or h, such as 60/min`:              {"set", "account/*", "--rate", "9"},
+		"rate 1000000/s: must be more than 0 and at most 100000/s":                      {"set", "account/*", "--rate", "1000000/s"},
+		"burst 10: needs a rate":                                                        {"set", "account/*", "--concurrent", "1", "--burst", "10"},
+		"account/*: needs concurrent, rate or waiting":                                  {"set", "account/*"},
+		`lane "account": 1 segments, and a lane is the first two segments of a`:         {"set", "account", "--concurrent", "1"},
+		`lane "account/a/b": 3 segments, and a lane is the first two of a`:              {"set", "account/a/b", "--concurrent", "1"},
+		`lane "account/*x": * must be the end of a segment; give two segments, such as`: {"set", "account/*x", "--concurrent", "1"},
+		"tenant acme: needs weight, concurrent, rate, sessions or stored":               {"set", "--tenant", "acme"},
+		"stored 1000: must be 1 MiB to 1024 TiB":                                        {"set", "--tenant", "acme", "--stored", "1000"},
+		`--stored: "-1": want a number of bytes, as in`:                                 {"set", "--tenant", "acme", "--stored=-1"},
+		"lane account/*: weight, sessions and stored are of tenants":                    {"set", "account/*", "--stored", "1GiB"},
+		"weight 1001: must be 1 to 1000":                                                {"set", "--tenant", "acme", "--weight", "1001"},
+		"a rule is about one of lane, tenant and pool":                                  {"set", "--tenant", "acme", "--weight", "3", "account/*"},
+		"pool p: needs waiting, and takes nothing else":                                 {"set", "--pool", "p", "--weight", "3"},
+		"tenant acme: takes weight, concurrent, rate, burst":                            {"set", "--tenant", "acme", "--waiting", "3"},
+		"there is no such limit: p":                                                     {"rm", "--pool", "p"},
+		`invalid name: tenant "A"`:                                                      {"set", "--tenant", "A", "--weight", "3"},
+		"there is no such limit: acme":                                                  {"rm", "--tenant", "acme"},
+		`lane "account/..": matches no lane`:                                            {"set", "account/..", "--concurrent", "1"},
+		"there is no such limit: sandbox/*":                                             {"rm", "sandbox/*"},
+	} {
+		got := b.limits(t, args[0], args[1:]...)
+		require.NotZero(t, got.code, text)
+		require.Contains(t, got.stderr, text[:min(len(text), 50)], args)
+	}
+	require.JSONEq(t, want, b.limits(t, "ls", "--json").stdout, "nothing has changed")
+	removed := b.limits(t, "rm", "account/vip")
+	require.Equal(t, 0, removed.code, removed.stderr)
+	require.NotContains(t, b.limits(t, "ls").stdout, "vip")
+}
+
+// TestClients_EndWithinTheirLimitWithoutAServer: the server is gone while a client
+// with a time limit waits for a turn or a call.
+func TestClients_EndWithinTheirLimitWithoutAServer(t *testing.T) {
+	t.Parallel()
+	const limit = 4 * time.Second
+	hold := newGate(t)
+	model := script(t, say("Once.", bash("c1", hold.pass())), say("Answered."))
+	data := t.TempDir()
+	server := start(t, coordinator, launch{args: []string{"serve", "--listen", "127.0.0.1:0", "--data", data, "--model", model, "--min-level", "none"}})
+	flags := pasted(t, server.waitFor(t, `start workers with: worker (--nats \S+ --creds .+) --call-keys`)[1])
+	startWorkers(t, 1, flags)
+	flags = append(flags, "--timeout", limit.String(), "--workspace", t.TempDir())
+	clients := map[string]*process{}
+	for name, args := range map[string][]string{
+		"submit": {"submit", "do it"}, "run": {"run", "--model", model, "do it"}, "call": {"call", "bash", `{"command":"` + hold.pass() + `"}`},
+	} {
+		clients[name] = start(t, coordinator, launch{args: append(args, flags...)})
+	}
+	for _, name := range []string{"submit", "run"} {
+		clients[name].waitFor(t, `\[1\.1 bash\] +. running on (\S+)\n`)
+	}
+	server.kill(t)
+	gone := time.Now()
+	for name, code := range map[string]int{"submit": 3, "run": 3, "call": 1} {
+		require.Equal(t, code, clients[name].wait(t), clients[name])
+	}
+	require.Less(t, time.Since(gone), limit+25*time.Second)
+	require.Contains(t, clients["submit"].stderr.String(), "the turn reached its limit of 4s (timeout)")
 }

@@ -164,6 +164,14 @@ func execute(tb testing.TB, binary string, l launch) finished {
 	return finished{code: code, stdout: p.stdout.String(), stderr: p.stderr.String()}
 }
 
+// succeed runs a binary to its end, which has the exit code 0.
+func succeed(tb testing.TB, binary string, l launch) finished {
+	tb.Helper()
+	got := execute(tb, binary, l)
+	require.Equal(tb, 0, got.code, got)
+	return got
+}
+
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil

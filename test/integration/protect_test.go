@@ -69,8 +69,7 @@ func TestProtect_WhatGitRunsStaysAsItIs(t *testing.T) {
 		turns = append(turns, say("Planting.", bash("plant"+string(rune('a'+i)), "mkdir -p evil; "+plant)))
 	}
 	model := script(t, append(turns, say("Done."))...)
-	got := execute(t, coordinator, launch{args: []string{"run", "--json", "--model", model, "--workspace", workspace, "--data", t.TempDir(), "do it"}})
-	require.Equal(t, 0, got.code, got.stderr)
+	got := succeed(t, coordinator, launch{args: []string{"run", "--json", "--model", model, "--workspace", workspace, "--data", t.TempDir(), "do it"}})
 	all := results(events(t, got.stdout))
 	require.Equal(t, "2\n", all["commit"].Content)
 	require.Contains(t, all["tool"].Content, ".git/hooks/pre-commit is protected")
@@ -91,8 +90,7 @@ func TestProtect_RepositoriesCanBeMade(t *testing.T) {
 	workspace := t.TempDir()
 	model := script(t, say("Making.", bash("c1", "git init -q && git config user.name s && git config user.email s@example.com && echo a > a && git add a && git commit -q -m first")),
 		say("Again.", bash("c2", "git config user.name again && git commit -q --allow-empty -m second && git rev-list --count HEAD")), say("Done."))
-	got := execute(t, coordinator, launch{args: []string{"run", "--json", "--model", model, "--workspace", workspace, "--data", t.TempDir(), "do it"}})
-	require.Equal(t, 0, got.code, got.stderr)
+	got := succeed(t, coordinator, launch{args: []string{"run", "--json", "--model", model, "--workspace", workspace, "--data", t.TempDir(), "do it"}})
 	require.Equal(t, "2\n", results(events(t, got.stdout))["c2"].Content)
 	require.NotContains(t, got.stderr, "before you use git", "nothing in it has git run anything")
 }
@@ -144,8 +142,7 @@ func TestProtect_WhatGitReadsStaysAsItIs(t *testing.T) {
 			command(t, workspace, c.before)
 			model := script(t, say("Planting.", bash("c1", identity+c.plant+"\necho planted")), say("Reading.", bash("c2", "git -C . status 2>&1")), say("Done."))
 			args := []string{"run", "--json", "--model", model, "--workspace", filepath.Join(workspace, c.in), "--data", t.TempDir(), "do it"}
-			got := execute(t, coordinator, launch{args: args})
-			require.Equal(t, 0, got.code, got.stderr)
+			got := succeed(t, coordinator, launch{args: args})
 			require.Contains(t, results(events(t, got.stdout))["c1"].Content, "planted\n")
 			git(t, filepath.Join(workspace, c.in), "status")
 			git(t, workspace, "status")
@@ -251,13 +248,11 @@ func TestProtect_WhatGitWouldRunIsTold(t *testing.T) {
 			}
 			model := script(t, say("Planting.", bash("c1", identity+c.plant)), say("Done."))
 			args := append([]string{"run", "--model", model, "--workspace", workspace, "--data", t.TempDir()}, c.flags...)
-			got := execute(t, coordinator, launch{args: append(args, "do it")})
-			require.Equal(t, 0, got.code, got.stderr)
+			got := succeed(t, coordinator, launch{args: append(args, "do it")})
 			lines := strings.Split(strings.TrimSpace(got.stderr), "\n")
 			require.Contains(t, got.stderr, "before you use git or an editor in "+workspace)
 			require.Contains(t, strings.Join(lines[max(0, len(lines)-3):], "\n"), c.told, "it is said last")
-			got = execute(t, coordinator, launch{args: append(args, "--json", "do it again")})
-			require.Equal(t, 0, got.code, got.stderr)
+			got = succeed(t, coordinator, launch{args: append(args, "--json", "do it again")})
 			require.Equal(t, c.again, strings.Contains(got.stdout, "git_findings"), "it is told once")
 			git(t, workspace, "status")
 			_, err := os.Stat(filepath.Join(workspace, "..", "ran"))

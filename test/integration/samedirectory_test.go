@@ -148,8 +148,7 @@ func TestRun_ManyFileCallsInOneStep(t *testing.T) { //nolint:paralleltest // it 
 	model := script(t, say("Write.", writes...), say("Read.", reads...), say("Done."))
 	for range tries { // other programs of the machine take its time too, but not each time
 		workspace := t.TempDir()
-		got := execute(t, coordinator, launch{args: runFlags(t, model, workspace, "--json")})
-		require.Equal(t, 0, got.code, got.stderr)
+		got := succeed(t, coordinator, launch{args: runFlags(t, model, workspace, "--json")})
 		list := events(t, got.stdout)
 		told := results(list)
 		require.Len(t, told, 2*calls)
@@ -206,8 +205,7 @@ func TestRun_CallsOfOneFileKeepTheirOrder(t *testing.T) {
 		))
 	}
 	steps = append(steps, say("Done."))
-	got := execute(t, coordinator, launch{args: runFlags(t, script(t, steps...), t.TempDir(), "--json", "--max-steps", "41")})
-	require.Equal(t, 0, got.code, got.stderr)
+	got := succeed(t, coordinator, launch{args: runFlags(t, script(t, steps...), t.TempDir(), "--json", "--max-steps", "41")})
 	told := results(events(t, got.stdout))
 	require.Len(t, told, 6*rounds)
 	for i := range rounds {

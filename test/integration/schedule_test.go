@@ -172,8 +172,7 @@ func TestSchedule_Commands(t *testing.T) {
 	config := t.TempDir() // settings of other commands are not in the way
 	write(t, filepath.Join(config, "toolfleet", "config.yaml"), "log-level: info\nrun:\n  slots: 3\n")
 	args := append(append([]string{"schedule", "add"}, b.flags...), "--cron", "@daily", "configured", "--", "submit", "hello")
-	got := execute(t, coordinator, launch{env: []string{"XDG_CONFIG_HOME=" + config}, args: args})
-	require.Equal(t, 0, got.code, got.stderr)
+	got := succeed(t, coordinator, launch{env: []string{"XDG_CONFIG_HOME=" + config}, args: args})
 	require.Equal(t, 0, b.schedule(t, "rm", "configured").code)
 	got = b.schedule(t, "add", "--cron", "0 7 * * 1-5", "--tz", "Europe/Berlin", "morning", "--", "submit", "--max-steps", "3", "list the failed builds")
 	require.Equal(t, 0, got.code, got.stderr)
@@ -207,8 +206,7 @@ func TestSchedule_ListsAndResults(t *testing.T) {
 	startServe(t, model, b.flags...)
 	added := b.schedule(t, "add", "--cron", "0 0 1 1 *", "yearly", "--", "call", "--min-level", "none", "bash", `{"command":"sort <a >b && ls"}`)
 	require.Equal(t, 0, added.code, added.stderr)
-	submitted := execute(t, coordinator, launch{args: append([]string{"submit", "--toolset", "triggers", "wait for work"}, b.flags...)})
-	require.Equal(t, 0, submitted.code, submitted.stderr)
+	succeed(t, coordinator, launch{args: append([]string{"submit", "--toolset", "triggers", "wait for work"}, b.flags...)})
 
 	listed := b.schedule(t, "ls")
 	require.Equal(t, 0, listed.code, listed.stderr)
@@ -254,8 +252,7 @@ func TestWatcher_EachFiringBeginsOneTurn(t *testing.T) {
 	require.Eventually(t, func() bool { return inputs(times) > 0 }, patience, perProcess)
 	first.kill(t)
 	serve()
-	sent := execute(t, coordinator, launch{args: append([]string{"submit", "--model", sender, "--toolset", "channels"}, append(b.flags, "Tell them.")...)})
-	require.Equal(t, 0, sent.code, sent.stderr)
+	succeed(t, coordinator, launch{args: append([]string{"submit", "--model", sender, "--toolset", "channels"}, append(b.flags, "Tell them.")...)})
 	require.Eventually(t, func() bool { return inputs(message) == 1 && inputs(times) > 2 }, patience, perProcess)
 
 	type fired struct {

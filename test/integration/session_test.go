@@ -191,12 +191,10 @@ func TestSession_IsRemoved(t *testing.T) {
 	require.Contains(t, refused.stderr, "session is busy: turn 1 is open, lane sandbox/gone has 1 unfinished calls")
 	require.DirExists(t, filepath.Join(data, "sandboxes", "gone", "workspace"))
 
-	listed := execute(t, coordinator, launch{args: append([]string{"session", "ls"}, b.flags...)})
-	require.Equal(t, 0, listed.code, listed.stderr)
+	listed := succeed(t, coordinator, launch{args: append([]string{"session", "ls"}, b.flags...)})
 	require.Regexp(t, `\ngo +open +\S+ +\S+ +1 +2 +2 +gone\n`, listed.stdout)
 
-	forced := execute(t, coordinator, launch{args: append(rm, "--force")})
-	require.Equal(t, 0, forced.code, forced.stderr)
+	forced := succeed(t, coordinator, launch{args: append(rm, "--force")})
 	require.Regexp(t, `^session gone is removed: \d+ messages of its journal, \d results, 0 stored outputs, its workspace\n$`, forced.stdout)
 	require.NoDirExists(t, filepath.Join(data, "sandboxes", "gone"))
 	require.Equal(t, 1, p.wait(t), "it cannot go on")

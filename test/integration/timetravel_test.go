@@ -18,8 +18,7 @@ func TestTimeTravel_PullForkAndRestore(t *testing.T) {
 	b := newBroker(t)
 	run := func(id, model string) finished {
 		t.Helper()
-		got := execute(t, coordinator, launch{args: append(append([]string{"run"}, b.flags...), "--session", id, "--model", model, "go on")})
-		require.Equal(t, 0, got.code, got)
+		got := succeed(t, coordinator, launch{args: append(append([]string{"run"}, b.flags...), "--session", id, "--model", model, "go on")})
 		return got
 	}
 	session := func(verb string, args ...string) string {
@@ -107,8 +106,7 @@ func newRewinding(t *testing.T, order string) *rewinding {
 
 func (r *rewinding) run(t *testing.T, model string) {
 	t.Helper()
-	got := execute(t, coordinator, launch{args: append(append([]string{"run"}, r.flags...), "--tools", r.tools, "--session", "s-1", "--model", model, "go on")})
-	require.Equal(t, 0, got.code, got)
+	succeed(t, coordinator, launch{args: append(append([]string{"run"}, r.flags...), "--tools", r.tools, "--session", "s-1", "--model", model, "go on")})
 }
 
 // logged is what ran since the last time.
@@ -215,8 +213,7 @@ func TestCheckpoint_AFleetWhoseMachinesAreReplaced(t *testing.T) {
 	b := newBroker(t)
 	run := func(args ...string) finished {
 		t.Helper()
-		got := execute(t, coordinator, launch{args: append(append([]string{"run"}, b.flags...), args...)})
-		require.Equal(t, 0, got.code, got)
+		got := succeed(t, coordinator, launch{args: append(append([]string{"run"}, b.flags...), args...)})
 		return got
 	}
 	machine := func(do func()) {

@@ -35,8 +35,7 @@ tr a-z A-Z <"$path" >.new && mv .new "$path" && printf '{"shouted": "%s"}' "$pat
 	workspace := t.TempDir()
 	write(t, filepath.Join(workspace, "a.txt"), "hello\n")
 	args := append([]string{"run", "--json", "--model", model, "--tools", folder, "--workspace", workspace}, b.flags...)
-	got := execute(t, coordinator, launch{args: append(args, "shout")})
-	require.Equal(t, 0, got.code, got.stderr)
+	got := succeed(t, coordinator, launch{args: append(args, "shout")})
 	require.Contains(t, got.stderr, `broken.yaml:2: there is no field "speed"`)
 	all := results(events(t, got.stdout))
 	require.JSONEq(t, `{"shouted": "a.txt"}`, all["c1"].Content)
@@ -122,8 +121,7 @@ background: true
 		say("Other work.", bash("c5", "sleep 1")),
 		say("Trained."))
 	args := append([]string{"run", "--json", "--model", first, "--tools", folder, "--toolset", "core,jobs", "--session", "training"}, b.flags...)
-	got := execute(t, coordinator, launch{args: append(args, "train")})
-	require.Equal(t, 0, got.code, got.stderr)
+	got := succeed(t, coordinator, launch{args: append(args, "train")})
 	list := events(t, got.stdout)
 	all := results(list)
 	require.Equal(t, "ok", all["c1"].Status)
@@ -132,8 +130,7 @@ background: true
 	require.Empty(t, ofType(list, "job_ended"))
 
 	write(t, gate, "")
-	got = execute(t, coordinator, launch{args: append(args, "and now?")})
-	require.Equal(t, 0, got.code, got.stderr)
+	got = succeed(t, coordinator, launch{args: append(args, "and now?")})
 	list = events(t, got.stdout)
 	require.Contains(t, results(list)["c3"].Content, "[job_1_1_0 has ended: ok]\n{\"accuracy\":0.93}")
 	ended := ofType(list, "job_ended")
@@ -207,8 +204,7 @@ func TestState_OutlivesItsCoordinator(t *testing.T) {
 	p.kill(t)
 	hold.open(t)
 
-	got := execute(t, coordinator, launch{args: append([]string{"run", "--json"}, args...)})
-	require.Equal(t, 0, got.code, got.stderr)
+	got := succeed(t, coordinator, launch{args: append([]string{"run", "--json"}, args...)})
 	all := results(events(t, got.stdout))
 	require.Regexp(t, `^acme has got back 157 cents in all\n\[handle h-[0-9a-f]+ has ended: done\]$`, all["c6"].Content)
 	require.Equal(t, "rejected", all["c7"].Status)
@@ -231,15 +227,13 @@ func TestState_EndsWithItsWorker(t *testing.T) {
 		say("Paying.", goOn("c7", second, object{"pay": true})),
 		say("Paid."))
 	args := append([]string{"run", "--json", "--session", "lost", "--model", model}, flags...)
-	got := execute(t, coordinator, launch{args: append(args, "begin")})
-	require.Equal(t, 0, got.code, got.stderr)
+	got := succeed(t, coordinator, launch{args: append(args, "begin")})
 	before := results(events(t, got.stdout))
 	require.Equal(t, before["c1"].WorkerID, before["c2"].WorkerID)
 	require.Contains(t, before["c2"].Content, "1 refunds, 100 cents")
 
 	workers[before["c1"].WorkerID].kill(t)
-	got = execute(t, coordinator, launch{args: append(args, "go on")})
-	require.Equal(t, 0, got.code, got.stderr)
+	got = succeed(t, coordinator, launch{args: append(args, "go on")})
 	all := results(events(t, got.stdout))
 	require.Equal(t, "rejected", all["c3"].Status)
 	require.Contains(t, all["c3"].Content, "[rejected: state_lost]\nThe handle cannot be continued any more: the worker that had its state stopped, was lost, or let go of it.")
@@ -256,8 +250,7 @@ func TestState_EndsWhenItsWorkerStops(t *testing.T) {
 	b := newBroker(t)
 	workers, flags := batches(t, b, 1, t.TempDir())
 	model := script(t, say("Opening.", use("c1", "refund_batch", object{"account": "acme"})), say("Later."))
-	got := execute(t, coordinator, launch{args: append(append([]string{"run", "--model", model}, flags...), "begin")})
-	require.Equal(t, 0, got.code, got.stderr)
+	succeed(t, coordinator, launch{args: append(append([]string{"run", "--model", model}, flags...), "begin")})
 	for _, p := range workers {
 		p.stop(t)
 	}

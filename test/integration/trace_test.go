@@ -31,8 +31,7 @@ func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 		say("Both.", bash("c1", "echo traced"), use("c2", "write", object{"path": "a.txt", "content": "x"})),
 		say("Done."))
 	args := append([]string{"run", "--json", "--model", model}, b.flags...)
-	got := execute(t, coordinator, launch{args: append(args, "do it"), env: receiver.Env()})
-	require.Equal(t, 0, got.code, got.stderr)
+	got := succeed(t, coordinator, launch{args: append(args, "do it"), env: receiver.Env()})
 	require.Empty(t, got.stderr, "telemetry says nothing")
 	told := results(events(t, got.stdout))
 
@@ -131,8 +130,7 @@ func TestTelemetry_SubmitIsOneTrace(t *testing.T) {
 	serve := start(t, coordinator, launch{args: append([]string{"serve", "--model", model}, b.flags...), env: receiver.Env()})
 	serve.waitFor(t, `coordinator: serving sessions`)
 	submit := func(env []string, flags ...string) finished {
-		got := execute(t, coordinator, launch{args: append(append([]string{"submit", "--workspace", t.TempDir()}, flags...), append(b.flags, "do it")...), env: env})
-		require.Equal(t, 0, got.code, got.stderr)
+		got := succeed(t, coordinator, launch{args: append(append([]string{"submit", "--workspace", t.TempDir()}, flags...), append(b.flags, "do it")...), env: env})
 		return got
 	}
 
@@ -248,8 +246,7 @@ func TestTelemetry_SilentWhenUnset(t *testing.T) {
 	b := newBroker(t)
 	workers := startWorkers(t, 1, b.flags)
 	args := append([]string{"run", "--json", "--model", script(t, say("", bash("c1", "env")), say("Done."))}, b.flags...)
-	got := execute(t, coordinator, launch{args: append(args, "do it")})
-	require.Equal(t, 0, got.code, got.stderr)
+	got := succeed(t, coordinator, launch{args: append(args, "do it")})
 	require.Empty(t, got.stderr)
 	list := events(t, got.stdout)
 	require.Len(t, list, 6)

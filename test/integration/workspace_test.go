@@ -60,8 +60,7 @@ func TestFleet_ServesSessions(t *testing.T) {
 				write(t, filepath.Join(workspace, "gone.txt"), "")
 				write(t, filepath.Join(workspace, "run.sh"), "#!/bin/sh\n")
 				write(t, filepath.Join(workspace, "same", "same.txt"), "same\n")
-				got := execute(t, coordinator, launch{args: append(append(args, flags...), "--workspace", workspace, "do it")})
-				require.Equal(t, 0, got.code, got.stderr)
+				got := succeed(t, coordinator, launch{args: append(append(args, flags...), "--workspace", workspace, "do it")})
 
 				require.Equal(t, "omega\n", content(t, filepath.Join(workspace, "a.txt")))
 				require.Equal(t, "beta\n", content(t, filepath.Join(workspace, "new", "b.txt")))
@@ -98,16 +97,14 @@ func TestFleet_ServesSessions(t *testing.T) {
 			require.Contains(t, got.stdout, "not_signed")
 			require.Contains(t, got.stdout, "Its sender needs the private key: --sign-key FILE, or calls.key next to the file of --creds; coordinator serve makes calls.key next to its nats.token")
 			args = append(args[:1:1], append([]string{"--sign-key", filepath.Join(filepath.Dir(flags[3]), "calls.key")}, args[1:]...)...)
-			got = execute(t, coordinator, launch{args: args})
-			require.Equal(t, 0, got.code, got.stderr)
+			got = succeed(t, coordinator, launch{args: args})
 			require.NotContains(t, got.stderr, "calls.key")
 			require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(alone), "calls.key"), []byte(content(t, filepath.Join(filepath.Dir(flags[3]), "calls.key"))), 0o600))
 			got = execute(t, coordinator, launch{args: append([]string{"call"}, args[3:]...)})
 			require.Equal(t, 0, got.code, "the next command, as the message says it: "+got.stderr)
 		})
 	})
-	got := execute(t, coordinator, launch{args: append([]string{"submit", "--session", "last", "go on"}, flags...)})
-	require.Equal(t, 0, got.code, got.stderr)
+	got := succeed(t, coordinator, launch{args: append([]string{"submit", "--session", "last", "go on"}, flags...)})
 	require.Equal(t, "Gone on.\n", got.stdout, "the session that changed last goes on")
 	for _, w := range workers {
 		w.stop(t)
@@ -156,8 +153,7 @@ func TestFleet_SendsAgainWhatTheFleetHasLost(t *testing.T) {
 	require.NoError(t, errors.Join(disk.Truncate(5<<30), disk.Close()))
 	write(t, filepath.Join(workspace, "large"), strings.Repeat("large", 50_000))
 	run := func() {
-		got := execute(t, coordinator, launch{args: append(append([]string{"run", "--model", model, "--workspace", workspace}, b.flags...), "do it")})
-		require.Equal(t, 0, got.code, got.stderr)
+		succeed(t, coordinator, launch{args: append(append([]string{"run", "--model", model, "--workspace", workspace}, b.flags...), "do it")})
 	}
 	run()
 	js, bucket := b.jetStream(t), wire.BodiesBucket(protocol.DefaultFleet)
@@ -186,8 +182,7 @@ func TestFleet_WhatStaysHere(t *testing.T) {
 	write(t, filepath.Join(workspace, "out", "x"), "ours\n")
 	run := func(more ...string) string {
 		args := append(append([]string{"run", "--model", model, "--workspace", workspace}, b.flags...), more...)
-		got := execute(t, coordinator, launch{args: append(args, "do it")})
-		require.Equal(t, 0, got.code, got)
+		got := succeed(t, coordinator, launch{args: append(args, "do it")})
 		return got.stderr
 	}
 	said := run()
@@ -274,8 +269,7 @@ func TestFleet_SaysWhereGitDoesNotWork(t *testing.T) {
 		} {
 			for _, program := range [][]string{{"submit"}, {"run", "--model", model}} {
 				t.Run(name+", "+program[0], func(t *testing.T) { //nolint:paralleltest // as above
-					got := execute(t, coordinator, launch{args: append(append(slices.Clone(program), flags...), "--json", "--workspace", filepath.Join(base, test.dir), "do it")})
-					require.Equal(t, 0, got.code, got.stderr)
+					got := succeed(t, coordinator, launch{args: append(append(slices.Clone(program), flags...), "--json", "--workspace", filepath.Join(base, test.dir), "do it")})
 					require.Regexp(t, `(?m)^! git does not work in this session: `+test.told+`.*$`, got.stderr)
 					result := results(events(t, got.stdout))["c1"]
 					require.Contains(t, result.Content, "fatal: not a git repository")
@@ -297,8 +291,7 @@ func TestSessionMerge_OfAFork(t *testing.T) {
 	startWorkers(t, 1, b.flags)
 	run := func(id, model, prompt string) finished {
 		t.Helper()
-		got := execute(t, coordinator, launch{args: append(append([]string{"run"}, b.flags...), "--session", id, "--model", model, prompt)})
-		require.Equal(t, 0, got.code, got)
+		got := succeed(t, coordinator, launch{args: append(append([]string{"run"}, b.flags...), "--session", id, "--model", model, prompt)})
 		return got
 	}
 	session := func(verb string, args ...string) string {

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/render"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -23,4 +24,12 @@ func TestFetch_WithoutText(t *testing.T) {
 	} {
 		require.Contains(t, text(v), "not text: not shown]")
 	}
+}
+
+// Brackets of a path are shown, to people and to models.
+func TestMerge_PathsAreWhole(t *testing.T) {
+	t.Parallel()
+	result := wire.WorkspaceMergeResult{Written: []string{"app/[id]"}}
+	require.Equal(t, "Merged into the workspace:\nchanged: app/[id]", render.MergeText(result))
+	require.Equal(t, "[Merged into the workspace:\nchanged: app/[id]]", render.Merge(result))
 }

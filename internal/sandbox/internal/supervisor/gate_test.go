@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/internal/supervisor"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
@@ -128,3 +129,5 @@ func TestScratch_Empty_DirectoryThatIsALink(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, info.IsDir())
 }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
