@@ -41,12 +41,11 @@ func forked(t *testing.T, r *rig, files Files) (into, fork protocol.SessionID) {
 func TestMerge_ThatIsInterruptedIsCompleted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	files, err := OpenFiles(t.Context(), r.Fleet, "")
-	require.NoError(t, err)
+	files := mustOpenFiles(t, r, "")
 	for left := 1; left <= 2; left++ { // its beginning, its end
 		for _, stores := range []bool{false, true} {
 			into, fork := forked(t, r, files)
-			_, err = merge(t.Context(), r.Fleet, &brittle{Journal: r.Journal, left: left, stores: stores}, fork, into, "")
+			_, err := merge(t.Context(), r.Fleet, &brittle{Journal: r.Journal, left: left, stores: stores}, fork, into, "")
 			require.ErrorIs(t, err, errCrash)
 			merged, err := Merge(t.Context(), r.Fleet, fork, into, "")
 			require.NoError(t, err)
@@ -76,11 +75,10 @@ func (m *listens) Reply(_ context.Context, req loop.Request, _ func(loop.Delta))
 func TestMerge_ThatIsInterruptedBeforeATurn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	files, err := OpenFiles(t.Context(), r.Fleet, "")
-	require.NoError(t, err)
+	files := mustOpenFiles(t, r, "")
 	for left := 1; left <= 2; left++ {
 		into, fork := forked(t, r, files)
-		_, err = merge(t.Context(), r.Fleet, &brittle{Journal: r.Journal, left: left, stores: left == 1}, fork, into, "")
+		_, err := merge(t.Context(), r.Fleet, &brittle{Journal: r.Journal, left: left, stores: left == 1}, fork, into, "")
 		require.ErrorIs(t, err, errCrash)
 		table, err := tools.NewTable()
 		require.NoError(t, err)
@@ -108,11 +106,10 @@ func TestMerge_ThatIsInterruptedBeforeATurn(t *testing.T) {
 func TestMerge_ThatFailedIsDoneAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	files, err := OpenFiles(t.Context(), r.Fleet, "")
-	require.NoError(t, err)
+	files := mustOpenFiles(t, r, "")
 	into, fork := protocol.NewSessionID(), protocol.NewSessionID()
 	mustAppend(t, r.Journal, into, 0, conversation()[:7]...)
-	_, err = Merge(t.Context(), r.Fleet, fork, into, "")
+	_, err := Merge(t.Context(), r.Fleet, fork, into, "")
 	require.Equal(t, protocol.CodeNotFound, codeOf(err), "it has no workspace yet")
 	require.Nil(t, r.call(t.Context(), t, into, protocol.CommandRun{Command: "echo old > old"}).Error)
 	require.NoError(t, files.fork(t.Context(), r.Journal, into, At{}, sandboxLane(fork)))
@@ -126,8 +123,7 @@ func TestMerge_ThatFailedIsDoneAgain(t *testing.T) {
 func TestMerge_OfSeveralForksAndAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	files, err := OpenFiles(t.Context(), r.Fleet, "")
-	require.NoError(t, err)
+	files := mustOpenFiles(t, r, "")
 	into, first, second := protocol.NewSessionID(), protocol.NewSessionID(), protocol.NewSessionID()
 	change := func(id protocol.SessionID, command string) {
 		t.Helper()
@@ -138,7 +134,7 @@ func TestMerge_OfSeveralForksAndAgain(t *testing.T) {
 	said[6].Text = "answer of the origin"
 	mustAppend(t, r.Journal, into, 0, said...)
 	for _, fork := range []protocol.SessionID{first, second} {
-		_, err = files.Fork(t.Context(), r.Journal, into, At{}, fork)
+		_, err := files.Fork(t.Context(), r.Journal, into, At{}, fork)
 		require.NoError(t, err)
 	}
 	messages := 0
@@ -170,8 +166,7 @@ func TestMerge_OfSeveralForksAndAgain(t *testing.T) {
 func TestMerge_OfSiblingsAndIntoWhatIsThere(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	files, err := OpenFiles(t.Context(), r.Fleet, "")
-	require.NoError(t, err)
+	files := mustOpenFiles(t, r, "")
 	origin, stranger := protocol.NewSessionID(), protocol.NewSessionID()
 	for _, id := range []protocol.SessionID{origin, stranger} {
 		require.Nil(t, r.call(t.Context(), t, id, protocol.CommandRun{Command: "seq 9 > both"}).Error)
@@ -191,7 +186,7 @@ func TestMerge_OfSiblingsAndIntoWhatIsThere(t *testing.T) {
 		if from == deeper {
 			into = left
 		}
-		_, err = Merge(t.Context(), r.Fleet, from, into, "")
+		_, err := Merge(t.Context(), r.Fleet, from, into, "")
 		require.NoError(t, err)
 	}
 	both, err := files.Read(t.Context(), right, "both", "")
@@ -220,8 +215,7 @@ func TestMerge_OfSiblingsAndIntoWhatIsThere(t *testing.T) {
 func TestMerge_IntoASessionWithoutAConversation(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	files, err := OpenFiles(t.Context(), r.Fleet, "")
-	require.NoError(t, err)
+	files := mustOpenFiles(t, r, "")
 	into, fork := protocol.NewSessionID(), protocol.NewSessionID()
 	change := func(id protocol.SessionID, command string) protocol.CallID {
 		t.Helper()
@@ -243,7 +237,7 @@ func TestMerge_IntoASessionWithoutAConversation(t *testing.T) {
 	written()
 	change(fork, "echo newest > newer")
 	written("newer")
-	_, err = files.Read(t.Context(), into, "new", "")
+	_, err := files.Read(t.Context(), into, "new", "")
 	require.ErrorIs(t, err, ErrNoFile, "it was removed after it was merged")
 
 	_, err = Restore(t.Context(), r.Fleet, into, "", begin)

@@ -157,8 +157,7 @@ func TestFork_OfASessionWithoutFiles(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	mustAppend(t, r.Journal, "from", 0, conversation()...)
-	files, err := OpenFiles(t.Context(), r.Fleet, protocol.DefaultPool)
-	require.NoError(t, err)
+	files := mustOpenFiles(t, r, protocol.DefaultPool)
 	turns, err := files.Fork(t.Context(), r.Journal, "from", At{}, "to")
 	require.NoError(t, err)
 	require.Equal(t, 2, turns)
@@ -371,8 +370,7 @@ func TestFork_CutOffAnywhereIsCompleted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	mustAppend(t, r.Journal, "from", 0, conversation()[:7]...)
-	files, err := OpenFiles(t.Context(), r.Fleet, protocol.DefaultPool)
-	require.NoError(t, err)
+	files := mustOpenFiles(t, r, protocol.DefaultPool)
 	forks := func(journal loop.Journal, to protocol.SessionID) (int, error) {
 		return files.Fork(t.Context(), journal, "from", At{}, to)
 	}
@@ -444,8 +442,7 @@ func TestFork_NeverCompletedIsRemoved(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	mustAppend(t, r.Journal, "from", 0, conversation()[:7]...)
-	files, err := OpenFiles(t.Context(), r.Fleet, protocol.DefaultPool)
-	require.NoError(t, err)
+	files := mustOpenFiles(t, r, protocol.DefaultPool)
 	require.Nil(t, r.call(t.Context(), t, "from", protocol.FilesWrite{Path: "important", Content: []byte("old")}).Error)
 	cut := func(to protocol.SessionID) {
 		_, err := files.Fork(t.Context(), &cutOff{r.Journal, 2, 1}, "from", At{}, to)
@@ -457,8 +454,7 @@ func TestFork_NeverCompletedIsRemoved(t *testing.T) {
 	require.Empty(t, r.left(t, "removed"))
 
 	cut("old")
-	half, err := newRemover(t.Context(), r.Fleet, "interrupted", Options{Force: true})
-	require.NoError(t, err)
+	half := mustRemover(t, r, "interrupted", Options{Force: true})
 	mustAppend(t, r.Journal, "interrupted", 0, conversation()...)
 	require.NoError(t, half.mark(t.Context()))
 	sweeper := Sweeper{Fleet: r.Fleet, Stores: map[*fleet.Fleet]*workspace.Store{r.Fleet: files.store}, Age: time.Hour}

@@ -131,8 +131,7 @@ func (r *rig) cells(t *testing.T) map[judge.On]func(context.Context) error {
 	for _, id := range []protocol.SessionID{s, "w"} {
 		require.Nil(t, r.call(acme, t, id, protocol.CommandRun{Command: "echo x > f"}).Error)
 	}
-	files, err := OpenFiles(t.Context(), r.Fleet, "")
-	require.NoError(t, err)
+	files := mustOpenFiles(t, r, "")
 	js, err := jetstream.New(r.NC)
 	require.NoError(t, err)
 	schedules, err := schedule.Open(t.Context(), js, r.Name)

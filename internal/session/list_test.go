@@ -325,8 +325,7 @@ func TestRestore_AndATurnAtOnce(t *testing.T) {
 	_, err = r.Journal.Append(t.Context(), "s", last, loop.Event{Type: loop.EventTurnEnded, Turn: 2, Status: "answered"})
 	require.NoError(t, err, "nothing was added")
 
-	files, err := OpenFiles(t.Context(), r.Fleet, "")
-	require.NoError(t, err)
+	files := mustOpenFiles(t, r, "")
 	content := func() string {
 		content, err := files.Read(t.Context(), "s", "a", "")
 		require.NoError(t, err)

@@ -66,6 +66,20 @@ func rigOf(t *testing.T, o worker.Options) *rig {
 	return &rig{Fleet: f, data: data, worker: w, connect: servers.Connect}
 }
 
+func mustRemover(t *testing.T, r *rig, id protocol.SessionID, o Options) *remover {
+	t.Helper()
+	removal, err := newRemover(t.Context(), r.Fleet, id, o)
+	require.NoError(t, err)
+	return removal
+}
+
+func mustOpenFiles(t *testing.T, r *rig, pool protocol.Pool) Files {
+	t.Helper()
+	files, err := OpenFiles(t.Context(), r.Fleet, pool)
+	require.NoError(t, err)
+	return files
+}
+
 func (r *rig) mustRemove(t *testing.T, id protocol.SessionID, o Options) report.Removed {
 	t.Helper()
 	removed, err := Remove(t.Context(), r.Fleet, id, o)
@@ -228,8 +242,7 @@ func TestRemove_CutShortIsCompleted(t *testing.T) {
 	for done := 0; ; done++ {
 		r.lived(t, "s")
 		history := mustLoad(t, r.Journal, "s")
-		half, err := newRemover(t.Context(), r.Fleet, "s", Options{})
-		require.NoError(t, err)
+		half := mustRemover(t, r, "s", Options{})
 		half.history = history
 		if done > len(half.steps()) {
 			break
@@ -306,8 +319,7 @@ func TestRemove_CallsThatWaitInOtherLanesAreRun(t *testing.T) {
 
 	r.mustRemove(t, "s", Options{})
 	r.lived(t, "s")
-	removal, err := newRemover(t.Context(), r.Fleet, "s", Options{Force: true})
-	require.NoError(t, err)
+	removal := mustRemover(t, r, "s", Options{Force: true})
 	steps := removal.steps()
 	listed := len(steps) - 3
 	for _, step := range steps[:listed] {
@@ -375,8 +387,7 @@ func TestRemove_AnImportEndsNoCallsOfOthers(t *testing.T) {
 		{Type: loop.EventTurnEnded, Turn: 1},
 	}, "i")
 	require.NoError(t, err)
-	removal, err := newRemover(t.Context(), r.Fleet, "i", Options{Force: true})
-	require.NoError(t, err)
+	removal := mustRemover(t, r, "i", Options{Force: true})
 	sent := map[ownLane][]protocol.CallID{}
 	require.NoError(t, removal.sent(t.Context(), "i", sent), "its agent is itself")
 	require.Empty(t, sent)
@@ -464,8 +475,7 @@ func TestRemove_ForcedAndLostAfterItsFirstStep(t *testing.T) {
 	ended := r.turn(t, serve.NewCall("s", wire.TurnRun{Prompt: "p"}, 0))
 	require.Eventually(t, func() bool { b, _ := os.ReadFile(effects); return len(b) > 0 }, time.Minute, time.Millisecond)
 
-	removal, err := newRemover(t.Context(), r.Fleet, "s", Options{Force: true})
-	require.NoError(t, err)
+	removal := mustRemover(t, r, "s", Options{Force: true})
 	require.NoError(t, removal.steps()[0](t.Context()))
 	waits := r.turn(t, serve.NewCall("s", wire.TurnRun{Prompt: "another"}, 0))
 	require.NoError(t, os.WriteFile(go1, nil, 0o600))
@@ -543,8 +553,7 @@ func TestRemove_ATurnBeginsBeforeTheMark(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.lived(t, "s")
-	removal, err := newRemover(t.Context(), r.Fleet, "s", Options{removes: true})
-	require.NoError(t, err)
+	removal := mustRemover(t, r, "s", Options{removes: true})
 	require.NoError(t, removal.refuseBusy(t.Context(), ""))
 	history := mustLoad(t, r.Journal, "s")
 	mustAppend(t, r.Journal, "s", history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2})
@@ -571,8 +580,7 @@ func TestRemove_FromAStreamWithoutRoom(t *testing.T) {
 		config.MaxBytes = int64(info.State.Bytes)
 		_, err = r.JS.UpdateStream(t.Context(), config)
 		require.NoError(t, err)
-		removal, err := newRemover(t.Context(), r.Fleet, "s", Options{Force: true})
-		require.NoError(t, err)
+		removal := mustRemover(t, r, "s", Options{Force: true})
 		for i, step := range removal.steps() {
 			require.NoError(t, step(t.Context()))
 			history, err := r.Journal.Load(t.Context(), "s")
@@ -606,8 +614,7 @@ func TestRemove_LeavesNothingThatWakes(t *testing.T) {
 	require.ErrorContains(t, err, "schedule nightly starts turns or calls in it; remove that (schedule rm nightly), or force")
 	require.Len(t, r.left(t, "s"), 1+4+5+2, "nothing was removed")
 
-	removal, err := newRemover(t.Context(), r.Fleet, "s", Options{Force: true})
-	require.NoError(t, err)
+	removal := mustRemover(t, r, "s", Options{Force: true})
 	trigger := schedule.Schedule{
 		Name: "t-x", Call: serve.NewCall("s", wire.TurnRun{Prompt: "p", Trigger: &wire.TurnTrigger{Name: "t-x", By: "x"}}, 0), KeepSession: true,
 		Trigger: schedule.Trigger{Once: time.Now().Add(time.Hour), By: "x"}, Secret: "x",
@@ -647,8 +654,7 @@ func TestRemove_AProcessThatWasStoppedLeavesWhatHasBegunAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.lived(t, "s")
-	late, err := newRemover(t.Context(), r.Fleet, "s", Options{Force: true})
-	require.NoError(t, err)
+	late := mustRemover(t, r, "s", Options{Force: true})
 	require.NoError(t, late.mark(t.Context()))
 	r.mustRemove(t, "s", Options{Force: true})
 	r.lived(t, "s")
@@ -665,8 +671,7 @@ func TestRemove_ATurnBeginsMeanwhile(t *testing.T) {
 	r := newRig(t)
 	asked := make(chan struct{}, 1)
 	r.serve(t, asks{answers{}, asked}, nil)
-	removal, err := newRemover(t.Context(), r.Fleet, "s", Options{Force: true})
-	require.NoError(t, err)
+	removal := mustRemover(t, r, "s", Options{Force: true})
 	require.NoError(t, removal.steps()[0](t.Context()))
 	result := <-r.turn(t, serve.NewCall("s", wire.TurnRun{Prompt: "go"}, 0))
 	require.Equal(t, protocol.CodeNotFound, result.Error.Code)

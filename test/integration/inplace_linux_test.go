@@ -30,8 +30,7 @@ func place(t *testing.T) string {
 // here runs a command in place for a user with that home directory.
 func here(t *testing.T, home, workspace, command string, flags ...string) callResult {
 	t.Helper()
-	arguments, err := json.Marshal(object{"command": command})
-	require.NoError(t, err)
+	arguments := encode(t, object{"command": command})
 	args := append([]string{"call", "--workspace", workspace, "bash", string(arguments)}, flags...)
 	got := execute(t, coordinator, launch{args: args, env: []string{"HOME=" + home, "PATH=" + filepath.Join(home, ".cargo/bin") + ":" + filepath.Join(home, "gone") + ":" + os.Getenv("PATH")}})
 	return parseCall(t, got)

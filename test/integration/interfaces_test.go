@@ -51,8 +51,7 @@ func policyFile(t *testing.T, rules policy.Policy) []string {
 	if rules.Zero() {
 		return nil
 	}
-	body, err := json.Marshal(rules)
-	require.NoError(t, err)
+	body := encode(t, rules)
 	file := filepath.Join(t.TempDir(), "policy.json")
 	write(t, file, string(body))
 	return []string{"--policy", file}
@@ -79,8 +78,7 @@ func ways() map[string]through {
 			t.Helper()
 			denied := map[judge.Class]bool{}
 			for _, d := range all {
-				arguments, err := json.Marshal(d.arguments)
-				require.NoError(t, err)
+				arguments := encode(t, d.arguments)
 				got := execute(t, coordinator, launch{args: append([]string{"call", d.tool, string(arguments), "--data", t.TempDir(), "--sandbox", "process", "--tools", folder}, policyFile(t, rules)...)})
 				require.Contains(t, got.stdout, `"status"`, got.stderr)
 				denied[d.act] = strings.Contains(got.stdout, "policy_denied")
@@ -91,8 +89,7 @@ func ways() map[string]through {
 			t.Helper()
 			var lines strings.Builder
 			for _, d := range all {
-				line, err := json.Marshal(object{"tool": d.tool, "arguments": d.arguments})
-				require.NoError(t, err)
+				line := encode(t, object{"tool": d.tool, "arguments": d.arguments})
 				lines.Write(append(line, '\n'))
 			}
 			got := execute(t, coordinator, launch{
@@ -112,8 +109,7 @@ func ways() map[string]through {
 			for _, d := range all {
 				result, err := c.CallTool(t.Context(), &mcp.CallToolParams{Name: d.tool, Arguments: d.arguments})
 				require.NoError(t, err)
-				typed, err := json.Marshal(result.StructuredContent)
-				require.NoError(t, err)
+				typed := encode(t, result.StructuredContent)
 				denied[d.act] = strings.Contains(string(typed), "policy_denied")
 			}
 			return denied
@@ -134,8 +130,7 @@ func ways() map[string]through {
 			serving := startServe(t, script(t, say("Done.")), append(append(policyFile(t, rules), "--tools", folder), b.flags...)...)
 			startWorkers(t, 1, b.flags)
 			for _, d := range all {
-				arguments, err := json.Marshal(d.arguments)
-				require.NoError(t, err)
+				arguments := encode(t, d.arguments)
 				got := b.schedule(t, "add", "--cron", "@every 1s", string(d.act), "--", "call", "--min-level", "none", "--tools", folder, d.tool, string(arguments))
 				require.Equal(t, 0, got.code, got.stderr)
 			}

@@ -103,6 +103,13 @@ func note(tb testing.TB, notebook, text string, pause time.Duration) *protocol.C
 	}
 }
 
+func (js *javaScript) publisher(tb testing.TB) *lane.Publisher {
+	tb.Helper()
+	publisher, err := lane.NewPublisher(tb.Context(), js.broker.jetStream(tb).Conn(), protocol.DefaultFleet)
+	require.NoError(tb, err)
+	return publisher
+}
+
 // awaitResults waits for the results of calls.
 func awaitResults(tb testing.TB, publisher *lane.Publisher, calls ...*protocol.Call) []*protocol.Result {
 	tb.Helper()
@@ -122,8 +129,7 @@ func TestJavaScript_WorkerAsItComes(t *testing.T) {
 	t.Parallel()
 	js := newJavaScript(t)
 	js.workerWith(t)
-	publisher, err := lane.NewPublisher(t.Context(), js.broker.jetStream(t).Conn(), protocol.DefaultFleet)
-	require.NoError(t, err)
+	publisher := js.publisher(t)
 	call := note(t, "demo", "hello", 0)
 	for _, err := range publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: call}}) {
 		require.NoError(t, err)
@@ -137,8 +143,7 @@ func TestJavaScript_LanesStayInOrder(t *testing.T) {
 	t.Parallel()
 	js := newJavaScript(t)
 	workers := []*process{js.worker(t), js.worker(t)}
-	publisher, err := lane.NewPublisher(t.Context(), js.broker.jetStream(t).Conn(), protocol.DefaultFleet)
-	require.NoError(t, err)
+	publisher := js.publisher(t)
 
 	const each = 12
 	want := map[string][]string{}
@@ -227,8 +232,7 @@ func TestJavaScript_LanesPassBetweenLanguages(t *testing.T) {
 	t.Parallel()
 	js := newJavaScript(t)
 	first := js.worker(t)
-	publisher, err := lane.NewPublisher(t.Context(), js.broker.jetStream(t).Conn(), protocol.DefaultFleet)
-	require.NoError(t, err)
+	publisher := js.publisher(t)
 	call := note(t, "red", "hello", 3*time.Second)
 	require.NoError(t, publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: call}})[0])
 	js.awaitClaim(t, call)
@@ -251,8 +255,7 @@ func TestJavaScript_HandsOver(t *testing.T) {
 	t.Parallel()
 	js := newJavaScript(t)
 	first := js.worker(t)
-	publisher, err := lane.NewPublisher(t.Context(), js.broker.jetStream(t).Conn(), protocol.DefaultFleet)
-	require.NoError(t, err)
+	publisher := js.publisher(t)
 	call := note(t, "red", "hello", 0)
 	mark, err := js.broker.jetStream(t).Publish(t.Context(), wire.PauseSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane())), nil)
 	require.NoError(t, err)
@@ -283,8 +286,7 @@ func TestJavaScript_LooksAfterWaitingLanes(t *testing.T) {
 	_, err = js.broker.jetStream(t).PublishMsg(t.Context(), entry)
 	require.NoError(t, err)
 	js.worker(t)
-	publisher, err := lane.NewPublisher(t.Context(), js.broker.jetStream(t).Conn(), protocol.DefaultFleet)
-	require.NoError(t, err)
+	publisher := js.publisher(t)
 	require.Equal(t, protocol.StatusOK, awaitResults(t, publisher, call)[0].Status)
 }
 
@@ -294,8 +296,7 @@ func TestJavaScript_MovesCallsAtTheirTime(t *testing.T) {
 	t.Parallel()
 	js := newJavaScript(t)
 	js.worker(t)
-	publisher, err := lane.NewPublisher(t.Context(), js.broker.jetStream(t).Conn(), protocol.DefaultFleet)
-	require.NoError(t, err)
+	publisher := js.publisher(t)
 	soon, cancelled := note(t, "red", "soon", 0), note(t, "blue", "never", 0)
 	soon.NotBefore, cancelled.NotBefore = soon.IssuedAt.Add(3*time.Second), cancelled.IssuedAt.Add(time.Hour)
 	for _, fault := range publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: soon}, {Call: cancelled}}) {

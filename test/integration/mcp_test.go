@@ -250,8 +250,7 @@ func TestMcp_AFleetThatCanStoreNothingEnds(t *testing.T) {
 	dieWithTests(command)
 	c := mcpClient(t, &mcp.CommandTransport{Command: command})
 	require.NoError(t, os.RemoveAll(filepath.Join(data, "nats", "jetstream")))
-	big, err := json.Marshal(map[string]string{"path": "big", "content": strings.Repeat("x", 4<<20)})
-	require.NoError(t, err)
+	big := encode(t, map[string]string{"path": "big", "content": strings.Repeat("x", 4<<20)})
 	ended := make(chan error, 1)
 	go func() { ended <- c.Wait() }()
 	for range 5 { // until a store needs another file

@@ -190,8 +190,7 @@ func TestMcpDocs_ServersByNpx(t *testing.T) {
 	delete(file["mcpServers"], "tickets") // of a host that there is not
 	dir := docsHome(t)
 	run := func(as func(line string) string) (list, call finished) {
-		body, err := json.Marshal(file)
-		require.NoError(t, err)
+		body := encode(t, file)
 		write(t, filepath.Join(dir, "mcp.json"), string(body))
 		flags := "--mcp-config mcp.json --allow-net npm --workspace ."
 		lines := []string{"coordinator tools " + flags, "coordinator call " + flags + ` fs__list_directory '{"path":"."}'`}
@@ -241,8 +240,7 @@ func TestMcpTools_AskedInAWorkspace(t *testing.T) {
 	server := file["mcpServers"]["test"]
 	server["args"] = []any{"-c", `test -e marker || { echo "no marker" >&2; exit 3; }; exec "$0"`, server["command"]}
 	server["command"] = "sh"
-	body, err = json.Marshal(file)
-	require.NoError(t, err)
+	body = encode(t, file)
 	write(t, filepath.Join(dir, "mcp.json"), string(body))
 	write(t, filepath.Join(dir, "here", "marker"), "")
 	const line = "TOOLFLEET_SANDBOX=process coordinator tools --mcp-config mcp.json"

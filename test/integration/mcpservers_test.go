@@ -277,22 +277,19 @@ func TestMcp_WhatServersReturn(t *testing.T) {
 	require.False(t, *grow.Annotations.DestructiveHint)
 	require.True(t, grow.Annotations.IdempotentHint)
 	require.True(t, *byName["test__count"].Annotations.DestructiveHint)
-	schema, err := json.Marshal(parts.OutputSchema)
-	require.NoError(t, err)
+	schema := encode(t, parts.OutputSchema)
 	require.Contains(t, string(schema), `"structured":{"properties":{"n":{"type":"integer"}},"type":"object"}`)
 
 	result, err := c.CallTool(t.Context(), &mcp.CallToolParams{Name: "test__parts", Arguments: map[string]any{}})
 	require.NoError(t, err)
-	content, err := json.Marshal(result.Content)
-	require.NoError(t, err)
+	content := encode(t, result.Content)
 	require.JSONEq(t, `[
 		{"type": "text", "text": "a text"}, {"type": "image", "data": "iVBORw==", "mimeType": "image/png"},
 		{"type": "audio", "data": "AQI=", "mimeType": "audio/wav"},
 		{"type": "resource_link", "uri": "file:///a.txt", "name": "a.txt", "description": "A file."},
 		{"type": "resource", "resource": {"uri": "test://b", "text": "inside", "mimeType": "text/plain"}}
 	]`, string(content))
-	typed, err := json.Marshal(result.StructuredContent)
-	require.NoError(t, err)
+	typed := encode(t, result.StructuredContent)
 	require.Contains(t, string(typed), `"structured":{"n":1}`)
 	require.NotContains(t, string(typed), "iVBORw==", "it is there already")
 }

@@ -141,6 +141,13 @@ func write(tb testing.TB, file, content string) {
 	require.NoError(tb, os.WriteFile(file, []byte(content), 0o600))
 }
 
+func encode(tb testing.TB, value any) []byte {
+	tb.Helper()
+	body, err := json.Marshal(value)
+	require.NoError(tb, err)
+	return body
+}
+
 func content(tb testing.TB, file string) string {
 	tb.Helper()
 	data, err := os.ReadFile(file)

@@ -96,8 +96,7 @@ func newRewinding(t *testing.T, order string) *rewinding {
 		if name == "order" {
 			command += order
 		}
-		encoded, err := json.Marshal(command)
-		require.NoError(t, err)
+		encoded := encode(t, command)
 		write(t, filepath.Join(r.tools, name+".json"), fmt.Sprintf(`{"name": %q, "description": "Does it.", %s "delivery": "at_most_once",
 			"parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}, "command": ["sh", "-c", %s]}`, name, more, encoded))
 	}

@@ -33,6 +33,20 @@ func open(t *testing.T, nc *nats.Conn) *journal.Journal {
 	return j
 }
 
+func mustLoad(t *testing.T, j *journal.Journal, id protocol.SessionID) loop.History {
+	t.Helper()
+	history, err := j.Load(t.Context(), id)
+	require.NoError(t, err)
+	return history
+}
+
+func mustAppend(t *testing.T, j *journal.Journal, id protocol.SessionID, last uint64, events ...loop.Event) uint64 {
+	t.Helper()
+	last, err := j.Append(t.Context(), id, last, events...)
+	require.NoError(t, err)
+	return last
+}
+
 func TestJournal(t *testing.T) {
 	t.Parallel()
 	looptest.RunJournal(t, func(t *testing.T) loop.Journal {
@@ -73,20 +87,17 @@ func TestAppend_MoreThanAMessageHolds(t *testing.T) {
 	for i := range 3 { // together more than the server takes at once
 		events = append(events, event(session, strings.Repeat(string(rune('a'+i)), int(f.NC.MaxPayload())/2)))
 	}
-	last, err := j.Append(t.Context(), session, 0, events...)
-	require.NoError(t, err)
-	history, err := j.Load(t.Context(), session)
-	require.NoError(t, err)
+	last := mustAppend(t, j, session, 0, events...)
+	history := mustLoad(t, j, session)
 	require.Equal(t, events, history.Events)
 	require.Equal(t, last, history.Last)
 
-	_, err = j.Append(t.Context(), session, last, event(session, strings.Repeat("x", int(f.NC.MaxPayload()))))
+	_, err := j.Append(t.Context(), session, last, event(session, strings.Repeat("x", int(f.NC.MaxPayload()))))
 	require.ErrorIs(t, err, loop.ErrEventTooLarge)
 	require.ErrorContains(t, err, "a message may have")
 	_, err = j.Append(t.Context(), session, last-1, events...)
 	require.ErrorIs(t, err, loop.ErrJournalConflict)
-	again, err := j.Load(t.Context(), session)
-	require.NoError(t, err)
+	again := mustLoad(t, j, session)
 	require.Equal(t, history, again, "what was refused is not there, not even in part")
 }
 
@@ -99,8 +110,7 @@ func TestAppend_AnAnswerThatIsLostIsSettled(t *testing.T) {
 			nc, link := f.ConnectVia()
 			j := open(t, nc)
 			session := protocol.NewSessionID()
-			first, err := j.Append(t.Context(), session, 0, event(session, "first"))
-			require.NoError(t, err)
+			first := mustAppend(t, j, session, 0, event(session, "first"))
 			link.Deafen()
 			type answer struct {
 				last uint64
@@ -117,7 +127,8 @@ func TestAppend_AnAnswerThatIsLostIsSettled(t *testing.T) {
 			}()
 			var history loop.History
 			require.Eventually(t, func() bool {
-				history, err = open(t, f.NC).Load(t.Context(), session)
+				read, err := open(t, f.NC).Load(t.Context(), session)
+				history = read
 				return err == nil && len(history.Events) == 2
 			}, patience, time.Millisecond)
 			link.Mend()
@@ -128,8 +139,7 @@ func TestAppend_AnAnswerThatIsLostIsSettled(t *testing.T) {
 				require.NoError(t, got.err)
 				require.Equal(t, history.Last, got.last)
 			}
-			after, err := j.Load(t.Context(), session)
-			require.NoError(t, err)
+			after := mustLoad(t, j, session)
 			require.Equal(t, history, after, "nothing is stored twice")
 		})
 	}
@@ -152,10 +162,8 @@ func TestAppend_KeepsAnImageThatDoesNotFit(t *testing.T) {
 	small, large := event(session, "small"), event(session, "large")
 	small.Image = &loop.Image{MediaType: "image/png", Data: []byte{1}}
 	large.Image = &loop.Image{MediaType: "image/png", Data: make([]byte, f.NC.MaxPayload())}
-	_, err := j.Append(t.Context(), session, 0, small, large)
-	require.NoError(t, err)
-	history, err := j.Load(t.Context(), session)
-	require.NoError(t, err)
+	mustAppend(t, j, session, 0, small, large)
+	history := mustLoad(t, j, session)
 	require.Len(t, history.Events, 2)
 	require.Equal(t, small.Image, history.Events[0].Image)
 	require.Equal(t, large.Image.Data, history.Events[1].Image.Data)
@@ -169,8 +177,7 @@ func TestAppend_KeepsAnImageThatDoesNotFit(t *testing.T) {
 	store, err := js.ObjectStore(t.Context(), wire.KeptBucket(protocol.DefaultFleet))
 	require.NoError(t, err)
 	require.NoError(t, store.Delete(t.Context(), history.Events[1].Image.Blob))
-	history, err = j.Load(t.Context(), session)
-	require.NoError(t, err)
+	history = mustLoad(t, j, session)
 	require.Empty(t, history.Events[1].Image.Data)
 	require.Equal(t, large.Text, history.Events[1].Text)
 }
@@ -193,10 +200,8 @@ func TestAppend_KeepsAttachmentsThatDoNotFit(t *testing.T) {
 		if i > 0 {
 			from = loaded
 		}
-		_, err := j.Append(t.Context(), session, 0, from)
-		require.NoError(t, err)
-		history, err := j.Load(t.Context(), session)
-		require.NoError(t, err)
+		mustAppend(t, j, session, 0, from)
+		history := mustLoad(t, j, session)
 		loaded = history.Events[0]
 		for k := range e.Attachments {
 			require.Equal(t, e.Attachments[k].Data, loaded.Attachments[k].Data)
@@ -224,8 +229,7 @@ func TestAppend_WaitsForTheServer(t *testing.T) {
 	}()
 	link.Mend()
 	require.NoError(t, <-done)
-	history, err := j.Load(t.Context(), session)
-	require.NoError(t, err)
+	history := mustLoad(t, j, session)
 	require.Len(t, history.Events, 1)
 }
 
@@ -260,10 +264,8 @@ func TestAppend_AnImageThatIsNotKept(t *testing.T) {
 	session := protocol.NewSessionID()
 	e := event(session, "look")
 	e.Image = &loop.Image{MediaType: "image/png", Data: make([]byte, f.NC.MaxPayload())}
-	_, err := j.Append(t.Context(), session, 0, e)
-	require.NoError(t, err)
-	history, err := j.Load(t.Context(), session)
-	require.NoError(t, err)
+	mustAppend(t, j, session, 0, e)
+	history := mustLoad(t, j, session)
 	require.Len(t, history.Events, 1)
 	require.Equal(t, &loop.Image{MediaType: "image/png"}, history.Events[0].Image)
 	require.Equal(t, "look", history.Events[0].Text)
@@ -280,8 +282,7 @@ func TestForget_FencesWhatWasReadBefore(t *testing.T) {
 		id := protocol.SessionID(fmt.Sprintf("s-%d", messages))
 		var last uint64
 		for range messages {
-			last, err = j.Append(t.Context(), id, last, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
-			require.NoError(t, err)
+			last = mustAppend(t, j, id, last, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
 		}
 		before := j.Now(t.Context())
 		require.NoError(t, j.CheckCall(t.Context(), id))
@@ -295,17 +296,14 @@ func TestForget_FencesWhatWasReadBefore(t *testing.T) {
 
 		require.ErrorContains(t, j.CheckCall(t.Context(), id), "session "+string(id)+" was removed")
 
-		history, err := j.Load(t.Context(), id)
-		require.NoError(t, err)
+		history := mustLoad(t, j, id)
 		require.Empty(t, history.Events)
 		require.True(t, history.Removed.Outlived(before, time.Time{}) || before == 0)
 		require.False(t, history.Removed.Outlived(j.Now(t.Context()), time.Time{}))
 		require.True(t, history.Removed.Outlived(0, history.Removed.At.Add(-time.Second)), "without a sequence the time decides")
 		require.False(t, history.Removed.Outlived(0, history.Removed.At.Add(time.Second)))
-		_, err = j.Append(t.Context(), id, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
-		require.NoError(t, err)
-		again, err := j.Load(t.Context(), id)
-		require.NoError(t, err)
+		mustAppend(t, j, id, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
+		again := mustLoad(t, j, id)
 		require.Len(t, again.Events, 1)
 		require.NoError(t, j.CheckCall(t.Context(), id))
 		require.Equal(t, history.Removed, again.Removed, "requests that were made before it are still refused")
@@ -337,9 +335,8 @@ func TestForget_LeavesWhatHasBegunAgain(t *testing.T) {
 	j := open(t, natsiotest.New(t, natsio.Topology{}).NC)
 	for _, age := range []time.Duration{journal.RemovedAge, 0} {
 		id := protocol.SessionID("s-" + age.String())
-		_, err := j.Append(t.Context(), id, 0, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
-		require.NoError(t, err)
-		_, err = j.Forget(t.Context(), id, age)
+		mustAppend(t, j, id, 0, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
+		_, err := j.Forget(t.Context(), id, age)
 		require.ErrorIs(t, err, journal.ErrBegunAgain, "it has no mark")
 		require.NoError(t, j.Mark(t.Context(), id))
 		removed, err := j.Forget(t.Context(), id, age)
@@ -348,15 +345,12 @@ func TestForget_LeavesWhatHasBegunAgain(t *testing.T) {
 		removed, err = j.Forget(t.Context(), id, age)
 		require.NoError(t, err)
 		require.Zero(t, removed)
-		history, err := j.Load(t.Context(), id)
-		require.NoError(t, err)
+		history := mustLoad(t, j, id)
 		require.Equal(t, age > 0, history.Removed.Sequence > 0)
-		_, err = j.Append(t.Context(), id, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
-		require.NoError(t, err)
+		mustAppend(t, j, id, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
 		_, err = j.Forget(t.Context(), id, age)
 		require.ErrorIs(t, err, journal.ErrBegunAgain)
-		history, err = j.Load(t.Context(), id)
-		require.NoError(t, err)
+		history = mustLoad(t, j, id)
 		require.Len(t, history.Events, 1)
 	}
 }
@@ -375,20 +369,17 @@ func TestForget_InAStreamOfAnEarlierVersion(t *testing.T) {
 	_, err = js.CreateStream(t.Context(), config)
 	require.NoError(t, err)
 	j := open(t, nc)
-	_, err = j.Append(t.Context(), "s", 0, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
-	require.NoError(t, err)
+	mustAppend(t, j, "s", 0, loop.Event{Type: loop.EventTurnStarted, Turn: 1})
 	require.NoError(t, j.Mark(t.Context(), "s"))
 	_, err = j.Forget(t.Context(), "s", journal.RemovedAge)
 	require.NoError(t, err)
-	history, err := j.Load(t.Context(), "s")
-	require.NoError(t, err)
+	history := mustLoad(t, j, "s")
 	require.Zero(t, history.Last)
 
 	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{Fleet: "tf"}), "a process of this version edits the stream")
 	require.NoError(t, j.Mark(t.Context(), "s"))
 	_, err = j.Forget(t.Context(), "s", journal.RemovedAge)
 	require.NoError(t, err)
-	history, err = j.Load(t.Context(), "s")
-	require.NoError(t, err)
+	history = mustLoad(t, j, "s")
 	require.NotZero(t, history.Removed.Sequence)
 }
