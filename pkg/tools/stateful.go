@@ -144,42 +144,17 @@ func (t *Table) Continue(scope Scope, opened Opened, end bool, rawArguments stri
 
 // continueTools are tool_continue and tool_end.
 func continueTools() []Tool {
-	return []Tool{
-		{
-			Metadata: Metadata{Effect: Effect{Loop: true}},
-			Definition: Definition{
-				Name: continueTool,
-				Description: "Go on with a tool that keeps its state: give it the next input, and get its next answer. " +
-					"The calls for one handle run in the order in which you make them.",
-				Schema: json.RawMessage(`{
-					"type": "object",
-					"properties": {
-						"handle": {"type": "string", "minLength": 1, "description": "Handle that the tool's first answer named."},
-						"input": {"description": "Input for the tool, of the schema in its description."}
-					},
-					"required": ["handle"]
-				}`),
-			},
-			Plan:  planContinue(false),
-			Rules: continueRules,
-		},
-		{
-			Metadata: Metadata{Effect: Effect{Loop: true}},
-			Definition: Definition{
-				Name:        endTool,
-				Description: "End a tool that keeps its state, when you do not need it any more. Its handle cannot be used again.",
-				Schema: json.RawMessage(`{
-					"type": "object",
-					"properties": {
-						"handle": {"type": "string", "minLength": 1, "description": "Handle that the tool's first answer named."}
-					},
-					"required": ["handle"],
-					"additionalProperties": false
-				}`),
-			},
-			Plan: planContinue(true),
-		},
-	}
+	const handle = `"handle": {"type": "string", "minLength": 1, "description": "Handle that the tool's first answer named."}`
+	session := Metadata{Effect: Effect{Loop: true}}
+	further := Tool{Metadata: session, Plan: planContinue(false), Rules: continueRules, Definition: Definition{
+		Name: continueTool,
+		Description: "Go on with a tool that keeps its state: give it the next input, and get its next answer. " +
+			"The calls for one handle run in the order in which you make them.",
+		Schema: json.RawMessage(`{"type": "object", "properties": {` + handle +
+			`, "input": {"description": "Input for the tool, of the schema in its description."}}, "required": ["handle"]}`),
+	}}
+	end := Define(endTool, "End a tool that keeps its state, when you do not need it any more. Its handle cannot be used again.", handle, "handle")
+	return []Tool{further, {Metadata: session, Plan: planContinue(true), Definition: end}}
 }
 
 func planContinue(end bool) func(Scope, json.RawMessage) (Plan, *protocol.Error) {

@@ -189,18 +189,8 @@ func (t *Table) unknown(name string) *protocol.Error {
 func Help() []Tool {
 	return []Tool{{
 		Metadata: Metadata{Effect: Effect{ReadOnly: true}},
-		Definition: Definition{
-			Name:        "tool_help",
-			Description: "Read the full documentation of a tool: what it does, all of its arguments, and examples where there are any.",
-			Schema: json.RawMessage(`{
-				"type": "object",
-				"properties": {
-					"name": {"type": "string", "minLength": 1, "description": "Name of the tool."}
-				},
-				"required": ["name"],
-				"additionalProperties": false
-			}`),
-		},
+		Definition: Define("tool_help", "Read the full documentation of a tool: what it does, all of its arguments, and examples where there are any.",
+			`"name": {"type": "string", "minLength": 1, "description": "Name of the tool."}`, "name"),
 		planIn: func(t *Table) func(Scope, json.RawMessage) (Plan, *protocol.Error) { return PlanOf(t.planHelp) },
 	}}
 }

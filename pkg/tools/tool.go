@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/modelpath"
@@ -28,6 +29,19 @@ type Definition struct {
 	// provider's name ("openai"): an object with a "type". Such a tool is left out for
 	// other providers, and never run by the fleet; Schema and Plan are not used.
 	Native map[string]json.RawMessage `json:"native,omitempty"`
+}
+
+// Define makes a definition whose arguments are an object with these properties, in JSON, and no
+// others; required are the names of those that a call needs.
+func Define(name, description, properties string, required ...string) Definition {
+	names := ""
+	if len(required) > 0 {
+		names = `, "required": ["` + strings.Join(required, `", "`) + `"]`
+	}
+	return Definition{
+		Name: name, Description: description,
+		Schema: json.RawMessage(`{"type": "object", "properties": {` + properties + `}` + names + `, "additionalProperties": false}`),
+	}
 }
 
 // isFor reports whether models of a provider can have the tool.

@@ -203,16 +203,16 @@ func Exists(v protocol.FilesExistsResult) string {
 	if !v.Exists {
 		return "no: there is nothing at " + prose.Path(v.Path)
 	}
+	what := "special file"
 	switch v.Type {
 	case protocol.TypeDir:
-		return fmt.Sprintf("yes: %s is a directory", prose.Path(v.Path))
+		what = "directory"
 	case protocol.TypeSymlink:
-		return fmt.Sprintf("yes: %s is a symlink", prose.Path(v.Path))
+		what = "symlink"
 	case protocol.TypeFile:
-		return fmt.Sprintf("yes: %s is a file of %s", prose.Path(v.Path), prose.Plural(v.Size, "byte"))
-	default:
-		return fmt.Sprintf("yes: %s is a special file", prose.Path(v.Path))
+		what = "file of " + prose.Plural(v.Size, "byte")
 	}
+	return fmt.Sprintf("yes: %s is a %s", prose.Path(v.Path), what)
 }
 
 // Fetch is the text of a response from the web.
@@ -255,20 +255,20 @@ func Fetch(v protocol.HTTPFetchResult, r fullText) string {
 
 // Write says what was written.
 func Write(v protocol.FilesWriteResult) string {
-	what := "Replaced the content of"
-	if v.Created {
-		what = "Created"
-	}
-	return fmt.Sprintf("%s %s (%s, SHA-256 %s).", what, prose.Path(v.Path), prose.Plural(v.Bytes, "byte"), v.SHA256) + linksText(v.Links)
+	return wroteText("Replaced the content of", v.Created, v.Path, v.Bytes, v.SHA256, v.Links)
 }
 
 // JSONWrite names the written file, and the position in it.
 func JSONWrite(v protocol.FilesJSONWriteResult) string {
-	what := "Changed"
-	if v.Created {
+	return wroteText("Changed", v.Created, v.Path, v.Bytes, v.SHA256, v.Links)
+}
+
+// wroteText says what became of a file that existed before, unless it was created.
+func wroteText(what string, created bool, path string, bytes int64, sum string, links int) string {
+	if created {
 		what = "Created"
 	}
-	return fmt.Sprintf("%s %s (%s, SHA-256 %s).", what, prose.Path(v.Path), prose.Plural(v.Bytes, "byte"), v.SHA256) + linksText(v.Links)
+	return fmt.Sprintf("%s %s (%s, SHA-256 %s).", what, prose.Path(path), prose.Plural(bytes, "byte"), sum) + linksText(links)
 }
 
 // Edit lists the changes, the edits that failed and why, and the diff.

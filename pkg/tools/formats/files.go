@@ -15,21 +15,21 @@ import (
 func Files(core []tools.Tool) []tools.Tool {
 	s := &system{core: core, format: &tools.Format{Text: filesText}}
 	return []tools.Tool{
-		tool(s, "edit", define("edit_file", "Replace the first occurrence of a text in a file. When it fails, the file is as it was.",
+		tool(s, "edit", tools.Define("edit_file", "Replace the first occurrence of a text in a file. When it fails, the file is as it was.",
 			pathProperty+`,
 			"search": {"type": "string", "minLength": 1, "description": "The text to replace, exactly as it is in the file."},
 			"replace": {"type": "string", "description": "The text to put in its place; empty to delete."}`, "path", "search", "replace"), editFile),
-		tool(s, "glob", define("list_files", "List the files of the workspace that match a glob, one path a line, sorted. "+
+		tool(s, "glob", tools.Define("list_files", "List the files of the workspace that match a glob, one path a line, sorted. "+
 			"Directories of packages and caches, such as node_modules, are left out unless the pattern begins with one.",
 			`"pattern": {"type": "string", "minLength": 1, "default": "*", "description": "*.go matches at the top, **/*.go at every depth. Default: *, the files at the top."}`), listFiles),
-		tool(s, "read", define("read_file", "Read a text file. Returns its text as it is; what is too long is cut, and the end says so.",
+		tool(s, "read", tools.Define("read_file", "Read a text file. Returns its text as it is; what is too long is cut, and the end says so.",
 			pathProperty, "path"), readFile),
-		tool(s, "grep", define("search_files", "Find the lines of the workspace's files that match a regular expression. Returns path:line: text, sorted. "+
+		tool(s, "grep", tools.Define("search_files", "Find the lines of the workspace's files that match a regular expression. Returns path:line: text, sorted. "+
 			"What .gitignore files exclude is left out, and so are directories of packages and caches, such as node_modules.",
 			`"pattern": {"type": "string", "minLength": 1, "description": "Regular expression in RE2 syntax, matched against each line."},
 			"file_pattern": {"type": "string", "description": "Search only files that match, as in *.go (by name) or src/**/*.ts (by path). Default: all."},
 			`+contextProperty, "pattern"), searchFiles),
-		tool(s, "write", define("write_file", "Write a file: make it, with its directories, or replace all of its content.",
+		tool(s, "write", tools.Define("write_file", "Write a file: make it, with its directories, or replace all of its content.",
 			pathProperty+", "+contentProperty, "path", "content"), writeFile),
 	}
 }

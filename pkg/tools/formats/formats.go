@@ -92,18 +92,6 @@ func changed[P protocol.Payload](plan tools.Plan, err *protocol.Error, change fu
 	return plan, err
 }
 
-// define makes a definition whose schema has these properties, in JSON; required are their names.
-func define(name, description, properties string, required ...string) tools.Definition {
-	names := ""
-	if len(required) > 0 {
-		names = `, "required": ["` + strings.Join(required, `", "`) + `"]`
-	}
-	return tools.Definition{
-		Name: name, Description: description,
-		Schema: json.RawMessage(`{"type": "object", "properties": {` + properties + `}` + names + `, "additionalProperties": false}`),
-	}
-}
-
 // Properties that several tools have.
 const (
 	pathProperty    = `"path": {"type": "string", "description": "The file, relative to the workspace."}`

@@ -29,25 +29,25 @@ const (
 // their texts is JSON, and arguments that a tool does not have are ignored.
 func OpenRath(core []tools.Tool) []tools.Tool {
 	s := &system{core: core, format: &tools.Format{Text: rathText, Note: tools.InJSON}}
-	command := tool(s, "bash", define("run_shell_command",
+	command := tool(s, "bash", tools.Define("run_shell_command",
 		"Run one shell command in the workspace. Returns JSON: exit_code, stdout, stderr and elapsed_ms. "+
 			"A command has one line of at most 2,048 characters.",
 		`"cmd": {"type": "string", "description": "The command line, run by the shell."}`, "cmd"), rathCommandPlan)
 	command.Rules = rathCommandRules
-	write := tool(s, "write", define("write_workspace_file",
+	write := tool(s, "write", tools.Define("write_workspace_file",
 		"Write text to a file of the workspace: make it, with its directories, or replace all of its content. Returns JSON: bytes_written.",
 		pathProperty+", "+contentProperty, "path", "content"), writeFile)
 	write.Rules = rathWriteRules
 	set := []tools.Tool{
-		tool(s, "list", define("list_workspace_files",
+		tool(s, "list", tools.Define("list_workspace_files",
 			"List a directory of the workspace. Returns JSON: entries, hidden ones too, each with name, path and is_dir. At most 500; total says how many there are.",
 			`"path": {"type": "string", "description": "The directory, relative to the workspace, which is \".\"."}`, "path"), rathListPlan),
-		tool(s, "read", define("read_workspace_file",
+		tool(s, "read", tools.Define("read_workspace_file",
 			"Read a file of the workspace. Returns JSON: data has its text. With encoding null it has the bytes: as text if they are UTF-8, else as base64, and encoding says so. "+
 				"Of more than 12,000 characters you get the first, and truncated says how to read on.",
 			pathProperty+`,
 			"encoding": {"type": ["string", "null"], "default": "utf-8", "description": "The encoding of the text, as in latin-1, or null for the bytes. Default: utf-8; of a file that is not UTF-8 the encoding is guessed."}`, "path"), rathReadPlan),
-		tool(s, "run_code", define("run_code",
+		tool(s, "run_code", tools.Define("run_code",
 			"Run a program in the workspace directory. Returns JSON: stdout, stderr, and error unless it ended with exit code 0. "+
 				"Every run is a new process: print what you want to see, and keep in files what a later run needs. "+
 				"A go program is a complete main package that uses the standard library only.",
@@ -55,7 +55,7 @@ func OpenRath(core []tools.Tool) []tools.Tool {
 			"language": {"type": "string", "default": "python", "description": "python, sh, node or go, as far as the sandbox has them. Default: python."},
 			"timeout": {"type": ["number", "null"], "exclusiveMinimum": 0, "description": "Seconds after which the program is killed, up to 3600. Default: 60."}`, "code"), rathCodePlan),
 		command,
-		tool(s, "exists", define("workspace_path_exists",
+		tool(s, "exists", tools.Define("workspace_path_exists",
 			"Ask whether there is something at a path of the workspace. Returns JSON: ok is true or false.", pathProperty, "path"), rathExistsPlan),
 		write,
 	}

@@ -25,7 +25,7 @@ const (
 func Smithers(core []tools.Tool) []tools.Tool {
 	s := &system{core: core, timeout: smithersTimeout}
 	s.format = &tools.Format{Text: func(a tools.Answer) string { return again(a, s.smithersText(a)) }}
-	bash := tool(s, "bash", define("bash",
+	bash := tool(s, "bash", tools.Define("bash",
 		"Run a program with arguments, without a shell: no pipes, wildcards or variables, unless cmd is sh and args are -c and a command line. "+
 			"Returns what it wrote, after TOOL_COMMAND_FAILED and the exit code unless that is 0. It is killed after 60 seconds.",
 		`"cmd": {"type": "string", "minLength": 1, "maxLength": 8192, "description": "The program."},
@@ -41,20 +41,20 @@ func Smithers(core []tools.Tool) []tools.Tool {
 	bash.Rules = smithersRules
 	return []tools.Tool{
 		bash,
-		tool(s, "edit", define("edit",
+		tool(s, "edit", tools.Define("edit",
 			"Apply a unified diff to a file. Its context must be in the file as it is; its line numbers may be off. "+
 				"Returns ok. When it fails, the file is as it was.",
 			pathProperty+`, "patch": {"type": "string", "description": "A unified diff of this one file."}`, "path", "patch"), smithersEdit),
-		tool(s, "grep", define("grep",
+		tool(s, "grep", tools.Define("grep",
 			"Find the lines that match a regular expression, in one file or in all files below a directory that no .gitignore excludes, without directories of packages and caches. "+
 				"Returns path:line:text, sorted, of one file line:text; nothing when there is no match.",
 			`"pattern": {"type": "string", "minLength": 1, "description": "Regular expression in RE2 syntax, matched against each line."},
 			"path": {"type": "string", "default": ".", "description": "File or directory to search, relative to the workspace. Default: the workspace."},
 			`+contextProperty, "pattern"), smithersGrep),
-		tool(s, "read", define("read",
+		tool(s, "read", tools.Define("read",
 			"Read a text file of at most 200,000 bytes. Returns its text as it is; what is too long to be shown is cut, and the end says so.",
 			pathProperty, "path"), smithersRead),
-		tool(s, "write", define("write",
+		tool(s, "write", tools.Define("write",
 			"Write a file of at most 200,000 bytes: make it, with its directories, or replace all of its content. Returns ok.",
 			pathProperty+", "+contentProperty, "path", "content"), smithersWrite),
 	}

@@ -284,15 +284,15 @@ func (p Policy) UnknownTools(names []string) error {
 	return errors.Join(errs...)
 }
 
-// ofTools are the fields whose values are names of tools, or patterns.
-func (p Policy) ofTools() []struct {
+// toolRule is a field whose values are names of tools, or patterns.
+type toolRule struct {
 	field    string
 	patterns []string
-} {
-	return []struct {
-		field    string
-		patterns []string
-	}{
+}
+
+// ofTools returns all such fields.
+func (p Policy) ofTools() []toolRule {
+	return []toolRule{
 		{"tools.allow", p.Tools.Allow},
 		{"tools.deny", p.Tools.Deny},
 		{"paths.except", p.Paths.Except},

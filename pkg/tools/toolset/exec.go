@@ -56,27 +56,20 @@ func persistentBash() tools.Tool {
 func bashTool(shell, cwd string, plan func(tools.Scope, bashArguments) (tools.Plan, *protocol.Error)) tools.Tool {
 	return tools.Tool{
 		Metadata: tools.Metadata{Effect: tools.Effect{Open: true}},
-		Definition: definition("bash",
+		Definition: tools.Define("bash",
 			"Run a shell command in the workspace. Returns what it wrote, stdout and stderr in the order in which they came, and its exit code unless that is 0. "+
 				shell+
 				"There is no input to read: pass flags that keep programs from asking, or, for what has to be talked to (a debugger, a REPL, a prompt), set tty. "+
 				"Of output over 42,000 characters you get the beginning and the end, and where to read the rest. "+
 				"\"Read-only file system\" or \"Device or resource busy\" in the workspace means that the place, such as .git/hooks, is protected: leave it as it is. "+
 				"Prefer read, write, edit, list and grep for files.",
-			`{
-				"type": "object",
-				"properties": {
-					"command": {"type": "string", "minLength": 1, "description": "The command line, run by the shell; may have several lines."},
-					"cwd": {"type": "string", "description": "Directory to run in, relative to the workspace. `+cwd+`"},
-					"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "description": "Seconds after which the command is killed. Default: 120, in the background 3600."},
-					"env": {"type": "object", "maxProperties": 200, "additionalProperties": {"type": ["string", "number", "boolean"]}, "description": "Environment variables to set for the command, as in {\"PORT\": \"8080\"}."},
-					"read_only": {"type": "boolean", "default": false, "description": "Keep the command from changing the workspace. Such commands of one step run side by side. Default: false."},
-					"background": {"type": "boolean", "default": false, "description": "Start the command, as a server, and return at once with a name for it; see the process tool. Default: false."},
-					"tty": {"type": "boolean", "default": false, "description": "Run the command in the background with a terminal, where the process tool types by action send. Default: false."}
-				},
-				"required": ["command"],
-				"additionalProperties": false
-			}`),
+			`"command": {"type": "string", "minLength": 1, "description": "The command line, run by the shell; may have several lines."},
+				"cwd": {"type": "string", "description": "Directory to run in, relative to the workspace. `+cwd+`"},
+				"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "description": "Seconds after which the command is killed. Default: 120, in the background 3600."},
+				"env": {"type": "object", "maxProperties": 200, "additionalProperties": {"type": ["string", "number", "boolean"]}, "description": "Environment variables to set for the command, as in {\"PORT\": \"8080\"}."},
+				"read_only": {"type": "boolean", "default": false, "description": "Keep the command from changing the workspace. Such commands of one step run side by side. Default: false."},
+				"background": {"type": "boolean", "default": false, "description": "Start the command, as a server, and return at once with a name for it; see the process tool. Default: false."},
+				"tty": {"type": "boolean", "default": false, "description": "Run the command in the background with a terminal, where the process tool types by action send. Default: false."}`, "command"),
 		Plan:   tools.PlanOf(plan),
 		Rules:  bashRules,
 		Render: render.Command,
@@ -108,22 +101,15 @@ type runCodeArguments struct {
 func runCode() tools.Tool {
 	return tools.Tool{
 		Metadata: tools.Metadata{Effect: tools.Effect{Open: true}},
-		Definition: definition("run_code",
+		Definition: tools.Define("run_code",
 			"Run a program in the workspace directory. Returns what it wrote, stdout and stderr in the order in which they came, and its exit code unless that is 0. "+
 				"Every run is a new process: print what you want to see, and keep in files what a later run needs. "+
 				"A go program is a complete main package that uses the standard library only. "+
 				"Of output over 42,000 characters you get the beginning and the end, and where to read the rest.",
-			`{
-				"type": "object",
-				"properties": {
-					"code": {"type": "string", "minLength": 1, "description": "The whole text of the program."},
-					"language": {"type": "string", "enum": ["python", "sh", "node", "go"], "default": "python", "description": "Default: python."},
-					"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "description": "Seconds after which the program is killed. Default: 60."},
-					"read_only": {"type": "boolean", "default": false, "description": "Keep the program from changing the workspace. Such programs of one step run side by side. Default: false."}
-				},
-				"required": ["code"],
-				"additionalProperties": false
-			}`),
+			`"code": {"type": "string", "minLength": 1, "description": "The whole text of the program."},
+				"language": {"type": "string", "enum": ["python", "sh", "node", "go"], "default": "python", "description": "Default: python."},
+				"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "description": "Seconds after which the program is killed. Default: 60."},
+				"read_only": {"type": "boolean", "default": false, "description": "Keep the program from changing the workspace. Such programs of one step run side by side. Default: false."}`, "code"),
 		Plan:   tools.PlanOf(planRunCode),
 		Render: render.Execution(func(v protocol.CodeRunResult) *protocol.Execution { return &v.Execution }),
 	}
@@ -214,25 +200,18 @@ const (
 
 func processTool() tools.Tool {
 	return tools.Tool{
-		Definition: definition("process",
+		Definition: tools.Define("process",
 			"Look at, type into and end background processes, which bash starts with background=true or tty=true. list names them with their state; "+
 				"read returns what one wrote, its end unless offset is given; send types at the terminal of one that has tty=true, and returns what it wrote since; "+
 				"kill ends one with all that it started. "+
 				"They live beside other calls until they end, are killed, or the worker of the sandbox stops.",
-			`{
-				"type": "object",
-				"properties": {
-					"action": {"type": "string", "enum": ["list", "read", "send", "kill"], "description": "What to do."},
-					"process": {"type": "string", "description": "Name of the process, as in p-0c1d2e3f. Needed for all but list."},
-					"offset": {"type": "integer", "minimum": 0, "maximum": 1000000000000000, "description": "First byte to read; a read says where to read on. Default: the last 8,000 bytes."},
-					"limit": {"type": "integer", "minimum": 1, "maximum": 40000, "description": "How many bytes to read at most. Default: as many as fit."},
-					"wait": {"type": "number", "minimum": 0, "maximum": 300, "description": "Seconds to wait for new output, or for the end of the process, before it is read. Default: 0; for send 5, and less when it has written something and then nothing."},
-					"text": {"type": "string", "maxLength": 16000, "description": "What to type: every line feed is Enter, and Enter is pressed at the end unless keys are given."},
-					"keys": {"type": "array", "maxItems": 100, "items": {"type": "string"}, "description": "Keys to press after the text: enter, tab, escape, backspace, delete, space, up, down, left, right, home, end, page-up, page-down, ctrl-a to ctrl-z, ctrl-\\, ctrl-]. [] presses none."}
-				},
-				"required": ["action"],
-				"additionalProperties": false
-			}`),
+			`"action": {"type": "string", "enum": ["list", "read", "send", "kill"], "description": "What to do."},
+				"process": {"type": "string", "description": "Name of the process, as in p-0c1d2e3f. Needed for all but list."},
+				"offset": {"type": "integer", "minimum": 0, "maximum": 1000000000000000, "description": "First byte to read; a read says where to read on. Default: the last 8,000 bytes."},
+				"limit": {"type": "integer", "minimum": 1, "maximum": 40000, "description": "How many bytes to read at most. Default: as many as fit."},
+				"wait": {"type": "number", "minimum": 0, "maximum": 300, "description": "Seconds to wait for new output, or for the end of the process, before it is read. Default: 0; for send 5, and less when it has written something and then nothing."},
+				"text": {"type": "string", "maxLength": 16000, "description": "What to type: every line feed is Enter, and Enter is pressed at the end unless keys are given."},
+				"keys": {"type": "array", "maxItems": 100, "items": {"type": "string"}, "description": "Keys to press after the text: enter, tab, escape, backspace, delete, space, up, down, left, right, home, end, page-up, page-down, ctrl-a to ctrl-z, ctrl-\\, ctrl-]. [] presses none."}`, "action"),
 		Plan:   tools.PlanOf(planProcess),
 		Rules:  processRules,
 		Render: render.Process,

@@ -24,31 +24,21 @@ type readArguments struct {
 func read() tools.Tool {
 	return tools.Tool{
 		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
-		Definition: definition("read",
+		Definition: tools.Define("read",
 			"Read a text file. Returns its lines, each after its number and a tab, and at the end which lines of how many these are. "+
 				"Text in UTF-16 with a byte order mark, GBK, Latin-1 or Windows-1252 is shown as text, and the end names the encoding, and line ends that are not LF. "+
 				"At most about 12,000 characters come back at once: read on with the offset that is named. "+
 				"An image (PNG, JPEG, GIF, WebP) or a PDF document comes back as such where you can take one; of any other binary file only the size is told. A path that a mark of cut output names, as in result:ID, works too.",
-			`{
-				"type": "object",
-				"properties": {
-					"path": {"type": "string", "description": "The file, relative to the workspace."},
-					"offset": {"type": "integer", "minimum": 1, "maximum": 1000000000, "description": "First line to read, counted from 1. Default: 1."},
-					"limit": {"type": "integer", "minimum": 1, "maximum": 1000000000, "description": "How many lines to read. Default: as many as fit."}
-				},
-				"required": ["path"],
-				"additionalProperties": false
-			}`),
+			`"path": {"type": "string", "description": "The file, relative to the workspace."},
+				"offset": {"type": "integer", "minimum": 1, "maximum": 1000000000, "description": "First line to read, counted from 1. Default: 1."},
+				"limit": {"type": "integer", "minimum": 1, "maximum": 1000000000, "description": "How many lines to read. Default: as many as fit."}`, "path"),
 		Plan: tools.PlanOf(func(scope tools.Scope, args readArguments) (tools.Plan, *protocol.Error) {
 			if plan, ok, err := readHandle(args.Path, args.Offset, args.Limit); ok {
 				return plan, err
 			}
 			path, err := modelpath.File(args.Path)
-			if err != nil {
-				return tools.Plan{}, err
-			}
 			payload := protocol.FilesRead{Path: path, Offset: args.Offset, Limit: args.Limit, Guard: scope.Guard}
-			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
+			return filePlan(scope, path, err, payload, protocol.Shared, protocol.Idempotent)
 		}),
 		Render: render.Cut(render.Read),
 	}
@@ -61,22 +51,13 @@ type listArguments struct {
 func list() tools.Tool {
 	return tools.Tool{
 		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
-		Definition: definition("list",
+		Definition: tools.Define("list",
 			"List a directory, not what is below its subdirectories. Returns one name a line, hidden ones too: "+
 				"directories with a slash at the end, files with their size. At most 500 names; the total is told.",
-			`{
-				"type": "object",
-				"properties": {
-					"path": {"type": "string", "description": "The directory, relative to the workspace. Default: the workspace."}
-				},
-				"additionalProperties": false
-			}`),
+			`"path": {"type": "string", "description": "The directory, relative to the workspace. Default: the workspace."}`),
 		Plan: tools.PlanOf(func(scope tools.Scope, args listArguments) (tools.Plan, *protocol.Error) {
 			path, err := modelpath.Path(args.Path)
-			if err != nil {
-				return tools.Plan{}, err
-			}
-			return filePlan(scope, path, protocol.FilesList{Path: path}, protocol.Shared, protocol.Idempotent)
+			return filePlan(scope, path, err, protocol.FilesList{Path: path}, protocol.Shared, protocol.Idempotent)
 		}),
 		Render: render.Cut(render.List),
 	}
@@ -89,22 +70,12 @@ type existsArguments struct {
 func exists() tools.Tool {
 	return tools.Tool{
 		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
-		Definition: definition("exists",
+		Definition: tools.Define("exists",
 			"Ask whether there is something at a path. Returns yes or no, and with yes whether it is a file (and its size), a directory or a symlink.",
-			`{
-				"type": "object",
-				"properties": {
-					"path": {"type": "string", "description": "The path, relative to the workspace."}
-				},
-				"required": ["path"],
-				"additionalProperties": false
-			}`),
+			`"path": {"type": "string", "description": "The path, relative to the workspace."}`, "path"),
 		Plan: tools.PlanOf(func(scope tools.Scope, args existsArguments) (tools.Plan, *protocol.Error) {
 			path, err := modelpath.Named(args.Path)
-			if err != nil {
-				return tools.Plan{}, err
-			}
-			return filePlan(scope, path, protocol.FilesExists{Path: path}, protocol.Shared, protocol.Idempotent)
+			return filePlan(scope, path, err, protocol.FilesExists{Path: path}, protocol.Shared, protocol.Idempotent)
 		}),
 		Render: render.Of(render.Exists),
 	}
@@ -177,27 +148,17 @@ type globArguments struct {
 func glob() tools.Tool {
 	return tools.Tool{
 		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
-		Definition: definition("glob",
+		Definition: tools.Define("glob",
 			"Find files by their path. Returns the paths of matching files, sorted, one a line, hidden ones too; directories are not listed. "+
 				"* matches within one name, ** any number of directories, {a,b} either, [a-z] one of; where a name has these brackets, as app/[slug] has, it is found by itself.",
-			`{
-				"type": "object",
-				"properties": {
-					"pattern": {"type": "string", "minLength": 1, "description": "The glob, matched against the path below path: *.go is that directory only, **/*.go everything below it."},
-					"path": {"type": "string", "description": "Directory to start from, relative to the workspace. Default: the workspace."},
-					`+gitignoreProperty+`,
-					"limit": {"type": "integer", "minimum": 1, "maximum": 500, "default": 500, "description": "How many paths to return. Default: 500."}
-				},
-				"required": ["pattern"],
-				"additionalProperties": false
-			}`),
+			`"pattern": {"type": "string", "minLength": 1, "description": "The glob, matched against the path below path: *.go is that directory only, **/*.go everything below it."},
+				"path": {"type": "string", "description": "Directory to start from, relative to the workspace. Default: the workspace."},
+				`+gitignoreProperty+`,
+				"limit": {"type": "integer", "minimum": 1, "maximum": 500, "default": 500, "description": "How many paths to return. Default: 500."}`, "pattern"),
 		Plan: tools.PlanOf(func(scope tools.Scope, args globArguments) (tools.Plan, *protocol.Error) {
 			path, err := modelpath.Path(args.Path)
-			if err != nil {
-				return tools.Plan{}, err
-			}
 			payload := protocol.FilesGlob{Pattern: args.Pattern, Path: path, NoIgnore: !orTrue(args.Gitignore), Limit: listLimit(args.Limit)}
-			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
+			return filePlan(scope, path, err, payload, protocol.Shared, protocol.Idempotent)
 		}),
 		Render: render.Cut(render.Glob),
 	}
@@ -212,25 +173,16 @@ type treeArguments struct {
 func tree() tools.Tool {
 	return tools.Tool{
 		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
-		Definition: definition("tree",
+		Definition: tools.Define("tree",
 			"Show a directory and what is below it as an indented tree, sorted, hidden names too: directories with a slash at the end, "+
 				"files with their size. What .gitignore files exclude is left out and counted, and so are directories of packages and caches, such as node_modules.",
-			`{
-				"type": "object",
-				"properties": {
-					"path": {"type": "string", "description": "The directory, relative to the workspace. Default: the workspace."},
-					"depth": {"type": "integer", "minimum": 1, "maximum": 100, "default": 3, "description": "How many levels to show. Default: 3."},
-					"limit": {"type": "integer", "minimum": 1, "maximum": 500, "default": 500, "description": "How many entries to show. Default: 500."}
-				},
-				"additionalProperties": false
-			}`),
+			`"path": {"type": "string", "description": "The directory, relative to the workspace. Default: the workspace."},
+				"depth": {"type": "integer", "minimum": 1, "maximum": 100, "default": 3, "description": "How many levels to show. Default: 3."},
+				"limit": {"type": "integer", "minimum": 1, "maximum": 500, "default": 500, "description": "How many entries to show. Default: 500."}`),
 		Plan: tools.PlanOf(func(scope tools.Scope, args treeArguments) (tools.Plan, *protocol.Error) {
 			path, err := modelpath.Path(args.Path)
-			if err != nil {
-				return tools.Plan{}, err
-			}
 			payload := protocol.FilesTree{Path: path, Depth: args.Depth, Limit: listLimit(args.Limit)}
-			return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
+			return filePlan(scope, path, err, payload, protocol.Shared, protocol.Idempotent)
 		}),
 		Render: render.Cut(render.Tree),
 	}
@@ -249,23 +201,16 @@ type grepArguments struct {
 func grep() tools.Tool {
 	return tools.Tool{
 		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true}},
-		Definition: definition("grep",
+		Definition: tools.Define("grep",
 			"Find the lines that match a regular expression, in one file or in all files below a directory. "+
 				"Returns path:line:text, sorted; long lines are cut. Binary and very large files are left out and counted.",
-			`{
-				"type": "object",
-				"properties": {
-					"pattern": {"type": "string", "minLength": 1, "description": "Regular expression in RE2 syntax, matched against each line by itself."},
-					"path": {"type": "string", "description": "File or directory to search, relative to the workspace. Default: the workspace."},
-					"glob": {"type": "string", "description": "Search only files that match, as in *.go (by name) or src/**/*.ts (by path below the searched directory)."},
-					"ignore_case": {"type": "boolean", "default": false, "description": "Take capital and small letters as equal. Default: false."},
-					`+contextProperty+`,
-					`+gitignoreProperty+`,
-					"limit": {"type": "integer", "minimum": 1, "maximum": 500, "default": 500, "description": "How many lines to return. Default: 500."}
-				},
-				"required": ["pattern"],
-				"additionalProperties": false
-			}`),
+			`"pattern": {"type": "string", "minLength": 1, "description": "Regular expression in RE2 syntax, matched against each line by itself."},
+				"path": {"type": "string", "description": "File or directory to search, relative to the workspace. Default: the workspace."},
+				"glob": {"type": "string", "description": "Search only files that match, as in *.go (by name) or src/**/*.ts (by path below the searched directory)."},
+				"ignore_case": {"type": "boolean", "default": false, "description": "Take capital and small letters as equal. Default: false."},
+				`+contextProperty+`,
+				`+gitignoreProperty+`,
+				"limit": {"type": "integer", "minimum": 1, "maximum": 500, "default": 500, "description": "How many lines to return. Default: 500."}`, "pattern"),
 		Plan: tools.PlanOf(func(scope tools.Scope, args grepArguments) (tools.Plan, *protocol.Error) {
 			return searchPlan(scope, args.Path, protocol.FilesSearch{
 				Pattern: args.Pattern, Glob: args.Glob, IgnoreCase: args.IgnoreCase, NoIgnore: !orTrue(args.Gitignore), Limit: listLimit(args.Limit),
@@ -279,9 +224,6 @@ func grep() tools.Tool {
 // searchPlan is the plan of a search in a path as a model names it.
 func searchPlan(scope tools.Scope, raw string, payload protocol.FilesSearch) (tools.Plan, *protocol.Error) {
 	path, err := modelpath.Path(raw)
-	if err != nil {
-		return tools.Plan{}, err
-	}
 	payload.Path = path
-	return filePlan(scope, path, payload, protocol.Shared, protocol.Idempotent)
+	return filePlan(scope, path, err, payload, protocol.Shared, protocol.Idempotent)
 }

@@ -5,7 +5,6 @@
 package toolset
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -139,15 +138,13 @@ func coreShellTools() []tools.Tool {
 	return set
 }
 
-// definition makes a definition from texts of this package.
-func definition(name, description, schema string) tools.Definition {
-	return tools.Definition{Name: name, Description: description, Schema: json.RawMessage(schema)}
-}
-
-// filePlan is a plan for one path.
+// filePlan is a plan for one path, unless that is refused.
 func filePlan(
-	scope tools.Scope, path string, payload protocol.Payload, access protocol.Access, delivery protocol.Delivery,
+	scope tools.Scope, path string, refused *protocol.Error, payload protocol.Payload, access protocol.Access, delivery protocol.Delivery,
 ) (tools.Plan, *protocol.Error) {
+	if refused != nil {
+		return tools.Plan{}, refused
+	}
 	uses, err := modelpath.Use(scope.Sandbox, path, access)
 	if err != nil {
 		return tools.Plan{}, err

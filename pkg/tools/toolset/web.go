@@ -21,22 +21,15 @@ const webTimeout = 30 * time.Second
 func webTools() []tools.Tool {
 	return []tools.Tool{{
 		Metadata: tools.Metadata{Effect: tools.Effect{ReadOnly: true, Open: true}, Returns: []protocol.Value{protocol.HTTPFetchResult{}}},
-		Definition: definition("web_fetch",
+		Definition: tools.Define("web_fetch",
 			"Request one page of the web and return it: HTML as Markdown, other text as it is, images as images. "+
 				"Only hosts that the operator allows can be reached, no private addresses. Redirects are followed.",
-			`{
-				"type": "object",
-				"properties": {
-					"url": {"type": "string", "minLength": 1, "maxLength": 8192, "description": "The address, beginning with http:// or https://."},
-					"method": {"type": "string", "enum": ["GET", "HEAD"], "default": "GET", "description": "HEAD returns status and headers only. Default: GET."},
-					"headers": {"type": "object", "additionalProperties": {"type": "string", "maxLength": 1000}, "description": "Headers to send: `+strings.Join(wire.FetchHeaders(), ", ")+`. No others are allowed."},
-					"raw": {"type": "boolean", "default": false, "description": "Return HTML as it is. Default: false."},
-					"max_bytes": {"type": "integer", "minimum": 1, "maximum": 16777216, "description": "How much of the body to read at most. Default: 5 MiB."},
-					"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 300, "description": "Seconds that the request may take. Default: 30."}
-				},
-				"required": ["url"],
-				"additionalProperties": false
-			}`),
+			`"url": {"type": "string", "minLength": 1, "maxLength": 8192, "description": "The address, beginning with http:// or https://."},
+				"method": {"type": "string", "enum": ["GET", "HEAD"], "default": "GET", "description": "HEAD returns status and headers only. Default: GET."},
+				"headers": {"type": "object", "additionalProperties": {"type": "string", "maxLength": 1000}, "description": "Headers to send: `+strings.Join(wire.FetchHeaders(), ", ")+`. No others are allowed."},
+				"raw": {"type": "boolean", "default": false, "description": "Return HTML as it is. Default: false."},
+				"max_bytes": {"type": "integer", "minimum": 1, "maximum": 16777216, "description": "How much of the body to read at most. Default: 5 MiB."},
+				"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 300, "description": "Seconds that the request may take. Default: 30."}`, "url"),
 		Plan:   tools.PlanOf(planFetch),
 		Render: render.Cut(render.Fetch),
 	}}
@@ -67,13 +60,14 @@ func planFetch(_ tools.Scope, args fetchArguments) (tools.Plan, *protocol.Error)
 // nativeTool returns a tool that a model's provider runs, declared to each provider that has it.
 // What it does happens outside of the fleet; images that it makes become files.
 func nativeTool(name, description string, declared map[string]string) []tools.Tool {
-	native := make(map[string]json.RawMessage, len(declared))
+	definition := tools.Define(name, description, "")
+	definition.Native = make(map[string]json.RawMessage, len(declared))
 	for provider, declaration := range declared {
-		native[provider] = json.RawMessage(declaration)
+		definition.Native[provider] = json.RawMessage(declaration)
 	}
 	return []tools.Tool{{
 		Metadata:   tools.Metadata{Effect: tools.Effect{Open: true}},
-		Definition: tools.Definition{Name: name, Description: description, Native: native, Schema: json.RawMessage(`{"type":"object","properties":{},"additionalProperties":false}`)},
+		Definition: definition,
 		Render:     render.Of(render.Write),
 	}}
 }
