@@ -78,13 +78,18 @@ const (
 
 // lineage describes the parents of a sub-agent; the zero value is a session without parents.
 type lineage struct {
-	parent  *Parent
-	depth   int
-	started *atomic.Int32 // in the whole tree; nil without parents
-	asking  chan struct{} // has room while no person is asked, in the whole tree; nil without parents
-	above   *account      // nil without parents
-	began   time.Time
-	used    map[string]int // calls of the parents, by tool
+	parent *Parent
+	depth  int
+	tree   *tree    // nil without parents
+	above  *account // nil without parents
+	began  time.Time
+	used   map[string]int // calls of the parents, by tool
+}
+
+// tree is what a run of a turn shares with all of its sub-agents.
+type tree struct {
+	started atomic.Int32  // sub-agents, or resumed
+	asking  chan struct{} // has room while no person is asked about a call
 }
 
 // agentName is the name of a sub-agent's kind; "" of others, and of one like its parent.
@@ -201,7 +206,7 @@ func (t *turnRun) agent(ctx context.Context, p *pendingCall, runner *Runner, unk
 		refused = p.localResult(protocol.StatusRejected, "", cmp.Or(p.denied, unknown), 0)
 	case !begun && context.Cause(ctx) != nil: // the call's result says so
 		refused = p.localResult(protocol.StatusCancelled, "", protocol.Errorf(protocol.CodeCancelled, "The agent was not started: the turn was stopped before."), 0)
-	case runner.lineage.started.Add(1) > maxAgents && !begun:
+	case runner.lineage.tree.started.Add(1) > maxAgents && !begun:
 		refused = p.localResult(protocol.StatusRejected, "", protocol.Errorf(protocol.CodeLimitReached, "This session has started %d agents, which is as many as it may.", maxAgents), 0)
 	}
 	if refused.Type != "" {
@@ -311,7 +316,7 @@ func (t *turnRun) subRunner(kind Agent, p *pendingCall, request wire.AgentReques
 	child.opts.Timeout = 0 // the parent's ends ctx
 	child.opts.Observe, child.opts.Additions = t.relay(p), nil
 	child.lineage = lineage{
-		parent: &Parent{SessionID: t.id, CallID: p.event.CallID, Agent: request.Agent}, depth: t.lineage.depth + 1, started: t.agentCounter(), asking: t.personSlot(),
+		parent: &Parent{SessionID: t.id, CallID: p.event.CallID, Agent: request.Agent}, depth: t.lineage.depth + 1, tree: t.tree,
 		above: &t.account, began: time.Now(), used: t.session.used(),
 	}
 	for name, n := range t.lineage.used {
@@ -323,22 +328,6 @@ func (t *turnRun) subRunner(kind Agent, p *pendingCall, request wire.AgentReques
 	})
 	child.table = t.table.Only(names)
 	return &child
-}
-
-// agentCounter counts the sub-agents of the whole tree.
-func (t *turnRun) agentCounter() *atomic.Int32 {
-	if t.lineage.started != nil {
-		return t.lineage.started
-	}
-	return &t.agents
-}
-
-// personSlot is where the whole tree waits to ask a person: one call at a time.
-func (t *turnRun) personSlot() chan struct{} {
-	if t.lineage.asking != nil {
-		return t.lineage.asking
-	}
-	return t.asking
 }
 
 // relay reports a sub-agent's events to the observer of its parent: questions unchanged, since

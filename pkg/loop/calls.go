@@ -109,9 +109,6 @@ func (t *turnRun) newBatch(ctx context.Context, verdicts map[int]verdict) (*batc
 			b.events = append(b.events, t.recorded(p, call)...)
 			continue
 		}
-		if v.decision != nil {
-			b.events = append(b.events, *v.decision)
-		}
 		plan, at := t.plan(call), len(b.events)
 		p.tool, p.derived = plan.tool, plan.derived
 		switch {
@@ -256,20 +253,31 @@ func (b *batch) run(ctx context.Context) error {
 		group.Go(b.sendCalls(ctx))
 	}
 	b.detachEarly()
-	b.runScratch(ctx)
-	if len(b.asking) > 0 {
-		group.Go(func() error { return b.runInOrder(ctx) })
-	}
+	var ordered []*pendingCall
 	for _, p := range b.asking {
-		group.Go(func() error {
-			return b.runOwn(ctx, p)
-		})
+		order, do := b.own(p)
+		switch order {
+		case first:
+			if err := b.runHere(ctx, p, do); err != nil {
+				group.Go(func() error { return err })
+			}
+		case inOrder:
+			ordered = append(ordered, p)
+		case alongside:
+			group.Go(func() error { return b.runHere(ctx, p, do) })
+		case ofAgent:
+			group.Go(func() error { return b.runAgent(ctx, p) })
+		}
 	}
+	group.Go(func() (err error) {
+		for i := 0; err == nil && i < len(ordered); i++ {
+			_, do := b.own(ordered[i])
+			err = b.runHere(ctx, ordered[i], do)
+		}
+		return err
+	})
 	for _, p := range b.inline {
-		group.Go(func() error {
-			b.runInline(ctx, p)
-			return nil
-		})
+		group.Go(func() error { return b.runHere(ctx, p, p.runInline) })
 	}
 	return group.Wait()
 }
@@ -314,20 +322,101 @@ func (b *batch) sendCalls(ctx context.Context) (wait func() error) {
 	}
 }
 
-// runOwn carries out a tool call that the session answers itself. An error leaves it without
-// result.
-func (b *batch) runOwn(ctx context.Context, p *pendingCall) error {
+// order says when a call that the session answers itself runs, compared with others of its step.
+type order int
+
+const (
+	alongside order = iota
+	first           // in the order of the step, before all others: one reads what those before it wrote
+	inOrder         // in the order of the step
+	ofAgent         // alongside, as a session of its own
+)
+
+// hereFunc carries out a call in this process, and returns the text for the model. A
+// [protocol.Error] is the call's failure, with the status in noted or else the usual one; any other
+// error leaves the call without result. noted has what else the event of the result says.
+type hereFunc = func(ctx context.Context, noted *Event) (text string, err error)
+
+// own returns how a tool call is carried out that the session answers itself.
+func (b *batch) own(p *pendingCall) (order, hereFunc) {
 	switch request := p.plan.Session.(type) {
 	case wire.AgentRequest:
-		return b.runAgent(ctx, p)
+		return ofAgent, nil
+	case wire.ScratchRequest:
+		return first, func(_ context.Context, noted *Event) (string, error) { return b.scratched(request, noted) }
+	case wire.SendRequest:
+		return inOrder, func(ctx context.Context, _ *Event) (string, error) { return b.send(ctx, p, request) }
+	case wire.ReadRequest:
+		return inOrder, func(ctx context.Context, noted *Event) (string, error) { return b.readChannel(ctx, request, noted) }
+	case wire.TriggerRequest:
+		return inOrder, func(ctx context.Context, _ *Event) (string, error) { return b.addTrigger(ctx, p, request) }
+	case wire.TriggersRequest:
+		return inOrder, func(ctx context.Context, _ *Event) (string, error) { return b.triggers(ctx, request) }
 	case wire.PersonRequest:
-		return b.askUser(ctx, p, request)
+		return alongside, func(ctx context.Context, noted *Event) (string, error) { return b.askUser(ctx, p, request, noted) }
 	case wire.JobRequest:
-		b.followed.runJobTool(ctx, p, request, b.settle)
+		return alongside, func(ctx context.Context, noted *Event) (string, error) {
+			return b.followed.answerJobRequest(ctx, request, noted)
+		}
 	case wire.SearchRequest:
-		return b.runOutside(ctx, p, func(ctx context.Context, _ *Event) (string, error) { return b.search(ctx, request) })
+		return alongside, func(ctx context.Context, _ *Event) (string, error) { return b.search(ctx, request) }
+	default:
+		return alongside, func(context.Context, *Event) (string, error) {
+			return "", protocol.Errorf(protocol.CodeInternal, "The session does not know this request. Go on without it.")
+		}
 	}
+}
+
+// runHere carries out a call in this process, and settles it. An error leaves it without result.
+func (b *batch) runHere(ctx context.Context, p *pendingCall, do hereFunc) error {
+	if detached(ctx) {
+		return context.Cause(ctx) // the next run of the session carries it out
+	}
+	ctx, span := b.startTool(ctx, p)
+	defer span.End()
+	start, keep := time.Now(), b.fullOutputOf(p)
+	var noted Event
+	text, err := do(ctx, &noted)
+	failure, failed := errors.AsType[*protocol.Error](err)
+	if err != nil {
+		failSpan(span, err)
+	}
+	if err != nil && !failed {
+		return fmt.Errorf("tool %s: %w", p.event.Name, err)
+	}
+	status := protocol.StatusOK
+	switch {
+	case failed && failure.Code == protocol.CodeCancelled:
+		status = protocol.StatusCancelled
+	case failed:
+		status = protocol.StatusFailed
+	case genaiconv.Captures():
+		span.SetAttributes(genaiconv.Captured(genaiconv.ToolCallResult, text))
+	}
+	event := p.localResult(cmp.Or(protocol.Status(noted.Status), status), "", failure, time.Since(start))
+	if failed {
+		text = keep.failed(ctx, p.event.CallID, protocol.Status(event.Status), failure)
+	} else {
+		text = keep.textFor(ctx, p.event.CallID, prose.Valid(text))
+	}
+	event.Content = p.tool.WithNote(text, p.note)
+	event.By, event.Read, event.Scratch = noted.By, noted.Read, noted.Scratch
+	b.settle(event)
 	return nil
+}
+
+// runInline runs a tool of this process. Its panics are failures.
+func (p *pendingCall) runInline(ctx context.Context, noted *Event) (string, error) {
+	text, failure := p.plan.RunInline(ctx)
+	switch {
+	case detached(ctx):
+		return "", context.Cause(ctx) // the next run of the session runs it again
+	case failure == nil:
+		return text, nil
+	case ctx.Err() != nil:
+		noted.Status = string(protocol.StatusCancelled)
+	}
+	return "", failure
 }
 
 // update handles one update of a call that was sent. Updates of unknown calls and
@@ -344,7 +433,7 @@ func (b *batch) update(ctx context.Context, u Update) {
 		b.notify(event)
 	case StateRunning:
 		if u.Question != nil || u.Answered != nil {
-			b.question(p, u)
+			b.question(p, u, b.settle)
 			return
 		}
 		b.notify(p.running(u))
@@ -354,7 +443,9 @@ func (b *batch) update(ctx context.Context, u Update) {
 		}
 		p.done = true
 		if rule := deniedByRoots(u.Result, p.plan, p.roots); rule != "" {
-			b.settle(*b.decision(ctx, p, rule, answer{status: decisionDenied, reason: u.Result.Error.Message}))
+			event := b.decision(p).decided(rule, answer{status: decisionDenied, reason: u.Result.Error.Message})
+			audit(ctx, b.logger, event)
+			b.settle(event)
 		}
 		event := p.result(u.Result)
 		b.decodeImage(ctx, p, &event)
@@ -368,7 +459,7 @@ func (b *batch) update(ctx context.Context, u Update) {
 const maxQuestions = 16
 
 // question journals a call's question to a person, and its outcome.
-func (b *batch) question(p *pendingCall, u Update) {
+func (t *turnRun) question(p *pendingCall, u Update, journal func(Event)) {
 	if u.Question == nil {
 		if p.asked[u.Answered.Question] == nil {
 			return
@@ -377,20 +468,20 @@ func (b *batch) question(p *pendingCall, u Update) {
 		event := p.as(EventAnswered)
 		event.Question = &protocol.Question{ID: u.Answered.Question}
 		event.Status, event.By = string(u.Answered.Action), prose.Valid(u.Answered.By)
-		b.settle(event)
+		journal(event)
 		return
 	}
 	event := p.as(EventQuestionAsked)
 	event.Question, event.Lane = u.Question, p.lane
 	if p.logged++; p.logged > maxQuestions {
-		b.notify(event)
+		t.notify(event)
 		return
 	}
 	if p.asked == nil {
 		p.asked = make(map[string]*protocol.Question)
 	}
 	p.asked[u.Question.ID] = u.Question
-	b.settle(event)
+	journal(event)
 }
 
 // inOrder returns the calls that a worker runs in the order of the step.
@@ -408,35 +499,6 @@ func (b *batch) repeatQuestions() {
 			b.notify(event)
 		}
 	}
-}
-
-// runInline runs a tool in this process. Its panics are failures.
-func (b *batch) runInline(ctx context.Context, p *pendingCall) {
-	ctx, span := b.startTool(ctx, p)
-	defer span.End()
-	start := time.Now()
-	text, failure := p.plan.RunInline(ctx)
-	keep := b.fullOutputOf(p)
-	status := protocol.StatusOK
-	switch {
-	case detached(ctx):
-		return // the next run of the session runs it again
-	case failure != nil && ctx.Err() != nil:
-		status = protocol.StatusCancelled
-	case failure != nil:
-		status = protocol.StatusFailed
-	}
-	if failure == nil && genaiconv.Captures() {
-		span.SetAttributes(genaiconv.Captured(genaiconv.ToolCallResult, text))
-	}
-	if failure == nil {
-		b.settle(p.localResult(status, keep.textFor(ctx, p.event.CallID, text), nil, time.Since(start)))
-		return
-	}
-	failSpan(span, failure)
-	event := p.localResult(status, "", failure, time.Since(start))
-	event.Content = p.tool.WithNote(keep.failed(ctx, p.event.CallID, status, failure), p.note)
-	b.settle(event)
 }
 
 // fullOutputOf stores what a tool that ran here returned, if a model is not shown all of it.

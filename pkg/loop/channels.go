@@ -2,6 +2,7 @@ package loop
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -31,60 +32,6 @@ func (s *session) noteRead(p *ChannelPosition) {
 		s.positions = make(map[string]uint64)
 	}
 	s.positions[p.Channel] = max(s.positions[p.Channel], p.Sequence)
-}
-
-// runInOrder carries out the calls of a step about channels and triggers, in their
-// order.
-func (b *batch) runInOrder(ctx context.Context) error {
-	for _, p := range b.asking {
-		var err error
-		switch request := p.plan.Session.(type) {
-		case wire.SendRequest:
-			err = b.runOutside(ctx, p, func(ctx context.Context, _ *Event) (string, error) { return b.send(ctx, p, request) })
-		case wire.ReadRequest:
-			err = b.runOutside(ctx, p, func(ctx context.Context, e *Event) (string, error) { return b.readChannel(ctx, request, e) })
-		case wire.TriggerRequest:
-			err = b.runOutside(ctx, p, func(ctx context.Context, _ *Event) (string, error) { return b.addTrigger(ctx, p, request) })
-		case wire.TriggersRequest:
-			err = b.runOutside(ctx, p, func(ctx context.Context, _ *Event) (string, error) { return b.triggers(ctx, request) })
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// runOutside carries out a call that the session answers with what is stored outside of its
-// journal, and settles it. An error leaves the call without result.
-func (b *batch) runOutside(ctx context.Context, p *pendingCall, do func(context.Context, *Event) (string, error)) error {
-	if detached(ctx) {
-		return context.Cause(ctx)
-	}
-	ctx, span := b.startTool(ctx, p)
-	defer span.End()
-	start := time.Now()
-	var noted Event
-	text, err := do(ctx, &noted)
-	failure, refused := errors.AsType[*protocol.Error](err)
-	switch {
-	case err == nil:
-		event := p.localResult(protocol.StatusOK, b.fullOutputOf(p).textFor(ctx, p.event.CallID, prose.Valid(text)), nil, time.Since(start))
-		event.Read = noted.Read
-		b.settle(event)
-		return nil
-	case refused:
-		failSpan(span, failure)
-		status := protocol.StatusFailed
-		if failure.Code == protocol.CodeCancelled {
-			status = protocol.StatusCancelled
-		}
-		b.settle(p.localResult(status, "", failure, time.Since(start)))
-		return nil
-	default:
-		failSpan(span, err)
-		return fmt.Errorf("tool %s: %w", p.event.Name, err)
-	}
 }
 
 // channels returns the fleet, whose sessions send each other messages.
@@ -377,4 +324,49 @@ func (r *Runner) deliver(ctx context.Context, rec *recorder, input *Input) (*Cha
 		input.Text += fmt.Sprintf("\n\n[Channel %s has more messages: read_messages returns them.]", name)
 	}
 	return &ChannelPosition{Channel: name, Sequence: messages[n-1].Sequence}, nil
+}
+
+// askUser puts the question of a tool call to a person, and returns the answer; a failure says why
+// there is none. The question is in the journal before it counts, so a resumed turn asks again.
+func (t *turnRun) askUser(ctx context.Context, p *pendingCall, request wire.PersonRequest, noted *Event) (string, error) {
+	if t.fleet == nil {
+		return "", protocol.Errorf(protocol.CodeToolFailed, "There is nobody to ask. Go on without an answer.")
+	}
+	asked := p.as(EventQuestionAsked)
+	asked.Question, asked.Lane = &request.Question, string(protocol.SessionPool)+"/session/"+string(t.id)
+	listening := func() error {
+		if p.asked[request.Question.ID] != nil { // by an earlier run
+			t.notify(asked)
+			return nil
+		}
+		return t.record(ctx, asked)
+	}
+	limited, cancel := context.WithTimeout(ctx, request.Timeout)
+	defer cancel()
+	answer, err := t.fleet.Ask(limited, t.id, p.event.CallID, request.Question, request.Fits, listening)
+	switch noted.By = prose.Valid(answer.By); {
+	case detached(ctx):
+		return "", context.Cause(ctx)
+	case err != nil && ctx.Err() != nil:
+		return "", protocol.Errorf(protocol.CodeCancelled, "The turn was stopped before anybody answered.")
+	case errors.Is(err, context.DeadlineExceeded):
+		return "", protocol.Errorf(protocol.CodeDeadline, "Nobody answered within %s. Go on without an answer, or end your turn and say what you need.", request.Timeout)
+	case err != nil:
+		return "", fmt.Errorf("ask a person: %w", err)
+	case answer.Action != protocol.ActionAccept:
+		return "", protocol.Errorf(protocol.CodeToolFailed, askedDeclined)
+	}
+	return textOf(answer), nil
+}
+
+// askedDeclined is what a model reads of a person who does not answer.
+const askedDeclined = "The user was asked and declined to answer. Go on without an answer."
+
+// textOf is the text of an answer that fits.
+func textOf(answer protocol.Answer) string {
+	var content struct {
+		Answer string `json:"answer"`
+	}
+	_ = json.Unmarshal(answer.Content, &content) // it fits
+	return prose.Valid(content.Answer)
 }

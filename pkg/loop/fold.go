@@ -188,7 +188,9 @@ func (s *session) apply(e *Event) error {
 			return nil
 		})
 	case EventQuestionAsked, EventAnswered:
-		err = s.updateCall(e, func(*stepCall) error { return nil })
+		if s.jobOf(e.CallID) == nil { // a job asks at any time
+			err = s.updateCall(e, func(*stepCall) error { return nil })
+		}
 	case EventJobEnded:
 		err = s.endJob(e)
 	case EventPartLeftOut:

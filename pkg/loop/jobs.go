@@ -196,14 +196,14 @@ func (w *followers) follow(ctx context.Context, p *pendingCall, resolve func(con
 	jobCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	f := w.newFollower(p.place.ID, stop)
 	if f.tool = p.tool; p.sent != nil { // before the context of its step ends
-		f.call, f.sent = *p.call, w.dispatcher.Send(jobCtx, nil, f.observe, p.sent)[0]
+		f.call, f.sent = *p.call, w.dispatcher.Send(jobCtx, nil, w.observer(jobCtx, f, p), p.sent)[0]
 	}
 	w.group.Go(func() {
 		defer f.accept()
 		defer close(f.done)
 		for {
 			stopped := jobCtx.Err() != nil // this try cancels the call
-			err := w.attend(jobCtx, f, resolve)
+			err := w.attend(jobCtx, f, p, resolve)
 			if f.knowsOutcome() || err == nil || stopped || detached(jobCtx) {
 				return
 			}
@@ -220,7 +220,7 @@ func (w *followers) follow(ctx context.Context, p *pendingCall, resolve func(con
 
 // attend waits for the result of a job. It first sends the call if that was not sent, or if the
 // fleet could not be reached.
-func (w *followers) attend(ctx context.Context, f *follower, resolve func(context.Context) (*protocol.Call, *Event, error)) error {
+func (w *followers) attend(ctx context.Context, f *follower, p *pendingCall, resolve func(context.Context) (*protocol.Call, *Event, error)) error {
 	if f.sent == nil || unreached(f.sent) {
 		call, ended, err := resolve(ctx)
 		if err != nil || ended != nil {
@@ -229,7 +229,8 @@ func (w *followers) attend(ctx context.Context, f *follower, resolve func(contex
 		}
 		f.call = *call
 		f.call.Again = call.Again || f.sent != nil
-		f.sent = w.dispatcher.Send(ctx, []protocol.Call{f.call}, f.observe)[0]
+		p.lane = laneOf(call)
+		f.sent = w.dispatcher.Send(ctx, []protocol.Call{f.call}, w.observer(ctx, f, p))[0]
 	}
 	<-f.sent.Done()
 	var err error
@@ -237,10 +238,16 @@ func (w *followers) attend(ctx context.Context, f *follower, resolve func(contex
 	return err
 }
 
-// observe notes that the fleet has the call. Once there is a result, done is closed first.
-func (f *follower) observe(u Update) {
-	if u.State != StateDone {
-		f.accept()
+// observer notes that the fleet has the call of a job, and journals what the call asks a person. Once
+// there is a result, done is closed first.
+func (w *followers) observer(ctx context.Context, f *follower, p *pendingCall) func(Update) {
+	return func(u Update) {
+		if u.State != StateDone {
+			f.accept()
+		}
+		if u.Question != nil || u.Answered != nil {
+			w.question(p, u, func(e Event) { _ = w.record(ctx, e) }) // an error ends the run at its next event
+		}
 	}
 }
 
@@ -423,26 +430,11 @@ func (w *followers) endJob(ctx context.Context, j *job, f *follower, told bool) 
 	return event, w.record(ctx, event)
 }
 
-// runJobTool carries out a tool call about jobs.
-func (w *followers) runJobTool(ctx context.Context, p *pendingCall, request wire.JobRequest, settle func(Event)) {
-	ctx, span := w.startTool(ctx, p)
-	defer span.End()
-	start := time.Now()
-	status, text, failure := w.answerJobRequest(ctx, request)
-	if detached(ctx) {
-		return // the next run of the session asks again
-	}
-	if failure != nil {
-		failSpan(span, failure)
-	}
-	settle(p.localResult(status, text, failure, time.Since(start)))
-}
-
 // answerJobRequest answers a request about jobs.
-func (w *followers) answerJobRequest(ctx context.Context, request wire.JobRequest) (protocol.Status, string, *protocol.Error) {
+func (w *followers) answerJobRequest(ctx context.Context, request wire.JobRequest, noted *Event) (string, error) {
 	all := w.jobs()
 	if request.Verb == wire.JobStatus && request.Job == "" {
-		return protocol.StatusOK, listJobs(all), nil
+		return listJobs(all), nil
 	}
 	var found *job
 	names := make([]string, len(all))
@@ -456,10 +448,11 @@ func (w *followers) answerJobRequest(ctx context.Context, request wire.JobReques
 		if len(names) > 0 {
 			have = "The jobs are: " + strings.Join(names, ", ") + "."
 		}
-		return protocol.StatusRejected, "", protocol.Errorf(protocol.CodeNotFound, "There is no job %q. %s", request.Job, have)
+		noted.Status = string(protocol.StatusRejected)
+		return "", protocol.Errorf(protocol.CodeNotFound, "There is no job %q. %s", request.Job, have)
 	}
 	if found.ended != nil {
-		return protocol.StatusOK, endedText(found.ended), nil
+		return endedText(found.ended), nil
 	}
 	f := w.followerOf(ctx, found, true)
 	switch request.Verb {
@@ -475,18 +468,24 @@ func (w *followers) answerJobRequest(ctx context.Context, request wire.JobReques
 		}
 	case wire.JobStatus:
 	}
+	if detached(ctx) {
+		return "", context.Cause(ctx) // the next run of the session asks again
+	}
 	select {
 	case <-f.done:
 		if f.knowsOutcome() {
-			return w.jobEnd(ctx, found, f)
+			ended, err := w.endJob(ctx, found, f, true)
+			if err != nil { // which is the end of this run, too
+				return "", protocol.Errorf(protocol.CodeFleetUnavailable, "%v", err)
+			}
+			return endedText(&ended), nil
 		}
 		if request.Verb == wire.JobCancel {
-			return protocol.StatusFailed, "", protocol.Errorf(protocol.CodeFleetUnavailable,
-				"The fleet could not be reached, so the job may go on: cancel it again.")
+			return "", protocol.Errorf(protocol.CodeFleetUnavailable, "The fleet could not be reached, so the job may go on: cancel it again.")
 		}
 	default:
 	}
-	return protocol.StatusOK, runningText(found), nil
+	return runningText(found), nil
 }
 
 // await waits for the end of a job until ctx ends, also if a follower could not learn it. It
@@ -507,15 +506,6 @@ func (w *followers) await(ctx context.Context, j *job, f *follower) *follower {
 		}
 		f = next
 	}
-}
-
-// jobEnd journals the end of a job, which this answer reports to the model.
-func (w *followers) jobEnd(ctx context.Context, j *job, f *follower) (protocol.Status, string, *protocol.Error) {
-	ended, err := w.endJob(ctx, j, f, true)
-	if err != nil { // which is the end of this run, too
-		return protocol.StatusFailed, "", protocol.Errorf(protocol.CodeFleetUnavailable, "%v", err)
-	}
-	return protocol.StatusOK, endedText(&ended), nil
 }
 
 func endedText(e *Event) string {

@@ -8,7 +8,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -228,54 +227,31 @@ func (s *session) noteScratch(change *ScratchChange) {
 	}
 }
 
-// runScratch carries out the calls of a step about the scratchpad, in their order: one
-// reads what those before it wrote.
-func (b *batch) runScratch(ctx context.Context) {
-	for _, p := range b.asking {
-		request, is := p.plan.Session.(wire.ScratchRequest)
-		if detached(ctx) {
-			return // the next run of the session carries them out
-		}
-		if is {
-			b.oneScratch(ctx, p, request)
-		}
-	}
-}
-
-func (b *batch) oneScratch(ctx context.Context, p *pendingCall, request wire.ScratchRequest) {
-	ctx, span := b.startTool(ctx, p)
-	defer span.End()
-	start := time.Now()
-	text, change, failure := b.scratched(request)
-	if failure != nil {
-		failSpan(span, failure)
-		b.settle(p.localResult(protocol.StatusRejected, "", failure, time.Since(start)))
-		return
-	}
-	event := p.localResult(protocol.StatusOK, b.fullOutputOf(p).textFor(ctx, p.event.CallID, text), nil, time.Since(start))
-	event.Scratch = change
-	b.settle(event)
-}
-
-// scratched answers one request.
-func (t *turnRun) scratched(request wire.ScratchRequest) (string, *ScratchChange, *protocol.Error) {
+// scratched answers one request, and notes what it changes.
+func (t *turnRun) scratched(request wire.ScratchRequest, noted *Event) (string, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	pad := t.session.scratch
 	value, has := pad[request.Key]
+	refused := func(code protocol.Code, format string, args ...any) (string, error) {
+		noted.Status = string(protocol.StatusRejected)
+		return "", protocol.Errorf(code, format, args...)
+	}
 	switch {
 	case request.Verb == wire.ScratchList:
-		return listScratch(pad), nil, nil
+		return listScratch(pad), nil
 	case request.Verb == wire.ScratchSet && !has && len(pad) >= maxScratchKeys:
-		return "", nil, protocol.Errorf(protocol.CodeLimitReached, "The scratchpad has %d keys, which is the maximum: delete one first.", maxScratchKeys)
+		return refused(protocol.CodeLimitReached, "The scratchpad has %d keys, which is the maximum: delete one first.", maxScratchKeys)
 	case request.Verb == wire.ScratchSet:
-		return fmt.Sprintf("[%s is stored]", request.Key), &ScratchChange{Key: request.Key, Value: &request.Value}, nil
+		noted.Scratch = &ScratchChange{Key: request.Key, Value: &request.Value}
+		return fmt.Sprintf("[%s is stored]", request.Key), nil
 	case !has:
-		return "", nil, protocol.Errorf(protocol.CodeNotFound, "The scratchpad has no key %q. %s", request.Key, listScratch(pad))
+		return refused(protocol.CodeNotFound, "The scratchpad has no key %q. %s", request.Key, listScratch(pad))
 	case request.Verb == wire.ScratchDelete:
-		return fmt.Sprintf("[%s is deleted]", request.Key), &ScratchChange{Key: request.Key}, nil
+		noted.Scratch = &ScratchChange{Key: request.Key}
+		return fmt.Sprintf("[%s is deleted]", request.Key), nil
 	default:
-		return value, nil, nil
+		return value, nil
 	}
 }
 

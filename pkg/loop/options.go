@@ -125,17 +125,17 @@ func (o *Options) withDefaults() Options {
 
 func (o *Options) validate() error {
 	var errs []error
-	if o.MaxSteps < 0 {
-		errs = append(errs, fmt.Errorf("max steps %d: must not be negative", o.MaxSteps))
-	}
-	if o.MaxTokens < 0 {
-		errs = append(errs, fmt.Errorf("max tokens %d: must not be negative", o.MaxTokens))
-	}
-	if o.Timeout < 0 {
-		errs = append(errs, fmt.Errorf("timeout %s: must not be negative", o.Timeout))
-	}
-	if o.PromoteAfter < 0 {
-		errs = append(errs, fmt.Errorf("promote after %s: must not be negative", o.PromoteAfter))
+	for _, bound := range []struct {
+		name     string
+		value    any
+		negative bool
+	}{
+		{"max steps", o.MaxSteps, o.MaxSteps < 0}, {"max tokens", o.MaxTokens, o.MaxTokens < 0},
+		{"timeout", o.Timeout, o.Timeout < 0}, {"promote after", o.PromoteAfter, o.PromoteAfter < 0},
+	} {
+		if bound.negative {
+			errs = append(errs, fmt.Errorf("%s %v: must not be negative", bound.name, bound.value))
+		}
 	}
 	if o.MinLevel != "" && !slices.Contains(wire.Levels(), o.MinLevel) {
 		errs = append(errs, fmt.Errorf("min level %q: must be one of %s", o.MinLevel, strings.Join(wire.Levels(), ", ")))

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"strconv"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -255,4 +257,53 @@ func TestQuestion_AFloodStaysOutOfTheJournal(t *testing.T) {
 	r.mustRun(t.Context(), t, "go")
 	require.Len(t, r.journaled(t, loop.EventQuestionAsked), 16)
 	require.Len(t, r.watch.of(loop.EventQuestionAsked), flood)
+}
+
+// TestQuestion_OfAPromotedCallIsAsked: what a call asks at the moment of its promotion, or later, is
+// journaled and shown as that of every call, and ends with the job.
+func TestQuestion_OfAPromotedCallIsAsked(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newJobRig(asks("a", "work"), says("I wait."), about("c", "job_wait", `{"job":"job_1_1_0"}`), says("done"))
+		r.opts.PromoteAfter, r.fleet.takes = time.Minute, 90*time.Second
+		sent := 0
+		r.fleet.asks = func(*protocol.Call) []loop.Update {
+			if sent++; sent != 2 {
+				return nil // its step does not get the question any more, and nothing repeats it later
+			}
+			return []loop.Update{
+				{Question: &protocol.Question{ID: "q1", Message: "Who?"}},
+				{Answered: &protocol.Answer{Question: "q1", Action: protocol.ActionAccept, By: "ada"}},
+				{Question: &protocol.Question{ID: "q2", Message: "Where?"}},
+			}
+		}
+		_, err := r.run(t.Context(), t, "go")
+		require.NoError(t, err)
+		asked := r.journaled(t, loop.EventQuestionAsked)
+		require.Len(t, asked, 2)
+		require.Equal(t, r.callID(t, 1, 1, 0), asked[0].CallID)
+		require.Equal(t, "default/call/"+string(asked[0].CallID), asked[0].Lane)
+		require.Equal(t, asked, r.watch.of(loop.EventQuestionAsked))
+		answered := r.journaled(t, loop.EventAnswered)
+		require.Len(t, answered, 1)
+		require.Equal(t, "q1 ada", answered[0].Question.ID+" "+answered[0].By)
+		_, err = r.run(t.Context(), t, "wait")
+		require.NoError(t, err)
+		require.Empty(t, loop.StateOf(r.events(t)).Questions)
+	})
+}
+
+// A question of a job does not answer the approval that is asked meanwhile, and ends with the job.
+func TestQuestion_OfAJobInTheState(t *testing.T) {
+	t.Parallel()
+	of := func(kind loop.EventType, call protocol.CallID) loop.Event {
+		return loop.Event{Type: kind, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: call}}
+	}
+	started, question := of(loop.EventToolResult, "job"), of(loop.EventQuestionAsked, "job")
+	started.Job, question.Question = "job_1_1_0", &protocol.Question{ID: "q"}
+	events := []loop.Event{of(loop.EventTurnStarted, ""), of(loop.EventToolCall, "job"), started, of(loop.EventApprovalAsked, "other"), question}
+	state := loop.StateOf(events)
+	require.NotNil(t, state.Approval)
+	require.Len(t, state.Questions, 1)
+	require.Empty(t, loop.StateOf(append(events, of(loop.EventJobEnded, "job"))).Questions)
 }

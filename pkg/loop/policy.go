@@ -82,11 +82,10 @@ const (
 	decisionExpired  = "expired"             // no person answered in time
 )
 
-// verdict is what was decided about a tool call of the last step.
+// verdict is what was decided about a tool call.
 type verdict struct {
 	denied   *protocol.Error // why it is not made
 	status   protocol.Status // of the result if it is denied; "" is rejected
-	decision *Event          // to be journaled; nil when it is, or when nothing was decided
 	minLevel string
 	roots    []protocol.Roots
 	once     bool   // the call must not start twice
@@ -147,47 +146,42 @@ func (t *turnRun) decide(ctx context.Context) (map[int]verdict, error) {
 // verdict is what a call's decision in the journal says, or else the policy. A call that an earlier
 // run has journaled was let through: the policy decides again only if it was not sent. If it
 // decides otherwise, the call cannot be sent any more.
-func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked policy.Call, about string) (verdict, error) {
-	call, judged := &turn.last().calls[index], t.judge(asked, about)
-	v, err := t.newVerdict(ctx, turn, index, judged)
-	if err != nil || v.denied == nil || !call.sent || call.ranHere() || call.lane == "" && call.Name != wire.AgentTool {
-		return v, err
-	}
-	sent, err := t.wasSent(ctx, call.Name, call.lane, t.pending(turn, index).place.ID, true)
-	if sent { // meanwhile, by a process that was stopped before
-		return binding(judged), err
-	}
-	return v, err
-}
-
-// newVerdict is verdict for a call that may still be sent by an earlier run.
-func (t *turnRun) newVerdict(ctx context.Context, turn *turn, index int, judged policy.Verdict) (verdict, error) {
-	call := &turn.last().calls[index]
-	v := binding(judged)
+func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked policy.Call, about string) (v verdict, err error) {
+	call, judged, stopped := &turn.last().calls[index], t.judge(asked, about), context.Cause(ctx) != nil
+	v, p, sent := binding(judged), t.pending(turn, index), call.sent
+	denied := judged.Decision == policy.Denied
 	approved := call.decision != nil && call.decision.status == decisionApproved
 	if approved {
 		v.note = call.decision.note
 	}
-	sent := call.sent
-	if stricter := judged.Decision == policy.Denied || judged.Decision == policy.Ask && !approved; sent && stricter && context.Cause(ctx) == nil {
-		var err error
-		if sent, err = t.wasSent(ctx, call.Name, call.lane, t.pending(turn, index).place.ID, false); err != nil {
+	if sent && !stopped && (denied || judged.Decision == policy.Ask && !approved) {
+		if sent, err = t.wasSent(ctx, call.Name, call.lane, p.place.ID, denied); err != nil {
 			return v, err
 		}
 	}
 	switch {
 	case call.decision != nil && !approved:
-		return v.deny(call, call.decision.reason), nil
-	case sent && (!call.ranHere() || judged.Decision != policy.Denied), call.content != nil, approved && judged.Decision != policy.Denied:
+		v = v.deny(call, call.decision.reason)
+	case sent && !(denied && call.ranHere()), call.content != nil, approved && !denied:
 		return v, nil
-	case judged.Decision == policy.Denied: // also when a person said yes to another coordinator, which did not send it
-		v.decision = t.decision(ctx, t.pending(turn, index), judged.Rule, answer{status: decisionDenied, reason: judged.Reason})
-		return v.deny(call, judged.Reason), nil
-	case judged.Decision == policy.Ask && context.Cause(ctx) == nil: // else it is cancelled, as all that was not sent
-		return t.approval(ctx, turn, index, judged)
-	default:
+	case denied, judged.Decision == policy.Ask && !stopped: // denied also when a person said yes to another coordinator, which did not send it
+		if v, err = t.decideCall(ctx, p, asked, about, judged); err != nil || v.denied == nil {
+			return v, err
+		}
+		v = v.deny(call, v.denied.Message)
+	default: // it is cancelled, as all that was not sent
 		return v, nil
 	}
+	if !call.sent || call.ranHere() || call.lane == "" && call.Name != wire.AgentTool {
+		return v, nil
+	}
+	if !denied || stopped { // else it was looked for
+		sent, err = t.wasSent(ctx, call.Name, call.lane, p.place.ID, true)
+	}
+	if sent { // meanwhile, by a process that was stopped before
+		return binding(judged), err
+	}
+	return v, err
 }
 
 // ranHere reports whether an earlier run may have run the call in its own process.
@@ -211,37 +205,96 @@ func policyDenied(reason string) *protocol.Error {
 	return &protocol.Error{Code: protocol.CodePolicyDenied, Message: reason}
 }
 
-// approval asks a person and journals the answer at once. The time for an answer begins when no
-// other call of the session or its sub-agents is asked about, so that the call can be answered.
-func (t *turnRun) approval(ctx context.Context, turn *turn, index int, judged policy.Verdict) (verdict, error) {
-	v := binding(judged)
-	select {
-	case t.personSlot() <- struct{}{}:
-		defer func() { <-t.personSlot() }()
-	case <-ctx.Done():
-		return v, ifDetached(ctx)
-	}
-	p := t.pending(turn, index)
-	if t.opts.Approve != nil {
-		event := p.as(EventApprovalAsked)
-		event.Arguments, event.Text, event.Rule = turn.last().calls[index].Arguments, judged.Reason, judged.Rule
-		if err := t.record(ctx, event); err != nil { // shows in the session that it waits
-			return v, err
+// judging is a tool call that a policy decides about, and a person where it says so: a call of a
+// turn, or a single one.
+type judging struct {
+	policy  Policy
+	asked   policy.Call
+	also    []string // other tools as calls of which it is judged
+	approve asker    // nil refuses what a person has to approve
+	request ApprovalRequest
+	event   Event // of the decision: a policy_decision of a call of a turn, a call_judged of others
+	// journal stores the event that decided returns. It passes the calls that count before this one
+	// if others came first, else nil.
+	journal func(ctx context.Context, decided func(used map[string]int) Event) error
+	counts  bool // a call that is allowed is journaled, too
+	later   bool // a person's answer may come later
+	logger  *slog.Logger
+}
+
+// errUndecided means that ctx ended before a person answered, or that the answer comes later.
+var errUndecided = errors.New("it is not decided whether the call may be made")
+
+// decide carries out what the policy has judged, and journals what was decided before the call is
+// made. The verdict is valid also with the error of the journal.
+func (j *judging) decide(ctx context.Context, judged policy.Verdict) (verdict, error) {
+	v, rule, given := binding(judged), judged.Rule, answer{status: string(policy.Allowed)}
+	switch {
+	case judged.Decision == policy.Denied:
+		given = answer{status: decisionDenied, reason: judged.Reason}
+	case judged.Decision == policy.Ask:
+		j.request.Reason = judged.Reason
+		if given = askPerson(ctx, j.approve, judged, j.request); given.status == "" || given.later && j.later {
+			return v, errUndecided
 		}
+	case !j.counts:
+		return v, nil
 	}
-	given := askPerson(ctx, t.opts.Approve, judged, ApprovalRequest{
-		SessionID: t.id, CallID: p.event.CallID, Tool: p.event.Name, Arguments: turn.last().calls[index].Arguments, Reason: judged.Reason,
+	err := j.journal(ctx, func(used map[string]int) Event {
+		if used != nil && given.passes() { // others came first
+			j.asked.Used = used
+			if now := judgedAs(j.policy, j.asked, j.also...); now.Decision == policy.Denied {
+				given, rule = answer{status: decisionDenied, reason: now.Reason}, now.Rule
+			}
+		}
+		return j.event.decided(rule, given)
 	})
-	if given.status == "" {
-		return v, ifDetached(ctx)
+	if given.status != string(policy.Allowed) {
+		audit(ctx, j.logger, j.event.decided(rule, given))
 	}
-	if err := t.record(ctx, *t.decision(ctx, p, judged.Rule, given)); err != nil {
-		return v, err
-	}
-	if v.note = given.note; given.status != decisionApproved {
+	if v.note = given.note; !given.passes() {
 		v.denied = policyDenied(given.reason)
 	}
-	return v, nil
+	return v, err
+}
+
+// decided returns the event of a decision.
+func (e Event) decided(rule string, given answer) Event {
+	e.Status, e.Rule, e.Text, e.By, e.Via, e.Note = given.status, rule, given.reason, given.by, given.via, given.note
+	e.Time = time.Now().UTC()
+	return e
+}
+
+// decideCall has a call of the turn decided about. The time for a person's answer begins when no
+// other call of the session or its sub-agents is asked about, so that the call can be answered.
+func (t *turnRun) decideCall(ctx context.Context, p *pendingCall, asked policy.Call, about string, judged policy.Verdict) (verdict, error) {
+	j := judging{
+		policy: t.opts.Policy, asked: asked, also: []string{about}, approve: t.opts.Approve, event: t.decision(p), logger: t.logger,
+		request: ApprovalRequest{SessionID: t.id, CallID: p.event.CallID, Tool: p.event.Name, Arguments: p.wrote},
+		journal: func(ctx context.Context, decided func(map[string]int) Event) error {
+			return t.record(ctx, decided(nil))
+		},
+	}
+	if judged.Decision == policy.Ask {
+		select {
+		case t.tree.asking <- struct{}{}:
+			defer func() { <-t.tree.asking }()
+		case <-ctx.Done():
+			return binding(judged), ifDetached(ctx)
+		}
+	}
+	if judged.Decision == policy.Ask && t.opts.Approve != nil {
+		event := p.as(EventApprovalAsked)
+		event.Arguments, event.Text, event.Rule = p.wrote, judged.Reason, judged.Rule
+		if err := t.record(ctx, event); err != nil { // shows in the session that it waits
+			return binding(judged), err
+		}
+	}
+	v, err := j.decide(ctx, judged)
+	if errors.Is(err, errUndecided) {
+		err = ifDetached(ctx)
+	}
+	return v, err
 }
 
 // ErrAskAgain is returned by an Approve function ([Options], [SingleOptions]) if the question was
@@ -298,22 +351,25 @@ func askOnce(ctx context.Context, approve asker, most time.Duration, request App
 	return said, limited.Err() != nil, err
 }
 
+// passes reports whether a call may be made.
+func (a answer) passes() bool {
+	return a.status == string(policy.Allowed) || a.status == decisionApproved
+}
+
 // noteOf is the note of an answer, cut when it is very long.
 func noteOf(said protocol.Approval) string {
 	return prose.Short(strings.TrimSpace(prose.Valid(said.Note)), maxNote)
 }
 
-// decision is the event of a decision, which is also logged.
-func (t *turnRun) decision(ctx context.Context, p *pendingCall, rule string, given answer) *Event {
+// decision is the event of a decision about a call of the turn, without what was decided.
+func (t *turnRun) decision(p *pendingCall) Event {
 	event := p.as(EventPolicyDecision)
-	event.Status, event.Rule, event.Text, event.By, event.Note = given.status, rule, given.reason, given.by, given.note
-	event.SessionID, event.Via = t.id, given.via
-	audit(ctx, t.logger, &event)
-	return &event
+	event.SessionID = t.id
+	return event
 }
 
 // audit logs a decision. With the journal this is the audit log.
-func audit(ctx context.Context, logger *slog.Logger, e *Event) {
+func audit(ctx context.Context, logger *slog.Logger, e Event) {
 	level := slog.LevelWarn
 	if e.Status == decisionApproved {
 		level = slog.LevelInfo

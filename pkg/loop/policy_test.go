@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -303,6 +304,29 @@ func TestPolicy_NotesSurviveACrash(t *testing.T) {
 	r.opts.Approve = nil
 	r.mustRun(t.Context(), t, "")
 	require.Contains(t, r.model.lastSeen()[3].Text, "who said: once]")
+}
+
+// What a rule denies is journaled when it is decided, as what a person decides is: it is in the
+// journal while the person is asked about another call, and a process that ends then loses nothing.
+func TestPolicy_ADenialIsJournaledWhenItIsDecided(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "inline", "greedy"), says("done"))
+	r.opts.Policy = newJudge(t, "{tools: {deny: [inline]}, approval: {tools: [greedy]}}")
+	ctx, end := context.WithCancelCause(t.Context())
+	r.opts.Approve = func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
+		defer end(loop.ErrDetached)
+		denied := r.journaled(t, loop.EventPolicyDecision)
+		if assert.Len(t, denied, 1) {
+			assert.Equal(t, "inline denied tools.deny", denied[0].Name+" "+denied[0].Status+" "+denied[0].Rule)
+		}
+		return protocol.Approval{Granted: true}, nil
+	}
+	_, err := r.run(ctx, t, "go")
+	require.ErrorIs(t, err, loop.ErrDetached)
+	_, err = r.run(t.Context(), t, "")
+	require.NoError(t, err)
+	require.Equal(t, []string{"1.0 inline denied tools.deny ", "1.1 greedy approved approval.tools "}, decisions(r), "each once")
+	require.Equal(t, []string{"rejected", "ok"}, statuses(r))
 }
 
 func TestPolicy_NoAnswerIsNo(t *testing.T) {

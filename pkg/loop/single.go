@@ -113,9 +113,9 @@ func PlanAct(ctx context.Context, session protocol.SessionID, tool string, as []
 func JudgeCall(ctx context.Context, call *protocol.Call, options *SingleOptions) *protocol.Error {
 	s, o := newSingle(nil, options)
 	s.plan = tools.Plan{Payload: call.Payload, Resources: call.Resources}
-	v, denied := s.judge(ctx, &o, call, []string{cmp.Or(call.Tool, string(wire.KindOf(call.Payload)))}, "")
-	if denied != nil {
-		return denied
+	v := s.judge(ctx, &o, call, []string{cmp.Or(call.Tool, string(wire.KindOf(call.Payload)))}, "")
+	if v.denied != nil {
+		return v.denied
 	}
 	v.roots = slices.Concat(call.Roots, v.roots)
 	if v.bind(call, call.MinLevel); v.once {
@@ -152,10 +152,10 @@ func (s *Single) planned(ctx context.Context, o *SingleOptions, session protocol
 		}
 	}
 	s.id = call.ID
-	v, callErr := s.judge(ctx, o, &call, names, arguments)
+	v := s.judge(ctx, o, &call, names, arguments)
 	switch {
-	case callErr != nil:
-		return s.Failed(protocol.StatusRejected, callErr)
+	case v.denied != nil:
+		return s.Failed(protocol.StatusRejected, v.denied)
 	case asks:
 		return s.ask(ctx, o.Ask, request)
 	case s.plan.Inline == nil:
@@ -221,62 +221,40 @@ var ErrAnsweredLater = errors.New("the answer comes later")
 
 // judge has the principal judged, the policy decide, and a person where it says so. What was
 // decided, and what counts, is in the ledger before the call is sent.
-func (s *Single) judge(ctx context.Context, o *SingleOptions, call *protocol.Call, names []string, arguments string) (v verdict, denied *protocol.Error) {
+func (s *Single) judge(ctx context.Context, o *SingleOptions, call *protocol.Call, names []string, arguments string) (v verdict) {
 	if err := o.Ledger.may(ctx, call.SessionID); err != nil {
-		return v, policyDenied(err.Error())
+		return verdict{denied: policyDenied(err.Error())}
 	}
 	if o.Policy == nil {
-		return v, nil
+		return v
 	}
-	asked := policy.Call{Tool: names[0], Plan: s.plan, Used: map[string]int{}}
-	counts := countsCalls(o.Policy)
-	if counts {
-		used, err := o.Ledger.used(ctx, call.SessionID, call.ID)
-		if err != nil {
-			return v, policyDenied(uncounted(err))
+	j := judging{
+		policy: o.Policy, asked: policy.Call{Tool: names[0], Plan: s.plan, Used: map[string]int{}}, also: names[1:], approve: o.Approve, later: true,
+		request: ApprovalRequest{SessionID: call.SessionID, CallID: call.ID, Tool: names[0], Arguments: arguments},
+		event:   s.decision(call, names[0]), logger: s.logger, counts: countsCalls(o.Policy),
+		journal: func(ctx context.Context, decided func(map[string]int) Event) error {
+			return o.Ledger.enter(context.WithoutCancel(ctx), call.SessionID, call.ID, decided)
+		},
+	}
+	var err error
+	if j.counts {
+		if j.asked.Used, err = o.Ledger.used(ctx, call.SessionID, call.ID); err != nil {
+			return verdict{denied: policyDenied(uncounted(err))}
 		}
-		asked.Used = used
 	}
-	judged := judgedAs(o.Policy, asked, names[1:]...)
-	v = binding(judged)
-	given := answer{status: string(policy.Allowed)}
-	switch judged.Decision {
-	case policy.Denied:
-		given = answer{status: decisionDenied, reason: judged.Reason}
-	case policy.Ask:
-		given = askPerson(ctx, o.Approve, judged, ApprovalRequest{
-			SessionID: call.SessionID, CallID: call.ID, Tool: names[0], Arguments: arguments, Reason: judged.Reason,
-		})
-		if given.status == "" || given.later {
-			return v, protocol.Errorf(protocol.CodeCancelled, "The call was stopped before anybody answered whether it may be made.")
-		}
-	default:
+	v, err = j.decide(ctx, judgedAs(j.policy, j.asked, j.also...))
+	if s.note = v.note; errors.Is(err, errUndecided) {
+		v.denied = protocol.Errorf(protocol.CodeCancelled, "The call was stopped before anybody answered whether it may be made.")
+		return v
 	}
-	if given.status == string(policy.Allowed) && !counts {
-		return v, nil
-	}
-	rule := judged.Rule
-	entry := func(used map[string]int) Event {
-		asked.Used = used
-		if now := judgedAs(o.Policy, asked, names[1:]...); given.passes() && now.Decision == policy.Denied { // others came first
-			given, rule = answer{status: decisionDenied, reason: now.Reason}, now.Rule
-		}
-		return s.decision(call, names[0], rule, given)
-	}
-	if err := o.Ledger.enter(context.WithoutCancel(ctx), call.SessionID, call.ID, entry); err != nil {
-		if counts && given.passes() {
-			given, rule = answer{status: decisionDenied, reason: uncounted(err)}, "max_calls"
-		}
+	if err != nil {
 		s.logger.WarnContext(ctx, "decision is not journaled", slog.String("call_id", string(call.ID)), slog.Any("error", err))
 	}
-	if given.status != string(policy.Allowed) {
-		event := s.decision(call, names[0], rule, given)
-		audit(ctx, s.logger, &event)
+	if err != nil && j.counts && v.denied == nil {
+		v.denied = policyDenied(uncounted(err))
+		audit(ctx, s.logger, j.event.decided("max_calls", answer{status: decisionDenied, reason: v.denied.Message}))
 	}
-	if s.note = given.note; !given.passes() {
-		return v, policyDenied(given.reason)
-	}
-	return v, nil
+	return v
 }
 
 // uncounted is why a call is refused whose place in a bound is not known.
@@ -284,25 +262,18 @@ func uncounted(err error) string {
 	return "The session's calls are bounded, and cannot be counted now: " + err.Error() + "."
 }
 
-// passes reports whether a call may be made.
-func (a answer) passes() bool {
-	return a.status == string(policy.Allowed) || a.status == decisionApproved
-}
-
-// decision is the event of what was decided about a call.
-func (s *Single) decision(call *protocol.Call, tool, rule string, given answer) Event {
+// decision is the event of a decision about the call, without what was decided.
+func (s *Single) decision(call *protocol.Call, tool string) Event {
 	return Event{
-		Type: EventCallJudged, SessionID: call.SessionID, Time: time.Now().UTC(), Text: given.reason, Status: given.status,
-		CallFields: CallFields{CallID: call.ID, Name: tool},
-		NoteFields: NoteFields{Rule: rule, By: given.by, Note: given.note, Interface: s.origin, Via: given.via},
+		Type: EventCallJudged, SessionID: call.SessionID,
+		CallFields: CallFields{CallID: call.ID, Name: tool}, NoteFields: NoteFields{Interface: s.origin},
 	}
 }
 
 // Finish sets and returns the outcome of a call that was dispatched.
 func (s *Single) Finish(ctx context.Context, result *protocol.Result) *Single {
 	if rule := deniedByRoots(result, s.plan, s.Call.Roots); rule != "" {
-		event := s.decision(s.Call, s.Call.Tool, rule, answer{status: decisionDenied, reason: result.Error.Message})
-		audit(ctx, s.logger, &event)
+		audit(ctx, s.logger, s.decision(s.Call, s.Call.Tool).decided(rule, answer{status: decisionDenied, reason: result.Error.Message}))
 	}
 	if s.tool != nil {
 		s.effect = s.runner.effectOf(ctx, s.runner.scope(s.Call.SessionID), s.tool, s.Call, result)

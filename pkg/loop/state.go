@@ -53,7 +53,8 @@ func (s *SessionState) Apply(e *Event) {
 	if e.Type == EventCopyStarted { // what is before was interrupted
 		*s = SessionState{}
 	}
-	if e.Type != EventJobEnded { // any other event comes after the answer
+	ofJob := slices.ContainsFunc(s.Jobs, func(j *Event) bool { return j.CallID == e.CallID })
+	if !ofJob && e.Type != EventJobEnded { // any other event comes after the answer
 		s.Approval = nil
 	}
 	s.noteQuestion(e)
@@ -154,7 +155,7 @@ func (s *SessionState) noteQuestion(e *Event) {
 		switch e.Type {
 		case EventTurnEnded:
 			return true
-		case EventToolResult, EventQuestionAsked:
+		case EventToolResult, EventJobEnded, EventQuestionAsked:
 			return q.CallID == e.CallID
 		case EventAnswered:
 			return q.CallID == e.CallID && e.Question != nil && q.Question.ID == e.Question.ID

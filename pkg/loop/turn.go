@@ -1,9 +1,9 @@
 package loop
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -21,17 +21,16 @@ type turnRun struct {
 	*recorder
 
 	followed  followers
-	failed    []Event                    // attempts that gave no reply, and are not journaled yet
-	since     time.Time                  // when it began, or its last reply was journaled
-	account   account                    // of what its sub-agents use
-	agents    atomic.Int32               // that it started or resumed, in the whole tree
-	asking    chan struct{}              // see [turnRun.asked]
+	failed    []Event   // attempts that gave no reply, and are not journaled yet
+	since     time.Time // when it began, or its last reply was journaled
+	account   account   // of what its sub-agents use
+	tree      *tree
 	sentEarly map[protocol.CallID]Handle // calls that were sent while their reply streamed
 	shown     conversation
 }
 
 func newTurnRun(r *Runner, rec *recorder) *turnRun {
-	t := &turnRun{Runner: r, recorder: rec, since: time.Now(), asking: make(chan struct{}, 1)}
+	t := &turnRun{Runner: r, recorder: rec, since: time.Now(), tree: cmp.Or(r.lineage.tree, &tree{asking: make(chan struct{}, 1)})}
 	t.followed.turnRun, t.shown.turnRun = t, t
 	return t
 }

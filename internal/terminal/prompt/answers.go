@@ -52,7 +52,7 @@ func (a *Answers) Observe(ctx context.Context, e loop.Event) {
 		a.approve(ctx, e)
 	case loop.EventQuestionAsked:
 		a.Question(ctx, &report.Question{SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Question: e.Question, Lane: e.Lane})
-	case loop.EventToolResult, loop.EventAnswered:
+	case loop.EventToolResult, loop.EventJobEnded, loop.EventAnswered:
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		a.withdraw(e.CallID)
