@@ -73,7 +73,9 @@ func animatedWebP(data []byte) bool {
 	return len(data) > flags && string(data[8:16]) == "WEBPVP8X" && data[flags]&animation != 0
 }
 
-// Bounds of reading a document: the memory of PDFium, in pages of 64 KiB, and the time for one.
+// Bounds of reading a document: the memory of PDFium, in pages of 64 KiB, and the time for one. The
+// time begins when PDFium is ready, since on a busy machine it may take long to compile it, or until
+// other documents were read.
 const (
 	pdfMemory = 256 << 20 >> 16
 	pdfTime   = 2 * time.Minute
@@ -87,8 +89,8 @@ var compiled = sync.OnceValue(wazero.NewCompilationCache)
 // PDFText returns the text of a PDF document, page by page. The error says why there is none: it is
 // damaged or encrypted, its pages are pictures, or its text has more than so many bytes.
 func PDFText(ctx context.Context, data []byte, most int) (text string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, pdfTime)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	select {
 	case one <- struct{}{}:
 		defer func() { <-one }()
@@ -115,6 +117,7 @@ func PDFText(ctx context.Context, data []byte, most int) (text string, err error
 		return "", err
 	}
 	defer func() { _ = instance.Close() }()
+	defer time.AfterFunc(pdfTime, func() { cancel(context.DeadlineExceeded) }).Stop()
 	document, err := instance.OpenDocument(&requests.OpenDocument{File: &data})
 	if err != nil {
 		return "", fmt.Errorf("it cannot be read: %w", err)

@@ -786,7 +786,7 @@ func TestTurn_ThatCannotGoOnIsEnded(t *testing.T) {
 // A call that takes long becomes a job after the time of the turn, or else of the coordinator.
 func TestTurn_PromotesCallsThatTakeLong(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, bash("until test -e go; do sleep 0.1; done")+","+answer)
+	r := newRig(t, bash("touch begun; until test -e go; do sleep 0.1; done")+","+answer)
 	r.serve(r.Connect(), "c-1", func(o *serve.Options) { o.PromoteAfter = time.Hour })
 	call := serve.NewCall(protocol.NewSessionID(), wire.TurnRun{Prompt: "wait", TurnBounds: wire.TurnBounds{PromoteAfter: 50}}, 0)
 	requireAnswered(t, r.submit(t.Context(), call))
@@ -797,6 +797,10 @@ func TestTurn_PromotesCallsThatTakeLong(t *testing.T) {
 		}
 	}
 	require.Equal(t, 1, jobs)
+	require.Eventually(t, func() bool { // the worker may open the sandbox after the turn has ended
+		_, err := os.Stat(r.file(call.SessionID, "begun"))
+		return err == nil
+	}, 5*time.Minute, 10*time.Millisecond)
 	require.NoError(t, os.WriteFile(r.file(call.SessionID, "go"), nil, 0o600)) // the job ends
 }
 
