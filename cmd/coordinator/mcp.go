@@ -75,7 +75,7 @@ func (f taskFlag) badTaskAfter() error {
 func (f taskFlag) options(ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox) (_ mcpserver.Options, changed environment.Changes, err error) {
 	fl := env.Fleet
 	o := mcpserver.Options{
-		Version: p.Version, Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Pool: env.Pool(), Ended: removed(fl, env.Pool())},
+		Version: p.Version, Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Signer: fl.Signer, Pool: env.Pool(), Ended: removed(fl, env.Pool())},
 		Tasks: mcpserver.Tasks{TaskAfter: func(string) time.Duration { return f.McpTaskAfter }, Patience: f.McpPatience}, Tools: box.Table, Logger: fl.Logger,
 	}
 	if f.McpPatience == 0 {

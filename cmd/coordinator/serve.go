@@ -202,6 +202,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if options.Keys, err = c.keys(fl); err != nil {
 		return err
 	}
+	fl.Dispatcher.AnswerKeys(options.Keys)
 	if options.Schedules != nil {
 		options.Schedules.Strict = c.CallKeys != ""
 	}
@@ -343,7 +344,7 @@ func (c *serveCommand) sweep(ctx context.Context, fl *fleet.Fleet, background *s
 func takesOn(fl *fleet.Fleet, logger *slog.Logger) func(loop.Event) {
 	return func(e loop.Event) {
 		pool, _, _ := strings.Cut(e.Lane, "/")
-		at := approval.Asked{Pool: protocol.Pool(pool), Session: e.SessionID, Call: e.CallID}
+		at := approval.Asked{Pool: protocol.Pool(pool), Session: e.SessionID, Call: e.CallID, Signer: fl.Signer}
 		if err := approval.TakeOn(fl.Conn(at.Pool), fl.Name, at, e.Question.ID); err != nil {
 			logger.Warn("question of a call is not answered", slog.String("call_id", string(e.CallID)), slog.Any("error", err))
 		}

@@ -46,6 +46,8 @@ type Options struct {
 	Logger *slog.Logger
 	// Signer signs calls; default none.
 	Signer *signing.Signer
+	// Keys are those whose answers count for what sessions ask; default every answer.
+	Keys *signing.Keys
 	// LookAfter is how long a call may be without a result before that is looked up,
 	// again and again; default 1 s.
 	LookAfter time.Duration
@@ -147,13 +149,16 @@ func (d *Dispatcher) store(ctx context.Context, name string, content io.Reader) 
 	return err
 }
 
+// AnswerKeys replaces the Keys of [Options]. It is called before the first call.
+func (d *Dispatcher) AnswerKeys(keys *signing.Keys) { d.options.Keys = keys }
+
 // Ask implements [ports.Fleet]. The question counts as one of pool [protocol.SessionPool].
 func (d *Dispatcher) Ask(
 	ctx context.Context, session protocol.SessionID, call protocol.CallID, question protocol.Question,
 	fits func(protocol.Answer) error, listening func() error,
 ) (protocol.Answer, error) {
 	a := approval.Asked{Pool: protocol.SessionPool, Session: session, Call: call}
-	return approval.Put(ctx, d.nc, d.fleet, a, question.ID, fits, listening)
+	return approval.Put(ctx, d.nc, d.fleet, d.options.Keys, a, question.ID, fits, listening)
 }
 
 // GivenUp implements [ports.Fleet]. A turn can be restarted, so its outcome is unknown only if

@@ -86,7 +86,7 @@ func Interfaces() []Interface {
 		{InterfaceGo, process, use, single, "journal"},
 		{InterfaceManage, process, manage, nil, ""},
 		{InterfaceServe, key, use, nil, ""},
-		{InterfaceWorker, key, []On{{Make, Call}, {See, Workspace}, {Use, Workspace}, {Change, Workspace}, {Remove, Workspace}, {Use, Upload}}, nil, ""},
-		{InterfaceApprove, key, []On{{Approve, Session}}, nil, ""},
+		{InterfaceWorker, key, []On{{Make, Call}, {Use, Session}, {See, Workspace}, {Use, Workspace}, {Change, Workspace}, {Remove, Workspace}, {Use, Upload}}, nil, ""},
+		{InterfaceApprove, key, []On{{Approve, Session}, {Use, Session}}, nil, ""},
 	}
 }

@@ -158,6 +158,8 @@ const (
 	// leaf is "toolfleet call 1", the fleet and that time, a line each, and the body. The signature
 	// covers the line "toolfleet calls 1" and the root.
 	HeaderSigned = "Tf-Signed"
+	// HeaderQuestion is the id of the question that is put, in the refusal of an answer.
+	HeaderQuestion = "Tf-Question"
 	// HeaderFlow is the [Flow.Header] of the call; calls of the default flow have none.
 	HeaderFlow = "Tf-Flow"
 	// HeaderInFlight is set on a call that has a mark at its [InFlightSubject].

@@ -1,6 +1,7 @@
 package worker_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,6 +22,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/session/approval"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
+	"github.com/toolfleet/toolfleet/internal/wire/signing"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -181,6 +183,57 @@ func TestMCP_APersonAnswersWhatAServerAsks(t *testing.T) {
 		cancel()
 	})
 	require.Equal(t, protocol.StatusCancelled, stopped.Status)
+}
+
+// A worker with keys takes the answer to a form only from one who may use the session of the call: one
+// without a trusted key, or of another tenant, neither answers nor holds the question open.
+func TestMCP_AnAnswerIsOfWhoMayUseTheSession(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var public []byte
+	signer := func(tenant string) *signing.Signer {
+		dir := t.TempDir()
+		key, err := signing.Make(dir)
+		require.NoError(t, err)
+		body, err := os.ReadFile(filepath.Join(dir, signing.PublicFile))
+		require.NoError(t, err)
+		public = append(public, bytes.Replace(body, []byte("KEY-----\n"), []byte("KEY-----\nTenant: "+tenant+"\n\n"), 1)...)
+		return key
+	}
+	acme, other := signer("acme"), signer("other")
+	file := filepath.Join(t.TempDir(), "keys")
+	require.NoError(t, os.WriteFile(file, public, 0o600))
+	o := r.options()
+	var err error
+	o.Keys, err = signing.Open(file)
+	require.NoError(t, err)
+	r.work(o)
+	r.dispatcher, err = calls.New(t.Context(), r.NC, r.Name, &calls.Options{Signer: acme, LookAfter: 100 * time.Millisecond, CancelWait: patience, Logger: r.Logger})
+	require.NoError(t, err)
+	call := newCall(protocol.NewSessionID(), mcpCall("form", ""))
+	call.Tenant = "acme"
+	result := r.asking(t.Context(), call, func(asked approval.Asked, _ protocol.Question) {
+		for _, wrong := range []*signing.Signer{nil, other} {
+			asked.Signer = wrong
+			if err := approval.Reply(t.Context(), r.NC, r.NC, r.Name, asked, protocol.Answer{Action: protocol.ActionAccept}); !errors.Is(err, approval.ErrRefused) {
+				t.Errorf("an answer of %s: %v", wrong.ID(), err)
+			}
+		}
+		asked.Signer = acme
+		if err := approval.Reply(t.Context(), r.NC, r.NC, r.Name, asked, protocol.Answer{Action: protocol.ActionAccept, Content: json.RawMessage(`{"name":"Bob"}`)}); err != nil {
+			t.Error(err)
+		}
+	})
+	require.Contains(t, said(t, result), `"name":"Bob"`)
+	late := newCall(call.SessionID, mcpCall("form", ""))
+	late.Tenant = "acme"
+	unheard := r.asking(t.Context(), late, func(asked approval.Asked, q protocol.Question) {
+		asked.Signer = other
+		if err := approval.TakeOn(r.NC, r.Name, asked, q.ID); err != nil {
+			t.Error(err)
+		}
+	})
+	require.Contains(t, value[protocol.MCPCallResult](t, unheard).Notes[0], "nobody who follows the call can be asked")
 }
 
 // A server does not say for which of its calls it asks.

@@ -185,7 +185,7 @@ func New(ctx context.Context, nc *nats.Conn, o Options) (*Worker, error) {
 	}
 	w.env = &kinds.Env{
 		Capabilities: o.Capabilities, Sandbox: o.Settings, Network: network, ID: o.Worker, Fleet: o.Fleet, Logger: o.Logger, Sandboxes: opened,
-		Remote: kinds.Remote{NC: nc, JS: js, Results: stored, Workspaces: workspaces, Result: func(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
+		Remote: kinds.Remote{NC: nc, JS: js, Keys: o.Keys, Results: stored, Workspaces: workspaces, Result: func(ctx context.Context, session protocol.SessionID, call protocol.CallID) (*protocol.Result, error) {
 			return w.holder.Result(ctx, session, call)
 		}},
 	}

@@ -354,7 +354,6 @@ func (s Sessions) Approve(ctx context.Context, id protocol.SessionID, call proto
 		if err := session.May(ctx, f, judge.Approve, id); err != nil {
 			return err
 		}
-		asked.Signer = f.Signer
 		return approval.Say(ctx, f.NC, f.Conn(s.pool), f.Name, asked, answer)
 	})
 }
@@ -391,7 +390,7 @@ func (s Sessions) answer(
 		return invalid(err)
 	}
 	return act(ctx, s.client, rights, func(ctx context.Context) error {
-		return method(ctx, s.client.inner, approval.Asked{Pool: s.pool, Session: id, Call: call})
+		return method(ctx, s.client.inner, approval.Asked{Pool: s.pool, Session: id, Call: call, Signer: s.client.inner.Signer})
 	})
 }
 

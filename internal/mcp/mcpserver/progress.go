@@ -366,7 +366,7 @@ func (q *question) result() *mcp.CallToolResult {
 // the middle of a request, as since 2026-07-28, [Options].Ask gets the question; without it the
 // question is declined.
 func (s *Server) elicit(ctx context.Context, request *mcp.CallToolRequest, call *protocol.Call, q *protocol.Question) {
-	asked := approval.Asked{Pool: call.Pool, Session: call.SessionID, Call: call.ID}
+	asked := approval.Asked{Pool: call.Pool, Session: call.SessionID, Call: call.ID, Signer: s.options.Signer}
 	warn := func(err error) {
 		if err != nil && ctx.Err() == nil {
 			s.options.Logger.WarnContext(ctx, "question of a call is not answered", slog.String("call", string(call.ID)), slog.Any("error", err))

@@ -22,6 +22,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/calls/ports"
+	"github.com/toolfleet/toolfleet/internal/wire/signing"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -68,6 +69,8 @@ type Fleet struct {
 	At   func(protocol.Pool) *nats.Conn
 	// Dispatcher is required.
 	Dispatcher Dispatcher
+	// Signer signs the answers of clients to questions of their calls; nil leaves them unsigned.
+	Signer *signing.Signer
 	// Journal gets the calls, as turns of their sessions; nil journals none.
 	Journal loop.Journal
 	// Ended is called when a client over HTTP ends its session of the protocol, whose id is that of

@@ -69,15 +69,13 @@ func Waiter(nc *nats.Conn, fleet protocol.Fleet, keys *signing.Keys) func(contex
 					_ = message.Respond([]byte(err.Error())) // whoever asked wrongly has gone or reads it
 					continue
 				}
-				by, err := giver(ctx, fleet, keys, message, request.SessionID)
+				by, err := keys.Giver(ctx, fleet, message.Subject, message.Header.Get(wire.HeaderSigned), message.Data, judge.Approve, request.SessionID)
 				if err != nil {
 					_ = message.Respond([]byte(err.Error())) // as above
 					continue
 				}
 				_ = message.Respond(taken()) // the answer counts in any case
-				if answer.By, answer.Via = claimed(answer.By), "fleet"; by != "" {
-					answer.By = strings.TrimSpace(strings.TrimSuffix(answer.By, " (claimed)") + " (" + by + ")")
-				}
+				answer.By, answer.Via = nameOf(answer.By, by), "fleet"
 				return answer, nil
 			case <-ctx.Done():
 				return protocol.Approval{}, context.Cause(ctx)
@@ -86,33 +84,16 @@ func Waiter(nc *nats.Conn, fleet protocol.Fleet, keys *signing.Keys) func(contex
 	}
 }
 
-// giver returns who has signed an answer, "" for one that no trusted key has signed, and an error
-// unless that principal may approve calls of the session.
-func giver(ctx context.Context, fleet protocol.Fleet, keys *signing.Keys, message *nats.Msg, session protocol.SessionID) (by string, err error) {
-	if keys == nil {
-		return "", nil
+// nameOf is the name under which an answer that came over NATS is recorded: a message does not name
+// its publisher, so the name is what the answer says, with the key that has signed it.
+func nameOf(said, by string) string {
+	if by == "" && said != "" {
+		by = "claimed"
 	}
-	who, fault := keys.Signed(fleet, message.Header.Get(wire.HeaderSigned), signed(message.Subject, message.Data), time.Now())
-	if fault != nil {
-		return "", fmt.Errorf("approve session %s: it needs an answer that is signed with a key which its coordinator trusts (serve --call-keys; approve --sign-key)", session)
-	}
-	err = judge.May(*who, judge.Approve, judge.Object{Kind: judge.Session, ID: string(session), Owner: judge.Of(ctx).Owner()})
-	return who.By(), err
-}
-
-// signed is what the signature of an answer signs. It begins as no call does, and names the call
-// that the answer is about: as that is asked about once, a copy of the answer counts for nothing.
-func signed(subject wire.Subject, body []byte) []byte {
-	return append([]byte("answer\n"+subject+"\n"), body...)
-}
-
-// claimed is the name under which an answer that came over NATS is recorded: a message does not
-// name its publisher, so the name is what the answer says.
-func claimed(by string) string {
 	if by == "" {
 		return ""
 	}
-	return by + " (claimed)"
+	return strings.TrimSpace(said + " (" + by + ")")
 }
 
 func taken() []byte { return []byte(wire.AnswerTaken) }
@@ -134,9 +115,12 @@ func waited(ctx context.Context, nc *nats.Conn, subject wire.Subject) bool {
 // reply is an answer, and where it is waited for.
 type reply struct {
 	nc      *nats.Conn
+	fleet   protocol.Fleet
 	subject wire.Subject
 	body    []byte
-	sign    func(body []byte) (string, error) // nil leaves it unsigned
+	signer  *signing.Signer // nil leaves it unsigned
+	// answer has the body, unless that is an approval. One that is signed names its question.
+	answer *protocol.Answer
 }
 
 // deliver has one of some answers taken: whichever is waited for.
@@ -172,13 +156,19 @@ func deliver(ctx context.Context, replies ...reply) error {
 func (r reply) request(ctx context.Context) (*nats.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, takenWait)
 	defer cancel()
-	message := &nats.Msg{Subject: r.subject, Data: r.body, Header: nats.Header{}}
-	if r.sign != nil {
-		value, err := r.sign(signed(r.subject, r.body))
-		if err != nil {
-			return nil, err
-		}
-		message.Header.Set(wire.HeaderSigned, value)
+	value, err := r.signer.SignAnswer(r.fleet, r.subject, r.body)
+	if err != nil {
+		return nil, err
 	}
-	return r.nc.RequestMsgWithContext(ctx, message)
+	reply, err := r.nc.RequestMsgWithContext(ctx, &nats.Msg{Subject: r.subject, Data: r.body, Header: nats.Header{wire.HeaderSigned: {value}}})
+	if err != nil || r.signer == nil || r.answer == nil || r.answer.Question != "" || reply.Header.Get(wire.HeaderQuestion) == "" {
+		return reply, err
+	}
+	named := *r.answer
+	named.Question = reply.Header.Get(wire.HeaderQuestion)
+	r.answer = &named
+	if r.body, err = wire.EncodeAnswer(named); err != nil {
+		return nil, err
+	}
+	return r.request(ctx)
 }

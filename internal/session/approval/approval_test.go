@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -155,7 +156,7 @@ func TestPut_WaitsForAnAnswerThatFits(t *testing.T) {
 	defer cancel()
 	go func() {
 		fits := wire.PersonRequest{Choices: []string{"red", "blue"}}.Fits
-		answer, err := approval.Put(ctx, f.Connect(), f.Name, asked, "1", fits, func() error { close(listening); return nil })
+		answer, err := approval.Put(ctx, f.Connect(), f.Name, nil, asked, "1", fits, func() error { close(listening); return nil })
 		if err != nil {
 			t.Error(err)
 		}
@@ -180,41 +181,58 @@ func TestPut_WaitsForAnAnswerThatFits(t *testing.T) {
 	require.ErrorIs(t, approval.Say(ctx, nc, nc, f.Name, asked, protocol.Approval{Granted: true}), approval.ErrNotAsked)
 }
 
-// With keys, an answer counts only if who has signed it may approve calls of the session: not
-// without a signature, not by a key of another tenant, and not for another call.
-func TestAnswer_IsOfWhoMayGiveIt(t *testing.T) {
-	t.Parallel()
-	f := natsiotest.New(t, natsio.Topology{})
+// signers are keys of tenants, by the tenant, and the file of their public keys.
+func signers(t *testing.T, tenants ...string) (map[string]*signing.Signer, string) {
+	t.Helper()
 	var all []byte
-	keyOf := func(tenant string) *signing.Signer {
+	of := map[string]*signing.Signer{}
+	for _, tenant := range tenants {
 		dir := t.TempDir()
 		key, err := signing.Make(dir)
 		require.NoError(t, err)
 		body, err := os.ReadFile(filepath.Join(dir, signing.PublicFile))
 		require.NoError(t, err)
 		all = append(all, bytes.Replace(body, []byte("KEY-----\n"), []byte("KEY-----\nTenant: "+tenant+"\n\n"), 1)...)
-		return key
+		of[tenant] = key
 	}
-	acme, other := keyOf("acme"), keyOf("other")
-	stranger, err := signing.Make(t.TempDir())
-	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "keys")
 	require.NoError(t, os.WriteFile(file, all, 0o600))
+	return of, file
+}
+
+// signedCase is a session of a tenant whose process trusts keys: which signers are refused, by what the
+// refusal says, and which one counts, under which name.
+type signedCase struct {
+	keys   *signing.Keys
+	tenant protocol.Tenant
+	wrong  map[string]*signing.Signer
+	right  *signing.Signer
+	by     string
+}
+
+func signedCases(t *testing.T) map[string]signedCase {
+	t.Helper()
+	of, file := signers(t, "acme", "other")
+	acme, other := of["acme"], of["other"]
+	stranger, err := signing.Make(t.TempDir())
+	require.NoError(t, err)
 	strict, err := signing.Open(file)
 	require.NoError(t, err)
 	own, err := signing.OpenFor(acme, "")
 	require.NoError(t, err)
-	for name, c := range map[string]struct {
-		keys   *signing.Keys
-		tenant protocol.Tenant
-		wrong  map[string]*signing.Signer // by what the refusal says
-		right  *signing.Signer
-		by     string
-	}{
+	return map[string]signedCase{
 		"only trusted keys": {strict, "acme", map[string]*signing.Signer{"serve --call-keys": nil, "is signed with a key which": stranger, "tenant acme": other}, acme, "ada (key:" + acme.ID() + ")"},
 		"its own key":       {own, "acme", map[string]*signing.Signer{"tenant acme": nil, "a principal of tenant acme": other}, acme, "ada (key:" + acme.ID() + ")"},
 		"the default":       {own, "default", nil, nil, "ada (claimed)"},
-	} {
+	}
+}
+
+// With keys, an answer counts only if who has signed it may approve calls of the session: not
+// without a signature, not by a key of another tenant, and not for another call.
+func TestAnswer_IsOfWhoMayGiveIt(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	for name, c := range signedCases(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			asked := approval.Asked{Pool: protocol.DefaultPool, Session: protocol.NewSessionID(), Call: wire.RandomCallID()}
@@ -242,6 +260,74 @@ func TestAnswer_IsOfWhoMayGiveIt(t *testing.T) {
 			require.Empty(t, answered)
 			require.NoError(t, say(c.right))
 			require.Equal(t, protocol.Approval{Granted: true, By: c.by, Via: "fleet"}, <-answered)
+		})
+	}
+}
+
+// With keys, an answer to a question counts only from one who may use the session, whether it is the
+// answer itself, a request to wait for it, or yes or no. A signed one is about one question only.
+func TestQuestion_IsOfWhoMayUseTheSession(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	for name, c := range signedCases(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			asked := approval.Asked{Pool: protocol.SessionPool, Session: protocol.NewSessionID(), Call: wire.RandomCallID()}
+			listening, answered := make(chan struct{}, 2), make(chan protocol.Answer, 2)
+			put := func(question string) {
+				ctx, cancel := context.WithTimeout(wire.WithOwner(t.Context(), judge.Owner{Tenant: c.tenant, By: "token:ann"}), 5*time.Minute)
+				defer cancel()
+				fits := func(protocol.Answer) error { return nil }
+				answer, err := approval.Put(ctx, f.Connect(), f.Name, c.keys, asked, question, fits, func() error { listening <- struct{}{}; return nil })
+				if err != nil {
+					t.Error(err)
+				}
+				answered <- answer
+			}
+			go put("1")
+			<-listening
+			nc := f.Connect()
+			copied := make(chan *nats.Msg, 100)
+			_, err := f.NC.ChanSubscribe(wire.AnswerSubject(f.Name, protocol.SessionPool, asked.Session, asked.Call), copied)
+			require.NoError(t, err)
+			require.NoError(t, f.NC.FlushTimeout(time.Minute))
+			accept := protocol.Answer{Action: protocol.ActionAccept, Content: []byte(`{}`), By: "ada"}
+			for says, signer := range c.wrong {
+				by := asked
+				by.Signer = signer
+				for _, err := range []error{
+					approval.Reply(t.Context(), nc, nc, f.Name, by, accept), approval.Say(t.Context(), nc, nc, f.Name, by, protocol.Approval{Granted: true, By: "ada"}),
+					approval.Reply(t.Context(), nc, nc, f.Name, by, protocol.Answer{Question: "1", Action: protocol.ActionWait}),
+				} {
+					require.ErrorIs(t, err, approval.ErrRefused)
+					require.ErrorContains(t, err, "use session "+string(asked.Session))
+					require.ErrorContains(t, err, says)
+				}
+			}
+			require.True(t, approval.Asks(t.Context(), nc, f.Name, asked), "the question stays")
+			require.Empty(t, answered)
+			asked.Signer = c.right
+			require.NoError(t, approval.Say(t.Context(), nc, nc, f.Name, asked, protocol.Approval{Granted: true, By: "ada"}))
+			answer := <-answered
+			require.Equal(t, []string{"accept", c.by}, []string{string(answer.Action), answer.By})
+			if c.right == nil {
+				return
+			}
+			require.Equal(t, "1", answer.Question, "what is signed names it")
+			go put("2") // the call asks once more
+			<-listening
+			for n := 0; n < 2; { // without the question, and with it
+				again := <-copied
+				if !strings.HasPrefix(again.Header.Get(wire.HeaderSigned), c.right.ID()+" ") {
+					continue
+				}
+				n++
+				reply, err := nc.RequestMsg(&nats.Msg{Subject: again.Subject, Header: again.Header, Data: again.Data}, time.Minute)
+				require.NoError(t, err)
+				require.NotEqual(t, wire.AnswerTaken, string(reply.Data), "a copy counts for no other question")
+			}
+			require.NoError(t, approval.Reply(t.Context(), nc, nc, f.Name, asked, protocol.Answer{Action: protocol.ActionDecline}))
+			require.Equal(t, "2", (<-answered).Question)
 		})
 	}
 }

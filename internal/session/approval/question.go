@@ -3,7 +3,6 @@ package approval
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -18,7 +17,7 @@ type Asked struct {
 	Pool    protocol.Pool
 	Session protocol.SessionID
 	Call    protocol.CallID
-	// Signer signs the answer to its approval; nil leaves it unsigned.
+	// Signer signs the answer; nil leaves it unsigned.
 	Signer *signing.Signer
 }
 
@@ -27,7 +26,7 @@ func (a Asked) reply(nc *nats.Conn, fleet protocol.Fleet, answer protocol.Answer
 	if err != nil {
 		return reply{}, fmt.Errorf("answer: %w", err)
 	}
-	return reply{nc: nc, subject: wire.AnswerSubject(fleet, a.Pool, a.Session, a.Call), body: body}, nil
+	return reply{nc, fleet, wire.AnswerSubject(fleet, a.Pool, a.Session, a.Call), body, a.Signer, &answer}, nil
 }
 
 // TakeOn notifies a call that a person is being asked, so that it waits for the answer. It is sent
@@ -37,16 +36,21 @@ func TakeOn(nc *nats.Conn, fleet protocol.Fleet, a Asked, question string) error
 	if err != nil {
 		return err
 	}
-	if err := r.nc.PublishRequest(r.subject, r.nc.NewInbox(), r.body); err != nil {
+	value, err := r.signer.SignAnswer(fleet, r.subject, r.body)
+	if err == nil {
+		err = r.nc.PublishMsg(&nats.Msg{Subject: r.subject, Reply: r.nc.NewInbox(), Data: r.body, Header: nats.Header{wire.HeaderSigned: {value}}})
+	}
+	if err != nil {
 		return fmt.Errorf("take on a question: %w", err)
 	}
 	return nil
 }
 
 // Put waits for the answer to a question, which the caller puts when it is called back. It is
-// what ports.Fleet says.
+// what ports.Fleet says. With keys, who has signed the answer is known, as in [Waiter], and must be
+// one that may use the session.
 func Put(
-	ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, a Asked, question string, fits func(protocol.Answer) error, listening func() error,
+	ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, keys *signing.Keys, a Asked, question string, fits func(protocol.Answer) error, listening func() error,
 ) (protocol.Answer, error) {
 	messages := make(chan *nats.Msg, 8)
 	subscription, err := nc.ChanSubscribe(wire.AnswerSubject(fleet, a.Pool, a.Session, a.Call), messages)
@@ -66,14 +70,12 @@ func Put(
 			if !natsio.IsRequest(message) {
 				continue
 			}
-			answer, err := wire.ReadAnswer(message.Data, question, fits)
+			answer, by, err := keys.ReadAnswer(ctx, fleet, a.Session, message, question, fits)
 			if err != nil {
-				_ = message.Respond([]byte(err.Error())) // the client has gone or reads it
 				continue
 			}
-			_ = message.Respond(taken()) // the answer counts in any case
 			if answer.Action != protocol.ActionWait {
-				answer.By = claimed(answer.By)
+				answer.By = nameOf(answer.By, by)
 				return answer, nil
 			}
 		case <-ctx.Done():
@@ -90,7 +92,8 @@ func (a Asked) replies(home, running *nats.Conn, fleet protocol.Fleet, answer pr
 	if err != nil || a.Pool == protocol.SessionPool {
 		return []reply{r}, err
 	}
-	session := reply{nc: home, subject: wire.AnswerSubject(fleet, protocol.SessionPool, a.Session, a.Call), body: r.body}
+	session := r
+	session.nc, session.subject = home, wire.AnswerSubject(fleet, protocol.SessionPool, a.Session, a.Call)
 	return []reply{session, r}, nil
 }
 
@@ -128,9 +131,6 @@ func Say(ctx context.Context, home, running *nats.Conn, fleet protocol.Fleet, a 
 	if err != nil {
 		return err
 	}
-	first := reply{nc: home, subject: wire.ApprovalSubject(fleet, a.Session, a.Call), body: body}
-	if a.Signer != nil {
-		first.sign = func(body []byte) (string, error) { return a.Signer.Sign(fleet, body, time.Now()) }
-	}
+	first := reply{home, fleet, wire.ApprovalSubject(fleet, a.Session, a.Call), body, a.Signer, nil}
 	return deliver(ctx, append([]reply{first}, replies...)...)
 }

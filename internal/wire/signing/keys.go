@@ -2,9 +2,11 @@ package signing
 
 import (
 	"cmp"
+	"context"
 	"crypto/ed25519"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -12,9 +14,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"golang.org/x/mod/sumdb/tlog"
 
 	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -152,6 +156,62 @@ func (k *Keys) Signed(fleet protocol.Fleet, value string, body []byte, at time.T
 	}
 	key, fault := k.signer(fleet, value, body, at)
 	return key.who, fault
+}
+
+// Giver returns who has signed an answer of a person about a session, which came on a subject; "" if
+// no trusted key has, or if keys are nil, which accept every answer. The error says who may do what
+// the answer does.
+func (k *Keys) Giver(ctx context.Context, fleet protocol.Fleet, subject, value string, body []byte, act judge.Act, session protocol.SessionID) (by string, err error) {
+	if k == nil {
+		return "", nil
+	}
+	who, fault := k.Signed(fleet, value, answered(subject, body), time.Now())
+	if fault != nil {
+		return "", fmt.Errorf("%s session %s: it needs an answer that is signed with a key which is trusted there (serve --call-keys, worker --call-keys; approve --sign-key)", act, session)
+	}
+	err = judge.May(*who, act, judge.Object{Kind: judge.Session, ID: string(session), Owner: judge.Of(ctx).Owner()})
+	return who.By(), err
+}
+
+// ReadAnswer reads a message that may answer a question of a session, and replies to its sender. who
+// is as in [Keys.Giver]: it may use the session. A signed answer names its question, so a copy of it
+// counts for no other one. The error wraps [wire.ErrInvalidAnswer] for a message of one who may not
+// answer, and for one that is no answer, such as that of a client which checks that the question is
+// open.
+func (k *Keys) ReadAnswer(
+	ctx context.Context, fleet protocol.Fleet, session protocol.SessionID, message *nats.Msg, question string, fits func(protocol.Answer) error,
+) (answer protocol.Answer, who string, err error) {
+	answer, err = wire.ReadAnswer(message.Data, question, fits)
+	if !errors.Is(err, wire.ErrInvalidAnswer) {
+		by, refused := k.Giver(ctx, fleet, message.Subject, message.Header.Get(wire.HeaderSigned), message.Data, judge.Use, session)
+		if who = by; refused == nil && by != "" && answer.Question == "" {
+			refused = errors.New("a signed answer names its question")
+		}
+		if refused != nil {
+			err = fmt.Errorf("%w: %w", wire.ErrInvalidAnswer, refused)
+		}
+	}
+	reply := &nats.Msg{Data: []byte(wire.AnswerTaken)} // it counts in any case
+	if err != nil {
+		reply.Data, reply.Header = []byte(err.Error()), nats.Header{wire.HeaderQuestion: {question}}
+	}
+	_ = message.RespondMsg(reply) // the client has gone or reads it
+	return answer, who, err
+}
+
+// answered is what the signature of an answer signs. It begins as no call does, and names the call
+// that the answer is about.
+func answered(subject string, body []byte) []byte {
+	return append([]byte("answer\n"+subject+"\n"), body...)
+}
+
+// SignAnswer returns the value of [wire.HeaderSigned] for an answer on a subject. A nil signer
+// leaves it unsigned.
+func (s *Signer) SignAnswer(fleet protocol.Fleet, subject string, body []byte) (string, error) {
+	if s == nil {
+		return "", nil
+	}
+	return s.Sign(fleet, answered(subject, body), time.Now())
 }
 
 func notSigned(format string, args ...any) *protocol.Error {

@@ -36,6 +36,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
+	"github.com/toolfleet/toolfleet/internal/wire/signing"
 	"github.com/toolfleet/toolfleet/internal/worker/dialog"
 	"github.com/toolfleet/toolfleet/internal/worker/results"
 	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
@@ -220,6 +221,8 @@ type Remote struct {
 	Workspaces *workspace.Store
 	// Result returns the stored result of a call; nil if there is none.
 	Result func(context.Context, protocol.SessionID, protocol.CallID) (*protocol.Result, error)
+	// Keys are those whose answers to questions count; nil accepts every answer.
+	Keys *signing.Keys
 }
 
 // prepared is what [Env.Open] prepares.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/mcp/toolserver"
 	"github.com/toolfleet/toolfleet/internal/modeltext/plain"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
@@ -253,8 +254,8 @@ const questionShare = 2
 const reportTimeout = time.Second
 
 // askPerson sends a question of a running call to those who follow it, and waits for an answer that
-// fits. An answer that does not fit is refused with that error, and the question stays. The error
-// says why there is no answer.
+// fits, of one who may use the call's session. Another answer is refused with the reason, and the
+// question stays. The error says why there is no answer.
 func (e *Env) askPerson(ctx context.Context, call *protocol.Call, q protocol.Question, fits func(*protocol.Answer) error) (protocol.Answer, error) {
 	body, err := wire.EncodeQuestion(q)
 	if err != nil {
@@ -279,6 +280,7 @@ func (e *Env) askPerson(ctx context.Context, call *protocol.Call, q protocol.Que
 	}
 	answered := protocol.Answer{Question: q.ID, Action: protocol.ActionCancel}
 	defer func() { e.reportAnswered(call, answered) }()
+	owned := wire.WithOwner(ctx, judge.Owner{Tenant: call.Tenant, By: call.By})
 	unheard := time.NewTimer(wire.AskWait)
 	defer unheard.Stop()
 	for {
@@ -287,17 +289,14 @@ func (e *Env) askPerson(ctx context.Context, call *protocol.Call, q protocol.Que
 			if !natsio.IsRequest(message) {
 				continue
 			}
-			answer, err := wire.ReadAnswer(message.Data, q.ID, func(a protocol.Answer) error { return fits(&a) })
-			if !errors.Is(err, wire.ErrInvalidAnswer) { // otherwise a client only checks that the question is open
+			answer, by, err := e.Keys.ReadAnswer(owned, e.Fleet, call.SessionID, message, q.ID, func(a protocol.Answer) error { return fits(&a) })
+			if !errors.Is(err, wire.ErrInvalidAnswer) {
 				unheard.Stop()
 			}
-			if err != nil {
-				_ = message.Respond([]byte(err.Error())) // the client has gone or reads it
-				continue
-			}
-			_ = message.Respond([]byte(wire.AnswerTaken)) // the answer counts in any case
-			if answer.Action != protocol.ActionWait {
-				answered.Action, answered.By = answer.Action, answer.By
+			if err == nil && answer.Action != protocol.ActionWait {
+				if answered.Action, answered.By = answer.Action, answer.By; by != "" {
+					answered.By = strings.TrimSpace(answer.By + " (" + by + ")")
+				}
 				return answer, nil
 			}
 		case <-unheard.C:
