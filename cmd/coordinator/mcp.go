@@ -9,11 +9,11 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/fleet"
@@ -21,7 +21,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/session/approval"
-	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/internal/terminal/prompt"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -106,7 +105,11 @@ func (f *httpFlags) clients(flag, address string) (o mcpserver.HTTPOptions, err 
 		}
 		return o, nil
 	}
-	if err := f.checkAddress(flag, address); err != nil {
+	loopback, err := checkAddress(flag, address)
+	if err == nil && !loopback && f.McpTokens == "" {
+		err = cli.Usagef("%s %s: other machines can reach this address: give --mcp-tokens, or listen on a loopback address", flag, address)
+	}
+	if err != nil {
 		return o, err
 	}
 	for _, given := range append([]string{f.McpResource}, f.McpAuth...) {
@@ -121,37 +124,24 @@ func (f *httpFlags) clients(flag, address string) (o mcpserver.HTTPOptions, err 
 	if f.McpTokens == "" {
 		return o, nil
 	}
-	file, err := regular.Open(f.McpTokens)
-	if err != nil {
-		return o, cli.Usagef("--mcp-tokens: %v", err)
-	}
-	defer file.Close()
-	if info, err := file.Stat(); err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o007 != 0 {
-		return o, cli.Usagef("--mcp-tokens %s: its mode is %04o, so other users of this machine may use it: run chmod o= %[1]s", f.McpTokens, info.Mode().Perm())
-	}
-	if o.Tokens, err = mcpserver.ReadTokens(file); err != nil {
-		return o, cli.Usagef("--mcp-tokens %s: %v", f.McpTokens, err)
-	}
-	return o, nil
+	o.Tokens, err = readTokens("--mcp-tokens", f.McpTokens)
+	return o, err
 }
 
-// checkAddress refuses an invalid address, and one that others reach without a token.
-func (f *httpFlags) checkAddress(flag, address string) error {
+// checkAddress refuses an invalid address, and says whether other machines cannot reach it.
+func checkAddress(flag, address string) (loopback bool, err error) {
 	if path, is := strings.CutPrefix(address, unixPrefix); is {
 		if !filepath.IsAbs(path) {
-			return cli.Usagef("%s %s: must be an absolute path as in unix:/run/user/1000/toolfleet.sock", flag, address)
+			return false, cli.Usagef("%s %s: must be an absolute path as in unix:/run/user/1000/toolfleet.sock", flag, address)
 		}
-		return nil
+		return true, nil
 	}
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
-		return cli.Usagef("%s %s: must be an address as in 127.0.0.1:7080, or unix:PATH", flag, address)
+		return false, cli.Usagef("%s %s: must be an address as in 127.0.0.1:7080, or unix:PATH", flag, address)
 	}
 	ip, err := netip.ParseAddr(host)
-	if host != "localhost" && (err != nil || !ip.IsLoopback()) && f.McpTokens == "" {
-		return cli.Usagef("%s %s: other machines can reach this address: give --mcp-tokens, or listen on a loopback address", flag, address)
-	}
-	return nil
+	return host == "localhost" || err == nil && ip.IsLoopback(), nil
 }
 
 // tokenFile is the file of the token that is generated if none is given.
@@ -293,7 +283,7 @@ func listenHTTP(ctx context.Context, server *mcpserver.Server, address string, o
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("token for MCP clients: %w", err), listener.Close())
 		}
-		o.Tokens, how = []mcpserver.Token{mcpserver.OwnToken(token)}, " for clients that send the token in "+file+" (Authorization: Bearer TOKEN)"
+		o.Tokens, how = []access.Token{access.OwnToken(token)}, " for clients that send the token in "+file+" (Authorization: Bearer TOKEN)"
 	}
 	_, _ = fmt.Fprintf(p.Stderr, "coordinator: MCP is at %s%s\n", at, how)
 	return func() error {

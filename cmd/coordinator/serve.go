@@ -12,11 +12,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/calls/channel"
 	"github.com/toolfleet/toolfleet/internal/calls/ports"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/httpapi"
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane/limits"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
@@ -35,6 +37,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
@@ -51,6 +54,7 @@ type serveCommand struct {
 	promoteFlag             `group:"Tools:"`
 	environment.PolicyFlags `group:"Policy:"`
 	clientFlags             `group:"MCP over HTTP:"`
+	webFlags                `group:"HTTP API:"`
 }
 
 // turnBounds bound the turns of a serving coordinator.
@@ -164,6 +168,10 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if err = errors.Join(err, c.badTaskAfter()); err != nil {
 		return err
 	}
+	tokens, err := c.webFlags.check()
+	if err != nil {
+		return err
+	}
 	drain, abort := context.WithCancel(ctx)
 	defer abort()
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
@@ -175,17 +183,89 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer env.Close(nil)
+	var background sync.WaitGroup
+	defer background.Wait()
+	serving, rest := context.WithCancel(ctx)
+	defer rest()
+	if c.Limits != "" {
+		if err := replaceLimits(ctx, env.Fleet.Parts(), rules); err != nil {
+			return err
+		}
+	}
+	server, err := c.open(ctx, serving, p, env, options, &gate, &background)
+	if err != nil {
+		return err
+	}
+	if c.Mcp != "" {
+		if err := c.serveClients(serving, p, env, box, clients, server.keys, &background); err != nil {
+			return err
+		}
+	}
+	if c.Http != "" {
+		if err := c.serveHTTP(serving, p, env, box, tokens, &background); err != nil {
+			return err
+		}
+	}
+	c.announce(p, env.Fleet, options.Default)
+	return server.run(ctx, drain, abort)
+}
+
+// serveHTTP serves clients of the HTTP API, until ctx ends.
+func (c *serveCommand) serveHTTP(ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox, tokens []access.Token, background *sync.WaitGroup) error {
+	rules, err := c.Judge()
+	if err != nil {
+		return err
+	}
+	w, err := c.listen(ctx, tokens, env.Data)
+	if err != nil {
+		return err
+	}
+	w.announce(p.Stderr)
+	logger := env.Fleet.Logger()
+	background.Go(func() {
+		err := w.serve(ctx, httpapi.Options{
+			Client: env.Client, Table: func() *tools.Table { return box.Table }, MinLevel: environment.MinLevelElsewhere, Policy: rules, Version: p.Version, Logger: logger,
+		})
+		if err != nil {
+			logger.ErrorContext(ctx, "the HTTP API is not served any more", slog.Any("error", err))
+		}
+	})
+	return nil
+}
+
+// sessionServer runs sessions in a fleet.
+type sessionServer struct {
+	*serve.Server
+
+	keys  *signing.Keys
+	drain time.Duration
+	p     program
+	fleet *fleet.Fleet
+}
+
+// run runs sessions until ctx ends. They end with drain, which abort ends.
+func (s *sessionServer) run(ctx, drain context.Context, abort func()) error {
+	said := cli.Drains(ctx, s.drain, abort, func() {
+		if s.fleet.Server != nil {
+			s.fleet.Server.Draining(time.Now().Add(s.drain))
+		}
+		s.p.Draining(s.drain, s.Running(), "turn", "a turn that runs longer continues with another coordinator, or after a restart")
+	})
+	err := s.Run(ctx, drain)
+	said()
+	return err
+}
+
+// open opens what runs sessions, and what keeps the fleet in order until serving ends.
+func (c *serveCommand) open(
+	ctx, serving context.Context, p program, env *environment.Environment, options serve.Options, gate *model.Gate, background *sync.WaitGroup,
+) (_ *sessionServer, err error) {
 	fl := env.Fleet
 	gate.Bind(fl.Dispatcher.ModelLimits())
 	logger := fl.Logger
 	for _, pool := range c.Pools {
 		if err := natsio.MakePool(ctx, fl.At(protocol.Pool(pool)).JS, fl.Name, protocol.Pool(pool)); err != nil {
-			return err
-		}
-	}
-	if c.Limits != "" {
-		if err := replaceLimits(ctx, fl.Parts(), rules); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if options.Schedules, err = fl.Schedules(ctx); err != nil {
@@ -200,7 +280,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	options.Fleet, options.Dispatcher, options.Journal, options.Do = fl.Name, fl.Dispatcher, fl.Journal, fl.Dispatcher.Call
 	options.Holder = serve.Holder{ID: wire.NewWorkerID(host), Build: p.Version, Slots: c.Sessions, AckWait: c.Lease, Origin: fl.Origin}
 	if options.Keys, err = c.keys(fl); err != nil {
-		return err
+		return nil, err
 	}
 	fl.Dispatcher.AnswerKeys(options.Keys)
 	if options.Schedules != nil {
@@ -210,35 +290,17 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	options.Tracer, options.Logger = telemetry.Tracer(), logger
 	server, err := serve.New(ctx, fl.NC, options)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var background sync.WaitGroup
-	defer background.Wait()
-	sweeping, rest := context.WithCancel(ctx)
-	defer rest()
-	if err := c.sweep(sweeping, fl, &background); err != nil {
-		return err
-	}
-	if c.Mcp != "" {
-		if err := c.serveClients(sweeping, p, env, box, clients, options.Keys, &background); err != nil {
-			return err
-		}
+	if err := c.sweep(serving, fl, background); err != nil {
+		return nil, err
 	}
 	if options.Schedules != nil {
 		background.Go(func() {
-			(&schedule.Runner{Store: options.Schedules, Channels: channels, Send: startIn(fl), Judge: judgeScheduled(options.Policies, loop.NewLedger(fl.Journal), logger), Owner: ownerIn(fl), Logger: logger}).Run(sweeping)
+			(&schedule.Runner{Store: options.Schedules, Channels: channels, Send: startIn(fl), Judge: judgeScheduled(options.Policies, loop.NewLedger(fl.Journal), logger), Owner: ownerIn(fl), Logger: logger}).Run(serving)
 		})
 	}
-	c.announce(p, fl, options.Default)
-	said := cli.Drains(ctx, c.Drain, abort, func() {
-		if fl.Server != nil {
-			fl.Server.Draining(time.Now().Add(c.Drain))
-		}
-		p.Draining(c.Drain, server.Running(), "turn", "a turn that runs longer continues with another coordinator, or after a restart")
-	})
-	err = server.Run(ctx, drain)
-	said()
-	return err
+	return &sessionServer{server, options.Keys, c.Drain, p, fl}, nil
 }
 
 // keys are the signers whose turns this coordinator runs; nil runs every turn, as without a key of

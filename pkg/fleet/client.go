@@ -70,6 +70,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -90,6 +91,8 @@ type Client struct {
 	elsewhere bool        // it may have workers that this process does not know
 	named     atomic.Bool // a worker without isolation was started here, by its name
 	served    sync.Map    // of each pool of which a worker was started here
+
+	tails func() *session.Tails // of sessions that are followed
 }
 
 // least is the sandbox level of commands and files for which nothing else names one.

@@ -20,6 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/natsio/shared"
+	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire/signing"
@@ -149,6 +150,7 @@ func Connect(ctx context.Context, options Options) (*Client, error) {
 		data: options.Data, cleanup: func() error { return nil }, logger: options.Logger,
 		session: protocol.NewSessionID(), elsewhere: options.URL != "" || options.Conn != nil,
 	}
+	c.tails = sync.OnceValue(func() *session.Tails { return session.NewTails(c.inner) })
 	if c.logger == nil {
 		c.logger = slog.New(slog.DiscardHandler)
 	}

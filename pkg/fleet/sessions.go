@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"path/filepath"
 	"slices"
 	"time"
@@ -500,4 +501,55 @@ func (s Sessions) Pull(ctx context.Context, id protocol.SessionID, dir string, o
 	return run(ctx, s, only(id), rights, func(ctx context.Context, _ *fleet.Fleet) (report.Pulled, error) {
 		return transfer.Pull(ctx, options.options(s, id, dir), options.At)
 	})
+}
+
+// Passed is what [Sessions.Events] passes on: an event, a piece of what a running call writes, or
+// that live ones were lost. One of Event, Output and Lost is set.
+type Passed struct {
+	Event *loop.Event
+	// ID is that of a stored event: Events continues behind it. What is only live has none.
+	ID string
+	// Output is what the call CallID writes.
+	Output *Output
+	CallID protocol.CallID
+	// Lost means that the reader did not keep up with what is only live. Stored events are never
+	// lost.
+	Lost bool
+}
+
+// Events follows a session: it passes on every stored event behind the one with the id after, or
+// from the first one if that is "", in order and each once, and what is only live as it comes. It
+// ends with the error that it passes on last: the cause of an ended ctx, [loop.ErrRemoved] for a
+// session that is removed, or a fleet that does not answer. A session without events is followed
+// until it has some. Readers of one session do not wait for each other.
+func (s Sessions) Events(ctx context.Context, id protocol.SessionID, after string) iter.Seq2[Passed, error] {
+	return func(yield func(Passed, error) bool) {
+		var from session.Position
+		_, err := run(ctx, s, only(id), nil, func(context.Context, *fleet.Fleet) (_ struct{}, err error) {
+			if after != "" {
+				if from, err = session.ParsePosition(after); err != nil {
+					err = invalid(err)
+				}
+			}
+			return struct{}{}, err
+		})
+		if err != nil {
+			yield(Passed{}, err)
+			return
+		}
+		ctx, done := s.client.whileOpen(ctx)
+		defer done()
+		for p, err := range s.client.tails().Tail(ctx, id, from) {
+			made := Passed{Event: p.Event, Lost: p.Lost}
+			if (p.At != session.Position{}) {
+				made.ID = p.At.String()
+			}
+			if p.Output != nil {
+				made.CallID, made.Output = p.Output.CallID, &Output{Stream: string(p.Output.Kind), Data: p.Output.Data, Attempt: p.Output.Attempt}
+			}
+			if !yield(made, err) {
+				return
+			}
+		}
+	}
 }

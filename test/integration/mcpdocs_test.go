@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
+	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 	toolsmcp "github.com/toolfleet/toolfleet/pkg/tools/mcp"
 	"github.com/toolfleet/toolfleet/test/npmtest"
@@ -156,7 +156,7 @@ func TestMcpDocs_FilesAreTaken(t *testing.T) {
 	}
 	taken := 0
 	for _, text := range blocks(t, "mcp.md")[""] {
-		tokens, err := mcpserver.ReadTokens(strings.NewReader(text))
+		tokens, err := access.ReadTokens(strings.NewReader(text))
 		require.NoError(t, err)
 		taken += len(tokens)
 	}

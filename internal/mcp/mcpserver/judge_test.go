@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
@@ -32,7 +33,7 @@ import (
 // tokened serves clients with the tokens of a file, whose lines are given.
 func tokened(t *testing.T, s *mcpserver.Server, lines ...string) string {
 	t.Helper()
-	tokens, err := mcpserver.ReadTokens(strings.NewReader(strings.Join(lines, "\n")))
+	tokens, err := access.ReadTokens(strings.NewReader(strings.Join(lines, "\n")))
 	require.NoError(t, err)
 	web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{Tokens: tokens}))
 	t.Cleanup(web.Close)

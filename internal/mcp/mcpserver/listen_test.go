@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -25,11 +26,11 @@ const goodToken = "a-token-of-sixteen-characters"
 const generous = time.Minute
 
 // listen serves clients that have a token, and returns its address.
-func listen(t *testing.T, b bounds) string {
+func listen(t *testing.T, b access.Bounds) string {
 	t.Helper()
 	table, err := tools.NewTable()
 	require.NoError(t, err)
-	tokens, err := ReadTokens(strings.NewReader("ann use " + goodToken))
+	tokens, err := access.ReadTokens(strings.NewReader("ann use " + goodToken))
 	require.NoError(t, err)
 	s := New(Options{Fleet: Fleet{Name: protocol.DefaultFleet}, Tools: table})
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -61,7 +62,9 @@ func begin(t *testing.T, conn net.Conn, token string) {
 }
 
 // slow are bounds that no test reaches.
-func slow() bounds { return bounds{head: time.Hour, body: time.Hour, idle: time.Hour, conns: 100} }
+func slow() access.Bounds {
+	return access.Bounds{Head: time.Hour, Body: time.Hour, Idle: time.Hour, Conns: 100}
+}
 
 func TestServe_ARequestIsRefusedBeforeItsBodyIsRead(t *testing.T) {
 	t.Parallel()
@@ -84,7 +87,7 @@ func TestServe_ARequestIsRefusedBeforeItsBodyIsRead(t *testing.T) {
 func TestServe_ABodyMustArriveInTime(t *testing.T) {
 	t.Parallel()
 	b := slow()
-	b.body = 50 * time.Millisecond
+	b.Body = 50 * time.Millisecond
 	conn := dial(t, listen(t, b))
 	begin(t, conn, goodToken)
 	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -99,7 +102,7 @@ func TestServe_ABodyMustArriveInTime(t *testing.T) {
 func TestServe_ADeadlineOfABodyEndsWithIt(t *testing.T) {
 	t.Parallel()
 	b := slow()
-	b.body = 2 * time.Second // in which a message arrives also on a busy machine
+	b.Body = 2 * time.Second // in which a message arrives also on a busy machine
 	conn := dial(t, listen(t, b))
 	in := bufio.NewReader(conn)
 	post := func(body string) int {
@@ -116,20 +119,20 @@ func TestServe_ADeadlineOfABodyEndsWithIt(t *testing.T) {
 	for range 3 {
 		require.Equal(t, http.StatusOK, post(ping), "the same connection takes another request")
 	}
-	time.Sleep(b.body + 100*time.Millisecond) // the deadline has to pass
+	time.Sleep(b.Body + 100*time.Millisecond) // the deadline has to pass
 	require.Equal(t, http.StatusOK, post(ping))
 }
 
 func TestServe_IdleConnectionsAreClosed(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(*bounds){
-		"that never asked": func(b *bounds) { b.head = 50 * time.Millisecond },
-		"that have asked":  func(b *bounds) { b.idle = 50 * time.Millisecond },
+	for name, change := range map[string]func(*access.Bounds){
+		"that never asked": func(b *access.Bounds) { b.Head = 50 * time.Millisecond },
+		"that have asked":  func(b *access.Bounds) { b.Idle = 50 * time.Millisecond },
 	} {
 		b := slow()
 		change(&b)
 		conn := dial(t, listen(t, b))
-		if b.head == time.Hour {
+		if b.Head == time.Hour {
 			_, err := fmt.Fprint(conn, "GET /other HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
 			require.NoError(t, err)
 		}
@@ -141,10 +144,10 @@ func TestServe_IdleConnectionsAreClosed(t *testing.T) {
 func TestServe_ConnectionsAreCapped(t *testing.T) {
 	t.Parallel()
 	b := slow()
-	b.conns = 3
+	b.Conns = 3
 	address := listen(t, b)
 	var open []net.Conn
-	for range b.conns {
+	for range b.Conns {
 		conn := dial(t, address)
 		open = append(open, conn)
 		_, err := fmt.Fprint(conn, "GET /other HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -168,7 +171,7 @@ func TestHandler_SessionsOfATokenAreBounded(t *testing.T) {
 	t.Parallel()
 	table, err := tools.NewTable()
 	require.NoError(t, err)
-	tokens, err := ReadTokens(strings.NewReader("ann read " + goodToken))
+	tokens, err := access.ReadTokens(strings.NewReader("ann read " + goodToken))
 	require.NoError(t, err)
 	s := New(Options{Fleet: Fleet{Name: protocol.DefaultFleet}, Tools: table})
 	web := httptest.NewServer(s.Handler(HTTPOptions{Tokens: tokens}))

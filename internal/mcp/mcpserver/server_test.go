@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
@@ -428,7 +429,7 @@ const (
 
 func serveHTTP(t *testing.T, s *mcpserver.Server) string {
 	t.Helper()
-	tokens, err := mcpserver.ReadTokens(strings.NewReader("# who\nann use " + useToken + "\nbob read " + readToken + "\n"))
+	tokens, err := access.ReadTokens(strings.NewReader("# who\nann use " + useToken + "\nbob read " + readToken + "\n"))
 	require.NoError(t, err)
 	web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{
 		Tokens: tokens, Resource: "https://tools.example.com/mcp", AuthorizationServers: []string{"https://login.example.com"},
@@ -453,7 +454,7 @@ func TestHTTP_EachClientHasItsSandbox(t *testing.T) {
 func TestHTTP_TheTokenSaysTheTenant(t *testing.T) {
 	t.Parallel()
 	s, _ := open(t, shared, offerEcho(t))
-	tokens, err := mcpserver.ReadTokens(strings.NewReader("ann use " + useToken + " acme\nbob use " + readToken + "\n"))
+	tokens, err := access.ReadTokens(strings.NewReader("ann use " + useToken + " acme\nbob use " + readToken + "\n"))
 	require.NoError(t, err)
 	web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{Tokens: tokens}))
 	t.Cleanup(web.Close)
@@ -566,18 +567,18 @@ func TestResources_AreNoCaches(t *testing.T) {
 
 func TestReadTokens_EveryFault(t *testing.T) {
 	t.Parallel()
-	_, err := mcpserver.ReadTokens(strings.NewReader("ann use\nbob admin 0123456789abcdef\ncid read short\n"))
-	require.ErrorIs(t, err, mcpserver.ErrTokens)
+	_, err := access.ReadTokens(strings.NewReader("ann use\nbob admin 0123456789abcdef\ncid read short\n"))
+	require.ErrorIs(t, err, access.ErrTokens)
 	require.ErrorContains(t, err, "line 1: must have a name, a role and a token, and may have a tenant and expires=TIME, but has 2 words")
 	require.ErrorContains(t, err, `line 2: role "admin": must be read, run or operate`)
 	require.ErrorContains(t, err, "line 3")
-	_, err = mcpserver.ReadTokens(strings.NewReader("ann run 0123456789abcdef expires=tomorrow\n"))
+	_, err = access.ReadTokens(strings.NewReader("ann run 0123456789abcdef expires=tomorrow\n"))
 	require.ErrorContains(t, err, `line 1: expires "tomorrow": must be a time such as 2030-01-31T00:00:00Z`)
-	_, err = mcpserver.ReadTokens(strings.NewReader("ann use 0123456789abcdef ACME\n"))
+	_, err = access.ReadTokens(strings.NewReader("ann use 0123456789abcdef ACME\n"))
 	require.ErrorContains(t, err, `line 1: invalid name: tenant "ACME"`)
-	_, err = mcpserver.ReadTokens(strings.NewReader("ann use 0123456789abcdef\nbob read 0123456789abcdef\n"))
+	_, err = access.ReadTokens(strings.NewReader("ann use 0123456789abcdef\nbob read 0123456789abcdef\n"))
 	require.ErrorContains(t, err, `line 2: the token of "bob" is that of "ann", too`)
-	_, err = mcpserver.ReadTokens(strings.NewReader("\n"))
+	_, err = access.ReadTokens(strings.NewReader("\n"))
 	require.ErrorContains(t, err, "there is none")
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
 	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
@@ -311,7 +312,7 @@ func TestHTTP_KeysAreOfTheirToken(t *testing.T) {
 	t.Parallel()
 	s, _ := open(t)
 	const annToken, cidToken, deeToken = "0123456789abcdef-ann", "0123456789abcdef-cid", "0123456789abcdef-cid-too"
-	tokens, err := mcpserver.ReadTokens(strings.NewReader("ann use " + annToken + "\ncid use " + cidToken + "\ncid use " + deeToken + "\n"))
+	tokens, err := access.ReadTokens(strings.NewReader("ann use " + annToken + "\ncid use " + cidToken + "\ncid use " + deeToken + "\n"))
 	require.NoError(t, err)
 	web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{Tokens: tokens}))
 	t.Cleanup(web.Close)

@@ -79,29 +79,51 @@ func (j *Journal) Load(ctx context.Context, session protocol.SessionID) (loop.Hi
 // load reads what is stored.
 func (j *Journal) load(ctx context.Context, session protocol.SessionID) (loop.History, error) {
 	var history loop.History
-	for next := uint64(1); ; next = history.Last + 1 {
-		msg, err := j.message(ctx, session, next)
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			return history, nil
-		}
+	for {
+		sequence, events, _, removed, err := j.Next(ctx, session, history.Last+1)
 		if err != nil {
-			return loop.History{}, fmt.Errorf("load session %s from %d: %w", session, next, err)
+			return loop.History{}, err
 		}
-		var events []loop.Event
-		if err := json.Unmarshal(msg.Data, &events); err != nil {
-			return loop.History{}, fmt.Errorf("session %s, message %d: %w: %w", session, msg.Sequence, loop.ErrJournalInvalid, err)
+		if sequence == 0 {
+			return history, nil
 		}
 		for i := range events {
 			if err := j.loadImages(ctx, session, &events[i]); err != nil {
-				return loop.History{}, fmt.Errorf("session %s, message %d: %w", session, msg.Sequence, err)
+				return loop.History{}, fmt.Errorf("session %s, message %d: %w", session, sequence, err)
 			}
 		}
 		history.Events = append(history.Events, events...)
-		history.Last = msg.Sequence
-		if IsRecord(msg.Header) && len(events) == 1 && events[0].Status == loop.RemovalCompleted {
-			history.Events, history.Removed = nil, loop.Removal{Sequence: msg.Sequence, At: events[0].Time}
+		history.Last = sequence
+		if removed {
+			history.Events, history.Removed = nil, loop.Removal{Sequence: sequence, At: events[0].Time}
 		}
 	}
+}
+
+// Next reads the first message of a session at or behind a sequence, from 1: its sequence, 0 if
+// there is none; its events, without the data of images; its size in bytes; and whether it is the
+// record of a removal, behind which a session of the same name begins.
+func (j *Journal) Next(ctx context.Context, session protocol.SessionID, from uint64) (sequence uint64, events []loop.Event, size int, removed bool, err error) {
+	msg, err := j.message(ctx, session, from)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return 0, nil, 0, false, nil
+	}
+	if err != nil {
+		return 0, nil, 0, false, fmt.Errorf("load session %s from %d: %w", session, from, err)
+	}
+	if err := json.Unmarshal(msg.Data, &events); err != nil {
+		return 0, nil, 0, false, fmt.Errorf("session %s, message %d: %w: %w", session, msg.Sequence, loop.ErrJournalInvalid, err)
+	}
+	return msg.Sequence, events, len(msg.Data), IsRecord(msg.Header) && len(events) == 1 && events[0].Status == loop.RemovalCompleted, nil
+}
+
+// Last returns the sequence of the last message of a session; 0 if it has none.
+func (j *Journal) Last(ctx context.Context, session protocol.SessionID) (uint64, error) {
+	msg, err := j.last(ctx, session)
+	if err != nil || msg == nil {
+		return 0, err
+	}
+	return msg.Sequence, nil
 }
 
 // IsRecord reports by its headers whether a message is the record of [Journal.Forget]. No other

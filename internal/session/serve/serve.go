@@ -124,6 +124,8 @@ type Toolbox struct {
 	Agents []loop.Agent
 	// Schedules has the triggers that sessions set; nil where this coordinator starts none.
 	Schedules *schedule.Store
+	// Sandbox is the sandbox that all sessions use; "" means one each.
+	Sandbox string
 }
 
 // Rules say which tool calls turns may make.

@@ -1,0 +1,264 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+
+	"github.com/toolfleet/toolfleet/internal/access"
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/cli/environment"
+	"github.com/toolfleet/toolfleet/internal/httpapi"
+	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/system/regular"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// webFlags are about clients of the HTTP API.
+type webFlags struct {
+	Http            string `placeholder:"ADDR" help:"Address to serve the HTTP API on, as in 127.0.0.1:7070, or unix:PATH for a socket."`
+	HttpTokens      string `placeholder:"FILE" brief:"File of bearer tokens for clients of the HTTP API." help:"File of bearer tokens for clients of the HTTP API, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Required on addresses other than loopback. Default: one token, in a file that is named at the start."`
+	HttpTlsCert     string `placeholder:"FILE" help:"Certificate (PEM) with which the HTTP API is served over TLS; needs --http-tls-key."`
+	HttpTlsKey      string `placeholder:"FILE" help:"Private key (PEM) of the certificate."`
+	HttpBehindProxy bool   `help:"The address is reached through a proxy that ends TLS: plain HTTP on an address other than loopback is allowed."`
+}
+
+// webTokenFile is the file of the token that is generated if none is given.
+const webTokenFile = "http.token"
+
+// check checks the flags and reads the tokens.
+func (f *webFlags) check() (tokens []access.Token, err error) {
+	if f.Http == "" {
+		if f.HttpTokens != "" || f.HttpTlsCert != "" || f.HttpTlsKey != "" || f.HttpBehindProxy {
+			return nil, cli.Usagef("--http-tokens, --http-tls-cert, --http-tls-key and --http-behind-proxy need --http")
+		}
+		return nil, nil
+	}
+	if (f.HttpTlsCert == "") != (f.HttpTlsKey == "") {
+		return nil, cli.Usagef("--http-tls-cert, --http-tls-key: one needs the other")
+	}
+	loopback, err := checkAddress("--http", f.Http)
+	switch {
+	case err != nil:
+		return nil, err
+	case !loopback && f.HttpTokens == "":
+		return nil, cli.Usagef("--http %s: other machines can reach this address: give --http-tokens, or listen on a loopback address", f.Http)
+	case !loopback && f.HttpTlsCert == "" && !f.HttpBehindProxy:
+		return nil, cli.Usagef("--http %s: other machines can reach this address, and tokens would be sent in plain text: give --http-tls-cert, or --http-behind-proxy if a proxy ends TLS", f.Http)
+	case f.HttpTokens == "":
+		return nil, nil
+	}
+	return readTokens("--http-tokens", f.HttpTokens)
+}
+
+// readTokens reads a file of tokens, which other users of this machine may not read.
+func readTokens(flag, name string) ([]access.Token, error) {
+	file, err := regular.Open(name)
+	if err != nil {
+		return nil, cli.Usagef("%s: %v", flag, err)
+	}
+	defer file.Close()
+	if info, err := file.Stat(); err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o007 != 0 {
+		return nil, cli.Usagef("%s %s: its mode is %04o, so other users of this machine may use it: run chmod o= %[2]s", flag, name, info.Mode().Perm())
+	}
+	tokens, err := access.ReadTokens(file)
+	if err != nil {
+		return nil, cli.Usagef("%s %s: %v", flag, name, err)
+	}
+	return tokens, nil
+}
+
+// webServer is the HTTP API at an address.
+type webServer struct {
+	listener net.Listener
+	URL      string `json:"url"`
+	// Token is the file of the generated token; "" if tokens were given, or none is needed.
+	Token  string `json:"token_file,omitempty"`
+	access *httpapi.Access
+	end    func()
+}
+
+// listen listens for clients. Every user of this machine reaches a port, so if there is no token one
+// is generated and stored in dir; only its owner can use a socket.
+func (f *webFlags) listen(ctx context.Context, tokens []access.Token, dir string) (w *webServer, err error) {
+	w = &webServer{end: func() {}}
+	path, isSocket := strings.CutPrefix(f.Http, unixPrefix)
+	if isSocket {
+		if w.listener, err = listenUnix(ctx, path); err == nil {
+			w.URL, w.end = f.Http, func() { _ = os.Remove(path) }
+		}
+	} else if w.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", f.Http); err == nil {
+		w.URL = "http://" + w.listener.Addr().String()
+	}
+	if err != nil {
+		return nil, cli.Usagef("--http: %v", err)
+	}
+	if f.HttpTlsCert != "" {
+		if w.listener, err = access.OverTLS(w.listener, f.HttpTlsCert, f.HttpTlsKey); err != nil {
+			return nil, cli.Usagef("--http-tls-cert: %v", err)
+		}
+		w.URL = strings.Replace(w.URL, "http://", "https://", 1)
+	}
+	if len(tokens) == 0 && !isSocket {
+		w.Token = filepath.Join(dir, webTokenFile)
+		token, err := ownToken(w.Token)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("token of the HTTP API: %w", err), w.listener.Close())
+		}
+		tokens = []access.Token{access.OwnToken(token)}
+	}
+	if len(tokens) > 0 {
+		w.access = &httpapi.Access{Verifier: access.NewTokens(tokens...)}
+	}
+	return w, nil
+}
+
+// announce says where the API is.
+func (w *webServer) announce(to io.Writer) {
+	how := ""
+	if w.Token != "" {
+		how = " for clients that send the token in " + w.Token + " (Authorization: Bearer TOKEN)"
+	}
+	_, _ = fmt.Fprintf(to, "coordinator: the HTTP API is at %s%s\n", w.URL, how)
+}
+
+// serve serves clients until ctx ends.
+func (w *webServer) serve(ctx context.Context, options httpapi.Options) error {
+	defer w.end()
+	options.Access = w.access
+	return access.Serve(ctx, w.listener, httpapi.New(options), access.DefaultBounds())
+}
+
+// httpCommand serves the HTTP API over a fleet of its own, for one directory.
+type httpCommand struct {
+	Workspace        string   `placeholder:"DIR" help:"Working directory of all sessions and calls, used in place. Default: an empty workspace for each session."`
+	WholeHome        bool     `help:"Allow --workspace to be the root directory or the home directory."`
+	Toolset          []string `default:"core" help:"Toolsets of calls, separated by commas."`
+	Model            []string `placeholder:"M" sep:"none" help:"Model of sessions: openai:NAME, anthropic:NAME, google:NAME or script:FILE. The first one is the default. May be given several times. Default: there are only calls."`
+	UntilStdinCloses bool     `help:"End when standard input is closed: the program that has started this one has ended."`
+	webFlags         `group:"HTTP API:"`
+	turnBounds
+	replyFlags    `group:"Model:"`
+	providerFlags `group:"Model:"`
+	agentFlag     `group:"Tools:"`
+	promoteFlag   `group:"Tools:"`
+	environment.SessionFlags
+	environment.Flags
+}
+
+func (c *httpCommand) run(ctx context.Context, p program) (err error) {
+	if c.Http == "" {
+		c.Http = "127.0.0.1:0"
+	}
+	tokens, err := c.check()
+	if err != nil {
+		return err
+	}
+	if c.Nats != "" {
+		return cli.Usagef("--nats: coordinator http has a fleet of its own; coordinator serve --nats %s --http %s serves the API of a fleet elsewhere", c.Nats, c.Http)
+	}
+	workspace, err := environment.CheckWorkspace(c.Workspace)
+	if err == nil && !c.WholeHome {
+		err = environment.CheckWhole("--workspace "+c.Workspace, workspace, nil)
+	}
+	if err != nil {
+		return err
+	}
+	if c.Data == "" {
+		sum := sha256.Sum256([]byte(workspace))
+		if c.Data, err = cli.StateDir("http-" + hex.EncodeToString(sum[:8])); err != nil {
+			return cli.Usagef("--data: %v", err)
+		}
+	}
+	session := protocol.SessionID("http")
+	box, judge, err := environment.OpenTools(&c.Flags, &c.SessionFlags, session, c.Toolset, p.warn)
+	if err != nil {
+		return err
+	}
+	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
+	defer stop()
+	ctx, over := context.WithCancel(ctx)
+	defer over()
+	ctx, env, err := environment.Open(ctx, environment.Options{
+		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: "coordinator http"}, Flags: &c.Flags, Session: &c.SessionFlags,
+		ID: session, Workspace: workspace, Warn: p.warn, Alert: p.warn, Busy: func(string) {},
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { env.Close(err) }()
+	if err := box.List(ctx, env.Fleet, session, p.warn); err != nil {
+		return err
+	}
+	var background sync.WaitGroup
+	defer background.Wait()
+	serving, rest := context.WithCancel(ctx)
+	defer rest()
+	var turns *sessionServer
+	if len(c.Model) > 0 {
+		sandbox := ""
+		if workspace != "" {
+			sandbox = string(session)
+		}
+		if turns, err = c.serving(ctx, serving, p, env, sandbox, &background); err != nil {
+			return err
+		}
+	}
+	w, err := c.listen(ctx, tokens, env.Data)
+	if err != nil {
+		return err
+	}
+	if c.UntilStdinCloses {
+		go func() {
+			_, _ = io.Copy(io.Discard, p.Stdin)
+			over()
+		}()
+	}
+	w.announce(p.Stderr)
+	if err := json.NewEncoder(p.Stdout).Encode(w); err != nil {
+		return errors.Join(err, w.listener.Close())
+	}
+	options := httpapi.Options{
+		Client: env.Client, Table: func() *tools.Table { return box.Table }, Pool: env.Pool(), MinLevel: c.DefaultMinLevel(), Policy: judge,
+		Session: session, Version: p.Version, Logger: env.Fleet.Logger(),
+	}
+	if turns == nil {
+		return w.serve(ctx, options)
+	}
+	background.Go(func() {
+		defer over()
+		if err := w.serve(serving, options); err != nil {
+			p.warn(err.Error())
+		}
+	})
+	drain, abort := context.WithCancel(context.WithoutCancel(ctx))
+	defer abort()
+	return turns.run(ctx, drain, abort)
+}
+
+// serving opens what runs turns in the fleet of this process, in a sandbox that all sessions use, or
+// in one each.
+func (c *httpCommand) serving(ctx, serving context.Context, p program, env *environment.Environment, sandbox string, background *sync.WaitGroup) (*sessionServer, error) {
+	var gate model.Gate
+	s := serveCommand{
+		Model: c.Model, turnBounds: c.turnBounds, FleetFlags: c.FleetFlags, replyFlags: c.replyFlags, providerFlags: c.providerFlags,
+		ToolFlags: c.ToolFlags, agentFlag: c.agentFlag, promoteFlag: c.promoteFlag, PolicyFlags: c.PolicyFlags,
+	}
+	options, _, err := s.prepare(p, &gate)
+	if err != nil {
+		return nil, err
+	}
+	options.Sandbox = sandbox
+	return s.open(ctx, serving, p, env, options, &gate, background)
+}

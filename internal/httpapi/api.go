@@ -1,0 +1,160 @@
+// Package httpapi serves a fleet over HTTP: the verbs of package fleet as a JSON API that OpenAPI
+// describes, with streams of events. It translates, and decides nothing: each request has a
+// principal, and what the client of the fleet does for it is judged by package judge.
+//
+//	request ──► bounds ──► token ──► principal ──► fleet.Client ──► answer, or problem
+//	            [Serve]    [Access]  judge.With                     [problem]
+//	                                                └► events ──► text/event-stream
+//	                                                              ids continue after a break
+package httpapi
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"reflect"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// MaxBody bounds the body of a request, in bytes.
+const MaxBody = 8 << 20
+
+// Bounds of a list and of a wait.
+const (
+	maxList = 1000
+	maxWait = time.Minute
+)
+
+// Options are what the API serves.
+type Options struct {
+	// Client is the fleet.
+	Client *fleet.Client
+	// Access knows who sends a request; nil lets everyone act as the operator.
+	Access *Access
+	// Tables returns the tools that requests may name, which may change.
+	Table func() *tools.Table
+	// Pool runs the calls of sessions; "" is [protocol.DefaultPool].
+	Pool protocol.Pool
+	// Session has the calls that name none; "" is one for all such calls of the client.
+	Session protocol.SessionID
+	// MinLevel is the minimum sandbox level of calls that name none.
+	MinLevel string
+	// Policy judges single calls; nil allows each one. Those of turns are judged where they run.
+	Policy loop.Policy
+	// Version is that of this program.
+	Version string
+	Logger  *slog.Logger
+}
+
+// api has what the operations share.
+type api struct {
+	Options
+
+	huma huma.API
+}
+
+// New returns a handler of the API, with its description at /openapi.json.
+func New(o Options) http.Handler {
+	mux := http.NewServeMux()
+	a := newAPI(mux, o)
+	var handler http.Handler = mux
+	if a.Access != nil {
+		handler = a.Access.require(handler)
+	}
+	return http.NewCrossOriginProtection().Handler(handler)
+}
+
+// Description returns the OpenAPI description, as the handler serves it.
+func Description(version string) ([]byte, error) {
+	a := newAPI(http.NewServeMux(), Options{Version: version})
+	return json.MarshalIndent(a.huma.OpenAPI(), "", "  ")
+}
+
+func newAPI(mux *http.ServeMux, o Options) *api {
+	config := huma.DefaultConfig("toolfleet", o.Version)
+	config.Info.Description = "Sessions, tool calls and the state of a fleet. Times are RFC 3339, durations are milliseconds."
+	config.DocsPath, config.SchemasPath, config.CreateHooks = "", "", nil // no page of a foreign host, and no $schema in answers
+	config.Components.Schemas = huma.NewMapRegistry("#/components/schemas/", schemaName)
+	config.RejectUnknownQueryParameters = true
+	config.Components.SecuritySchemes = map[string]*huma.SecurityScheme{"token": {Type: "http", Scheme: "bearer"}}
+	config.Security = []map[string][]string{{"token": {}}}
+	a := &api{Options: o, huma: humago.New(mux, config)}
+	a.calls()
+	a.sessions()
+	a.files()
+	a.fleet()
+	return a
+}
+
+// renamed are types whose names others have, too.
+var renamed = map[reflect.Type]string{ //nolint:gochecknoglobals // a constant
+	reflect.TypeFor[loop.Attachment]():   "EventAttachment",
+	reflect.TypeFor[protocol.Question](): "AskedQuestion",
+	reflect.TypeFor[protocol.Result]():   "ProtocolResult",
+	reflect.TypeFor[loop.Effect]():       "EventEffect",
+}
+
+// schemaName is the name of a type in the description.
+func schemaName(t reflect.Type, hint string) string {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if name, is := renamed[t]; is {
+		return name
+	}
+	return huma.DefaultSchemaNamer(t, hint)
+}
+
+// operation describes one, with the answers that every operation may give.
+func operation(method, path, id, tag, summary string, more ...func(*huma.Operation)) huma.Operation {
+	op := huma.Operation{
+		OperationID: id, Method: method, Path: "/v1" + path, Summary: summary, Tags: []string{tag}, MaxBodyBytes: MaxBody, BodyReadTimeout: bodyTimeout,
+		Errors: []int{
+			http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusUnprocessableEntity,
+			http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusServiceUnavailable,
+		},
+	}
+	for _, change := range more {
+		change(&op)
+	}
+	return op
+}
+
+// accepted is the status of an operation whose effect is still to come.
+func accepted(op *huma.Operation) { op.DefaultStatus = http.StatusAccepted }
+
+// created is the status of an operation that made something.
+func created(op *huma.Operation) { op.DefaultStatus = http.StatusCreated }
+
+// answer is a body of type T.
+type answer[T any] struct{ Body T }
+
+// answered makes an answer of a result and an error of the client.
+func answered[T any](body T, err error) (*answer[T], error) {
+	if err != nil {
+		return nil, problem(err)
+	}
+	return &answer[T]{body}, nil
+}
+
+// done is the answer without a body of an operation.
+func done(err error) (*struct{}, error) {
+	if err != nil {
+		return nil, problem(err)
+	}
+	return nil, nil //nolint:nilnil // no body
+}
+
+// within bounds an operation that only asks the fleet.
+func within(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, maxWait)
+}

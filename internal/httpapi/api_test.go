@@ -1,0 +1,133 @@
+package httpapi_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/toolfleet/toolfleet/internal/access"
+	"github.com/toolfleet/toolfleet/internal/httpapi"
+	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/fleettest"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// server is an API over a fleet in this process.
+type server struct {
+	*httptest.Server
+
+	client *fleet.Client
+}
+
+func start(t *testing.T, change func(*httpapi.Options)) server {
+	t.Helper()
+	client := fleettest.Start(t)
+	table, err := tools.NewTable(toolset.Core()...)
+	require.NoError(t, err)
+	o := httpapi.Options{Client: client, Table: func() *tools.Table { return table }, Version: "test"}
+	if change != nil {
+		change(&o)
+	}
+	s := server{httptest.NewServer(httpapi.New(o)), client}
+	t.Cleanup(s.Close)
+	return s
+}
+
+// ask sends a request, and decodes the answer.
+func (s server) ask(t *testing.T, method, path, body string, into any, headers ...string) int {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, strings.NewReader(body))
+	require.NoError(t, err)
+	if body != "" {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	for i := 0; i+1 < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	answer, err := s.Client().Do(r)
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	read, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	t.Logf("%s %s: %d %s", method, path, answer.StatusCode, read)
+	if into != nil {
+		require.NoError(t, json.Unmarshal(read, into), "%s", read)
+	}
+	return answer.StatusCode
+}
+
+func TestCalls_ACallIsSentAndItsResultRead(t *testing.T) {
+	t.Parallel()
+	s := start(t, nil)
+	var state httpapi.CallState
+	require.Equal(t, 202, s.ask(t, "POST", "/v1/calls?wait_ms=60000", `{"tool": "bash", "arguments": {"command": "echo hi"}}`, &state, "Idempotency-Key", "mine"))
+	require.Equal(t, "ended", state.State)
+	require.EqualValues(t, "mine", state.CallID)
+	require.Contains(t, state.Result.Text, "hi")
+	var again httpapi.CallState
+	require.Equal(t, 200, s.ask(t, "GET", "/v1/calls/"+string(state.SessionID)+"/mine", "", &again))
+	require.Equal(t, "ended", again.State)
+	var problem httpapi.Problem
+	require.Equal(t, 404, s.ask(t, "GET", "/v1/calls/s/none", "", &problem))
+	require.EqualValues(t, "not_found", problem.Code)
+	require.Equal(t, 422, s.ask(t, "POST", "/v1/calls", `{"tool": "bash", "arguments": {"command": "x"}, "nonsense": 1}`, &problem))
+	require.Contains(t, problem.Errors[0].Location, "nonsense")
+}
+
+func TestFleet_IsListed(t *testing.T) {
+	t.Parallel()
+	s := start(t, nil)
+	for _, path := range []string{"/v1/workers", "/v1/pools", "/v1/lanes", "/v1/limits", "/v1/schedules", "/v1/templates", "/v1/sessions", "/v1/questions", "/v1/tools", "/openapi.json"} {
+		require.Equal(t, 200, s.ask(t, "GET", path, "", nil), path)
+	}
+}
+
+func TestEvents_OfACall(t *testing.T) {
+	t.Parallel()
+	s := start(t, nil)
+	var state httpapi.CallState
+	require.Equal(t, 202, s.ask(t, "POST", "/v1/calls", `{"tool": "bash", "arguments": {"command": "echo a; sleep 0.2; echo b"}}`, &state))
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+"/v1/calls/"+string(state.SessionID)+"/"+string(state.CallID)+"/events", nil)
+	require.NoError(t, err)
+	answer, err := s.Client().Do(r)
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	lines := bufio.NewScanner(answer.Body)
+	lines.Buffer(nil, 1<<20)
+	var last string
+	for lines.Scan() {
+		if text, is := strings.CutPrefix(lines.Text(), "data: "); is {
+			last = text
+		}
+	}
+	require.Contains(t, last, `"state":"ended"`)
+}
+
+func TestTokens_LetClientsIn(t *testing.T) {
+	t.Parallel()
+	tokens, err := access.ReadTokens(strings.NewReader("ann run 0123456789abcdef acme\n"))
+	require.NoError(t, err)
+	s := start(t, func(o *httpapi.Options) { o.Access = &httpapi.Access{Verifier: access.NewTokens(tokens...)} })
+	var problem httpapi.Problem
+	require.Equal(t, 401, s.ask(t, "GET", "/v1/sessions", "", &problem))
+	require.EqualValues(t, "unauthorized", problem.Code)
+	bearer := []string{"Authorization", "Bearer 0123456789abcdef"}
+	require.Equal(t, 200, s.ask(t, "GET", "/v1/sessions", "", nil, bearer...))
+	require.Equal(t, 403, s.ask(t, "PUT", "/v1/limits", `{"tenant": "acme", "weight": 2}`, &problem, bearer...))
+	ctx := judge.With(context.Background(), judge.Principal{})
+	_, err = s.client.Submit(ctx, fleet.Call{Tool: "bash", Arguments: `{"command": "true"}`, Session: "theirs"})
+	require.NoError(t, err)
+	require.Contains(t, []int{403, 404}, s.ask(t, "GET", "/v1/sessions/theirs", "", &problem, bearer...))
+}

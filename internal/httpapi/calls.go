@@ -1,0 +1,259 @@
+package httpapi
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// CallRequest is a call to send: of a tool, or of a handler of a Go worker.
+type CallRequest struct {
+	Tool      string          `json:"tool,omitempty" example:"bash" doc:"Name of a tool. One of tool and handler is required."`
+	Arguments json.RawMessage `json:"arguments,omitempty" doc:"Arguments of the tool: a JSON object. Default: {}."`
+	Handler   protocol.Kind   `json:"handler,omitempty" doc:"Kind of a handler of Go workers, which runs instead of a tool."`
+	Input     json.RawMessage `json:"input,omitempty" doc:"What the handler gets: any JSON value."`
+
+	Session   protocol.SessionID `json:"session_id,omitempty" doc:"Session that owns the call and its result. Default: that of the sandbox, else one for all such calls of this server."`
+	Sandbox   string             `json:"sandbox,omitempty" doc:"Sandbox in which the call runs. Default: that of the session."`
+	Resources []protocol.Use     `json:"resources,omitempty" maxItems:"64" doc:"What the call uses. Calls whose resources conflict run one after another. Default: what the tool declares."`
+	Pool      protocol.Pool      `json:"pool,omitempty" doc:"Pool of workers."`
+	MinLevel  string             `json:"min_level,omitempty" enum:"none,paths,full,kernel" doc:"Minimum sandbox level."`
+
+	Delivery       protocol.Delivery  `json:"delivery,omitempty" enum:"rollback,idempotent,at_most_once" doc:"What may happen after a lost worker."`
+	Retry          *protocol.Retry    `json:"retry,omitempty" doc:"When a failed call starts again; needs the delivery idempotent."`
+	TimeoutMS      int64              `json:"timeout_ms,omitempty" minimum:"0" maximum:"31622400000" doc:"Bound of one attempt."`
+	QueueTimeoutMS int64              `json:"queue_timeout_ms,omitempty" minimum:"0" maximum:"31622400000" doc:"Bound of the time from acceptance to the first start."`
+	NotBefore      time.Time          `json:"not_before,omitzero" doc:"Time before which the call does not start."`
+	Deadline       time.Time          `json:"deadline,omitzero" doc:"Time at which the call ends at the latest."`
+	After          []protocol.CallRef `json:"after,omitempty" maxItems:"64" doc:"Calls that must have ended with status ok before."`
+	Tenant         protocol.Tenant    `json:"tenant,omitempty" doc:"Tenant. Default: that of the token."`
+	Priority       protocol.Priority  `json:"priority,omitempty" enum:"interactive,normal,batch" doc:"Order among the calls of the tenant."`
+}
+
+// call is what the client sends.
+func (a *api) call(r *CallRequest, id protocol.CallID) (fleet.Call, error) {
+	if r.TimeoutMS < 0 || r.QueueTimeoutMS < 0 {
+		return fleet.Call{}, ofRequest(http.StatusUnprocessableEntity, "timeout_ms, queue_timeout_ms: must be 0 or more")
+	}
+	call := fleet.Call{
+		Tool: r.Tool, Arguments: string(r.Arguments), Handler: r.Handler, Session: r.Session, Sandbox: r.Sandbox, Resources: r.Resources, Pool: r.Pool, MinLevel: r.MinLevel,
+		ID: cmp.Or(id, protocol.CallID(protocol.NewSessionID())), Delivery: r.Delivery, Retry: r.Retry, Timeout: milliseconds(r.TimeoutMS), QueueTimeout: milliseconds(r.QueueTimeoutMS),
+		NotBefore: r.NotBefore, Deadline: r.Deadline, After: r.After, Tenant: r.Tenant, Priority: r.Priority,
+		Policy: a.Policy, Approve: a.Client.AwaitApproval,
+	}
+	if r.Input != nil {
+		call.Args = r.Input
+	}
+	if call.Handler == "" && a.Table != nil {
+		call.Table = a.Table()
+	}
+	if call.Pool == "" {
+		call.Pool = a.Pool
+	}
+	if call.Session == "" && call.Sandbox == "" {
+		call.Session = a.Session
+	}
+	if call.MinLevel == "" {
+		call.MinLevel = a.MinLevel
+	}
+	return call, nil
+}
+
+func milliseconds(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
+
+// CallState is what is known of a call.
+type CallState struct {
+	SessionID protocol.SessionID `json:"session_id"`
+	CallID    protocol.CallID    `json:"call_id"`
+	State     string             `json:"state" enum:"accepted,ended" doc:"accepted: it waits or runs. ended: result is set."`
+	Result    *CallResult        `json:"result,omitempty"`
+}
+
+// CallResult is how a call ended.
+type CallResult struct {
+	protocol.Result
+
+	// Value is the typed output, and Text what a model would read.
+	Value json.RawMessage `json:"value,omitempty" doc:"Typed output; also of a call that failed, as far as it came."`
+	Text  string          `json:"text" doc:"What a model would read."`
+}
+
+// resultOf is the result of the client as the API has it: of a tool of the table with the text that
+// a model reads.
+func (a *api) resultOf(r fleet.Result) (*CallResult, error) {
+	made := &CallResult{Result: r.Result, Text: r.Text}
+	if a.Table != nil && r.Tool != "" {
+		if tool, known := a.Table().Lookup(r.Tool); known {
+			made.Text = tool.Text(&r.Result)
+		}
+	}
+	if r.Value == nil {
+		return made, nil
+	}
+	value, err := wire.EncodeValue(r.Value)
+	made.Value = value
+	return made, err
+}
+
+// state follows a call for a while, and says what is known of it then.
+func (a *api) state(ctx context.Context, ref protocol.CallRef, wait time.Duration) (*CallState, error) {
+	future, err := a.Client.Attach(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	state := &CallState{SessionID: ref.SessionID, CallID: ref.ID, State: "accepted"}
+	ctx, cancel := context.WithTimeout(ctx, max(wait, attachWait))
+	defer cancel()
+	result, err := future.Wait(ctx)
+	if err != nil && ctx.Err() != nil && !errors.Is(err, fleet.ErrNotFound) {
+		return state, nil //nolint:nilerr // it has not ended yet
+	}
+	if err != nil && result.Status == "" {
+		return nil, err
+	}
+	state.State = "ended"
+	state.Result, err = a.resultOf(result)
+	return state, err
+}
+
+// attachWait is in which time a stored result arrives.
+const attachWait = 200 * time.Millisecond
+
+// Waiting is how long a request waits for an end.
+type Waiting struct {
+	Wait int64 `query:"wait_ms" minimum:"0" maximum:"60000" doc:"How long the answer waits for the end, in milliseconds."`
+}
+
+// CallPath names a call.
+type CallPath struct {
+	Session protocol.SessionID `path:"session" maxLength:"64" doc:"Session of the call."`
+	Call    protocol.CallID    `path:"call" maxLength:"64" doc:"Id of the call."`
+}
+
+func (p CallPath) ref() protocol.CallRef { return protocol.CallRef{SessionID: p.Session, ID: p.Call} }
+
+// Keyed has the caller's own id of what a request makes.
+type Keyed struct {
+	Key string `header:"Idempotency-Key" maxLength:"64" doc:"Your own id of the call, which becomes its call_id: a request that is repeated with it makes no second call while the first one's result is stored."`
+}
+
+// calls registers operations on single calls.
+func (a *api) calls() {
+	const tag = "Calls"
+	huma.Register(a.huma, operation(http.MethodPost, "/calls", "send-call", tag, "Send a call", accepted),
+		func(ctx context.Context, in *struct {
+			Keyed
+			Waiting
+			Body CallRequest
+		},
+		) (*answer[*CallState], error) {
+			call, err := a.call(&in.Body, protocol.CallID(in.Key))
+			if err != nil {
+				return nil, err
+			}
+			ref, err := a.Client.Submit(ctx, call)
+			if err != nil {
+				return nil, problem(err)
+			}
+			if in.Wait == 0 {
+				return answered(&CallState{SessionID: ref.SessionID, CallID: ref.ID, State: "accepted"}, nil)
+			}
+			return answered(a.state(ctx, ref, milliseconds(in.Wait)))
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/calls/batch", "send-calls", tag, "Send many calls, in order", accepted),
+		func(ctx context.Context, in *struct {
+			Body struct {
+				Calls []BatchedCall `json:"calls" minItems:"1" maxItems:"1000"`
+			}
+		},
+		) (*answer[CallList], error) {
+			list := CallList{Calls: make([]SentCall, len(in.Body.Calls))}
+			for i := range in.Body.Calls {
+				list.Calls[i] = a.sent(ctx, &in.Body.Calls[i])
+			}
+			return answered(list, nil)
+		})
+	huma.Register(a.huma, operation(http.MethodGet, "/calls/{session}/{call}", "get-call", tag, "Get the state of a call, and its result"),
+		func(ctx context.Context, in *struct {
+			CallPath
+			Waiting
+		},
+		) (*answer[*CallState], error) {
+			return answered(a.state(ctx, in.ref(), milliseconds(in.Wait)))
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/calls/{session}/{call}/cancel", "cancel-call", tag, "Cancel a call"),
+		func(ctx context.Context, in *CallPath) (*struct{}, error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			future, err := a.Client.Attach(ctx, in.ref())
+			if err == nil {
+				err = future.Cancel(ctx)
+			}
+			return done(err)
+		})
+	a.callEvents(tag)
+	huma.Register(a.huma, operation(http.MethodGet, "/tools", "list-tools", tag, "List the tools that calls may name"),
+		func(context.Context, *struct{}) (*answer[ToolList], error) {
+			list := ToolList{Tools: []ToolInfo{}}
+			if a.Table != nil {
+				for _, d := range a.Table().Definitions() {
+					list.Tools = append(list.Tools, ToolInfo{d.Name, d.Description, d.Schema})
+				}
+			}
+			return answered(list, nil)
+		})
+}
+
+// ToolInfo describes a tool.
+type ToolInfo struct {
+	Name        string          `json:"name"`
+	Description string          `json:"description"`
+	Parameters  json.RawMessage `json:"parameters" doc:"JSON Schema of the arguments."`
+}
+
+// ToolList lists tools.
+type ToolList struct {
+	Tools []ToolInfo `json:"tools"`
+}
+
+// BatchedCall is one of many calls.
+type BatchedCall struct {
+	CallRequest
+
+	CallID protocol.CallID `json:"call_id,omitempty" maxLength:"64" doc:"Your own id of the call. Default: a new one."`
+}
+
+// SentCall says whether one of many calls was sent.
+type SentCall struct {
+	SessionID protocol.SessionID `json:"session_id,omitempty"`
+	CallID    protocol.CallID    `json:"call_id,omitempty"`
+	Problem   *Problem           `json:"problem,omitempty" doc:"Why it was not sent; others may have been."`
+}
+
+// CallList is the answer to many calls, in their order.
+type CallList struct {
+	Calls []SentCall `json:"calls"`
+}
+
+// sent sends one of many calls.
+func (a *api) sent(ctx context.Context, request *BatchedCall) (made SentCall) {
+	call, err := a.call(&request.CallRequest, request.CallID)
+	if err == nil {
+		var ref protocol.CallRef
+		ref, err = a.Client.Submit(ctx, call)
+		made.SessionID, made.CallID = ref.SessionID, ref.ID
+	}
+	if err != nil {
+		errors.As(problem(err), &made.Problem)
+	}
+	return made
+}

@@ -1,0 +1,168 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"net/http"
+	"reflect"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Kinds of messages of streams.
+const (
+	kindEvent  = "event"  // an event of a session; stored ones have an id
+	kindOutput = "output" // a piece of the output of a running call
+	kindLost   = "lost"   // live messages before it were lost; stored events never are
+	kindState  = "state"  // the state of a call, which ends its stream
+	kindEnd    = "end"    // why the stream of a session ends
+)
+
+// OutputPiece is a piece of what a running call writes.
+type OutputPiece struct {
+	CallID  protocol.CallID `json:"call_id"`
+	Stream  string          `json:"stream" enum:"stdout,stderr"`
+	Data    []byte          `json:"data" doc:"In base64."`
+	Attempt int             `json:"attempt" doc:"Start of the call that wrote it, from 1."`
+	Gap     bool            `json:"gap,omitempty" doc:"Something before it was lost; the result has it."`
+}
+
+// Lost says that live messages were lost.
+type Lost struct {
+	Reason string `json:"reason"`
+}
+
+// schemaOf describes a message of a stream.
+func schemaOf(a *api, kind string, of any) *huma.Schema {
+	s := a.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeOf(of), true, kind)
+	return s
+}
+
+// sessionEvents registers the streams of sessions.
+func (a *api) sessionEvents(tag string) {
+	op := operation(http.MethodGet, "/sessions/{session}/events", "follow-session", tag, "Follow the events of a session",
+		eventStream(a, map[string]any{kindEvent: loop.Event{}, kindOutput: OutputPiece{}, kindLost: Lost{}, kindEnd: Problem{}}))
+	huma.Register(a.huma, op,
+		func(ctx context.Context, in *struct {
+			SessionPath
+			Last   string `header:"Last-Event-ID" maxLength:"64" doc:"Id of the last event that you have."`
+			Output bool   `query:"output" doc:"Also what running calls write."`
+			Turn   bool   `query:"until_turn_ended" doc:"The stream ends with the next turn_ended."`
+		},
+		) (*huma.StreamResponse, error) {
+			ctx, cancel := context.WithCancel(ctx)
+			next, stop := pulled(a.Client.Sessions(a.Pool).Events(ctx, in.Session, in.Last))
+			end := func() { cancel(); stop() }
+			first := passed{live: true}
+			select { // what is wrong with the request is said by the status
+			case first = <-next:
+				if first.err != nil {
+					end()
+					return nil, problem(first.err)
+				}
+			case <-time.After(firstWait):
+			}
+			return streamed(func(s *stream) {
+				defer end()
+				passEvents(ctx, s, first, next, in.Output, in.Turn)
+			}), nil
+		})
+}
+
+// firstWait is how long the answer waits for the first event, or what is wrong.
+const firstWait = 200 * time.Millisecond
+
+// passEvents sends the events of a session until the client has gone or nothing more can come.
+func passEvents(ctx context.Context, s *stream, p passed, next <-chan passed, output, untilTurn bool) {
+	idle := time.NewTicker(keepAlive)
+	defer idle.Stop()
+	for more := true; more; {
+		sent := true
+		switch {
+		case p.live:
+		case p.err != nil:
+			if ctx.Err() == nil || errors.Is(p.err, loop.ErrRemoved) {
+				s.send(kindEnd, "", problem(p.err))
+			}
+			return
+		case p.Event != nil:
+			sent = s.send(kindEvent, p.ID, p.Event)
+		case p.Lost:
+			sent = s.send(kindLost, "", Lost{"the client did not keep up with what is live"})
+		case output:
+			sent = s.send(kindOutput, "", OutputPiece{p.CallID, p.Output.Stream, p.Output.Data, p.Output.Attempt, false})
+		}
+		if !sent || untilTurn && p.Event != nil && p.Event.Type == loop.EventTurnEnded {
+			return
+		}
+		select {
+		case <-idle.C:
+			p = passed{live: true}
+			more = s.text(": \n\n")
+		case p, more = <-next:
+		}
+	}
+}
+
+// passed is one of a sequence, or its error.
+type passed struct {
+	fleet.Passed
+
+	err  error
+	live bool // none came
+}
+
+// pulled reads a sequence in a goroutine, one ahead, until stop.
+func pulled(from iter.Seq2[fleet.Passed, error]) (next <-chan passed, stop func()) {
+	out, ended, over := make(chan passed), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(over)
+		defer close(out)
+		for p, err := range from {
+			select {
+			case out <- passed{Passed: p, err: err}:
+			case <-ended:
+				return
+			}
+		}
+	}()
+	return out, func() { close(ended); <-over }
+}
+
+// callEvents registers the streams of calls.
+func (a *api) callEvents(tag string) {
+	op := operation(http.MethodGet, "/calls/{session}/{call}/events", "follow-call", tag, "Follow the output of a call, and its result",
+		eventStream(a, map[string]any{kindOutput: OutputPiece{}, kindState: CallState{}, kindEnd: Problem{}}))
+	huma.Register(a.huma, op, func(ctx context.Context, in *CallPath) (*huma.StreamResponse, error) {
+		future, err := a.Client.Attach(ctx, in.ref())
+		if err != nil {
+			return nil, problem(err)
+		}
+		return streamed(func(s *stream) {
+			ctx, stop := context.WithCancel(ctx)
+			defer stop()
+			for piece := range future.Output(ctx) {
+				if !s.send(kindOutput, "", OutputPiece{in.Call, piece.Stream, piece.Data, piece.Attempt, piece.Gap}) {
+					return
+				}
+			}
+			result, err := future.Wait(ctx)
+			if err != nil && result.Status == "" {
+				if ctx.Err() == nil {
+					s.send(kindEnd, "", problem(err))
+				}
+				return
+			}
+			made, err := a.resultOf(result)
+			if err == nil {
+				s.send(kindState, "", CallState{in.Session, in.Call, "ended", made})
+			}
+		}), nil
+	})
+}

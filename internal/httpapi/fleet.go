@@ -1,0 +1,261 @@
+package httpapi
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// InPool names a pool.
+type InPool struct {
+	Pool protocol.Pool `query:"pool" maxLength:"64" doc:"Pool of workers. Default: default."`
+}
+
+// LaneIn names a lane.
+type LaneIn struct {
+	InPool
+	Lane protocol.Lane `query:"lane" required:"true" maxLength:"512" doc:"The lane, as lists name it."`
+}
+
+// workersWait is how long workers may take to answer.
+const workersWait = 2 * time.Second
+
+// Lists of the fleet.
+type (
+	// WorkerList lists workers.
+	WorkerList struct {
+		Workers []*report.Worker `json:"workers"`
+	}
+	// PoolList lists pools.
+	PoolList struct {
+		Pools []protocol.Pool `json:"pools"`
+	}
+	// LimitList lists limits.
+	LimitList struct {
+		Limits []fleet.Limit `json:"limits"`
+	}
+	// ScheduleList lists schedules.
+	ScheduleList struct {
+		Schedules []Schedule `json:"schedules"`
+		LeftOut   int        `json:"left_out" doc:"How many more there are."`
+	}
+	// TemplateList lists templates.
+	TemplateList struct {
+		Templates []report.Template `json:"templates"`
+	}
+	// Paused says whether a lane starts nothing.
+	Paused struct {
+		Paused    bool `json:"paused"`
+		Confirmed bool `json:"confirmed" doc:"Its holder has answered."`
+	}
+)
+
+// fleet registers operations on the fleet itself.
+func (a *api) fleet() {
+	const workers, lanes, limits, schedules, templates = "Workers", "Lanes", "Limits", "Schedules", "Templates"
+	huma.Register(a.huma, operation(http.MethodGet, "/workers", "list-workers", workers, "List the workers of a pool"),
+		func(ctx context.Context, in *InPool) (*answer[WorkerList], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			list, err := a.Client.Workers(ctx, in.Pool, workersWait)
+			return answered(WorkerList{orEmpty(list)}, err)
+		})
+	huma.Register(a.huma, operation(http.MethodGet, "/pools", "list-pools", workers, "List the pools"),
+		func(ctx context.Context, _ *struct{}) (*answer[PoolList], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			list, err := a.Client.Pools(ctx)
+			return answered(PoolList{orEmpty(list)}, err)
+		})
+	huma.Register(a.huma, operation(http.MethodGet, "/lanes", "list-lanes", lanes, "List the lanes of a pool that have calls, are held or paused"),
+		func(ctx context.Context, in *struct {
+			InPool
+			Limited
+		},
+		) (*answer[*report.LaneList], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			return answered(a.Client.Lanes(in.Pool).List(ctx, in.Limit))
+		})
+	huma.Register(a.huma, operation(http.MethodGet, "/lane", "get-lane", lanes, "Get a lane with its calls"),
+		func(ctx context.Context, in *struct {
+			LaneIn
+			Limited
+		},
+		) (*answer[*report.LaneCalls], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			return answered(a.Client.Lanes(in.Pool).Show(ctx, in.Lane, in.Limit))
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/lane/pause", "pause-lane", lanes, "Pause a lane: it starts no calls until it is resumed"),
+		func(ctx context.Context, in *LaneIn) (*answer[Paused], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			confirmed, err := a.Client.Lanes(in.Pool).Pause(ctx, in.Lane)
+			return answered(Paused{true, confirmed}, err)
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/lane/resume", "resume-lane", lanes, "Resume a lane"),
+		func(ctx context.Context, in *LaneIn) (*struct{}, error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			_, err := a.Client.Lanes(in.Pool).Resume(ctx, in.Lane)
+			return done(err)
+		})
+	huma.Register(a.huma, operation(http.MethodGet, "/limits", "list-limits", limits, "List the limits of the fleet"),
+		func(ctx context.Context, _ *struct{}) (*answer[LimitList], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			list, err := a.Client.Limits().List(ctx)
+			return answered(LimitList{orEmpty(list)}, err)
+		})
+	huma.Register(a.huma, operation(http.MethodPut, "/limits", "set-limit", limits, "Set a limit"),
+		func(ctx context.Context, in *struct{ Body fleet.Limit }) (*struct{}, error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			return done(a.Client.Limits().Set(ctx, in.Body))
+		})
+	huma.Register(a.huma, operation(http.MethodDelete, "/limits", "remove-limit", limits, "Remove the limit of a lane, a tenant or a pool"),
+		func(ctx context.Context, in *struct {
+			Lane   string          `query:"lane" maxLength:"512"`
+			Tenant protocol.Tenant `query:"tenant" maxLength:"64"`
+			Pool   protocol.Pool   `query:"pool" maxLength:"64"`
+		},
+		) (*struct{}, error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			return done(a.Client.Limits().Remove(ctx, fleet.Limit{Lane: in.Lane, Tenant: in.Tenant, Pool: in.Pool}))
+		})
+	huma.Register(a.huma, operation(http.MethodGet, "/schedules", "list-schedules", schedules, "List schedules"),
+		func(ctx context.Context, in *struct {
+			Limited
+			After string `query:"after" maxLength:"64" doc:"Name behind which the list begins."`
+		},
+		) (*answer[ScheduleList], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			list, leftOut, err := a.Client.Schedules().Page(ctx, in.After, in.Limit)
+			made := ScheduleList{[]Schedule{}, leftOut}
+			for i := range list {
+				made.Schedules = append(made.Schedules, scheduleOf(&list[i]))
+			}
+			return answered(made, err)
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/schedules", "add-schedule", schedules, "Add a schedule of a turn or a call", created),
+		func(ctx context.Context, in *struct{ Body NewSchedule }) (*answer[Schedule], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			return a.schedule(ctx, &in.Body)
+		})
+	type named struct {
+		Name string `path:"name" maxLength:"64" doc:"Name of the schedule or template."`
+	}
+	huma.Register(a.huma, operation(http.MethodDelete, "/schedules/{name}", "remove-schedule", schedules, "Remove a schedule"),
+		func(ctx context.Context, in *named) (*struct{}, error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			return done(a.Client.Schedules().Remove(ctx, in.Name))
+		})
+	for verb, method := range map[string]func(context.Context, string) (fleet.Schedule, error){
+		"pause": func(ctx context.Context, name string) (fleet.Schedule, error) {
+			return a.Client.Schedules().Pause(ctx, name)
+		},
+		"resume": func(ctx context.Context, name string) (fleet.Schedule, error) {
+			return a.Client.Schedules().Resume(ctx, name)
+		},
+	} {
+		huma.Register(a.huma, operation(http.MethodPost, "/schedules/{name}/"+verb, verb+"-schedule", schedules, "Pause or resume a schedule"),
+			func(ctx context.Context, in *named) (*answer[Schedule], error) {
+				ctx, cancel := within(ctx)
+				defer cancel()
+				made, err := method(ctx, in.Name)
+				return answered(scheduleOf(&made), err)
+			})
+	}
+	huma.Register(a.huma, operation(http.MethodGet, "/templates", "list-templates", templates, "List templates of workspaces"),
+		func(ctx context.Context, _ *struct{}) (*answer[TemplateList], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			list, err := a.Client.Templates().List(ctx)
+			return answered(TemplateList{orEmpty(list)}, err)
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/templates", "add-template", templates, "Make a template of the files of a session", created),
+		func(ctx context.Context, in *struct {
+			Body struct {
+				Name    string             `json:"name" maxLength:"64"`
+				Session protocol.SessionID `json:"session_id"`
+			}
+		},
+		) (*struct{}, error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			return done(a.Client.Templates().CreateFromSession(ctx, in.Body.Name, in.Body.Session))
+		})
+	huma.Register(a.huma, operation(http.MethodDelete, "/templates/{name}", "remove-template", templates, "Remove a template"),
+		func(ctx context.Context, in *named) (*struct{}, error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			return done(a.Client.Templates().Remove(ctx, in.Name))
+		})
+}
+
+// Schedule starts a turn or a call at set times.
+type Schedule struct {
+	Name      string             `json:"name"`
+	Cron      string             `json:"cron" example:"0 9 * * 1-5"`
+	TimeZone  string             `json:"time_zone" example:"Europe/Berlin"`
+	Missed    string             `json:"missed" enum:"once,skip,all"`
+	Paused    bool               `json:"paused"`
+	Created   time.Time          `json:"created"`
+	Last      time.Time          `json:"last,omitzero"`
+	Next      []time.Time        `json:"next"`
+	SessionID protocol.SessionID `json:"session_id,omitempty"`
+	Outcome   string             `json:"outcome,omitempty" doc:"How the last turn or call ended."`
+	Model     string             `json:"model,omitempty"`
+	Prompt    string             `json:"prompt,omitempty"`
+	Tool      string             `json:"tool,omitempty"`
+}
+
+func scheduleOf(s *fleet.Schedule) Schedule {
+	return Schedule{s.Name, s.Cron, s.TimeZone, s.Missed, s.Paused, s.Created, s.Last, orEmpty(s.Next), s.SessionID, s.Outcome, s.Model, s.Prompt, s.Tool}
+}
+
+// NewSchedule adds a schedule: of a turn, or of a call.
+type NewSchedule struct {
+	Name     string             `json:"name" maxLength:"64" doc:"1 to 64 letters, digits, '-' and '_'."`
+	Cron     string             `json:"cron" doc:"The five fields of crontab, @hourly, @daily, @weekly, @monthly, @yearly or @every 10m."`
+	TimeZone string             `json:"time_zone,omitempty" doc:"Name of the IANA database. Default: UTC."`
+	Missed   string             `json:"missed,omitempty" enum:"once,skip,all" doc:"What becomes of times at which no coordinator ran. Default: once."`
+	Session  protocol.SessionID `json:"session_id,omitempty" doc:"Session of every turn or call. Default: a new one each."`
+	Turn     *TurnRequest       `json:"turn,omitempty" doc:"The turn. One of turn and call is required."`
+	Call     *CallRequest       `json:"call,omitempty" doc:"The call."`
+}
+
+// schedule adds one.
+func (a *api) schedule(ctx context.Context, in *NewSchedule) (*answer[Schedule], error) {
+	if (in.Turn == nil) == (in.Call == nil) {
+		return nil, ofRequest(http.StatusUnprocessableEntity, "turn, call: one of them is required")
+	}
+	request := fleet.Schedule{Name: in.Name, Cron: in.Cron, TimeZone: in.TimeZone, Missed: in.Missed}
+	var made fleet.Schedule
+	if in.Turn != nil {
+		started, err := turn(in.Turn, in.Session, "")
+		if err == nil {
+			made, err = a.Client.Schedules().Add(ctx, request, started)
+		}
+		return answered(scheduleOf(&made), err)
+	}
+	call, err := a.call(in.Call, "")
+	if err == nil {
+		if call.Session == "" {
+			call.Session = in.Session
+		}
+		made, err = a.Client.Schedules().AddCall(ctx, request, call)
+	}
+	return answered(scheduleOf(&made), err)
+}

@@ -1,0 +1,129 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net/http"
+	"strconv"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Problem is the body of an answer that refuses or fails (RFC 9457), of type
+// application/problem+json. Code is one that programs can compare: those of results, and invalid,
+// unauthorized, forbidden, exists and unreachable.
+type Problem struct {
+	Title  string              `json:"title" example:"Not Found"`
+	Status int                 `json:"status" example:"404"`
+	Detail string              `json:"detail" example:"session s1: not found"`
+	Code   protocol.Code       `json:"code" example:"not_found"`
+	Errors []*huma.ErrorDetail `json:"errors,omitempty" doc:"What is wrong with which part of the request."`
+
+	retryAfter protocol.Millis
+}
+
+// Error implements error.
+func (p *Problem) Error() string { return p.Detail }
+
+// GetStatus implements [huma.StatusError].
+func (p *Problem) GetStatus() int { return p.Status }
+
+// ContentType implements [huma.ContentTypeFilter].
+func (p *Problem) ContentType(string) string { return "application/problem+json" }
+
+// GetHeaders implements [huma.HeadersError].
+func (p *Problem) GetHeaders() http.Header {
+	if p.retryAfter <= 0 {
+		return nil
+	}
+	return http.Header{"Retry-After": {strconv.Itoa(int(math.Ceil(float64(p.retryAfter) / 1000)))}}
+}
+
+// Codes of problems that are not those of results.
+const (
+	codeInvalid      protocol.Code = "invalid"
+	codeUnauthorized protocol.Code = "unauthorized"
+	codeForbidden    protocol.Code = "forbidden"
+	codeExists       protocol.Code = "exists"
+	codeUnreachable  protocol.Code = "unreachable"
+)
+
+// status says which status and code an error has.
+func status(err error) (int, protocol.Code) {
+	var refused *judge.RefusalError
+	var coded *protocol.Error
+	switch {
+	case errors.As(err, &refused):
+		return http.StatusForbidden, codeForbidden
+	case errors.Is(err, fleet.ErrRights): // of this process, not of the client
+		return http.StatusServiceUnavailable, codeUnreachable
+	case errors.Is(err, fleet.ErrNotFound), errors.Is(err, loop.ErrRemoved):
+		return http.StatusNotFound, protocol.CodeNotFound
+	case errors.Is(err, fleet.ErrExists):
+		return http.StatusConflict, codeExists
+	case errors.Is(err, fleet.ErrBusy):
+		return http.StatusTooManyRequests, protocol.CodeBusy
+	case errors.Is(err, fleet.ErrQuota):
+		return http.StatusTooManyRequests, protocol.CodeQuota
+	case errors.Is(err, fleet.ErrSessionBusy):
+		return http.StatusConflict, protocol.CodeBusy
+	case errors.Is(err, fleet.ErrUnreachable), errors.Is(err, fleet.ErrClosed), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return http.StatusServiceUnavailable, codeUnreachable
+	case errors.Is(err, fleet.ErrInvalid), errors.Is(err, protocol.ErrInvalidName):
+		return http.StatusUnprocessableEntity, codeInvalid
+	case errors.As(err, &coded):
+		if coded.Code == protocol.CodePolicyDenied {
+			return http.StatusForbidden, coded.Code
+		}
+		return http.StatusUnprocessableEntity, coded.Code
+	default:
+		return http.StatusInternalServerError, protocol.CodeInternal
+	}
+}
+
+// problem turns an error of the client into an answer.
+func problem(err error) error {
+	var known huma.StatusError
+	if errors.As(err, &known) {
+		return err
+	}
+	number, code := status(err)
+	made := &Problem{Title: http.StatusText(number), Status: number, Detail: err.Error(), Code: code}
+	var coded *protocol.Error
+	if errors.As(err, &coded) {
+		made.retryAfter = coded.RetryAfter
+	}
+	return made
+}
+
+// ofRequest is the problem of a request that does not fit its description.
+func ofRequest(number int, message string, errs ...error) huma.StatusError {
+	made := &Problem{Title: http.StatusText(number), Status: number, Detail: message, Code: codeInvalid}
+	switch {
+	case number == http.StatusUnauthorized:
+		made.Code = codeUnauthorized
+	case number == http.StatusForbidden:
+		made.Code = codeForbidden
+	case number == http.StatusNotFound:
+		made.Code = protocol.CodeNotFound
+	case number >= http.StatusInternalServerError:
+		made.Code = protocol.CodeInternal
+	}
+	for _, err := range errs {
+		var detail huma.ErrorDetailer
+		if errors.As(err, &detail) {
+			made.Errors = append(made.Errors, detail.ErrorDetail())
+		} else if err != nil {
+			made.Errors = append(made.Errors, &huma.ErrorDetail{Message: err.Error()})
+		}
+	}
+	return made
+}
+
+func init() { huma.NewError = ofRequest } //nolint:gochecknoinits // the library has it as a global variable

@@ -1,0 +1,315 @@
+package httpapi
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// TurnRequest asks a serving coordinator for a turn.
+type TurnRequest struct {
+	Prompt      string             `json:"prompt" minLength:"1" doc:"What the person says."`
+	Attachments []Attachment       `json:"attachments,omitempty" maxItems:"20" doc:"Images and documents."`
+	Model       string             `json:"model,omitempty" doc:"A model that a coordinator serves. Default: that of the session, else of the coordinator."`
+	Toolsets    []string           `json:"toolsets,omitempty" maxItems:"16" doc:"Built-in toolsets. Default: core."`
+	System      string             `json:"system,omitempty" doc:"System prompt."`
+	MaxSteps    int                `json:"max_steps,omitempty" minimum:"0" doc:"Bound of the replies of the model in the turn."`
+	MaxTokens   int64              `json:"max_tokens,omitempty" minimum:"0" doc:"Bound of the tokens of the turn."`
+	TimeoutMS   int64              `json:"timeout_ms,omitempty" minimum:"0" maximum:"31622400000" doc:"Bound of the turn."`
+	Budget      *protocol.Spending `json:"budget,omitempty" doc:"Bound of the session."`
+	Policies    []json.RawMessage  `json:"policies,omitempty" maxItems:"16" doc:"Policies in addition to those of the coordinator."`
+	NotBefore   time.Time          `json:"not_before,omitzero" doc:"Time before which the turn does not start."`
+	Tenant      protocol.Tenant    `json:"tenant,omitempty" doc:"Tenant. Default: that of the token."`
+	Priority    protocol.Priority  `json:"priority,omitempty" enum:"interactive,normal,batch" doc:"Order among the turns of the tenant."`
+}
+
+// Attachment is an image or a document of a prompt.
+type Attachment struct {
+	Name string `json:"name" maxLength:"255" doc:"File name."`
+	Data []byte `json:"data" doc:"Content, in base64."`
+}
+
+// NewSession begins a session with a turn.
+type NewSession struct {
+	TurnRequest
+
+	Session protocol.SessionID `json:"session_id,omitempty" doc:"Id of the session. Default: a new one."`
+}
+
+// turn is what the client submits.
+func turn(r *TurnRequest, session protocol.SessionID, id string) (fleet.Turn, error) {
+	made := fleet.Turn{
+		Session: session, Prompt: r.Prompt, Model: r.Model, Toolsets: r.Toolsets, System: r.System, MaxSteps: r.MaxSteps, MaxTokens: r.MaxTokens,
+		Timeout: milliseconds(r.TimeoutMS), Budget: r.Budget, Policies: r.Policies, NotBefore: r.NotBefore, Tenant: r.Tenant, Priority: r.Priority,
+		ID: protocol.CallID(id),
+	}
+	for i, attachment := range r.Attachments {
+		read, err := loop.NewAttachment(attachment.Name, attachment.Data)
+		if err != nil {
+			return made, ofRequest(http.StatusUnprocessableEntity, "attachments", &huma.ErrorDetail{Location: "body.attachments[" + itoa(i) + "]", Message: err.Error()})
+		}
+		made.Attachments = append(made.Attachments, read)
+	}
+	return made, nil
+}
+
+// SessionPath names a session.
+type SessionPath struct {
+	Session protocol.SessionID `path:"session" maxLength:"64" doc:"Id of the session."`
+}
+
+// SessionList lists sessions.
+type SessionList struct {
+	Sessions []report.Session `json:"sessions"`
+	LeftOut  int              `json:"left_out" doc:"How many more there are."`
+}
+
+// QuestionList lists what waits for a person.
+type QuestionList struct {
+	Questions []report.Question `json:"questions"`
+}
+
+// Place is a point of a session.
+type Place struct {
+	Call protocol.CallID `json:"call_id,omitempty" doc:"Call after which it is."`
+	Turn int             `json:"turn,omitempty" minimum:"0" doc:"Turn at whose end it is."`
+}
+
+func (p Place) at() fleet.At { return fleet.At{Call: p.Call, Turn: p.Turn} }
+
+// sessions registers operations on sessions.
+func (a *api) sessions() {
+	const tag = "Sessions"
+	of := func() fleet.Sessions { return a.Client.Sessions(a.Pool) }
+	submit := func(ctx context.Context, request *TurnRequest, session protocol.SessionID, key string) (*answer[*CallState], error) {
+		made, err := turn(request, session, key)
+		if err != nil {
+			return nil, err
+		}
+		ref, err := of().Submit(ctx, made)
+		return answered(&CallState{SessionID: ref.SessionID, CallID: ref.ID, State: "accepted"}, err)
+	}
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions", "new-session", tag, "Begin a session with a turn", accepted),
+		func(ctx context.Context, in *struct {
+			Keyed
+			Body NewSession
+		},
+		) (*answer[*CallState], error) {
+			return submit(ctx, &in.Body.TurnRequest, in.Body.Session, in.Key)
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/turns", "send-turn", tag, "Continue a session with a turn", accepted),
+		func(ctx context.Context, in *struct {
+			SessionPath
+			Keyed
+			Body TurnRequest
+		},
+		) (*answer[*CallState], error) {
+			return submit(ctx, &in.Body, in.Session, in.Key)
+		})
+	huma.Register(a.huma, operation(http.MethodGet, "/sessions", "list-sessions", tag, "List the sessions that changed last"),
+		func(ctx context.Context, in *Limited) (*answer[SessionList], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			list, leftOut, err := of().List(ctx, in.Limit)
+			return answered(SessionList{orEmpty(list), leftOut}, err)
+		})
+	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}", "get-session", tag, "Get a session with its turns"),
+		func(ctx context.Context, in *SessionPath) (*answer[*report.Session], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			return answered(of().Show(ctx, in.Session))
+		})
+	huma.Register(a.huma, operation(http.MethodDelete, "/sessions/{session}", "remove-session", tag, "Remove a session with all that is stored of it"),
+		func(ctx context.Context, in *struct {
+			SessionPath
+			Force bool `query:"force" doc:"Also with unfinished calls, which are cancelled."`
+		},
+		) (*answer[report.Removed], error) {
+			return answered(of().Remove(ctx, in.Session, in.Force))
+		})
+	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/calls", "list-session-calls", tag, "List the calls of a session that run or wait"),
+		func(ctx context.Context, in *SessionPath) (*answer[UnfinishedList], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			list, err := of().Unfinished(ctx, in.Session)
+			return answered(UnfinishedList{orEmpty(list)}, err)
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/cancel", "cancel-session", tag, "Cancel the running and waiting calls of a session"),
+		func(ctx context.Context, in *SessionPath) (*answer[Cancelled], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			calls, err := of().Cancel(ctx, in.Session)
+			return answered(Cancelled{orEmpty(calls)}, err)
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/fork", "fork-session", tag, "Fork a session, with its files, at a call or the end of a turn", created),
+		func(ctx context.Context, in *struct {
+			SessionPath
+			Body struct {
+				Place
+				To protocol.SessionID `json:"session_id" doc:"Id of the fork."`
+			}
+		},
+		) (*answer[Forked], error) {
+			turns, err := of().Fork(ctx, in.Session, in.Body.at(), in.Body.To)
+			return answered(Forked{in.Body.To, turns}, err)
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/merge", "merge-session", tag, "Merge the files and the answer of a fork into a session"),
+		func(ctx context.Context, in *struct {
+			SessionPath
+			Body struct {
+				Fork protocol.SessionID `json:"fork" doc:"Id of the fork."`
+			}
+		},
+		) (*answer[report.Merged], error) {
+			return answered(of().Merge(ctx, in.Body.Fork, in.Session))
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/restore", "restore-session", tag, "Restore the files of a session as they were after a call"),
+		func(ctx context.Context, in *struct {
+			SessionPath
+			Body struct {
+				Call protocol.CallID `json:"call_id"`
+			}
+		},
+		) (*answer[Restored], error) {
+			written, removed, err := of().Restore(ctx, in.Session, in.Body.Call)
+			return answered(Restored{written, removed}, err)
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/revert", "revert-session", tag, "Undo effects outside of the workspace, behind a call or a turn"),
+		func(ctx context.Context, in *struct {
+			SessionPath
+			Body Place
+		},
+		) (*answer[EffectList], error) {
+			effects, err := of().Revert(ctx, in.Session, in.Body.at())
+			return answered(EffectList{orEmpty(effects)}, err)
+		})
+	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/effects", "list-effects", tag, "List effects outside of the workspace"),
+		func(ctx context.Context, in *SessionPath) (*answer[EffectList], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			effects, err := of().Effects(ctx, in.Session, fleet.At{})
+			return answered(EffectList{orEmpty(effects)}, err)
+		})
+	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/export", "export-session", tag, "Export the events of a session, one JSON object a line", ndjson),
+		func(ctx context.Context, in *SessionPath) (*huma.StreamResponse, error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			history, err := of().Log(ctx, in.Session)
+			if err != nil {
+				return nil, problem(err)
+			}
+			return &huma.StreamResponse{Body: func(out huma.Context) {
+				out.SetHeader("Content-Type", ndjsonType)
+				_ = history.Export(out.BodyWriter(), in.Session) // the client has gone
+			}}, nil
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/import", "import-session", tag, "Import exported events as a new session", created),
+		func(ctx context.Context, in *struct {
+			SessionPath
+			RawBody []byte `contentType:"application/x-ndjson"`
+		},
+		) (*answer[Forked], error) {
+			events, err := loop.ReadExport(strings.NewReader(string(in.RawBody)))
+			if err != nil {
+				return nil, ofRequest(http.StatusUnprocessableEntity, err.Error())
+			}
+			turns, err := of().Import(ctx, events, in.Session)
+			return answered(Forked{in.Session, turns}, err)
+		})
+	huma.Register(a.huma, operation(http.MethodGet, "/questions", "list-questions", tag, "List what waits for a person: approvals, and questions of running calls"),
+		func(ctx context.Context, _ *struct{}) (*answer[QuestionList], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			list, err := of().Approvals(ctx)
+			return answered(QuestionList{orEmpty(list)}, err)
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/approve", "approve-call", tag, "Approve or refuse a call that waits for it"),
+		func(ctx context.Context, in *struct {
+			SessionPath
+			Body struct {
+				Call    protocol.CallID `json:"call_id"`
+				Granted bool            `json:"granted"`
+				Note    string          `json:"note,omitempty" maxLength:"2000" doc:"Text for the model."`
+			}
+		},
+		) (*struct{}, error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			return done(of().Approve(ctx, in.Session, in.Body.Call, protocol.Approval{Granted: in.Body.Granted, Note: in.Body.Note}))
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/answer", "answer-question", tag, "Answer a question of a running call"),
+		func(ctx context.Context, in *struct {
+			SessionPath
+			Body struct {
+				Call     protocol.CallID `json:"call_id"`
+				Question string          `json:"question,omitempty" doc:"Id of the question. Default: the one that is asked."`
+				Action   protocol.Action `json:"action" enum:"accept,decline,cancel"`
+				Content  json.RawMessage `json:"content,omitempty" doc:"Answer, as the question's schema says."`
+			}
+		},
+		) (*struct{}, error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			return done(of().Answer(ctx, in.Session, in.Body.Call, protocol.Answer{Question: in.Body.Question, Action: in.Body.Action, Content: in.Body.Content}))
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/resolve", "resolve-call", tag, "Say what became of a call of unknown outcome"),
+		func(ctx context.Context, in *struct {
+			SessionPath
+			Body struct {
+				Call     protocol.CallID `json:"call_id"`
+				Happened bool            `json:"happened"`
+			}
+		},
+		) (*struct{}, error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			return done(of().Resolve(ctx, in.Session, in.Body.Call, in.Body.Happened, ""))
+		})
+	a.sessionEvents(tag)
+}
+
+// UnfinishedList lists calls that run or wait.
+type UnfinishedList struct {
+	Calls []report.Call `json:"calls"`
+}
+
+// Cancelled lists calls that were cancelled.
+type Cancelled struct {
+	Calls []protocol.CallID `json:"calls"`
+}
+
+// Forked says what a fork or an import has.
+type Forked struct {
+	SessionID protocol.SessionID `json:"session_id"`
+	Turns     int                `json:"turns"`
+}
+
+// Restored counts files.
+type Restored struct {
+	Written int `json:"written"`
+	Removed int `json:"removed"`
+}
+
+// EffectList lists effects.
+type EffectList struct {
+	Effects []report.Effect `json:"effects"`
+}
+
+// ndjsonType is the type of a text with a JSON object a line.
+const ndjsonType = "application/x-ndjson"
+
+// ndjson documents an answer of that type.
+func ndjson(op *huma.Operation) {
+	op.Responses = map[string]*huma.Response{"200": {
+		Description: "One JSON object a line.", Content: map[string]*huma.MediaType{ndjsonType: {Schema: &huma.Schema{Type: huma.TypeString}}},
+	}}
+}

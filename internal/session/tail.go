@@ -1,0 +1,380 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/calls"
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Position is the place of an event in the journal of a session: the sequence of its message, and
+// its index there. The zero value is before the first event.
+type Position struct {
+	Sequence uint64
+	Index    int
+}
+
+func (p Position) String() string { return fmt.Sprintf("%d-%d", p.Sequence, p.Index) }
+
+// ParsePosition reads [Position.String].
+func ParsePosition(s string) (p Position, err error) {
+	sequence, index, _ := strings.Cut(s, "-")
+	p.Sequence, err = strconv.ParseUint(sequence, 10, 64)
+	n, indexErr := strconv.ParseUint(index, 10, 31)
+	p.Index = int(n)
+	if errors.Join(err, indexErr) != nil {
+		return Position{}, fmt.Errorf("%q: must be the id of an event, as in 17-0: %w", s, ErrInvalidPosition)
+	}
+	return p, nil
+}
+
+// ErrInvalidPosition is wrapped by errors of [ParsePosition].
+var ErrInvalidPosition = errors.New("not a position")
+
+// Passed is one of what [Tails.Tail] passes on: an event, a piece of output of a running call, or
+// that live ones were lost.
+type Passed struct {
+	Event *loop.Event
+	// At is the place of a stored event; zero for what is live only.
+	At     Position
+	Output *wire.Frame
+	Lost   bool
+}
+
+// Tails passes on the events of sessions: all stored ones, in order and each once, and the live
+// ones as they come. Readers of one session share what is read, and none waits for another. It is
+// safe for concurrent use.
+type Tails struct {
+	fleet *fleet.Fleet
+
+	mu   sync.Mutex
+	of map[protocol.SessionID]*following
+}
+
+// NewTails returns the tails of a fleet's sessions.
+func NewTails(f *fleet.Fleet) *Tails {
+	return &Tails{fleet: f, of: map[protocol.SessionID]*following{}}
+}
+
+// Bounds of what is kept for readers of one session.
+const (
+	recentMessages = 256
+	recentBytes    = 4 << 20
+	waitingLive    = 512 // live events and frames of one reader
+)
+
+// message is one of a journal.
+type message struct {
+	sequence uint64
+	bytes    int
+	events   []loop.Event
+	removed  bool // it is the record of a removal
+}
+
+// following is what the readers of one session share.
+type following struct {
+	tails *Tails
+	id    protocol.SessionID
+	stop  context.CancelFunc
+
+	mu      sync.Mutex
+	from    uint64    // recent has all messages at or behind it
+	recent  []message // the last ones
+	bytes   int
+	readers map[*reader]bool
+	failed  error
+}
+
+// reader is one that reads a session.
+type reader struct {
+	wake chan struct{}
+	live chan Passed
+	lost bool // a live one, since the last that was passed on
+}
+
+// Tail passes on the events of a session behind a position, until ctx ends or the error that it
+// passes on last: a session that is removed, or a fleet that does not answer.
+func (t *Tails) Tail(ctx context.Context, id protocol.SessionID, after Position) iter.Seq2[Passed, error] {
+	return func(yield func(Passed, error) bool) {
+		if err := May(ctx, t.fleet, judge.See, id); err != nil {
+			yield(Passed{}, err)
+			return
+		}
+		shared, own := t.join(ctx, id)
+		defer t.leave(shared, own)
+		var replied loop.Event // the last reply that was passed on
+		for {
+			for {
+				m, err := shared.next(ctx, after)
+				if err != nil {
+					yield(Passed{}, err)
+					return
+				}
+				if m == nil {
+					break
+				}
+				for i := range m.events {
+					at := Position{m.sequence, i}
+					if at.Sequence == after.Sequence && at.Index <= after.Index {
+						continue
+					}
+					e := observed(m.events[i])
+					if e.Type == loop.EventModelReply {
+						replied = e
+					}
+					if !yield(Passed{Event: &e, At: at}, nil) {
+						return
+					}
+					after = at
+				}
+				after = Position{m.sequence, max(after.Index, len(m.events)-1)}
+				if m.removed {
+					yield(Passed{}, fmt.Errorf("session %s: %w", id, loop.ErrRemoved))
+					return
+				}
+			}
+			select {
+			case <-own.wake:
+			case p := <-own.live:
+				if shared.tookLost(own) && !yield(Passed{Lost: true}, nil) {
+					return
+				}
+				if e := p.Event; e != nil && (e.Turn < replied.Turn || e.Turn == replied.Turn && e.Step <= replied.Step && e.Type != loop.EventToolRunning && e.Type != loop.EventToolQueued && e.Type != loop.EventWorkerLost) {
+					continue // a piece of a reply that was passed on whole
+				}
+				if !yield(p, nil) {
+					return
+				}
+			case <-ctx.Done():
+				yield(Passed{}, context.Cause(ctx))
+				return
+			}
+		}
+	}
+}
+
+// observed is an event as observers get it.
+func observed(e loop.Event) loop.Event {
+	e.Seed, e.Bound, e.Call = "", nil, nil
+	if e.Image != nil {
+		image := *e.Image
+		image.Data = nil
+		e.Image = &image
+	}
+	e.Attachments = slices.Clone(e.Attachments)
+	for i := range e.Attachments {
+		e.Attachments[i].Data = nil
+	}
+	return e
+}
+
+// join adds a reader to those of a session.
+func (t *Tails) join(ctx context.Context, id protocol.SessionID) (*following, *reader) {
+	own := &reader{wake: make(chan struct{}, 1), live: make(chan Passed, waitingLive)}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	shared := t.of[id]
+	if shared == nil {
+		reading, stop := context.WithCancel(judge.With(context.WithoutCancel(ctx), judge.Principal{})) // for all readers, each of which was judged
+		shared = &following{tails: t, id: id, stop: stop, readers: map[*reader]bool{}}
+		t.of[id] = shared
+		go shared.follow(reading)
+	}
+	shared.mu.Lock()
+	shared.readers[own] = true
+	shared.mu.Unlock()
+	return shared, own
+}
+
+// leave removes a reader; the last one ends the reading of the session.
+func (t *Tails) leave(shared *following, own *reader) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	delete(shared.readers, own)
+	if len(shared.readers) == 0 {
+		shared.stop()
+		if t.of[shared.id] == shared {
+			delete(t.of, shared.id)
+		}
+	}
+}
+
+// liveOnly are the events that no journal has.
+var liveOnly = []loop.EventType{ //nolint:gochecknoglobals // a constant
+	loop.EventTextDelta, loop.EventReasoningDelta, loop.EventModelWaits, loop.EventAgentMoved, loop.EventToolQueued, loop.EventToolRunning, loop.EventWorkerLost,
+}
+
+// follow reads the session until the last reader has left.
+func (s *following) follow(ctx context.Context) {
+	looking := make(chan struct{}, 1)
+	look := func() {
+		select {
+		case looking <- struct{}{}:
+		default:
+		}
+	}
+	f := s.tails.fleet
+	watch, err := calls.NewResults(f.NC, f.Name, nil).Watch(ctx, s.id, func(*protocol.Result) {}, func(frame *wire.Frame) {
+		var e loop.Event
+		if frame.Kind != wire.FrameEvent || json.Unmarshal(frame.Data, &e) != nil {
+			return
+		}
+		if slices.Contains(liveOnly, e.Type) {
+			e = observed(e)
+			s.passLive(Passed{Event: &e})
+			return
+		}
+		look() // it was stored before it came
+	})
+	if err == nil {
+		defer watch.Stop()
+		var stop func()
+		if stop, err = Output(f, s.id, func(frame *wire.Frame) { s.passLive(Passed{Output: frame}) }); err == nil {
+			defer stop()
+		}
+	}
+	again := time.NewTicker(lookAgain)
+	defer again.Stop()
+	for err == nil && ctx.Err() == nil {
+		if err = s.read(ctx); err == nil {
+			select {
+			case <-looking:
+			case <-again.C:
+			case <-ctx.Done():
+			}
+		}
+	}
+	if ctx.Err() == nil {
+		s.fail(err)
+	}
+}
+
+// read adds the messages that came since the last time.
+func (s *following) read(ctx context.Context) error {
+	s.mu.Lock()
+	next := s.from
+	if n := len(s.recent); n > 0 {
+		next = s.recent[n-1].sequence + 1
+	}
+	begun := s.from > 0
+	s.mu.Unlock()
+	if !begun { // older ones are read by those who need them
+		last, err := s.tails.fleet.Journal.Last(ctx, s.id)
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		s.from = last + 1
+		next = s.from
+		s.mu.Unlock()
+		s.notify()
+	}
+	for {
+		m, err := s.load(ctx, next)
+		if err != nil || m == nil {
+			return err
+		}
+		next = m.sequence + 1
+		s.mu.Lock()
+		s.recent, s.bytes = append(s.recent, *m), s.bytes+m.bytes
+		for len(s.recent) > recentMessages || s.bytes > recentBytes && len(s.recent) > 1 {
+			s.from, s.bytes = s.recent[0].sequence+1, s.bytes-s.recent[0].bytes
+			s.recent = s.recent[1:]
+		}
+		s.mu.Unlock()
+		s.notify()
+	}
+}
+
+// load reads the first message at or behind a sequence; nil if there is none yet.
+func (s *following) load(ctx context.Context, from uint64) (*message, error) {
+	sequence, events, size, removed, err := s.tails.fleet.Journal.Next(ctx, s.id, from)
+	if err != nil || sequence == 0 {
+		return nil, err
+	}
+	return &message{sequence, size, events, removed}, nil
+}
+
+// next returns the message with the events behind a position; nil if there is none yet.
+func (s *following) next(ctx context.Context, after Position) (*message, error) {
+	s.mu.Lock()
+	failed, from, recent := s.failed, s.from, s.recent
+	s.mu.Unlock()
+	if failed != nil {
+		return nil, failed
+	}
+	if from > 0 && after.Sequence+1 >= from {
+		i, _ := slices.BinarySearchFunc(recent, after.Sequence+1, func(m message, sequence uint64) int { return int(m.sequence) - int(sequence) }) //nolint:gosec // of one stream
+		if i == len(recent) {
+			return nil, nil //nolint:nilnil // none yet
+		}
+		return &recent[i], nil
+	}
+	m, err := s.load(ctx, max(after.Sequence, 1))
+	if m != nil && m.sequence == after.Sequence && after.Index >= len(m.events)-1 {
+		m, err = s.load(ctx, after.Sequence+1)
+	}
+	return m, err
+}
+
+// notify wakes all readers.
+func (s *following) notify() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for own := range s.readers {
+		select {
+		case own.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// passLive passes something live on to each reader that has room for it.
+func (s *following) passLive(p Passed) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for own := range s.readers {
+		select {
+		case own.live <- p:
+		default:
+			own.lost = true
+		}
+	}
+}
+
+// tookLost reports whether a reader has lost something live since it was asked last.
+func (s *following) tookLost(own *reader) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	lost := own.lost
+	own.lost = false
+	return lost
+}
+
+// fail ends all readers.
+func (s *following) fail(err error) {
+	s.tails.mu.Lock()
+	if s.tails.of[s.id] == s {
+		delete(s.tails.of, s.id)
+	}
+	s.tails.mu.Unlock()
+	s.mu.Lock()
+	s.failed = err
+	s.mu.Unlock()
+	s.notify()
+}
