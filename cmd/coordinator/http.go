@@ -89,8 +89,8 @@ type webServer struct {
 	end    func()
 }
 
-// listen listens for clients. Every user of this machine reaches a port, so if there is no token one
-// is generated and stored in dir; only its owner can use a socket.
+// listen listens for clients. Every user of this machine reaches a port, so if there is no token
+// one is generated and stored in dir; only its owner can use a socket.
 func (f *webFlags) listen(ctx context.Context, tokens []access.Token, dir string) (w *webServer, err error) {
 	w = &webServer{end: func() {}}
 	path, isSocket := strings.CutPrefix(f.Http, unixPrefix)
@@ -231,7 +231,7 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 	}
 	options := httpapi.Options{
 		Client: env.Client, Table: func() *tools.Table { return box.Table }, Pool: env.Pool(), MinLevel: c.DefaultMinLevel(), Policy: judge,
-		Session: session, Version: p.Version, Logger: env.Fleet.Logger(),
+		Session: session, Version: p.Version, Logger: env.Fleet.Logger,
 	}
 	if turns == nil {
 		return w.serve(ctx, options)
@@ -247,8 +247,8 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 	return turns.run(ctx, drain, abort)
 }
 
-// serving opens what runs turns in the fleet of this process, in a sandbox that all sessions use, or
-// in one each.
+// serving opens what runs turns in the fleet of this process, in a sandbox that all sessions use,
+// or in one each.
 func (c *httpCommand) serving(ctx, serving context.Context, p program, env *environment.Environment, sandbox string, background *sync.WaitGroup) (*sessionServer, error) {
 	var gate model.Gate
 	s := serveCommand{

@@ -221,7 +221,7 @@ func (c *serveCommand) serveHTTP(ctx context.Context, p program, env *environmen
 		return err
 	}
 	w.announce(p.Stderr)
-	logger := env.Fleet.Logger()
+	logger := env.Fleet.Logger
 	background.Go(func() {
 		err := w.serve(ctx, httpapi.Options{
 			Client: env.Client, Table: func() *tools.Table { return box.Table }, MinLevel: environment.MinLevelElsewhere, Policy: rules, Version: p.Version, Logger: logger,
