@@ -28,7 +28,7 @@ import (
 // webFlags are about clients of the HTTP API.
 type webFlags struct {
 	Http            string `placeholder:"ADDR" help:"Address to serve the HTTP API on, as in 127.0.0.1:7070, or unix:PATH for a socket."`
-	HttpTokens      string `placeholder:"FILE" brief:"File of bearer tokens for clients of the HTTP API." help:"File of bearer tokens for clients of the HTTP API, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Required on addresses other than loopback. Default: one token, in a file that is named at the start."`
+	HttpTokens      string `placeholder:"FILE" help:"File of bearer tokens for clients of the HTTP API, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Required on addresses other than loopback. Default: one token, in a file that is named at the start."`
 	HttpTlsCert     string `placeholder:"FILE" help:"Certificate (PEM) with which the HTTP API is served over TLS; needs --http-tls-key."`
 	HttpTlsKey      string `placeholder:"FILE" help:"Private key (PEM) of the certificate."`
 	HttpBehindProxy bool   `help:"The address is reached through a proxy that ends TLS: plain HTTP on an address other than loopback is allowed."`

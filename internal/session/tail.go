@@ -60,7 +60,7 @@ type Passed struct {
 type Tails struct {
 	fleet *fleet.Fleet
 
-	mu   sync.Mutex
+	mu sync.Mutex
 	of map[protocol.SessionID]*following
 }
 
