@@ -276,10 +276,7 @@ func listenHTTP(ctx context.Context, server *mcpserver.Server, address string, o
 	}
 	if len(o.Tokens) == 0 && !isSocket {
 		file := filepath.Join(dir, tokenFile)
-		token := ""
-		if err = os.MkdirAll(dir, 0o700); err == nil {
-			token, err = embedded.LoadToken(file)
-		}
+		token, err := ownToken(file)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("token for MCP clients: %w", err), listener.Close())
 		}
@@ -292,6 +289,14 @@ func listenHTTP(ctx context.Context, server *mcpserver.Server, address string, o
 		}
 		return server.Serve(ctx, listener, o)
 	}, nil
+}
+
+// ownToken reads the token in a file, or generates it.
+func ownToken(file string) (string, error) {
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return "", err
+	}
+	return embedded.LoadToken(file)
 }
 
 // listenUnix listens on a socket that only its owner can connect to. It replaces one
