@@ -135,11 +135,9 @@ func scriptCall(name, id string) *protocol.Call {
 }
 
 func (r *laneRig) enqueue(ts *testscript.TestScript, name string, ids []string) {
-	calls := make([]lane.Outgoing, len(ids))
-	for i, id := range ids {
-		calls[i].Call = scriptCall(name, id)
+	for _, id := range ids {
+		ts.Check(r.publisher.Enqueue(context.Background(), lane.Outgoing{Call: scriptCall(name, id)}))
 	}
-	ts.Check(errors.Join(r.publisher.Enqueue(context.Background(), calls)...))
 }
 
 func (r *laneRig) strand(ts *testscript.TestScript, name, id string) {

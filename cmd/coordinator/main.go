@@ -13,6 +13,8 @@ import (
 	"time"
 	_ "time/tzdata" // the time zones of schedules, where the system has none
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/doctor"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
@@ -213,7 +215,10 @@ func serveLocal(p cli.Program) int {
 		idle = shared.DefaultIdle
 	}
 	logger := slog.New(slog.NewTextHandler(p.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	if err := shared.Serve(ctx, p.Args[1], idle, logger); err != nil {
+	tidy := func(ctx context.Context, nc *nats.Conn) error {
+		return environment.RemoveUnusedPools(ctx, p.Args[1], nc)
+	}
+	if err := shared.Serve(ctx, p.Args[1], idle, logger, tidy); err != nil {
 		_, _ = fmt.Fprintln(p.Stderr, err)
 		return cli.ExitFailed
 	}

@@ -49,7 +49,7 @@ func (c *workersCommand) run(ctx context.Context, p program) error {
 	}
 	if c.JSON {
 		for _, w := range workers {
-			body, err := wire.EncodeWorkerInfo(w)
+			body, err := wire.Encode(w)
 			if err != nil {
 				return err
 			}

@@ -106,7 +106,7 @@ func TestSend_HoldsCallsThatWereSentBefore(t *testing.T) {
 	answered := make(chan struct{})
 	r.hold(func(ctx context.Context, run *lane.Run) protocol.Result {
 		subject := wire.QuestionSubject(r.Name, run.Call.Pool, run.Call.SessionID, run.Call.ID)
-		question, err := wire.EncodeQuestion(protocol.Question{ID: "q", Message: "Which?"})
+		question, err := wire.Encode(&protocol.Question{ID: "q", Message: "Which?"})
 		if err == nil {
 			err = r.NC.Publish(subject, question)
 		}
@@ -357,4 +357,40 @@ func TestDispatch_Spans(t *testing.T) {
 		require.Contains(t, span.Attributes(), telemetry.KeyErrorType.String(want.fault))
 		require.Equal(t, want.fault, span.Status().Description, "not a message, which may quote arguments")
 	}
+}
+
+// The end of the context with which a call was sent does not end its sending once another Send
+// holds it: it is sent once.
+func TestSend_ACallThatAnotherOneHoldsIsSentOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, natsio.Topology{})
+	nc, link := r.ConnectVia()
+	d := r.newDispatcher(nc, calls.Options{})
+	call := newCalls(1)
+	ran := make(chan *protocol.Call, 2)
+	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
+		ran <- run.Call
+		return succeed(run)
+	})
+	release := link.HoldWrites(func(subject string) bool {
+		return subject == wire.ReadySubject(r.Name, call[0].Pool, wire.HashLane(call[0].Lane()))
+	})
+	ctx, promote := context.WithCancelCause(t.Context())
+	first := d.Send(ctx, call, nil)
+	require.Eventually(t, func() bool { return link.Held() == 1 }, patience, time.Millisecond)
+	o := &told{t: t}
+	second := d.Send(t.Context(), nil, o.observe, first...)
+	promote(loop.ErrDetached)
+	<-first[0].Done()
+	select {
+	case <-second[0].Done():
+		t.Error("its sending was ended")
+	case <-time.After(100 * time.Millisecond):
+	}
+	release()
+	<-second[0].Done()
+	requireDone(t, o, call[0], protocol.StatusOK, "")
+	require.False(t, (<-ran).Again, "it was not sent a second time")
+	require.Empty(t, ran)
+	r.requireQuiet()
 }

@@ -24,6 +24,11 @@ type cancel struct {
 
 // stop stops the calls of a group whose context has ended; the lock is held.
 func (t *table) stop(g *group) {
+	for _, h := range g.handles {
+		if h.abort != nil {
+			h.abort(context.Cause(g.ctx))
+		}
+	}
 	if t.detached(g) {
 		return
 	}
@@ -225,7 +230,7 @@ func (t *table) endUnsent(h *Handle, fault error) {
 	switch {
 	case errors.Is(cause, loop.ErrDetached): // another process may send it
 		t.detach(h, cause)
-	case !h.group.UnsentResult && fault != nil && !errors.Is(fault, ctx.Err()): // the fleet could not be reached
+	case !h.group.UnsentResult && fault != nil && !errors.Is(fault, context.Canceled) && !errors.Is(fault, ctx.Err()): // the fleet could not be reached
 		t.end(h, nil, fmt.Errorf("%w: %w: %w", ErrUnreachable, cause, fault))
 	case !h.group.UnsentResult:
 		t.end(h, nil, t.d.endedBeforeSent(ctx, h.Call))

@@ -135,7 +135,7 @@ func (d *Dispatcher) ModelLimits() *lane.Publisher { return d.publisher }
 
 // StoreText implements [ports.Fleet]. What it stores is read by workers of the default pool.
 func (d *Dispatcher) StoreText(ctx context.Context, session protocol.SessionID, call protocol.CallID, text string) error {
-	return d.store(ctx, wire.TextObject(session, call), strings.NewReader(text))
+	return d.store(ctx, wire.PartObject(session, call, wire.PartText), strings.NewReader(text))
 }
 
 // StoreMedia implements [ports.Fleet].
@@ -320,7 +320,7 @@ func (d *Dispatcher) copyResult(ctx context.Context, read *protocol.Call) error 
 	}
 	reader, session, of := d.of(read.Pool), read.SessionID, request.CallID
 	names := []string{
-		wire.TextObject(session, of), wire.ValueObject(session, of),
+		wire.PartObject(session, of, wire.PartText), wire.PartObject(session, of, wire.PartValue),
 		wire.PartObject(session, of, wire.PartStdout), wire.PartObject(session, of, wire.PartStderr), wire.PartObject(session, of, wire.PartMedia),
 	}
 	if there, err := reader.copyKept(ctx, reader, names); there || err != nil {

@@ -84,10 +84,10 @@ func (t *table) subscribeQuestions(h *Handle) error {
 	}
 	subscription, err := t.d.nc.Subscribe(wire.QuestionSubject(t.d.fleet, h.Call.Pool, h.Call.SessionID, h.Call.ID), func(message *nats.Msg) {
 		u := loop.Update{State: loop.StateRunning}
-		if question, err := wire.DecodeQuestion(message.Data); err == nil {
-			u.Question = &question
-		} else if answered, err := wire.DecodeAnswer(message.Data); err == nil {
-			u.Answered = &answered
+		if question, err := wire.Decode[protocol.Question](message.Data); err == nil {
+			u.Question = question
+		} else if answered, err := wire.Decode[protocol.Answer](message.Data); err == nil {
+			u.Answered = answered
 		} else {
 			return // the worker declines it
 		}

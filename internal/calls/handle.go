@@ -162,8 +162,6 @@ func (t *table) hold(h *Handle, g *group) {
 	t.report(h, loop.Update{State: stateMoved})
 	if h.group = g; h.state == handleSending {
 		last.sending, g.sending = last.sending-1, g.sending+1
-		abort := h.abort // of a context that derives from the last one
-		context.AfterFunc(g.ctx, func() { abort(context.Cause(g.ctx)) })
 	}
 	last.handles = slices.DeleteFunc(slices.Clone(last.handles), func(other *Handle) bool { return other == h })
 	if last.open--; last.open == 0 && last.stop != nil {

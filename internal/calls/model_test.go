@@ -54,7 +54,7 @@ func TestModel_RandomProgramsOfSendersAndTheirWrites(t *testing.T) {
 func runPrograms(t *testing.T, most int) {
 	t.Helper()
 	r := newRig(t, natsio.Topology{})
-	r.setLimit(limits.Rule{Tenant: "acme", Rate: limits.Rate{N: 100_000, Per: time.Second}, Concurrent: 1_000_000}) // more writes
+	r.setLimit(limits.Rule{Tenant: "acme", Rate: "100000/s", Concurrent: 1_000_000}) // more writes
 	w := &world{rig: r, starts: map[protocol.CallID]int{}, order: map[protocol.Lane][]protocol.CallID{}, does: map[protocol.CallID]string{}}
 	r.hold(w.execute)
 	programs, steps, faults := 0, 0, 0

@@ -290,7 +290,7 @@ func (t *table) upload(ctx context.Context, shared bool) (done func(), err error
 // is to be sent again after a pause, because its lane or pool is full.
 func (t *table) sendCall(h *Handle, byCaller bool) bool {
 	g := h.group
-	ctx, abort := context.WithCancelCause(g.ctx)
+	ctx, abort := context.WithCancelCause(context.WithoutCancel(g.ctx)) // stop ends it, for the group that has it then
 	defer abort(nil)
 	defer context.AfterFunc(t.sending, func() { abort(ErrClosed) })()
 	h.state, h.leaving, h.abort = handleSending, false, abort
@@ -374,13 +374,13 @@ func (t *table) trySend(ctx context.Context, h *Handle, g *group, byCaller bool)
 		return nil, nil, notSentError(h.Call, context.Cause(ctx))
 	}
 	uploaded := func() {}
-	fault = t.d.publisher.Enqueue(ctx, []lane.Outgoing{{
+	fault = t.d.publisher.Enqueue(ctx, lane.Outgoing{
 		Call: h.Call, Header: h.header, Followed: !g.StoreOnly, Findable: g.Findable || g.StoreOnly,
 		Upload: func() (err error) {
 			uploaded, err = t.upload(ctx, !byCaller)
 			return err
 		},
-	}})[0]
+	})
 	uploaded()
 	if errors.Is(fault, lane.ErrFullAgain) {
 		known = t.d.storedResult(ctx, h.Call)

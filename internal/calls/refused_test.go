@@ -88,7 +88,7 @@ func TestDispatch_FullFleetRejectsNothingThatMayHaveRun(t *testing.T) {
 	r := newRig(t, natsio.Topology{MaxCalls: 1})
 	publisher, err := lane.NewPublisher(t.Context(), r.NC, r.Name)
 	require.NoError(t, err)
-	require.NoError(t, publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: &newCalls(1)[0]}})[0], "which fills the stream")
+	require.NoError(t, publisher.Enqueue(t.Context(), lane.Outgoing{Call: &newCalls(1)[0]}), "which fills the stream")
 
 	calls := newCalls(2)
 	calls[0].Again, calls[1].Again = true, true
@@ -309,7 +309,7 @@ func TestDispatch_ABusyPoolIsWaitedForUntilTheDeadline(t *testing.T) {
 func TestDispatch_AQuotaRefuses(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	r.setLimit(limits.Rule{Tenant: "acme", Rate: limits.Rate{N: 1, Per: time.Hour}, Burst: 1})
+	r.setLimit(limits.Rule{Tenant: "acme", Rate: "1/h", Burst: 1})
 	calls := newCalls(2)
 	for i := range calls {
 		calls[i].Tenant = "acme"
@@ -329,5 +329,5 @@ func (r *rig) publish(call *protocol.Call) {
 	r.t.Helper()
 	p, err := lane.NewPublisher(r.t.Context(), r.NC, r.Name)
 	require.NoError(r.t, err)
-	require.NoError(r.t, p.Enqueue(r.t.Context(), []lane.Outgoing{{Call: call}})[0])
+	require.NoError(r.t, p.Enqueue(r.t.Context(), lane.Outgoing{Call: call}))
 }

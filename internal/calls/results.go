@@ -190,9 +190,9 @@ func (r *Results) subscribe(state *sessionWatch, session protocol.SessionID) err
 		subject wire.Subject
 		channel chan *nats.Msg
 	}{
-		{wire.DoneFilter(r.fleet, session), r.inbound.results},
-		{wire.OutputFilter(r.fleet, session), r.inbound.frames},
-		{wire.LiveFilter(r.fleet, session), r.inbound.frames},
+		{wire.DoneSubject(r.fleet, session, "*"), r.inbound.results},
+		{wire.OutputSubject(r.fleet, session, "*"), r.inbound.frames},
+		{wire.LiveSubject(r.fleet, session, "*"), r.inbound.frames},
 	} {
 		subscription, err := r.nc.ChanSubscribe(to.subject, to.channel)
 		if err != nil {
@@ -291,7 +291,7 @@ var errMalformedFrame = errors.New("malformed frame")
 // of any session, so events of a turn, which may ask a person something, come on their own subject.
 func (r *Results) frame(msg *nats.Msg) {
 	session := protocol.SessionID(strings.SplitN(msg.Subject, ".", 4)[2]) // FLEET.output.SESSION.CALL
-	frame, err := wire.DecodeFrame(msg.Data)
+	frame, err := wire.Decode[wire.Frame](msg.Data)
 	switch {
 	case err != nil:
 	case msg.Subject == wire.LiveSubject(r.fleet, session, frame.CallID):

@@ -41,7 +41,7 @@ func TestResults_OutputComesBeforeTheResult(t *testing.T) {
 func (r *rig) publishEnd(worker *nats.Conn, call *protocol.Call, pieces int) {
 	r.t.Helper()
 	for i := range pieces {
-		frame, err := wire.EncodeFrame(&wire.Frame{CallID: call.ID, Seq: uint64(i), Kind: wire.FrameStdout, WorkerID: "w", Attempt: 1, Data: protocol.Bytes("x")})
+		frame, err := wire.Encode(&wire.Frame{CallID: call.ID, Seq: uint64(i), Kind: wire.FrameStdout, WorkerID: "w", Attempt: 1, Data: protocol.Bytes("x")})
 		require.NoError(r.t, err)
 		require.NoError(r.t, worker.Publish(wire.OutputSubject(r.Name, call.SessionID, call.ID), frame))
 	}
@@ -197,7 +197,7 @@ func TestResults_EventsOfATurnAreNotTakenFromOutput(t *testing.T) {
 	defer watch.Stop()
 	question, err := json.Marshal(loop.Event{Type: loop.EventApprovalAsked})
 	require.NoError(t, err)
-	body, err := wire.EncodeFrame(&wire.Frame{CallID: turn, Seq: 1, Kind: wire.FrameEvent, WorkerID: "w", Attempt: 1, Data: question})
+	body, err := wire.Encode(&wire.Frame{CallID: turn, Seq: 1, Kind: wire.FrameEvent, WorkerID: "w", Attempt: 1, Data: question})
 	require.NoError(t, err)
 	worker := r.Connect()
 	require.NoError(t, worker.Publish(wire.OutputSubject(r.Name, session, turn), body))

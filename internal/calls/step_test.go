@@ -52,7 +52,7 @@ func TestDispatch_TellsUpdatesInOrder(t *testing.T) {
 	r.dispatcher = r.newDispatcher(r.NC, calls.Options{Tracer: provider.Tracer("test")})
 	running := make(chan struct{})
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result {
-		body, err := wire.EncodeFrame(&wire.Frame{CallID: run.Call.ID, Seq: 1, Kind: wire.FrameStarted, WorkerID: "w", Attempt: 1})
+		body, err := wire.Encode(&wire.Frame{CallID: run.Call.ID, Seq: 1, Kind: wire.FrameStarted, WorkerID: "w", Attempt: 1})
 		if err == nil {
 			err = nc.Publish(wire.OutputSubject(r.Name, run.Call.SessionID, run.Call.ID), body)
 		}
@@ -410,7 +410,7 @@ func TestDispatch_SaysWhyThereIsNoResult(t *testing.T) {
 		switch u.State {
 		case loop.StateQueued:
 			if queued++; queued == len(sent) {
-				body, err := wire.EncodeFrame(&wire.Frame{CallID: running.ID, Seq: 1, Kind: wire.FrameStarted, WorkerID: "w", Attempt: 1})
+				body, err := wire.Encode(&wire.Frame{CallID: running.ID, Seq: 1, Kind: wire.FrameStarted, WorkerID: "w", Attempt: 1})
 				require.NoError(t, err)
 				require.NoError(t, workers.Publish(wire.OutputSubject(r.Name, running.SessionID, running.ID), body))
 			}

@@ -60,7 +60,7 @@ func ask(
 		case err != nil:
 			return nil, err
 		}
-		if w, err := wire.DecodeWorkerInfo(answer.Data); err == nil { // others are of another version
+		if w, err := wire.Decode[wire.WorkerInfo](answer.Data); err == nil { // others are of another version
 			if workers = append(workers, w); enough(w) {
 				return workers, nil
 			}

@@ -57,7 +57,7 @@ func (w *scripted) renew() {
 
 func (w *scripted) starts(worker protocol.WorkerID, attempt int) {
 	w.t.Helper()
-	body, err := wire.EncodeFrame(&wire.Frame{CallID: w.call.ID, Seq: 1, Kind: wire.FrameStarted, WorkerID: worker, Attempt: attempt})
+	body, err := wire.Encode(&wire.Frame{CallID: w.call.ID, Seq: 1, Kind: wire.FrameStarted, WorkerID: worker, Attempt: attempt})
 	require.NoError(w.t, err)
 	require.NoError(w.t, w.NC.Publish(wire.OutputSubject(w.Name, w.call.SessionID, w.call.ID), body))
 }

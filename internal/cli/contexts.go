@@ -348,6 +348,9 @@ func userDir(variable, inHome, name string) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("no directory for lasting files: %w; set it, or %s", err, variable)
 		}
+		if !filepath.IsAbs(home) { // each command would have another one, by where it is started
+			return "", fmt.Errorf("no directory for lasting files: the home directory (HOME) is %q, must be an absolute path; set it, or %s", home, variable)
+		}
 		base = filepath.Join(home, inHome)
 	}
 	return filepath.Join(base, "toolfleet", name), nil

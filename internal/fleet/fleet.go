@@ -186,7 +186,7 @@ func (f *Fleet) Keys() *signing.Keys {
 func (f *Fleet) IsUnused(id protocol.SessionID) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), unusedTimeout) //nolint:forbidigo // the fleet is being closed
 	defer cancel()
-	for name, subject := range map[string]string{wire.SessionsStream(f.Name): wire.EventSubject(f.Name, id), wire.ResultsStream(f.Name): wire.ResultsFilter(f.Name, id)} {
+	for name, subject := range map[string]string{wire.SessionsStream(f.Name): wire.EventSubject(f.Name, id), wire.ResultsStream(f.Name): wire.ResultSubject(f.Name, id, ">")} {
 		stream, err := f.JS.Stream(ctx, name)
 		if err != nil {
 			return false

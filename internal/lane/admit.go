@@ -182,13 +182,12 @@ func (a *admission) admit(ctx context.Context, call *protocol.Call, again bool) 
 	if rule == nil {
 		return false, nil
 	}
-	most := rule.InFlight(call.Pool)
+	most, what := rule.Concurrent, "calls"
+	if call.Pool == protocol.SessionPool { // calls of this pool are turns
+		most, what = rule.Sessions, "sessions"
+	}
 	if most > 0 {
-		if n := count(wire.InFlightFilter(fleet, call.Pool, tenant), most); n >= most {
-			what := "calls"
-			if call.Pool == protocol.SessionPool {
-				what = "sessions"
-			}
+		if n := count(wire.InFlightSubject(fleet, call.Pool, tenant, "*", "*"), most); n >= most {
 			return false, boundError(protocol.CodeQuota, busyPause, "tenant %s has %d of %d %s in flight", tenant, n, most, what)
 		}
 	}
@@ -198,7 +197,7 @@ func (a *admission) admit(ctx context.Context, call *protocol.Call, again bool) 
 				tenant, mebibytes(n), mebibytes(rule.Stored), a.store.ResultAge)
 		}
 	}
-	if !rule.Rate.IsZero() {
+	if rule.Rate != "" {
 		if err := a.spend(ctx, tenant, rule); err != nil {
 			return false, err
 		}
@@ -244,12 +243,12 @@ func (a *admission) spend(ctx context.Context, tenant protocol.Tenant, rule *lim
 	if err != nil {
 		return err
 	}
-	rate, burst := rule.PerSecond()
-	wait, err := a.rate(string(tenant)).Spend(ctx, limits.Bucket{Rate: rate, Burst: burst}, 1, now)
+	rate := limits.RateOf(rule)
+	wait, err := a.rate(string(tenant)).Spend(ctx, rate, 1, now)
 	if err != nil || wait == 0 {
 		return err
 	}
-	return boundError(protocol.CodeQuota, wait, "tenant %s has used its rate of %s, burst %d", tenant, rule.Rate, burst)
+	return boundError(protocol.CodeQuota, wait, "tenant %s has used its rate of %s, burst %d", tenant, rule.Rate, rate.Burst)
 }
 
 // rate is what was spent of a tenant's rate, or of a provider's.
@@ -445,7 +444,7 @@ func (h *Holder) removeMarks(ctx context.Context) {
 func (h *Holder) sweepMarks(ctx context.Context, from uint64) (next uint64) {
 	s, pool := h.store, h.options.Pool
 	for range maxMarks {
-		mark, err := s.Next(ctx, wire.InFlightFilter(s.Fleet, pool, "*"), from)
+		mark, err := s.Next(ctx, wire.InFlightSubject(s.Fleet, pool, "*", "*", "*"), from)
 		if err != nil {
 			return from
 		}

@@ -102,8 +102,7 @@ func TestLane_TooLargeForTheFleet(t *testing.T) {
 	f := newFleet(t)
 	call := newCall("s", exclusive("account/a"))
 	call.Payload = protocol.CommandRun{Command: strings.Repeat("x", 64<<20)}
-	faults := f.publisher().Enqueue(t.Context(), []lane.Outgoing{{Call: call}})
-	require.ErrorIs(t, faults[0], lane.ErrTooLarge)
+	require.ErrorIs(t, f.publisher().Enqueue(t.Context(), lane.Outgoing{Call: call}), lane.ErrTooLarge)
 	require.Zero(t, f.stored())
 }
 
@@ -150,7 +149,7 @@ func TestLane_TroubleWithTheObjectStore(t *testing.T) {
 		f.fillObjects()
 		call := newCall("s", exclusive("account/a"))
 		call.Payload = protocol.CommandRun{Command: strings.Repeat("x", int(f.nc.MaxPayload()))}
-		require.ErrorIs(t, f.publisher().Enqueue(t.Context(), []lane.Outgoing{{Call: call}})[0], lane.ErrFull)
+		require.ErrorIs(t, f.publisher().Enqueue(t.Context(), lane.Outgoing{Call: call}), lane.ErrFull)
 	})
 	t.Run("a result counts without its value", func(t *testing.T) {
 		t.Parallel()
@@ -207,7 +206,7 @@ func putAtOnce(t *testing.T, p *lane.Publisher, calls []*protocol.Call) {
 	for part := range slices.Chunk(calls, 1+len(calls)/32) {
 		group.Go(func() {
 			for _, call := range part {
-				if err := p.Enqueue(t.Context(), []lane.Outgoing{{Call: call}})[0]; err != nil {
+				if err := p.Enqueue(t.Context(), lane.Outgoing{Call: call}); err != nil {
 					t.Errorf("put: %v", err)
 				}
 			}

@@ -215,12 +215,6 @@ type claim struct {
 	spentAge time.Duration // how old Spent was when the claim was stored
 }
 
-func (h *Holder) newClaim(l *incarnation, r *readyMessage) *claim {
-	return &claim{Claim: wire.Claim{
-		Lane: r.lane, WorkerID: h.options.Worker, Incarnation: l.id, Token: uuid.NewString(), Ready: r.seq,
-	}}
-}
-
 var (
 	// errHeld says that another worker holds the lane by the same ready message.
 	errHeld = errors.New("another worker holds the lane")
@@ -345,8 +339,9 @@ type ownership struct {
 	stop     context.CancelFunc
 }
 
-func newOwnership(incarnation *incarnation, ready *readyMessage, claim *claim) *ownership {
-	t := &ownership{lane: ready.lane, hash: ready.hash, ready: ready, claim: claim, incarnation: incarnation, since: time.Now(), flow: ready.flowOf()}
+func newOwnership(worker protocol.WorkerID, incarnation *incarnation, ready *readyMessage) *ownership {
+	own := &claim{Claim: wire.Claim{Lane: ready.lane, WorkerID: worker, Incarnation: incarnation.id, Token: uuid.NewString(), Ready: ready.seq}}
+	t := &ownership{lane: ready.lane, hash: ready.hash, ready: ready, claim: own, incarnation: incarnation, since: time.Now(), flow: ready.flowOf()}
 	t.ctx, t.cancel = context.WithCancelCause(incarnation.ctx)
 	t.starting, t.stop = context.WithCancel(t.ctx)
 	return t

@@ -91,11 +91,9 @@ func callers(t *testing.T, f *fleet, p *lane.Publisher, count, n, lanes int) (sl
 			for k := range n {
 				call := newCall(session, exclusive(fmt.Sprintf("account/%d", (i+k)%lanes)))
 				start := time.Now()
-				for _, err := range p.Enqueue(t.Context(), []lane.Outgoing{{Call: call}}) {
-					if err != nil {
-						t.Error(err)
-						return
-					}
+				if err := p.Enqueue(t.Context(), lane.Outgoing{Call: call}); err != nil {
+					t.Error(err)
+					return
 				}
 				if !awaitOne(t, p, call, results) {
 					return
@@ -197,7 +195,7 @@ func TestCluster_LeaderIsCutOffWithItsWorker(t *testing.T) {
 	}, patience, 10*time.Millisecond, "no leader")
 	f.dial = func() *nats.Conn { return c.ConnectTo(leader) }
 	f.nc = c.ConnectTo((leader + 1) % len(c.Servers))
-	beats := f.overhear(wire.HeartbeatsFilter(factFleet, protocol.DefaultPool))
+	beats := f.overhear(wire.HeartbeatSubject(factFleet, protocol.DefaultPool, ">"))
 	f.hold(work, o)
 	p := f.publisher()
 	call := newCall(protocol.NewSessionID(), exclusive("account/1"))
@@ -246,7 +244,7 @@ func TestCluster_RefusedByALeaderThatIsCutOffIsNotAccepted(t *testing.T) {
 	call := newCall(protocol.NewSessionID(), exclusive("account/1"))
 	attempts := f.overhear(wire.CallSubject(factFleet, call.Pool, wire.HashLane(call.Lane()), call.ID))
 	accepted := make(chan error, 1)
-	go func() { accepted <- p.Enqueue(t.Context(), []lane.Outgoing{{Call: call}})[0] }()
+	go func() { accepted <- p.Enqueue(t.Context(), lane.Outgoing{Call: call}) }()
 	require.Eventually(t, func() bool {
 		for i, s := range c.Servers {
 			if i != leader && s.JetStreamIsStreamLeader(server.DEFAULT_GLOBAL_ACCOUNT, stream) {
@@ -284,8 +282,7 @@ func TestCluster_AFullStreamHidesNoStart(t *testing.T) {
 	f.publish(wire.StartSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane()), call.ID, 1), nil, []byte("lost 1 1"))
 	f.fill(2)
 	p := f.publisher()
-	refused := p.Enqueue(t.Context(), []lane.Outgoing{{Call: newCall("s", exclusive("account/2"))}})
-	require.ErrorIs(t, refused[0], lane.ErrFull)
+	require.ErrorIs(t, p.Enqueue(t.Context(), lane.Outgoing{Call: newCall("s", exclusive("account/2"))}), lane.ErrFull)
 	ran := make(chan protocol.CallID, 9)
 	f.hold(tells(ran), lane.Options{})
 	require.Equal(t, protocol.StatusOutcomeUnknown, f.await(p, call).Status)
@@ -344,7 +341,7 @@ func (f *fleet) makeRoomFor(call *protocol.Call) {
 	p := f.publisher()
 	f.fill(2)
 	require.Eventually(f.t, func() bool {
-		return p.Enqueue(f.t.Context(), []lane.Outgoing{{Call: call}})[0] == nil
+		return p.Enqueue(f.t.Context(), lane.Outgoing{Call: call}) == nil
 	}, patience, time.Millisecond, "no room")
 }
 

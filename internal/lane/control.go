@@ -241,7 +241,7 @@ func (h *Holder) serveQueries() (stop func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen to questions: %w", err)
 	}
-	one, err := h.store.NC.Subscribe(wire.AskFilter(fleet, pool), h.onQuery)
+	one, err := h.store.NC.Subscribe(wire.AskSubject(fleet, pool, "*"), h.onQuery)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("listen to questions: %w", err), all.Unsubscribe())
 	}

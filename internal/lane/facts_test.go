@@ -198,7 +198,7 @@ func TestFact_OrderOutlivesALostWorker(t *testing.T) {
 			ran = append(ran, run.Call.ID)
 			mu.Unlock()
 			// When a call of another lane has run, the next one would have started if it could.
-			if err := p.Enqueue(t.Context(), []lane.Outgoing{{Call: newCall("s", exclusive("account/other"))}})[0]; err != nil {
+			if err := p.Enqueue(t.Context(), lane.Outgoing{Call: newCall("s", exclusive("account/other"))}); err != nil {
 				t.Error(err)
 			}
 			<-others
@@ -254,7 +254,7 @@ func TestFact_MaxAckPendingBoundsHeldLanes(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	small, err := f.js.CreateConsumer(t.Context(), wire.CallsStream(factFleet), jetstream.ConsumerConfig{
-		Durable: "small", FilterSubject: wire.ReadyFilter(factFleet, "other"), AckPolicy: jetstream.AckExplicitPolicy,
+		Durable: "small", FilterSubject: wire.ReadySubject(factFleet, "other", "*"), AckPolicy: jetstream.AckExplicitPolicy,
 	})
 	require.NoError(t, err)
 	require.Equal(t, 1000, small.CachedInfo().Config.MaxAckPending, "the default")

@@ -257,7 +257,7 @@ func (f *fleet) takeAndDie() (jetstream.Msg, wire.IncarnationID) {
 	meta, err := msg.Metadata()
 	require.NoError(f.t, err)
 	beat := wire.Heartbeat{WorkerID: "lost", LeaseMS: consumer.CachedInfo().Config.AckWait.Milliseconds(), Beat: 1}
-	body, err := wire.EncodeHeartbeat(&beat)
+	body, err := wire.Encode(&beat)
 	require.NoError(f.t, err)
 	life := wire.NewIncarnationID()
 	f.publish(wire.HeartbeatSubject(fleet, pool, life), nil, body)
@@ -265,7 +265,7 @@ func (f *fleet) takeAndDie() (jetstream.Msg, wire.IncarnationID) {
 		Lane: protocol.Lane(msg.Headers().Get(wire.HeaderLane)), WorkerID: "lost", Incarnation: life, Token: "lost",
 		Ready: meta.Sequence.Stream,
 	}
-	body, err = wire.EncodeClaim(&claim)
+	body, err = wire.Encode(&claim)
 	require.NoError(f.t, err)
 	f.publish(wire.ClaimSubject(fleet, pool, wire.HashLane(claim.Lane)), nil, body)
 	return msg, life
@@ -299,12 +299,8 @@ func shared(key string) protocol.Use {
 
 func put(t *testing.T, p *lane.Publisher, calls ...*protocol.Call) {
 	t.Helper()
-	out := make([]lane.Outgoing, len(calls))
-	for i, c := range calls {
-		out[i] = lane.Outgoing{Call: c}
-	}
-	for _, err := range p.Enqueue(t.Context(), out) {
-		require.NoError(t, err)
+	for _, c := range calls {
+		require.NoError(t, p.Enqueue(t.Context(), lane.Outgoing{Call: c}))
 	}
 }
 

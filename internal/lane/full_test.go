@@ -49,7 +49,7 @@ func TestFull_WhatTakesTheLastPlaceMakesItsLaneReady(t *testing.T) {
 	waits, refused, last := newCall("s", x), newCall("s", x), newCall("s", x)
 	raw(t, f, wire.CallSubject(protocol.DefaultFleet, waits.Pool, wire.HashLane(waits.Lane()), waits.ID), waits)
 	f.fill(1)
-	require.ErrorIs(t, p.Enqueue(t.Context(), []lane.Outgoing{{Call: refused}})[0], lane.ErrFull)
+	require.ErrorIs(t, p.Enqueue(t.Context(), lane.Outgoing{Call: refused}), lane.ErrFull)
 	f.fill(2)
 	put(t, p, last)
 	f.hold(newHistory(), lane.Options{})
@@ -115,7 +115,7 @@ func TestFull_WhereOthersHaveTakenAllRoom(t *testing.T) {
 					_, err = js.Publish(t.Context(), "other", make([]byte, size))
 				}
 			}
-			require.ErrorIs(t, p.Enqueue(t.Context(), []lane.Outgoing{{Call: refused}})[0], lane.ErrFull)
+			require.ErrorIs(t, p.Enqueue(t.Context(), lane.Outgoing{Call: refused}), lane.ErrFull)
 			close(release)
 			require.NoError(t, other.Purge(t.Context()))
 			put(t, p, again)
@@ -200,7 +200,7 @@ func TestMissing_AStreamThatIsDeletedIsTold(t *testing.T) {
 			}
 			require.Eventually(t, func() bool { return errors.Is(p.Streams(t.Context()), natsio.ErrNoStream) }, patience, 100*time.Millisecond)
 			if stream == wire.CallsStream(protocol.DefaultFleet) {
-				fault := p.Enqueue(t.Context(), []lane.Outgoing{{Call: newCall("s", exclusive("account/b"))}})[0]
+				fault := p.Enqueue(t.Context(), lane.Outgoing{Call: newCall("s", exclusive("account/b"))})
 				require.ErrorIs(t, fault, natsio.ErrNoStream)
 				require.ErrorIs(t, fault, lane.ErrNotSent)
 			}

@@ -240,10 +240,6 @@ type peer struct {
 	redelivering bool // redeliverClaims runs for it
 }
 
-func newPeers(s *store.Store, pool protocol.Pool, lease time.Duration, origin string) *peers {
-	return &peers{store: s, pool: pool, lease: lease, origin: origin, byID: map[wire.IncarnationID]*peer{}}
-}
-
 func (p *peers) run(ctx context.Context) error {
 	subscription, err := p.store.NC.Subscribe(wire.BeatFilter(p.store.Fleet, p.pool), p.onHeartbeat)
 	if err != nil {

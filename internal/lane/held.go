@@ -74,7 +74,7 @@ type usage struct {
 
 func newHeldLane(h *Holder, inc *incarnation, ready *readyMessage) *heldLane {
 	l := &heldLane{
-		ownership: newOwnership(inc, ready, h.newClaim(inc, ready)), holder: h,
+		ownership: newOwnership(h.options.Worker, inc, ready), holder: h,
 		schedule: core.NewSchedule(), slots: newLaneSlots(h.slots), garbage: newGarbage(h.store), lookups: newEarlyLookups(h.store),
 		running: running{finished: make(chan finished)},
 	}

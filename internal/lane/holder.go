@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/toolfleet/toolfleet/internal/lane/core"
 	"github.com/toolfleet/toolfleet/internal/lane/limits"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -86,12 +87,13 @@ func NewHolder(ctx context.Context, nc *nats.Conn, host Host, o Options) (*Holde
 		options: o, store: s, host: host, lease: lease,
 		heldLanes: heldLanes{held: map[wire.LaneHash]*heldLane{}, recent: map[wire.LaneHash]time.Time{}},
 		retryLog:  retryLog{logger: o.Logger}, monitored: monitored{streams: natsio.NewStreams(s.JS, s.Created())},
-		peers: newPeers(s, o.Pool, lease, o.Origin),
 	}
-	h.slots = newSlots(o.Slots, func(tenant protocol.Tenant) float64 { return float64(h.limits.Rules().Weight(tenant)) })
-	h.tickets, h.awaited, h.copies = newTickets(h), newAwaitedCalls(h), newCopies(s.NC)
+	weight := func(tenant protocol.Tenant) float64 { return float64(h.limits.Rules().Weight(tenant)) }
+	h.slots = &slots{size: o.Slots, wake: make(chan struct{}, 1), fair: core.Fair[protocol.Tenant]{Weight: weight}}
+	h.tickets, h.copies = newTickets(h), newCopies(s.NC)
+	h.awaited = &awaitedCalls{holder: h, wake: make(chan struct{}, 1), calls: map[protocol.CallRef]*awaitedCall{}}
 	h.limits = limits.NewWatch(s.JS, o.Fleet, o.Logger, h.onLimitsChanged)
-	h.peers.replace = h.replaceReady
+	h.peers = &peers{store: s, pool: o.Pool, replace: h.replaceReady, lease: lease, origin: o.Origin, byID: map[wire.IncarnationID]*peer{}}
 	h.reaper = &reaper{holder: h, consumer: reaping, due: map[wire.LaneHash]dueLane{}}
 	h.puller = &puller{holder: h, expires: lease / 3}
 	return h, nil

@@ -89,7 +89,7 @@ func TestTickets_AReadyMessageDoesNotWaitForALease(t *testing.T) {
 	}
 	hash := wire.HashLane(call.Lane())
 	h.tickets.beginClaim(hash)
-	require.NoError(t, p.Enqueue(t.Context(), []Outgoing{{Call: call}})[0])
+	require.NoError(t, p.Enqueue(t.Context(), Outgoing{Call: call}))
 	require.Eventually(t, func() bool {
 		h.tickets.mu.Lock()
 		defer h.tickets.mu.Unlock()

@@ -49,10 +49,6 @@ type awaitedCall struct {
 	pause time.Duration
 }
 
-func newAwaitedCalls(h *Holder) *awaitedCalls {
-	return &awaitedCalls{holder: h, wake: make(chan struct{}, 1), calls: map[protocol.CallRef]*awaitedCall{}}
-}
-
 // add has a lane notified of the ends of calls.
 func (a *awaitedCalls) add(l *heldLane, refs []protocol.CallRef) {
 	if len(refs) == 0 {

@@ -255,7 +255,7 @@ func TestLater_AStreamThatIsNearlyFull(t *testing.T) {
 	var accepted []*protocol.Call
 	for i := range 40 {
 		call := later(fmt.Sprintf("account/%d", i), 2*time.Second)
-		err := p.Enqueue(t.Context(), []lane.Outgoing{{Call: call}})[0]
+		err := p.Enqueue(t.Context(), lane.Outgoing{Call: call})
 		if err == nil {
 			accepted = append(accepted, call)
 			continue
@@ -279,9 +279,9 @@ func TestLater_OwesNoReadyMessage(t *testing.T) {
 	f.pool(0)
 	p := f.publisher()
 	waits := later("account/a", time.Hour)
-	require.NoError(t, p.Enqueue(t.Context(), []lane.Outgoing{{Call: waits, Followed: true}})[0])
+	require.NoError(t, p.Enqueue(t.Context(), lane.Outgoing{Call: waits, Followed: true}))
 	call := newCall("s", exclusive("account/a"))
-	require.NoError(t, p.Enqueue(t.Context(), []lane.Outgoing{{Call: call, Followed: true}})[0])
+	require.NoError(t, p.Enqueue(t.Context(), lane.Outgoing{Call: call, Followed: true}))
 	stream, err := f.js.Stream(t.Context(), wire.CallsStream(factFleet))
 	require.NoError(t, err)
 	msg, err := stream.GetLastMsgForSubject(t.Context(), readyOf("account/a"))

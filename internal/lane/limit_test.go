@@ -31,7 +31,7 @@ func (f *fleet) setLimit(rule limits.Rule) {
 	require.NoError(f.t, f.limits().Set(f.t.Context(), rule))
 }
 
-func perSecond(n int) limits.Rate { return limits.Rate{N: n, Per: time.Second} }
+func perSecond(n int) string { return fmt.Sprintf("%d/s", n) }
 
 // starts records between which moments the limiter counted the start of each call of a lane, on any
 // holder: it counts between Admit and Execute.
@@ -162,7 +162,7 @@ func TestLimit_Rate(t *testing.T) {
 func TestLimit_TheRateOutlivesItsHolders(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	f.setLimit(limits.Rule{Lane: "account/*", Rate: limits.Rate{N: 60, Per: time.Minute}, Burst: 3})
+	f.setLimit(limits.Rule{Lane: "account/*", Rate: "60/min", Burst: 3})
 	seen := starts{lane: "account/a"}
 	h := f.hold(seen.host(), lane.Options{Slots: 4})
 	p := f.publisher()
@@ -210,7 +210,7 @@ func TestLimit_ALostHolderMakesNothingFaster(t *testing.T) {
 func TestLimit_ChangesApplyToHeldLanes(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	f.setLimit(limits.Rule{Lane: "account/*", Rate: limits.Rate{N: 1, Per: time.Hour}})
+	f.setLimit(limits.Rule{Lane: "account/*", Rate: "1/h"})
 	ran := make(chan protocol.CallID, 16)
 	f.hold(tells(ran), lane.Options{Slots: 4})
 	p := f.publisher()
@@ -256,7 +256,7 @@ func answerOf(t *testing.T, body []byte) (held lane.HeldLane) {
 func TestLimit_ARateThatIsSetAgainDoesNotBeginFull(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	rule := limits.Rule{Lane: "account/*", Rate: limits.Rate{N: 1, Per: time.Hour}, Burst: 1}
+	rule := limits.Rule{Lane: "account/*", Rate: "1/h", Burst: 1}
 	f.setLimit(rule)
 	var holding atomic.Bool
 	began, release := make(chan struct{}, 3), make(chan struct{})

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -97,81 +96,50 @@ func (p *Publisher) Ended(call *protocol.Call, r *protocol.Result) {
 	p.lanes.onEnded(laneOf(call), seen)
 }
 
-// Enqueue enqueues calls and returns an error for each; nil means accepted: the call will get
-// exactly one result. Calls of one lane are accepted in the given order. A payload that is too
+// Enqueue enqueues a call; nil means accepted: the call will get exactly one result. Calls of one
+// lane that are enqueued one after the other are accepted in that order. A payload that is too
 // large for a message goes through the object store. [ErrBusy], [ErrQuota], [ErrFull],
 // [ErrTooLarge], [natsio.ErrNoStream] and [ErrFullAgain] are final; otherwise Enqueue retries while
-// the context lasts. A call that meets [ErrBusy] has the later ones of its lane refused too. The
-// last error wraps [ErrNotSent] if the call was certainly not enqueued.
-func (p *Publisher) Enqueue(ctx context.Context, calls []Outgoing) []error {
-	faults := make([]error, len(calls))
-	if len(calls) == 1 { // as it is for most steps
-		p.enqueueLane(ctx, laneOf(calls[0].Call), calls, []int{0}, faults)
-		return faults
+// the context lasts. The last error wraps [ErrNotSent] if the call was certainly not enqueued.
+func (p *Publisher) Enqueue(ctx context.Context, out Outgoing) error {
+	fault := p.enqueue(ctx, out)
+	if errors.Is(fault, ErrFull) || errors.Is(fault, ErrFullAgain) {
+		p.noRoom.Store(time.Now().UnixNano())
 	}
-	byLane := map[poolLane][]int{}
-	for i, out := range calls {
-		lane := laneOf(out.Call)
-		byLane[lane] = append(byLane[lane], i)
-	}
-	var group sync.WaitGroup
-	for lane, indexes := range byLane {
-		group.Go(func() { p.enqueueLane(ctx, lane, calls, indexes, faults) })
-	}
-	group.Wait()
-	return faults
+	return fault
 }
 
 func laneOf(c *protocol.Call) poolLane { return poolLane{pool: c.Pool, lane: c.Lane()} }
-
-// enqueueLane enqueues calls of one lane. The first that does not wait for its time may be the
-// ready message itself, if the lane may be idle. That saves a write; a wrong guess costs one. A
-// call that waits for its time makes no lane ready, so it says nothing about the lane.
-func (p *Publisher) enqueueLane(ctx context.Context, lane poolLane, calls []Outgoing, indexes []int, faults []error) {
-	inline, used := false, false
-	var busy error
-	for _, i := range indexes {
-		out := calls[i]
-		if faults[i] = busy; busy != nil { // else their order might change
-			continue
-		}
-		if out.Call.Delay() > 0 {
-			faults[i] = p.enqueueLater(ctx, out)
-		} else {
-			if !used { // the last message that a full stream accepts must make its lane ready
-				inline, used = wire.FlowOf(out.Call).IsDefault() && (!p.lanes.use(lane) || p.isFull()), true
-			}
-			if faults[i] = p.enqueue(ctx, out, inline && (!out.Findable || p.isFull())); faults[i] == nil {
-				inline = false
-				if out.Followed {
-					p.lanes.onAccepted(lane)
-				}
-			}
-		}
-		if errors.Is(faults[i], ErrBusy) {
-			busy = faults[i]
-		}
-		if errors.Is(faults[i], ErrFull) || errors.Is(faults[i], ErrFullAgain) {
-			p.noRoom.Store(time.Now().UnixNano())
-		}
-	}
-}
 
 func (p *Publisher) isFull() bool {
 	return time.Since(time.Unix(0, p.noRoom.Load())) < fullFor
 }
 
-// enqueue enqueues one call: as the ready message itself if inline and the lane is idle, else into
-// the mailbox.
-func (p *Publisher) enqueue(ctx context.Context, out Outgoing, inline bool) error {
+// enqueue enqueues a call: as the ready message itself if its lane may be idle, else into the
+// mailbox. That saves a write; a wrong guess costs one. A call that waits for its time makes no
+// lane ready, so it says nothing about the lane.
+func (p *Publisher) enqueue(ctx context.Context, out Outgoing) (fault error) {
+	if out.Call.Delay() > 0 {
+		return p.enqueueLater(ctx, out)
+	}
+	lane, flow := laneOf(out.Call), wire.FlowOf(out.Call)
+	full := p.isFull() // the last message that a full stream accepts must make its lane ready
+	inline := flow.IsDefault() && (!p.lanes.use(lane) || full) && (!out.Findable || full)
+	if out.Followed {
+		defer func() {
+			if fault == nil {
+				p.lanes.onAccepted(lane)
+			}
+		}()
+	}
 	s := &sending{call: out.Call, again: out.Call.Again, upload: out.Upload}
 	if err := p.admit(ctx, s, out.Header); err != nil {
 		return s.notAccepted(natsio.NotSent(err))
 	}
-	if seen := p.lanes.lastResult(laneOf(s.call)); out.Followed && !s.again && wire.IsRandomCallID(s.call.ID) && seen.Epoch > 0 {
+	if seen := p.lanes.lastResult(lane); out.Followed && !s.again && wire.IsRandomCallID(s.call.ID) && seen.Epoch > 0 {
 		s.msg.Header.Set(wire.HeaderSeen, seen.Header())
 	}
-	if inline && wire.FlowOf(s.call).IsDefault() {
+	if inline {
 		done, err := p.publishInline(ctx, s)
 		if done || err != nil {
 			return err
@@ -180,11 +148,11 @@ func (p *Publisher) enqueue(ctx context.Context, out Outgoing, inline bool) erro
 	if err := p.publish(ctx, s); err != nil {
 		return err
 	}
-	if flow := wire.FlowOf(s.call); !flow.IsDefault() {
-		p.store.PublishTicket(s.call.Pool, s.call.Lane(), flow)
-		return nil
+	if flow.IsDefault() {
+		p.lanes.onAppended(lane, out.Followed)
+	} else {
+		p.store.PublishTicket(lane.pool, lane.lane, flow)
 	}
-	p.lanes.onAppended(laneOf(s.call), out.Followed)
 	return nil
 }
 

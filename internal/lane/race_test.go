@@ -82,7 +82,7 @@ func TestLane_ReleaseComesBeforeTheNextClaim(t *testing.T) {
 				_, err = claims.GetLastMsgForSubject(t.Context(), wire.ClaimSubject(factFleet, protocol.DefaultPool, wire.HashLane(l)))
 				assert.NoError(t, err, "the lane can be claimed during the release")
 			}
-			assert.NoError(t, p.Enqueue(t.Context(), []lane.Outgoing{{Call: second}})[0]) // somebody wants the lane right now
+			assert.NoError(t, p.Enqueue(t.Context(), lane.Outgoing{Call: second})) // somebody wants the lane right now
 		})
 	}}, lane.Options{Slots: 2})
 	put(t, p, first)
@@ -104,7 +104,7 @@ func TestLane_LostAnswerOfTheRemovalIsNoLease(t *testing.T) {
 	ranAtA, ranAtB := make(chan protocol.CallID, 9), make(chan protocol.CallID, 9)
 	begun, deaf := make(chan struct{}), make(chan struct{})
 	var once atomic.Bool
-	p, beats := f.publisher(), f.overhear(wire.HeartbeatsFilter(factFleet, protocol.DefaultPool))
+	p, beats := f.publisher(), f.overhear(wire.HeartbeatSubject(factFleet, protocol.DefaultPool, ">"))
 	a, err := lane.NewHolder(t.Context(), nc, witness{run: func(_ context.Context, run *lane.Run) protocol.Result {
 		if run.Attempt > 1 { // it was lost with A's lease, and anybody with a slot takes it over
 			return succeed(run)

@@ -222,7 +222,7 @@ func (c *reaper) reviewReady(ctx context.Context) error {
 		return err
 	}
 	for seq := uint64(0); ; {
-		ready, err := s.Next(ctx, wire.ReadyFilter(o.Fleet, o.Pool), seq)
+		ready, err := s.Next(ctx, wire.ReadySubject(o.Fleet, o.Pool, "*"), seq)
 		if err != nil {
 			return err
 		}

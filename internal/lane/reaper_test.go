@@ -226,7 +226,7 @@ func (f *fleet) aLife() wire.IncarnationID {
 	require.NoError(f.t, err)
 	var beat *jetstream.RawStreamMsg
 	require.Eventually(f.t, func() bool {
-		beat, err = stream.GetMsg(f.t.Context(), 1, jetstream.WithGetMsgSubject(wire.HeartbeatsFilter(factFleet, protocol.DefaultPool)))
+		beat, err = stream.GetMsg(f.t.Context(), 1, jetstream.WithGetMsgSubject(wire.HeartbeatSubject(factFleet, protocol.DefaultPool, ">")))
 		return err == nil
 	}, patience, 10*time.Millisecond, "no heartbeat")
 	return wire.LifeOfSubject(factFleet, beat.Subject)
@@ -236,7 +236,7 @@ func (f *fleet) aLife() wire.IncarnationID {
 func (f *fleet) storeClaim(l protocol.Lane, c wire.Claim) {
 	f.t.Helper()
 	c.Lane, c.WorkerID, c.Token = l, "w", "brought back"
-	body, err := wire.EncodeClaim(&c)
+	body, err := wire.Encode(&c)
 	require.NoError(f.t, err)
 	f.publish(wire.ClaimSubject(factFleet, protocol.DefaultPool, wire.HashLane(l)), nil, body)
 }
@@ -362,7 +362,7 @@ func TestSeen_ANewCallIsNotLookedFor(t *testing.T) {
 	p := f.publisher()
 	follow := func(c *protocol.Call) *protocol.Result {
 		t.Helper()
-		require.NoError(t, p.Enqueue(t.Context(), []lane.Outgoing{{Call: c, Followed: true}})[0])
+		require.NoError(t, p.Enqueue(t.Context(), lane.Outgoing{Call: c, Followed: true}))
 		r := f.await(p, c)
 		p.Ended(c, r)
 		require.Equal(t, c.ID, <-ran)

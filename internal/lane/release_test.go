@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/limits"
@@ -137,7 +138,7 @@ func TestLeave_WhatWasKilledIsCountedHoweverLateItIsHandedOver(t *testing.T) {
 	require.NoError(t, err)
 	whole := stream.CachedInfo().Config
 	without := whole
-	without.Subjects = []string{wire.HeartbeatsFilter(factFleet, protocol.DefaultPool)}
+	without.Subjects = []string{wire.HeartbeatSubject(factFleet, protocol.DefaultPool, ">")}
 	tries := f.overhear("tf.claim.>")
 	p, call := f.publisher(), newCall("s", exclusive("account/a"))
 	put(t, p, call)
@@ -238,18 +239,15 @@ func TestDrain_WhatIsOnItsWayIsHandedBack(t *testing.T) {
 			}
 			return succeed(run)
 		}), lane.Options{Slots: 64})
-		out := make([]lane.Outgoing, 200)
-		for i := range out {
-			out[i].Call = newCall("s", exclusive(fmt.Sprintf("account/%d-%d", round, i)))
-			calls = append(calls, out[i].Call)
+		var putting errgroup.Group
+		for i := range 200 {
+			call := newCall("s", exclusive(fmt.Sprintf("account/%d-%d", round, i)))
+			calls = append(calls, call)
+			putting.Go(func() error { return p.Enqueue(t.Context(), lane.Outgoing{Call: call}) })
 		}
-		putting := make(chan []error, 1)
-		go func() { putting <- p.Enqueue(t.Context(), out) }()
 		<-begun
 		h.stop()
-		for _, err := range <-putting {
-			require.NoError(t, err)
-		}
+		require.NoError(t, putting.Wait())
 	}
 	f.hold(succeeds, lane.Options{Slots: 64})
 	for _, call := range calls {
@@ -376,7 +374,7 @@ func TestWaits_ResultsSayWhatACallWaitedFor(t *testing.T) {
 	}{
 		"lane":  {slots: 4, first: newCall("s", exclusive("account/a")), other: newCall("s", exclusive("account/a")), shown: "an earlier call of the lane, which runs"},
 		"limit": {slots: 4, rule: limits.Rule{Lane: "account/*", Concurrent: 1}, first: newCall("s", shared("account/a")), other: newCall("s", shared("account/a")), shown: "limit account/*: concurrent 1"},
-		"rate":  {slots: 4, rule: limits.Rule{Lane: "account/*", Rate: limits.Rate{N: 1, Per: time.Hour}, Burst: 1}, first: newCall("s", shared("account/a")), other: newCall("s", shared("account/a")), shown: "limit account/*: rate 1/h"},
+		"rate":  {slots: 4, rule: limits.Rule{Lane: "account/*", Rate: "1/h", Burst: 1}, first: newCall("s", shared("account/a")), other: newCall("s", shared("account/a")), shown: "limit account/*: rate 1/h"},
 		"after": {slots: 4, first: awaited, other: waits, shown: "call s/"},
 		"slot":  {slots: 1, first: newCall("s", exclusive("account/a")), other: newCall("s", exclusive("account/b")), shown: "a worker: none has claimed the lane"},
 	} {
@@ -403,7 +401,7 @@ func TestWaits_ResultsSayWhatACallWaitedFor(t *testing.T) {
 			}, patience, 10*time.Millisecond, c.shown)
 			time.Sleep(max(takes, 2*time.Since(sent))) // longer than all else takes, however slow the machine is
 			close(end)
-			if c.rule.Rate.N > 0 {
+			if c.rule.Rate != "" {
 				f.setLimit(limits.Rule{Lane: c.rule.Lane, Rate: perSecond(1000)})
 			}
 			r := f.await(p, c.other)

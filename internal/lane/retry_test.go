@@ -238,7 +238,7 @@ func TestRetry_FailsAfterItsCancel(t *testing.T) {
 func TestRetry_DeadlineBehindALimit(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	f.setLimit(limits.Rule{Lane: "account/*", Rate: limits.Rate{N: 1, Per: time.Hour}})
+	f.setLimit(limits.Rule{Lane: "account/*", Rate: "1/h"})
 	fail := make(chan protocol.CallID)
 	f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
 		select {

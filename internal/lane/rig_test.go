@@ -104,7 +104,7 @@ func (o *overheard) lives(t *testing.T, worker protocol.WorkerID) map[string]int
 	t.Helper()
 	renewals := map[string]int{}
 	for _, msg := range o.all() {
-		beat, err := wire.DecodeHeartbeat(msg.Data)
+		beat, err := wire.Decode[wire.Heartbeat](msg.Data)
 		require.NoError(t, err)
 		if beat.WorkerID == worker {
 			renewals[msg.Subject]++

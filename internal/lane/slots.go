@@ -34,10 +34,6 @@ type slotWaiter struct {
 	granted chan struct{}
 }
 
-func newSlots(n int, weight func(protocol.Tenant) float64) *slots {
-	return &slots{size: n, wake: make(chan struct{}, 1), fair: core.Fair[protocol.Tenant]{Weight: weight}}
-}
-
 func (s *slots) signal() {
 	select {
 	case s.wake <- struct{}{}:
@@ -313,8 +309,8 @@ func (l *heldLane) applyRules() bool {
 		t.wait = core.NotBlocked
 		return false
 	}
-	rate, burst := rule.PerSecond()
-	t.core.Change(rule.Concurrent, rate, burst, now)
+	rate := limits.RateOf(rule)
+	t.core.Change(rule.Concurrent, rate.Rate, rate.Burst, now)
 	if !t.restored {
 		t.restored = true
 		t.core.Restore(l.claim.Spent, l.claim.spentAge+now.Sub(l.since), now)
@@ -404,9 +400,8 @@ func (h *Holder) isRegained(rules *limits.Rules, c *store.StoredClaim) bool {
 	if rule == nil {
 		return true
 	}
-	rate, burst := rule.PerSecond()
-	now := time.Now()
-	bucket := core.Limit{Rate: rate, Burst: burst}
+	rate, now := limits.RateOf(rule), time.Now()
+	bucket := core.Limit{Rate: rate.Rate, Burst: rate.Burst}
 	bucket.Restore(c.Spent, h.clock.Age(c.At), now)
 	return bucket.Spent(now) == 0
 }

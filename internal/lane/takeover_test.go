@@ -72,7 +72,7 @@ func takenOverAfter(t *testing.T, lease time.Duration) time.Duration {
 	f.lose(p, call, lane.Options{Worker: "lost"})
 	claims, err := f.js.Stream(t.Context(), wire.ClaimsStream(factFleet))
 	require.NoError(t, err)
-	lost, err := claims.GetLastMsgForSubject(t.Context(), wire.HeartbeatsFilter(factFleet, protocol.DefaultPool))
+	lost, err := claims.GetLastMsgForSubject(t.Context(), wire.HeartbeatSubject(factFleet, protocol.DefaultPool, ">"))
 	require.NoError(t, err)
 	taken := make(chan time.Time, 1)
 	f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {

@@ -93,7 +93,7 @@ func (t *tickets) shared() bool {
 func (t *tickets) run(ctx context.Context) {
 	h := t.holder
 	hints := make(chan wire.Flow, 1024) // a hint without room is lost; recheck finds its ticket
-	subscription, err := h.store.NC.Subscribe(wire.TicketsFilter(h.options.Fleet, h.options.Pool, wire.AnyFlow()), func(msg *nats.Msg) {
+	subscription, err := h.store.NC.Subscribe(wire.TicketSubject(h.options.Fleet, h.options.Pool, "*", wire.AnyFlow()), func(msg *nats.Msg) {
 		if flow, ok := wire.FlowOfSubject(msg.Subject); ok {
 			select {
 			case hints <- flow:
@@ -152,7 +152,7 @@ func (t *tickets) onHint(flow wire.Flow) {
 // recheck looks for tickets whose hints were lost, and for tickets that were passed over.
 func (t *tickets) recheck(ctx context.Context) {
 	h := t.holder
-	all := wire.TicketsFilter(h.options.Fleet, h.options.Pool, wire.AnyFlow())
+	all := wire.TicketSubject(h.options.Fleet, h.options.Pool, "*", wire.AnyFlow())
 	first, err := h.store.Next(ctx, all, 0)
 	if err != nil || first == nil {
 		return
@@ -318,7 +318,7 @@ func (t *tickets) readTicket(ctx context.Context, flow wire.Flow) (*message, err
 	cursor := known.cursor
 	known.waits = false // a hint that comes meanwhile sets it again
 	t.mu.Unlock()
-	found, err := h.store.Next(ctx, wire.TicketsFilter(h.options.Fleet, h.options.Pool, flow), cursor)
+	found, err := h.store.Next(ctx, wire.TicketSubject(h.options.Fleet, h.options.Pool, "*", flow), cursor)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {

@@ -253,26 +253,36 @@ func RemoveJournalMarks(ctx context.Context, js jetstream.JetStream, fleet proto
 // that age out with results; the zero time if there are none.
 func Stored(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, tenant protocol.Tenant) (n int64, oldest time.Time, err error) {
 	for _, bucket := range []string{wire.BlobsBucket(fleet), wire.KeptBucket(fleet), wire.BodiesBucket(fleet)} {
-		filter := chunkSubject(bucket, string(tenant)+".>")
-		answer, err := nc.RequestWithContext(ctx, "$JS.API.DIRECT.GET."+ObjectStream(bucket), fmt.Appendf(nil, `{"seq":1,"batch":1,"next_by_subj":%q}`, filter))
+		chunks, first, err := Count(ctx, nc, ObjectStream(bucket), chunkSubject(bucket, string(tenant)+".>"))
 		if err != nil {
-			return 0, oldest, fmt.Errorf("count %s: %w", filter, err)
+			return 0, oldest, err
 		}
-		switch status := answer.Header.Get("Status"); status {
-		case "404":
-			continue
-		case "":
-		default:
-			return 0, oldest, fmt.Errorf("count %s: %s %s", filter, status, answer.Header.Get("Description"))
-		}
-		others, err := strconv.ParseInt(answer.Header.Get("Nats-Num-Pending"), 10, 64)
-		if err != nil {
-			return 0, oldest, fmt.Errorf("count %s: %w", filter, err)
-		}
-		n += (others + 1) * int64(chunkSize(nc))
+		n += int64(chunks) * int64(chunkSize(nc))
 		if bucket == wire.BlobsBucket(fleet) {
-			oldest, _ = time.Parse(time.RFC3339Nano, answer.Header.Get(jetstream.TimeStampHeaer))
+			oldest = first
 		}
 	}
 	return n, oldest, nil
+}
+
+// Count returns how many messages of a stream match a filter, and when the first of them was
+// stored. Any server of a cluster may answer, so the count may be a moment old.
+func Count(ctx context.Context, nc *nats.Conn, stream, filter string) (n int, first time.Time, err error) {
+	answer, err := nc.RequestWithContext(ctx, "$JS.API.DIRECT.GET."+stream, fmt.Appendf(nil, `{"seq":1,"batch":1,"next_by_subj":%q}`, filter))
+	if err != nil {
+		return 0, first, fmt.Errorf("count %s: %w", filter, err)
+	}
+	switch status := answer.Header.Get("Status"); status {
+	case "404":
+		return 0, first, nil
+	case "":
+	default:
+		return 0, first, fmt.Errorf("count %s: %s %s", filter, status, answer.Header.Get("Description"))
+	}
+	others, err := strconv.Atoi(answer.Header.Get("Nats-Num-Pending"))
+	if err != nil {
+		return 0, first, fmt.Errorf("count %s: %w", filter, err)
+	}
+	first, _ = time.Parse(time.RFC3339Nano, answer.Header.Get(jetstream.TimeStampHeaer)) // else it is not known
+	return others + 1, first, nil
 }

@@ -28,7 +28,7 @@ const (
 
 func readyConfig(fleet protocol.Fleet, pool protocol.Pool, ackWait time.Duration) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{
-		Durable: wire.ReadyConsumer(pool), FilterSubject: wire.ReadyFilter(fleet, pool),
+		Durable: wire.ReadyConsumer(pool), FilterSubject: wire.ReadySubject(fleet, pool, "*"),
 		AckPolicy: jetstream.AckExplicitPolicy, AckWait: cmp.Or(ackWait, DefaultAckWait),
 		MaxDeliver: -1, MaxAckPending: maxHeldLanes, MaxWaiting: maxWaitingPulls,
 	}
@@ -170,7 +170,7 @@ func Describe(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool pro
 	requests, err := nc.Subscribe(wire.WhoSubject(fleet, pool), func(request *nats.Msg) {
 		info := self()
 		info.Draining = ctx.Err() != nil
-		body, err := wire.EncodeWorkerInfo(&info)
+		body, err := wire.Encode(&info)
 		if err == nil {
 			err = request.Respond(body)
 		}

@@ -62,7 +62,7 @@ func CallRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 			"$JS.API.DIRECT.GET."+calls, "$JS.API.STREAM.MSG.GET."+calls,
 			"$JS.API.STREAM.MSG.GET."+wire.ResultsStream(fleet), chunkSubject(wire.BlobsBucket(fleet), probed),
 		),
-		Subscribe: []string{wire.DoneFilter(fleet, probed), wire.OutputFilter(fleet, probed), wire.LiveFilter(fleet, probed)},
+		Subscribe: []string{wire.DoneSubject(fleet, probed, "*"), wire.OutputSubject(fleet, probed, "*"), wire.LiveSubject(fleet, probed, "*")},
 	}
 }
 
@@ -232,9 +232,9 @@ func PoolRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
 			"$JS.API.DIRECT.GET." + ObjectStream(wire.BlobsBucket(fleet)), "$JS.API.DIRECT.GET." + ObjectStream(wire.KeptBucket(fleet)), "$JS.API.DIRECT.GET." + ObjectStream(wire.BodiesBucket(fleet)),
 		},
 		Subscribe: []string{
-			wire.WhoSubject(fleet, pool), wire.AskAllSubject(fleet, pool), wire.AskFilter(fleet, pool), wire.StoredFilter(fleet, pool, probed),
+			wire.WhoSubject(fleet, pool), wire.AskAllSubject(fleet, pool), wire.AskSubject(fleet, pool, "*"), wire.StoredFilter(fleet, pool, probed),
 			wire.BeatFilter(fleet, pool), wire.AnswerSubject(fleet, pool, probed, probed), wire.LimitsSubject(fleet),
-			wire.TicketsFilter(fleet, pool, wire.AnyFlow()),
+			wire.TicketSubject(fleet, pool, "*", wire.AnyFlow()),
 		},
 	}
 }

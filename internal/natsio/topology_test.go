@@ -509,7 +509,7 @@ func TestEnsurePool_ConsumerThatWouldLoseLanes(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
 	_, err := f.JS.CreateConsumer(t.Context(), wire.CallsStream(tf), jetstream.ConsumerConfig{
-		Durable: wire.ReadyConsumer("pool"), FilterSubject: wire.ReadyFilter(tf, "pool"),
+		Durable: wire.ReadyConsumer("pool"), FilterSubject: wire.ReadySubject(tf, "pool", "*"),
 		AckPolicy: jetstream.AckExplicitPolicy, AckWait: time.Second, MaxDeliver: 3, MaxAckPending: 10,
 	})
 	require.NoError(t, err)

@@ -228,7 +228,7 @@ func (r *remover) results(ctx context.Context, p *part) error {
 		return err
 	}
 	if len(present) == 0 {
-		return r.purgeResults(ctx, p, wire.ResultsFilter(r.fleet.Name, r.id))
+		return r.purgeResults(ctx, p, wire.ResultSubject(r.fleet.Name, r.id, ">"))
 	}
 	for id, subjects := range p.settled.calls {
 		if present[id] {
@@ -255,7 +255,7 @@ func (r *remover) settledCalls(ctx context.Context, p *part) (settled, error) {
 	if err != nil {
 		return settled{}, fmt.Errorf("open stream %s: %w", wire.ResultsStream(r.fleet.Name), err)
 	}
-	filter := wire.ResultsFilter(r.fleet.Name, r.id)
+	filter := wire.ResultSubject(r.fleet.Name, r.id, ">")
 	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(filter))
 	if err != nil {
 		return settled{}, fmt.Errorf("look for %s: %w", filter, err)

@@ -262,8 +262,8 @@ func Output(f *fleet.Fleet, id protocol.SessionID, show func(*wire.Frame)) (stop
 		}
 	}
 	for _, part := range f.Parts() {
-		frames, err := part.NC.Subscribe(wire.OutputFilter(f.Name, id), func(message *nats.Msg) {
-			frame, err := wire.DecodeFrame(message.Data)
+		frames, err := part.NC.Subscribe(wire.OutputSubject(f.Name, id, "*"), func(message *nats.Msg) {
+			frame, err := wire.Decode[wire.Frame](message.Data)
 			if err == nil && message.Subject == wire.OutputSubject(f.Name, id, frame.CallID) && (frame.Kind == wire.FrameStdout || frame.Kind == wire.FrameStderr) {
 				show(frame)
 			} // others are lost; the result has it all

@@ -272,7 +272,7 @@ func TestRemove_CallsThatOtherLanesHaveKeepTheirResults(t *testing.T) {
 			Resources: []protocol.Use{{Key: "account/7", Access: protocol.Exclusive}},
 			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: wire.Noop{},
 		}
-		require.NoError(t, publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: &call}})[0])
+		require.NoError(t, publisher.Enqueue(t.Context(), lane.Outgoing{Call: &call}))
 		result := wire.NewResult(&call, protocol.StatusOK, nil)
 		body, err := wire.EncodeResult(&result)
 		require.NoError(t, err)
@@ -315,7 +315,7 @@ func TestRemove_CallsThatWaitInOtherLanesAreRun(t *testing.T) {
 		Resources: []protocol.Use{{Key: "sandbox/shared", Access: protocol.Exclusive}},
 		Delivery:  protocol.AtMostOnce, IssuedAt: time.Now(), Payload: protocol.CommandRun{Command: "wc -c", Stdin: protocol.Bytes(content)},
 	}
-	require.NoError(t, publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: &call}})[0])
+	require.NoError(t, publisher.Enqueue(t.Context(), lane.Outgoing{Call: &call}))
 
 	r.mustRemove(t, "s", Options{})
 	r.lived(t, "s")

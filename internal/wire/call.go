@@ -228,26 +228,3 @@ type Frame struct {
 	Attempt  int               `json:"attempt,omitempty"`
 	Data     protocol.Bytes    `json:"data,omitempty"`
 }
-
-// ErrInvalidFrame is wrapped by every error of [DecodeFrame].
-var ErrInvalidFrame = errors.New("invalid frame")
-
-const typeFrame = "frame"
-
-// EncodeFrame returns the JSON body of a frame.
-func EncodeFrame(f *Frame) ([]byte, error) {
-	return encode(typeFrame, f)
-}
-
-// DecodeFrame reads what [EncodeFrame] wrote. A kind that it does not know is
-// fine: readers of frames skip it. Errors wrap [ErrInvalidFrame].
-func DecodeFrame(body []byte) (*Frame, error) {
-	f, err := decode[Frame](body, typeFrame, ErrInvalidFrame)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := protocol.ParseCallID(string(f.CallID)); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrInvalidFrame, err)
-	}
-	return &f, nil
-}

@@ -132,32 +132,32 @@ func TestClaim_IsReadAsItWasWritten(t *testing.T) {
 	claim := wire.Claim{
 		Lane: "sandbox/a", WorkerID: "w", Incarnation: "life", Token: "token", Ready: 17, Interrupted: true,
 	}
-	body, err := wire.EncodeClaim(&claim)
+	body, err := wire.Encode(&claim)
 	require.NoError(t, err)
 	require.JSONEq(t, `{"type":"claim","version":1,"lane":"sandbox/a","worker_id":"w","life":"life",`+
 		`"token":"token","ready":17,"interrupted":true}`, string(body))
-	read, err := wire.DecodeClaim(body)
+	read, err := wire.Decode[wire.Claim](body)
 	require.NoError(t, err)
 	require.Equal(t, &claim, read)
 	for _, body := range []string{``, `{}`, `{"type":"heartbeat","version":1,"lease_ms":1}`} {
-		_, err := wire.DecodeClaim([]byte(body))
-		require.ErrorIs(t, err, wire.ErrInvalidClaim, body)
+		_, err := wire.Decode[wire.Claim]([]byte(body))
+		require.ErrorIs(t, err, wire.ErrInvalidBody, body)
 	}
 }
 
 func TestHeartbeat_IsReadAsItWasWritten(t *testing.T) {
 	t.Parallel()
 	beat := wire.Heartbeat{WorkerID: "w", LeaseMS: 10_000, Beat: 3, Origin: "here#1", Expired: true}
-	body, err := wire.EncodeHeartbeat(&beat)
+	body, err := wire.Encode(&beat)
 	require.NoError(t, err)
 	require.JSONEq(t, `{"type":"heartbeat","version":1,"worker_id":"w","lease_ms":10000,"beat":3,`+
 		`"origin":"here#1","expired":true}`, string(body))
-	read, err := wire.DecodeHeartbeat(body)
+	read, err := wire.Decode[wire.Heartbeat](body)
 	require.NoError(t, err)
 	require.Equal(t, &beat, read)
 	for _, body := range []string{``, `{"type":"claim","version":1}`, `{"type":"heartbeat","version":1,"lease_ms":0}`} {
-		_, err := wire.DecodeHeartbeat([]byte(body))
-		require.ErrorIs(t, err, wire.ErrInvalidClaim, body)
+		_, err := wire.Decode[wire.Heartbeat]([]byte(body))
+		require.ErrorIs(t, err, wire.ErrInvalidBody, body)
 	}
 }
 
@@ -299,33 +299,33 @@ func TestFlow_HeaderAndSubject(t *testing.T) {
 	require.Equal(t, wire.Flow{}, wire.FlowOf(&protocol.Call{SessionID: "s1"}))
 	require.Equal(t, wire.Flow{}, wire.FlowOf(&protocol.Call{Tenant: wire.DefaultTenant, SessionID: "s1"}))
 	require.Zero(t, wire.FlowOfHeader("acme/normal_99").Share)
-	require.Equal(t, "tf.ready.default.*.*.*", wire.TicketsFilter("tf", "default", wire.AnyFlow()))
+	require.Equal(t, "tf.ready.default.*.*.*", wire.TicketSubject("tf", "default", "*", wire.AnyFlow()))
 }
 
 func TestApproval_ComesBack(t *testing.T) {
 	t.Parallel()
 	for _, approval := range []protocol.Approval{{}, {Granted: true, By: "ada", Note: "<fine>"}} {
-		body, err := wire.EncodeApproval(approval)
+		body, err := wire.Encode(&approval)
 		require.NoError(t, err)
-		decoded, err := wire.DecodeApproval(body)
+		decoded, err := wire.Decode[protocol.Approval](body)
 		require.NoError(t, err)
-		require.Equal(t, approval, decoded)
+		require.Equal(t, &approval, decoded)
 	}
 	for _, body := range []string{"", "{}", `{"type":"call","granted":true}`, `{"type":"approval","granted":"yes"}`} {
-		_, err := wire.DecodeApproval([]byte(body))
-		require.ErrorIs(t, err, wire.ErrInvalidApproval, body)
+		_, err := wire.Decode[protocol.Approval]([]byte(body))
+		require.ErrorIs(t, err, wire.ErrInvalidBody, body)
 	}
 }
 
 func TestQuestion_WhatIsNone(t *testing.T) {
 	t.Parallel()
 	for _, body := range []string{"", "{}", `{"type":"answer","id":"1"}`, `{"type":"question"}`, `{"type":"question","id":1}`} {
-		_, err := wire.DecodeQuestion([]byte(body))
-		require.ErrorIs(t, err, wire.ErrInvalidQuestion, body)
+		_, err := wire.Decode[protocol.Question]([]byte(body))
+		require.ErrorIs(t, err, wire.ErrInvalidBody, body)
 	}
 	for _, body := range []string{"", "{}", `{"type":"question","action":"accept"}`, `{"type":"answer"}`, `{"type":"answer","action":"yes"}`} {
-		_, err := wire.DecodeAnswer([]byte(body))
-		require.ErrorIs(t, err, wire.ErrInvalidAnswer, body)
+		_, err := wire.Decode[protocol.Answer]([]byte(body))
+		require.ErrorIs(t, err, wire.ErrInvalidBody, body)
 	}
 }
 

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -47,68 +48,79 @@ type Heartbeat struct {
 	Expired bool `json:"expired,omitempty"`
 }
 
-// ErrInvalidClaim is wrapped by every error of [DecodeClaim] and [DecodeHeartbeat].
-var ErrInvalidClaim = errors.New("invalid claim")
-
-const (
-	typeClaim     = "claim"
-	typeHeartbeat = "heartbeat"
-)
-
-// EncodeClaim returns the JSON body of a claim.
-func EncodeClaim(c *Claim) ([]byte, error) {
-	return encode(typeClaim, c)
-}
-
-// DecodeClaim reads what [EncodeClaim] wrote. Errors wrap [ErrInvalidClaim].
-func DecodeClaim(body []byte) (*Claim, error) {
-	c, err := decode[Claim](body, typeClaim, ErrInvalidClaim)
-	if err != nil {
-		return nil, err
-	}
-	return &c, nil
-}
-
-// EncodeHeartbeat returns the JSON body of a heartbeat.
-func EncodeHeartbeat(h *Heartbeat) ([]byte, error) {
-	return encode(typeHeartbeat, h)
-}
-
-// DecodeHeartbeat reads what [EncodeHeartbeat] wrote. Errors wrap [ErrInvalidClaim].
-func DecodeHeartbeat(body []byte) (*Heartbeat, error) {
-	h, err := decode[Heartbeat](body, typeHeartbeat, ErrInvalidClaim)
-	if err == nil && h.LeaseMS <= 0 {
-		err = fmt.Errorf("%w: a lease of %d ms, want more than 0", ErrInvalidClaim, h.LeaseMS)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &h, nil
-}
-
 // WorkerInfo is what a worker says about itself.
 type WorkerInfo = report.Worker
 
-// ErrInvalidWorkerInfo is wrapped by every error of [DecodeWorkerInfo].
-var ErrInvalidWorkerInfo = errors.New("invalid worker info")
-
-const typeWorkerInfo = "worker_info"
-
-// EncodeWorkerInfo returns the JSON body of what a worker says about itself.
-func EncodeWorkerInfo(w *WorkerInfo) ([]byte, error) {
-	return encode(typeWorkerInfo, w)
+// Body is a message that is neither a call nor a result. Its JSON has its type and the version.
+type Body interface {
+	Claim | Heartbeat | Frame | WorkerInfo | protocol.Question | protocol.Answer | protocol.Approval
 }
 
-// DecodeWorkerInfo reads what [EncodeWorkerInfo] wrote. Errors wrap [ErrInvalidWorkerInfo].
-func DecodeWorkerInfo(body []byte) (*WorkerInfo, error) {
-	w, err := decode[WorkerInfo](body, typeWorkerInfo, ErrInvalidWorkerInfo)
-	if err == nil && w.WorkerID == "" {
-		err = fmt.Errorf("%w: worker_id: missing", ErrInvalidWorkerInfo)
+// ErrInvalidBody is wrapped by every error of [Decode].
+var ErrInvalidBody = errors.New("invalid")
+
+// describeBody returns the type of a body, and why it is invalid; nil if it is valid.
+func describeBody(body any) (name string, fault error) {
+	switch b := body.(type) {
+	case *Claim:
+		return "claim", nil
+	case *Heartbeat:
+		if name = "heartbeat"; b.LeaseMS <= 0 {
+			fault = fmt.Errorf("a lease of %d ms, want more than 0", b.LeaseMS)
+		}
+	case *Frame: // of any kind: readers skip those that they do not know
+		name = "frame"
+		_, fault = protocol.ParseCallID(string(b.CallID))
+	case *WorkerInfo:
+		if name = "worker_info"; b.WorkerID == "" {
+			fault = errors.New("worker_id: missing")
+		}
+	case *protocol.Question:
+		if name = "question"; b.ID == "" {
+			fault = errors.New("id is missing")
+		}
+	case *protocol.Answer:
+		actions := []protocol.Action{protocol.ActionWait, protocol.ActionAccept, protocol.ActionDecline, protocol.ActionCancel}
+		if name = "answer"; !slices.Contains(actions, b.Action) {
+			fault = fmt.Errorf("action %q: must be one of %q", b.Action, actions)
+		}
+	case *protocol.Approval:
+		return "approval", nil
 	}
+	return name, fault
+}
+
+// Encode returns the JSON of a body.
+func Encode[B Body](body *B) ([]byte, error) {
+	fields, err := json.Marshal(body)
 	if err != nil {
 		return nil, err
 	}
-	return &w, nil
+	name, _ := describeBody(body)
+	return append(fmt.Appendf(nil, `{"type":%q,"version":%d,`, name, Version), fields[1:]...), nil
+}
+
+// Decode reads what [Encode] wrote. Errors wrap [ErrInvalidBody].
+func Decode[B Body](raw []byte) (*B, error) {
+	var is struct {
+		Type string `json:"type"`
+	}
+	body := new(B)
+	name, _ := describeBody(body)
+	err := unmarshal(raw, &is)
+	if err == nil && is.Type != name {
+		err = fmt.Errorf("type %q, want %q", is.Type, name)
+	}
+	if err == nil {
+		err = unmarshal(raw, body)
+	}
+	if err == nil {
+		_, err = describeBody(body)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w %s: %w", ErrInvalidBody, name, err)
+	}
+	return body, nil
 }
 
 // HigherLevel returns the higher of two sandbox levels, where "" means any. A word that is no

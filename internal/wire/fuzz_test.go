@@ -94,7 +94,7 @@ func FuzzDecodeValue(f *testing.F) {
 func FuzzDecodeFrame(f *testing.F) {
 	seed(f, "frame")
 	f.Fuzz(func(t *testing.T, body []byte) {
-		frame, err := wire.DecodeFrame(body)
+		frame, err := wire.Decode[wire.Frame](body)
 		if err == nil {
 			requireStable(t, codecs["frame"], frame)
 		}

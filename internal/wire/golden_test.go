@@ -63,30 +63,30 @@ var codecs = map[string]codec{
 	"worker": {
 		encode: func(t *testing.T, sample any) []byte {
 			t.Helper()
-			return must(wire.EncodeWorkerInfo(as[*wire.WorkerInfo](t, sample)))(t)
+			return must(wire.Encode(as[*wire.WorkerInfo](t, sample)))(t)
 		},
-		decode: func(body []byte) (any, error) { return wire.DecodeWorkerInfo(body) },
+		decode: func(body []byte) (any, error) { return wire.Decode[wire.WorkerInfo](body) },
 	},
 	"frame": {
 		encode: func(t *testing.T, sample any) []byte {
 			t.Helper()
-			return must(wire.EncodeFrame(as[*wire.Frame](t, sample)))(t)
+			return must(wire.Encode(as[*wire.Frame](t, sample)))(t)
 		},
-		decode: func(body []byte) (any, error) { return wire.DecodeFrame(body) },
+		decode: func(body []byte) (any, error) { return wire.Decode[wire.Frame](body) },
 	},
 	"question": {
 		encode: func(t *testing.T, sample any) []byte {
 			t.Helper()
-			return must(wire.EncodeQuestion(as[protocol.Question](t, sample)))(t)
+			return must(wire.Encode(as[*protocol.Question](t, sample)))(t)
 		},
-		decode: func(body []byte) (any, error) { return wire.DecodeQuestion(body) },
+		decode: func(body []byte) (any, error) { return wire.Decode[protocol.Question](body) },
 	},
 	"answer": {
 		encode: func(t *testing.T, sample any) []byte {
 			t.Helper()
-			return must(wire.EncodeAnswer(as[protocol.Answer](t, sample)))(t)
+			return must(wire.Encode(as[*protocol.Answer](t, sample)))(t)
 		},
-		decode: func(body []byte) (any, error) { return wire.DecodeAnswer(body) },
+		decode: func(body []byte) (any, error) { return wire.Decode[protocol.Answer](body) },
 	},
 }
 

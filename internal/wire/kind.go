@@ -81,8 +81,10 @@ type descriptor struct {
 	class                      Class
 	sandboxed                  bool
 	payload, value             reflect.Type
-	decodePayload, decodeValue func(raw json.RawMessage) (any, error)
+	decodePayload, decodeValue decoder
 }
+
+type decoder func(raw json.RawMessage) (any, error)
 
 // kinds has every kind that this version knows. To add one, define its payload and its value in a
 // file, and describe both here; CONTRIBUTING.md has all steps.
@@ -326,19 +328,10 @@ func IsUploadBlob(name string) bool {
 	return is && !strings.HasPrefix(id, base)
 }
 
-// TextObject is the name of a call's result as text.
-func TextObject(session protocol.SessionID, call protocol.CallID) string {
-	return "text/" + string(session) + "/" + string(call)
-}
-
-// ValueObject is the name of a call's whole value as JSON, for a result without a stored text.
-func ValueObject(session protocol.SessionID, call protocol.CallID) string {
-	return "value/" + string(session) + "/" + string(call)
-}
-
-// PartObject is the name of one stream of a command, [PartStdout] or [PartStderr], of which there
-// is more than in its result, or of an image or document ([PartMedia]). All that a command wrote is
-// its text.
+// PartObject is the name of a part of a call's result: [PartText], the result as text, which of a
+// command is all that it wrote; [PartStdout] or [PartStderr] of a command, of which there is more
+// than in its result; [PartMedia], an image or document; or [PartValue], the whole value as JSON,
+// for a result without a stored text.
 func PartObject(session protocol.SessionID, call protocol.CallID, part string) string {
 	return part + "/" + string(session) + "/" + string(call)
 }

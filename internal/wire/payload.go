@@ -22,82 +22,75 @@ import (
 
 // EncodePayload returns the JSON of p, with its type and version.
 func EncodePayload(p protocol.Payload) (json.RawMessage, error) {
-	if unknown, ok := p.(protocol.UnknownPayload); ok {
-		return compact(unknown.Raw)
+	return encodeKind[protocol.UnknownPayload](p, KindOf(p), "payload")
+}
+
+// EncodeValue returns the JSON of v, with its type and version.
+func EncodeValue(v protocol.Value) (json.RawMessage, error) {
+	return encodeKind[protocol.UnknownValue](v, ValueKindOf(v), "value")
+}
+
+// unknown is a payload or a value of a kind that this version does not know.
+type unknown interface {
+	protocol.UnknownPayload | protocol.UnknownValue
+}
+
+func encodeKind[U unknown](v any, kind protocol.Kind, what string) (json.RawMessage, error) {
+	if u, is := v.(U); is {
+		return compact(protocol.UnknownValue(u).Raw)
 	}
-	kind := KindOf(p)
 	if kind == "" {
-		return nil, fmt.Errorf("%T is not a payload", p)
+		return nil, fmt.Errorf("%T is not a %s", v, what)
 	}
-	return encodeTyped(kind, p)
+	return encodeTyped(kind, v)
 }
 
 // DecodePayload reads what [EncodePayload] wrote. An unknown kind yields a
 // [protocol.UnknownPayload], which keeps raw; a malformed body is an error.
 func DecodePayload(raw json.RawMessage) (protocol.Payload, error) {
-	payload, err := decodePayload(raw)
-	if _, unknown := payload.(protocol.UnknownPayload); unknown && !json.Valid(raw) {
-		return nil, errNoJSON
-	}
-	return payload, err
-}
-
-var errNoJSON = errors.New("not JSON")
-
-// decodePayload is [DecodePayload] for a part of a body that was decoded, and so is valid JSON.
-func decodePayload(raw json.RawMessage) (protocol.Payload, error) {
-	kind, err := kindIn(raw)
-	if err != nil {
-		return nil, err
-	}
-	known, found := kinds[kind]
-	if !found {
-		return protocol.UnknownPayload{Name: kind, Raw: raw}, nil
-	}
-	payload, err := known.decodePayload(raw)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", kind, err)
-	}
-	return payload, nil
-}
-
-// EncodeValue returns the JSON of v, with its type and version.
-func EncodeValue(v protocol.Value) (json.RawMessage, error) {
-	if unknown, ok := v.(protocol.UnknownValue); ok {
-		return compact(unknown.Raw)
-	}
-	kind := ValueKindOf(v)
-	if kind == "" {
-		return nil, fmt.Errorf("%T is not a value", v)
-	}
-	return encodeTyped(kind, v)
+	return checkKind[protocol.UnknownPayload](decodePayload, raw)
 }
 
 // DecodeValue reads what [EncodeValue] wrote. An unknown kind yields a [protocol.UnknownValue],
 // which keeps raw; a malformed body is an error.
 func DecodeValue(raw json.RawMessage) (protocol.Value, error) {
-	value, err := decodeValue(raw)
-	if _, unknown := value.(protocol.UnknownValue); unknown && !json.Valid(raw) {
-		return nil, errNoJSON
-	}
-	return value, err
+	return checkKind[protocol.UnknownValue](decodeValue, raw)
 }
 
-// decodeValue is [DecodeValue] for a part of a body that was decoded, and so is valid JSON.
-func decodeValue(raw json.RawMessage) (protocol.Value, error) {
+func checkKind[U unknown](decode func(json.RawMessage) (any, error), raw json.RawMessage) (any, error) {
+	v, err := decode(raw)
+	if _, is := v.(U); is && !json.Valid(raw) {
+		return nil, errNoJSON
+	}
+	return v, err
+}
+
+var errNoJSON = errors.New("not JSON")
+
+// decodePayload is [DecodePayload] for a part of a body that was decoded, and so is valid JSON.
+func decodePayload(raw json.RawMessage) (any, error) {
+	return decodeKind[protocol.UnknownPayload](raw, func(d descriptor) decoder { return d.decodePayload })
+}
+
+// decodeValue is [DecodeValue] for such a part.
+func decodeValue(raw json.RawMessage) (any, error) {
+	return decodeKind[protocol.UnknownValue](raw, func(d descriptor) decoder { return d.decodeValue })
+}
+
+func decodeKind[U unknown](raw json.RawMessage, by func(descriptor) decoder) (any, error) {
 	kind, err := kindIn(raw)
 	if err != nil {
 		return nil, err
 	}
 	known, found := kinds[kind]
 	if !found {
-		return protocol.UnknownValue{Name: kind, Raw: raw}, nil
+		return U(protocol.UnknownValue{Name: kind, Raw: raw}), nil
 	}
-	value, err := known.decodeValue(raw)
+	v, err := by(known)(raw)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", kind, err)
 	}
-	return value, nil
+	return v, nil
 }
 
 // kindIn reads the type name of a typed JSON object. What this package wrote begins
@@ -159,32 +152,6 @@ func compact(raw json.RawMessage) (json.RawMessage, error) {
 	var out bytes.Buffer
 	err := json.Compact(&out, raw)
 	return out.Bytes(), err
-}
-
-// encode is the JSON of a body of a type: that, the version, and its fields.
-func encode(kind string, fields any) ([]byte, error) {
-	body, err := json.Marshal(fields)
-	if err != nil {
-		return nil, err
-	}
-	return append(fmt.Appendf(nil, `{"type":%q,"version":%d,`, kind, Version), body[1:]...), nil
-}
-
-// decode reads what encode wrote. Errors wrap invalid.
-func decode[T any](body []byte, kind string, invalid error) (fields T, err error) {
-	var is struct {
-		Type string `json:"type"`
-	}
-	if err = unmarshal(body, &is); err == nil && is.Type != kind {
-		err = fmt.Errorf("type %q, want %q", is.Type, kind)
-	}
-	if err == nil {
-		err = unmarshal(body, &fields)
-	}
-	if err != nil {
-		return fields, fmt.Errorf("%w: %w", invalid, err)
-	}
-	return fields, nil
 }
 
 // Noop does nothing, for the requested time: the payload of measurements.

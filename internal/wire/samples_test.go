@@ -263,12 +263,12 @@ func frameSamples() map[string]any {
 
 func questionSamples() map[string]any {
 	return map[string]any{
-		"question/full": protocol.Question{
+		"question/full": &protocol.Question{
 			ID: "1", Message: "Your name?", Schema: json.RawMessage(`{"type":"object","properties":{"name":{"type":"string","default":"ada"}}}`),
 		},
-		"question/minimal": protocol.Question{ID: "2", Message: "Go on?"},
-		"answer/full":      protocol.Answer{Question: "1", Action: protocol.ActionAccept, Content: json.RawMessage(`{"name":"bob"}`), By: "ann"},
-		"answer/minimal":   protocol.Answer{Action: protocol.ActionDecline},
+		"question/minimal": &protocol.Question{ID: "2", Message: "Go on?"},
+		"answer/full":      &protocol.Answer{Question: "1", Action: protocol.ActionAccept, Content: json.RawMessage(`{"name":"bob"}`), By: "ann"},
+		"answer/minimal":   &protocol.Answer{Action: protocol.ActionDecline},
 	}
 }
 

@@ -8,34 +8,26 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Stream names. Every fleet has these five.
-const (
-	streamCalls      = "_CALLS"
-	streamClaims     = "_CLAIMS"
-	streamResults    = "_RESULTS"
-	streamSessions   = "_SESSIONS"
-	streamWorkspaces = "_WORKSPACES"
-)
-
-func stream(f protocol.Fleet, suffix string) string { return strings.ToUpper(string(f)) + suffix }
+// stored is the name of a stream or bucket of a fleet.
+func stored(f protocol.Fleet, name string) string { return strings.ToUpper(string(f)) + "_" + name }
 
 // CallsStream is the stream of mailboxes and ready messages.
-func CallsStream(f protocol.Fleet) string { return stream(f, streamCalls) }
+func CallsStream(f protocol.Fleet) string { return stored(f, "CALLS") }
 
 // ClaimsStream is the stream of claims and heartbeats: who holds which lane, and who is alive.
-func ClaimsStream(f protocol.Fleet) string { return stream(f, streamClaims) }
+func ClaimsStream(f protocol.Fleet) string { return stored(f, "CLAIMS") }
 
 // ResultsStream is the stream of terminal results.
-func ResultsStream(f protocol.Fleet) string { return stream(f, streamResults) }
+func ResultsStream(f protocol.Fleet) string { return stored(f, "RESULTS") }
 
 // SessionsStream is the stream of session journals.
-func SessionsStream(f protocol.Fleet) string { return stream(f, streamSessions) }
+func SessionsStream(f protocol.Fleet) string { return stored(f, "SESSIONS") }
 
 // WorkspacesStream is the stream of the checkpoints of workspaces.
-func WorkspacesStream(f protocol.Fleet) string { return stream(f, streamWorkspaces) }
+func WorkspacesStream(f protocol.Fleet) string { return stored(f, "WORKSPACES") }
 
 // BodiesBucket is the object store bucket for the contents of workspaces.
-func BodiesBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_BODIES" }
+func BodiesBucket(f protocol.Fleet) string { return stored(f, "BODIES") }
 
 // WorkspaceSubject has the checkpoints of the workspace of a lane, one after the other.
 func WorkspaceSubject(f protocol.Fleet, lane LaneHash) Subject {
@@ -46,26 +38,21 @@ func WorkspaceSubject(f protocol.Fleet, lane LaneHash) Subject {
 func WorkspacesSubjects(f protocol.Fleet) []Subject { return []Subject{WorkspaceSubject(f, "*")} }
 
 // KeptBucket is the object store bucket for what is kept of sessions until they are removed.
-func KeptBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_KEPT" }
+func KeptBucket(f protocol.Fleet) string { return stored(f, "KEPT") }
 
 // BlobsBucket is the object store bucket for bodies that no message can carry.
-func BlobsBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_BLOBS" }
+func BlobsBucket(f protocol.Fleet) string { return stored(f, "BLOBS") }
 
 // SchedulesBucket is the key-value bucket of schedules.
-func SchedulesBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_SCHEDULES" }
+func SchedulesBucket(f protocol.Fleet) string { return stored(f, "SCHEDULES") }
 
 // ChannelsStream is the stream of messages between sessions.
-func ChannelsStream(f protocol.Fleet) string { return stream(f, "_CHANNELS") }
+func ChannelsStream(f protocol.Fleet) string { return stored(f, "CHANNELS") }
 
 // MessageSubject has one message of a channel, TENANT.NAME. It is unique, and the stream takes one
 // message a subject: a call that sends again is refused.
 func MessageSubject(f protocol.Fleet, channel string, from protocol.SessionID, call protocol.CallID) Subject {
 	return string(f) + ".message." + channel + "." + string(from) + "." + string(call)
-}
-
-// MessagesFilter matches the messages of a channel.
-func MessagesFilter(f protocol.Fleet, channel string) Subject {
-	return MessageSubject(f, channel, "*", "*")
 }
 
 // SentFilter matches the messages of a channel as the server republishes them, each when it is
@@ -89,7 +76,7 @@ func PartsOfMessage(subject Subject) (channel string, from protocol.SessionID, c
 }
 
 // LimitsBucket is the key-value bucket of the fleet's limits, all under the key [LimitsKey].
-func LimitsBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_LIMITS" }
+func LimitsBucket(f protocol.Fleet) string { return stored(f, "LIMITS") }
 
 // LimitsKey is the one key of [LimitsBucket].
 const LimitsKey = "rules"
@@ -99,12 +86,13 @@ func LimitsSubject(f protocol.Fleet) Subject { return "$KV." + LimitsBucket(f) +
 
 // PlacesBucket is the key-value bucket with where the contents of workspaces are, and the secret of
 // the fleet.
-func PlacesBucket(f protocol.Fleet) string { return strings.ToUpper(string(f)) + "_PLACES" }
+func PlacesBucket(f protocol.Fleet) string { return stored(f, "PLACES") }
 
 // BodiesKey is the key in [PlacesBucket] of where the contents of workspaces are.
 const BodiesKey = "bodies"
 
-// Subject is a NATS subject of a fleet.
+// Subject is a NATS subject of a fleet. With "*" for one of its parts, or ">" for the last, it is a
+// filter.
 type Subject = string
 
 // CallSubject is a call's own place in its lane's mailbox. It is unique, and the
@@ -119,11 +107,6 @@ func LaterSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, call prot
 	return string(f) + ".call." + string(pool) + "." + tokenLater + "." + string(lane) + "." + string(call)
 }
 
-// LaterFilter matches the calls of a lane that wait for their time, and requests to cancel them.
-func LaterFilter(f protocol.Fleet, pool protocol.Pool, lane LaneHash) Subject {
-	return LaterSubject(f, pool, lane, ">")
-}
-
 // LaterCancelSubject is the durable request to cancel a call that waits for its time.
 func LaterCancelSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, call protocol.CallID) Subject {
 	return LaterSubject(f, pool, lane, call) + "." + MarkCancel
@@ -133,11 +116,6 @@ func LaterCancelSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, cal
 // before it is accepted until after its result is stored. The mark is empty.
 func InFlightSubject(f protocol.Fleet, pool protocol.Pool, tenant protocol.Tenant, session protocol.SessionID, call protocol.CallID) Subject {
 	return string(f) + ".call." + string(pool) + "." + tokenInFlight + "." + string(tenant) + "." + string(session) + "." + string(call)
-}
-
-// InFlightFilter matches the marks of a tenant; "*" is any.
-func InFlightFilter(f protocol.Fleet, pool protocol.Pool, tenant protocol.Tenant) Subject {
-	return InFlightSubject(f, pool, tenant, "*", "*")
 }
 
 // CallOfInFlight returns the session and the call of a mark.
@@ -166,17 +144,9 @@ func ClaimSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash) Subject {
 	return string(f) + ".claim." + string(pool) + "." + string(lane)
 }
 
-// ClaimsFilter matches the claims of a pool.
-func ClaimsFilter(f protocol.Fleet, pool protocol.Pool) Subject { return ClaimSubject(f, pool, ">") }
-
 // HeartbeatSubject is the record of a worker's life; it is renewed for as long as that lasts.
 func HeartbeatSubject(f protocol.Fleet, pool protocol.Pool, life IncarnationID) Subject {
 	return string(f) + ".heartbeat." + string(pool) + "." + string(life)
-}
-
-// HeartbeatsFilter matches the heartbeats of a pool.
-func HeartbeatsFilter(f protocol.Fleet, pool protocol.Pool) Subject {
-	return HeartbeatSubject(f, pool, ">")
 }
 
 // BeatFilter matches the heartbeats of a pool as the server republishes them.
@@ -233,20 +203,10 @@ func ReadySubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash) Subject {
 	return string(f) + ".ready." + string(pool) + "." + string(lane)
 }
 
-// ReadyFilter matches the ready messages of a pool.
-func ReadyFilter(f protocol.Fleet, pool protocol.Pool) Subject {
-	return string(f) + ".ready." + string(pool) + ".*"
-}
-
 // TicketSubject asks for a lane to be made ready when it is the turn of a flow. A ticket is stored
 // only while the lane has no ready message; each lane has one of a flow at most.
 func TicketSubject(f protocol.Fleet, pool protocol.Pool, lane LaneHash, c Flow) Subject {
 	return ReadySubject(f, pool, lane) + "." + string(c.Tenant) + "." + c.token()
-}
-
-// TicketsFilter matches the tickets of a flow in a pool; "*" stands for any tenant or priority.
-func TicketsFilter(f protocol.Fleet, pool protocol.Pool, c Flow) Subject {
-	return TicketSubject(f, pool, "*", c)
 }
 
 // FlowOfSubject returns the flow of a ticket; ok is false for any other subject.
@@ -273,9 +233,6 @@ func AskAllSubject(f protocol.Fleet, pool protocol.Pool) Subject {
 	return string(f) + ".ask." + string(pool)
 }
 
-// AskFilter matches the questions about single lanes of a pool.
-func AskFilter(f protocol.Fleet, pool protocol.Pool) Subject { return AskSubject(f, pool, "*") }
-
 // ResultSubject is where a call's terminal result is stored, once.
 func ResultSubject(f protocol.Fleet, session protocol.SessionID, call protocol.CallID) Subject {
 	return string(f) + ".result." + string(session) + "." + string(call)
@@ -287,19 +244,9 @@ func NoResultSubject(f protocol.Fleet, session protocol.SessionID, call protocol
 	return ResultSubject(f, session, call) + ".none." + strconv.FormatUint(token, 10)
 }
 
-// ResultsFilter matches the results of a session, and notes about them.
-func ResultsFilter(f protocol.Fleet, session protocol.SessionID) Subject {
-	return string(f) + ".result." + string(session) + ".>"
-}
-
 // DoneSubject is where the server repeats a result the moment it is stored.
 func DoneSubject(f protocol.Fleet, session protocol.SessionID, call protocol.CallID) Subject {
 	return string(f) + ".done." + string(session) + "." + string(call)
-}
-
-// DoneFilter matches the repeated results of a session.
-func DoneFilter(f protocol.Fleet, session protocol.SessionID) Subject {
-	return DoneSubject(f, session, "*")
 }
 
 // EventSubject is a session's journal.
@@ -318,11 +265,6 @@ func LiveSubject(f protocol.Fleet, session protocol.SessionID, turn protocol.Cal
 	return string(f) + ".live." + string(session) + "." + string(turn)
 }
 
-// LiveFilter matches the live frames of the turns of a session.
-func LiveFilter(f protocol.Fleet, session protocol.SessionID) Subject {
-	return LiveSubject(f, session, "*")
-}
-
 // ApprovalSubject is where the answer to the question about a call goes.
 func ApprovalSubject(f protocol.Fleet, session protocol.SessionID, call protocol.CallID) Subject {
 	return string(f) + ".approval." + string(session) + "." + string(call)
@@ -338,11 +280,6 @@ func QuestionSubject(f protocol.Fleet, pool protocol.Pool, session protocol.Sess
 // it.
 func AnswerSubject(f protocol.Fleet, pool protocol.Pool, session protocol.SessionID, call protocol.CallID) Subject {
 	return string(f) + ".answer." + string(pool) + "." + string(session) + "." + string(call)
-}
-
-// OutputFilter matches the live frames of a session.
-func OutputFilter(f protocol.Fleet, session protocol.SessionID) Subject {
-	return OutputSubject(f, session, "*")
 }
 
 // CallsSubjects are the subjects of the calls stream.

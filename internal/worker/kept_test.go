@@ -316,7 +316,7 @@ func TestKeep_WhatIsNotThereAnyMore(t *testing.T) {
 	require.Len(t, strings.Split(r.keptLines(t, session, wire.ResultRead{CallID: got.CallID}), "\n"), 3001)
 	store, err := r.JS.ObjectStore(t.Context(), wire.KeptBucket(r.Name))
 	require.NoError(t, err)
-	require.NoError(t, store.Delete(t.Context(), wire.TextObject(session, got.CallID)))
+	require.NoError(t, store.Delete(t.Context(), wire.PartObject(session, got.CallID, wire.PartText)))
 	gone := r.kept(session, wire.ResultRead{CallID: got.CallID})
 	requireFault(t, gone, protocol.StatusFailed, protocol.CodeNotFound)
 	require.Contains(t, gone.Error.Message, "was kept, and is not any more")

@@ -117,7 +117,7 @@ func TestMCP_AServerOfOthersThatIsKilled(t *testing.T) {
 	for limit := time.After(patience); ; {
 		select {
 		case m := <-progress:
-			frame, err := wire.DecodeFrame(m.Data)
+			frame, err := wire.Decode[wire.Frame](m.Data)
 			require.NoError(t, err)
 			if !strings.Contains(string(frame.Data), "[progress ") {
 				continue

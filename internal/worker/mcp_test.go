@@ -334,7 +334,7 @@ func TestMCP_ProgressIsSeenLive(t *testing.T) {
 	call := newCall(session, mcpCall("wait", file))
 	seen := make(chan string, 16)
 	watching, err := r.NC.Subscribe(wire.OutputSubject(r.Name, session, call.ID), func(m *nats.Msg) {
-		if frame, err := wire.DecodeFrame(m.Data); err == nil && frame.Kind == wire.FrameStdout {
+		if frame, err := wire.Decode[wire.Frame](m.Data); err == nil && frame.Kind == wire.FrameStdout {
 			seen <- string(frame.Data)
 		}
 	})

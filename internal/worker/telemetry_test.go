@@ -248,7 +248,7 @@ func TestWorker_SaysWhatItCanDo(t *testing.T) {
 			require.ErrorIs(t, err, nats.ErrNoResponders)
 			return false
 		}
-		info, err = wire.DecodeWorkerInfo(answer.Data)
+		info, err = wire.Decode[wire.WorkerInfo](answer.Data)
 		require.NoError(t, err)
 		return true
 	}, patience, time.Millisecond)

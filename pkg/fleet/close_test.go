@@ -169,7 +169,7 @@ func TestErrors_OfRefusedCallsSayWhenToTryAgain(t *testing.T) {
 	rules, err := limits.Open(t.Context(), js, protocol.DefaultFleet)
 	require.NoError(t, err)
 	require.NoError(t, rules.Replace(t.Context(), []limits.Rule{
-		{Tenant: "acme", Rate: limits.Rate{N: 1, Per: time.Hour}, Burst: 1}, {Pool: "small", Waiting: 1},
+		{Tenant: "acme", Rate: "1/h", Burst: 1}, {Pool: "small", Waiting: 1},
 	}))
 	for kind, call := range map[error]fleet.Call{
 		fleet.ErrQuota: {Payload: protocol.FilesExists{Path: "a"}, Tenant: "acme"},

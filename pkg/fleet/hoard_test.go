@@ -77,9 +77,9 @@ func (v *victims) last(stream, subject string) []byte {
 // hoard claims a lane in the name of a worker with an endless lease.
 func (v *victims) hoard(lane protocol.Lane) {
 	v.t.Helper()
-	beat, err := wire.EncodeHeartbeat(&wire.Heartbeat{WorkerID: "hoarder", LeaseMS: 1 << 62, Beat: 1})
+	beat, err := wire.Encode(&wire.Heartbeat{WorkerID: "hoarder", LeaseMS: 1 << 62, Beat: 1})
 	v.publish(wire.HeartbeatSubject(fleetName, protocol.DefaultPool, "life"), beat, err)
-	claim, err := wire.EncodeClaim(&wire.Claim{Lane: lane, WorkerID: "hoarder", Incarnation: "life", Token: "t", Ready: 1})
+	claim, err := wire.Encode(&wire.Claim{Lane: lane, WorkerID: "hoarder", Incarnation: "life", Token: "t", Ready: 1})
 	v.publish(wire.ClaimSubject(fleetName, protocol.DefaultPool, wire.HashLane(lane)), claim, err)
 }
 
@@ -116,10 +116,10 @@ func TestHoard_LeaseOfAnother(t *testing.T) {
 	}()
 	var claim *wire.Claim
 	for claim == nil { // nobody has it yet
-		claim, _ = wire.DecodeClaim(v.last("TF_CLAIMS", wire.ClaimSubject(fleetName, protocol.DefaultPool, wire.HashLane(lane))))
+		claim, _ = wire.Decode[wire.Claim](v.last("TF_CLAIMS", wire.ClaimSubject(fleetName, protocol.DefaultPool, wire.HashLane(lane))))
 	}
 	require.Eventually(t, func() bool { _, err := os.Stat(starts); return err == nil }, time.Minute, time.Millisecond)
-	beat, err := wire.EncodeHeartbeat(&wire.Heartbeat{WorkerID: claim.WorkerID, LeaseMS: 10_000, Beat: 1 << 40, Expired: true})
+	beat, err := wire.Encode(&wire.Heartbeat{WorkerID: claim.WorkerID, LeaseMS: 10_000, Beat: 1 << 40, Expired: true})
 	v.publish(wire.HeartbeatSubject(fleetName, protocol.DefaultPool, claim.Incarnation), beat, err)
 	outcome := <-ended
 	require.Equal(t, protocol.StatusOK, outcome.Status, outcome.Text)
@@ -172,7 +172,7 @@ func TestFlood_OfQuestions(t *testing.T) {
 				err := sessions.Answer(t.Context(), e.SessionID, e.CallID, protocol.Answer{Question: own, Action: protocol.ActionWait})
 				for n := 0; n < 5000 && err == nil; n++ {
 					var body []byte
-					if body, err = wire.EncodeQuestion(protocol.Question{ID: fmt.Sprint(n), Message: "junk"}); err == nil {
+					if body, err = wire.Encode(&protocol.Question{ID: fmt.Sprint(n), Message: "junk"}); err == nil {
 						err = v.hostile.Publish(wire.QuestionSubject(fleetName, protocol.DefaultPool, victim, e.CallID), body)
 					}
 				}
@@ -213,7 +213,7 @@ func TestFlood_OfWordsAboutACall(t *testing.T) {
 				default:
 				}
 				for _, kind := range []wire.FrameKind{wire.FrameStarted, wire.FrameStdout} {
-					body, err := wire.EncodeFrame(&wire.Frame{CallID: id, Seq: n + 1, Kind: kind, WorkerID: "hostile", Attempt: 1, Data: []byte(`"junk"`)})
+					body, err := wire.Encode(&wire.Frame{CallID: id, Seq: n + 1, Kind: kind, WorkerID: "hostile", Attempt: 1, Data: []byte(`"junk"`)})
 					if err != nil {
 						return err
 					}
@@ -346,7 +346,7 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 	require.Equal(t, protocol.CodeFleetFull, full.Error.Code)
 	purge(wire.CallsStream(fleetName))
 
-	claims := wire.ClaimsFilter(fleetName, protocol.DefaultPool)
+	claims := wire.ClaimSubject(fleetName, protocol.DefaultPool, ">")
 	require.Eventually(t, func() bool { // else there is room as soon as a lane is let go
 		s, err := owner.Stream(ctx, wire.ClaimsStream(fleetName))
 		require.NoError(t, err)
@@ -372,13 +372,13 @@ func TestFlood_TakesNothingOfOthers(t *testing.T) {
 	purge(wire.ClaimsStream(fleetName), jetstream.WithPurgeSubject(claims))
 	require.Equal(t, protocol.StatusOK, (<-waiting).Status, "it waits for room")
 	purge(wire.ClaimsStream(fleetName))
-	beat, err := wire.EncodeHeartbeat(&wire.Heartbeat{WorkerID: "hostile", LeaseMS: 60_000, Beat: 1})
+	beat, err := wire.Encode(&wire.Heartbeat{WorkerID: "hostile", LeaseMS: 60_000, Beat: 1})
 	require.NoError(t, err)
 	_, err = hostile.Publish(ctx, wire.HeartbeatSubject(fleetName, protocol.DefaultPool, "life"), beat)
 	require.NoError(t, err)
 	for n := 0; err == nil; n++ {
 		lane := protocol.Lane(fmt.Sprint("sandbox/n", n))
-		body, encoding := wire.EncodeClaim(&wire.Claim{Lane: lane, WorkerID: "hostile", Incarnation: "life", Token: "t", Ready: 1})
+		body, encoding := wire.Encode(&wire.Claim{Lane: lane, WorkerID: "hostile", Incarnation: "life", Token: "t", Ready: 1})
 		require.NoError(t, encoding)
 		_, err = hostile.Publish(ctx, wire.ClaimSubject(fleetName, protocol.DefaultPool, wire.HashLane(lane)), body)
 	}

@@ -221,7 +221,7 @@ func bounded(t *testing.T) (client *fleet.Client, rules *limits.Store) {
 	rules, err := limits.Open(t.Context(), jetStream(t, server.ClientURL()), protocol.DefaultFleet)
 	require.NoError(t, err)
 	require.NoError(t, rules.Replace(t.Context(), []limits.Rule{
-		{Tenant: "acme", Rate: limits.Rate{N: 1, Per: time.Hour}, Burst: 1}, {Pool: "small", Waiting: 1},
+		{Tenant: "acme", Rate: "1/h", Burst: 1}, {Pool: "small", Waiting: 1},
 	}))
 	for _, call := range []fleet.Call{ofAcme(), ofSmall(time.Millisecond)} {
 		require.Eventually(t, func() bool { // the rules are known within a second

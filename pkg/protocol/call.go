@@ -288,7 +288,7 @@ type Tenant string
 // ParseTenant checks s: 1 to 32 lower-case letters, digits and '-'. The error wraps
 // [ErrInvalidName].
 func ParseTenant(s string) (Tenant, error) {
-	return Tenant(s), checkToken("tenant", s, 32, fleetAlphabet())
+	return parseToken[Tenant]("tenant", s, 32, fleetAlphabet())
 }
 
 // Priority says which calls of a tenant start first when slots are scarce. It changes neither the

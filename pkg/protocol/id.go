@@ -32,10 +32,7 @@ func NewSessionID() SessionID {
 
 // ParseSessionID checks s. The error wraps [ErrInvalidName].
 func ParseSessionID(s string) (SessionID, error) {
-	if err := checkToken("session id", s, 64, tokenAlphabet()); err != nil {
-		return "", err
-	}
-	return SessionID(s), nil
+	return parseToken[SessionID]("session id", s, 64, tokenAlphabet())
 }
 
 // CallID names one call for ever. It derives from the session, its seed, and the call's turn, step
@@ -44,10 +41,7 @@ type CallID string
 
 // ParseCallID checks s: 1 to 64 letters, digits, '-' and '_'. The error wraps [ErrInvalidName].
 func ParseCallID(s string) (CallID, error) {
-	if err := checkToken("call id", s, 64, tokenAlphabet()); err != nil {
-		return "", err
-	}
-	return CallID(s), nil
+	return parseToken[CallID]("call id", s, 64, tokenAlphabet())
 }
 
 // CallRef names one call of a session.
@@ -80,13 +74,11 @@ const DefaultFleet Fleet = "tf"
 // ParseFleet checks s: 1 to 32 lower-case letters, digits and '-', starting
 // with a letter. The error wraps [ErrInvalidName].
 func ParseFleet(s string) (Fleet, error) {
-	if err := checkToken("fleet", s, 32, fleetAlphabet()); err != nil {
-		return "", err
-	}
-	if s[0] < 'a' || s[0] > 'z' {
+	fleet, err := parseToken[Fleet]("fleet", s, 32, fleetAlphabet())
+	if err == nil && (s[0] < 'a' || s[0] > 'z') {
 		return "", fmt.Errorf("%w: fleet %q: must start with a letter a-z", ErrInvalidName, s)
 	}
-	return Fleet(s), nil
+	return fleet, err
 }
 
 // Pool names workers that can serve the same calls.
@@ -100,20 +92,15 @@ const (
 
 // ParsePool checks s: 1 to 32 lower-case letters, digits and '-'. The error
 // wraps [ErrInvalidName].
-func ParsePool(s string) (Pool, error) {
-	if err := checkToken("pool", s, 32, fleetAlphabet()); err != nil {
-		return "", err
-	}
-	return Pool(s), nil
-}
+func ParsePool(s string) (Pool, error) { return parseToken[Pool]("pool", s, 32, fleetAlphabet()) }
 
-// checkToken checks that s is 1 to maxLen characters of an alphabet, and otherwise says so.
-func checkToken(what, s string, maxLen int, a alphabet) error {
+// parseToken checks that s is 1 to maxLen characters of an alphabet, and otherwise says so.
+func parseToken[T ~string](what, s string, maxLen int, a alphabet) (T, error) {
 	wrong := func(c byte) bool { return !a.has(c) }
 	if s == "" || len(s) > maxLen || slices.ContainsFunc([]byte(s), wrong) {
-		return fmt.Errorf("%w: %s %.100q: must be 1 to %d %s", ErrInvalidName, what, s, maxLen, a.words)
+		return "", fmt.Errorf("%w: %s %.100q: must be 1 to %d %s", ErrInvalidName, what, s, maxLen, a.words)
 	}
-	return nil
+	return T(s), nil
 }
 
 // alphabet is the characters that a name may have, and how to say so.

@@ -184,19 +184,16 @@ func (c *callerRole) dispatch(ctx context.Context, step []*planned, open map[pro
 // putAll puts until everything is accepted, as a coordinator would.
 func (c *callerRole) putAll(ctx context.Context, step []*planned) {
 	for len(step) > 0 && ctx.Err() == nil {
-		outgoing := make([]lane.Outgoing, len(step))
-		for i, p := range step {
-			outgoing[i] = lane.Outgoing{Call: &p.Call}
-		}
 		var refused []*planned
-		for i, err := range c.publisher.Enqueue(ctx, outgoing) {
+		for _, p := range step {
+			err := c.publisher.Enqueue(ctx, lane.Outgoing{Call: &p.Call})
 			if err == nil {
-				c.journal.write(&Record{Kind: KindAccepted, CallID: step[i].ID})
+				c.journal.write(&Record{Kind: KindAccepted, CallID: p.ID})
 				continue
 			}
-			c.journal.write(&Record{Kind: KindRefused, CallID: step[i].ID, Message: err.Error()})
-			step[i].Again = true
-			refused = append(refused, step[i])
+			c.journal.write(&Record{Kind: KindRefused, CallID: p.ID, Message: err.Error()})
+			p.Again = true
+			refused = append(refused, p)
 		}
 		if step = refused; len(step) > 0 {
 			pause.For(ctx, 100*time.Millisecond)

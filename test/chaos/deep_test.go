@@ -98,19 +98,14 @@ func (d *deep) call(session protocol.SessionID, key string, work time.Duration) 
 // fill puts the calls of one lane, every fourth of which must not start twice.
 func (d *deep) fill(n, depth int) {
 	d.t.Helper()
-	for step := range slices.Chunk(make([]lane.Outgoing, depth), 500) {
-		for i := range step {
-			call := d.call("deep", fmt.Sprintf("deep/%d", n), time.Millisecond)
-			if i%4 == 0 {
-				call.Delivery = protocol.AtMostOnce
-			}
-			step[i].Call = call
-			d.put(call)
+	for i := range depth {
+		call := d.call("deep", fmt.Sprintf("deep/%d", n), time.Millisecond)
+		if i%4 == 0 {
+			call.Delivery = protocol.AtMostOnce
 		}
-		for i, err := range d.publisher.Enqueue(d.t.Context(), step) {
-			require.NoError(d.t, err)
-			d.journal.write(&Record{Kind: KindAccepted, CallID: step[i].Call.ID})
-		}
+		d.put(call)
+		require.NoError(d.t, d.publisher.Enqueue(d.t.Context(), lane.Outgoing{Call: call}))
+		d.journal.write(&Record{Kind: KindAccepted, CallID: call.ID})
 	}
 }
 
@@ -185,7 +180,7 @@ func (d *deep) follow(ctx context.Context, call *protocol.Call, done <-chan *pro
 	defer cancel()
 	d.put(call)
 	from := now()
-	if err := d.publisher.Enqueue(ctx, []lane.Outgoing{{Call: call}})[0]; err != nil {
+	if err := d.publisher.Enqueue(ctx, lane.Outgoing{Call: call}); err != nil {
 		d.journal.trouble(err.Error())
 		return
 	}
@@ -239,17 +234,16 @@ func TestChaos_AThousandLanesComeBack(t *testing.T) { //nolint:paralleltest // s
 	r.startWorker()
 	p, err := lane.NewPublisher(t.Context(), r.nc, protocol.DefaultFleet)
 	require.NoError(t, err)
-	outgoing := make([]lane.Outgoing, lanes)
-	for i := range outgoing {
+	var putting errgroup.Group
+	for i := range lanes {
 		whole := protocol.Use{Key: protocol.ResourceKey(fmt.Sprintf("account/%d", i)), Access: protocol.Exclusive}
-		outgoing[i].Call = &protocol.Call{
+		call := &protocol.Call{
 			ID: wire.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool, Delivery: protocol.Idempotent, IssuedAt: time.Now(),
 			Resources: []protocol.Use{whole}, Payload: wire.Noop{WorkMS: protocol.MillisOf(time.Hour)}, RunTimeout: protocol.MillisOf(time.Hour),
 		}
+		putting.Go(func() error { return p.Enqueue(t.Context(), lane.Outgoing{Call: call}) })
 	}
-	for _, err := range p.Enqueue(t.Context(), outgoing) {
-		require.NoError(t, err)
-	}
+	require.NoError(t, putting.Wait())
 	r.awaitStarts(0, lanes)
 	pause.For(t.Context(), lease) // every lease is renewed at least once
 	r.startWorker()
@@ -304,7 +298,7 @@ func (r *rig) watchLeases() {
 	r.leases.last = map[string]Time{}
 	_, destination := wire.BeatMapping(protocol.DefaultFleet)
 	_, err := r.nc.Subscribe(destination, func(msg *nats.Msg) {
-		beat, err := wire.DecodeHeartbeat(msg.Data)
+		beat, err := wire.Decode[wire.Heartbeat](msg.Data)
 		stored, timeErr := time.Parse(time.RFC3339Nano, msg.Header.Get("Nats-Time-Stamp"))
 		if err != nil || timeErr != nil {
 			return

@@ -352,7 +352,7 @@ func tenantLimit() *operation {
 			stream, err := p.JS.Stream(tb.Context(), wire.CallsStream(p.Name))
 			require.NoError(tb, err)
 			requireSoon(tb, func() bool {
-				info, err := stream.Info(tb.Context(), jetstream.WithSubjectFilter(wire.InFlightFilter(p.Name, protocol.DefaultPool, tenant(p))))
+				info, err := stream.Info(tb.Context(), jetstream.WithSubjectFilter(wire.InFlightSubject(p.Name, protocol.DefaultPool, tenant(p), "*", "*")))
 				return err == nil && len(info.State.Subjects) == 0
 			}, "a mark of a call without a caller stays")
 			begun := time.Now()

@@ -20,7 +20,7 @@ func TestJavaScript_StandsStill(t *testing.T) {
 	first := js.worker(t)
 	publisher := js.publisher(t)
 	call := note(t, "red", "hello", time.Second)
-	require.NoError(t, publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: call}})[0])
+	require.NoError(t, publisher.Enqueue(t.Context(), lane.Outgoing{Call: call}))
 	js.awaitClaim(t, call)
 	sandboxtest.Freeze(t, first.cmd.Process)
 	second := js.worker(t)
@@ -31,7 +31,7 @@ func TestJavaScript_StandsStill(t *testing.T) {
 	second.stop(t)
 
 	next := note(t, "red", "again", 0)
-	require.NoError(t, publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: next}})[0])
+	require.NoError(t, publisher.Enqueue(t.Context(), lane.Outgoing{Call: next}))
 	require.NotEqual(t, result.WorkerID, awaitResults(t, publisher, next)[0].WorkerID)
 	require.Equal(t, []string{string(call.ID) + " hello", string(next.ID) + " again"}, js.lines(t, "red"))
 }

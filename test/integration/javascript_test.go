@@ -15,6 +15,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -131,9 +132,7 @@ func TestJavaScript_WorkerAsItComes(t *testing.T) {
 	js.workerWith(t)
 	publisher := js.publisher(t)
 	call := note(t, "demo", "hello", 0)
-	for _, err := range publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: call}}) {
-		require.NoError(t, err)
-	}
+	require.NoError(t, publisher.Enqueue(t.Context(), lane.Outgoing{Call: call}))
 	require.Equal(t, protocol.StatusOK, awaitResults(t, publisher, call)[0].Status)
 }
 
@@ -148,16 +147,13 @@ func TestJavaScript_LanesStayInOrder(t *testing.T) {
 	const each = 12
 	want := map[string][]string{}
 	var calls []*protocol.Call
-	var outgoing []lane.Outgoing
 	for i := range each {
 		for _, notebook := range []string{"red", "green", "blue"} {
 			call := note(t, notebook, fmt.Sprint(i), 50*time.Millisecond)
 			want[notebook] = append(want[notebook], fmt.Sprintf("%s %d", call.ID, i))
-			calls, outgoing = append(calls, call), append(outgoing, lane.Outgoing{Call: call})
+			calls = append(calls, call)
+			require.NoError(t, publisher.Enqueue(t.Context(), lane.Outgoing{Call: call}))
 		}
-	}
-	for _, err := range publisher.Enqueue(t.Context(), outgoing) {
-		require.NoError(t, err)
 	}
 	awaitResults(t, publisher, calls[:6]...)
 	workers[0].kill(t)
@@ -182,7 +178,7 @@ func TestJavaScript_LanesStayInOrder(t *testing.T) {
 	}, patience, 50*time.Millisecond, "nothing is left behind")
 
 	cancelled := note(t, "red", "never", time.Hour)
-	require.NoError(t, publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: cancelled}})[0])
+	require.NoError(t, publisher.Enqueue(t.Context(), lane.Outgoing{Call: cancelled}))
 	shown := func() string {
 		return execute(t, coordinator, launch{args: append([]string{"lane", "ls", "--pool", "javascript"}, js.broker.flags...)}).stdout
 	}
@@ -234,7 +230,7 @@ func TestJavaScript_LanesPassBetweenLanguages(t *testing.T) {
 	first := js.worker(t)
 	publisher := js.publisher(t)
 	call := note(t, "red", "hello", 3*time.Second)
-	require.NoError(t, publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: call}})[0])
+	require.NoError(t, publisher.Enqueue(t.Context(), lane.Outgoing{Call: call}))
 	js.awaitClaim(t, call)
 	first.kill(t)
 
@@ -259,7 +255,7 @@ func TestJavaScript_HandsOver(t *testing.T) {
 	call := note(t, "red", "hello", 0)
 	mark, err := js.broker.jetStream(t).Publish(t.Context(), wire.PauseSubject(protocol.DefaultFleet, call.Pool, wire.HashLane(call.Lane())), nil)
 	require.NoError(t, err)
-	require.NoError(t, publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: call}})[0])
+	require.NoError(t, publisher.Enqueue(t.Context(), lane.Outgoing{Call: call}))
 	js.awaitClaim(t, call)
 	js.worker(t)
 	first.stop(t)
@@ -299,9 +295,8 @@ func TestJavaScript_MovesCallsAtTheirTime(t *testing.T) {
 	publisher := js.publisher(t)
 	soon, cancelled := note(t, "red", "soon", 0), note(t, "blue", "never", 0)
 	soon.NotBefore, cancelled.NotBefore = soon.IssuedAt.Add(3*time.Second), cancelled.IssuedAt.Add(time.Hour)
-	for _, fault := range publisher.Enqueue(t.Context(), []lane.Outgoing{{Call: soon}, {Call: cancelled}}) {
-		require.NoError(t, fault)
-	}
+	require.NoError(t, publisher.Enqueue(t.Context(), lane.Outgoing{Call: soon}))
+	require.NoError(t, publisher.Enqueue(t.Context(), lane.Outgoing{Call: cancelled}))
 	require.NoError(t, publisher.Cancel(t.Context(), cancelled))
 	results := awaitResults(t, publisher, soon, cancelled)
 	require.Equal(t, protocol.StatusOK, results[0].Status, results[0].Error)
@@ -395,17 +390,17 @@ func TestJavaScript_Signs(t *testing.T) {
 	require.NoError(t, err)
 	publisher.Signer = signer
 	var calls []*protocol.Call
-	var batch []lane.Outgoing
 	for i := range 7 { // the paths in such a tree have different lengths
 		calls = append(calls, note(t, fmt.Sprintf("b%d", i), "x", 0))
-		batch = append(batch, lane.Outgoing{Call: calls[i]})
 	}
 	later := note(t, "later", "x", 0)
 	later.NotBefore = later.IssuedAt.Add(2 * time.Second)
 	calls = append(calls, later)
-	for _, fault := range publisher.Enqueue(t.Context(), append(batch, lane.Outgoing{Call: later})) {
-		require.NoError(t, fault)
+	var sending errgroup.Group // at the same time, so that one signature is for several
+	for _, call := range calls {
+		sending.Go(func() error { return publisher.Enqueue(t.Context(), lane.Outgoing{Call: call}) })
 	}
+	require.NoError(t, sending.Wait())
 	for _, result := range awaitResults(t, publisher, calls...) {
 		require.Equal(t, protocol.StatusOK, result.Status, "%v", result.Error)
 	}

@@ -76,8 +76,8 @@ func (p *toolfleetPeer) Do(ctx context.Context, t task) error {
 
 // Submit implements [peer] by the publisher that the fleet has inside.
 func (p *toolfleetPeer) Submit(ctx context.Context, tasks []task) error {
-	out := make([]lane.Outgoing, len(tasks))
-	for i, t := range tasks {
+	byLane := map[protocol.Lane][]*protocol.Call{} // those of a lane in their order, and all lanes at the same time
+	for _, t := range tasks {
 		arguments, err := json.Marshal(t)
 		if err != nil {
 			return err
@@ -86,9 +86,23 @@ func (p *toolfleetPeer) Submit(ctx context.Context, tasks []task) error {
 		if single.Call == nil {
 			return fmt.Errorf("plan: %w", single.Error)
 		}
-		out[i].Call = single.Call
+		byLane[single.Call.Lane()] = append(byLane[single.Call.Lane()], single.Call)
 	}
-	return errors.Join(p.publisher.Enqueue(ctx, out)...)
+	faults := make(chan error, len(byLane))
+	for _, calls := range byLane {
+		go func() {
+			var err error
+			for i := 0; i < len(calls) && err == nil; i++ {
+				err = p.publisher.Enqueue(ctx, lane.Outgoing{Call: calls[i]})
+			}
+			faults <- err
+		}()
+	}
+	var err error
+	for range byLane {
+		err = errors.Join(err, <-faults)
+	}
+	return err
 }
 
 func (p *toolfleetPeer) Close() (err error) {

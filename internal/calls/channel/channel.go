@@ -90,7 +90,7 @@ func (s *Store) Send(ctx context.Context, channel string, m ports.ChannelMessage
 	}, nil)
 	switch {
 	case err == nil:
-		return s.stream.Purge(ctx, jetstream.WithPurgeSubject(wire.MessagesFilter(s.fleet, channel)), jetstream.WithPurgeKeep(MaxMessages))
+		return s.stream.Purge(ctx, jetstream.WithPurgeSubject(wire.MessageSubject(s.fleet, channel, "*", "*")), jetstream.WithPurgeKeep(MaxMessages))
 	case natsio.NoRoom(err):
 		return protocol.Errorf(protocol.CodeFleetFull, "The fleet has no room for messages.")
 	default:
@@ -102,7 +102,7 @@ func (s *Store) Send(ctx context.Context, channel string, m ports.ChannelMessage
 // none.
 func (s *Store) Next(ctx context.Context, channel string, reader protocol.SessionID, after uint64) (*ports.ChannelMessage, error) {
 	for {
-		msg, err := s.stream.GetMsg(ctx, after+1, jetstream.WithGetMsgSubject(wire.MessagesFilter(s.fleet, channel)))
+		msg, err := s.stream.GetMsg(ctx, after+1, jetstream.WithGetMsgSubject(wire.MessageSubject(s.fleet, channel, "*", "*")))
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
 			return nil, nil //nolint:nilnil // there is none
 		}

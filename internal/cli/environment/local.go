@@ -18,9 +18,11 @@ import (
 	"github.com/gofrs/flock"
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/shared"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/system"
@@ -71,7 +73,37 @@ func (p location) pool(id protocol.SessionID) protocol.Pool {
 	}
 	const length = 26 // with the rest what a pool may have
 	sum := sha256.Sum256([]byte(id))
-	return protocol.Pool("local-" + hex.EncodeToString(sum[:])[:length])
+	return protocol.Pool(localPools + hex.EncodeToString(sum[:])[:length])
+}
+
+// localPools begins the names of the pools of sessions.
+const localPools = "local-"
+
+// RemoveUnusedPools removes the pools of sessions that no process runs from the server of the
+// shared fleet: a process that was killed leaves its pool, which a later process of the session
+// makes again.
+func RemoveUnusedPools(ctx context.Context, dir string, nc *nats.Conn) error {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	pools, err := natsio.Pools(ctx, js, protocol.DefaultFleet)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil
+	}
+	p, held := location{dir: dir}, map[protocol.Pool]bool{}
+	entries, _ := os.ReadDir(filepath.Join(dir, "sessions")) // none were run yet
+	for _, entry := range entries {
+		id := protocol.SessionID(entry.Name())
+		held[p.pool(id)] = p.held(id)
+	}
+	errs := []error{err}
+	for _, pool := range pools {
+		if strings.HasPrefix(string(pool), localPools) && !held[pool] {
+			errs = append(errs, natsio.RemovePool(ctx, js, protocol.DefaultFleet, pool))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Serve is the command line that has this program serve the shared fleet; it is hidden.

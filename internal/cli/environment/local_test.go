@@ -12,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/natsio/shared"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
@@ -25,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == Serve { // this binary is the server of its tests
-		if err := shared.Serve(context.Background(), os.Args[2], time.Minute, slog.Default()); err != nil {
+		if err := shared.Serve(context.Background(), os.Args[2], time.Minute, slog.Default(), nil); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -286,4 +288,31 @@ func TestLocation_EachSessionHasAPool(t *testing.T) {
 		require.Equal(t, protocol.DefaultPool, (&FleetFlags{Data: "x"}).pool(id))
 	}
 	require.NotEqual(t, p.pool("a"), p.pool("b"))
+}
+
+// The pools of sessions whose processes were killed are removed, and no others.
+func TestRemoveUnusedPools(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	p := location{dir: t.TempDir()}
+	release, err := p.hold(t.Context(), "held")
+	require.NoError(t, err)
+	ended, err := p.hold(t.Context(), "killed")
+	require.NoError(t, err)
+	ended()
+	want := []protocol.Pool{protocol.DefaultPool, p.pool("held")}
+	for _, pool := range append([]protocol.Pool{p.pool("killed"), p.pool("removed")}, want...) {
+		require.NoError(t, natsio.MakePool(t.Context(), f.JS, f.Name, pool))
+	}
+	require.NoError(t, RemoveUnusedPools(t.Context(), p.dir, f.NC))
+	left, err := natsio.Pools(t.Context(), f.JS, f.Name)
+	require.NoError(t, err)
+	require.Equal(t, want, left)
+	release()
+	require.NoError(t, RemoveUnusedPools(t.Context(), p.dir, f.NC))
+	left, err = natsio.Pools(t.Context(), f.JS, f.Name)
+	require.NoError(t, err)
+	require.Equal(t, want[:1], left)
+	require.NoError(t, f.JS.DeleteStream(t.Context(), wire.CallsStream(f.Name)))
+	require.NoError(t, RemoveUnusedPools(t.Context(), p.dir, f.NC), "a server without a fleet")
 }

@@ -30,16 +30,15 @@ import (
 // Bounds of rules.
 const (
 	MaxRules      = 1000
-	MaxConcurrent = 1_000_000
-	MaxBurst      = 1_000_000
-	MaxWaiting    = 10_000_000
-	MaxWeight     = 1000
-	// MinStored and MaxStored bound a quota of stored bytes.
-	MinStored = 1 << 20
-	MaxStored = 1 << 50
-	// MaxRate is the highest rate, in starts a second, and MinRate the lowest: one a day.
-	MaxRate = 100_000
-	MinRate = 1.0 / (24 * 60 * 60)
+	maxConcurrent = 1_000_000
+	maxBurst      = 1_000_000
+	maxWaiting    = 10_000_000
+	maxWeight     = 1000
+	// minStored and maxStored bound a quota of stored bytes.
+	minStored = 1 << 20
+	maxStored = 1 << 50
+	// maxRate is the highest rate, in starts a second.
+	maxRate = 100_000
 	// maxPattern bounds a pattern, in bytes.
 	maxPattern = 256
 )
@@ -50,41 +49,45 @@ var (
 	ErrUnknown = codes.As(codes.ErrNotFound, errors.New("there is no such limit"))
 )
 
-// Rule bounds each lane that matches its pattern, a tenant or a pool; one of the three is set. A
-// lane follows one rule: the most specific one.
+// Rule bounds the calls of lanes, of a tenant, or of a pool: it names one of the three. A lane
+// follows one limit, the most specific one that matches.
 type Rule struct {
-	// Lane is the pattern, such as account/*.
-	Lane Pattern `json:"lane,omitempty"`
-	// Tenant is whose share of the slots and whose quotas the rule is about. "default" is the
-	// tenant of calls that name none.
+	// Lane is a pattern: the first two segments of resource keys, of which each may end with "*",
+	// as in "account/*".
+	Lane string `json:"lane,omitempty"`
+	// Tenant is a tenant; "default" is that of calls that name none.
 	Tenant protocol.Tenant `json:"tenant,omitempty"`
 	Pool   protocol.Pool   `json:"pool,omitempty"`
-	// Weight is the tenant's share: with weights 3 and 1, two tenants get slots 3 to 1. Tenants
-	// without a rule have 1.
+	// Weight is the tenant's share of slots: with weights 3 and 1, two tenants get them 3 to 1. 0
+	// means 1.
 	Weight int `json:"weight,omitempty"`
 	// Concurrent is how many calls of a lane run at once, or how many calls of a tenant are
-	// accepted and have no result; 0 is no bound.
+	// accepted and have no result; 0 means no bound.
 	Concurrent int `json:"concurrent,omitempty"`
-	// Rate is how many calls of a lane start in a time, or how many of a tenant are accepted; the
-	// zero value is no bound.
-	Rate Rate `json:"rate,omitzero"`
-	// Burst is how many of them may start at once; 0 means [Rate.DefaultBurst] for lanes, and what
-	// ten seconds have for tenants.
+	// Rate is how many calls of a lane start, or of a tenant are accepted, in a second, minute or
+	// hour, as in "5/s", "60/min" and "1000/h"; "" means no bound.
+	Rate string `json:"rate,omitempty"`
+	// Burst is how many of them may come at once after a pause; 0 means DefaultBurst.
 	Burst int `json:"burst,omitempty"`
-	// Tokens is how many tokens go to and come from a model's provider in a time; of lanes
-	// model/* only. A minute's worth may be used at once.
-	Tokens Rate `json:"tokens,omitzero"`
-	// Waiting is how many calls a lane or a pool may have in its mailboxes; 0 is no bound.
+	// Tokens is how many tokens the coordinators may ask of a model's provider, which is the lane
+	// model/PROVIDER, with units as Rate; "" means no bound. A minute's worth may be used at once.
+	Tokens string `json:"tokens,omitempty"`
+	// Waiting is how many calls may wait in a lane or a pool; 0 means no bound.
 	Waiting int `json:"waiting,omitempty"`
-	// Sessions is how many turns of a tenant are accepted and have not ended; 0 is no bound.
+	// Sessions is how many turns of a tenant are submitted and have not ended; 0 means no bound.
 	Sessions int `json:"sessions,omitempty"`
-	// Stored is how many bytes may be stored for the calls and sessions of a tenant; 0 is no bound.
+	// Stored is how many bytes may be stored for a tenant: results, large values, whole outputs,
+	// workspaces and journals, as estimated; 0 means no bound.
 	Stored int64 `json:"stored,omitempty"`
+	// DefaultBurst is set in lists: what a tenth of a second has, for a tenant ten seconds.
+	DefaultBurst int `json:"-"`
 }
 
-// Validate reports every invalid field, joined; each error wraps [ErrInvalid].
-func (r *Rule) Validate() error {
-	var all []error
+// Validate reports every invalid field; the error wraps [ErrInvalid]. It needs no fleet.
+func (r Rule) Validate() error {
+	_, rateErr := parseRate(r.Rate)
+	_, tokensErr := parseRate(r.Tokens)
+	all := []error{rateErr, tokensErr}
 	invalid := func(format string, args ...any) {
 		all = append(all, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
 	}
@@ -93,35 +96,21 @@ func (r *Rule) Validate() error {
 			invalid("%s %d: must be 1 to %d", name, value, most)
 		}
 	}
-	bounded("weight", r.Weight, MaxWeight)
-	bounded("concurrent", r.Concurrent, MaxConcurrent)
-	bounded("burst", r.Burst, MaxBurst)
-	bounded("waiting", r.Waiting, MaxWaiting)
-	bounded("sessions", r.Sessions, MaxConcurrent)
-	if r.Stored != 0 && (r.Stored < MinStored || r.Stored > MaxStored) {
-		invalid("stored %d: must be 1 MiB to 1024 TiB, in bytes %d to %d", r.Stored, MinStored, int64(MaxStored))
+	bounded("weight", r.Weight, maxWeight)
+	bounded("concurrent", r.Concurrent, maxConcurrent)
+	bounded("burst", r.Burst, maxBurst)
+	bounded("waiting", r.Waiting, maxWaiting)
+	bounded("sessions", r.Sessions, maxConcurrent)
+	if r.Stored != 0 && (r.Stored < minStored || r.Stored > maxStored) {
+		invalid("stored %d: must be 1 MiB to 1024 TiB, in bytes %d to %d", r.Stored, minStored, int64(maxStored))
 	}
-	if err := r.Rate.validate(); err != nil {
-		all = append(all, err)
-	}
-	if err := r.Tokens.validate(); err != nil {
-		all = append(all, err)
-	}
-	if !r.Tokens.IsZero() && !strings.HasPrefix(string(r.Lane), ModelLanes) {
+	if r.Tokens != "" && !strings.HasPrefix(r.Lane, ModelLanes) {
 		invalid("tokens %s: only lanes of models have them, such as model/openai", r.Tokens)
 	}
-	if r.Burst > 0 && r.Rate.IsZero() {
+	if r.Burst > 0 && r.Rate == "" {
 		invalid("burst %d: needs a rate", r.Burst)
 	}
-	return errors.Join(append(all, r.validateSubject()...)...)
-}
-
-// validateSubject checks what the rule is about, and that it says something about that.
-func (r *Rule) validateSubject() (all []error) {
-	invalid := func(format string, args ...any) {
-		all = append(all, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
-	}
-	running := r.Concurrent != 0 || !r.Rate.IsZero()
+	running := r.Concurrent != 0 || r.Rate != ""
 	switch {
 	case r.Tenant != "" && r.Pool != "", (r.Tenant != "" || r.Pool != "") && r.Lane != "":
 		invalid("a rule is about one of lane, tenant and pool")
@@ -142,16 +131,14 @@ func (r *Rule) validateSubject() (all []error) {
 			invalid("pool %s: needs waiting, and takes nothing else", r.Pool)
 		}
 	default:
-		if err := r.Lane.validate(); err != nil {
-			all = append(all, err)
-		}
+		all = append(all, validatePattern(r.Lane))
 		if r.Weight != 0 || r.Sessions != 0 || r.Stored != 0 {
 			invalid("lane %s: weight, sessions and stored are of tenants", r.Lane)
-		} else if !running && r.Waiting == 0 && r.Tokens.IsZero() {
+		} else if !running && r.Waiting == 0 && r.Tokens == "" {
 			invalid("%s: needs concurrent, rate or waiting", r.Lane)
 		}
 	}
-	return all
+	return errors.Join(all...)
 }
 
 // over returns the rule with its unset fields from an older rule.
@@ -167,16 +154,18 @@ func (r *Rule) over(older Rule) Rule {
 	return older
 }
 
-// PerSecond is the rate in starts a second, and how many may start at once; 0 is no bound.
-func (r *Rule) PerSecond() (rate float64, burst int) {
-	if r.Rate.IsZero() {
-		return 0, 0
-	}
+// RateOf is the rate of a rule, and its burst or the default: what a tenth of a second has, and for
+// a tenant ten seconds, and at least 1. A rule without a rate has none.
+func RateOf(r *Rule) Bucket {
+	rate, _ := parseRate(r.Rate) // it is valid
+	burst := math.Ceil(rate.perSecond() / 10)
 	if r.Tenant != "" {
-		const seconds = 10
-		return r.Rate.PerSecond(), cmp.Or(r.Burst, max(int(seconds*r.Rate.PerSecond()), 1))
+		burst = math.Floor(rate.perSecond() * 10)
 	}
-	return r.Rate.PerSecond(), cmp.Or(r.Burst, r.Rate.DefaultBurst())
+	if rate.n == 0 {
+		return Bucket{}
+	}
+	return Bucket{Rate: rate.perSecond(), Burst: cmp.Or(r.Burst, max(int(burst), 1))}
 }
 
 // ModelLanes begin the lanes of models' providers: model/openai. Requests to a provider are no
@@ -188,32 +177,26 @@ const ModelLanes = "model/"
 // nothing.
 func (r *Rules) OfModel(provider string) (requests, tokens Bucket) {
 	lane := protocol.Lane(ModelLanes + provider)
-	rule := r.find(func(rule *Rule) bool {
-		return strings.HasPrefix(string(rule.Lane), ModelLanes) && rule.Lane.Matches(lane)
-	})
+	rule := r.find(func(rule *Rule) bool { return strings.HasPrefix(rule.Lane, ModelLanes) && matchesLane(rule.Lane, lane) })
 	if rule == nil {
 		return requests, tokens
 	}
-	requests.Rate, requests.Burst = rule.PerSecond()
-	if !rule.Tokens.IsZero() {
-		tokens.Rate = rule.Tokens.PerSecond()
-		tokens.Burst = max(int(tokens.Rate*60), 1)
+	if rate, _ := parseRate(rule.Tokens); rate.n > 0 { // it is valid
+		tokens = Bucket{Rate: rate.perSecond(), Burst: max(int(rate.perSecond()*60), 1)}
 	}
-	return requests, tokens
+	return RateOf(rule), tokens
 }
 
-// Pattern names lanes: two segments with a slash between, as in account/acme. A segment may end
-// with *, which stands for any text: account/*, account/eu-*, */*.
-type Pattern string
-
-func (p Pattern) validate() error {
+// validatePattern checks a pattern of lanes: two segments with a slash between, as in account/acme.
+// A segment may end with *, which stands for any text: account/*, account/eu-*, */*.
+func validatePattern(p string) error {
 	invalid := func(why string) error {
-		return fmt.Errorf("%w: lane %q: %s; give two segments, such as account/acme or account/*", ErrInvalid, string(p), why)
+		return fmt.Errorf("%w: lane %q: %s; give two segments, such as account/acme or account/*", ErrInvalid, p, why)
 	}
 	if len(p) > maxPattern {
 		return fmt.Errorf("%w: lane: %d bytes: must be at most %d", ErrInvalid, len(p), maxPattern)
 	}
-	segments := strings.Split(string(p), "/")
+	segments := strings.Split(p, "/")
 	if len(segments) != 2 {
 		return invalid(fmt.Sprintf("%d segments, and a lane is the first two of a resource key", len(segments)))
 	}
@@ -222,16 +205,16 @@ func (p Pattern) validate() error {
 			return invalid("* must be the end of a segment")
 		}
 	}
-	example := strings.ReplaceAll(string(p), "*", "x") // what the pattern matches, if it matches anything
+	example := strings.ReplaceAll(p, "*", "x") // what the pattern matches, if it matches anything
 	if key, err := protocol.ParseResourceKey(example); err != nil || string(key) != example {
 		return invalid("matches no lane")
 	}
 	return nil
 }
 
-// Matches reports whether a lane has the pattern.
-func (p Pattern) Matches(lane protocol.Lane) bool {
-	first, second, _ := strings.Cut(string(p), "/")
+// matchesLane reports whether a lane has a pattern.
+func matchesLane(pattern string, lane protocol.Lane) bool {
+	first, second, _ := strings.Cut(pattern, "/")
 	one, two, _ := strings.Cut(string(lane), "/")
 	return matches(first, one) && matches(second, two)
 }
@@ -245,85 +228,64 @@ func matches(pattern, segment string) bool {
 
 // moreSpecific orders patterns that match the same lane: the first segment decides, then the
 // second. A segment without * is more specific than one with it, and of two with it the longer.
-func (p Pattern) moreSpecific(q Pattern) int {
+func moreSpecific(p, q string) int {
 	weight := func(segment string) int {
 		if prefix, open := strings.CutSuffix(segment, "*"); open {
 			return len(prefix)
 		}
 		return maxPattern + 1
 	}
-	first, second, _ := strings.Cut(string(p), "/")
-	one, two, _ := strings.Cut(string(q), "/")
+	first, second, _ := strings.Cut(p, "/")
+	one, two, _ := strings.Cut(q, "/")
 	return cmp.Or(cmp.Compare(weight(one), weight(first)), cmp.Compare(weight(two), weight(second)), cmp.Compare(p, q))
 }
 
-// Rate is a number of starts in a second, a minute or an hour, as in 60/min.
-type Rate struct {
-	N   int
-	Per time.Duration
-}
-
-// units are the ways to write what a rate is per; the first of each is how it is printed.
-var units = []struct { //nolint:gochecknoglobals // a constant table
-	name string
+// rate is a number of starts in a second, a minute or an hour, as in 60/min; the zero value is no
+// bound.
+type rate struct {
+	n    int
+	unit string
 	per  time.Duration
-}{{"s", time.Second}, {"min", time.Minute}, {"h", time.Hour}, {"sec", time.Second}, {"second", time.Second}, {"m", time.Minute}, {"minute", time.Minute}, {"hour", time.Hour}}
-
-// ParseRate reads a rate such as 5/s, 60/min or 1000/h. Errors wrap [ErrInvalid].
-func ParseRate(s string) (r Rate, err error) {
-	return r, r.UnmarshalText([]byte(s))
 }
 
-// UnmarshalText implements [encoding.TextUnmarshaler].
-func (r *Rate) UnmarshalText(text []byte) error {
-	number, unit, _ := strings.Cut(string(text), "/")
-	n, err := strconv.Atoi(number)
-	at := slices.IndexFunc(units, func(u struct {
-		name string
-		per  time.Duration
-	},
-	) bool {
-		return u.name == unit
-	})
-	if err != nil || at < 0 {
-		return fmt.Errorf("%w: rate %q: must be a whole number per s, min or h, such as 60/min", ErrInvalid, text)
+// parseRate reads a rate such as 5/s, 60/min or 1000/h; "" is no bound. Errors wrap [ErrInvalid].
+func parseRate(text string) (r rate, err error) {
+	if text == "" {
+		return r, nil
 	}
-	*r = Rate{N: n, Per: units[at].per}
-	if r.IsZero() || n <= 0 {
-		return fmt.Errorf("%w: rate %q: must be more than 0", ErrInvalid, text)
+	number, unit, _ := strings.Cut(text, "/")
+	switch r.n, err = strconv.Atoi(number); unit {
+	case "s", "sec", "second":
+		r.unit, r.per = "s", time.Second
+	case "min", "m", "minute":
+		r.unit, r.per = "min", time.Minute
+	case "h", "hour":
+		r.unit, r.per = "h", time.Hour
 	}
-	return r.validate()
+	switch {
+	case err != nil || r.per == 0:
+		return r, fmt.Errorf("%w: rate %q: must be a whole number per s, min or h, such as 60/min", ErrInvalid, text)
+	case r.n <= 0:
+		return r, fmt.Errorf("%w: rate %q: must be more than 0", ErrInvalid, text)
+	case r.perSecond() > maxRate:
+		return r, fmt.Errorf("%w: rate %s: must be more than 0 and at most %d/s", ErrInvalid, r, maxRate)
+	}
+	return r, nil
 }
 
-// MarshalText implements [encoding.TextMarshaler].
-func (r Rate) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
-
-func (r Rate) String() string {
-	for _, u := range units {
-		if u.per == r.Per {
-			return strconv.Itoa(r.N) + "/" + u.name
-		}
+// String is how the rate is stored and printed.
+func (r rate) String() string {
+	if r.n == 0 {
+		return ""
 	}
-	return ""
+	return strconv.Itoa(r.n) + "/" + r.unit
 }
 
-// IsZero reports whether it is no bound.
-func (r Rate) IsZero() bool { return r == Rate{} }
-
-// PerSecond is the rate in starts a second.
-func (r Rate) PerSecond() float64 { return float64(r.N) / r.Per.Seconds() }
-
-// DefaultBurst is what a tenth of a second has, and at least 1.
-func (r Rate) DefaultBurst() int { return max(int(math.Ceil(r.PerSecond()/10)), 1) }
-
-func (r Rate) validate() error {
-	if r.IsZero() {
-		return nil
+func (r rate) perSecond() float64 {
+	if r.n == 0 {
+		return 0
 	}
-	if r.N <= 0 || r.Per <= 0 || r.PerSecond() > MaxRate || r.PerSecond() < MinRate {
-		return fmt.Errorf("%w: rate %s: must be more than 0 and at most %d/s", ErrInvalid, r, MaxRate)
-	}
-	return nil
+	return float64(r.n) / r.per.Seconds()
 }
 
 // Rules are the rules of a fleet. They are not changed; a nil pointer has none.
@@ -339,10 +301,15 @@ func newRules(list []Rule) (*Rules, error) {
 	}
 	list = slices.Clone(list)
 	slices.SortFunc(list, func(a, b Rule) int {
-		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Pool, b.Pool), a.Lane.moreSpecific(b.Lane))
+		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Pool, b.Pool), moreSpecific(a.Lane, b.Lane))
 	})
 	var all []error
 	for i := range list {
+		for _, text := range []*string{&list[i].Rate, &list[i].Tokens} {
+			if rate, err := parseRate(*text); err == nil { // else Validate says so
+				*text = rate.String()
+			}
+		}
 		all = append(all, list[i].Validate())
 		if i > 0 && list[i].same(&list[i-1]) {
 			all = append(all, fmt.Errorf("%w: %s: has two rules", ErrInvalid, list[i].subject()))
@@ -371,7 +338,7 @@ func Parse(body []byte) ([]Rule, error) {
 
 // Of returns the rule of a lane; nil when none matches.
 func (r *Rules) Of(lane protocol.Lane) *Rule {
-	return r.find(func(rule *Rule) bool { return rule.Lane != "" && rule.Lane.Matches(lane) })
+	return r.find(func(rule *Rule) bool { return rule.Lane != "" && matchesLane(rule.Lane, lane) })
 }
 
 // OfTenant returns the rule of a tenant; nil when there is none.
@@ -414,16 +381,7 @@ func (r *Rules) BoundInFlight() bool {
 
 // isQuota reports whether the rule bounds what a tenant may send.
 func (r *Rule) isQuota() bool {
-	return r.Tenant != "" && (r.Concurrent > 0 || r.Sessions > 0 || r.Stored > 0 || !r.Rate.IsZero())
-}
-
-// InFlight is how many calls of a tenant may be accepted without a result in a pool; 0 is no bound.
-// Calls of the pool of sessions are turns.
-func (r *Rule) InFlight(pool protocol.Pool) int {
-	if pool == protocol.SessionPool {
-		return r.Sessions
-	}
-	return r.Concurrent
+	return r.Tenant != "" && (r.Concurrent > 0 || r.Sessions > 0 || r.Stored > 0 || r.Rate != "")
 }
 
 // subject names what the rule is about, as in tenant acme.
@@ -434,7 +392,7 @@ func (r *Rule) subject() string {
 	case r.Pool != "":
 		return "pool " + string(r.Pool)
 	}
-	return "lane " + string(r.Lane)
+	return "lane " + r.Lane
 }
 
 // same reports whether two rules are about the same lanes, tenant or pool.
@@ -452,5 +410,5 @@ func (r *Rules) List() []Rule {
 
 // HasRates reports whether a rule of lanes has a rate.
 func (r *Rules) HasRates() bool {
-	return slices.ContainsFunc(r.List(), func(rule Rule) bool { return rule.Lane != "" && !rule.Rate.IsZero() })
+	return slices.ContainsFunc(r.List(), func(rule Rule) bool { return rule.Lane != "" && rule.Rate != "" })
 }

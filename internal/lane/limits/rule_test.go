@@ -15,43 +15,45 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-func rate(t *testing.T, s string) limits.Rate {
-	t.Helper()
-	r, err := limits.ParseRate(s)
-	require.NoError(t, err)
-	return r
-}
-
-func TestParseRate(t *testing.T) {
+func TestRule_Rates(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]limits.Rate{
-		"5/s": {N: 5, Per: time.Second}, "60/min": {N: 60, Per: time.Minute}, "60/m": {N: 60, Per: time.Minute}, "1000/h": {N: 1000, Per: time.Hour},
+	f := natsiotest.New(t, natsio.Topology{})
+	store, err := limits.Open(t.Context(), f.JS, "tf")
+	require.NoError(t, err)
+	for text, want := range map[string]struct {
+		stored string
+		limits.Bucket
+	}{
+		"5/s": {"5/s", limits.Bucket{Rate: 5, Burst: 1}}, "60/min": {"60/min", limits.Bucket{Rate: 1, Burst: 1}}, "60/m": {"60/min", limits.Bucket{Rate: 1, Burst: 1}},
+		"3600/hour": {"3600/h", limits.Bucket{Rate: 1, Burst: 1}}, "1000/second": {"1000/s", limits.Bucket{Rate: 1000, Burst: 100}},
 	} {
-		require.Equal(t, want, rate(t, text), text)
+		require.NoError(t, store.Replace(t.Context(), []limits.Rule{{Lane: "a/b", Rate: text}}))
+		rules, err := store.Rules(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, []limits.Rule{{Lane: "a/b", Rate: want.stored}}, rules.List())
+		require.Equal(t, want.Bucket, limits.RateOf(rules.Of("a/b")), text)
+		require.Equal(t, max(int(10*want.Rate), 1), limits.RateOf(&limits.Rule{Tenant: "acme", Rate: text}).Burst)
 	}
-	for _, text := range []string{"", "5", "/s", "5/", "5/day", "0/s", "-1/min", "1.5/s", "99999999999999999999/s", "200000/s", "5/s/s", " 5/s"} {
-		_, err := limits.ParseRate(text)
+	for _, text := range []string{"5", "/s", "5/", "5/day", "0/s", "-1/min", "1.5/s", "99999999999999999999/s", "200000/s", "5/s/s", " 5/s"} {
+		err := limits.Rule{Lane: "a/b", Rate: text}.Validate()
 		require.ErrorIs(t, err, limits.ErrInvalid, text)
 		require.ErrorContains(t, err, "rate ", text)
 	}
-	require.Equal(t, "60/min", limits.Rate{N: 60, Per: time.Minute}.String())
-	require.Equal(t, 1, limits.Rate{N: 60, Per: time.Minute}.DefaultBurst())
-	require.Equal(t, 100, limits.Rate{N: 1000, Per: time.Second}.DefaultBurst())
 }
 
 // Each error names the field, its value and what is allowed.
 func TestRule_BadInputIsNamed(t *testing.T) {
 	t.Parallel()
-	fine := limits.Rule{Lane: "account/*", Concurrent: 5, Rate: rate(t, "60/min"), Burst: 10}
+	fine := limits.Rule{Lane: "account/*", Concurrent: 5, Rate: "60/min", Burst: 10}
 	require.NoError(t, fine.Validate())
 	for want, change := range map[string]func(*limits.Rule){
 		`concurrent -1: must be 1 to 1000000`:                                 func(r *limits.Rule) { r.Concurrent = -1 },
 		`concurrent 1000001: must be 1 to 1000000`:                            func(r *limits.Rule) { r.Concurrent = 1_000_001 },
 		`burst -1: must be 1 to 1000000`:                                      func(r *limits.Rule) { r.Burst = -1 },
 		`tokens 60/min: only lanes of models have them, such as model/openai`: func(r *limits.Rule) { r.Tokens = r.Rate },
-		`burst 10: needs a rate`:                                              func(r *limits.Rule) { r.Rate = limits.Rate{} },
+		`burst 10: needs a rate`:                                              func(r *limits.Rule) { r.Rate = "" },
 		`account/*: needs concurrent, rate or waiting`:                        func(r *limits.Rule) { *r = limits.Rule{Lane: r.Lane} },
-		`rate 200000/s: must be more than 0 and at most 100000/s`:             func(r *limits.Rule) { r.Rate = limits.Rate{N: 200_000, Per: time.Second} },
+		`rate 200000/s: must be more than 0 and at most 100000/s`:             func(r *limits.Rule) { r.Rate = "200000/s" },
 		`lane "": 1 segments`:                                                 func(r *limits.Rule) { r.Lane = "" },
 		`lane "account": 1 segments`:                                          func(r *limits.Rule) { r.Lane = "account" },
 		`lane "account/a/b": 3 segments`:                                      func(r *limits.Rule) { r.Lane = "account/a/b" },
@@ -114,19 +116,19 @@ func TestRules_TheMostSpecificOneDecides(t *testing.T) {
 	f := natsiotest.New(t, natsio.Topology{})
 	store, err := limits.Open(t.Context(), f.JS, "tf")
 	require.NoError(t, err)
-	for i, lane := range []limits.Pattern{"*/*", "account/*", "account/eu-*", "account/eu-1", "acc*/eu-1", "*/eu-1"} {
+	for i, lane := range []string{"*/*", "account/*", "account/eu-*", "account/eu-1", "acc*/eu-1", "*/eu-1"} {
 		require.NoError(t, store.Set(t.Context(), limits.Rule{Lane: lane, Concurrent: i + 1}))
 	}
 	rules, err := store.Rules(t.Context())
 	require.NoError(t, err)
-	for lane, want := range map[string]limits.Pattern{
+	for lane, want := range map[string]string{
 		"account/eu-1": "account/eu-1", "account/eu-2": "account/eu-*", "account/us": "account/*", "accounts/eu-1": "acc*/eu-1",
 		"sandbox/eu-1": "*/eu-1", "sandbox/x": "*/*",
 	} {
 		require.Equal(t, want, rules.Of(protocol.Lane(lane)).Lane, lane)
 	}
 	require.Nil(t, (*limits.Rules)(nil).Of("account/x"))
-	require.NoError(t, store.Set(t.Context(), limits.Rule{Lane: "account/*", Rate: rate(t, "5/s")}))
+	require.NoError(t, store.Set(t.Context(), limits.Rule{Lane: "account/*", Rate: "5/s"}))
 	require.NoError(t, store.Remove(t.Context(), limits.Rule{Lane: "*/*"}))
 	require.ErrorIs(t, store.Remove(t.Context(), limits.Rule{Lane: "*/*"}), limits.ErrUnknown)
 	require.ErrorIs(t, store.Set(t.Context(), limits.Rule{Lane: "x"}), limits.ErrInvalid)
@@ -146,7 +148,7 @@ func TestStore_SetKeepsWhatItDoesNotName(t *testing.T) {
 	require.NoError(t, err)
 	for _, rule := range []limits.Rule{
 		{Tenant: "acme", Concurrent: 5},
-		{Tenant: "acme", Weight: 3, Rate: limits.Rate{N: 60, Per: time.Minute}, Burst: 7},
+		{Tenant: "acme", Weight: 3, Rate: "60/min", Burst: 7},
 		{Tenant: "acme", Concurrent: 6, Sessions: 2, Stored: 1 << 30},
 		{Lane: "account/*", Waiting: 9},
 		{Lane: "account/*", Concurrent: 1},
@@ -156,7 +158,7 @@ func TestStore_SetKeepsWhatItDoesNotName(t *testing.T) {
 	rules, err := store.Rules(t.Context())
 	require.NoError(t, err)
 	require.ElementsMatch(t, []limits.Rule{
-		{Tenant: "acme", Concurrent: 6, Weight: 3, Rate: limits.Rate{N: 60, Per: time.Minute}, Burst: 7, Sessions: 2, Stored: 1 << 30},
+		{Tenant: "acme", Concurrent: 6, Weight: 3, Rate: "60/min", Burst: 7, Sessions: 2, Stored: 1 << 30},
 		{Lane: "account/*", Waiting: 9, Concurrent: 1},
 	}, rules.List())
 	require.ErrorIs(t, store.Set(t.Context(), limits.Rule{Tenant: "acme", Waiting: 1}), limits.ErrInvalid)

@@ -118,7 +118,7 @@ func (s *Store) Remove(ctx context.Context, about Rule) error {
 	return s.change(ctx, func(list []Rule) ([]Rule, error) {
 		left := slices.DeleteFunc(list, func(r Rule) bool { return r.same(&about) })
 		if len(left) == len(list) {
-			return nil, fmt.Errorf("%w: %s", ErrUnknown, cmp.Or(string(about.Lane), string(about.Tenant), string(about.Pool)))
+			return nil, fmt.Errorf("%w: %s", ErrUnknown, cmp.Or(about.Lane, string(about.Tenant), string(about.Pool)))
 		}
 		return left, nil
 	})

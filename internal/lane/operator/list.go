@@ -179,7 +179,7 @@ type storedLane struct {
 func (o *Operator) survey(ctx context.Context, pool protocol.Pool, lane wire.LaneHash) (found []*storedLane, complete bool, err error) {
 	fleet := o.store.Fleet
 	tickets := wire.TicketSubject(fleet, pool, lane, wire.AnyFlow())
-	filters := []string{wire.ReadySubject(fleet, pool, lane), tickets, wire.MailboxFilter(fleet, pool, lane), wire.LaterFilter(fleet, pool, lane)}
+	filters := []string{wire.ReadySubject(fleet, pool, lane), tickets, wire.MailboxFilter(fleet, pool, lane), wire.LaterSubject(fleet, pool, lane, ">")}
 	if lane == "*" {
 		filters = []string{filters[0], tickets, wire.MailboxesFilter(fleet, pool)}
 	}
@@ -466,7 +466,7 @@ func (o *Operator) Present(ctx context.Context, session protocol.SessionID, call
 		return nil, false, fmt.Errorf("look for calls of session %s: %w", session, err)
 	}
 	for seq := uint64(0); ; {
-		page, err := o.store.Page(ctx, wire.ReadyFilter(fleet, "*"), seq)
+		page, err := o.store.Page(ctx, wire.ReadySubject(fleet, "*", "*"), seq)
 		if err != nil {
 			return nil, false, fmt.Errorf("look for calls of session %s: %w", session, err)
 		}

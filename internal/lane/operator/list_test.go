@@ -30,7 +30,7 @@ func TestLook_TheOldestIsFirst(t *testing.T) {
 			Resources: []protocol.Use{{Key: protocol.ResourceKey(name), Access: protocol.Exclusive}},
 			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: wire.Noop{},
 		}
-		require.NoError(t, p.Enqueue(t.Context(), []lane.Outgoing{{Call: call}})[0])
+		require.NoError(t, p.Enqueue(t.Context(), lane.Outgoing{Call: call}))
 	}
 	_, err = o.Pause(t.Context(), protocol.DefaultPool, want[3]) // it has no call
 	require.NoError(t, err)

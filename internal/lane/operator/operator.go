@@ -179,7 +179,7 @@ func (o *Operator) require(ctx context.Context, pool protocol.Pool, lane protoco
 		msg, err = o.store.Next(ctx, wire.MailboxFilter(o.store.Fleet, pool, wire.HashLane(lane)), 0)
 	}
 	if err == nil && msg == nil {
-		msg, err = o.store.Next(ctx, wire.LaterFilter(o.store.Fleet, pool, wire.HashLane(lane)), 0)
+		msg, err = o.store.Next(ctx, wire.LaterSubject(o.store.Fleet, pool, wire.HashLane(lane), ">"), 0)
 	}
 	if err != nil {
 		return fmt.Errorf("lane %s: %w", lane, err)

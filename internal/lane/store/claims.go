@@ -30,7 +30,7 @@ type StoredClaim struct {
 func (s *Store) StoreClaim(
 	ctx context.Context, pool protocol.Pool, claim *wire.Claim, expect uint64,
 ) (epoch uint64, answer Answer, err error) {
-	body, err := wire.EncodeClaim(claim)
+	body, err := wire.Encode(claim)
 	if err != nil {
 		return 0, Accepted, err
 	}
@@ -77,7 +77,7 @@ func (s *Store) Claims(ctx context.Context, pool protocol.Pool, lanes []wire.Lan
 }
 
 func readClaim(msg *jetstream.RawStreamMsg) (*StoredClaim, error) {
-	claim, err := wire.DecodeClaim(msg.Data)
+	claim, err := wire.Decode[wire.Claim](msg.Data)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", msg.Subject, err)
 	}
@@ -87,7 +87,7 @@ func readClaim(msg *jetstream.RawStreamMsg) (*StoredClaim, error) {
 // EachClaim passes the claims of a pool, one after the other. Claims of a version that this one
 // cannot read are left out.
 func (s *Store) EachClaim(ctx context.Context, pool protocol.Pool, visit func(*StoredClaim)) error {
-	return s.claims.each(ctx, wire.ClaimsFilter(s.Fleet, pool), func(msg *jetstream.RawStreamMsg) {
+	return s.claims.each(ctx, wire.ClaimSubject(s.Fleet, pool, ">"), func(msg *jetstream.RawStreamMsg) {
 		if claim, err := readClaim(msg); err == nil {
 			visit(claim)
 		}
@@ -143,7 +143,7 @@ func (h *StoredHeartbeat) Lease() time.Duration {
 func (s *Store) StoreHeartbeat(
 	ctx context.Context, pool protocol.Pool, incarnation wire.IncarnationID, beat *wire.Heartbeat, expect uint64,
 ) (seq uint64, answer Answer, err error) {
-	body, err := wire.EncodeHeartbeat(beat)
+	body, err := wire.Encode(beat)
 	if err != nil {
 		return 0, Accepted, err
 	}
@@ -165,7 +165,7 @@ func (s *Store) Heartbeat(ctx context.Context, pool protocol.Pool, incarnation w
 
 // EachHeartbeat passes the heartbeats of a pool, one after the other, like [Store.EachClaim].
 func (s *Store) EachHeartbeat(ctx context.Context, pool protocol.Pool, visit func(*StoredHeartbeat)) error {
-	return s.claims.each(ctx, wire.HeartbeatsFilter(s.Fleet, pool), func(msg *jetstream.RawStreamMsg) {
+	return s.claims.each(ctx, wire.HeartbeatSubject(s.Fleet, pool, ">"), func(msg *jetstream.RawStreamMsg) {
 		beat, err := ReadHeartbeat(wire.LifeOfSubject(s.Fleet, msg.Subject), msg.Data, msg.Sequence)
 		if err == nil {
 			visit(beat)
@@ -175,7 +175,7 @@ func (s *Store) EachHeartbeat(ctx context.Context, pool protocol.Pool, visit fun
 
 // ReadHeartbeat reads a heartbeat as it is stored, or as the server republishes it.
 func ReadHeartbeat(incarnation wire.IncarnationID, body []byte, seq uint64) (*StoredHeartbeat, error) {
-	beat, err := wire.DecodeHeartbeat(body)
+	beat, err := wire.Decode[wire.Heartbeat](body)
 	if err != nil {
 		return nil, fmt.Errorf("heartbeat %s: %w", incarnation, err)
 	}

@@ -144,21 +144,12 @@ func (r *reader) page(ctx context.Context, filter string, seq uint64) ([]*jetstr
 	}
 }
 
-// Count returns how many messages of the calls stream match a filter. Any server of a cluster may
-// answer, so the count may be a moment old.
+// Count is [natsio.Count] for the calls stream.
 func (s *Store) Count(ctx context.Context, filter string) (int, error) {
-	answer, err := s.Request(ctx, ShortTimeout, s.calls.directGet([]byte(`{"seq":1,"batch":1,"next_by_subj":"`+filter+`"}`)))
-	if err != nil {
-		return 0, fmt.Errorf("count %s: %w", filter, err)
-	}
-	switch answer.Header.Get(headerStatus) {
-	case "":
-		others, err := strconv.Atoi(answer.Header.Get("Nats-Num-Pending"))
-		return others + 1, err
-	case statusNotFound:
-		return 0, nil
-	}
-	return 0, fmt.Errorf("count %s: %w", filter, refusal(answer))
+	ctx, cancel := context.WithTimeout(ctx, ShortTimeout)
+	defer cancel()
+	n, _, err := natsio.Count(ctx, s.NC, wire.CallsStream(s.Fleet), filter)
+	return n, err
 }
 
 // foreign reports whether an answer comes from another stream, and then ends direct gets: a mirror

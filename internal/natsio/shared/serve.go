@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gofrs/flock"
+	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
@@ -30,11 +31,12 @@ const (
 )
 
 // Serve is the server of a directory: it returns when no client was connected for idle, when ctx
-// ends, if another server has the directory, or with the reason why it cannot store.
-func Serve(ctx context.Context, dir string, idle time.Duration, logger *slog.Logger) error {
+// ends, if another server has the directory, or with the reason why it cannot store. When no client
+// was connected, tidy removes what processes that were killed have left; nil is nothing.
+func Serve(ctx context.Context, dir string, idle time.Duration, logger *slog.Logger, tidy func(context.Context, *nats.Conn) error) error {
 	err := own(dir)
 	if err == nil {
-		err = serve(ctx, dir, idle, logger)
+		err = serve(ctx, dir, idle, logger, tidy)
 	}
 	if errors.Is(err, syscall.ENOSPC) {
 		err = fmt.Errorf("the disk of %s is full: make room there, then start again: %w", dir, err)
@@ -42,7 +44,7 @@ func Serve(ctx context.Context, dir string, idle time.Duration, logger *slog.Log
 	return err
 }
 
-func serve(ctx context.Context, dir string, idle time.Duration, logger *slog.Logger) error {
+func serve(ctx context.Context, dir string, idle time.Duration, logger *slog.Logger, tidy func(context.Context, *nats.Conn) error) error {
 	lock := flock.New(filepath.Join(dir, serverLock))
 	if free, err := acquire(ctx, lock, &Server{Dir: dir}); err != nil || !free {
 		return err
@@ -57,7 +59,12 @@ func serve(ctx context.Context, dir string, idle time.Duration, logger *slog.Log
 	failed := make(chan error, 1)
 	server.WhenFailed(func(reason error) { failed <- reason })
 	if err = write(at, state{Address: server.Address()}); err == nil {
-		err = watch(ctx, server, lock, idle, failed)
+		err = watch(ctx, server, lock, at, idle, failed)
+	}
+	if err == nil && ctx.Err() == nil && tidy != nil {
+		if err := tidyUp(ctx, server, tidy); err != nil { // the next one does so
+			logger.WarnContext(ctx, "what killed processes have left cannot be removed", slog.Any("error", err))
+		}
 	}
 	if reason, is := errors.AsType[*storeError](err); is {
 		err = errors.Join(err, overwrite(at, state{Failed: strings.ReplaceAll(reason.Error(), " (--data)", "")}))
@@ -66,6 +73,20 @@ func serve(ctx context.Context, dir string, idle time.Duration, logger *slog.Log
 	}
 	server.Close()
 	return err
+}
+
+// tidyTime bounds tidying: meanwhile a process that connects waits for another server.
+const tidyTime = 10 * time.Second
+
+func tidyUp(ctx context.Context, server *embedded.Server, tidy func(context.Context, *nats.Conn) error) error {
+	ctx, cancel := context.WithTimeout(ctx, tidyTime)
+	defer cancel()
+	nc, err := nats.Connect(server.URL(), server.Options()...)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	return tidy(ctx, nc)
 }
 
 // acquire locks the directory: when a server that ends has ended, and when the processes that look
@@ -125,8 +146,8 @@ func (s state) encode() ([]byte, error) {
 // stateSize is the size of the file, in bytes.
 const stateSize = 4 << 10
 
-// watch waits until the server is to end.
-func watch(ctx context.Context, server *embedded.Server, lock *flock.Flock, idle time.Duration, failed <-chan error) error {
+// watch waits until the server is to end. at is the file of its state.
+func watch(ctx context.Context, server *embedded.Server, lock *flock.Flock, at string, idle time.Duration, failed <-chan error) error {
 	used := time.Now()
 	for pause.For(ctx, min(lookAround, max(idle/4, look))) {
 		select {
@@ -136,6 +157,9 @@ func watch(ctx context.Context, server *embedded.Server, lock *flock.Flock, idle
 		}
 		if there, err := os.Stat(lock.Path()); err != nil || !isSame(lock, there) {
 			os.Exit(0) // the directory was removed: nothing is to be written there
+		}
+		if _, err := os.Stat(at); errors.Is(err, os.ErrNotExist) { // removed by hand: without it no process finds the server
+			_ = write(at, state{Address: server.Address()}) // else in a moment
 		}
 		if server.Clients() > 0 {
 			used = time.Now()

@@ -9,12 +9,14 @@
 //
 // The directory has mode 0700 and belongs to the user. In it are:
 //
-//   - start.lock: held by the process that starts a server, until that listens.
+//   - start.lock: held by the process that starts a server, until that listens, with its process
+//     id. Others wait for it as long as a server may take to listen.
 //   - server.lock: held by the server as long as it lives. The system releases it, also after kill
 //     -9, so a server.json without a held lock is what a dead server has left: no process connects
 //     to its address, where by now another program may listen, and no token is sent there.
-//   - server.json: where the server listens, written when it does, and its protocol. A server that
-//     ended because it could not store leaves the reason in it.
+//   - server.json: where the server listens, written when it does, and its protocol; a server whose
+//     file is removed writes it again. A server that ended because it could not store leaves the
+//     reason in it.
 //   - server.log: what the last server wrote. An error about a server that did not start has its
 //     last lines.
 //   - nats: the data directory of the server, with the token (see package embedded).
@@ -34,6 +36,7 @@ package shared
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -42,6 +45,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -94,6 +98,7 @@ type Server struct {
 	Failed func(reason error)
 
 	connected atomic.Bool
+	startTime time.Duration // shorter in a test
 }
 
 // ErrNone means that no server runs, and that none may be started.
@@ -189,10 +194,18 @@ func (s *Server) reach(ctx context.Context) (state, error) {
 		return state{}, ErrNone
 	}
 	lock := flock.New(filepath.Join(s.Dir, startLock))
-	if _, err := lock.TryLockContext(ctx, look); err != nil {
-		return state{}, fmt.Errorf("start the server of your sessions in %s: another process is about to: %w", s.Dir, err)
+	most := cmp.Or(s.startTime, startTime)
+	waiting, cancel := context.WithTimeoutCause(ctx, most, errStarting)
+	defer cancel()
+	if _, err := lock.TryLockContext(waiting, look); err != nil {
+		if cause := context.Cause(waiting); errors.Is(cause, errStarting) {
+			pid, _ := regular.Read(lock.Path(), maxState)
+			err = fmt.Errorf("process %s %w for %s: end it (kill %[1]s), then try again", bytes.TrimSpace(pid), cause, most)
+		}
+		return state{}, fmt.Errorf("start the server of your sessions in %s: %w", s.Dir, err)
 	}
-	defer func() { _ = lock.Unlock() }() // it ends with the process anyway
+	defer func() { _ = lock.Unlock() }()                                                 // it ends with the process anyway
+	_ = os.WriteFile(lock.Path(), strconv.AppendInt(nil, int64(os.Getpid()), 10), 0o600) // else it has no name
 	if at, is := s.running(); is {
 		return at, at.check()
 	}
@@ -301,7 +314,10 @@ func environment() []string {
 	return []string{"PATH", "HOME", "TMPDIR", "GOMEMLIMIT", "GORACE", "GOCOVERDIR", IdleVariable}
 }
 
-var errEnded = errors.New("it ended at once")
+var (
+	errEnded    = errors.New("it ended at once")
+	errStarting = errors.New("has been about to start it")
+)
 
 // lastLines are the last lines of the log, each after a line break.
 func (s *Server) lastLines() string {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -50,7 +51,10 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	if err := shared.Serve(context.Background(), os.Args[2], idle, slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {
+	tidy := func(_ context.Context, nc *nats.Conn) error {
+		return os.WriteFile(filepath.Join(os.Args[2], "tidied"), []byte(nc.ConnectedUrl()), 0o600)
+	}
+	if err := shared.Serve(context.Background(), os.Args[2], idle, slog.New(slog.NewTextHandler(os.Stderr, nil)), tidy); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -218,9 +222,38 @@ func TestServe_EndsWithoutClients(t *testing.T) {
 	nc.Close()
 	require.Eventually(t, func() bool { return !lives(pid) }, time.Minute, 10*time.Millisecond)
 	require.NoFileExists(t, filepath.Join(s.Dir, "server.json"))
+	require.FileExists(t, filepath.Join(s.Dir, "tidied"), "at its end")
 	nc, err = connect(t.Context(), s)
 	require.NoError(t, err)
 	nc.Close()
+}
+
+// A server is found again although what it says of itself was removed.
+func TestServe_WritesItsStateAgain(t *testing.T) {
+	t.Setenv(shared.IdleVariable, "1m")
+	s := serverIn(t, serve)
+	require.NoError(t, s.Reach(t.Context()))
+	pid := serverOf(t, s.Dir)
+	require.NoError(t, os.Remove(filepath.Join(s.Dir, "server.json")))
+	nc, err := connect(t.Context(), &shared.Server{Dir: s.Dir, Command: s.Command})
+	require.NoError(t, err)
+	defer nc.Close()
+	require.Equal(t, pid, serverOf(t, s.Dir))
+	require.Eventually(t, func() bool { return slices.Equal([]int{pid}, servers(t, s.Dir)) }, time.Minute, time.Millisecond, "another one that was started ends")
+}
+
+// A process that is about to start a server, and was stopped, is not waited for without end.
+func TestReach_WaitsForAnotherOneForATime(t *testing.T) {
+	t.Parallel()
+	s := serverIn(t, serve)
+	require.NoError(t, os.MkdirAll(s.Dir, 0o700))
+	lock := flock.New(filepath.Join(s.Dir, "start.lock"))
+	require.NoError(t, lock.Lock())
+	defer lock.Close()
+	require.NoError(t, os.WriteFile(lock.Path(), []byte("1234"), 0o600))
+	s.SetStartTime(50 * time.Millisecond)
+	require.EqualError(t, s.Reach(t.Context()), "start the server of your sessions in "+s.Dir+
+		": process 1234 has been about to start it for 50ms: end it (kill 1234), then try again")
 }
 
 func TestServe_EndsWithItsDirectory(t *testing.T) {

@@ -64,7 +64,7 @@ func Waiter(nc *nats.Conn, fleet protocol.Fleet, keys *signing.Keys) func(contex
 				if !natsio.IsRequest(message) {
 					continue
 				}
-				answer, err := wire.DecodeApproval(message.Data)
+				answer, err := wire.Decode[protocol.Approval](message.Data)
 				if err != nil {
 					_ = message.Respond([]byte(err.Error())) // whoever asked wrongly has gone or reads it
 					continue
@@ -76,7 +76,7 @@ func Waiter(nc *nats.Conn, fleet protocol.Fleet, keys *signing.Keys) func(contex
 				}
 				_ = message.Respond(taken()) // the answer counts in any case
 				answer.By, answer.Via = nameOf(answer.By, by), "fleet"
-				return answer, nil
+				return *answer, nil
 			case <-ctx.Done():
 				return protocol.Approval{}, context.Cause(ctx)
 			}
@@ -167,7 +167,7 @@ func (r reply) request(ctx context.Context) (*nats.Msg, error) {
 	named := *r.answer
 	named.Question = reply.Header.Get(wire.HeaderQuestion)
 	r.answer = &named
-	if r.body, err = wire.EncodeAnswer(named); err != nil {
+	if r.body, err = wire.Encode(&named); err != nil {
 		return nil, err
 	}
 	return r.request(ctx)

@@ -40,7 +40,7 @@ func TestAnswer_ReachesTheQuestion(t *testing.T) {
 	}()
 	nc := f.Connect()
 	awaitQuestion(t, nc, wire.ApprovalSubject(f.Name, session, call))
-	forged, err := wire.EncodeApproval(protocol.Approval{Granted: true, By: "a server's answer"})
+	forged, err := wire.Encode(&protocol.Approval{Granted: true, By: "a server's answer"})
 	require.NoError(t, err)
 	require.NoError(t, nc.Publish(wire.ApprovalSubject(f.Name, session, call), forged), "it is no request")
 	require.NoError(t, nc.PublishRequest(wire.ApprovalSubject(f.Name, session, call), "$JS.ACK.stream.consumer", forged))

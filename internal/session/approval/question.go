@@ -22,7 +22,7 @@ type Asked struct {
 }
 
 func (a Asked) reply(nc *nats.Conn, fleet protocol.Fleet, answer protocol.Answer) (reply, error) {
-	body, err := wire.EncodeAnswer(answer)
+	body, err := wire.Encode(&answer)
 	if err != nil {
 		return reply{}, fmt.Errorf("answer: %w", err)
 	}
@@ -119,7 +119,7 @@ func Asks(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, a Asked) boo
 // yes to a question sends the default values of its fields. The error is [ErrNotAsked] if nothing
 // waits for an answer, else that of [Reply].
 func Say(ctx context.Context, home, running *nats.Conn, fleet protocol.Fleet, a Asked, said protocol.Approval) error {
-	body, err := wire.EncodeApproval(said)
+	body, err := wire.Encode(&said)
 	if err != nil {
 		return fmt.Errorf("answer: %w", err)
 	}

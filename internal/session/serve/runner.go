@@ -211,7 +211,7 @@ func (e *events) frame(kind wire.FrameKind, data []byte) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.seq++
-	body, err := wire.EncodeFrame(&wire.Frame{
+	body, err := wire.Encode(&wire.Frame{
 		CallID: e.run.Call.ID, Seq: e.seq, Kind: kind, WorkerID: e.server.options.ID, Attempt: e.run.Attempt, Data: data,
 	})
 	if err != nil {

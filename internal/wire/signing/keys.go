@@ -175,20 +175,20 @@ func (k *Keys) Giver(ctx context.Context, fleet protocol.Fleet, subject, value s
 
 // ReadAnswer reads a message that may answer a question of a session, and replies to its sender. who
 // is as in [Keys.Giver]: it may use the session. A signed answer names its question, so a copy of it
-// counts for no other one. The error wraps [wire.ErrInvalidAnswer] for a message of one who may not
+// counts for no other one. The error wraps [wire.ErrInvalidBody] for a message of one who may not
 // answer, and for one that is no answer, such as that of a client which checks that the question is
 // open.
 func (k *Keys) ReadAnswer(
 	ctx context.Context, fleet protocol.Fleet, session protocol.SessionID, message *nats.Msg, question string, fits func(protocol.Answer) error,
 ) (answer protocol.Answer, who string, err error) {
 	answer, err = wire.ReadAnswer(message.Data, question, fits)
-	if !errors.Is(err, wire.ErrInvalidAnswer) {
+	if !errors.Is(err, wire.ErrInvalidBody) {
 		by, refused := k.Giver(ctx, fleet, message.Subject, message.Header.Get(wire.HeaderSigned), message.Data, judge.Use, session)
 		if who = by; refused == nil && by != "" && answer.Question == "" {
 			refused = errors.New("a signed answer names its question")
 		}
 		if refused != nil {
-			err = fmt.Errorf("%w: %w", wire.ErrInvalidAnswer, refused)
+			err = fmt.Errorf("%w answer: %w", wire.ErrInvalidBody, refused)
 		}
 	}
 	reply := &nats.Msg{Data: []byte(wire.AnswerTaken)} // it counts in any case

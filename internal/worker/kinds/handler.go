@@ -285,7 +285,7 @@ func (f *Live) send(kind wire.FrameKind, data []byte) {
 }
 
 func (f *Live) frame(kind wire.FrameKind, data []byte) {
-	body, err := wire.EncodeFrame(&wire.Frame{
+	body, err := wire.Encode(&wire.Frame{
 		CallID: f.run.Call.ID, Seq: f.seq, Kind: kind, WorkerID: f.env.ID, Attempt: f.run.Attempt, Data: data,
 	})
 	if err != nil {

@@ -257,7 +257,7 @@ const reportTimeout = time.Second
 // fits, of one who may use the call's session. Another answer is refused with the reason, and the
 // question stays. The error says why there is no answer.
 func (e *Env) askPerson(ctx context.Context, call *protocol.Call, q protocol.Question, fits func(*protocol.Answer) error) (protocol.Answer, error) {
-	body, err := wire.EncodeQuestion(q)
+	body, err := wire.Encode(&q)
 	if err != nil {
 		return protocol.Answer{}, err
 	}
@@ -290,7 +290,7 @@ func (e *Env) askPerson(ctx context.Context, call *protocol.Call, q protocol.Que
 				continue
 			}
 			answer, by, err := e.Keys.ReadAnswer(owned, e.Fleet, call.SessionID, message, q.ID, func(a protocol.Answer) error { return fits(&a) })
-			if !errors.Is(err, wire.ErrInvalidAnswer) {
+			if !errors.Is(err, wire.ErrInvalidBody) {
 				unheard.Stop()
 			}
 			if err == nil && answer.Action != protocol.ActionWait {
@@ -310,7 +310,7 @@ func (e *Env) askPerson(ctx context.Context, call *protocol.Call, q protocol.Que
 // reportAnswered reports the answer to those who follow a call, without its content, which may be a
 // secret.
 func (e *Env) reportAnswered(call *protocol.Call, answered protocol.Answer) {
-	body, err := wire.EncodeAnswer(answered)
+	body, err := wire.Encode(&answered)
 	if err == nil {
 		err = e.NC.Publish(wire.QuestionSubject(e.Fleet, call.Pool, call.SessionID, call.ID), body)
 	}

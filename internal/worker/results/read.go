@@ -70,7 +70,7 @@ func objectName(session protocol.SessionID, p wire.ResultRead) string {
 	case wire.PartStdout, wire.PartStderr, wire.PartMedia:
 		return wire.PartObject(session, p.CallID, p.Part)
 	case "", wire.PartText, wire.PartOutput:
-		return wire.TextObject(session, p.CallID)
+		return wire.PartObject(session, p.CallID, wire.PartText)
 	default:
 		return ""
 	}
@@ -91,7 +91,7 @@ func (k *Store) readStored(ctx context.Context, session protocol.SessionID, p wi
 			return nil, fmt.Errorf("get the text of call %s: %w", p.CallID, err)
 		}
 	}
-	body, err := natsio.GetObjectBytes(ctx, k.js, k.bucket, wire.ValueObject(session, p.CallID))
+	body, err := natsio.GetObjectBytes(ctx, k.js, k.bucket, wire.PartObject(session, p.CallID, wire.PartValue))
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil, nil //nolint:nilnil // nothing there is an answer
 	}

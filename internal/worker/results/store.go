@@ -129,7 +129,7 @@ func (k *Store) StoreFull(ctx context.Context, c *protocol.Call, r *protocol.Res
 // Text stores a text.
 func Text(text []byte, kept *protocol.Kept) Func {
 	return func(ctx context.Context, s *Store, c *protocol.Call) (*protocol.Kept, error) {
-		_, err := s.put(ctx, wire.TextObject(c.SessionID, c.ID), bytes.NewReader(text))
+		_, err := s.put(ctx, wire.PartObject(c.SessionID, c.ID, wire.PartText), bytes.NewReader(text))
 		return kept, err
 	}
 }
@@ -141,7 +141,7 @@ func Value(whole protocol.Value) Func {
 		if err != nil {
 			return nil, err
 		}
-		_, err = s.put(ctx, wire.ValueObject(c.SessionID, c.ID), bytes.NewReader(body))
+		_, err = s.put(ctx, wire.PartObject(c.SessionID, c.ID, wire.PartValue), bytes.NewReader(body))
 		return &protocol.Kept{}, err
 	}
 }
@@ -154,7 +154,7 @@ func Output(written *spool.Spool) Func {
 			return nil, err
 		}
 		both := []sandbox.Stream{sandbox.Stdout, sandbox.Stderr}
-		text, err := s.put(ctx, wire.TextObject(c.SessionID, c.ID), written.Reader(both...))
+		text, err := s.put(ctx, wire.PartObject(c.SessionID, c.ID, wire.PartText), written.Reader(both...))
 		if err != nil {
 			return nil, err
 		}
@@ -264,7 +264,7 @@ func (k *Store) file(ctx context.Context, c *protocol.Call, fs sandbox.FS, v pro
 		return nil, err
 	}
 	file := &jetstream.ObjectInfo{Bucket: k.bucket, ObjectMeta: jetstream.ObjectMeta{Name: name}}
-	return kept, k.link(ctx, wire.TextObject(c.SessionID, c.ID), file)
+	return kept, k.link(ctx, wire.PartObject(c.SessionID, c.ID, wire.PartText), file)
 }
 
 // ensureFile stores the content of a file unless it is stored already. It returns an error if the

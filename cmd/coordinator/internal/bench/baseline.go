@@ -266,7 +266,7 @@ func fill(ctx context.Context, nc *nats.Conn, o Options) error {
 		group.Go(func() {
 			for n := i; n < o.Waiting && faults[i] == nil; n += publishers {
 				call := newCall(session, deepKey, o.body())
-				faults[i] = publisher.Enqueue(ctx, []lane.Outgoing{{Call: call}})[0]
+				faults[i] = publisher.Enqueue(ctx, lane.Outgoing{Call: call})
 			}
 		})
 	}

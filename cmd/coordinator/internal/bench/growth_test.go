@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/lane"
@@ -68,17 +69,17 @@ func wait(b *testing.B, f *natsiotest.Fleet, n int) {
 	b.Helper()
 	p, err := lane.NewPublisher(b.Context(), f.NC, f.Name)
 	require.NoError(b, err)
-	calls := make([]lane.Outgoing, n)
-	for i := range calls {
+	var putting errgroup.Group
+	putting.SetLimit(256)
+	for i := range n {
 		key := protocol.ResourceKey(fmt.Sprintf("account/%d", i))
-		calls[i] = lane.Outgoing{Call: &protocol.Call{
+		out := lane.Outgoing{Call: &protocol.Call{
 			ID: wire.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool, Delivery: protocol.Idempotent,
 			Resources: []protocol.Use{{Key: key, Access: protocol.Exclusive}}, IssuedAt: time.Now(), Payload: wire.Noop{},
 		}}
+		putting.Go(func() error { return p.Enqueue(b.Context(), out) })
 	}
-	for _, err := range p.Enqueue(b.Context(), calls) {
-		require.NoError(b, err)
-	}
+	require.NoError(b, putting.Wait())
 }
 
 func growWaiting(b *testing.B, n int) {
