@@ -172,9 +172,9 @@ func TestSchedule_Commands(t *testing.T) {
 	config := t.TempDir() // settings of other commands are not in the way
 	write(t, filepath.Join(config, "toolfleet", "config.yaml"), "log-level: info\nrun:\n  slots: 3\n")
 	args := append(append([]string{"schedule", "add"}, b.flags...), "--cron", "@daily", "configured", "--", "submit", "hello")
-	got := succeed(t, coordinator, launch{env: []string{"XDG_CONFIG_HOME=" + config}, args: args})
+	succeed(t, coordinator, launch{env: []string{"XDG_CONFIG_HOME=" + config}, args: args})
 	require.Equal(t, 0, b.schedule(t, "rm", "configured").code)
-	got = b.schedule(t, "add", "--cron", "0 7 * * 1-5", "--tz", "Europe/Berlin", "morning", "--", "submit", "--max-steps", "3", "list the failed builds")
+	got := b.schedule(t, "add", "--cron", "0 7 * * 1-5", "--tz", "Europe/Berlin", "morning", "--", "submit", "--max-steps", "3", "list the failed builds")
 	require.Equal(t, 0, got.code, got.stderr)
 	got = b.schedule(t, "add", "--cron", "@daily", "morning", "--", "submit", "hello")
 	require.Equal(t, 1, got.code)
