@@ -238,8 +238,8 @@ func (w *followers) attend(ctx context.Context, f *follower, p *pendingCall, res
 	return err
 }
 
-// observer notes that the fleet has the call of a job, and journals what the call asks a person. Once
-// there is a result, done is closed first.
+// observer notes that the fleet has the call of a job, and journals what the call asks a person.
+// Once there is a result, done is closed first.
 func (w *followers) observer(ctx context.Context, f *follower, p *pendingCall) func(Update) {
 	return func(u Update) {
 		if u.State != StateDone {

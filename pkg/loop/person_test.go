@@ -259,8 +259,8 @@ func TestQuestion_AFloodStaysOutOfTheJournal(t *testing.T) {
 	require.Len(t, r.watch.of(loop.EventQuestionAsked), flood)
 }
 
-// TestQuestion_OfAPromotedCallIsAsked: what a call asks at the moment of its promotion, or later, is
-// journaled and shown as that of every call, and ends with the job.
+// TestQuestion_OfAPromotedCallIsAsked: what a call asks at the moment of its promotion, or later,
+// is journaled and shown as that of every call, and ends with the job.
 func TestQuestion_OfAPromotedCallIsAsked(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

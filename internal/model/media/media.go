@@ -74,8 +74,8 @@ func animatedWebP(data []byte) bool {
 }
 
 // Bounds of reading a document: the memory of PDFium, in pages of 64 KiB, and the time for one. The
-// time begins when PDFium is ready, since on a busy machine it may take long to compile it, or until
-// other documents were read.
+// time begins when PDFium is ready, since on a busy machine it may take long to compile it, or
+// until other documents were read.
 const (
 	pdfMemory = 256 << 20 >> 16
 	pdfTime   = 2 * time.Minute

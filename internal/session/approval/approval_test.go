@@ -200,8 +200,8 @@ func signers(t *testing.T, tenants ...string) (map[string]*signing.Signer, strin
 	return of, file
 }
 
-// signedCase is a session of a tenant whose process trusts keys: which signers are refused, by what the
-// refusal says, and which one counts, under which name.
+// signedCase is a session of a tenant whose process trusts keys: which signers are refused, by what
+// the refusal says, and which one counts, under which name.
 type signedCase struct {
 	keys   *signing.Keys
 	tenant protocol.Tenant
@@ -264,8 +264,9 @@ func TestAnswer_IsOfWhoMayGiveIt(t *testing.T) {
 	}
 }
 
-// With keys, an answer to a question counts only from one who may use the session, whether it is the
-// answer itself, a request to wait for it, or yes or no. A signed one is about one question only.
+// With keys, an answer to a question counts only from one who may use the session, whether it is
+// the answer itself, a request to wait for it, or yes or no. A signed one is about one question
+// only.
 func TestQuestion_IsOfWhoMayUseTheSession(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})

@@ -158,9 +158,9 @@ func (k *Keys) Signed(fleet protocol.Fleet, value string, body []byte, at time.T
 	return key.who, fault
 }
 
-// Giver returns who has signed an answer of a person about a session, which came on a subject; "" if
-// no trusted key has, or if keys are nil, which accept every answer. The error says who may do what
-// the answer does.
+// Giver returns who has signed an answer of a person about a session, which came on a subject; ""
+// if no trusted key has, or if keys are nil, which accept every answer. The error says who may do
+// what the answer does.
 func (k *Keys) Giver(ctx context.Context, fleet protocol.Fleet, subject, value string, body []byte, act judge.Act, session protocol.SessionID) (by string, err error) {
 	if k == nil {
 		return "", nil
@@ -173,11 +173,11 @@ func (k *Keys) Giver(ctx context.Context, fleet protocol.Fleet, subject, value s
 	return who.By(), err
 }
 
-// ReadAnswer reads a message that may answer a question of a session, and replies to its sender. who
-// is as in [Keys.Giver]: it may use the session. A signed answer names its question, so a copy of it
-// counts for no other one. The error wraps [wire.ErrInvalidBody] for a message of one who may not
-// answer, and for one that is no answer, such as that of a client which checks that the question is
-// open.
+// ReadAnswer reads a message that may answer a question of a session, and replies to its sender.
+// who is as in [Keys.Giver]: it may use the session. A signed answer names its question, so a copy
+// of it counts for no other one. The error wraps [wire.ErrInvalidBody] for a message of one who may
+// not answer, and for one that is no answer, such as that of a client which checks that the
+// question is open.
 func (k *Keys) ReadAnswer(
 	ctx context.Context, fleet protocol.Fleet, session protocol.SessionID, message *nats.Msg, question string, fits func(protocol.Answer) error,
 ) (answer protocol.Answer, who string, err error) {
