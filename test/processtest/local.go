@@ -39,7 +39,11 @@ func serves(pid int, state string) bool {
 // get it, unless they are given an environment of their own.
 const Idle = "10s"
 
-func init() { _ = os.Setenv(shared.IdleVariable, Idle) } //nolint:gochecknoinits // for each test that starts a program
+func init() { //nolint:gochecknoinits // for each test that starts a program
+	if os.Getenv(shared.IdleVariable) == "" { // a program of a test may have been given another time
+		_ = os.Setenv(shared.IdleVariable, Idle)
+	}
+}
 
 // leftTime is how long a process of a test may be left: a server notices that its directory is
 // gone.
