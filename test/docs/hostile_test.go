@@ -53,7 +53,7 @@ var opened = map[string]use{
 	"internal/cli/doctor/host.go":                       {2, system},
 	"internal/cli/environment/branch.go":                {1, named},
 	"internal/cli/environment/environment.go":           {1, list},
-	"internal/cli/environment/local.go":                 {3, own + "; " + list},
+	"internal/cli/environment/local.go":                 {4, own + "; " + list},
 	"internal/cli/environment/toolbox.go":               {4, root + "; " + list},
 	"internal/cli/environment/workspace.go":             {1, root},
 	"internal/cli/trust.go":                             {1, list},
