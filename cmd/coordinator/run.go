@@ -226,7 +226,7 @@ func (c *runCommand) start(ctx context.Context, p program, env *environment.Envi
 	if c.JSON && env.Host != nil {
 		show.observe = withHost(show.observe, func() { _ = env.Host.WriteEvent(p.Stdout, turn.session) }) // the events report a reader that went away
 	}
-	silence, err := show.output(env.Client, turn.session)
+	silence, err := show.output(ctx, env.Client, turn.session)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -297,7 +297,10 @@ func (c *serveCommand) open(
 	}
 	if options.Schedules != nil {
 		background.Go(func() {
-			(&schedule.Runner{Store: options.Schedules, Channels: channels, Send: startIn(fl), Judge: judgeScheduled(options.Policies, loop.NewLedger(fl.Journal), logger), Owner: ownerIn(fl), Logger: logger}).Run(serving)
+			owner := func(ctx context.Context, id protocol.SessionID) (*judge.Owner, bool, error) {
+				return session.Owner(ctx, fl, id)
+			}
+			(&schedule.Runner{Store: options.Schedules, Channels: channels, Send: startIn(fl), Judge: judgeScheduled(options.Policies, loop.NewLedger(fl.Journal), logger), Owner: owner, Logger: logger}).Run(serving)
 		})
 	}
 	return &sessionServer{server, options.Keys, c.Drain, p, fl}, nil
@@ -316,24 +319,15 @@ func (c *serveCommand) keys(fl *fleet.Fleet) (*signing.Keys, error) {
 	return keys, nil
 }
 
-// ownerIn reads the owner of a session.
-func ownerIn(fl *fleet.Fleet) func(context.Context, protocol.SessionID) (judge.Owner, bool, error) {
-	return func(ctx context.Context, session protocol.SessionID) (owner judge.Owner, exists bool, err error) {
-		history, err := fl.Journal.Load(ctx, session)
-		if errors.Is(err, loop.ErrRemoved) {
-			return owner, false, nil
-		}
-		return judge.Owner{Tenant: history.Tenant(), By: history.By()}, len(history.Events) > 0, err
-	}
-}
-
 // judgeScheduled judges scheduled calls by the policies of this coordinator, and counts them in the
 // journals of their sessions if the policies bound their number: no person is there to approve one.
+// The session of a call belongs to the owner of its schedule, if it is new.
 func judgeScheduled(policies []policy.Policy, ledger *loop.Ledger, logger *slog.Logger) func(context.Context, *protocol.Call) error {
-	if len(policies) == 0 {
-		return nil
+	var rules loop.Policy
+	var err error
+	if len(policies) > 0 {
+		rules, err = policy.New(policies...)
 	}
-	rules, err := policy.New(policies...)
 	return func(ctx context.Context, call *protocol.Call) error {
 		if err != nil {
 			return err

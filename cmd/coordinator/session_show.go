@@ -112,7 +112,7 @@ func (c *sessionCommand) attach(ctx context.Context, p program, all *opened) err
 	show.screen.DeferChanges()
 	answers := prompt.NewAnswers(prompt.New(p.Stdin, show.screen, prompt.StoredFiles(client, all.id)), client, c.Reach(), show.warn)
 	defer answers.Close()
-	silent, err := show.output(client, all.id)
+	silent, err := show.output(ctx, client, all.id)
 	if err != nil {
 		return err
 	}

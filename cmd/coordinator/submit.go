@@ -141,7 +141,7 @@ func (c *submitCommand) follow(ctx context.Context, client *fleet.Client, turn f
 	})
 	defer waits.Stop()
 	show.screen.Waits(cmp.Or(untilThen(turn.NotBefore), "waiting for a coordinator"))
-	silent, err := show.output(client, turn.Session)
+	silent, err := show.output(ctx, client, turn.Session)
 	if err != nil {
 		return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -102,11 +103,11 @@ func (v view) busy(what string) {
 }
 
 // output shows what running calls of a session write, as it comes.
-func (v view) output(client *fleet.Client, session protocol.SessionID) (stop func(), err error) {
+func (v view) output(ctx context.Context, client *fleet.Client, session protocol.SessionID) (stop func(), err error) {
 	if !v.live {
 		return func() {}, nil
 	}
-	return client.Sessions("").Output(session, func(call protocol.CallID, o fleet.Output) { v.screen.Output(call, o.Data) })
+	return client.Sessions("").Output(ctx, session, func(call protocol.CallID, o fleet.Output) { v.screen.Output(call, o.Data) })
 }
 
 // waitNotice is how long a call waits before the user is warned.

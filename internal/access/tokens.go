@@ -138,7 +138,7 @@ func readToken(fields []string) (Token, error) {
 		token.Tenant, err = protocol.ParseTenant(fields[3])
 	}
 	token.Known, token.Name, token.Role, token.Digest = judge.ByToken, fields[0], role, DigestOf(fields[2])
-	return token, err
+	return token, errors.Join(err, judge.CheckBy(token.By()))
 }
 
 // OwnToken is a token of the server's owner, the operator.

@@ -1,5 +1,7 @@
 package judge
 
+import "slices"
+
 // Class is what a tool call does, whichever tool and interface it has. Rules of policies name the
 // first five, such as @read.
 type Class string
@@ -52,7 +54,7 @@ type On struct {
 // Interfaces lists all of them.
 func Interfaces() []Interface {
 	single := []Class{ClassRead, ClassWrite, ClassExecute, ClassUse}
-	const process, token, key = "the operator, by the NATS user of the process", "a token", "the key that signed"
+	const process, token, key = "the principal of the context, or else the operator, by the NATS user of the process", "a token", "the key that signed"
 	use := []On{{Use, Session}}
 	manage := []On{
 		{See, Session},
@@ -74,6 +76,8 @@ func Interfaces() []Interface {
 		{Use, Template},
 		{Remove, Template},
 		{Change, Limit},
+		{Change, Lane},
+		{Make, Call},
 	}
 	return []Interface{
 		{InterfaceTurns, "the owner of the session", []On{{Use, Session}, {Make, Trigger}, {Remove, Trigger}, {See, Channel}, {Use, Channel}}, append(single[:3:3], ClassMessage, ClassTrigger, ClassUse), "journal"},
@@ -83,7 +87,7 @@ func Interfaces() []Interface {
 		{InterfaceResources, token, []On{{See, Workspace}, {Use, Session}}, single[:1], "journal"},
 		{InterfaceTasks, token, []On{{See, Call}, {Cancel, Call}}, nil, ""},
 		{InterfaceSchedule, "the owner of the schedule, which the key has signed", use, single, "journal"},
-		{InterfaceGo, process, use, single, "journal"},
+		{InterfaceGo, process, append(slices.Clone(use), On{Make, Call}, On{Cancel, Call}), single, "journal"},
 		{InterfaceManage, process, manage, nil, ""},
 		{InterfaceServe, key, use, nil, ""},
 		{InterfaceWorker, key, []On{{Make, Call}, {Use, Session}, {See, Workspace}, {Use, Workspace}, {Change, Workspace}, {Remove, Workspace}, {Use, Upload}}, nil, ""},

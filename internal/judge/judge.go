@@ -36,6 +36,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -82,8 +84,8 @@ type Principal struct {
 	Known Known
 	Name  string
 	Role  Role // "" is [RoleOperate]
-	// Tenant is the only tenant whose objects the principal reaches. With "", a token is of the
-	// default tenant, and others reach every tenant.
+	// Tenant is the only tenant whose objects the principal reaches. With "", the operator and a key
+	// reach every tenant, and others the default tenant.
 	Tenant protocol.Tenant
 	// Expires is when the principal may do nothing any more; zero is never.
 	Expires time.Time
@@ -107,10 +109,29 @@ func (p Principal) By() string {
 // Owner returns the owner of what the principal makes.
 func (p Principal) Owner() Owner { return Owner{cmp.Or(p.Tenant, DefaultTenant), p.By()} }
 
-// PrincipalOf returns the principal that owns something, as far as the owner says who it is.
+// maxName is the greatest length of the name of a principal, in bytes.
+const maxName = 256
+
+// CheckBy returns an error for what [Principal.By] is of no principal.
+func CheckBy(by string) error {
+	known, name, _ := strings.Cut(by, ":")
+	strange := func(r rune) bool { return !unicode.IsPrint(r) || unicode.IsSpace(r) }
+	if by == "" || (known == string(ByToken) || known == string(ByKey)) &&
+		name != "" && len(name) <= maxName && utf8.ValidString(name) && !strings.ContainsFunc(name, strange) {
+		return nil
+	}
+	return fmt.Errorf("by %.300q: must be empty, %s:NAME or %s:ID, with a name of 1 to %d bytes without spaces and control characters", by, ByToken, ByKey, maxName)
+}
+
+// PrincipalOf returns the principal that owns something, as far as the owner says who it is. One
+// that a malformed record names is never the operator.
 func PrincipalOf(owner Owner) Principal {
 	who := Principal{Tenant: owner.Tenant, Role: RoleRun}
-	if known, name, is := strings.Cut(owner.By, ":"); is {
+	switch known, name, _ := strings.Cut(owner.By, ":"); {
+	case owner.By == "":
+	case CheckBy(owner.By) != nil:
+		who.Known, who.Name = "unknown", owner.By
+	default:
 		who.Known, who.Name = Known(known), name
 	}
 	return who
@@ -118,10 +139,10 @@ func PrincipalOf(owner Owner) Principal {
 
 // bound is the only tenant that the principal reaches; "" is every tenant.
 func (p Principal) bound() protocol.Tenant {
-	if p.Known == ByToken {
-		return cmp.Or(p.Tenant, DefaultTenant)
+	if p.Known == ByProcess || p.Known == ByKey {
+		return p.Tenant
 	}
-	return p.Tenant
+	return cmp.Or(p.Tenant, DefaultTenant)
 }
 
 func (p Principal) String() string {
@@ -161,6 +182,15 @@ type Owner struct {
 // everyTenant is the tenant of what belongs to the whole fleet.
 const everyTenant protocol.Tenant = "*"
 
+// OwnerOf returns the owner that a journal states: the operator in the default tenant if it states
+// none.
+func OwnerOf(journal interface {
+	Tenant() protocol.Tenant
+	By() string
+}) Owner {
+	return Owner{journal.Tenant(), journal.By()}
+}
+
 // TheFleet is the owner of what all tenants share, such as limits.
 func TheFleet() Owner { return Owner{Tenant: everyTenant} }
 
@@ -178,6 +208,7 @@ const (
 	Channel   Kind = "channel"
 	Upload    Kind = "upload"
 	Limit     Kind = "limit"
+	Lane      Kind = "lane" // the calls of all tenants wait in lanes
 )
 
 // Object is what an act is about.
@@ -220,7 +251,7 @@ func Rules() []Rule {
 		{Make, made, RoleRun, RoleRun},
 		{Use, []Kind{Session, Workspace, Template, Channel, Upload}, RoleRun, RoleRun},
 		{Cancel, []Kind{Session, Call}, RoleRun, RoleOperate},
-		{Change, []Kind{Session, Workspace, Schedule, Trigger, Limit}, RoleRun, RoleOperate},
+		{Change, []Kind{Session, Workspace, Schedule, Trigger, Limit, Lane}, RoleRun, RoleOperate},
 		{Remove, []Kind{Session, Workspace, Schedule, Trigger, Template}, RoleRun, RoleOperate},
 		{Approve, []Kind{Session}, RoleOperate, RoleOperate}, // a call that a model makes
 		{Approve, []Kind{Call}, "", RoleOperate},             // a call that a principal makes itself
@@ -259,6 +290,13 @@ func (r *RefusalError) Error() string {
 
 // Unwrap returns [ErrRefused].
 func (r *RefusalError) Unwrap() error { return ErrRefused }
+
+// Hides reports whether the object belongs to another tenant, so that the principal must not learn
+// that it exists. An operator who has named a tenant may.
+func (r *RefusalError) Hides() bool {
+	bound, tenant := r.Who.bound(), cmp.Or(r.On.Owner.Tenant, DefaultTenant)
+	return r.Act != Make && r.Who.Known != ByProcess && bound != "" && bound != tenant && tenant != everyTenant
+}
 
 // Judge is [May] for the principal of a context.
 func Judge(ctx context.Context, act Act, on Object) error { return May(Of(ctx), act, on) }

@@ -2,6 +2,7 @@ package judge_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -41,6 +42,37 @@ func TestOwner_IsItsPrincipal(t *testing.T) {
 		again := judge.PrincipalOf(who.Owner())
 		require.Equal(t, who.Owner(), again.Owner())
 		require.Equal(t, judge.RoleRun, again.Role, "a session operates nothing")
+	}
+}
+
+// A record cannot name the operator, or anyone else, by a text that is no principal's.
+func TestCheckBy_NamesTheFault(t *testing.T) {
+	t.Parallel()
+	for _, by := range []string{"", "token:ann", "key:0123", "token:a:b", "token:" + strings.Repeat("n", 256)} {
+		require.NoError(t, judge.CheckBy(by), by)
+	}
+	for _, by := range []string{"ann", ":ann", "token:", "operator:x", "token:a b", "token:a\x1b[2J", "token:\xff", "token:" + strings.Repeat("n", 257)} {
+		require.ErrorContains(t, judge.CheckBy(by), "by ", by)
+		who := judge.PrincipalOf(judge.Owner{By: by})
+		require.NotEqual(t, judge.ByProcess, who.Known, by)
+		other := judge.Object{Kind: judge.Session, Owner: judge.Owner{Tenant: "acme"}}
+		require.ErrorIs(t, judge.May(who, judge.Use, other), judge.ErrRefused, "it is of the default tenant")
+	}
+}
+
+// Only what belongs to another tenant is hidden.
+func TestRefusal_Hides(t *testing.T) {
+	t.Parallel()
+	ann := judge.Principal{Known: judge.ByToken, Name: "ann", Tenant: "acme", Role: judge.RoleRead}
+	for on, want := range map[judge.Object]bool{
+		{Kind: judge.Session, Owner: judge.Owner{Tenant: "other"}}: true,
+		{Kind: judge.Session}: true,
+		{Kind: judge.Session, Owner: judge.Owner{Tenant: "acme"}}: false,
+		{Kind: judge.Limit, Owner: judge.TheFleet()}:              false,
+	} {
+		var refusal *judge.RefusalError
+		require.ErrorAs(t, judge.May(ann, judge.Change, on), &refusal)
+		require.Equal(t, want, refusal.Hides(), on)
 	}
 }
 
@@ -95,7 +127,7 @@ func TestMay_EveryRule(t *testing.T) {
 		}
 	}
 	require.Len(t, named, len(judge.Acts()))
-	require.Equal(t, 36, acts, "a new act on a kind belongs into docs/policy.md, too")
+	require.Equal(t, 37, acts, "a new act on a kind belongs into docs/policy.md, too")
 	refused(judge.Principal{}, judge.Remove, judge.Object{Kind: judge.Call, ID: "c"}, "an act that a rule names")
 }
 

@@ -148,7 +148,9 @@ func accepted(id protocol.SessionID, view *operator.View) (*report.Session, erro
 		return nil, errNoTurn
 	}
 	call := &view.Calls[0]
-	info := &report.Session{SessionID: id, State: report.StateWaitsForCoordinator, CreatedAt: &call.AcceptedAt, UpdatedAt: call.AcceptedAt, Turns: 1}
+	info := &report.Session{
+		SessionID: id, State: report.StateWaitsForCoordinator, CreatedAt: &call.AcceptedAt, UpdatedAt: call.AcceptedAt, Turns: 1, Tenant: call.Tenant, Owner: call.Owner,
+	}
 	if len(view.Running) > 0 {
 		info.State = report.StateInUse
 	}

@@ -1,10 +1,12 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -14,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/internal/workspace"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -42,6 +45,7 @@ type folded struct {
 	invalid bool            // a message cannot be read
 	copies  protocol.CallID // the fork or import that is not completed
 	removed bool            // it is being removed
+	owned   bool            // the journal says whose it is
 }
 
 // describe describes a session by the events of its journal.
@@ -67,13 +71,13 @@ func (i *folded) apply(e *loop.Event) {
 	}
 	switch e.Type {
 	case loop.EventCopyStarted: // what is before was interrupted
-		*i = folded{Session: report.Session{SessionID: i.SessionID, CreatedAt: i.CreatedAt, UpdatedAt: e.Time, Parent: e.From}, copies: e.CallID}
+		*i = folded{Session: report.Session{SessionID: i.SessionID, CreatedAt: i.CreatedAt, UpdatedAt: e.Time, Parent: e.From, Tenant: e.Tenant, Owner: e.By}, copies: e.CallID, owned: e.Tenant != ""}
 	case loop.EventRemoved:
 		if i.removed = true; e.Status == loop.RemovalCompleted { // what is behind it is another session
 			*i = folded{Session: report.Session{SessionID: i.SessionID}}
 		}
 	case loop.EventSessionStarted:
-		i.Model, i.Workspace, i.Tenant, i.Owner = e.Model, e.Workspace, e.Tenant, e.By
+		i.Model, i.Workspace, i.Tenant, i.Owner, i.owned = e.Model, e.Workspace, e.Tenant, e.By, true
 		if e.Parent != nil {
 			i.Parent = e.Parent.SessionID
 		}
@@ -130,40 +134,108 @@ func (i *folded) described() *report.Session {
 	return &info
 }
 
-// objectOf is a session with a journal, as an object of acts.
-func objectOf(id protocol.SessionID, history loop.History) judge.Object {
-	return judge.Object{Kind: judge.Session, ID: string(id), Owner: judge.Owner{Tenant: history.Tenant(), By: history.By()}}
+// Owner returns the owner of a session, and whether the session has a journal. The owner is in the
+// journal, or else in the workspace, or else in the call of the first turn, which waits. It is nil
+// if nothing says who the owner is: the session does not exist, or an earlier version has stored
+// single calls of it alone.
+func Owner(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (owner *judge.Owner, journaled bool, err error) {
+	history, err := f.Journal.Load(ctx, id)
+	journaled = err == nil && len(history.Events) > 0
+	if err != nil && !errors.Is(err, loop.ErrRemoved) && !errors.Is(err, loop.ErrUncompleted) {
+		return nil, false, err
+	}
+	if history.Owned() {
+		own := judge.OwnerOf(history)
+		return &own, journaled, nil
+	}
+	for _, part := range f.Parts() {
+		switch own, _, err := workspace.OwnerOf(ctx, part.NC, f.Name, sandboxHash(id)); {
+		case err == nil:
+			return &own, journaled, nil
+		case !errors.Is(err, workspace.ErrNone):
+			return nil, journaled, err
+		}
+	}
+	if journaled || f.CheckRights(ctx, natsio.LaneRights(f.Name, protocol.SessionPool)) != nil {
+		return nil, journaled, nil
+	}
+	turns, err := (&Reader{Lanes: true, main: f, fleet: f.Name}).turn(ctx, id)
+	if turns == nil || err != nil {
+		return nil, false, err
+	}
+	return &judge.Owner{Tenant: turns.Calls[0].Tenant, By: turns.Calls[0].Owner}, false, nil
 }
 
-// May judges an act on a session, which has its owner in its journal, or else in its workspace. One
-// that does not exist has no owner: the act itself finds that out.
+// May judges an act on a session. One that does not exist has no owner: the act itself finds that
+// out.
 func May(ctx context.Context, f *fleet.Fleet, act judge.Act, id protocol.SessionID) error {
+	return may(ctx, f, act, id, false)
+}
+
+// MayFollow judges whether what calls of a session write and return may be seen. If nothing says
+// who the owner is, it is the operator, in the default tenant.
+func MayFollow(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) error {
+	return may(ctx, f, judge.See, id, true)
+}
+
+func may(ctx context.Context, f *fleet.Fleet, act judge.Act, id protocol.SessionID, unknown bool) error {
 	if !judge.Bounded(ctx) {
 		return nil
 	}
-	history, err := f.Journal.Load(ctx, id)
-	exists := err == nil && len(history.Events) > 0
-	if err != nil && !errors.Is(err, loop.ErrRemoved) && !errors.Is(err, loop.ErrUncompleted) {
+	owner, journaled, err := Owner(ctx, f, id)
+	if err != nil || owner == nil && !journaled && !unknown {
 		return err
 	}
-	on := objectOf(id, history)
-	if !history.Owned() { // calls without a model, of the operator or of an earlier version
-		owner, _, err := workspace.OwnerOf(ctx, f.Conn(protocol.DefaultPool), f.Name, sandboxHash(id))
-		switch {
-		case err == nil:
-			on.Owner = owner
-		case !errors.Is(err, workspace.ErrNone):
+	return judge.Judge(ctx, act, judge.Object{Kind: judge.Session, ID: string(id), Owner: *cmp.Or(owner, &judge.Owner{})})
+}
+
+// MayCall judges a call from outside of turns before it is planned: its tenant, its session, the
+// sandboxes that it uses, and the calls that it waits for.
+func MayCall(ctx context.Context, f *fleet.Fleet, call *protocol.Call) error {
+	if !judge.Bounded(ctx) {
+		return nil
+	}
+	made := judge.Object{Kind: judge.Call, ID: string(call.ID), Owner: judge.Owner{Tenant: cmp.Or(call.Tenant, wire.TenantOf(ctx)), By: judge.Of(ctx).By()}}
+	if err := judge.Judge(ctx, judge.Make, made); err != nil {
+		return err
+	}
+	uses := []protocol.SessionID{call.SessionID}
+	for _, use := range call.Resources {
+		uses = append(uses, protocol.SessionID(sandboxes.ID(use.Key.Lane())))
+	}
+	slices.Sort(uses)
+	for _, id := range slices.Compact(uses) {
+		if id == "" {
+			continue
+		}
+		if err := May(ctx, f, judge.Use, id); err != nil {
 			return err
-		case !exists:
-			return nil
 		}
 	}
-	return judge.Judge(ctx, act, on)
+	for _, ref := range call.After {
+		if err := MayFollow(ctx, f, ref.SessionID); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // seen reports whether a session may be seen.
 func seen(ctx context.Context, info *report.Session) bool {
 	return judge.Judge(ctx, judge.See, judge.Object{Kind: judge.Session, Owner: judge.Owner{Tenant: info.Tenant, By: info.Owner}}) == nil
+}
+
+// own says in the description of a session whose it is if its journal does not: the owner of its
+// workspace. The operator may see all, so it is not looked up for the operator.
+func (r *Reader) own(ctx context.Context, info *folded) error {
+	if info.owned || !judge.Bounded(ctx) {
+		return nil
+	}
+	only, err := r.onlyWorkspace(ctx, info.SessionID, sandboxHash(info.SessionID))
+	if err == nil {
+		info.Tenant, info.Owner = only.Tenant, only.Owner
+	}
+	return ignoreRemoved(err)
 }
 
 // Show describes a session. The error wraps [ErrNone] when there is none.
@@ -173,7 +245,10 @@ func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*report.Sessi
 		return nil, fmt.Errorf("session %s: %w", id, err)
 	}
 	var info *report.Session
-	read, err := r.journal(ctx, id)
+	read, err := r.journal(ctx, id, false)
+	if err == nil {
+		err = r.own(ctx, read)
+	}
 	if err == nil {
 		info = read.described()
 	}
@@ -203,10 +278,13 @@ func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*report.Sessi
 	return info, r.sizes(ctx, info, kept)
 }
 
-// journal reads the journal.
-func (r *Reader) journal(ctx context.Context, id protocol.SessionID) (*folded, error) {
+// journal reads the journal, or only so much of it as says who owns the session.
+func (r *Reader) journal(ctx context.Context, id protocol.SessionID, owner bool) (*folded, error) {
 	info := &folded{Session: report.Session{SessionID: id}}
 	for next := uint64(1); ; next = info.last + 1 {
+		if owner && info.owned {
+			return info, nil
+		}
 		msg, err := r.events.GetMsg(ctx, next, jetstream.WithGetMsgSubject(wire.EventSubject(r.fleet, id)))
 		switch {
 		case errors.Is(err, jetstream.ErrMsgNotFound) && info.Messages == 0:
@@ -249,7 +327,7 @@ func (r *Reader) journals(ctx context.Context, of []change) (map[protocol.Sessio
 		case info.last >= c.last: // removed
 		default:
 			var alone *folded
-			if alone, err = r.journal(ctx, c.id); err == nil {
+			if alone, err = r.journal(ctx, c.id, false); err == nil {
 				found[c.id] = alone
 			}
 			if err = ignoreRemoved(err); err != nil {

@@ -42,7 +42,7 @@ func Follow(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, show, as
 	if err := May(ctx, f, judge.See, id); err != nil {
 		return loop.TurnResult{}, err
 	}
-	a := &follower{fleet: f, id: id, show: show, asked: asked, seen: map[string]bool{}}
+	a := &follower{fleet: f, id: id, show: show, asked: asked, seen: map[string]bool{}, known: !judge.Bounded(ctx)}
 	return a.follow(ctx)
 }
 
@@ -61,6 +61,7 @@ type follower struct {
 	asked func(loop.Event)
 
 	mu     sync.Mutex // live events come from another goroutine
+	known  bool       // the principal may see the session, which exists
 	turn   int        // 0 until it is known
 	looked bool       // which calls run already
 	seen   map[string]bool
@@ -115,6 +116,7 @@ func (a *follower) waits(ctx context.Context) (bool, error) {
 func (a *follower) journaled(events []loop.Event, waits bool) *loop.TurnResult {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.known = a.known || len(events) > 0
 	begin := -1
 	for i := range events {
 		if events[i].Type == loop.EventTurnStarted && (a.turn == 0 || events[i].Turn == a.turn) {
@@ -212,7 +214,7 @@ func eventKey(t loop.EventType, e loop.Event) string {
 func (a *follower) live(e loop.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.turn == 0 && e.Type == loop.EventTurnStarted {
+	if a.turn == 0 && e.Type == loop.EventTurnStarted && a.known {
 		a.turn = e.Turn
 	}
 	if e.Turn != a.turn || a.turn == 0 {
@@ -253,8 +255,28 @@ func (a *follower) showOnce(e loop.Event) {
 	}
 }
 
-// Output passes frames of output of a session's running calls to show, until stop.
-func Output(f *fleet.Fleet, id protocol.SessionID, show func(*wire.Frame)) (stop func(), err error) {
+// Output passes frames of output of a session's running calls to show, until stop. Whether they may
+// be seen is judged again each second: a session may be made, or removed and made again, meanwhile.
+func Output(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, show func(*wire.Frame)) (stop func(), err error) {
+	if err := May(ctx, f, judge.See, id); err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex
+	var judged time.Time
+	may := !judge.Bounded(ctx)
+	seen := func() bool {
+		if !judge.Bounded(ctx) {
+			return true
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if time.Since(judged) >= lookAgain {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout)
+			defer cancel()
+			may, judged = MayFollow(ctx, f, id) == nil, time.Now()
+		}
+		return may
+	}
 	var all []*nats.Subscription
 	stop = func() {
 		for _, frames := range all {
@@ -264,7 +286,7 @@ func Output(f *fleet.Fleet, id protocol.SessionID, show func(*wire.Frame)) (stop
 	for _, part := range f.Parts() {
 		frames, err := part.NC.Subscribe(wire.OutputSubject(f.Name, id, "*"), func(message *nats.Msg) {
 			frame, err := wire.Decode[wire.Frame](message.Data)
-			if err == nil && message.Subject == wire.OutputSubject(f.Name, id, frame.CallID) && (frame.Kind == wire.FrameStdout || frame.Kind == wire.FrameStderr) {
+			if err == nil && message.Subject == wire.OutputSubject(f.Name, id, frame.CallID) && (frame.Kind == wire.FrameStdout || frame.Kind == wire.FrameStderr) && seen() {
 				show(frame)
 			} // others are lost; the result has it all
 		})

@@ -106,7 +106,7 @@ func forkOf(ctx context.Context, journal loop.Journal, from protocol.SessionID, 
 		return nil, err
 	}
 	if history.Owned() {
-		if err := judge.Judge(ctx, judge.Use, objectOf(from, history)); err != nil {
+		if err := judge.Judge(ctx, judge.Use, judge.Object{Kind: judge.Session, ID: string(from), Owner: judge.OwnerOf(history)}); err != nil {
 			return nil, err
 		}
 	}
@@ -199,11 +199,14 @@ func (c *copying) run(ctx context.Context, files func() error) error {
 		}
 		return files()
 	}
-	if first := &c.events[0]; first.Type == loop.EventSessionStarted { // its owner makes it; a fork is of the tenant of its origin
-		first.Tenant, first.By = cmp.Or(first.Tenant, wire.TenantOf(ctx)), judge.Of(ctx).By()
-	}
 	now := time.Now().UTC()
-	mark := loop.Event{Type: loop.EventCopyStarted, SessionID: c.to, Time: now, Text: c.what, CallFields: loop.CallFields{CallID: c.id}, NoteFields: loop.NoteFields{From: c.from}}
+	if c.events[0].Type != loop.EventSessionStarted { // an earlier version has stored single calls without it
+		c.events = slices.Insert(c.events, 0, loop.Event{Type: loop.EventSessionStarted, SessionID: c.to, Time: now})
+	}
+	first := &c.events[0] // its owner makes it; a fork is of the tenant of its origin
+	first.Tenant, first.By = cmp.Or(first.Tenant, wire.TenantOf(ctx)), judge.Of(ctx).By()
+	mark := loop.Event{Type: loop.EventCopyStarted, SessionID: c.to, Time: now, Text: c.what, CallFields: loop.CallFields{CallID: c.id}, NoteFields: loop.NoteFields{From: c.from, By: first.By}}
+	mark.Tenant = cmp.Or(first.Tenant, judge.DefaultTenant)
 	last, err := c.journal.Append(ctx, c.to, history.Last, mark)
 	if errors.Is(err, loop.ErrJournalConflict) {
 		return fmt.Errorf("session %s %w: another process makes it now", c.to, ErrExists)
@@ -212,7 +215,7 @@ func (c *copying) run(ctx context.Context, files func() error) error {
 		err = files()
 	}
 	if err == nil {
-		mark.Type, mark.Text = c.ends, ""
+		mark.Type, mark.Text, mark.Tenant, mark.By = c.ends, "", "", ""
 		_, err = c.journal.Append(ctx, c.to, last, append(c.events, mark)...)
 	}
 	switch {

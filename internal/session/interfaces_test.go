@@ -50,6 +50,8 @@ func TestInterfaces_EveryCellRefusesTheWrongPrincipal(t *testing.T) {
 		judge.InterfaceServe: "TestTurn_IsOfWhoHasSignedIt", judge.InterfaceWorker: "TestTenant_KeysReachTheirOwnSessions",
 		judge.InterfaceApprove: "TestAnswer_IsOfWhoMayGiveIt",
 	}
+	inClient := map[judge.On]bool{{Act: judge.Change, Kind: judge.Lane}: true, {Act: judge.Cancel, Kind: judge.Call}: true}
+	require.True(t, isTest(t, "../../pkg/fleet", "TestTenants_AClientReachesItsOwn"))
 	r := newRig(t)
 	cells := r.cells(t)
 	ann := judge.Principal{Known: judge.ByToken, Name: "ann", Tenant: "acme", Role: judge.RoleRun}
@@ -59,10 +61,13 @@ func TestInterfaces_EveryCellRefusesTheWrongPrincipal(t *testing.T) {
 	tried := 0
 	for _, way := range judge.Interfaces() {
 		if test := elsewhere[way.Name]; test != "" {
-			require.True(t, isTest(t, test), test)
+			require.True(t, isTest(t, "..", test), test)
 			continue
 		}
 		for _, on := range way.Judged {
+			if inClient[on] {
+				continue
+			}
 			try := cells[on]
 			require.NotNil(t, try, "%s: %v", way.Name, on)
 			refused := func(who judge.Principal, needs string) {
@@ -81,6 +86,9 @@ func TestInterfaces_EveryCellRefusesTheWrongPrincipal(t *testing.T) {
 			switch {
 			case on.Kind == judge.Limit:
 				refused(cid, "operator of the fleet")
+			case on == (judge.On{Act: judge.Make, Kind: judge.Call}):
+				refused(cid, "tenant acme")
+				require.NoError(t, MayCall(judge.With(t.Context(), cid), r.Fleet, &protocol.Call{SessionID: "other"}))
 			case on != (judge.On{Act: judge.Make, Kind: judge.Template}): // which each tenant may make
 				refused(cid, "tenant acme")
 			}
@@ -150,6 +158,8 @@ func (r *rig) cells(t *testing.T) map[judge.On]func(context.Context) error {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = root.Close() })
 	none := func(string, bool) bool { return false }
+	reader, err := NewReader(t.Context(), r.Fleet)
+	require.NoError(t, err)
 	require.NoError(t, store.TemplateFrom(acme, "template", root, none))
 	rules, err := limits.Open(t.Context(), js, r.Name)
 	require.NoError(t, err)
@@ -163,7 +173,24 @@ func (r *rig) cells(t *testing.T) map[judge.On]func(context.Context) error {
 	forks := 0
 	next := func() protocol.SessionID { forks++; return protocol.SessionID("fork-" + strings.Repeat("x", forks)) }
 	return map[judge.On]func(context.Context) error{
-		{Act: judge.See, Kind: judge.Session}: func(ctx context.Context) error { _, err := Load(ctx, r.Fleet, s); return err },
+		{Act: judge.See, Kind: judge.Session}: func(ctx context.Context) error {
+			ids, err := reader.IDs(ctx)
+			if err != nil {
+				return err
+			}
+			_, err = Load(ctx, r.Fleet, s)
+			stop, outputs := Output(ctx, r.Fleet, s, func(*wire.Frame) {})
+			if outputs == nil {
+				stop()
+			}
+			for _, other := range []error{outputs, MayFollow(ctx, r.Fleet, s), leftOut(len(ids), nil)} {
+				require.Equal(t, err == nil, other == nil, other)
+			}
+			return err
+		},
+		{Act: judge.Make, Kind: judge.Call}: func(ctx context.Context) error {
+			return MayCall(ctx, r.Fleet, &protocol.Call{ID: "c", SessionID: s, Tenant: "acme"})
+		},
 		{Act: judge.Use, Kind: judge.Session}: func(ctx context.Context) error {
 			if _, err := Fork(ctx, r.Journal, s, At{}, next()); err != nil {
 				return err
@@ -171,6 +198,10 @@ func (r *rig) cells(t *testing.T) map[judge.On]func(context.Context) error {
 			call := protocol.Call{ID: "c", SessionID: s, Payload: protocol.CommandRun{Command: "true"}}
 			if denied := loop.JudgeCall(ctx, &call, &loop.SingleOptions{Ledger: ledger}); denied != nil {
 				return denied
+			}
+			box := []protocol.Use{{Key: protocol.SandboxKey(string(s))}}
+			if err := MayCall(ctx, r.Fleet, &protocol.Call{SessionID: next(), Resources: box}); err != nil {
+				return err
 			}
 			if _, err := runner.Run(ctx, s, loop.Input{}); !errors.Is(err, loop.ErrNoInput) {
 				return err
@@ -246,10 +277,10 @@ func leftOut(n int, err error) error {
 	return err
 }
 
-// isTest reports whether there is a test of a name.
-func isTest(t *testing.T, name string) (found bool) {
+// isTest reports whether there is a test of a name below a folder.
+func isTest(t *testing.T, folder, name string) (found bool) {
 	t.Helper()
-	require.NoError(t, filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+	require.NoError(t, filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
 			return err
 		}
@@ -288,9 +319,14 @@ func TestOwners_AreSetWhenAnObjectIsMade(t *testing.T) {
 	list, _, err := reader.List(wire.WithOwner(t.Context(), judge.Owner{Tenant: "other"}), 10)
 	require.NoError(t, err)
 	require.Empty(t, list, "of other tenants")
-	list, _, err = reader.List(bob, 10)
+	reader.Workspaces = true
+	list, more, err := reader.List(bob, 1)
 	require.NoError(t, err)
-	require.Len(t, list, 2, "s and fork")
+	require.Len(t, list, 1)
+	require.Equal(t, 2, more, "of s, fork and w; import is of another tenant")
+	ids, err := reader.IDs(bob)
+	require.NoError(t, err)
+	require.ElementsMatch(t, []protocol.SessionID{"s", "fork"}, ids)
 }
 
 // A tenant's key signs no call that touches a session of another tenant: its sandbox, its stored

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session/journal"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -76,7 +78,11 @@ func (r *Reader) List(ctx context.Context, limit int) (list []report.Session, le
 	if err != nil {
 		return nil, 0, err
 	}
-	changed, err := r.changed(ctx, ids, limit)
+	most := limit
+	if judge.Bounded(ctx) { // which of them may be seen is known when all are read
+		most = max(most, len(ids))
+	}
+	changed, err := r.changed(ctx, ids, most)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -84,11 +90,20 @@ func (r *Reader) List(ctx context.Context, limit int) (list []report.Session, le
 	if err != nil {
 		return nil, 0, err
 	}
-	changed, only, err := r.withWorkspaces(ctx, ids, changed, limit)
+	if judge.Bounded(ctx) {
+		most = math.MaxInt
+	}
+	changed, only, err := r.withWorkspaces(ctx, ids, changed, most)
 	if err != nil {
 		return nil, 0, err
 	}
 	all := len(ids) + added + only
+	if judge.Bounded(ctx) {
+		if changed, err = r.shown(ctx, changed); err != nil {
+			return nil, 0, err
+		}
+		all = len(changed)
+	}
 	changed = changed[:min(len(changed), limit)]
 	printed := make(map[protocol.SessionID]bool, len(changed))
 	for i := range changed {
@@ -116,6 +131,9 @@ func (r *Reader) List(ctx context.Context, limit int) (list []report.Session, le
 			if journal == nil { // removed meanwhile
 				return nil
 			}
+			if err := r.own(ctx, journal); err != nil {
+				return err
+			}
 			info = journal.described()
 			asked.applyLanes(info)
 		}
@@ -133,7 +151,30 @@ func (r *Reader) List(ctx context.Context, limit int) (list []report.Session, le
 	return list, max(all-limit, 0), err
 }
 
-// IDs returns the ids of all sessions, most recently changed first.
+// shown returns the sessions that the principal of the context may see.
+func (r *Reader) shown(ctx context.Context, changed []change) ([]change, error) {
+	may := make([]bool, len(changed))
+	err := each(ctx, len(changed), func(ctx context.Context, i int) error {
+		c := &changed[i]
+		info, err := c.accepted, error(nil)
+		switch {
+		case c.only != nil:
+			info, err = r.onlyWorkspace(ctx, c.id, c.only.Hash)
+		case info == nil:
+			var journal *folded
+			if journal, err = r.journal(ctx, c.id, true); err == nil {
+				err = r.own(ctx, journal)
+				info = &journal.Session
+			}
+		}
+		may[i] = err == nil && seen(ctx, info)
+		return err
+	})
+	i := -1
+	return slices.DeleteFunc(changed, func(change) bool { i++; return !may[i] }), err
+}
+
+// IDs returns the ids of all sessions that may be seen, most recently changed first.
 func (r *Reader) IDs(ctx context.Context) ([]protocol.SessionID, error) {
 	asked, err := r.asked(ctx)
 	if err != nil {
@@ -148,6 +189,9 @@ func (r *Reader) IDs(ctx context.Context) ([]protocol.SessionID, error) {
 		return nil, err
 	}
 	changed, _, err = r.withAccepted(ctx, ids, changed, asked)
+	if err == nil && judge.Bounded(ctx) {
+		changed, err = r.shown(ctx, changed)
+	}
 	ids = ids[:0]
 	for _, c := range changed {
 		ids = append(ids, c.id)

@@ -23,6 +23,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -60,7 +61,7 @@ func EncodeCall(c *protocol.Call) ([]byte, error) {
 // returned in addition to the error, so that it can be answered.
 func DecodeCall(body []byte) (*protocol.Call, error) {
 	if c := readPlainCall(body); c != nil {
-		return c, c.Validate()
+		return c, validate(c)
 	}
 	var wire wireCall
 	if err := unmarshal(body, &wire); err != nil {
@@ -75,7 +76,16 @@ func DecodeCall(body []byte) (*protocol.Call, error) {
 		return &c, fmt.Errorf("%w: payload: %w", protocol.ErrInvalidCall, err)
 	}
 	c.Payload = payload
-	return &c, c.Validate()
+	return &c, validate(&c)
+}
+
+// validate checks a call, and whom its sender has made it for.
+func validate(c *protocol.Call) error {
+	err := c.Validate()
+	if by := judge.CheckBy(c.By); by != nil {
+		err = errors.Join(err, fmt.Errorf("%w: %w", protocol.ErrInvalidCall, by))
+	}
+	return err
 }
 
 // readPlainCall is the usual way to read a call; nil when there is more to it.

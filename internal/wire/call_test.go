@@ -5,12 +5,35 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
+
+// A call that is made for no principal, by the form of the name, is refused by name.
+func TestDecodeCall_RefusesAMalformedPrincipal(t *testing.T) {
+	t.Parallel()
+	call := protocol.Call{
+		ID: "c", SessionID: "s", Pool: protocol.DefaultPool, Delivery: protocol.Idempotent, IssuedAt: time.Now(), Payload: wire.Noop{},
+		Resources: []protocol.Use{{Key: "a/b", Access: protocol.Exclusive}},
+	}
+	for by, valid := range map[string]bool{"token:ann": true, "ann": false, ":ann": false, "operator:": false, "token:a b": false} {
+		call.By = by
+		body, err := wire.EncodeCall(&call)
+		require.NoError(t, err)
+		decoded, err := wire.DecodeCall(body)
+		if valid {
+			require.NoError(t, err)
+			continue
+		}
+		require.ErrorIs(t, err, protocol.ErrInvalidCall)
+		require.ErrorContains(t, err, fmt.Sprintf("by %q: must be", by))
+		require.Equal(t, call.ID, decoded.ID, "its sender gets the refusal")
+	}
+}
 
 // TestDecodeCall_ReturnsWhatCanBeAnswered: a call that cannot run still gets its result.
 func TestDecodeCall_ReturnsWhatCanBeAnswered(t *testing.T) {

@@ -89,8 +89,8 @@ func FlowOfHeader(text string) Flow {
 
 type flowKey struct{}
 
-// WithFlow returns a context in which dispatched calls that name neither tenant nor priority get
-// those of a flow.
+// WithFlow returns a context in which dispatched calls that name no tenant get that of a flow, and
+// its priority if they name none either.
 func WithFlow(ctx context.Context, tenant protocol.Tenant, priority protocol.Priority) context.Context {
 	if tenant == "" && priority == "" {
 		return ctx
@@ -135,8 +135,9 @@ func ApplyFlow(ctx context.Context, calls []protocol.Call) []protocol.Call {
 	calls = slices.Clone(calls)
 	for i := range calls {
 		if calls[i].Tenant == "" && calls[i].Priority == "" {
-			calls[i].Tenant, calls[i].Priority = flow.Tenant, flow.Priority
+			calls[i].Priority = flow.Priority
 		}
+		calls[i].Tenant = cmp.Or(calls[i].Tenant, flow.Tenant)
 		calls[i].By = cmp.Or(calls[i].By, by)
 	}
 	return calls

@@ -203,6 +203,9 @@ func (s *Store) TemplateOf(ctx context.Context, name string, lane wire.LaneHash)
 	if err := s.mayMakeTemplate(ctx, name); err != nil {
 		return err
 	}
+	if err := s.may(ctx, judge.See, judge.Object{Kind: judge.Workspace, ID: string(lane)}, lane); err != nil {
+		return err
+	}
 	return s.fork(ctx, lane, "", s.unbegun(templateLane(name)), isFile)
 }
 
@@ -239,14 +242,17 @@ func (s *Store) mayMakeTemplate(ctx context.Context, name string) error {
 	return judge.Judge(ctx, judge.Make, judge.Object{Kind: judge.Template, ID: name, Owner: templateOwner(ctx)})
 }
 
-// may judges an act on a template, which has its owner in its checkpoints. The error wraps
-// [ErrNone] when there is none of that name.
-func (s *Store) may(ctx context.Context, act judge.Act, name string) error {
-	owner, err := s.Owner(ctx, templateLane(name))
-	if err != nil {
+// may judges an act on a template, or a workspace, which has its owner in its checkpoints. The error
+// wraps [ErrNone] when there is none.
+func (s *Store) may(ctx context.Context, act judge.Act, on judge.Object, lane wire.LaneHash) (err error) {
+	if on.Owner, err = s.Owner(ctx, lane); err != nil {
 		return err
 	}
-	return judge.Judge(ctx, act, judge.Object{Kind: judge.Template, ID: name, Owner: owner})
+	return judge.Judge(ctx, act, on)
+}
+
+func (s *Store) mayTemplate(ctx context.Context, act judge.Act, name string) error {
+	return s.may(ctx, act, judge.Object{Kind: judge.Template, ID: name}, templateLane(name))
 }
 
 // templateCall stands for the calls that made a directory.
@@ -255,7 +261,7 @@ const templateCall = "template"
 // FromTemplate begins the workspace of a lane with a template. The errors are those of
 // [Store.Fork].
 func (s *Store) FromTemplate(ctx context.Context, name string, lane protocol.Lane) error {
-	if err := s.may(ctx, judge.Use, name); err != nil {
+	if err := s.mayTemplate(ctx, judge.Use, name); err != nil {
 		return err
 	}
 	return s.Fork(ctx, templateLane(name), "", lane, isFile)
@@ -264,7 +270,7 @@ func (s *Store) FromTemplate(ctx context.Context, name string, lane protocol.Lan
 // RemoveTemplate removes a template. Workspaces that began with it stay. The error wraps [ErrNone]
 // when there is none.
 func (s *Store) RemoveTemplate(ctx context.Context, name string) error {
-	if err := s.may(ctx, judge.Remove, name); err != nil {
+	if err := s.mayTemplate(ctx, judge.Remove, name); err != nil {
 		return err
 	}
 	return s.Remove(ctx, templateLane(name), 0)

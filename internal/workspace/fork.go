@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
@@ -176,17 +175,17 @@ func (s *Store) named(lane protocol.Lane) *Workspace {
 // begin begins a workspace with the tree of a delta; Stored are those of its bodies that nothing
 // else needs yet.
 func (s *Store) begin(ctx context.Context, w *Workspace, tree *snapshot.Delta, of wire.LaneHash, calls ...protocol.CallID) error {
-	if of != "" {
+	w.owner = ownerIn(ctx)
+	switch {
+	case strings.HasPrefix(string(w.lane), templates):
+		w.owner = templateOwner(ctx)
+	case of != "" && !strings.HasPrefix(string(of), templates): // a fork is of the tenant of its origin
 		owner, err := s.Owner(ctx, of)
 		if err != nil && !errors.Is(err, ErrNone) { // of a directory in place
 			return fmt.Errorf("begin workspace: %w", err)
 		}
-		if !strings.HasPrefix(string(of), templates) { // else it is of the call that takes the workspace
-			w.owner = judge.Owner{Tenant: owner.Tenant, By: judge.Of(ctx).By()}
-		}
-	}
-	if strings.HasPrefix(string(w.lane), templates) {
-		w.owner = templateOwner(ctx)
+		w.owner.Tenant = cmp.Or(owner.Tenant, w.owner.Tenant)
+	default:
 	}
 	switch err := w.begin(ctx, &checkpoint{Calls: calls, Of: of}, tree); {
 	case errors.Is(err, ErrLost):

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
@@ -194,6 +195,35 @@ func TestTemplate_OfASession(t *testing.T) {
 	require.Equal(t, "of-a-session", list[0].Name)
 	require.Equal(t, 1, list[0].Files)
 	require.Equal(t, int64(4), list[0].Bytes)
+}
+
+// A workspace that begins with a template belongs to who began it before any worker takes it, and a
+// template of a workspace is made by those who may see that.
+func TestTemplate_OwnersOfWhatBeginsWithIt(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	as := func(tenant protocol.Tenant) context.Context {
+		return judge.With(t.Context(), judge.Principal{Known: judge.ByToken, Name: "ann", Tenant: tenant, Role: judge.RoleRun})
+	}
+	root, err := os.OpenRoot(t.TempDir())
+	require.NoError(t, err)
+	defer root.Close()
+	require.NoError(t, store.TemplateFrom(t.Context(), "base", root, nil))
+	for name, made := range map[string]struct {
+		by    context.Context
+		owner judge.Owner
+	}{
+		"sandbox/operator": {t.Context(), judge.Owner{Tenant: judge.DefaultTenant}},
+		"sandbox/ann":      {as("acme"), judge.Owner{Tenant: "acme", By: "token:ann"}},
+	} {
+		require.NoError(t, store.FromTemplate(made.by, "base", protocol.Lane(name)))
+		owner, err := store.Owner(t.Context(), wire.HashLane(protocol.Lane(name)))
+		require.NoError(t, err)
+		require.Equal(t, made.owner, owner)
+	}
+	anns := wire.HashLane("sandbox/ann")
+	require.ErrorIs(t, store.TemplateOf(as("other"), "stolen", anns), judge.ErrRefused)
+	require.NoError(t, store.TemplateOf(as("acme"), "own", anns))
 }
 
 func TestTemplate_Names(t *testing.T) {

@@ -363,8 +363,8 @@ func (s *Store) publish(ctx context.Context, msg *nats.Msg, expected uint64) (ui
 	return ack.Sequence, nil
 }
 
-// Owner returns the owner of the workspace of a lane, the zero owner while no worker has taken it.
-// The error wraps [ErrNone] for a lane without a workspace.
+// Owner returns the owner of the workspace of a lane. The error wraps [ErrNone] for a lane without a
+// workspace.
 func (s *Store) Owner(ctx context.Context, lane wire.LaneHash) (judge.Owner, error) {
 	last, err := s.last(ctx, lane)
 	switch {
@@ -384,10 +384,8 @@ func (m *message) owner(lane wire.LaneHash) judge.Owner {
 		return judge.Owner{Tenant: m.Owner, By: m.By}
 	case strings.HasPrefix(string(lane), templates):
 		return judge.TheFleet()
-	case m.Epoch > 0, strings.HasPrefix(string(lane), uploads):
-		return judge.Owner{Tenant: judge.DefaultTenant}
 	default:
-		return judge.Owner{}
+		return judge.Owner{Tenant: judge.DefaultTenant}
 	}
 }
 

@@ -68,9 +68,11 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -157,7 +159,7 @@ func act(ctx context.Context, c *Client, rights []natsio.Rights, method func(con
 // interrupted: [ErrClosed], the cause of its context, or [ErrUnreachable].
 func (c *Client) outcome(ctx context.Context, err error) error {
 	if !isInterruption(err) {
-		return err
+		return hidden(err)
 	}
 	for _, kind := range []error{c.closed(), context.Cause(ctx)} {
 		if kind != nil && !errors.Is(err, kind) {
@@ -168,6 +170,15 @@ func (c *Client) outcome(ctx context.Context, err error) error {
 		err = fmt.Errorf("%w: %w", ErrUnreachable, err)
 	}
 	return err
+}
+
+// hidden is an error, as one who must not learn of objects of other tenants gets it.
+func hidden(err error) error {
+	refusal, is := errors.AsType[*judge.RefusalError](err)
+	if !is || !refusal.Hides() {
+		return err
+	}
+	return codes.As(ErrNotFound, fmt.Errorf("there is no such %s: %s", refusal.On.Kind, refusal.On.ID))
 }
 
 // interrupted is the error of a result, with the cause if ctx ended before it was known.

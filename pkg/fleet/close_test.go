@@ -284,7 +284,7 @@ func TestErrors_OfValuesThatAreNotAllowed(t *testing.T) {
 		"session":    second(sessions.Show(ctx, "a/b")),
 		"approved":   sessions.Approve(ctx, "a/b", "c", protocol.Approval{}),
 		"answered":   sessions.Answer(ctx, "a", "b/c", protocol.Answer{}),
-		"output":     second(sessions.Output("a/b", nil)),
+		"output":     second(sessions.Output(ctx, "a/b", nil)),
 		"template":   client.Templates().CreateFromSession(ctx, "a", "a/b"),
 		"worker":     second(client.StartWorker(ctx, worker.Options{Pool: "No Pool"})),
 		"a schedule": second(client.Schedules().AddCall(ctx, fleet.Schedule{Name: "a", Cron: "@daily"}, fleet.Call{Tool: "read", Session: "a/b"})),

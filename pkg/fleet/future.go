@@ -10,6 +10,8 @@ import (
 	"sync"
 
 	"github.com/toolfleet/toolfleet/internal/calls"
+	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -62,6 +64,13 @@ func (c *Client) prepare(ctx context.Context, call Call) (*Future, error) {
 		err = fmt.Errorf("call: %w: %w", ErrNotSent, context.Cause(ctx))
 	case c.open.Err() != nil:
 		err = fmt.Errorf("call: %w: %w", ErrNotSent, ErrClosed)
+	default:
+		uses := append([]protocol.Use{{Key: protocol.SandboxKey(call.Sandbox)}}, call.Resources...)
+		if refusal := session.MayCall(ctx, c.inner, &protocol.Call{ID: call.ID, SessionID: call.Session, Tenant: call.Tenant, Resources: uses, After: call.After}); refusal != nil {
+			f.ref.ID = cmp.Or(f.ref.ID, wire.RandomCallID()) // calls of others may wait for what has this id
+			err = fmt.Errorf("call: %w: %w", ErrNotSent, hidden(refusal))
+			return f.end(failed(call.Session, err)), err
+		}
 	}
 	if err == nil {
 		f.plan, err = c.plan(ctx, &call)
@@ -121,6 +130,9 @@ func (c *Client) Attach(ctx context.Context, ref protocol.CallRef) (*Future, err
 		return nil, invalid(err)
 	}
 	return do(ctx, c, nil, func(ctx context.Context) (*Future, error) {
+		if err := session.MayFollow(ctx, c.inner, ref.SessionID); err != nil {
+			return nil, err
+		}
 		follow, err := c.inner.Dispatcher.Attach(ctx, ref)
 		if err != nil {
 			return nil, err
@@ -178,6 +190,14 @@ func (f *Future) Wait(ctx context.Context) (Result, error) {
 func (f *Future) Cancel(ctx context.Context) error {
 	if f.follow == nil {
 		return nil
+	}
+	select {
+	case <-f.done:
+	default:
+		call := f.follow.Call
+		if err := judge.Judge(ctx, judge.Cancel, judge.Object{Kind: judge.Call, ID: string(call.ID), Owner: judge.Owner{Tenant: call.Tenant, By: call.By}}); err != nil {
+			return hidden(err)
+		}
 	}
 	return f.follow.Cancel(ctx)
 }

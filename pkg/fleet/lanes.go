@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/calls"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -40,6 +41,9 @@ func inLanes[T any](ctx context.Context, l Lanes, change bool, method func(conte
 		rights = append(rights, natsio.LaneChangeRights(f.Name, l.pool))
 	}
 	return do(ctx, l.client, rights, func(ctx context.Context) (T, error) {
+		if err := judge.Judge(ctx, judge.Change, judge.Object{Kind: judge.Lane, ID: string(l.pool), Owner: judge.TheFleet()}); err != nil {
+			return none, err // also to look: calls of all tenants wait there, with what they do
+		}
 		o, err := operator.New(ctx, f.Conn(l.pool), f.Name)
 		if err != nil {
 			return none, err

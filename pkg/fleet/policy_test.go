@@ -367,7 +367,7 @@ func TestSessions_WithoutObservers(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	sessions := b.Sessions("")
-	stop, err := sessions.Output("s", nil)
+	stop, err := sessions.Output(t.Context(), "s", nil)
 	require.NoError(t, err)
 	runner, err := b.Runner(calling{"bash", `{"command":"echo hello"}`}, b.table, nil)
 	require.NoError(t, err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/session/schedule"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
@@ -151,6 +152,9 @@ func (s Schedules) AddCall(ctx context.Context, request Schedule, call Call) (ad
 func (s Schedules) add(ctx context.Context, request Schedule, call protocol.Call, keepSession bool, check func(context.Context) error) (added Schedule, err error) {
 	err = s.with(ctx, func(ctx context.Context, store *schedule.Store) error {
 		call.MadeAfter = s.client.inner.Journal.Now(ctx)
+		if err := session.MayCall(ctx, s.client.inner, &call); err != nil {
+			return err
+		}
 		if err := check(ctx); err != nil {
 			return err
 		}

@@ -306,19 +306,18 @@ func (s Sessions) Follow(ctx context.Context, id protocol.SessionID, observe, as
 // Output shows what the running calls of a session write, until stop. observe gets one piece at a
 // time, from other goroutines; nil ignores them. Output is live, and some may be lost, also while
 // the connection is: it continues when the client has connected again. [Output].Gap is not set.
-// After Close nothing comes.
-func (s Sessions) Output(id protocol.SessionID, observe func(protocol.CallID, Output)) (stop func(), err error) {
+// After Close nothing comes. The end of ctx does not end it.
+func (s Sessions) Output(ctx context.Context, id protocol.SessionID, observe func(protocol.CallID, Output)) (stop func(), err error) {
 	if _, err := protocol.ParseSessionID(string(id)); err != nil {
 		return nil, invalid(err)
 	}
-	if err := s.client.closed(); err != nil {
-		return nil, err
-	}
-	if observe == nil {
-		return func() {}, nil
-	}
-	return session.Output(s.client.inner, id, func(f *wire.Frame) {
-		observe(f.CallID, Output{Stream: string(f.Kind), Data: f.Data, Attempt: f.Attempt})
+	return do(ctx, s.client, nil, func(ctx context.Context) (func(), error) {
+		if observe == nil {
+			return func() {}, nil
+		}
+		return session.Output(ctx, s.client.inner, id, func(f *wire.Frame) {
+			observe(f.CallID, Output{Stream: string(f.Kind), Data: f.Data, Attempt: f.Attempt})
+		})
 	})
 }
 

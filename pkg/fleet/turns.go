@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/calls"
-	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/session/serve"
@@ -112,7 +111,7 @@ func send[T any](ctx context.Context, s Sessions, turn *Turn, method func(contex
 	}
 	result, err = do(ctx, s.client, []natsio.Rights{natsio.CallRights(s.client.inner.Name, protocol.SessionPool)}, func(ctx context.Context) (T, error) {
 		began = true
-		if err := session.May(ctx, s.client.inner, judge.Use, call.SessionID); err != nil {
+		if err := session.MayCall(ctx, s.client.inner, &call); err != nil {
 			return result, err
 		}
 		call.MadeAfter = s.client.inner.Journal.Now(ctx)

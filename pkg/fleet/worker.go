@@ -6,9 +6,11 @@ import (
 	"errors"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcptools"
 	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/session/approval"
 	internal "github.com/toolfleet/toolfleet/internal/worker"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -74,13 +76,16 @@ func (c *Client) startWorker(ctx context.Context, options worker.Options, o inte
 // servers may have other tools then. Servers that a policy denies are for the caller to leave out:
 // see [policy.Judge.Server].
 func (c *Client) ServerTools(
-	ctx context.Context, session protocol.SessionID, servers []mcp.Server, taken []tools.Tool,
+	ctx context.Context, id protocol.SessionID, servers []mcp.Server, taken []tools.Tool,
 ) (made []tools.Tool, problems []error, err error) {
-	if _, err := protocol.ParseSessionID(string(session)); err != nil {
+	if _, err := protocol.ParseSessionID(string(id)); err != nil {
 		return nil, nil, invalid(err)
 	}
 	made, err = do(ctx, c, nil, func(ctx context.Context) (made []tools.Tool, err error) {
-		made, problems, err = mcptools.Open(ctx, c.inner.Dispatcher.Call, session, mcptools.Rules{MinLevel: c.least()}, servers, taken)
+		if err := session.May(ctx, c.inner, judge.Use, id); err != nil {
+			return nil, err
+		}
+		made, problems, err = mcptools.Open(ctx, c.inner.Dispatcher.Call, id, mcptools.Rules{MinLevel: c.least()}, servers, taken)
 		return made, err
 	})
 	return made, problems, err
@@ -90,6 +95,9 @@ func (c *Client) ServerTools(
 // program of the fleet, or by coordinator approve. It is for [loop.Options] and [Call].Approve.
 func (c *Client) AwaitApproval(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
 	return do(ctx, c, nil, func(ctx context.Context) (protocol.Approval, error) {
+		if err := session.May(ctx, c.inner, judge.Use, request.SessionID); err != nil {
+			return protocol.Approval{}, err
+		}
 		return approval.Waiter(c.inner.NC, c.inner.Name, c.inner.Keys())(ctx, request)
 	})
 }

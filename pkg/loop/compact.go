@@ -64,6 +64,9 @@ func (c *summary) message() Message { return Message{Role: RoleUser, Text: c.tex
 // replace. An id makes it safe to repeat, as that of [Input]. Here a model that fails is an error.
 func (r *Runner) Compact(ctx context.Context, session protocol.SessionID, id protocol.CallID) (bool, error) {
 	rec, err := r.settled(ctx, session)
+	if err == nil {
+		ctx, err = rec.owned(ctx)
+	}
 	switch {
 	case err != nil:
 		return false, err

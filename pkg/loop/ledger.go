@@ -187,8 +187,9 @@ func (p *page) read(ctx context.Context, journal Journal, session protocol.Sessi
 		steps = len(s.turns[len(s.turns)-1].steps)
 	}
 	p.last, p.turns, p.open, p.fresh = history.Last, len(s.turns), s.open() != nil, len(history.Events) == 0
-	if history.Owned() {
-		p.owner = &judge.Owner{Tenant: history.Tenant(), By: history.By()}
+	if p.owner = nil; history.Owned() {
+		owner := judge.OwnerOf(history)
+		p.owner = &owner
 	}
 	p.known = !p.open // its process extends the journal
 	p.used, p.judged, p.order = s.usedBefore(steps), map[protocol.CallID]string{}, nil
@@ -210,20 +211,25 @@ func (p *page) before(call protocol.CallID) map[string]int {
 	return used
 }
 
-// may judges a call in a session from outside of its turns.
-func (l *Ledger) may(ctx context.Context, session protocol.SessionID) error {
-	if l == nil || l.journal == nil || !judge.Bounded(ctx) {
+// may judges a call in a session from outside of its turns. A session that has no journal belongs
+// to the principal from now on.
+func (l *Ledger) may(ctx context.Context, act judge.Act, session protocol.SessionID) error {
+	if l == nil || l.journal == nil || session == "" || !judge.Bounded(ctx) {
 		return nil
+	}
+	err := l.append(ctx, session, func(*page) []Event { return nil })
+	if err != nil && !errors.Is(err, errTurnOpen) {
+		return err
 	}
 	p, err := l.page(session)
 	if err != nil {
 		return err
 	}
 	defer p.mu.Unlock()
-	if err := p.read(ctx, l.journal, session); err != nil || p.owner == nil {
+	if err := p.read(ctx, l.journal, session); err != nil || p.owner == nil { // of an earlier version: its workspace has an owner
 		return err
 	}
-	return judge.Judge(ctx, judge.Use, judge.Object{Kind: judge.Session, ID: string(session), Owner: *p.owner})
+	return judge.Judge(ctx, act, judge.Object{Kind: judge.Session, ID: string(session), Owner: *p.owner})
 }
 
 // used is how many calls the session has had, by tool, without the call itself.
@@ -272,9 +278,14 @@ func (l *Ledger) append(ctx context.Context, session protocol.SessionID, entries
 			return errTurnOpen
 		}
 		events := entries(p)
-		if owner := (Event{StartFields: StartFields{Tenant: wire.TenantOf(ctx)}, NoteFields: NoteFields{By: judge.Of(ctx).By()}}); p.fresh && owner.Tenant+protocol.Tenant(owner.By) != "" {
-			owner.Type, owner.SessionID, owner.Time = EventSessionStarted, session, time.Now().UTC()
-			events = slices.Insert(events, 0, owner)
+		if p.fresh {
+			events = slices.Insert(events, 0, Event{
+				Type: EventSessionStarted, SessionID: session, Time: time.Now().UTC(),
+				StartFields: StartFields{Tenant: wire.TenantOf(ctx)}, NoteFields: NoteFields{By: judge.Of(ctx).By()},
+			})
+		}
+		if len(events) == 0 {
+			return nil
 		}
 		if l.journal == nil || l.hold(session, events) {
 			p.fresh = false
@@ -283,7 +294,7 @@ func (l *Ledger) append(ctx context.Context, session protocol.SessionID, entries
 		}
 		last, err := l.journal.Append(ctx, session, p.last, events...)
 		if err == nil {
-			if p.last = last; p.fresh && events[0].Type == EventSessionStarted {
+			if p.last = last; p.fresh {
 				p.owner = &judge.Owner{Tenant: events[0].Tenant, By: events[0].By}
 			}
 			p.fresh = false

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
@@ -51,6 +52,34 @@ func TestLedger_BoundsHoldForAllInterfaces(t *testing.T) {
 	refused := one(loop.NewLedger(r.journal), "")
 	require.Nil(t, refused.Call)
 	require.Contains(t, refused.Text, "used up its 4 tool calls")
+}
+
+// A single call begins its session in the journal, with its owner; that of another tenant then makes
+// none in it, nor in its sandbox.
+func TestLedger_ASingleCallBeginsASession(t *testing.T) {
+	t.Parallel()
+	r := newRig()
+	one := func(who judge.Principal, session protocol.SessionID, o loop.SingleOptions) *loop.Single {
+		o.Ledger = loop.NewLedger(r.journal)
+		return loop.PlanSingle(judge.With(t.Context(), who), table(t), session, "work", "{}", &o)
+	}
+	first := func(session protocol.SessionID) loop.Event {
+		history, err := r.journal.Load(t.Context(), session)
+		require.NoError(t, err)
+		require.True(t, history.Owned(), session)
+		return history.Events[0]
+	}
+	ann := judge.Principal{Known: judge.ByToken, Name: "ann", Tenant: "acme"}
+	eve := judge.Principal{Known: judge.ByToken, Name: "eve", Tenant: "other"}
+	require.NotNil(t, one(ann, "anns", loop.SingleOptions{Sandbox: "box"}).Call)
+	for _, session := range []protocol.SessionID{"anns", "box"} {
+		require.Equal(t, ann.Owner(), judge.Owner{Tenant: first(session).Tenant, By: first(session).By})
+		require.Nil(t, one(eve, session, loop.SingleOptions{}).Call)
+	}
+	require.Nil(t, one(eve, "eves", loop.SingleOptions{Sandbox: "box"}).Call)
+	require.NotNil(t, one(judge.Principal{}, "operators", loop.SingleOptions{Policy: bounded(t, policy.Policy{MaxCalls: 4})}).Call)
+	require.Empty(t, first("operators").By)
+	require.Contains(t, one(eve, "operators", loop.SingleOptions{}).Text, "it needs a principal of tenant default")
 }
 
 // TestLedger_ProcessesShareABound: many at once, each with what it knows, make exactly as many

@@ -372,8 +372,10 @@ func (h History) Tenant() protocol.Tenant {
 	return cmp.Or(h.Events[0].Tenant, wire.DefaultTenant)
 }
 
-// Owned reports whether the journal says who owns the session.
-func (h History) Owned() bool { return len(h.Events) > 0 && h.Events[0].Type == EventSessionStarted }
+// Owned reports whether the journal says who owns the session, or the one that is being copied.
+func (h History) Owned() bool {
+	return len(h.Events) > 0 && (h.Events[0].Type == EventSessionStarted || h.Events[0].Type == EventCopyStarted && h.Events[0].Tenant != "")
+}
 
 // By returns the principal that owns the session, such as token:ann; "" is the fleet's operator.
 func (h History) By() string {

@@ -62,7 +62,7 @@ func (r *Runner) newRecorder(ctx context.Context, id protocol.SessionID) (*recor
 	return &recorder{
 		id: id, journal: r.journal, observe: r.opts.Observe, logger: r.opts.Logger,
 		session: s, last: history.Last, fresh: len(history.Events) == 0, removed: history.Removed, author: prose.Valid(r.opts.Author.Name),
-		owner: judge.Owner{Tenant: history.Tenant(), By: history.By()},
+		owner: judge.OwnerOf(history),
 	}, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/calls/ports"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -222,8 +223,14 @@ var ErrAnsweredLater = errors.New("the answer comes later")
 // judge has the principal judged, the policy decide, and a person where it says so. What was
 // decided, and what counts, is in the ledger before the call is sent.
 func (s *Single) judge(ctx context.Context, o *SingleOptions, call *protocol.Call, names []string, arguments string) (v verdict) {
-	if err := o.Ledger.may(ctx, call.SessionID); err != nil {
-		return verdict{denied: policyDenied(err.Error())}
+	act := judge.Use
+	if s.reads() {
+		act = judge.See
+	}
+	for _, session := range []protocol.SessionID{call.SessionID, protocol.SessionID(o.Sandbox)} {
+		if err := o.Ledger.may(ctx, act, session); err != nil {
+			return verdict{denied: policyDenied(err.Error())}
+		}
 	}
 	if o.Policy == nil {
 		return v
@@ -255,6 +262,16 @@ func (s *Single) judge(ctx context.Context, o *SingleOptions, call *protocol.Cal
 		audit(ctx, s.logger, j.event.decided("max_calls", answer{status: decisionDenied, reason: v.denied.Message}))
 	}
 	return v
+}
+
+// reads reports whether the call is known to change nothing, from more than the word of a server of
+// others.
+func (s *Single) reads() bool {
+	switch s.plan.Payload.(type) {
+	case protocol.FilesRead, protocol.FilesList, wire.ResultRead:
+		return true
+	}
+	return s.tool != nil && s.tool.Effect.ReadOnly && !s.tool.Effect.Hinted
 }
 
 // uncounted is why a call is refused whose place in a bound is not known.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/calls/channel"
 	"github.com/toolfleet/toolfleet/internal/calls/ports"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -78,6 +79,31 @@ func TestSend_AChannelHasItsLastMessages(t *testing.T) {
 	require.Len(t, texts, channel.MaxMessages)
 	require.Equal(t, "3", texts[0])
 	require.Equal(t, []string{"stays"}, read(t, store, "default.quiet", ports.ChannelRead{Limit: 1}))
+}
+
+// A channel belongs to who sent its first message, whatever becomes of that message; one of an
+// earlier version has no owner.
+func TestOwner_IsOfTheFirstSender(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	as := func(name string) context.Context {
+		return judge.With(t.Context(), judge.Principal{Known: judge.ByToken, Name: name, Tenant: "acme"})
+	}
+	owner := func(name string) judge.Owner {
+		t.Helper()
+		owner, err := store.Owner(t.Context(), name)
+		require.NoError(t, err)
+		return owner
+	}
+	require.NoError(t, store.Send(as("ann"), "acme.c", message("left", "token:eve")))
+	for i := range channel.MaxMessages {
+		require.NoError(t, store.Send(as("bob"), "acme.c", message("right", fmt.Sprint(i))))
+	}
+	require.Equal(t, judge.Owner{Tenant: "acme", By: "token:ann"}, owner("acme.c"), "its first message is gone")
+	require.NoError(t, store.Send(t.Context(), "acme.old", message("left", "a"))) // without a header, as an earlier version
+	require.NoError(t, store.Send(as("bob"), "acme.old", message("right", "b")))
+	require.Equal(t, judge.Owner{Tenant: "acme"}, owner("acme.old"))
+	require.Error(t, store.Send(as("ann"), work, message("left", "x")), "of another tenant")
 }
 
 func TestRead_WaitsForAMessage(t *testing.T) {

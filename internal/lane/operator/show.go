@@ -176,6 +176,7 @@ func (o *Operator) callStatus(msg *jetstream.RawStreamMsg, running []lane.Runnin
 	}
 	if call != nil {
 		status.Tool, status.Resources, status.Delivery, status.Payload = call.Tool, call.Resources, call.Delivery, call.Payload
+		status.Tenant, status.Owner = call.Tenant, call.By
 	}
 	if i := slices.IndexFunc(running, func(run lane.RunningCall) bool { return run.CallID == status.CallID }); i >= 0 {
 		status.State, status.Attempt, status.RunningMS = CallRunning, running[i].Attempt, running[i].RunningMS

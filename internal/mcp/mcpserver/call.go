@@ -84,7 +84,7 @@ func (s *Server) ordered(ctx context.Context, request *mcp.CallToolRequest) (*mc
 	if single.Call == nil {
 		return finish(ctx, single)
 	}
-	single.Call.Tenant = principal(request).Tenant
+	single.Call.Tenant = wire.TenantOf(ctx)
 	if read, ok := single.Call.Payload.(wire.ResultRead); ok {
 		turn.sent() // it may take long
 		switch instead, err := s.await(ctx, session, &read); {

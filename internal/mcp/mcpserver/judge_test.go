@@ -108,10 +108,9 @@ func (r *recorder) CallWith(ctx context.Context, call *protocol.Call, o calls.Ca
 func TestResources_AreOfTheTenant(t *testing.T) {
 	t.Parallel()
 	recorded := &recorder{}
-	s, workspace := open(t, shared, func(o *mcpserver.Options) { o.Dispatcher, recorded.Dispatcher = recorded, o.Dispatcher })
+	s, _ := open(t, func(o *mcpserver.Options) { o.Dispatcher, recorded.Dispatcher = recorded, o.Dispatcher })
 	c := client(t, overHTTP(tokened(t, s, "ann use "+useToken+" acme"), useToken), nil)
 	result := bash(t, c, "echo text >f; seq 1 100000")
-	require.DirExists(t, filepath.Join(workspace, "shared"))
 	for _, uri := range []string{"toolfleet://workspace/f", as[*mcp.ResourceLink](t, result.Content[1]).URI} {
 		_, err := c.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri})
 		require.NoError(t, err, uri)

@@ -83,7 +83,7 @@ func (s *Server) plan(ctx context.Context, request *mcp.ReadResourceRequest, pat
 	if single.Call == nil {
 		return nil, refused(single.Error)
 	}
-	single.Call.Tenant = principal(request).Tenant
+	single.Call.Tenant = wire.TenantOf(ctx)
 	return single, nil
 }
 

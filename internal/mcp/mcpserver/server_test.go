@@ -21,6 +21,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcptools"
@@ -450,19 +451,31 @@ func TestHTTP_EachClientHasItsSandbox(t *testing.T) {
 	require.Equal(t, "2\n", text(t, bash(t, again, "cat f")), "the key of the URL is that of the sandbox")
 }
 
-// A client's calls are of the tenant of its token.
+// A client's calls are of the tenant of its token; those in a session that the operator has opened
+// are the operator's, whoever comes first.
 func TestHTTP_TheTokenSaysTheTenant(t *testing.T) {
 	t.Parallel()
-	s, _ := open(t, shared, offerEcho(t))
 	tokens, err := access.ReadTokens(strings.NewReader("ann use " + useToken + " acme\nbob use " + readToken + "\n"))
 	require.NoError(t, err)
-	web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{Tokens: tokens}))
-	t.Cleanup(web.Close)
 	t.Cleanup(as[*http.Transport](t, http.DefaultTransport).CloseIdleConnections)
-	for token, tenant := range map[string]string{useToken: "acme", readToken: ""} {
-		result := call(t, client(t, overHTTP(web.URL+"/mcp", token), nil), "echo", json.RawMessage(`{"whose": "?", "tenant": "other"}`))
-		require.Equal(t, map[string]any{"tenant": tenant}, as[map[string]any](t, field(t, result, "value"))["output"])
+	var journal loop.Journal
+	opened := func(o *mcpserver.Options) { journal = o.Journal }
+	for name, options := range map[string][]func(*mcpserver.Options){"own": {offerEcho(t)}, "shared": {shared, offerEcho(t), opened}} {
+		s, _ := open(t, options...)
+		web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{Tokens: tokens}))
+		t.Cleanup(web.Close)
+		for token, tenant := range map[string]string{useToken: "acme", readToken: ""} {
+			if name == "shared" {
+				tenant = ""
+			}
+			result := call(t, client(t, overHTTP(web.URL+"/mcp", token), nil), "echo", json.RawMessage(`{"whose": "?", "tenant": "other"}`))
+			require.Equal(t, map[string]any{"tenant": tenant}, as[map[string]any](t, field(t, result, "value"))["output"], name)
+		}
 	}
+	history, err := journal.Load(t.Context(), "shared")
+	require.NoError(t, err)
+	require.True(t, history.Owned())
+	require.Equal(t, judge.Owner{Tenant: judge.DefaultTenant}, judge.OwnerOf(history))
 }
 
 // Whoever may read only never gets a tool that changes something, also not later.

@@ -201,13 +201,13 @@ func (s *Server) mayCall(who judge.Principal, tool string) error {
 }
 
 // acting has requests act as the principals of their tokens. What they do in a session that the
-// operator has opened for all clients, the operator does.
+// operator has opened for all clients, the operator does: their roles bind them, and the session,
+// its calls and its workspace are the operator's, whichever tenant a client is of.
 func (s *Server) acting(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, request mcp.Request) (mcp.Result, error) {
-		who := principal(request)
-		if s.options.Session != "" {
-			return next(wire.WithFlow(ctx, who.Tenant, ""), method, request)
+		if s.options.Session == "" {
+			ctx = judge.With(ctx, principal(request))
 		}
-		return next(judge.With(ctx, who), method, request)
+		return next(ctx, method, request)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
+	"github.com/toolfleet/toolfleet/internal/worker/sandboxes"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -45,9 +47,9 @@ type Runner struct {
 	Send func(ctx context.Context, call *protocol.Call) error
 	// Judge returns why a call of workers, which is no turn, must not start; nil lets all start.
 	Judge func(ctx context.Context, call *protocol.Call) error
-	// Owner returns the owner of a session, and whether it exists; required where the store has a
-	// signer. A trigger whose session does not exist is removed.
-	Owner func(ctx context.Context, session protocol.SessionID) (owner judge.Owner, exists bool, err error)
+	// Owner returns the owner of a session, nil if that is not known, and whether the session has a
+	// journal; required where the store has a signer. A trigger whose session has none is removed.
+	Owner func(ctx context.Context, session protocol.SessionID) (owner *judge.Owner, journaled bool, err error)
 	// Channels has the messages that start calls; nil starts none by messages.
 	Channels *channel.Store
 	Logger   *slog.Logger
@@ -260,18 +262,34 @@ func (r *Runner) end(ctx context.Context, s *Schedule) error {
 	return err
 }
 
-// judged returns why a call must not start. What turns do is judged when they do it.
+// judged returns why a call must not start: the owner of the schedule may not use the session, or
+// the sandbox, or the rules of this coordinator deny it. A turn, and what it does, is judged when it
+// runs; but one that is not signed reaches the default tenant alone.
 func (r *Runner) judged(ctx context.Context, s *Schedule, call *protocol.Call) (refusal, err error) {
-	if s.bound && s.KeepSession {
-		owner, exists, err := r.Owner(ctx, call.SessionID)
-		if err != nil || !exists {
-			return nil, err
-		}
-		who := judge.Principal{Tenant: judge.DefaultTenant}
-		if refusal := judge.May(who, judge.Use, judge.Object{Kind: judge.Session, ID: string(call.SessionID), Owner: owner}); refusal != nil {
-			return fmt.Errorf("%w; the schedule is not signed: add it again with the key of this coordinator (--sign-key)", refusal), nil
-		}
+	if s.isTurn() && !s.bound {
 		return nil, nil
+	}
+	who, note := judge.PrincipalOf(judge.Owner{Tenant: call.Tenant, By: call.By}), ""
+	if s.bound {
+		who = judge.Principal{Tenant: judge.DefaultTenant}
+		note = "; the schedule is not signed: add it again with the key of this coordinator (--sign-key)"
+	}
+	if s.KeepSession && r.Owner != nil {
+		for _, id := range slices.Compact([]protocol.SessionID{call.SessionID, protocol.SessionID(sandboxes.ID(call.Lane()))}) {
+			if id == "" {
+				continue
+			}
+			owner, _, err := r.Owner(ctx, id)
+			if err != nil {
+				return nil, err
+			}
+			if owner == nil { // the session does not exist, or an earlier version has made it
+				continue
+			}
+			if refusal := judge.May(who, judge.Use, judge.Object{Kind: judge.Session, ID: string(id), Owner: *owner}); refusal != nil {
+				return fmt.Errorf("%w%s", refusal, note), nil
+			}
+		}
 	}
 	if r.Judge == nil || s.isTurn() {
 		return nil, nil

@@ -1,11 +1,15 @@
 package schedule_test
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -296,8 +300,11 @@ func TestSigned_ScheduledCallsStartAsTheyWereSigned(t *testing.T) {
 	var running sync.WaitGroup
 	ctx, end := context.WithCancel(ctx)
 	running.Go(func() {
-		owner := func(_ context.Context, session protocol.SessionID) (judge.Owner, bool, error) {
-			return judge.Owner{Tenant: "acme"}, session == "acme", nil
+		owner := func(_ context.Context, session protocol.SessionID) (*judge.Owner, bool, error) {
+			if session != "acme" {
+				return nil, false, nil
+			}
+			return &judge.Owner{Tenant: "acme"}, true, nil
 		}
 		(&schedule.Runner{Store: store, Owner: owner, Logger: slog.New(slog.DiscardHandler), Send: func(_ context.Context, call *protocol.Call) error {
 			started <- *call
@@ -323,6 +330,58 @@ func TestSigned_ScheduledCallsStartAsTheyWereSigned(t *testing.T) {
 		skipped := s.Name == "turn-in-acme" // each time again, with a line in the log
 		require.Equal(t, s.Name == "signed" || s.Name == "signed-turn" || s.Name == "turn" || skipped, !s.Last.IsZero(), s.Name)
 	}
+}
+
+// A call starts only in a session, and a sandbox, that the owner of its schedule may use, also where
+// no policy is. A session of an earlier version, whose owner is not known, is open to all.
+func TestRunner_JudgesTheOwnerOfACall(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	js, err := jetstream.New(f.NC)
+	require.NoError(t, err)
+	store, err := schedule.Open(t.Context(), js, "tf")
+	require.NoError(t, err)
+	add := func(name string, who judge.Principal, session protocol.SessionID, sandbox string) {
+		call := command()
+		call.Tenant, call.SessionID, call.Resources = "", session, []protocol.Use{{Key: protocol.SandboxKey(sandbox), Access: protocol.Exclusive}}
+		added, err := store.Add(judge.With(t.Context(), who), schedule.Schedule{Name: name, Cron: "@every 1s", Call: call, KeepSession: true})
+		require.NoError(t, err)
+		require.Equal(t, who.Owner(), judge.Owner{Tenant: cmp.Or(added.Call.Tenant, judge.DefaultTenant), By: added.Call.By}, "it is of who has added it")
+	}
+	ann := judge.Principal{Known: judge.ByToken, Name: "ann", Tenant: "acme"}
+	eve := judge.Principal{Known: judge.ByToken, Name: "eve", Tenant: "other"}
+	add("anns", ann, "acme", "acme")
+	add("operators", judge.Principal{}, "acme", "acme")
+	add("old", eve, "old", "old")
+	add("in-session", eve, "acme", "own")
+	add("in-sandbox", eve, "own", "acme")
+	var logged bytes.Buffer
+	ctx, end := context.WithCancel(t.Context())
+	started := map[protocol.SessionID]int{}
+	var mu sync.Mutex
+	runner := &schedule.Runner{
+		Store: store, Logger: slog.New(slog.NewTextHandler(&logged, nil)),
+		Send: func(_ context.Context, call *protocol.Call) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if started[protocol.SessionID(call.By)+call.SessionID]++; len(started) >= 3 && started["token:eveold"] >= 3 {
+				end()
+			}
+			return nil
+		},
+		Owner: func(_ context.Context, session protocol.SessionID) (*judge.Owner, bool, error) {
+			if session != "acme" {
+				return nil, session == "old", nil
+			}
+			return &judge.Owner{Tenant: "acme", By: "token:ann"}, true, nil
+		},
+	}
+	runner.Run(ctx)
+	require.ElementsMatch(t, []protocol.SessionID{"token:annacme", "acme", "token:eveold"}, slices.Collect(maps.Keys(started)))
+	for _, name := range []string{"in-session", "in-sandbox"} {
+		require.Contains(t, logged.String(), "schedule="+name, "a refused time is skipped")
+	}
+	require.Contains(t, logged.String(), "use session acme: not allowed for token:eve of tenant other")
 }
 
 // A schedule whose pool cannot be reached delays others for a moment only.

@@ -357,8 +357,8 @@ func TestRunner_ATriggerOfARemovedSession(t *testing.T) {
 			started <- call.SessionID
 			return nil
 		},
-		Owner: func(_ context.Context, session protocol.SessionID) (judge.Owner, bool, error) {
-			return judge.Owner{}, session != "removed", nil
+		Owner: func(_ context.Context, session protocol.SessionID) (*judge.Owner, bool, error) {
+			return nil, session != "removed", nil
 		},
 	}
 	running.Go(func() { runner.Run(ctx) })

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcptools"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
@@ -52,14 +53,17 @@ func (s *Server) runner(
 			names = append(names, set[i].Name)
 		}
 	}
-	judge, err := s.judge(turn, names)
+	rules, err := s.judge(turn, names)
 	if err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
 	}
 	if ask != nil {
-		served, err := ask(mcptools.Rules{Policy: judge, MinLevel: s.options.MinLevel}, set, servers)
+		served, err := ask(mcptools.Rules{Policy: rules, MinLevel: s.options.MinLevel}, set, servers)
 		if errors.Is(err, loop.ErrRemoved) || errors.Is(err, loop.ErrUncompleted) {
 			return nil, protocol.Errorf(protocol.CodeNotFound, "%v", err)
+		}
+		if errors.Is(err, judge.ErrRefused) {
+			return nil, refusedTurn(err)
 		}
 		if err != nil {
 			return nil, protocol.Errorf(protocol.CodeFleetUnavailable, "the tools of MCP servers cannot be listed: %v", err)
@@ -86,7 +90,7 @@ func (s *Server) runner(
 		ModelName: name, MaxSteps: lesser(turn.MaxSteps, s.options.MaxSteps), MaxTokens: lesser(turn.MaxTokens, s.options.MaxTokens), Budget: turn.Budget, PromoteAfter: cmp.Or(turn.PromoteAfter.Duration(), s.options.PromoteAfter), Price: price, Compaction: compaction, Agents: s.options.Agents,
 		System: turn.System, Project: turn.Project, Author: turn.Author, Sandbox: s.options.Sandbox,
 		Settings: loop.Settings{Temperature: turn.Temperature, Effort: turn.Reasoning, MaxOutput: turn.MaxOutput}.Or(s.options.Settings),
-		Guard:    guard, Policy: judge, MinLevel: s.options.MinLevel, Approve: s.options.Approve, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
+		Guard:    guard, Policy: rules, MinLevel: s.options.MinLevel, Approve: s.options.Approve, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
 	})
 	if err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
@@ -157,6 +161,9 @@ func (s *Server) served(ctx context.Context, c *protocol.Call, rules mcptools.Ru
 		history, err := s.options.Journal.Load(ctx, c.SessionID)
 		if err == nil && history.Removed.Outlived(c.MadeAfter, c.IssuedAt) {
 			err = loop.ErrRemoved
+		}
+		if err == nil && len(history.Events) > 0 {
+			err = judge.Judge(ctx, judge.Use, judge.Object{Kind: judge.Session, ID: string(c.SessionID), Owner: judge.OwnerOf(history)})
 		}
 		if err != nil {
 			return nil, err
@@ -253,18 +260,19 @@ func (r refused) record(ctx context.Context, journal loop.Journal, session proto
 	if open || history.Removed.Outlived(r.madeAfter, r.madeAt) || slices.ContainsFunc(history.Events, func(e loop.Event) bool { return e.Type == loop.EventTurnStarted && e.CallID == r.id }) {
 		return false, nil
 	}
-	_, err = journal.Append(ctx, session, history.Last, r.events(session, turns+1)...)
+	events := func() []loop.Event { return r.events(session, turns+1, len(history.Events) == 0) }
+	_, err = journal.Append(ctx, session, history.Last, events()...)
 	if errors.Is(err, loop.ErrEventTooLarge) {
 		r.input = prose.Short(r.input, maxRefusedInput)
-		_, err = journal.Append(ctx, session, history.Last, r.events(session, turns+1)...)
+		_, err = journal.Append(ctx, session, history.Last, events()...)
 	}
 	return err == nil, err
 }
 
-func (r refused) events(session protocol.SessionID, turn int) []loop.Event {
+func (r refused) events(session protocol.SessionID, turn int, fresh bool) []loop.Event {
 	at := loop.Event{SessionID: session, Time: time.Now().UTC()}
 	var events []loop.Event
-	if turn == 1 {
+	if fresh {
 		started := at
 		started.Type, started.Model = loop.EventSessionStarted, r.model
 		started.Tenant, started.By = r.tenant, r.by

@@ -359,15 +359,10 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 		return wire.NewResult(run.Call, protocol.StatusRejected,
 			protocol.Errorf(codes.UnknownPayload, "coordinators run turns, not %q", wire.KindOf(run.Call.Payload)))
 	}
-	who := judge.PrincipalOf(run.Owner())
-	who.Tenant = run.Call.Tenant // without one, it reaches what its signer reaches
-	ctx = judge.With(wire.WithFlow(ctx, run.Call.Tenant, run.Call.Priority), who)
+	ctx = judge.With(wire.WithFlow(ctx, run.Call.Tenant, run.Call.Priority), principal(run))
 	if run.Call.Lane() != Key(run.Call.SessionID).Lane() {
 		return wire.NewResult(run.Call, protocol.StatusRejected,
 			protocol.Errorf(codes.InvalidPayload, "a turn of session %s needs the resource key %s", run.Call.SessionID, Key(run.Call.SessionID)))
-	}
-	if refusal := s.owned(ctx, run); refusal != nil {
-		return wire.NewResult(run.Call, protocol.StatusRejected, refusal)
 	}
 	if refusal := s.orphaned(ctx, run.Call, turn.Trigger); refusal != nil {
 		return wire.NewResult(run.Call, protocol.StatusRejected, refusal)
@@ -399,6 +394,9 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 		s.turns.Ended(ctx, s.model(turn), string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
 	}
 	r = s.result(run.Call, result, err)
+	if errors.Is(err, judge.ErrRefused) {
+		return r
+	}
 	if result.Outcome == loop.OutcomeInterrupted || err != nil {
 		if status, fault, interrupted := lane.Interrupted(ctx); interrupted { // which knows a timeout from a cancel
 			r.Status, r.Error = status, fault
@@ -424,28 +422,27 @@ func (s *Server) patientRunner(ctx context.Context, c *protocol.Call, turn wire.
 	return runner, fault
 }
 
-// owned refuses a turn in a session that the signer of the turn, or its tenant, may not use.
-func (s *Server) owned(ctx context.Context, run *lane.Run) *protocol.Error {
-	if run.Call.Tenant == "" && (run.Signer == nil || run.Signer.Tenant == "") {
-		return nil
+// principal is who acts in a turn: whom its call was made for, with the tenant of the call. A call
+// without a tenant reaches what its signer reaches.
+func principal(run *lane.Run) judge.Principal {
+	who := judge.PrincipalOf(run.Owner())
+	if who.Tenant = run.Call.Tenant; who.Tenant == "" && run.Signer != nil {
+		who.Tenant = run.Signer.Tenant
 	}
-	history, err := s.options.Journal.Load(ctx, run.Call.SessionID)
-	if err != nil {
-		return protocol.Errorf(codes.NotSigned, "the owner of session %s cannot be read: %v; the turn was not run", run.Call.SessionID, err)
-	}
-	if len(history.Events) == 0 {
-		return nil
-	}
-	on := judge.Object{Kind: judge.Session, ID: string(run.Call.SessionID), Owner: judge.Owner{Tenant: history.Tenant(), By: history.By()}}
-	if err := judge.Judge(ctx, judge.Use, on); err != nil {
-		return protocol.Errorf(codes.NotSigned, "%v; the turn was not run", err)
-	}
-	return run.May(judge.Use, on)
+	return who
+}
+
+// refusedTurn is the error of a turn that its principal may not add.
+func refusedTurn(err error) *protocol.Error {
+	return protocol.Errorf(codes.NotSigned, "%v; the turn was not run", err)
 }
 
 // compact has a summary written instead of a turn.
 func compact(ctx context.Context, runner *loop.Runner, c *protocol.Call) protocol.Result {
 	done, err := runner.Compact(ctx, c.SessionID, c.ID)
+	if errors.Is(err, judge.ErrRefused) {
+		return wire.NewResult(c, protocol.StatusRejected, refusedTurn(err))
+	}
 	if err != nil {
 		return wire.NewResult(c, protocol.StatusFailed, protocol.Errorf(protocol.CodeModelFailed, "%v", err))
 	}
@@ -498,6 +495,8 @@ func (s *Server) result(c *protocol.Call, t loop.TurnResult, err error) protocol
 	status := protocol.StatusOK
 	fault := t.Error
 	switch {
+	case errors.Is(err, judge.ErrRefused):
+		return wire.NewResult(c, protocol.StatusRejected, refusedTurn(err))
 	case err != nil && fault == nil:
 		status, fault = protocol.StatusFailed, protocol.Errorf(protocol.CodeFleetUnavailable, "%v", err)
 	case err != nil, t.Outcome == loop.OutcomeFailed, t.Outcome == loop.OutcomeLimitReached:

@@ -197,7 +197,7 @@ func (a *Attempt) mayUpload(id string) fleetspace.Owned {
 func (a *Attempt) may(ctx context.Context, act judge.Act, on judge.Object, lane wire.LaneHash) *protocol.Error {
 	owner, err := a.env.Workspaces.Owner(ctx, lane)
 	switch {
-	case errors.Is(err, fleetspace.ErrNone), err == nil && owner == judge.Owner{}:
+	case errors.Is(err, fleetspace.ErrNone):
 		return nil
 	case err != nil:
 		return protocol.Errorf(protocol.CodeWorkspaceUnavailable, "the owner of %s %s cannot be read: %v", on.Kind, on.ID, err)

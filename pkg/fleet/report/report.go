@@ -108,6 +108,8 @@ type Call struct {
 	CallID    protocol.CallID    `json:"call_id"`
 	SessionID protocol.SessionID `json:"session_id"`
 	Tool      string             `json:"tool"`
+	Tenant    protocol.Tenant    `json:"tenant,omitempty"` // "" is default
+	Owner     string             `json:"owner,omitempty"`  // the principal it was made for; "" is the operator
 	Resources []protocol.Use     `json:"resources"`
 	Delivery  protocol.Delivery  `json:"delivery"`
 	// State is "waiting", "delayed" (waits for its time), "running" or "cancelling".
