@@ -171,7 +171,9 @@ func TestJudgeScheduled(t *testing.T) {
 			require.Equal(t, "full at_most_once", judged.MinLevel+" "+string(judged.Delivery))
 		}
 	}
-	require.Nil(t, judgeScheduled(nil, nil, nil))
+	judged := call
+	require.NoError(t, judgeScheduled(nil, loop.NewLedger(nil), slog.New(slog.DiscardHandler))(t.Context(), &judged))
+	require.Equal(t, call, judged, "without a policy")
 
 	// The calls of a schedule count, each once.
 	judge := judgeScheduled([]policy.Policy{{MaxCallsOf: map[string]int{"bash": 2}}}, loop.NewLedger(nil), slog.New(slog.DiscardHandler))
