@@ -74,7 +74,7 @@ const headerOwner = "Tf-Owner"
 func (s *Store) Owner(ctx context.Context, channel string) (judge.Owner, error) {
 	tenant, _, _ := strings.Cut(channel, ".")
 	owner := judge.Owner{Tenant: protocol.Tenant(tenant)}
-	first, err := s.stream.GetMsg(ctx, 1, jetstream.WithGetMsgSubject(wire.MessagesFilter(s.fleet, channel)))
+	first, err := s.stream.GetMsg(ctx, 1, jetstream.WithGetMsgSubject(wire.MessageSubject(s.fleet, channel, "*", "*")))
 	switch {
 	case errors.Is(err, jetstream.ErrMsgNotFound):
 		owner.By = judge.Of(ctx).By()
