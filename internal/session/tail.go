@@ -109,7 +109,7 @@ type reader struct {
 // passes on last: a session that is removed, or a fleet that does not answer.
 func (t *Tails) Tail(ctx context.Context, id protocol.SessionID, after Position) iter.Seq2[Passed, error] {
 	return func(yield func(Passed, error) bool) {
-		if err := May(ctx, t.fleet, judge.See, id); err != nil {
+		if err := MayFollow(ctx, t.fleet, id); err != nil {
 			yield(Passed{}, err)
 			return
 		}
@@ -244,7 +244,7 @@ func (s *following) follow(ctx context.Context) {
 	if err == nil {
 		defer watch.Stop()
 		var stop func()
-		if stop, err = Output(f, s.id, func(frame *wire.Frame) { s.passLive(Passed{Output: frame}) }); err == nil {
+		if stop, err = Output(ctx, f, s.id, func(frame *wire.Frame) { s.passLive(Passed{Output: frame}) }); err == nil {
 			defer stop()
 		}
 	}
