@@ -27,11 +27,11 @@ import (
 
 // webFlags are about clients of the HTTP API.
 type webFlags struct {
-	Http            string `placeholder:"ADDR" help:"Address to serve the HTTP API on, as in 127.0.0.1:7070, or unix:PATH for a socket."`
-	HttpTokens      string `placeholder:"FILE" help:"File of bearer tokens for clients of the HTTP API, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Required on addresses other than loopback. Default: one token, in a file that is named at the start."`
-	HttpTlsCert     string `placeholder:"FILE" help:"Certificate (PEM) with which the HTTP API is served over TLS; needs --http-tls-key."`
-	HttpTlsKey      string `placeholder:"FILE" help:"Private key (PEM) of the certificate."`
-	HttpBehindProxy bool   `help:"The address is reached through a proxy that ends TLS: plain HTTP on an address other than loopback is allowed."`
+	HTTP            string `name:"http" placeholder:"ADDR" help:"Address to serve the HTTP API on, as in 127.0.0.1:7070, or unix:PATH for a socket."`
+	HTTPTokens      string `name:"http-tokens" placeholder:"FILE" help:"File of bearer tokens for clients of the HTTP API, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Required on addresses other than loopback. Default: one token, in a file that is named at the start."`
+	HTTPTLSCert     string `name:"http-tls-cert" placeholder:"FILE" help:"Certificate (PEM) with which the HTTP API is served over TLS; needs --http-tls-key."`
+	HTTPTLSKey      string `name:"http-tls-key" placeholder:"FILE" help:"Private key (PEM) of the certificate."`
+	HTTPBehindProxy bool   `name:"http-behind-proxy" help:"The address is reached through a proxy that ends TLS: plain HTTP on an address other than loopback is allowed."`
 }
 
 // webTokenFile is the file of the token that is generated if none is given.
@@ -39,27 +39,27 @@ const webTokenFile = "http.token"
 
 // check checks the flags and reads the tokens.
 func (f *webFlags) check() (tokens []access.Token, err error) {
-	if f.Http == "" {
-		if f.HttpTokens != "" || f.HttpTlsCert != "" || f.HttpTlsKey != "" || f.HttpBehindProxy {
+	if f.HTTP == "" {
+		if f.HTTPTokens != "" || f.HTTPTLSCert != "" || f.HTTPTLSKey != "" || f.HTTPBehindProxy {
 			return nil, cli.Usagef("--http-tokens, --http-tls-cert, --http-tls-key and --http-behind-proxy need --http")
 		}
 		return nil, nil
 	}
-	if (f.HttpTlsCert == "") != (f.HttpTlsKey == "") {
+	if (f.HTTPTLSCert == "") != (f.HTTPTLSKey == "") {
 		return nil, cli.Usagef("--http-tls-cert, --http-tls-key: one needs the other")
 	}
-	loopback, err := checkAddress("--http", f.Http)
+	loopback, err := checkAddress("--http", f.HTTP)
 	switch {
 	case err != nil:
 		return nil, err
-	case !loopback && f.HttpTokens == "":
-		return nil, cli.Usagef("--http %s: other machines can reach this address: give --http-tokens, or listen on a loopback address", f.Http)
-	case !loopback && f.HttpTlsCert == "" && !f.HttpBehindProxy:
-		return nil, cli.Usagef("--http %s: other machines can reach this address, and tokens would be sent in plain text: give --http-tls-cert, or --http-behind-proxy if a proxy ends TLS", f.Http)
-	case f.HttpTokens == "":
+	case !loopback && f.HTTPTokens == "":
+		return nil, cli.Usagef("--http %s: other machines can reach this address: give --http-tokens, or listen on a loopback address", f.HTTP)
+	case !loopback && f.HTTPTLSCert == "" && !f.HTTPBehindProxy:
+		return nil, cli.Usagef("--http %s: other machines can reach this address, and tokens would be sent in plain text: give --http-tls-cert, or --http-behind-proxy if a proxy ends TLS", f.HTTP)
+	case f.HTTPTokens == "":
 		return nil, nil
 	}
-	return readTokens("--http-tokens", f.HttpTokens)
+	return readTokens("--http-tokens", f.HTTPTokens)
 }
 
 // readTokens reads a file of tokens, which other users of this machine may not read.
@@ -93,19 +93,19 @@ type webServer struct {
 // one is generated and stored in dir; only its owner can use a socket.
 func (f *webFlags) listen(ctx context.Context, tokens []access.Token, dir string) (w *webServer, err error) {
 	w = &webServer{end: func() {}}
-	path, isSocket := strings.CutPrefix(f.Http, unixPrefix)
+	path, isSocket := strings.CutPrefix(f.HTTP, unixPrefix)
 	if isSocket {
 		if w.listener, err = listenUnix(ctx, path); err == nil {
-			w.URL, w.end = f.Http, func() { _ = os.Remove(path) }
+			w.URL, w.end = f.HTTP, func() { _ = os.Remove(path) }
 		}
-	} else if w.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", f.Http); err == nil {
+	} else if w.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", f.HTTP); err == nil {
 		w.URL = "http://" + w.listener.Addr().String()
 	}
 	if err != nil {
 		return nil, cli.Usagef("--http: %v", err)
 	}
-	if f.HttpTlsCert != "" {
-		if w.listener, err = access.OverTLS(w.listener, f.HttpTlsCert, f.HttpTlsKey); err != nil {
+	if f.HTTPTLSCert != "" {
+		if w.listener, err = access.OverTLS(w.listener, f.HTTPTLSCert, f.HTTPTLSKey); err != nil {
 			return nil, cli.Usagef("--http-tls-cert: %v", err)
 		}
 		w.URL = strings.Replace(w.URL, "http://", "https://", 1)
@@ -158,15 +158,15 @@ type httpCommand struct {
 }
 
 func (c *httpCommand) run(ctx context.Context, p program) (err error) {
-	if c.Http == "" {
-		c.Http = "127.0.0.1:0"
+	if c.HTTP == "" {
+		c.HTTP = "127.0.0.1:0"
 	}
 	tokens, err := c.check()
 	if err != nil {
 		return err
 	}
 	if c.Nats != "" {
-		return cli.Usagef("--nats: coordinator http has a fleet of its own; coordinator serve --nats %s --http %s serves the API of a fleet elsewhere", c.Nats, c.Http)
+		return cli.Usagef("--nats: coordinator http has a fleet of its own; coordinator serve --nats %s --http %s serves the API of a fleet elsewhere", c.Nats, c.HTTP)
 	}
 	workspace, err := environment.CheckWorkspace(c.Workspace)
 	if err == nil && !c.WholeHome {

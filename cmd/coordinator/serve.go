@@ -201,7 +201,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 			return err
 		}
 	}
-	if c.Http != "" {
+	if c.HTTP != "" {
 		if err := c.serveHTTP(serving, p, env, box, tokens, &background); err != nil {
 			return err
 		}

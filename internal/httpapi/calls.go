@@ -115,7 +115,7 @@ func (a *api) state(ctx context.Context, ref protocol.CallRef, wait time.Duratio
 	defer cancel()
 	result, err := future.Wait(ctx)
 	if err != nil && ctx.Err() != nil && !errors.Is(err, fleet.ErrNotFound) {
-		return state, nil //nolint:nilerr // it has not ended yet
+		return state, nil // it has not ended yet
 	}
 	if err != nil && result.Status == "" {
 		return nil, err

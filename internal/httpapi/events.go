@@ -51,7 +51,7 @@ func (a *api) sessionEvents(tag string) {
 	huma.Register(a.huma, op,
 		func(ctx context.Context, in *struct {
 			SessionPath
-			Last   string `header:"Last-Event-ID" maxLength:"64" doc:"Id of the last event that you have."`
+			Last   string `header:"Last-Event-ID" maxLength:"64" doc:"Id of the last event that you have."` //nolint:tagliatelle // its name in the standard
 			Output bool   `query:"output" doc:"Also what running calls write."`
 			Turn   bool   `query:"until_turn_ended" doc:"The stream ends with the next turn_ended."`
 		},

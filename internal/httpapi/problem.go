@@ -18,7 +18,7 @@ import (
 // Problem is the body of an answer that refuses or fails (RFC 9457), of type
 // application/problem+json. Code is one that programs can compare: those of results, and invalid,
 // unauthorized, forbidden, exists and unreachable.
-type Problem struct {
+type Problem struct { //nolint:errname // the field says problem
 	Title  string              `json:"title" example:"Not Found"`
 	Status int                 `json:"status" example:"404"`
 	Detail string              `json:"detail" example:"session s1: not found"`
@@ -89,14 +89,12 @@ func status(err error) (int, protocol.Code) {
 
 // problem turns an error of the client into an answer.
 func problem(err error) error {
-	var known huma.StatusError
-	if errors.As(err, &known) {
+	if _, known := errors.AsType[huma.StatusError](err); known {
 		return err
 	}
 	number, code := status(err)
 	made := &Problem{Title: http.StatusText(number), Status: number, Detail: err.Error(), Code: code}
-	var coded *protocol.Error
-	if errors.As(err, &coded) {
+	if coded, is := errors.AsType[*protocol.Error](err); is {
 		made.retryAfter = coded.RetryAfter
 	}
 	return made
