@@ -316,9 +316,6 @@ func (l *heldLane) execute(e *core.Entry) *protocol.Result {
 		l.running.calls = slices.DeleteFunc(l.running.calls, func(o ongoing) bool { return o.call == run.Call })
 	}()
 
-	if !l.isAlive() { // this process may have been suspended
-		return nil
-	}
 	result, begun := l.admitAndExecute(ctx, e, run)
 	if !l.isAlive() {
 		return nil
@@ -393,6 +390,9 @@ func (l *heldLane) admitAndExecute(ctx context.Context, e *core.Entry, run *Run)
 	l.limit.begin(e, begun)
 	ctx, cancel := context.WithTimeoutCause(ctx, e.Call.RunFor(), ErrRunTimeout)
 	defer cancel()
+	if !l.isAlive() { // this process may have been suspended; execute looks again
+		return r, begun
+	}
 	return l.holder.host.Execute(ctx, run), begun
 }
 
