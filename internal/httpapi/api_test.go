@@ -89,9 +89,24 @@ func TestCalls_ACallIsSentAndItsResultRead(t *testing.T) {
 func TestFleet_IsListed(t *testing.T) {
 	t.Parallel()
 	s := start(t, nil)
+	var lanes map[string]any
+	require.Equal(t, 200, s.ask(t, "GET", "/v1/lanes", "", &lanes))
+	require.Contains(t, lanes, "left_out")
 	for _, path := range []string{"/v1/workers", "/v1/pools", "/v1/lanes", "/v1/limits", "/v1/schedules", "/v1/templates", "/v1/sessions", "/v1/questions", "/v1/tools", "/openapi.json"} {
 		require.Equal(t, 200, s.ask(t, "GET", path, "", nil), path)
 	}
+}
+
+func TestSchedules_OfACallArePausedAndRemoved(t *testing.T) {
+	t.Parallel()
+	s := start(t, nil)
+	require.Equal(t, 201, s.ask(t, "POST", "/v1/schedules", `{"name": "daily", "cron": "0 9 * * *", "call": {"tool": "exists", "arguments": {"path": "a"}}}`, nil))
+	var list httpapi.ScheduleList
+	require.Equal(t, 200, s.ask(t, "POST", "/v1/schedules/daily/pause", "", nil))
+	require.Equal(t, 200, s.ask(t, "GET", "/v1/schedules", "", &list))
+	require.True(t, list.Schedules[0].Paused)
+	require.Equal(t, "exists", list.Schedules[0].Tool)
+	require.Equal(t, 204, s.ask(t, "DELETE", "/v1/schedules/daily", "", nil))
 }
 
 func TestEvents_OfACall(t *testing.T) {

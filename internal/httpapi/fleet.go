@@ -252,6 +252,7 @@ func (a *api) schedule(ctx context.Context, in *NewSchedule) (*answer[Schedule],
 	}
 	call, err := a.call(in.Call, "")
 	if err == nil {
+		call.ID = "" // each time has its own
 		if call.Session == "" {
 			call.Session = in.Session
 		}

@@ -80,10 +80,10 @@ type Lane struct {
 
 // LaneList is the lanes of a pool, the one with the oldest call first.
 type LaneList struct {
-	Lanes   []Lane
-	LeftOut int // lanes beyond the limit
+	Lanes   []Lane `json:"lanes"`
+	LeftOut int    `json:"left_out"` // lanes beyond the limit
 	// Incomplete means that there may be lanes that are not even counted.
-	Incomplete bool
+	Incomplete bool `json:"incomplete"`
 }
 
 // RunningCall is a call that a worker executes.

@@ -1,0 +1,1087 @@
+"""Types and operations of the HTTP API. Made by scripts/generate.py from docs/openapi.json."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Dict, Literal, Tuple, TypedDict
+
+__all__ = [
+    "AddTemplateRequest",
+    "AnswerQuestionRequest",
+    "ApproveCallRequest",
+    "AskedQuestion",
+    "Attachment",
+    "BatchedCall",
+    "Binding",
+    "Call",
+    "CallList",
+    "CallRef",
+    "CallRequest",
+    "CallResult",
+    "CallState",
+    "Cancelled",
+    "Change",
+    "ChangeList",
+    "ChannelPosition",
+    "Diff",
+    "Effect",
+    "EffectList",
+    "Error",
+    "ErrorDetail",
+    "Event",
+    "EventAttachment",
+    "EventEffect",
+    "File",
+    "FileList",
+    "ForkSessionRequest",
+    "Forked",
+    "Image",
+    "InstructionFile",
+    "Kept",
+    "Lane",
+    "LaneCalls",
+    "LaneList",
+    "Limit",
+    "LimitList",
+    "Limits",
+    "Lost",
+    "MergeSessionRequest",
+    "Merged",
+    "Need",
+    "NewSchedule",
+    "NewSession",
+    "OutputPiece",
+    "Parent",
+    "Paused",
+    "Place",
+    "PoolList",
+    "Problem",
+    "Question",
+    "QuestionList",
+    "Reasoning",
+    "Removed",
+    "ResolveCallRequest",
+    "RestoreSessionRequest",
+    "Restored",
+    "Retry",
+    "RevertCall",
+    "Roots",
+    "RunningCall",
+    "Schedule",
+    "ScheduleList",
+    "ScratchChange",
+    "SendCallsRequest",
+    "SentCall",
+    "Session",
+    "SessionList",
+    "Spending",
+    "Start",
+    "Template",
+    "TemplateList",
+    "Terms",
+    "ToolCall",
+    "ToolInfo",
+    "ToolList",
+    "Try",
+    "Turn",
+    "TurnRequest",
+    "UnfinishedList",
+    "Unknown",
+    "Usage",
+    "Use",
+    "Waits",
+    "Worker",
+    "WorkerList",
+]
+
+
+class AddTemplateRequest(TypedDict):
+    name: str
+    session_id: str
+
+
+class _AnswerQuestionRequest(TypedDict):
+    action: Literal['accept', 'decline', 'cancel']
+    call_id: str
+
+
+class AnswerQuestionRequest(_AnswerQuestionRequest, total=False):
+    content: Any
+    """Answer, as the question's schema says."""
+    question: str
+    """Id of the question. Default: the one that is asked."""
+
+
+class _ApproveCallRequest(TypedDict):
+    call_id: str
+    granted: bool
+
+
+class ApproveCallRequest(_ApproveCallRequest, total=False):
+    note: str
+    """Text for the model."""
+
+
+class _AskedQuestion(TypedDict):
+    id: str
+    message: str
+
+
+class AskedQuestion(_AskedQuestion, total=False):
+    schema: Any
+
+
+class Attachment(TypedDict):
+    data: str
+    """Content, in base64."""
+    name: str
+    """File name."""
+
+
+class BatchedCall(TypedDict, total=False):
+    after: list[CallRef]
+    """Calls that must have ended with status ok before."""
+    arguments: Any
+    """Arguments of the tool: a JSON object. Default: {}."""
+    call_id: str
+    """Your own id of the call. Default: a new one."""
+    deadline: str | datetime
+    """Time at which the call ends at the latest."""
+    delivery: Literal['rollback', 'idempotent', 'at_most_once']
+    """What may happen after a lost worker."""
+    handler: str
+    """Kind of a handler of Go workers, which runs instead of a tool."""
+    input: Any
+    """What the handler gets: any JSON value."""
+    min_level: Literal['none', 'paths', 'full', 'kernel']
+    """Minimum sandbox level."""
+    not_before: str | datetime
+    """Time before which the call does not start."""
+    pool: str
+    """Pool of workers."""
+    priority: Literal['interactive', 'normal', 'batch']
+    """Order among the calls of the tenant."""
+    queue_timeout_ms: int
+    """Bound of the time from acceptance to the first start."""
+    resources: list[Use]
+    """What the call uses. Calls whose resources conflict run one after another. Default: what the tool declares."""
+    retry: Retry
+    """When a failed call starts again; needs the delivery idempotent."""
+    sandbox: str
+    """Sandbox in which the call runs. Default: that of the session."""
+    session_id: str
+    """Session that owns the call and its result. Default: that of the sandbox, else one for all such calls of this server."""
+    tenant: str
+    """Tenant. Default: that of the token."""
+    timeout_ms: int
+    """Bound of one attempt."""
+    tool: str
+    """Name of a tool. One of tool and handler is required."""
+
+
+class Binding(TypedDict, total=False):
+    by: str
+    delivery: str
+    min_level: str
+    roots: list[Roots] | None
+    tenant: str
+
+
+class _Call(TypedDict):
+    accepted_at: str
+    age_ms: int
+    attempt: int
+    call_id: str
+    delivery: str
+    resources: list[Use] | None
+    session_id: str
+    starts: list[Start] | None
+    state: str
+    tool: str
+
+
+class Call(_Call, total=False):
+    fault: str
+    needs: Need
+    not_before: str
+    running_ms: int
+    waits_for: str
+
+
+class CallList(TypedDict):
+    calls: list[SentCall] | None
+
+
+class CallRef(TypedDict):
+    call_id: str
+    session_id: str
+
+
+class CallRequest(TypedDict, total=False):
+    after: list[CallRef]
+    """Calls that must have ended with status ok before."""
+    arguments: Any
+    """Arguments of the tool: a JSON object. Default: {}."""
+    deadline: str | datetime
+    """Time at which the call ends at the latest."""
+    delivery: Literal['rollback', 'idempotent', 'at_most_once']
+    """What may happen after a lost worker."""
+    handler: str
+    """Kind of a handler of Go workers, which runs instead of a tool."""
+    input: Any
+    """What the handler gets: any JSON value."""
+    min_level: Literal['none', 'paths', 'full', 'kernel']
+    """Minimum sandbox level."""
+    not_before: str | datetime
+    """Time before which the call does not start."""
+    pool: str
+    """Pool of workers."""
+    priority: Literal['interactive', 'normal', 'batch']
+    """Order among the calls of the tenant."""
+    queue_timeout_ms: int
+    """Bound of the time from acceptance to the first start."""
+    resources: list[Use]
+    """What the call uses. Calls whose resources conflict run one after another. Default: what the tool declares."""
+    retry: Retry
+    """When a failed call starts again; needs the delivery idempotent."""
+    sandbox: str
+    """Sandbox in which the call runs. Default: that of the session."""
+    session_id: str
+    """Session that owns the call and its result. Default: that of the sandbox, else one for all such calls of this server."""
+    tenant: str
+    """Tenant. Default: that of the token."""
+    timeout_ms: int
+    """Bound of one attempt."""
+    tool: str
+    """Name of a tool. One of tool and handler is required."""
+
+
+class _CallResult(TypedDict):
+    call_id: str
+    finished_at: str
+    lane_ms: float
+    queue_ms: float
+    run_ms: float
+    session_id: str
+    status: str
+    text: str
+    """What a model would read."""
+
+
+class CallResult(_CallResult, total=False):
+    attempt: int
+    checkpoint: int
+    digest: str
+    epoch: int
+    error: Error
+    kept: Kept
+    level: str
+    network: str
+    sequence: int
+    tool: str
+    tries: list[Try] | None
+    value: Any
+    """Typed output; also of a call that failed, as far as it came."""
+    waits: Waits
+    worker_id: str
+
+
+class _CallState(TypedDict):
+    call_id: str
+    session_id: str
+    state: Literal['accepted', 'ended']
+    """accepted: it waits or runs. ended: result is set."""
+
+
+class CallState(_CallState, total=False):
+    result: CallResult
+
+
+class Cancelled(TypedDict):
+    calls: list[str] | None
+
+
+class Change(TypedDict):
+    calls: list[str] | None
+    paths: list[str] | None
+    removed: int
+    set: int
+    time: str
+
+
+class ChangeList(TypedDict):
+    changes: list[Change] | None
+
+
+class ChannelPosition(TypedDict):
+    channel: str
+    sequence: int
+
+
+class Diff(TypedDict):
+    diff: str
+
+
+class _Effect(TypedDict):
+    call_id: str
+    status: str
+    tool: str
+
+
+class Effect(_Effect, total=False):
+    reaches: list[str] | None
+    revert: str
+    reverted: bool
+
+
+class EffectList(TypedDict):
+    effects: list[Effect] | None
+
+
+class _Error(TypedDict):
+    code: str
+    message: str
+
+
+class Error(_Error, total=False):
+    retry_after_ms: int
+
+
+class ErrorDetail(TypedDict, total=False):
+    location: str
+    """Where the error occurred, e.g. 'body.items[3].tags' or 'path.thing-id'"""
+    message: str
+    """Error message text"""
+    value: Any
+    """The value at the given location"""
+
+
+_EventA = TypedDict("_EventA", {'session_id': "str", 'time': "str", 'type': "str"}, total=True)
+_EventB = TypedDict("_EventB", {'about': "str", 'arguments': "str", 'attachments': "list[EventAttachment] | None", 'attempt': "int", 'bound': "Binding", 'by': "str", 'call': "Any", 'call_id': "str", 'checkpoint': "int", 'content': "str", 'cost_usd': "float", 'diff': "str", 'effect': "EventEffect", 'elapsed_ms': "int", 'ending': "str", 'error': "Error", 'finish': "str", 'from': "str", 'handle': "str", 'image': "Image", 'index': "int", 'input': "str", 'instructions': "list[str] | None", 'interface': "str", 'job': "str", 'kept_step': "int", 'kept_turn': "int", 'lane': "str", 'model': "str", 'name': "str", 'note': "str", 'parent': "Parent", 'part': "str", 'question': "AskedQuestion", 'queue_ms': "float", 'read': "ChannelPosition", 'reasoning': "Reasoning", 'reverts': "str", 'rule': "str", 'run_ms': "float", 'scratch': "ScratchChange", 'seed': "str", 'span_id': "str", 'spent': "Spending", 'status': "str", 'step': "int", 'tenant': "str", 'terms': "Terms", 'text': "str", 'told': "bool", 'tool_call_id': "str", 'tool_calls': "list[ToolCall] | None", 'tools': "list[str] | None", 'trace_id': "str", 'tries': "list[Try] | None", 'trigger': "str", 'turn': "int", 'usage': "Usage", 'via': "str", 'worker_id': "str", 'workspace': "str"}, total=False)
+
+
+class Event(_EventA, _EventB):
+    pass
+
+
+class _EventAttachment(TypedDict):
+    media_type: str
+    name: str
+
+
+class EventAttachment(_EventAttachment, total=False):
+    blob: str
+    data: str
+    id: str
+
+
+class _EventEffect(TypedDict):
+    reaches: list[str] | None
+
+
+class EventEffect(_EventEffect, total=False):
+    revert: RevertCall
+
+
+class _File(TypedDict):
+    mode: str
+    path: str
+    size: int
+    type: str
+
+
+class File(_File, total=False):
+    change: str
+    target: str
+
+
+class FileList(TypedDict):
+    files: list[File] | None
+
+
+class _ForkSessionRequest(TypedDict):
+    session_id: str
+    """Id of the fork."""
+
+
+class ForkSessionRequest(_ForkSessionRequest, total=False):
+    call_id: str
+    """Call after which it is."""
+    turn: int
+    """Turn at whose end it is."""
+
+
+class Forked(TypedDict):
+    session_id: str
+    turns: int
+
+
+class _Image(TypedDict):
+    media_type: str
+
+
+class Image(_Image, total=False):
+    blob: str
+    data: str
+
+
+class InstructionFile(TypedDict):
+    name: str
+    text: str
+
+
+class Kept(TypedDict, total=False):
+    lines: int
+    truncated: bool
+
+
+class _Lane(TypedDict):
+    hash: str
+    lane: str
+    oldest_ms: int
+    pool: str
+    running: list[RunningCall] | None
+    state: str
+    waiting: int
+
+
+class Lane(_Lane, total=False):
+    delayed: int
+    held_ms: int
+    holder: str
+    waits_for: str
+
+
+class _LaneCalls(TypedDict):
+    calls: list[Call] | None
+    hash: str
+    lane: str
+    left_out: int
+    oldest_ms: int
+    pool: str
+    running: list[RunningCall] | None
+    state: str
+    waiting: int
+
+
+class LaneCalls(_LaneCalls, total=False):
+    delayed: int
+    held_ms: int
+    holder: str
+    waits_for: str
+
+
+class LaneList(TypedDict):
+    incomplete: bool
+    lanes: list[Lane] | None
+    left_out: int
+
+
+class Limit(TypedDict, total=False):
+    burst: int
+    concurrent: int
+    lane: str
+    pool: str
+    rate: str
+    sessions: int
+    stored: int
+    tenant: str
+    tokens: str
+    waiting: int
+    weight: int
+
+
+class LimitList(TypedDict):
+    limits: list[Limit] | None
+
+
+class Limits(TypedDict, total=False):
+    cpu_ms: int
+    disk_bytes: int
+    file_size_bytes: int
+    memory_bytes: int
+    open_files: int
+    output_bytes: int
+    processes: int
+    wall_ms: int
+
+
+class Lost(TypedDict):
+    reason: str
+
+
+class MergeSessionRequest(TypedDict):
+    fork: str
+    """Id of the fork."""
+
+
+class _Merged(TypedDict):
+    checkpoint: int
+
+
+class Merged(_Merged, total=False):
+    answer: str
+    commits: bool
+    conflicts: list[str] | None
+    merged: list[str] | None
+    protected: list[str] | None
+    removed: list[str] | None
+    theirs: list[str] | None
+    written: list[str] | None
+
+
+class _Need(TypedDict):
+    kind: str
+
+
+class Need(_Need, total=False):
+    disk: str
+    handler: bool
+    level: str
+    model: str
+
+
+class _NewSchedule(TypedDict):
+    cron: str
+    """The five fields of crontab, @hourly, @daily, @weekly, @monthly, @yearly or @every 10m."""
+    name: str
+    """1 to 64 letters, digits, '-' and '_'."""
+
+
+class NewSchedule(_NewSchedule, total=False):
+    call: CallRequest
+    """The call."""
+    missed: Literal['once', 'skip', 'all']
+    """What becomes of times at which no coordinator ran. Default: once."""
+    session_id: str
+    """Session of every turn or call. Default: a new one each."""
+    time_zone: str
+    """Name of the IANA database. Default: UTC."""
+    turn: TurnRequest
+    """The turn. One of turn and call is required."""
+
+
+class _NewSession(TypedDict):
+    prompt: str
+    """What the person says."""
+
+
+class NewSession(_NewSession, total=False):
+    attachments: list[Attachment]
+    """Images and documents."""
+    budget: Spending
+    """Bound of the session."""
+    max_steps: int
+    """Bound of the replies of the model in the turn."""
+    max_tokens: int
+    """Bound of the tokens of the turn."""
+    model: str
+    """A model that a coordinator serves. Default: that of the session, else of the coordinator."""
+    not_before: str | datetime
+    """Time before which the turn does not start."""
+    policies: list[Any]
+    """Policies in addition to those of the coordinator."""
+    priority: Literal['interactive', 'normal', 'batch']
+    """Order among the turns of the tenant."""
+    session_id: str
+    """Id of the session. Default: a new one."""
+    system: str
+    """System prompt."""
+    tenant: str
+    """Tenant. Default: that of the token."""
+    timeout_ms: int
+    """Bound of the turn."""
+    toolsets: list[str]
+    """Built-in toolsets. Default: core."""
+
+
+class _OutputPiece(TypedDict):
+    attempt: int
+    """Start of the call that wrote it, from 1."""
+    call_id: str
+    data: str
+    """In base64."""
+    stream: Literal['stdout', 'stderr']
+
+
+class OutputPiece(_OutputPiece, total=False):
+    gap: bool
+    """Something before it was lost; the result has it."""
+
+
+class _Parent(TypedDict):
+    call_id: str
+    session_id: str
+
+
+class Parent(_Parent, total=False):
+    agent: str
+
+
+class Paused(TypedDict):
+    confirmed: bool
+    """Its holder has answered."""
+    paused: bool
+
+
+class Place(TypedDict, total=False):
+    call_id: str
+    """Call after which it is."""
+    turn: int
+    """Turn at whose end it is."""
+
+
+class PoolList(TypedDict):
+    pools: list[str] | None
+
+
+class _Problem(TypedDict):
+    code: str
+    detail: str
+    status: int
+    title: str
+
+
+class Problem(_Problem, total=False):
+    errors: list[ErrorDetail] | None
+    """What is wrong with which part of the request."""
+
+
+class _Question(TypedDict):
+    arguments: str
+    asked_at: str
+    call_id: str
+    reason: str
+    session_id: str
+    tool: str
+
+
+class Question(_Question, total=False):
+    lane: str
+    question: AskedQuestion
+
+
+class QuestionList(TypedDict):
+    questions: list[Question] | None
+
+
+class Reasoning(TypedDict, total=False):
+    opaque: Any
+    text: str
+
+
+class _Removed(TypedDict):
+    bodies: int
+    events: int
+    results: int
+    workspace: bool
+
+
+class Removed(_Removed, total=False):
+    schedules: list[str] | None
+
+
+class ResolveCallRequest(TypedDict):
+    call_id: str
+    happened: bool
+
+
+class RestoreSessionRequest(TypedDict):
+    call_id: str
+
+
+class Restored(TypedDict):
+    removed: int
+    written: int
+
+
+class _Retry(TypedDict):
+    attempts: int
+
+
+class Retry(_Retry, total=False):
+    codes: list[str]
+    max_wait_ms: int
+    wait_ms: int
+
+
+class RevertCall(TypedDict):
+    arguments: str
+    call: Any
+    tool: str
+
+
+class Roots(TypedDict, total=False):
+    read: list[str] | None
+    write: list[str] | None
+
+
+class RunningCall(TypedDict):
+    attempt: int
+    call_id: str
+    running_ms: int
+    session_id: str
+    tool: str
+
+
+class _Schedule(TypedDict):
+    created: str
+    cron: str
+    missed: Literal['once', 'skip', 'all']
+    name: str
+    next: list[str] | None
+    paused: bool
+    time_zone: str
+
+
+class Schedule(_Schedule, total=False):
+    last: str
+    model: str
+    outcome: str
+    """How the last turn or call ended."""
+    prompt: str
+    session_id: str
+    tool: str
+
+
+class ScheduleList(TypedDict):
+    left_out: int
+    """How many more there are."""
+    schedules: list[Schedule] | None
+
+
+class _ScratchChange(TypedDict):
+    key: str
+
+
+class ScratchChange(_ScratchChange, total=False):
+    value: str
+
+
+class SendCallsRequest(TypedDict):
+    calls: list[BatchedCall]
+
+
+class SentCall(TypedDict, total=False):
+    call_id: str
+    problem: Problem
+    """Why it was not sent; others may have been."""
+    session_id: str
+
+
+class _Session(TypedDict):
+    bodies: int
+    body_bytes: int
+    journal_bytes: int
+    messages: int
+    results: int
+    session_id: str
+    state: str
+    steps: int
+    tool_calls: int
+    turns: int
+    updated_at: str
+    usage: Usage
+
+
+class Session(_Session, total=False):
+    approval: Question
+    by: str
+    cost_usd: float
+    created_at: str
+    disk_bytes: int
+    history: list[Turn] | None
+    model: str
+    owner: str
+    parent: str
+    prompt: str
+    questions: list[Question] | None
+    stored_turns: list[int] | None
+    tenant: str
+    unknown: list[Unknown] | None
+    waits: list[str] | None
+    workspace: str
+
+
+class SessionList(TypedDict):
+    left_out: int
+    """How many more there are."""
+    sessions: list[Session] | None
+
+
+class Spending(TypedDict, total=False):
+    calls: int
+    steps: int
+    time_ms: int
+    tokens: int
+    usd: float
+
+
+class Start(TypedDict):
+    at: str
+    attempt: int
+    worker_id: str
+
+
+class Template(TypedDict):
+    bytes: int
+    files: int
+    name: str
+    time: str
+
+
+class TemplateList(TypedDict):
+    templates: list[Template] | None
+
+
+class _Terms(TypedDict):
+    tools: list[str] | None
+
+
+class Terms(_Terms, total=False):
+    budget: Spending
+    guard: str
+    max_steps: int
+    max_tokens: int
+    min_level: str
+    policies: list[Any] | None
+    project: list[InstructionFile] | None
+    system: str
+
+
+class ToolCall(TypedDict):
+    arguments: str
+    id: str
+    name: str
+
+
+class ToolInfo(TypedDict):
+    description: str
+    name: str
+    parameters: Any
+    """JSON Schema of the arguments."""
+
+
+class ToolList(TypedDict):
+    tools: list[ToolInfo] | None
+
+
+class Try(TypedDict):
+    attempt: int
+    error: Error
+    run_ms: float
+    wait_ms: float
+
+
+class _Turn(TypedDict):
+    input: str
+    started_at: str
+    state: str
+    steps: int
+    tool_calls: int
+    turn: int
+
+
+class Turn(_Turn, total=False):
+    trace_id: str
+
+
+class _TurnRequest(TypedDict):
+    prompt: str
+    """What the person says."""
+
+
+class TurnRequest(_TurnRequest, total=False):
+    attachments: list[Attachment]
+    """Images and documents."""
+    budget: Spending
+    """Bound of the session."""
+    max_steps: int
+    """Bound of the replies of the model in the turn."""
+    max_tokens: int
+    """Bound of the tokens of the turn."""
+    model: str
+    """A model that a coordinator serves. Default: that of the session, else of the coordinator."""
+    not_before: str | datetime
+    """Time before which the turn does not start."""
+    policies: list[Any]
+    """Policies in addition to those of the coordinator."""
+    priority: Literal['interactive', 'normal', 'batch']
+    """Order among the turns of the tenant."""
+    system: str
+    """System prompt."""
+    tenant: str
+    """Tenant. Default: that of the token."""
+    timeout_ms: int
+    """Bound of the turn."""
+    toolsets: list[str]
+    """Built-in toolsets. Default: core."""
+
+
+class UnfinishedList(TypedDict):
+    calls: list[Call] | None
+
+
+class _Unknown(TypedDict):
+    call_id: str
+    tool: str
+
+
+class Unknown(_Unknown, total=False):
+    arguments: str
+
+
+class _Usage(TypedDict):
+    input_tokens: int
+    output_tokens: int
+
+
+class Usage(_Usage, total=False):
+    cache_write_tokens: int
+    cached_tokens: int
+    estimated: bool
+    reasoning_tokens: int
+
+
+class Use(TypedDict):
+    access: str
+    key: str
+
+
+class Waits(TypedDict, total=False):
+    after_ms: float
+    lane_ms: float
+    limit_ms: float
+    not_before_ms: float
+    pause_ms: float
+    rate_ms: float
+    slot_ms: float
+
+
+class _Worker(TypedDict):
+    driver: str
+    held_lanes: int
+    languages: list[str] | None
+    level: str
+    network: str
+    pool: str
+    read_only: bool
+    slots: int
+    worker_id: str
+
+
+class Worker(_Worker, total=False):
+    build: str
+    draining: bool
+    kinds: list[str] | None
+    launcher: str
+    limit_kinds: dict[str, str]
+    limits: Limits
+    models: list[str] | None
+    sign_key: str
+
+
+class WorkerList(TypedDict):
+    workers: list[Worker] | None
+
+
+Operation = Literal[
+    "add-schedule",
+    "add-template",
+    "answer-question",
+    "approve-call",
+    "cancel-call",
+    "cancel-session",
+    "compare-sessions",
+    "export-session",
+    "follow-call",
+    "follow-session",
+    "fork-session",
+    "get-call",
+    "get-diff",
+    "get-lane",
+    "get-session",
+    "import-session",
+    "list-changes",
+    "list-effects",
+    "list-files",
+    "list-lanes",
+    "list-limits",
+    "list-pools",
+    "list-questions",
+    "list-schedules",
+    "list-session-calls",
+    "list-sessions",
+    "list-templates",
+    "list-tools",
+    "list-workers",
+    "merge-session",
+    "new-session",
+    "pause-lane",
+    "pause-schedule",
+    "read-file",
+    "remove-limit",
+    "remove-schedule",
+    "remove-session",
+    "remove-template",
+    "resolve-call",
+    "restore-session",
+    "resume-lane",
+    "resume-schedule",
+    "revert-session",
+    "send-call",
+    "send-calls",
+    "send-turn",
+    "set-limit",
+]
+
+
+OPERATIONS: Dict[Operation, Tuple[str, str]] = {
+    "add-schedule": ("POST", "/v1/schedules"),
+    "add-template": ("POST", "/v1/templates"),
+    "answer-question": ("POST", "/v1/sessions/{session}/answer"),
+    "approve-call": ("POST", "/v1/sessions/{session}/approve"),
+    "cancel-call": ("POST", "/v1/calls/{session}/{call}/cancel"),
+    "cancel-session": ("POST", "/v1/sessions/{session}/cancel"),
+    "compare-sessions": ("GET", "/v1/sessions/{session}/compare"),
+    "export-session": ("GET", "/v1/sessions/{session}/export"),
+    "follow-call": ("GET", "/v1/calls/{session}/{call}/events"),
+    "follow-session": ("GET", "/v1/sessions/{session}/events"),
+    "fork-session": ("POST", "/v1/sessions/{session}/fork"),
+    "get-call": ("GET", "/v1/calls/{session}/{call}"),
+    "get-diff": ("GET", "/v1/sessions/{session}/diff"),
+    "get-lane": ("GET", "/v1/lane"),
+    "get-session": ("GET", "/v1/sessions/{session}"),
+    "import-session": ("POST", "/v1/sessions/{session}/import"),
+    "list-changes": ("GET", "/v1/sessions/{session}/changes"),
+    "list-effects": ("GET", "/v1/sessions/{session}/effects"),
+    "list-files": ("GET", "/v1/sessions/{session}/files"),
+    "list-lanes": ("GET", "/v1/lanes"),
+    "list-limits": ("GET", "/v1/limits"),
+    "list-pools": ("GET", "/v1/pools"),
+    "list-questions": ("GET", "/v1/questions"),
+    "list-schedules": ("GET", "/v1/schedules"),
+    "list-session-calls": ("GET", "/v1/sessions/{session}/calls"),
+    "list-sessions": ("GET", "/v1/sessions"),
+    "list-templates": ("GET", "/v1/templates"),
+    "list-tools": ("GET", "/v1/tools"),
+    "list-workers": ("GET", "/v1/workers"),
+    "merge-session": ("POST", "/v1/sessions/{session}/merge"),
+    "new-session": ("POST", "/v1/sessions"),
+    "pause-lane": ("POST", "/v1/lane/pause"),
+    "pause-schedule": ("POST", "/v1/schedules/{name}/pause"),
+    "read-file": ("GET", "/v1/sessions/{session}/file"),
+    "remove-limit": ("DELETE", "/v1/limits"),
+    "remove-schedule": ("DELETE", "/v1/schedules/{name}"),
+    "remove-session": ("DELETE", "/v1/sessions/{session}"),
+    "remove-template": ("DELETE", "/v1/templates/{name}"),
+    "resolve-call": ("POST", "/v1/sessions/{session}/resolve"),
+    "restore-session": ("POST", "/v1/sessions/{session}/restore"),
+    "resume-lane": ("POST", "/v1/lane/resume"),
+    "resume-schedule": ("POST", "/v1/schedules/{name}/resume"),
+    "revert-session": ("POST", "/v1/sessions/{session}/revert"),
+    "send-call": ("POST", "/v1/calls"),
+    "send-calls": ("POST", "/v1/calls/batch"),
+    "send-turn": ("POST", "/v1/sessions/{session}/turns"),
+    "set-limit": ("PUT", "/v1/limits"),
+}
