@@ -157,6 +157,10 @@ vm: program ## Run sandbox tests in virtual machines with what this one may lack
 interop: program ## Run the MCP conformance suites, the inspector and agents of others against the server, and OpenTelemetry's collector, and print what they found
 	TOOLFLEET_INTEGRATION=required go test -tags=$(TAG) ./test/interop -count=1 -timeout=30m -v -args -tables
 
+.PHONY: sdk-typescript
+sdk-typescript: build ## Check and test the client for TypeScript, and use its package in a fresh folder (needs node 20, npm)
+	sdk/typescript/check.sh
+
 .PHONY: git
 git: program bin/git-$(GIT)/bin/git ## Hold the guard of git against git GIT, which it builds (GIT=version GIT_SUM=sha256; needs a C compiler, zlib, curl)
 	export PATH="$(CURDIR)/bin/git-$(GIT)/bin:$$PATH" TOOLFLEET_INTEGRATION=required && git --version && \

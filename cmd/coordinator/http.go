@@ -252,7 +252,7 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 func (c *httpCommand) serving(ctx, serving context.Context, p program, env *environment.Environment, sandbox string, background *sync.WaitGroup) (*sessionServer, error) {
 	var gate model.Gate
 	s := serveCommand{
-		Model: c.Model, turnBounds: c.turnBounds, FleetFlags: c.FleetFlags, replyFlags: c.replyFlags, providerFlags: c.providerFlags,
+		Model: c.Model, Listen: "127.0.0.1:0", turnBounds: c.turnBounds, FleetFlags: c.FleetFlags, replyFlags: c.replyFlags, providerFlags: c.providerFlags,
 		ToolFlags: c.ToolFlags, agentFlag: c.agentFlag, promoteFlag: c.promoteFlag, PolicyFlags: c.PolicyFlags,
 	}
 	options, _, err := s.prepare(p, &gate)

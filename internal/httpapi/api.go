@@ -101,6 +101,7 @@ var renamed = map[reflect.Type]string{ //nolint:gochecknoglobals // a constant
 	reflect.TypeFor[protocol.Question](): "AskedQuestion",
 	reflect.TypeFor[protocol.Result]():   "ProtocolResult",
 	reflect.TypeFor[loop.Effect]():       "EventEffect",
+	reflect.TypeFor[fleet.Limit]():       "Limit",
 }
 
 // schemaName is the name of a type in the description.

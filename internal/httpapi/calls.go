@@ -96,6 +96,9 @@ func (a *api) resultOf(r fleet.Result) (*CallResult, error) {
 			made.Text = tool.Text(&r.Result)
 		}
 	}
+	if turn, is := r.Value.(wire.TurnRunResult); is {
+		made.Text = turn.Text
+	}
 	if r.Value == nil {
 		return made, nil
 	}

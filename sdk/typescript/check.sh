@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Checks the package: what is generated is current, types, tests against bin/coordinator; then packs it, installs it
+# in a fresh folder and uses it there. Without node 20 or npm it says so, and checks nothing.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+major=$(node --version 2>/dev/null | sed -E 's/^v([0-9]+).*/\1/' || true)
+if [ "${major:-0}" -lt 20 ] || ! command -v npm >/dev/null; then
+  [ "${TOOLFLEET_INTEGRATION:-}" = required ] && { echo "sdk/typescript: node 20 or later and npm are required" >&2; exit 1; }
+  printf '\n*** sdk/typescript SKIPPED: node 20 or later and npm are needed ***\n\n' >&2
+  exit 0
+fi
+export TOOLFLEET_COORDINATOR=${TOOLFLEET_COORDINATOR:-$PWD/../../bin/coordinator}
+quiet=(--no-audit --no-fund --loglevel=error)
+
+npm ci "${quiet[@]}" --ignore-scripts
+npm run -s check
+npm run -s types
+npm run -s test
+
+fresh=$(mktemp -d) && trap 'rm -rf "$fresh"' EXIT
+npm pack --silent --pack-destination "$fresh" >/dev/null
+mkdir "$fresh/use" && cp smoke.mjs "$fresh/use/" && cd "$fresh/use"
+npm init -y >/dev/null
+npm install "${quiet[@]}" "$fresh"/toolfleet-*.tgz
+node smoke.mjs
+for runtime in deno bun; do # with their scripts, which put the program in its place
+  if npm install "${quiet[@]}" --prefix "$fresh/$runtime" "$runtime" >/dev/null 2>&1 && "$fresh/$runtime/node_modules/.bin/$runtime" --version >/dev/null 2>&1; then
+    flags=() && [ "$runtime" = deno ] && flags=(run --allow-all --no-lock)
+    "$fresh/$runtime/node_modules/.bin/$runtime" "${flags[@]}" smoke.mjs
+  else
+    printf '\n*** %s SKIPPED: it cannot be installed from npm ***\n\n' "$runtime" >&2
+  fi
+done

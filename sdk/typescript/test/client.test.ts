@@ -1,0 +1,214 @@
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { readFile } from "node:fs/promises";
+import { join } from "node:path";
+import { createInterface } from "node:readline";
+import { test } from "node:test";
+import { CallError, Client, Future, type SessionMessage, ToolfleetError } from "../src/index.ts";
+import { afterwards, directory, embedded, eventually, here, program, script, Server } from "./start.ts";
+
+const bash = (id: string, command: string) => ({ tool_calls: [{ id, name: "bash", arguments: { command } }] });
+
+test("the shortest use", async (t) => {
+  const client = await embedded(t);
+  assert.equal((await client.call("bash", { command: "echo hi" })).text, "hi\n");
+});
+
+test("a call works in the directory that was given", async (t) => {
+  const workspace = await directory(t);
+  const client = await embedded(t, { workspace });
+  await client.call("write", { path: "a.txt", content: "written" });
+  assert.equal(await readFile(join(workspace, "a.txt"), "utf8"), "written");
+});
+
+test("errors have codes", async (t) => {
+  const client = await embedded(t);
+  await assert.rejects(client.call("nosuch"), { name: "ToolfleetError", code: "unknown_tool", status: 422 });
+  await assert.rejects(client.call("bash", { command: "true" }, { delivery: "sometimes" as "rollback" }), { code: "invalid" });
+  await assert.rejects(client.session("none").info(), { code: "not_found", status: 404 });
+  await assert.rejects(client.call("read", { path: "none" }), (error) => {
+    assert.ok(error instanceof CallError && error instanceof ToolfleetError);
+    assert.equal(error.code, "not_found");
+    assert.equal(error.result.status, "failed");
+    return true;
+  });
+  const stranger = new Client({ url: client.transport.url, token: "0123456789abcdef" });
+  await assert.rejects(stranger.sessions(), { code: "unauthorized", status: 401 });
+  const nowhere = new Client({ url: "http://127.0.0.1:1", patience: 200 });
+  await assert.rejects(nowhere.sessions(), { code: "unreachable", status: 0 });
+  assert.throws(() => new Client({ url: "ftp://x" }), { code: "invalid" });
+  await assert.rejects(client.session("..").info(), { code: "invalid" });
+});
+
+test("a call with the same key runs once", async (t) => {
+  const client = await embedded(t);
+  const command = "echo x >> runs";
+  const [one, two] = [await client.submit("bash", { command }, { key: "mine" }), await client.submit("bash", { command }, { key: "mine" })];
+  assert.equal(one.callId, "mine");
+  await Promise.all([one.result(), two.result()]);
+  assert.equal((await client.call("bash", { command: "cat runs" })).text, "x\n");
+});
+
+test("many calls are sent in order, each with its own answer", async (t) => {
+  const client = await embedded(t);
+  const sent = await client.submitAll([
+    { tool: "bash", arguments: { command: "echo one >> all" } }, { tool: "nosuch" }, { tool: "bash", arguments: { command: "echo two >> all" } },
+  ]);
+  assert.ok(sent[0] instanceof Future && sent[1] instanceof ToolfleetError && sent[2] instanceof Future);
+  assert.equal(sent[1].code, "unknown_tool");
+  await Promise.all([sent[0].result(), sent[2].result()]);
+  assert.equal((await client.call("bash", { command: "cat all" })).text, "one\ntwo\n");
+});
+
+test("the output of a call comes while it runs, and a call is cancelled", async (t) => {
+  const client = await embedded(t);
+  const future = await client.submit("bash", { command: "while sleep 0.2; do echo begun; done" });
+  for await (const piece of future.output()) {
+    assert.match(piece.text, /^begun\n/);
+    await future.cancel();
+  }
+  const result = await client.future(future.sessionId, future.callId).settled();
+  assert.equal(result.status, "cancelled");
+  await assert.rejects(future.result(), { code: "cancelled" });
+});
+
+test("a wait ends with its signal, and the call runs on", async (t) => {
+  const client = await embedded(t);
+  const future = await client.submit("bash", { command: "sleep 1; echo done" });
+  await assert.rejects(future.result({ signal: AbortSignal.timeout(50) }), { name: "TimeoutError" });
+  assert.equal((await future.result()).text, "done\n");
+});
+
+test("a session answers, continues, and has files", async (t) => {
+  const client = await embedded(t, { model: await script(t, { text: "I write.", ...bash("c1", "echo text > made.txt") }, { text: "Hello." }, { text: "Again." }) });
+  const turn = await client.start("Say hello");
+  const seen: SessionMessage[] = [];
+  for await (const message of turn.events()) {
+    seen.push(message);
+  }
+  const types = seen.flatMap((m) => (m.kind === "event" && m.id !== undefined ? [m.event.type] : []));
+  assert.deepEqual(types, ["turn_started", "model_reply", "tool_call", "tool_result", "model_reply", "turn_ended"]);
+  assert.equal((await turn.result()).text, "Hello.");
+  const next = await turn.session.send("And again");
+  assert.equal((await next.result()).text, "Again.");
+  for await (const message of next.events()) {
+    assert.ok(message.kind !== "event" || message.event.turn === 2, "only events of the second turn");
+  }
+  assert.equal((await turn.session.info()).turns, 2);
+  assert.deepEqual((await client.sessions()).map((s) => s.session_id), [turn.sessionId]);
+  assert.equal((await turn.session.export()).trim().split("\n").length > 6, true);
+});
+
+test("files of a workspace of the fleet are read as they were after a call", async (t) => {
+  const client = await Client.fromEmbedded({ data: await directory(t), program });
+  afterwards(t, () => client.close());
+  const session = client.session("s1");
+  const first = await session.call("write", { path: "a.txt", content: "one" });
+  await session.call("write", { path: "a.txt", content: "two" });
+  assert.deepEqual((await session.files()).map((f) => f.path), ["a.txt"]);
+  assert.equal(await session.readText("a.txt"), "two");
+  assert.equal(await session.readText("a.txt", { at: first.call_id }), "one");
+  assert.match(await session.diff(), /\+two/);
+  assert.equal((await session.changes()).length, 2);
+});
+
+test("what a session may not do without a person waits for an answer", async (t) => {
+  const model = await script(t, { text: "I ask.", ...bash("c1", "echo allowed") }, { text: "Done." });
+  const client = await embedded(t, { model, args: ["--ask-for", "bash"] });
+  const turn = await client.start("Work");
+  const question = await eventually("a question", async () => (await client.questions())[0]);
+  assert.deepEqual([question.tool, question.session_id], ["bash", turn.sessionId]);
+  await turn.session.approve(question.call_id, true);
+  assert.equal((await turn.result()).text, "Done.");
+  assert.deepEqual(await client.questions(), []);
+});
+
+test("a call that needs an approval is sent when it has it", async (t) => {
+  const client = await embedded(t, { args: ["--ask-for", "bash"] });
+  const [yes, no] = ["yes", "no"].map((key) => client.call("bash", { command: "echo allowed" }, { session_id: "http", key }));
+  void no?.catch(() => {});
+  for (const key of ["yes", "no"]) {
+    await eventually("an answer", () => client.session("http").approve(key, key === "yes").then(() => true, (e: ToolfleetError) => e.code !== "not_found" && Promise.reject(e)));
+  }
+  assert.equal((await yes)?.text, "allowed\n");
+  await assert.rejects(no!, ToolfleetError);
+});
+
+test("the state of the fleet is listed", async (t) => {
+  const client = await embedded(t);
+  assert.ok((await client.tools()).some((tool) => tool.name === "bash"));
+  assert.equal((await client.workers()).length, 1);
+  assert.deepEqual(await client.pools(), ["default"]);
+  await client.setLimit({ tenant: "acme", concurrent: 2 });
+  assert.equal((await client.limits())[0]?.tenant, "acme");
+  await client.removeLimit({ tenant: "acme" });
+  assert.deepEqual(await client.limits(), []);
+  assert.ok(Array.isArray((await client.lanes()).lanes));
+  await client.addSchedule({ name: "nightly", cron: "0 3 * * *", call: { tool: "bash", arguments: { command: "true" } } });
+  assert.equal((await client.pauseSchedule("nightly")).paused, true);
+  await client.removeSchedule("nightly");
+  assert.deepEqual(await client.schedules(), []);
+  assert.deepEqual(await client.templates(), []);
+});
+
+test("a stream continues after the server was killed, without a gap and without a repeat", async (t) => {
+  const model = await script(t, { text: "1", ...bash("c1", "echo 1") }, { text: "2", ...bash("c2", "sleep 2; echo 2") }, { text: "3", ...bash("c3", "echo 3") }, { text: "Done." });
+  const server = await Server.start(t, "--workspace", await directory(t), "--model", model);
+  const client = server.client();
+  const turn = await client.start("Work");
+  const ids: string[] = [];
+  let killed: Promise<void> | undefined;
+  for await (const message of turn.events()) {
+    if (message.kind !== "event" || message.id === undefined) {
+      continue;
+    }
+    ids.push(message.id);
+    if (message.event.type === "tool_result") {
+      killed ??= server.kill().then(() => server.run());
+    }
+  }
+  await killed;
+  const stored: string[] = [];
+  for await (const message of turn.events()) {
+    if (message.kind === "event" && message.id !== undefined) {
+      stored.push(message.id);
+    }
+  }
+  assert.deepEqual(ids, stored);
+  assert.equal((await turn.result()).text, "Done.");
+});
+
+test("a call that was accepted ends, and is waited for, although the server was killed", async (t) => {
+  const server = await Server.start(t, "--workspace", await directory(t));
+  const future = await server.client().submit("read", { path: "none" }, { not_before: new Date(Date.now() + 3000).toISOString() });
+  const ended = future.settled();
+  await server.kill();
+  await server.run();
+  assert.equal((await ended).error?.code, "not_found");
+});
+
+test("the coordinator ends with the program that started it, also if that is killed", async (t) => {
+  const code = `import { Client } from ${JSON.stringify(join(here, "../src/index.ts"))};
+    const client = await Client.fromEmbedded(${JSON.stringify({ workspace: await directory(t), data: await directory(t), program })});
+    console.log(client.transport.url); setInterval(() => {}, 1000);`;
+  const child = spawn(process.execPath, ["--import", "tsx", "--input-type=module", "-e", code], { stdio: ["ignore", "pipe", "inherit"] });
+  afterwards(t, () => child.kill("SIGKILL"));
+  const [url] = (await once(createInterface({ input: child.stdout }), "line")) as [string];
+  assert.equal((await fetch(`${url}/openapi.json`)).status, 200);
+  child.kill("SIGKILL");
+  await eventually("the coordinator has ended", async () => await fetch(`${url}/openapi.json`).then(() => false, () => true));
+});
+
+test("a program that forgets to close its client ends nevertheless", async (t) => {
+  const code = `import { Client } from ${JSON.stringify(join(here, "../src/index.ts"))};
+    const client = await Client.fromEmbedded(${JSON.stringify({ workspace: await directory(t), data: await directory(t), program })});
+    console.log((await client.call("bash", { command: "echo hi" })).text);`;
+  const child = spawn(process.execPath, ["--import", "tsx", "--input-type=module", "-e", code], { stdio: ["ignore", "inherit", "inherit"] });
+  assert.deepEqual(await once(child, "exit"), [0, null]);
+});
+
+test("a coordinator that does not start says why", async (t) => {
+  await assert.rejects(embedded(t, { args: ["--nonsense"] }), /--nonsense/);
+  await assert.rejects(embedded(t, { program: "/nonexistent" }), { code: "unreachable" });
+});
