@@ -195,6 +195,7 @@ func (v *conversation) turn(ctx context.Context, text string) (result loop.TurnR
 	}()
 	input := loop.Input{Text: text}
 	if text != "" { // else it resumes a turn
+		input.AnswerSchema = v.session.schema
 		input.Attachments, v.attached = v.attached, nil
 	}
 	listened := v.listen(ctx, cancel)

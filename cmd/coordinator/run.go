@@ -140,7 +140,7 @@ func (c *runCommand) run(ctx context.Context, p program) error {
 	}
 	c.resumes = c.Session != "" && len(c.Attach) == 0
 	return c.with(ctx, p, cli.Signals, func(ctx context.Context, s *started) (loop.TurnResult, error) {
-		return s.turn(ctx, loop.Input{Text: c.Prompt, Attachments: s.attachments})
+		return s.turn(ctx, loop.Input{Text: c.Prompt, Attachments: s.attachments, AnswerSchema: s.schema})
 	})
 }
 
@@ -493,7 +493,7 @@ func finish(
 	show.found(session, findings)
 	defer git.Alert(findings)
 	show.observe(loop.Event{
-		Type: loop.EventSessionEnded, SessionID: session, Time: time.Now().UTC(), Turn: r.Turn, Status: string(r.Outcome), Text: r.Text,
+		Type: loop.EventSessionEnded, SessionID: session, Time: time.Now().UTC(), Turn: r.Turn, Status: string(r.Outcome), Text: r.Text, Answer: r.Answer,
 		ReplyFields: loop.ReplyFields{Usage: &r.Usage, CostUSD: r.CostUSD}, StartFields: loop.StartFields{TraceID: r.TraceID}, ResultFields: loop.ResultFields{Error: r.Error},
 	})
 	err = errors.Join(err, show.answer(r))

@@ -176,7 +176,7 @@ func (c *scheduleCommand) turn(ctx context.Context, p program, starts *scheduled
 	}
 	turn = fleet.Turn{
 		Tenant: protocol.Tenant(t.Tenant), Priority: protocol.Priority(t.Priority),
-		Prompt: t.Prompt, Model: t.Model, Toolsets: t.Toolset, MaxSteps: submit.MaxSteps, MaxTokens: t.MaxTokens, Timeout: t.Timeout, PromoteAfter: t.PromoteAfter,
+		Prompt: t.Prompt, AnswerSchema: checked.schema, Model: t.Model, Toolsets: t.Toolset, MaxSteps: submit.MaxSteps, MaxTokens: t.MaxTokens, Timeout: t.Timeout, PromoteAfter: t.PromoteAfter,
 		Budget: checked.budget, Policies: policies, Guard: t.FileGuard(), Settings: checked.settings, System: checked.system,
 	}
 	if t.Session != "" {

@@ -124,7 +124,7 @@ func (c *submitCommand) prepare(ctx context.Context, p program) (turn checked, p
 // request is the turn that is asked for.
 func (c *submitCommand) request(turn checked, policies []json.RawMessage, project []protocol.InstructionFile, who protocol.Author) fleet.Turn {
 	return fleet.Turn{
-		Session: turn.session, ID: wire.RandomCallID(), Prompt: c.Prompt, Attachments: turn.attachments, Model: c.Model, Toolsets: c.Toolset,
+		Session: turn.session, ID: wire.RandomCallID(), Prompt: c.Prompt, Attachments: turn.attachments, AnswerSchema: turn.schema, Model: c.Model, Toolsets: c.Toolset,
 		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout, Budget: turn.budget, PromoteAfter: c.PromoteAfter, Policies: policies, Guard: c.FileGuard(),
 		Settings: turn.settings, System: turn.system, Project: project, Author: who,
 		NotBefore: c.NotBefore.From(time.Now()), Tenant: protocol.Tenant(c.Tenant), Priority: protocol.Priority(c.Priority),

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -33,7 +34,8 @@ type turnFlags struct {
 	workspaceFlags
 	Toolset []string `default:"core" brief:"Toolsets of the model." help:"Toolsets of the model, separated by commas."`
 
-	attachFlag `group:"Model:"`
+	attachFlag   `group:"Model:"`
+	AnswerSchema string `group:"Model:" placeholder:"FILE" help:"File with a JSON Schema, of up to 64 KiB: the answer is one JSON value that is valid under it. The model is asked again, up to two times, with what is wrong; then the turn fails with answer_invalid."`
 	boundFlags
 	promoteFlag `group:"Tools:"`
 	viewFlags   `group:"Output:"`
@@ -90,6 +92,7 @@ type checked struct {
 	system      string
 	budget      *protocol.Spending // nil is that of the session
 	attachments []loop.Attachment
+	schema      json.RawMessage // of the answer; nil without
 }
 
 // check checks the flags of a turn of a session. confirm asks the person at the terminal; nil is
@@ -126,11 +129,35 @@ func (f *turnFlags) check(session protocol.SessionID, confirm func(question stri
 	if c.attachments, err = f.attachments(); err != nil {
 		return c, err
 	}
+	if c.schema, err = f.answerSchema(); err != nil {
+		return c, err
+	}
 	if _, err = f.Places(); err != nil {
 		return c, err
 	}
 	c.workspace, err = environment.UseWorkspace(f.Workspace, f.WholeHome, confirm)
 	return c, err
+}
+
+// maxSchema bounds the file of --answer-schema, in bytes.
+const maxSchema = 64 << 10
+
+// answerSchema reads the schema of the answer; nil without one.
+func (f *turnFlags) answerSchema() (json.RawMessage, error) {
+	if f.AnswerSchema == "" {
+		return nil, nil
+	}
+	schema, err := regular.Read(f.AnswerSchema, maxSchema)
+	if err != nil {
+		return nil, cli.Usagef("--answer-schema %s: %v", f.AnswerSchema, errors.Unwrap(err))
+	}
+	if len(schema) == 0 {
+		return nil, cli.Usagef("--answer-schema %s: is empty", f.AnswerSchema)
+	}
+	if err := (loop.Input{AnswerSchema: schema}).Check(nil); err != nil {
+		return nil, cli.Usagef("--answer-schema %s: %v", f.AnswerSchema, strings.TrimPrefix(attachmentError(err).Error(), "answer schema: "))
+	}
+	return schema, nil
 }
 
 // attachFlag names files that belong to the prompt.

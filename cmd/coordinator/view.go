@@ -203,7 +203,7 @@ func alwaysThere(t loop.EventType) (fields string, printed bool) {
 		return "text kept_turn kept_step", true
 	case loop.EventRewound:
 		return "kept_turn", true
-	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventSessionMerged, loop.EventRevertEnded, loop.EventCallResolved, loop.EventModelWaits, loop.EventReplyFailed, loop.EventTurnPostponed:
+	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventAnswerRefused, loop.EventSessionMerged, loop.EventRevertEnded, loop.EventCallResolved, loop.EventModelWaits, loop.EventReplyFailed, loop.EventTurnPostponed:
 		return "text", true
 	case loop.EventPolicyDecision:
 		return "index call_id name status rule text", true

@@ -17,19 +17,20 @@ import (
 
 // TurnRequest asks a serving coordinator for a turn.
 type TurnRequest struct {
-	Prompt      string             `json:"prompt" minLength:"1" doc:"What the person says."`
-	Attachments []Attachment       `json:"attachments,omitempty" maxItems:"20" doc:"Images and documents."`
-	Model       string             `json:"model,omitempty" doc:"A model that a coordinator serves. Default: that of the session, else of the coordinator."`
-	Toolsets    []string           `json:"toolsets,omitempty" maxItems:"16" doc:"Built-in toolsets. Default: core."`
-	System      string             `json:"system,omitempty" doc:"System prompt."`
-	MaxSteps    int                `json:"max_steps,omitempty" minimum:"0" doc:"Bound of the replies of the model in the turn."`
-	MaxTokens   int64              `json:"max_tokens,omitempty" minimum:"0" doc:"Bound of the tokens of the turn."`
-	TimeoutMS   int64              `json:"timeout_ms,omitempty" minimum:"0" maximum:"31622400000" doc:"Bound of the turn."`
-	Budget      *protocol.Spending `json:"budget,omitempty" doc:"Bound of the session."`
-	Policies    []json.RawMessage  `json:"policies,omitempty" maxItems:"16" doc:"Policies in addition to those of the coordinator."`
-	NotBefore   time.Time          `json:"not_before,omitzero" doc:"Time before which the turn does not start."`
-	Tenant      protocol.Tenant    `json:"tenant,omitempty" doc:"Tenant. Default: that of the token."`
-	Priority    protocol.Priority  `json:"priority,omitempty" enum:"interactive,normal,batch" doc:"Order among the turns of the tenant."`
+	Prompt       string             `json:"prompt" minLength:"1" doc:"What the person says."`
+	Attachments  []Attachment       `json:"attachments,omitempty" maxItems:"20" doc:"Images and documents."`
+	AnswerSchema json.RawMessage    `json:"answer_schema,omitempty" doc:"JSON Schema of the answer, which then is one JSON value: result.value.answer of the call. Default: any text."`
+	Model        string             `json:"model,omitempty" doc:"A model that a coordinator serves. Default: that of the session, else of the coordinator."`
+	Toolsets     []string           `json:"toolsets,omitempty" maxItems:"16" doc:"Built-in toolsets. Default: core."`
+	System       string             `json:"system,omitempty" doc:"System prompt."`
+	MaxSteps     int                `json:"max_steps,omitempty" minimum:"0" doc:"Bound of the replies of the model in the turn."`
+	MaxTokens    int64              `json:"max_tokens,omitempty" minimum:"0" doc:"Bound of the tokens of the turn."`
+	TimeoutMS    int64              `json:"timeout_ms,omitempty" minimum:"0" maximum:"31622400000" doc:"Bound of the turn."`
+	Budget       *protocol.Spending `json:"budget,omitempty" doc:"Bound of the session."`
+	Policies     []json.RawMessage  `json:"policies,omitempty" maxItems:"16" doc:"Policies in addition to those of the coordinator."`
+	NotBefore    time.Time          `json:"not_before,omitzero" doc:"Time before which the turn does not start."`
+	Tenant       protocol.Tenant    `json:"tenant,omitempty" doc:"Tenant. Default: that of the token."`
+	Priority     protocol.Priority  `json:"priority,omitempty" enum:"interactive,normal,batch" doc:"Order among the turns of the tenant."`
 }
 
 // Attachment is an image or a document of a prompt.
@@ -48,7 +49,7 @@ type NewSession struct {
 // turn is what the client submits.
 func turn(r *TurnRequest, session protocol.SessionID, id string) (fleet.Turn, error) {
 	made := fleet.Turn{
-		Session: session, Prompt: r.Prompt, Model: r.Model, Toolsets: r.Toolsets, System: r.System, MaxSteps: r.MaxSteps, MaxTokens: r.MaxTokens,
+		Session: session, Prompt: r.Prompt, AnswerSchema: r.AnswerSchema, Model: r.Model, Toolsets: r.Toolsets, System: r.System, MaxSteps: r.MaxSteps, MaxTokens: r.MaxTokens,
 		Timeout: milliseconds(r.TimeoutMS), Budget: r.Budget, Policies: r.Policies, NotBefore: r.NotBefore, Tenant: r.Tenant, Priority: r.Priority,
 		ID: protocol.CallID(id),
 	}

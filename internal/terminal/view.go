@@ -225,6 +225,8 @@ func (v *View) show(e *loop.Event) {
 		v.line(v.ink.paint(yellow, "  (a summary replaces the older replies)"))
 	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventSessionMerged, loop.EventRevertEnded, loop.EventCallResolved, loop.EventTurnPostponed:
 		v.line(v.ink.paint(yellow, "  ("+strings.Trim(e.Text, "[].")+")"))
+	case loop.EventAnswerRefused:
+		v.line(v.ink.paint(yellow, "  (the answer is not valid under the schema, so the model is asked again)"))
 	case loop.EventTurnEnded:
 		v.turnEnded(e)
 	case loop.EventSessionEnded:

@@ -121,7 +121,7 @@ func fleetSamples() map[string]any {
 		},
 		"payload/turn_run": wire.TurnRun{
 			Prompt: "Fix the test.", Attachments: []wire.Attachment{{Name: "a.png", Data: []byte(binary)}}, Model: "openai:gpt", Toolsets: []string{"core"}, TurnBounds: wire.TurnBounds{MaxSteps: 64, MaxTokens: 1 << 40, Budget: &protocol.Spending{Steps: 200, Calls: 500, Tokens: 2e6, TimeMS: 7.2e6, USD: 2.5}, PromoteAfter: 1500},
-			Guard: protocol.GuardRead, Policies: []json.RawMessage{json.RawMessage(`{"max_calls":3}`)},
+			AnswerSchema: json.RawMessage(`{"type":"object"}`), Guard: protocol.GuardRead, Policies: []json.RawMessage{json.RawMessage(`{"max_calls":3}`)},
 			ReplySettings: wire.ReplySettings{Temperature: new(float64), Reasoning: "low", MaxOutput: 4096},
 			System:        "You are careful.", Project: []protocol.InstructionFile{{Name: "AGENTS.md", Text: "Run make check."}},
 			Author: protocol.Author{Name: "Ada Lovelace", Email: "ada@example.com"}, Compact: true,
@@ -182,7 +182,7 @@ func fleetSamples() map[string]any {
 		"value/workspace_import": wire.WorkspaceImportResult{Files: 10_532, Bytes: 107 << 20, Checkpoint: 7},
 		"value/workspace_export": wire.WorkspaceExportResult{Files: 10_532, Bytes: 107 << 20, Checkpoint: 8},
 		"value/turn_run": wire.TurnRunResult{
-			Outcome: "answered", Text: "Done.", Steps: 3, Usage: protocol.Usage{InputTokens: 100, OutputTokens: 20}, Compacted: true,
+			Outcome: "answered", Text: "Done.", Answer: json.RawMessage(`{"done":true}`), Steps: 3, Usage: protocol.Usage{InputTokens: 100, OutputTokens: 20}, Compacted: true,
 		},
 		"value/noop":    wire.NoopResult{},
 		"value/stored":  wire.Stored{Blob: "result/s/1", Bytes: 9 << 20},

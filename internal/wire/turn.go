@@ -17,8 +17,10 @@ type TurnRun struct {
 	Prompt string `json:"prompt"`
 	// Attachments are images, PDF documents and texts that belong to the prompt.
 	Attachments []Attachment `json:"attachments,omitempty"`
-	Model       string       `json:"model,omitempty"`
-	Toolsets    []string     `json:"toolsets,omitempty"`
+	// AnswerSchema is the JSON Schema of the answer.
+	AnswerSchema json.RawMessage `json:"answer_schema,omitempty"`
+	Model        string          `json:"model,omitempty"`
+	Toolsets     []string        `json:"toolsets,omitempty"`
 	TurnBounds
 	// Policies bind the turn's tool calls, beside those of the coordinator: objects as
 	// docs/policy.md describes them.
@@ -76,10 +78,12 @@ type ReplySettings struct {
 // TurnRunResult answers [TurnRun].
 type TurnRunResult struct {
 	// Outcome is answered, failed, limit_reached or interrupted.
-	Outcome string         `json:"outcome"`
-	Text    string         `json:"text"`
-	Steps   int            `json:"steps"`
-	Usage   protocol.Usage `json:"usage"`
+	Outcome string `json:"outcome"`
+	Text    string `json:"text"`
+	// Answer is the text as JSON, if the turn has a schema and was answered.
+	Answer json.RawMessage `json:"answer,omitempty"`
+	Steps  int             `json:"steps"`
+	Usage  protocol.Usage  `json:"usage"`
 	// Compacted reports that a summary was written.
 	Compacted bool `json:"compacted,omitempty"`
 }

@@ -26,6 +26,9 @@ type Turn struct {
 	Prompt  string
 	// Attachments belong to the prompt; see [loop.NewAttachment] and [loop.Input.Check].
 	Attachments []loop.Attachment
+	// AnswerSchema is the JSON Schema of the answer; see [loop.Input]. The valid answer is
+	// [loop.TurnResult].Answer.
+	AnswerSchema json.RawMessage
 	// Model is one that a coordinator serves; "" means the default model of the coordinator that
 	// runs the turn.
 	Model    string
@@ -64,7 +67,7 @@ type Turn struct {
 // call asks a coordinator for the turn.
 func (t *Turn) call() protocol.Call {
 	call := serve.NewCall(cmp.Or(t.Session, protocol.NewSessionID()), wire.TurnRun{
-		Prompt: t.Prompt, Attachments: t.attachments(), Model: t.Model, Toolsets: t.Toolsets, TurnBounds: wire.TurnBounds{MaxSteps: t.MaxSteps, MaxTokens: t.MaxTokens, Budget: t.Budget, PromoteAfter: protocol.MillisOf(t.PromoteAfter)},
+		Prompt: t.Prompt, Attachments: t.attachments(), AnswerSchema: t.AnswerSchema, Model: t.Model, Toolsets: t.Toolsets, TurnBounds: wire.TurnBounds{MaxSteps: t.MaxSteps, MaxTokens: t.MaxTokens, Budget: t.Budget, PromoteAfter: protocol.MillisOf(t.PromoteAfter)},
 		Policies: t.Policies, Guard: t.Guard,
 		ReplySettings: wire.ReplySettings{Temperature: t.Settings.Temperature, Reasoning: t.Settings.Effort, MaxOutput: t.Settings.MaxOutput},
 		System:        t.System, Project: t.Project, Author: t.Author,
@@ -106,7 +109,7 @@ func send[T any](ctx context.Context, s Sessions, turn *Turn, method func(contex
 	if err := call.Validate(); err != nil {
 		return result, err
 	}
-	if err := (loop.Input{Attachments: turn.Attachments}).Check(nil); err != nil {
+	if err := (loop.Input{Attachments: turn.Attachments, AnswerSchema: turn.AnswerSchema}).Check(nil); err != nil {
 		return result, invalid(err)
 	}
 	result, err = do(ctx, s.client, []natsio.Rights{natsio.CallRights(s.client.inner.Name, protocol.SessionPool)}, func(ctx context.Context) (T, error) {
@@ -195,7 +198,7 @@ const lastEvents = time.Second
 // turnResult reads the outcome of a turn from its call's result.
 func turnResult(r *protocol.Result) loop.TurnResult {
 	value, ok := r.Value.(wire.TurnRunResult)
-	t := loop.TurnResult{Outcome: loop.Outcome(value.Outcome), Text: value.Text, Steps: value.Steps, Usage: value.Usage, Error: r.Error}
+	t := loop.TurnResult{Outcome: loop.Outcome(value.Outcome), Text: value.Text, Answer: value.Answer, Steps: value.Steps, Usage: value.Usage, Error: r.Error}
 	switch known := ok && t.Outcome != ""; {
 	case r.Status == protocol.StatusTimeout: // before the turn began
 		t.Outcome = loop.OutcomeLimitReached

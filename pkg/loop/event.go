@@ -30,6 +30,7 @@ const (
 	EventRewound        EventType = "conversation_rewound"   // the turns after KeptTurn are no part of the conversation any more
 	EventBudgetLow      EventType = "budget_low"             // 80% is used; Text is what the model reads, once for a budget
 	EventBudgetSpent    EventType = "budget_spent"           // the model is asked for an answer without tools; Text is what it reads
+	EventAnswerRefused  EventType = "answer_refused"         // the answer is not valid under [Input].AnswerSchema; Text is what the model reads
 	EventTurnEnded      EventType = "turn_ended"
 	EventReplyFailed    EventType = "reply_failed"   // an attempt gave no reply and is billed; Text says why
 	EventTurnPostponed  EventType = "turn_postponed" // a trigger's turn comes later, or is left out; Text says why
@@ -71,13 +72,15 @@ type Event struct {
 	StartFields
 
 	// Text depends on the type of event. The model's words: model_reply, text_delta,
-	// reasoning_delta, turn_ended, session_ended. Text for the model: budget_low, budget_spent,
+	// reasoning_delta, turn_ended, session_ended. Text for the model: budget_low, budget_spent, answer_refused,
 	// session_merged, revert_ended, call_resolved, conversation_compacted. A reason:
 	// policy_decision, call_judged, approval_asked, part_left_out. The request to the provider's
 	// tool: native_call. The next step: worker_lost. A sub-agent's progress: agent_moved. The
 	// requirement that no worker meets, "" if one does: tool_queued. turn_ended has no text where
 	// the journal could not store it a second time.
 	Text string `json:"text,omitempty"`
+	// Answer is the Text of an answer with a schema, as JSON (turn_ended, session_ended).
+	Answer json.RawMessage `json:"answer,omitempty"`
 
 	ReplyFields
 	CallFields
@@ -117,6 +120,8 @@ type StartFields struct {
 	// Input is what the person says (also input_added).
 	Input       string       `json:"input,omitempty"`
 	Attachments []Attachment `json:"attachments,omitempty"`
+	// AnswerSchema is [Input].AnswerSchema.
+	AnswerSchema json.RawMessage `json:"answer_schema,omitempty"`
 	// Seed is a secret from which the ids of the session's calls derive, in the first turn that has
 	// one. Observers do not get it.
 	Seed  string `json:"seed,omitempty"`

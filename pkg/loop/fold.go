@@ -74,6 +74,7 @@ type turn struct {
 	rewound  bool            // a person took it out of the conversation
 	added    []addition      // by a person, in their order
 	streamed []stepCall      // of the reply that is not there yet
+	refused  int             // answers that were not valid under the schema
 	lastAt   int             // steps at which a budget was used up; 0 while none is
 	spentErr *protocol.Error // why; nil in older journals
 	result   *TurnResult     // nil while the turn is open
@@ -94,7 +95,7 @@ type step struct {
 	reasoning *Reasoning
 	cut       bool // it ended at a limit of output tokens
 	calls     []stepCall
-	continued bool     // a sub-agent in the background ended behind it, and the model has not read that
+	continued bool     // it is no end: a sub-agent in the background ended behind it, or it is no valid answer
 	notes     []string // of jobs that ended behind the results, before the next step
 }
 
@@ -216,6 +217,8 @@ func (s *session) apply(e *Event) error {
 		}
 	case EventBudgetLow, EventBudgetSpent:
 		err = s.noteBudget(e)
+	case EventAnswerRefused:
+		err = s.refuseAnswer(e)
 	case EventTurnEnded:
 		err = s.endTurn(e)
 	default:
@@ -247,7 +250,7 @@ func (s *session) startTurn(e *Event) error {
 	if e.Terms != nil && e.Terms.Budget != nil {
 		s.budget, s.warned = *e.Terms.Budget, false
 	}
-	input := Input{ID: e.CallID, Text: e.Input, Attachments: e.Attachments}
+	input := Input{ID: e.CallID, Text: e.Input, Attachments: e.Attachments, AnswerSchema: e.AnswerSchema}
 	s.sinceReply += sizeOf([]Message{input.message()})
 	s.noteRead(e.Read)
 	s.turns = append(s.turns, turn{number: e.Turn, input: input, terms: e.Terms, span: spanOf(e), begun: begun{trigger: e.Trigger, at: e.Time}})
@@ -440,6 +443,7 @@ func (t *turn) resultSoFar(outcome Outcome, failure *protocol.Error) TurnResult 
 		Turn: t.number, Outcome: outcome, Steps: len(t.steps), Usage: t.bill.Usage, CostUSD: t.bill.CostUSD, Error: failure,
 	}
 	result.Text = t.text()
+	result.Answer = t.value(outcome, result.Text)
 	if t.span.IsValid() {
 		result.TraceID = t.span.TraceID().String()
 	}

@@ -2,6 +2,7 @@ package loop
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -89,13 +90,14 @@ func typeOf(data []byte) string {
 	return mediaText
 }
 
-// Check reports why a model cannot get the attachments: at most 16, of 12 MiB together, each as
+// Check reports why the input cannot begin a turn: its AnswerSchema is none, or a model cannot get
+// the attachments: at most 16, of 12 MiB together, each as
 // [NewAttachment] takes it and of a type that the model takes. A nil model takes all types. A model
 // that takes no PDF documents gets their text, if they have some: that is seen when the turn
 // begins.
 func (in Input) Check(model Model) error {
 	_, err := attached(model, 0, in.Attachments)
-	return err
+	return cmp.Or(err, checkSchema(in.AnswerSchema))
 }
 
 // pagesAsText replaces the PDF documents that a model does not take by their text.
@@ -167,6 +169,9 @@ func (in *Input) message() Message {
 	}
 	if len(names) > 0 {
 		m.addNote("[Attached: " + strings.Join(names, ", ") + "]")
+	}
+	if len(in.AnswerSchema) > 0 {
+		m.addNote(schemaNote(in.AnswerSchema))
 	}
 	return m
 }

@@ -132,7 +132,7 @@ func lean(events []Event) []Event {
 		case EventToolCall, EventApprovalAsked:
 			e.Arguments = ""
 		case EventTurnEnded:
-			e.Text = ""
+			e.Text, e.Answer = "", nil
 		case EventModelReply:
 			e.Reasoning = nil
 		case EventToolResult, EventJobEnded, EventNativeCall:

@@ -57,7 +57,7 @@ func (h History) Recording() (*Recording, error) {
 		at := position{e.Turn, e.Step}
 		switch e.Type {
 		case EventTurnStarted:
-			r.inputs, next = append(r.inputs, Input{Text: e.Input, Attachments: e.Attachments}), position{e.Turn, 1}
+			r.inputs, next = append(r.inputs, Input{Text: e.Input, Attachments: e.Attachments, AnswerSchema: e.AnswerSchema}), position{e.Turn, 1}
 		case EventModelReply:
 			r.replies[at], next = e, position{e.Turn, e.Step + 1}
 		case EventInputAdded:

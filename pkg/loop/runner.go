@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -76,6 +77,10 @@ type Input struct {
 	ID protocol.CallID
 	// Attachments are files that belong to the text; see [Input.Check].
 	Attachments []Attachment
+	// AnswerSchema, if set, is the JSON Schema of the answer, which then is one JSON value. The
+	// model is asked again, with what is wrong, up to two times; then the turn ends as failed with
+	// [protocol.CodeAnswerInvalid]. References lead nowhere but into the schema itself.
+	AnswerSchema json.RawMessage
 	// Again says that an earlier try of this process found turns in the session. If it has none
 	// now, it was removed meanwhile: the input begins no turn, and the error wraps [ErrRemoved].
 	Again bool
@@ -112,9 +117,11 @@ type TurnResult struct {
 	Turn    int // from 1
 	Outcome Outcome
 	// Text is the last that the model said in the turn: the answer, if Outcome is answered.
-	Text  string
-	Steps int
-	Usage protocol.Usage
+	Text string
+	// Answer is the Text as JSON, if the input has an AnswerSchema and Outcome is answered.
+	Answer json.RawMessage
+	Steps  int
+	Usage  protocol.Usage
 	// CostUSD is what the turn cost by [Options].Price; nil when the price of a reply is unknown.
 	CostUSD *float64
 	// Error says why the outcome is not answered.
@@ -281,6 +288,9 @@ func validIDs(session protocol.SessionID, input Input) error {
 func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 	attachments, err := attached(r.model, len(rec.session.turns)+1, input.Attachments)
 	if err == nil {
+		err = checkSchema(input.AnswerSchema)
+	}
+	if err == nil {
 		err = pagesAsText(ctx, r.model, attachments)
 	}
 	if err != nil {
@@ -302,7 +312,7 @@ func (r *Runner) begin(ctx context.Context, rec *recorder, input Input) error {
 	}
 	started := Event{
 		Type: EventTurnStarted, Turn: len(rec.session.turns) + 1,
-		StartFields: StartFields{Input: prose.Valid(input.Text), Attachments: attachments, Terms: r.terms(rec.session)},
+		StartFields: StartFields{Input: prose.Valid(input.Text), Attachments: attachments, AnswerSchema: input.AnswerSchema, Terms: r.terms(rec.session)},
 		CallFields:  CallFields{CallID: input.ID},
 		NoteFields:  NoteFields{By: prose.Valid(r.opts.Author.Name)},
 	}

@@ -139,7 +139,7 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 		if waited, err := t.followed.awaitAgent(ctx); waited || err != nil {
 			return nil, err
 		}
-		return &ending{outcome: OutcomeAnswered}, nil
+		return t.answer(ctx)
 	case ctx.Err() != nil:
 		return t.stopped(ctx)
 	case len(turn.steps) >= t.opts.MaxSteps:
@@ -182,7 +182,7 @@ func (t *turnRun) end(ctx context.Context, end *ending) (TurnResult, error) {
 	result := t.session.open().resultSoFar(end.outcome, end.failure)
 	err := t.record(ctx, Event{
 		Type: EventTurnEnded, Turn: result.Turn, Step: result.Steps,
-		Status: string(result.Outcome), Text: result.Text, ReplyFields: ReplyFields{Usage: &result.Usage, CostUSD: result.CostUSD, ElapsedMS: t.elapsed()},
+		Status: string(result.Outcome), Text: result.Text, Answer: result.Answer, ReplyFields: ReplyFields{Usage: &result.Usage, CostUSD: result.CostUSD, ElapsedMS: t.elapsed()},
 		StartFields: StartFields{TraceID: result.TraceID}, ResultFields: ResultFields{Error: result.Error},
 	})
 	return result, err

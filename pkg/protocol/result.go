@@ -56,6 +56,7 @@ const (
 	CodeToolFailed           Code = "tool_failed"
 	CodePanic                Code = "tool_panicked"
 	CodeModelFailed          Code = "model_failed"
+	CodeAnswerInvalid        Code = "answer_invalid" // of a turn whose answer has a schema
 	CodeLimitReached         Code = "limit_reached"
 	CodeInternal             Code = "internal"
 )

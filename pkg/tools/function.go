@@ -15,11 +15,11 @@ import (
 
 	"github.com/google/jsonschema-go/jsonschema"
 
+	"github.com/toolfleet/toolfleet/internal/modeltext/argument"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
 )
 
 // New makes a tool of a Go function, which is called in the session's process, concurrently with

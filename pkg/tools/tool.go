@@ -9,12 +9,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/modeltext/argument"
 	"github.com/toolfleet/toolfleet/internal/modeltext/modelpath"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
 )
 
 // Definition is a tool as the model gets it.

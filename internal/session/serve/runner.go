@@ -78,7 +78,7 @@ func (s *Server) runner(
 	if err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
 	}
-	if err := (loop.Input{Attachments: attachments(turn)}).Check(model); err != nil {
+	if err := (loop.Input{Attachments: attachments(turn), AnswerSchema: turn.AnswerSchema}).Check(model); err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
 	}
 	var price *loop.Price

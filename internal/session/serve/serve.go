@@ -469,7 +469,7 @@ func turnCause(cause error, c *protocol.Call) error {
 // Once ctx has ended, one try is made to end the turn in the journal, whatever the cause; if it
 // fails, conclude ends the turn when the call has its result.
 func (s *Server) persist(ctx context.Context, runner *loop.Runner, c *protocol.Call, turn wire.TurnRun) (loop.TurnResult, error) {
-	input := loop.Input{Text: turn.Prompt, ID: c.ID, Attachments: attachments(turn), MadeAfter: c.MadeAfter, MadeAt: c.IssuedAt}
+	input := loop.Input{Text: turn.Prompt, ID: c.ID, Attachments: attachments(turn), AnswerSchema: turn.AnswerSchema, MadeAfter: c.MadeAfter, MadeAt: c.IssuedAt}
 	for {
 		stopped := ctx.Err() != nil
 		result, err := runner.Run(s.unattended(s.withTriggers(ctx, c), c), c.SessionID, input)
@@ -510,6 +510,6 @@ func (s *Server) result(c *protocol.Call, t loop.TurnResult, err error) protocol
 		fault = protocol.Errorf(protocol.CodeInternal, "the turn ended as %s", t.Outcome)
 	}
 	r := wire.NewResult(c, status, fault)
-	r.Value = wire.TurnRunResult{Outcome: string(t.Outcome), Text: t.Text, Steps: t.Steps, Usage: t.Usage}
+	r.Value = wire.TurnRunResult{Outcome: string(t.Outcome), Text: t.Text, Answer: t.Answer, Steps: t.Steps, Usage: t.Usage}
 	return r
 }

@@ -909,3 +909,23 @@ func TestTurn_MadeBeforeItsSessionWasRemoved(t *testing.T) {
 	requireFault(t, r.submit(t.Context(), late), protocol.StatusFailed, protocol.CodeNotFound)
 	require.Equal(t, []string{"1 turn_ended answered"}, r.ends(session))
 }
+
+// A submitted turn has its answer as JSON, or the error that says why it has none.
+func TestTurn_HasAStructuredAnswer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, `{"text":"Done."},{"text":"{\"done\": true}"},{"text":"no"},{"text":"no"},{"text":"no"}`)
+	r.serve(r.Connect(), "a", nil)
+	schema := json.RawMessage(`{"type":"object","required":["done"]}`)
+	session := protocol.NewSessionID()
+	got := r.submit(t.Context(), serve.NewCall(session, wire.TurnRun{Prompt: "go", AnswerSchema: schema}, 0))
+	require.Equal(t, protocol.StatusOK, got.Status)
+	value, ok := got.Value.(wire.TurnRunResult)
+	require.True(t, ok)
+	require.JSONEq(t, `{"done":true}`, string(value.Answer))
+	require.Equal(t, 2, value.Steps)
+	got = r.submit(t.Context(), serve.NewCall(session, wire.TurnRun{Prompt: "go", AnswerSchema: schema}, 0))
+	requireFault(t, got, protocol.StatusFailed, protocol.CodeAnswerInvalid)
+	got = r.turn(wire.TurnRun{Prompt: "go", AnswerSchema: json.RawMessage(`{"$ref":"https://example.com"}`)})
+	requireFault(t, got, protocol.StatusRejected, codes.InvalidPayload)
+	require.Contains(t, got.Error.Message, "a schema may refer to itself only")
+}

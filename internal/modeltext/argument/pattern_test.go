@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/pkg/tools/internal/argument"
+	"github.com/toolfleet/toolfleet/internal/modeltext/argument"
 )
 
 func TestCompile_PatternsOfJavaScript(t *testing.T) {

@@ -46,8 +46,8 @@ func (s *Schema) validate(arguments map[string]any, rules Rules) []string {
 }
 
 // schemaProblems returns what is invalid under the schema.
-func (s *Schema) schemaProblems(arguments map[string]any) []string {
-	err := s.compiled.Validate(arguments)
+func (s *Schema) schemaProblems(value any) []string {
+	err := s.compiled.Validate(value)
 	if err == nil {
 		return nil
 	}
@@ -62,14 +62,7 @@ func (s *Schema) schemaProblems(arguments map[string]any) []string {
 // again.
 func (s *Schema) Refusal(tool, raw string, problems []string) *protocol.Error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "The arguments of %s were not accepted:\n", tool)
-	for i, problem := range problems {
-		if i == maxProblems {
-			fmt.Fprintf(&b, "- and %d more\n", len(problems)-maxProblems)
-			break
-		}
-		fmt.Fprintf(&b, "- %s\n", prose.Short(prose.Valid(problem), maxProblemText))
-	}
+	fmt.Fprintf(&b, "The arguments of %s were not accepted:\n%s\n", tool, List(problems))
 	fmt.Fprintf(&b, "Expected schema: %s\n", prose.Head(s.compact, maxSchemaShown))
 	if strings.TrimSpace(raw) == "" {
 		b.WriteString("You sent no arguments.")
@@ -78,6 +71,19 @@ func (s *Schema) Refusal(tool, raw string, problems []string) *protocol.Error {
 	}
 	b.WriteString("\nCorrect the arguments and call the tool again.")
 	return &protocol.Error{Code: protocol.CodeInvalidArguments, Message: b.String()}
+}
+
+// List is the text of problems, one a line.
+func List(problems []string) string {
+	var lines []string
+	for i, problem := range problems {
+		if i == maxProblems {
+			lines = append(lines, fmt.Sprintf("- and %d more", len(problems)-maxProblems))
+			break
+		}
+		lines = append(lines, "- "+prose.Short(prose.Valid(problem), maxProblemText))
+	}
+	return strings.Join(lines, "\n")
 }
 
 // reporter puts the findings of the validator into words for a model.

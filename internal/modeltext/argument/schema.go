@@ -46,14 +46,22 @@ func Compile(raw json.RawMessage) (*Schema, error) {
 	if err != nil {
 		return nil, fmt.Errorf("schema: not JSON: %w", err)
 	}
-	object, ok := document.(map[string]any)
-	if !ok {
-		return nil, errors.New(`schema: must be a JSON object with "type": "object"`)
-	}
 	var typeErr error
-	if object["type"] != "object" {
+	if object, ok := document.(map[string]any); !ok || object["type"] != "object" {
 		typeErr = errors.New(`schema: must be a JSON object with "type": "object"`)
 	}
+	if _, ok := document.(map[string]any); !ok {
+		return nil, typeErr
+	}
+	schema, err := compile(raw, document)
+	if err = errors.Join(typeErr, err); err != nil {
+		return nil, err
+	}
+	return schema, nil
+}
+
+// compile compiles a schema that was parsed.
+func compile(raw json.RawMessage, document any) (*Schema, error) {
 	compiler := jsonschema.NewCompiler()
 	compiler.DefaultDraft(jsonschema.Draft2020)
 	compiler.UseLoader(noLoader{})
@@ -64,10 +72,7 @@ func Compile(raw json.RawMessage) (*Schema, error) {
 	}
 	compiled, err := compiler.Compile(schemaURL)
 	if err != nil {
-		err = fmt.Errorf("schema: %w", err)
-	}
-	if err = errors.Join(typeErr, err); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("schema: %w", err)
 	}
 	var compact bytes.Buffer
 	if err := json.Compact(&compact, raw); err != nil {
