@@ -457,6 +457,9 @@ func (f *fork) ready(ctx context.Context) (*protocol.Result, error) {
 // of a stopped sub-agent are not merged.
 func (t *turnRun) merge(ctx context.Context, p *pendingCall, outcome Outcome) (string, error) {
 	child := string(p.event.CallID)
+	if detached(ctx) { // the process that continues the turn merges them
+		return "", context.Cause(ctx)
+	}
 	if ctx.Err() != nil || outcome == OutcomeInterrupted {
 		return fmt.Sprintf("[What the agent changed is not merged: it was stopped. Its files are in the workspace of session %s.]", child), nil //nolint:nilerr // the text says it
 	}

@@ -458,6 +458,41 @@ func TestAgent_ThatIsStoppedIsNotMerged(t *testing.T) {
 	require.Contains(t, fmt.Sprint(f.watch.of(loop.EventToolResult)), "is not merged: it was stopped. Its files are in the workspace of session "+string(f.callID(t, 1, 1, 1)))
 }
 
+// leaving is a journal behind which a process loses its session as soon as a turn of another one
+// has ended.
+type leaving struct {
+	loop.Journal
+
+	parent protocol.SessionID
+	leave  func()
+}
+
+func (j *leaving) Append(ctx context.Context, session protocol.SessionID, expected uint64, events ...loop.Event) (uint64, error) {
+	last, err := j.Journal.Append(ctx, session, expected, events...)
+	if session != j.parent && events[len(events)-1].Type == loop.EventTurnEnded {
+		j.leave()
+	}
+	return last, err
+}
+
+// A process that loses the session between the end of an agent and the merge of its fork leaves the
+// merge to the next one, and journals nothing about it.
+func TestAgent_WhoseProcessIsLostIsMergedByTheNext(t *testing.T) {
+	t.Parallel()
+	f := forking(t)
+	ctx, leave := context.WithCancelCause(t.Context())
+	defer leave(nil)
+	journal := f.journal
+	f.journal = &leaving{journal, f.session, func() { leave(loop.ErrDetached) }}
+	_, err := f.run(ctx, t)
+	require.ErrorIs(t, err, loop.ErrDetached)
+	f.journal = journal
+	f.mustRun(t.Context(), t)
+	for _, e := range f.events(t) {
+		require.NotContains(t, e.Content, "is not merged")
+	}
+}
+
 func TestAgent_WhoseForkFailsIsNotStarted(t *testing.T) {
 	t.Parallel()
 	f := forking(t)
