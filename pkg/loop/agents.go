@@ -195,16 +195,16 @@ func (t *turnRun) agent(ctx context.Context, p *pendingCall, runner *Runner, unk
 	cancel()
 	begun := rec != nil && !rec.fresh
 	var refused Event
-	switch {
+	switch cause := context.Cause(ctx); {
 	case err != nil:
 		return Event{}, err
-	case detached(ctx):
-		return Event{}, context.Cause(ctx)
+	case errors.Is(cause, ErrDetached):
+		return Event{}, cause
 	case !begun && rec.removed.Outlived(t.sequence(), time.Time{}):
 		return p.localResult(protocol.StatusCancelled, "", protocol.Errorf(protocol.CodeCancelled, "The agent was not started: another process has refused it, or has removed its session."), 0), nil
 	case !begun && cmp.Or(p.denied, unknown) != nil:
 		refused = p.localResult(protocol.StatusRejected, "", cmp.Or(p.denied, unknown), 0)
-	case !begun && context.Cause(ctx) != nil: // the call's result says so
+	case !begun && cause != nil: // the call's result says so
 		refused = p.localResult(protocol.StatusCancelled, "", protocol.Errorf(protocol.CodeCancelled, "The agent was not started: the turn was stopped before."), 0)
 	case runner.lineage.tree.started.Add(1) > maxAgents && !begun:
 		refused = p.localResult(protocol.StatusRejected, "", protocol.Errorf(protocol.CodeLimitReached, "This session has started %d agents, which is as many as it may.", maxAgents), 0)
@@ -457,11 +457,12 @@ func (f *fork) ready(ctx context.Context) (*protocol.Result, error) {
 // of a stopped sub-agent are not merged.
 func (t *turnRun) merge(ctx context.Context, p *pendingCall, outcome Outcome) (string, error) {
 	child := string(p.event.CallID)
-	if detached(ctx) { // the process that continues the turn merges them
-		return "", context.Cause(ctx)
+	cause := context.Cause(ctx)
+	if errors.Is(cause, ErrDetached) { // the process that continues the turn merges them
+		return "", cause
 	}
-	if ctx.Err() != nil || outcome == OutcomeInterrupted {
-		return fmt.Sprintf("[What the agent changed is not merged: it was stopped. Its files are in the workspace of session %s.]", child), nil //nolint:nilerr // the text says it
+	if cause != nil || outcome == OutcomeInterrupted {
+		return fmt.Sprintf("[What the agent changed is not merged: it was stopped. Its files are in the workspace of session %s.]", child), nil
 	}
 	call := t.forkCall(ctx, p, mergeIndex, protocol.Exclusive, wire.WorkspaceMerge{From: child})
 	call.Again = true // an earlier run may have sent it

@@ -67,15 +67,15 @@ func (t *turnRun) runCalls(ctx context.Context) error {
 	}
 	t.followed.resumeJobs(ctx)
 	fleetErr := b.run(ctx)
-	missing := t.session.open().missing()
+	missing, cause := t.session.open().missing(), context.Cause(ctx)
 	switch {
 	case t.lost != nil:
 		return t.lost
 	case missing == 0:
 		return nil
-	case detached(ctx):
-		return context.Cause(ctx)
-	case ctx.Err() != nil:
+	case errors.Is(cause, ErrDetached):
+		return cause
+	case cause != nil:
 		return t.record(ctx, t.unknownResults()...)
 	case fleetErr == nil:
 		fleetErr = fmt.Errorf("%d calls came back without result", missing)
@@ -84,7 +84,8 @@ func (t *turnRun) runCalls(ctx context.Context) error {
 	return fmt.Errorf("dispatch step %d of turn %d: %w", len(last.steps), last.number, fleetErr)
 }
 
-// detached reports whether another process may run the session from now on.
+// detached reports whether another process may run the session from now on. What is asked of ctx
+// next may have another answer: code that treats other ends differently asks once, for the cause.
 func detached(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrDetached) }
 
 // ifDetached returns the cause of a context that ended so; nil for others.
@@ -408,12 +409,12 @@ func (b *batch) runHere(ctx context.Context, p *pendingCall, do hereFunc) error 
 // runInline runs a tool of this process. Its panics are failures.
 func (p *pendingCall) runInline(ctx context.Context, noted *Event) (string, error) {
 	text, failure := p.plan.RunInline(ctx)
-	switch {
-	case detached(ctx):
-		return "", context.Cause(ctx) // the next run of the session runs it again
+	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, ErrDetached):
+		return "", cause // the next run of the session runs it again
 	case failure == nil:
 		return text, nil
-	case ctx.Err() != nil:
+	case cause != nil:
 		noted.Status = string(protocol.StatusCancelled)
 	}
 	return "", failure

@@ -344,10 +344,11 @@ func (t *turnRun) askUser(ctx context.Context, p *pendingCall, request wire.Pers
 	limited, cancel := context.WithTimeout(ctx, request.Timeout)
 	defer cancel()
 	answer, err := t.fleet.Ask(limited, t.id, p.event.CallID, request.Question, request.Fits, listening)
-	switch noted.By = prose.Valid(answer.By); {
-	case detached(ctx):
-		return "", context.Cause(ctx)
-	case err != nil && ctx.Err() != nil:
+	noted.By = prose.Valid(answer.By)
+	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, ErrDetached):
+		return "", cause
+	case err != nil && cause != nil:
 		return "", protocol.Errorf(protocol.CodeCancelled, "The turn was stopped before anybody answered.")
 	case errors.Is(err, context.DeadlineExceeded):
 		return "", protocol.Errorf(protocol.CodeDeadline, "Nobody answered within %s. Go on without an answer, or end your turn and say what you need.", request.Timeout)
