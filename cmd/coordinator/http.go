@@ -31,7 +31,9 @@ type webFlags struct {
 	HTTPTokens      string `name:"http-tokens" placeholder:"FILE" help:"File of bearer tokens for clients of the HTTP API, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Required on addresses other than loopback. Default: one token, in a file that is named at the start."`
 	HTTPTLSCert     string `name:"http-tls-cert" placeholder:"FILE" help:"Certificate (PEM) with which the HTTP API is served over TLS; needs --http-tls-key."`
 	HTTPTLSKey      string `name:"http-tls-key" placeholder:"FILE" help:"Private key (PEM) of the certificate."`
-	HTTPBehindProxy bool   `name:"http-behind-proxy" help:"The address is reached through a proxy that ends TLS: plain HTTP on an address other than loopback is allowed."`
+	HTTPBehindProxy bool   `name:"http-behind-proxy" help:"The address is reached through a proxy that ends TLS: plain HTTP on an address other than loopback is allowed, and so is any host name on loopback."`
+	HTTPRate        int    `name:"http-rate" default:"1000" placeholder:"N" help:"Maximum number of requests of a client in a second, on average; 0 is no limit."`
+	HTTPOpen        int    `name:"http-open" default:"1024" placeholder:"N" help:"Maximum number of requests and streams of a client that are open at once; 0 is no limit."`
 }
 
 // webTokenFile is the file of the token that is generated if none is given.
@@ -39,6 +41,9 @@ const webTokenFile = "http.token"
 
 // check checks the flags and reads the tokens.
 func (f *webFlags) check() (tokens []access.Token, err error) {
+	if f.HTTPRate < 0 || f.HTTPOpen < 0 {
+		return nil, cli.Usagef("--http-rate %d, --http-open %d: must be 0 or more", f.HTTPRate, f.HTTPOpen)
+	}
 	if f.HTTP == "" {
 		if f.HTTPTokens != "" || f.HTTPTLSCert != "" || f.HTTPTLSKey != "" || f.HTTPBehindProxy {
 			return nil, cli.Usagef("--http-tokens, --http-tls-cert, --http-tls-key and --http-behind-proxy need --http")
@@ -86,13 +91,15 @@ type webServer struct {
 	// Token is the file of the generated token; "" if tokens were given, or none is needed.
 	Token  string `json:"token_file,omitempty"`
 	access *httpapi.Access
+	shares *access.Shares
+	proxy  bool
 	end    func()
 }
 
 // listen listens for clients. Every user of this machine reaches a port, so if there is no token
 // one is generated and stored in dir; only its owner can use a socket.
 func (f *webFlags) listen(ctx context.Context, tokens []access.Token, dir string) (w *webServer, err error) {
-	w = &webServer{end: func() {}}
+	w = &webServer{shares: &access.Shares{Rate: f.HTTPRate, Open: f.HTTPOpen}, proxy: f.HTTPBehindProxy, end: func() {}}
 	path, isSocket := strings.CutPrefix(f.HTTP, unixPrefix)
 	if isSocket {
 		if w.listener, err = listenUnix(ctx, path); err == nil {
@@ -136,7 +143,7 @@ func (w *webServer) announce(to io.Writer) {
 // serve serves clients until ctx ends.
 func (w *webServer) serve(ctx context.Context, options httpapi.Options) error {
 	defer w.end()
-	options.Access = w.access
+	options.Access, options.Shares, options.AnyHost = w.access, w.shares, w.proxy
 	return access.Serve(ctx, w.listener, httpapi.New(options), access.DefaultBounds())
 }
 

@@ -1,5 +1,5 @@
 // Package access lets clients over HTTP in: by bearer tokens, each of which is a principal. Tokens
-// come from a file, from the fleet's own list ([Store]), or from an authority ([OIDC]).
+// come from a file.
 package access
 
 import (

@@ -3,13 +3,9 @@ package httpapi
 import (
 	"encoding/json"
 	"net/http"
-	"time"
 
 	"github.com/toolfleet/toolfleet/internal/access"
 )
-
-// bodyTimeout is in what time the body of a request must arrive.
-const bodyTimeout = time.Minute
 
 // Access knows who sends a request.
 type Access struct {
@@ -31,9 +27,48 @@ func (a *Access) require(next http.Handler) http.Handler {
 	})
 }
 
-// refuse answers with a problem.
+// refuse answers with a problem, and ends the connection.
 func refuse(w http.ResponseWriter, status int, reason string) {
 	w.Header().Set("Content-Type", "application/problem+json")
+	w.Header().Set("Connection", "close")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(ofRequest(status, reason)) // the client has gone
 }
+
+// problems answers with problems where the router answers with texts: an unknown path, or a method
+// that a path has not.
+func problems(mux *http.ServeMux) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, pattern := mux.Handler(r); pattern != "" {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		found := &headOnly{header: http.Header{}, code: http.StatusNotFound}
+		mux.ServeHTTP(found, r)
+		if found.code < http.StatusBadRequest { // a redirect to the clean path
+			mux.ServeHTTP(w, r)
+			return
+		}
+		reason := r.URL.Path + ": there is no such path; /openapi.json has all of them"
+		if allowed := found.header.Get("Allow"); allowed != "" {
+			w.Header().Set("Allow", allowed)
+			reason = r.Method + ": " + r.URL.Path + " has " + allowed
+		}
+		refuse(w, found.code, reason)
+	})
+}
+
+// headOnly is an answer of which only the head counts.
+type headOnly struct {
+	header http.Header
+	code   int
+}
+
+// Header implements [http.ResponseWriter].
+func (s *headOnly) Header() http.Header { return s.header }
+
+// WriteHeader implements [http.ResponseWriter].
+func (s *headOnly) WriteHeader(code int) { s.code = code }
+
+// Write implements [http.ResponseWriter].
+func (s *headOnly) Write(p []byte) (int, error) { return len(p), nil }

@@ -19,6 +19,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
+	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -48,6 +49,10 @@ type Options struct {
 	Session protocol.SessionID
 	// MinLevel is the minimum sandbox level of calls that name none.
 	MinLevel string
+	// Shares bound what each principal uses; nil does not.
+	Shares *access.Shares
+	// AnyHost lets in requests to a loopback address under any name: those that a proxy sends.
+	AnyHost bool
 	// Policy judges single calls; nil allows each one. Those of turns are judged where they run.
 	Policy loop.Policy
 	// Version is that of this program.
@@ -66,11 +71,21 @@ type api struct {
 func New(o Options) http.Handler {
 	mux := http.NewServeMux()
 	a := newAPI(mux, o)
-	var handler http.Handler = mux
+	handler := problems(mux)
+	if a.Shares != nil {
+		handler = a.Shares.Bound(handler, refuse)
+	}
 	if a.Access != nil {
 		handler = a.Access.require(handler)
 	}
-	return http.NewCrossOriginProtection().Handler(handler)
+	origins := http.NewCrossOriginProtection()
+	origins.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		refuse(w, http.StatusForbidden, "a web page of another origin has sent the request")
+	}))
+	if handler = origins.Handler(handler); a.AnyHost {
+		return handler
+	}
+	return access.LocalHost(handler, refuse)
 }
 
 // Description returns the OpenAPI description, as the handler serves it.
@@ -118,11 +133,15 @@ func schemaName(t reflect.Type, hint string) string {
 // operation describes one, with the answers that every operation may give.
 func operation(method, path, id, tag, summary string, more ...func(*huma.Operation)) huma.Operation {
 	op := huma.Operation{
-		OperationID: id, Method: method, Path: "/v1" + path, Summary: summary, Tags: []string{tag}, MaxBodyBytes: MaxBody, BodyReadTimeout: bodyTimeout,
+		OperationID: id, Method: method, Path: "/v1" + path, Summary: summary, Tags: []string{tag}, MaxBodyBytes: MaxBody, BodyReadTimeout: -1, // [access.Serve] bounds it
+
 		Errors: []int{
 			http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusUnprocessableEntity,
 			http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusServiceUnavailable,
 		},
+	}
+	if method != http.MethodGet && method != http.MethodDelete {
+		op.Errors = append(op.Errors, http.StatusRequestTimeout, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType)
 	}
 	for _, change := range more {
 		change(&op)

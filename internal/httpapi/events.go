@@ -10,6 +10,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -57,7 +58,7 @@ func (a *api) sessionEvents(tag string) {
 		},
 		) (*huma.StreamResponse, error) {
 			ctx, cancel := context.WithCancel(ctx)
-			next, stop := pulled(a.Client.Sessions(a.Pool).Events(ctx, in.Session, in.Last))
+			next, stop := pulled(passing(a.Client.Sessions(a.Pool).Events(ctx, in.Session, in.Last)))
 			end := func() { cancel(); stop() }
 			first := passed{live: true}
 			select { // what is wrong with the request is said by the status
@@ -102,6 +103,9 @@ func passEvents(ctx context.Context, s *stream, p passed, next <-chan passed, ou
 			return
 		}
 		select {
+		case <-access.Draining(ctx):
+			s.send(kindEnd, "", errDraining)
+			return
 		case <-idle.C:
 			p = passed{live: true}
 			more = s.text(": \n\n")
@@ -118,21 +122,38 @@ type passed struct {
 	live bool // none came
 }
 
+// passing is a sequence with its errors as one of values.
+func passing(from iter.Seq2[fleet.Passed, error]) iter.Seq[passed] {
+	return func(yield func(passed) bool) {
+		for p, err := range from {
+			if !yield(passed{Passed: p, err: err}) {
+				return
+			}
+		}
+	}
+}
+
 // pulled reads a sequence in a goroutine, one ahead, until stop.
-func pulled(from iter.Seq2[fleet.Passed, error]) (next <-chan passed, stop func()) {
-	out, ended, over := make(chan passed), make(chan struct{}), make(chan struct{})
+func pulled[T any](from iter.Seq[T]) (next <-chan T, stop func()) {
+	out, ended, over := make(chan T), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(over)
 		defer close(out)
-		for p, err := range from {
+		for p := range from {
 			select {
-			case out <- passed{Passed: p, err: err}:
+			case out <- p:
 			case <-ended:
 				return
 			}
 		}
 	}()
 	return out, func() { close(ended); <-over }
+}
+
+// errDraining ends the streams of a server that ends.
+var errDraining = &Problem{
+	Title: http.StatusText(http.StatusServiceUnavailable), Status: http.StatusServiceUnavailable, Code: codeDraining,
+	Detail: "the server ends: connect again, here or at another server of the fleet, with the id of the last event",
 }
 
 // callEvents registers the streams of calls.
@@ -144,25 +165,49 @@ func (a *api) callEvents(tag string) {
 		if err != nil {
 			return nil, problem(err)
 		}
-		return streamed(func(s *stream) {
-			ctx, stop := context.WithCancel(ctx)
-			defer stop()
-			for piece := range future.Output(ctx) {
-				if !s.send(kindOutput, "", OutputPiece{in.Call, piece.Stream, piece.Data, piece.Attempt, piece.Gap}) {
-					return
-				}
-			}
-			result, err := future.Wait(ctx)
-			if err != nil && result.Status == "" {
-				if ctx.Err() == nil {
-					s.send(kindEnd, "", problem(err))
-				}
+		return streamed(func(s *stream) { a.passCall(ctx, s, in.ref(), future) }), nil
+	})
+}
+
+// passCall sends the output and the result of a call.
+func (a *api) passCall(ctx context.Context, s *stream, ref protocol.CallRef, future *fleet.Future) {
+	ctx, cancel := context.WithCancel(ctx)
+	next, stop := pulled(future.Output(ctx))
+	defer func() { cancel(); stop() }()
+	idle := time.NewTicker(keepAlive)
+	defer idle.Stop()
+	for {
+		select {
+		case <-access.Draining(ctx):
+			s.send(kindEnd, "", errDraining)
+			return
+		case <-idle.C:
+			if !s.text(": \n\n") {
 				return
 			}
-			made, err := a.resultOf(result)
-			if err == nil {
-				s.send(kindState, "", CallState{in.Session, in.Call, "ended", made})
+		case piece, more := <-next:
+			if !more {
+				s.sendResult(ctx, a, ref, future)
+				return
 			}
-		}), nil
-	})
+			if !s.send(kindOutput, "", OutputPiece{ref.ID, piece.Stream, piece.Data, piece.Attempt, piece.Gap}) {
+				return
+			}
+		}
+	}
+}
+
+// sendResult sends how a call ended, whose output is complete.
+func (s *stream) sendResult(ctx context.Context, a *api, ref protocol.CallRef, future *fleet.Future) {
+	result, err := future.Wait(ctx)
+	var made *CallResult
+	if err == nil || result.Status != "" {
+		made, err = a.resultOf(result)
+	}
+	switch {
+	case err == nil:
+		s.send(kindState, "", CallState{ref.SessionID, ref.ID, stateEnded, made})
+	case ctx.Err() == nil:
+		s.send(kindEnd, "", problem(err))
+	}
 }

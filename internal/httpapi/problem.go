@@ -17,7 +17,7 @@ import (
 
 // Problem is the body of an answer that refuses or fails (RFC 9457), of type
 // application/problem+json. Code is one that programs can compare: those of results, and invalid,
-// unauthorized, forbidden, exists and unreachable.
+// unauthorized, forbidden, exists, unreachable and draining.
 type Problem struct { //nolint:errname // the field says problem
 	Title  string              `json:"title" example:"Not Found"`
 	Status int                 `json:"status" example:"404"`
@@ -52,6 +52,7 @@ const (
 	codeForbidden    protocol.Code = "forbidden"
 	codeExists       protocol.Code = "exists"
 	codeUnreachable  protocol.Code = "unreachable"
+	codeDraining     protocol.Code = "draining"
 )
 
 // status says which status and code an error has.
@@ -75,7 +76,7 @@ func status(err error) (int, protocol.Code) {
 		return http.StatusConflict, protocol.CodeBusy
 	case errors.Is(err, fleet.ErrUnreachable), errors.Is(err, fleet.ErrClosed), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return http.StatusServiceUnavailable, codeUnreachable
-	case errors.Is(err, fleet.ErrInvalid), errors.Is(err, protocol.ErrInvalidName):
+	case errors.Is(err, fleet.ErrInvalid), errors.Is(err, protocol.ErrInvalidName), errors.Is(err, protocol.ErrInvalidCall):
 		return http.StatusUnprocessableEntity, codeInvalid
 	case errors.As(err, &coded):
 		if coded.Code == protocol.CodePolicyDenied {
@@ -110,6 +111,10 @@ func ofRequest(number int, message string, errs ...error) huma.StatusError {
 		made.Code = codeForbidden
 	case number == http.StatusNotFound:
 		made.Code = protocol.CodeNotFound
+	case number == http.StatusTooManyRequests:
+		made.Code = protocol.CodeBusy
+	case number == http.StatusServiceUnavailable:
+		made.Code = codeUnreachable
 	case number >= http.StatusInternalServerError:
 		made.Code = protocol.CodeInternal
 	}

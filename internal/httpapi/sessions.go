@@ -3,6 +3,7 @@ package httpapi
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"strings"
 	"time"
@@ -149,6 +150,9 @@ func (a *api) sessions() {
 			ctx, cancel := within(ctx)
 			defer cancel()
 			calls, err := of().Cancel(ctx, in.Session)
+			if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil { // as when no coordinator runs
+				return nil, &Problem{Title: http.StatusText(http.StatusConflict), Status: http.StatusConflict, Detail: err.Error(), Code: protocol.CodeBusy}
+			}
 			return answered(Cancelled{orEmpty(calls)}, err)
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/fork", "fork-session", tag, "Fork a session, with its files, at a call or the end of a turn", created),

@@ -8,11 +8,9 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 )
 
-// Bounds of a stream of events.
-const (
-	sendTimeout = 30 * time.Second // in which the client must take an event
-	keepAlive   = 15 * time.Second // a comment is sent after that time without an event
-)
+// keepAlive is after what time without an event a comment is sent. [access.Serve] bounds in what
+// time the client must take it.
+const keepAlive = 15 * time.Second
 
 // stream writes text/event-stream.
 type stream struct {
@@ -52,9 +50,6 @@ func (s *stream) send(kind, id string, data any) bool {
 
 // text writes and flushes.
 func (s *stream) text(text string) bool {
-	if s.control != nil {
-		_ = s.control.SetWriteDeadline(time.Now().Add(sendTimeout)) // where it is no connection there is none
-	}
 	if _, err := s.ctx.BodyWriter().Write([]byte(text)); err != nil {
 		return false
 	}

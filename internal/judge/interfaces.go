@@ -23,6 +23,7 @@ const (
 	InterfaceBatch     = "call --batch"
 	InterfaceTools     = "MCP tools/call"
 	InterfaceResources = "MCP resources/read"
+	InterfaceHTTP      = "HTTP"
 	InterfaceTasks     = "MCP tasks"
 	InterfaceSchedule  = "schedule"
 	InterfaceGo        = "Go Client.Call"
@@ -75,8 +76,10 @@ func Interfaces() []Interface {
 		{Make, Template},
 		{Use, Template},
 		{Remove, Template},
+		{See, Limit},
 		{Change, Limit},
 		{Change, Lane},
+		{See, Worker},
 		{Make, Call},
 	}
 	return []Interface{
@@ -86,6 +89,7 @@ func Interfaces() []Interface {
 		{InterfaceTools, token, []On{{Make, Call}, {See, Workspace}, {Use, Session}, {Approve, Call}}, single, "journal"},
 		{InterfaceResources, token, []On{{See, Workspace}, {Use, Session}}, single[:1], "journal"},
 		{InterfaceTasks, token, []On{{See, Call}, {Cancel, Call}}, nil, ""},
+		{InterfaceHTTP, token, append(slices.Clone(manage), On{Make, Session}, On{Approve, Session}, On{Cancel, Call}), single, "journal"},
 		{InterfaceSchedule, "the owner of the schedule, which the key has signed", use, single, "journal"},
 		{InterfaceGo, process, append(slices.Clone(use), On{Make, Call}, On{Cancel, Call}), single, "journal"},
 		{InterfaceManage, process, manage, nil, ""},

@@ -209,6 +209,7 @@ const (
 	Upload    Kind = "upload"
 	Limit     Kind = "limit"
 	Lane      Kind = "lane" // the calls of all tenants wait in lanes
+	Worker    Kind = "worker"
 )
 
 // Object is what an act is about.
@@ -247,7 +248,7 @@ type Rule struct {
 func Rules() []Rule {
 	made := []Kind{Session, Call, Workspace, Schedule, Trigger, Template, Channel, Upload}
 	return []Rule{
-		{See, append(slices.Clone(made), Limit), RoleRead, RoleRead},
+		{See, append(slices.Clone(made), Limit, Worker), RoleRead, RoleRead},
 		{Make, made, RoleRun, RoleRun},
 		{Use, []Kind{Session, Workspace, Template, Channel, Upload}, RoleRun, RoleRun},
 		{Cancel, []Kind{Session, Call}, RoleRun, RoleOperate},

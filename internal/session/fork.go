@@ -129,6 +129,9 @@ var ErrExists = codes.As(codes.ErrExists, errors.New("exists"))
 // another one. A turn that is open at their end is interrupted. It returns the number of turns.
 // The error wraps [codes.ErrInvalid] if an event has an impossible amount.
 func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to protocol.SessionID) (turns int, err error) {
+	if err := judge.Judge(ctx, judge.Make, judge.Object{Kind: judge.Session, ID: string(to), Owner: judge.Of(ctx).Owner()}); err != nil {
+		return 0, err
+	}
 	for i := range events {
 		if err := checkAmounts(&events[i]); err != nil {
 			return 0, codes.As(codes.ErrInvalid, fmt.Errorf("event %d of the export, %s: %w", i+1, events[i].Type, err))

@@ -16,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -113,6 +114,10 @@ func (t *Tails) Tail(ctx context.Context, id protocol.SessionID, after Position)
 			yield(Passed{}, err)
 			return
 		}
+		if err := t.check(ctx, id, after); err != nil {
+			yield(Passed{}, err)
+			return
+		}
 		shared, own := t.join(ctx, id)
 		defer t.leave(shared, own)
 		var replied loop.Event // the last reply that was passed on
@@ -164,6 +169,24 @@ func (t *Tails) Tail(ctx context.Context, id protocol.SessionID, after Position)
 			}
 		}
 	}
+}
+
+// check returns an error for a position that no event of the session can have: a reader behind it
+// would miss what comes.
+func (t *Tails) check(ctx context.Context, id protocol.SessionID, after Position) error {
+	if after == (Position{}) {
+		return nil
+	}
+	last, err := t.fleet.Journal.Last(ctx, id)
+	switch {
+	case err != nil:
+		return err
+	case last == 0: // its events were removed, and their record has been removed since
+		return fmt.Errorf("session %s: %w", id, loop.ErrRemoved)
+	case after.Sequence > last:
+		return codes.As(codes.ErrInvalid, fmt.Errorf("session %s: %q: no event has this id yet: %w", id, after.String(), ErrInvalidPosition))
+	}
+	return nil
 }
 
 // observed is an event as observers get it.

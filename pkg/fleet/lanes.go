@@ -154,6 +154,9 @@ func (l Lanes) CancelRunning(ctx context.Context, lane protocol.Lane) ([]report.
 // leaves out [protocol.SessionPool].
 func (c *Client) Pools(ctx context.Context) ([]protocol.Pool, error) {
 	return do(ctx, c, []natsio.Rights{natsio.PoolsRights(c.inner.Name)}, func(ctx context.Context) ([]protocol.Pool, error) {
+		if err := seeWorkers(ctx, ""); err != nil {
+			return nil, err
+		}
 		all := []protocol.Pool{}
 		for _, part := range c.inner.Parts() {
 			pools, err := natsio.Pools(ctx, part.JS, part.Name)
@@ -165,6 +168,12 @@ func (c *Client) Pools(ctx context.Context) ([]protocol.Pool, error) {
 		slices.Sort(all)
 		return slices.DeleteFunc(slices.Compact(all), func(pool protocol.Pool) bool { return pool == protocol.SessionPool }), nil
 	})
+}
+
+// seeWorkers judges whether workers may be seen: all tenants share them, and they do not say what
+// they run.
+func seeWorkers(ctx context.Context, pool protocol.Pool) error {
+	return judge.Judge(ctx, judge.See, judge.Object{Kind: judge.Worker, ID: string(pool), Owner: judge.TheFleet()})
 }
 
 // Workers returns the workers of a pool that answer within a time, sorted by their ids. The list is
@@ -179,6 +188,9 @@ func (c *Client) Workers(ctx context.Context, pool protocol.Pool, wait time.Dura
 		return nil, invalid(fmt.Errorf("wait %s: must not be negative", wait))
 	}
 	return do(ctx, c, []natsio.Rights{natsio.WorkersRights(c.inner.Name, pool)}, func(ctx context.Context) ([]*report.Worker, error) {
+		if err := seeWorkers(ctx, pool); err != nil {
+			return nil, err
+		}
 		workers, err := calls.Workers(ctx, c.inner.Conn(pool), c.inner.Name, pool, cmp.Or(wait, time.Second))
 		if errors.Is(err, nats.ErrNoResponders) {
 			return nil, nil

@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane/limits"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
@@ -48,6 +49,9 @@ func (c *Client) Limits() Limits { return Limits{c} }
 func (l Limits) List(ctx context.Context) (list []Limit, err error) {
 	f := l.client.inner
 	err = act(ctx, l.client, []natsio.Rights{natsio.LimitListRights(f.Name)}, func(ctx context.Context) error {
+		if err := judge.Judge(ctx, judge.See, judge.Object{Kind: judge.Limit, Owner: judge.TheFleet()}); err != nil {
+			return err
+		}
 		store, err := limits.OpenExisting(ctx, f.JS, f.Name)
 		if errors.Is(err, jetstream.ErrBucketNotFound) {
 			return nil
@@ -56,7 +60,10 @@ func (l Limits) List(ctx context.Context) (list []Limit, err error) {
 			return err
 		}
 		rules, err := store.Rules(ctx)
-		list = slices.Clone(rules.List())
+		list = slices.DeleteFunc(slices.Clone(rules.List()), func(rule Limit) bool { // those of lanes and pools bind all tenants
+			about := judge.Object{Kind: judge.Limit, Owner: judge.Owner{Tenant: rule.Tenant}}
+			return rule.Tenant != "" && judge.Judge(ctx, judge.See, about) != nil
+		})
 		for i := range list {
 			usual := list[i]
 			usual.Burst = 0

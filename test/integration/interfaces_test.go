@@ -1,9 +1,12 @@
 package integration
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"maps"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -124,6 +127,17 @@ func ways() map[string]through {
 			}
 			return denied
 		},
+		"HTTP": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Class]bool {
+			t.Helper()
+			ask := httpWith(t, append(policyFile(t, rules), "--tools", folder)...)
+			denied := map[judge.Class]bool{}
+			for _, d := range all {
+				status, body := ask(http.MethodPost, "/v1/calls?wait_ms=60000", object{"tool": d.tool, "arguments": d.arguments})
+				require.Contains(t, []int{http.StatusAccepted, http.StatusForbidden}, status, "%s", body)
+				denied[d.act] = strings.Contains(string(body), "policy_denied")
+			}
+			return denied
+		},
 		"schedule": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Class]bool {
 			t.Helper()
 			b := newBroker(t)
@@ -186,6 +200,54 @@ func mcpWith(t *testing.T, flags ...string) *mcp.ClientSession {
 	command.Env = append(os.Environ(), "HOME="+home, "TMPDIR="+home, "TOOLFLEET_MIN_LEVEL=none")
 	dieWithTests(command)
 	return mcpClient(t, &mcp.CommandTransport{Command: command})
+}
+
+// httpWith sends requests to an HTTP API that has some flags.
+func httpWith(t *testing.T, flags ...string) (ask func(method, path string, body object) (status int, answer []byte)) {
+	t.Helper()
+	home, workspace := t.TempDir(), t.TempDir()
+	write(t, filepath.Join(workspace, "f"), "text\n")
+	command := exec.CommandContext(t.Context(), coordinator, append([]string{"http", "--workspace", workspace, "--data", t.TempDir(), "--sandbox", "process", "--until-stdin-closes"}, flags...)...)
+	command.Env = append(os.Environ(), "HOME="+home, "TMPDIR="+home, "TOOLFLEET_MIN_LEVEL=none")
+	dieWithTests(command)
+	stdin, err := command.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := command.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, command.Start())
+	t.Cleanup(func() {
+		_ = stdin.Close()
+		_ = command.Wait() // the end of the test may have killed it
+	})
+	var made struct {
+		URL   string `json:"url"`
+		Token string `json:"token_file"`
+	}
+	require.NoError(t, json.NewDecoder(stdout).Decode(&made))
+	token, err := os.ReadFile(made.Token)
+	require.NoError(t, err)
+	return func(method, path string, body object) (status int, answer []byte) {
+		sent := io.Reader(http.NoBody)
+		if body != nil {
+			sent = bytes.NewReader(encode(t, body))
+		}
+		request, err := http.NewRequestWithContext(t.Context(), method, made.URL+path, sent)
+		if err != nil {
+			return 0, []byte(err.Error())
+		}
+		request.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
+		request.Header.Set("Content-Type", "application/json")
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			return 0, []byte(err.Error())
+		}
+		defer response.Body.Close()
+		answer, err = io.ReadAll(response.Body)
+		if err != nil {
+			return 0, []byte(err.Error())
+		}
+		return response.StatusCode, answer
+	}
 }
 
 // TestPolicy_EveryInterfaceJudgesAlike: by each interface each act is denied by a rule that is
