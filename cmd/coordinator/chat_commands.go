@@ -187,21 +187,11 @@ func (v *conversation) tools(context.Context) {
 
 // skill lists the skills, or begins a turn that uses one.
 func (v *conversation) skill(_ context.Context, argument string) string {
-	if len(v.session.tools.Skills) == 0 {
-		v.say("there are no skills: --skills DIR names their folder")
-		return ""
+	answer, text := useSkill(v.session.tools, argument)
+	if answer != "" {
+		v.say("%s", answer)
 	}
-	_, list, _ := strings.Cut(v.session.tools.Skills[0].Hint, "\n")
-	name, text, _ := strings.Cut(argument, " ")
-	switch {
-	case name == "":
-		v.say("%s", list)
-	case !strings.Contains("\n"+list, "\n- "+name+": "):
-		v.say("there is no skill %s; there are:\n%s", name, list)
-	default:
-		return strings.TrimSpace(fmt.Sprintf("Read the skill %s with the tool skill, and follow it. %s", name, strings.TrimSpace(text)))
-	}
-	return ""
+	return text
 }
 
 // triggers lists the triggers of the session, which are schedules of the fleet.

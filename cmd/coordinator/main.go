@@ -39,6 +39,7 @@ type grammar struct {
 	Serve      serveCommand      `cmd:"" help:"Run sessions for others until stopped."`
 	Submit     submitCommand     `cmd:"" help:"Send a prompt to a serving coordinator, and follow the session."`
 	Mcp        mcpCommand        `cmd:"" help:"Offer the tools to an agent by the Model Context Protocol, on stdin and stdout or over HTTP."`
+	Acp        acpCommand        `cmd:"" help:"Run sessions for an editor by the Agent Client Protocol, on stdin and stdout."`
 	HTTP       httpCommand       `cmd:"" name:"http" help:"Serve the HTTP API for one directory, with a fleet in this process: for programs in any language."`
 	Approve    approveCommand    `cmd:"" help:"Approve or refuse a waiting tool call; approve ls lists the waiting calls."`
 	Tools      toolsCommand      `cmd:"" help:"Print the tool schemas that the model receives."`
@@ -85,6 +86,7 @@ func examples() map[string][]string {
 		"serve":   {`coordinator serve --model openai:gpt-4.1`, `coordinator serve --nats nats://nats1:4222 --model openai:gpt-4.1 --mcp 127.0.0.1:7080`},
 		"submit":  {`coordinator submit --nats nats://nats1:4222 --workspace . "Repair the build."`, `coordinator submit --nats nats://nats1:4222 --detach "Repair the build."`},
 		"mcp":     {`coordinator mcp --workspace ~/src/project`, `coordinator mcp --listen 127.0.0.1:7080 --nats nats://nats1:4222`},
+		"acp":     {`coordinator acp --model openai:gpt-4.1`, `coordinator acp --model openai:gpt-4.1 --session-mode auto --policy policy.yaml`},
 		"approve": {`coordinator approve ls --nats nats://nats1:4222`, `coordinator approve --nats nats://nats1:4222 --deny --note "Not on Friday." SESSION CALL`},
 		"tools":   {`coordinator tools --doc bash`, `coordinator tools --tools ./tools`},
 		"login":   {`coordinator login --mcp-config mcp.json tickets`},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"sync"
@@ -36,7 +37,8 @@ type runCommand struct {
 	replayFlag
 	environment.Flags
 
-	asks *prompt.Prompt // the person at this terminal; nil until a question may be asked
+	asks   *prompt.Prompt // the person at this terminal; nil until a question may be asked
+	editor approve        // asks the person at an editor; nil without one
 }
 
 // prepared is what a session runs with, as far as it needs no fleet.
@@ -174,6 +176,23 @@ func (c *runCommand) with(
 		}
 	})
 	defer stop()
+	ctx, s, end, err := c.open(ctx, p, turn, show, logger, func(abort func()) { aborts <- abort })
+	if err != nil {
+		return err
+	}
+	defer func() { end(err) }()
+	result, runErr := converse(ctx, s)
+	_ = s.env.Client.Close() // with everything of the session that still runs
+	bill := s.sums().bill
+	result.Usage, result.CostUSD = bill.Usage, bill.CostUSD
+	return finish(ctx, s.show, turn.session, result, runErr, s.env.Git, c.howToGoOn(turn.session))
+}
+
+// open opens what a prepared session runs with, until end. It passes to running what kills the
+// worker of this process.
+func (c *runCommand) open(
+	ctx context.Context, p program, turn prepared, show view, logger *slog.Logger, running func(abort func()),
+) (_ context.Context, s *started, end func(error), err error) {
 	options := environment.Options{
 		Process: environment.Process{Program: p.Program, Logger: logger, Client: "coordinator run " + string(turn.session), Span: "run"}, Flags: &c.Flags, Session: &c.SessionFlags,
 		ID: turn.session, Workspace: turn.workspace, Template: &c.TemplateFlag, Warn: show.warn, Alert: show.alert, Busy: show.busy,
@@ -182,43 +201,46 @@ func (c *runCommand) with(
 		options.Span = "" // each turn is a trace of its own
 	}
 	if ctx, err = c.share(ctx, c.Nats); err != nil {
-		return err
+		return ctx, nil, nil, err
 	}
 	ctx, env, err := environment.Open(ctx, options)
 	if err != nil {
-		return err
+		return ctx, nil, nil, err
 	}
-	defer func() { env.Close(err) }()
+	defer func() {
+		if err != nil {
+			env.Close(err)
+		}
+	}()
 	if c.fleet { // a private fleet has no limits
 		turn.gate.Bind(env.Fleet.Dispatcher.ModelLimits())
 	}
 	if env.Host != nil {
-		aborts <- env.Fleet.Abort
+		running(env.Fleet.Abort)
 	}
 	limited, done := within(ctx, c.Timeout)
 	defer done()
 	if err := overLimit(limited, env.Begin(limited, c.Timeout > 0)); err != nil {
-		return err
+		return ctx, nil, nil, err
 	}
 	if err := turn.tools.List(ctx, env.Fleet, turn.session, show.warn); err != nil {
-		return err
+		return ctx, nil, nil, err
 	}
-	s, end, err := c.start(ctx, p, env, turn, show)
+	s, silence, err := c.start(ctx, p, env, turn, show)
 	if err != nil {
-		return err
+		return ctx, nil, nil, err
 	}
-	defer end()
 	if c.Session != "" {
 		if err := s.goOn(ctx, c.Prompt); err != nil {
-			return err
+			silence()
+			return ctx, nil, nil, err
 		}
 	}
 	c.remember(turn.session)
-	result, runErr := converse(ctx, s)
-	_ = env.Client.Close() // with everything of the session that still runs
-	bill := s.sums().bill
-	result.Usage, result.CostUSD = bill.Usage, bill.CostUSD
-	return finish(ctx, s.show, turn.session, result, runErr, env.Git, c.howToGoOn(turn.session))
+	return ctx, s, func(err error) {
+		silence()
+		env.Close(err)
+	}, nil
 }
 
 // start makes the session's runner, and the part that answers its questions until end.
@@ -419,6 +441,9 @@ func (v view) stored(ctx context.Context, client *fleet.Client, session protocol
 // approver asks about calls: the person at this terminal, or anybody who follows the session in the
 // fleet.
 func (c *runCommand) approver(p program, client *fleet.Client, show view, turn prepared) func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
+	if c.editor != nil {
+		return here(c.editor, client.AwaitApproval)
+	}
 	if turn.options.Policy == nil && !c.mayBeAsked(turn) {
 		return nil // no question will be asked: do not read from the terminal
 	}

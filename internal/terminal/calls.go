@@ -276,8 +276,11 @@ var aliases = map[string]string{ //nolint:gochecknoglobals // a constant
 	"workspace_path_exists": "exists", "write_file": "write", "write_workspace_file": "write",
 }
 
+// Builtin is the built-in tool that a tool of another tool set is like, or else the name itself.
+func Builtin(tool string) string { return cmp.Or(aliases[tool], tool) }
+
 func (a arguments) summary(tool string) (string, bool) {
-	switch cmp.Or(aliases[tool], tool) {
+	switch Builtin(tool) {
 	case "bash":
 		command, ok := a.command()
 		return firstLine(command) + a.part(" (in %s)", "cwd"), ok

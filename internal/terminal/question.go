@@ -2,7 +2,6 @@ package terminal
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -77,7 +76,7 @@ func (p *page) asked(q Question) []part {
 // asPerson is what a call of a known tool would do, as a person reads it.
 func (q *Question) asPerson(args arguments) (parts []part, ok bool) {
 	path, _ := args.text("path")
-	switch cmp.Or(aliases[q.Tool], q.Tool) {
+	switch Builtin(q.Tool) {
 	case "bash":
 		text, ok := args.command()
 		return append(inStyle(bold, text), rest(args, "command", "cmd", "args")...), ok

@@ -229,6 +229,48 @@ func ChangedIn(diff string) []Changed {
 	return files
 }
 
+// Hunk is a part of a file that a diff changes.
+type Hunk struct {
+	Path     string
+	Line     int // where it begins now, from 1
+	Old, New string
+	Created  bool // the file did not exist
+}
+
+// HunksIn lists the hunks of a diff of any number of files.
+func HunksIn(diff string) (all []Hunk) {
+	var path string
+	created := false
+	for kind, line := range diffLines(diff) {
+		switch kind {
+		case lineFrom:
+			path = pathOf(line, "a/")
+			created = path == noFile
+		case lineTo:
+			if to := pathOf(line, "b/"); to != noFile {
+				path = to
+			}
+		case lineHunk:
+			h := Hunk{Path: path, Created: created, Line: 1}
+			if fields := strings.Fields(line); len(fields) > 2 {
+				_, _ = fmt.Sscanf(fields[2], "+%d", &h.Line) // else it is at the beginning
+			}
+			h.Line = max(h.Line, 1)
+			all = append(all, h)
+		case lineSame, lineAdded, lineRemoved:
+			h, text := &all[len(all)-1], line[min(1, len(line)):]+"\n" // a hunk has begun
+			if kind != lineAdded {
+				h.Old += text
+			}
+			if kind != lineRemoved {
+				h.New += text
+			}
+		default:
+		}
+	}
+	return all
+}
+
 // changesOf reads a diff of any number of files.
 func changesOf(diff string) []change {
 	var all []change

@@ -49,6 +49,7 @@ var opened = map[string]use{
 	"cmd/coordinator/tools.go":                          {1, list},
 	"cmd/coordinator/continue.go":                       {1, own},
 	"cmd/coordinator/turn.go":                           {1, root},
+	"internal/acp/updates.go":                           {1, root},
 	"internal/cli/contexts.go":                          {1, own},
 	"internal/cli/doctor/host.go":                       {2, system},
 	"internal/cli/environment/branch.go":                {1, named},

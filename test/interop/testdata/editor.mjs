@@ -1,0 +1,65 @@
+// An editor by the protocol's own library, which checks each message against the schema. It drives
+// one session: editor.mjs SDK COORDINATOR DIRECTORY ARGUMENT... prints what came of it as JSON.
+import { spawn } from "node:child_process";
+import { pathToFileURL } from "node:url";
+import { Readable, Writable } from "node:stream";
+
+const [sdk, coordinator, cwd, ...args] = process.argv.slice(2);
+const acp = await import(pathToFileURL(sdk));
+const { agent: call, client: callback } = acp.methods;
+const child = spawn(coordinator, ["acp", ...args], { stdio: ["pipe", "pipe", "inherit"] });
+const ended = new Promise((resolve) => child.on("exit", (code, signal) => resolve(code ?? signal)));
+
+const got = { kinds: {}, asked: [], text: "", thought: "", diffs: [], statuses: {} };
+let running = () => {};
+const app = acp
+  .client({ name: "editor" })
+  .onRequest(callback.session.requestPermission, ({ params }) => {
+    got.asked.push(params.toolCall.title);
+    return { outcome: { outcome: "selected", optionId: params.options.find((o) => o.kind === "allow_once").optionId } };
+  })
+  .onNotification(callback.session.update, ({ params: { update } }) => {
+    got.kinds[update.sessionUpdate] = (got.kinds[update.sessionUpdate] ?? 0) + 1;
+    if (update.sessionUpdate === "agent_message_chunk") got.text += update.content.text;
+    if (update.sessionUpdate === "agent_thought_chunk") got.thought += update.content.text;
+    for (const content of update.content?.length ? update.content : []) {
+      if (content.type === "diff") got.diffs.push(content);
+      else if (JSON.stringify(content).includes("waiting")) running();
+    }
+    if (update.status) got.statuses[update.toolCallId] = update.status;
+  });
+
+await app.connectWith(acp.ndJsonStream(Writable.toWeb(child.stdin), Readable.toWeb(child.stdout)), async (ctx) => {
+  const initialized = await ctx.request(call.initialize, {
+    protocolVersion: acp.PROTOCOL_VERSION,
+    clientCapabilities: { fs: { readTextFile: true, writeTextFile: true }, terminal: true },
+    clientInfo: { name: "editor", version: "1" },
+  });
+  got.version = initialized.protocolVersion;
+  got.capabilities = initialized.agentCapabilities;
+  const { sessionId, modes } = await ctx.request(call.session.new, { cwd, mcpServers: [] });
+  got.modes = modes.availableModes.map((mode) => mode.id);
+  const prompt = (text) => ctx.request(call.session.prompt, { sessionId, prompt: [{ type: "text", text }] });
+  got.stopped = (await prompt("go")).stopReason;
+  await ctx.request(call.session.setMode, { sessionId, modeId: "auto" });
+  const begun = new Promise((resolve) => (running = resolve));
+  const second = prompt("once more");
+  await begun;
+  await ctx.notify(call.session.cancel, { sessionId });
+  got.cancelled = (await second).stopReason;
+  got.listed = (await ctx.request(call.session.list, { cwd })).sessions.length;
+  await ctx.request(call.session.close, { sessionId });
+  got.first = got.text;
+  got.text = "";
+  await ctx.request(call.session.load, { sessionId, cwd, mcpServers: [] });
+  got.loaded = got.text;
+  try {
+    await ctx.request(call.session.new, { cwd: "relative", mcpServers: [] });
+  } catch (error) {
+    got.error = { code: error.code, message: error.message, data: error.data };
+  }
+});
+child.stdin.end();
+got.exit = await ended;
+console.log(JSON.stringify(got));
+process.exit(0);
