@@ -470,3 +470,22 @@ func TestACP_Flags(t *testing.T) {
 		require.Contains(t, string(output), want)
 	}
 }
+
+// A session has the tools of the editor's MCP servers, and a mode holds for them, too.
+func TestACP_ServersOfTheEditor(t *testing.T) {
+	t.Parallel()
+	executable, err := os.Executable()
+	require.NoError(t, err)
+	server := filepath.Join(t.TempDir(), "mcptest")
+	require.NoError(t, os.Symlink(executable, server))
+	e := atEditor(t, "allow", script(t, `{"tool_calls": [{"name": "test__count", "arguments": {}}]}, {"text": "Done."}`))
+	opened, err := e.NewSession(t.Context(), acp.NewSessionRequest{
+		Cwd: t.TempDir(), McpServers: []acp.McpServer{{Stdio: &acp.McpServerStdio{Name: "test", Command: server, Args: []string{}, Env: []acp.EnvVariable{}}}},
+	})
+	require.NoError(t, err)
+	require.Equal(t, acp.StopReasonEndTurn, e.prompts(t, opened.SessionId, acp.TextBlock("go")))
+	require.Len(t, e.asked, 1)
+	for _, call := range e.calls(opened.SessionId) {
+		require.Equal(t, acp.ToolCallStatusCompleted, call.Status, "%+v", call)
+	}
+}

@@ -96,6 +96,7 @@ type open struct {
 	mode    string
 	cancel  context.CancelFunc // of the turn that runs; nil without one
 	ended   chan struct{}      // closed when that turn has ended
+	closed  bool               // no turn begins any more
 	allowed map[string]bool    // tools whose calls the person approved for the whole session
 }
 
@@ -331,7 +332,7 @@ func (a *Agent) closeSession(_ context.Context, params json.RawMessage) (any, *a
 	}
 	a.mu.Unlock()
 	if own {
-		if ended := s.stop(); ended != nil {
+		if ended := s.stop(true); ended != nil {
 			<-ended
 		}
 		s.end()

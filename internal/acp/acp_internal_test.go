@@ -205,3 +205,31 @@ func TestConnection_RequestEnds(t *testing.T) {
 	require.ErrorContains(t, c.request(t.Context(), "x", struct{}{}, nil), "closed the connection")
 	require.Empty(t, c.waiting[`1`])
 }
+
+// unshown is a session of which only what a question shows is used.
+type unshown struct{ Session }
+
+func (unshown) ID() protocol.SessionID  { return "s" }
+func (unshown) RemembersApproval() bool { return true }
+
+// A client that goes away refuses nothing: the question lasts until the turn is stopped.
+func TestApprove_TheClientIsGone(t *testing.T) {
+	t.Parallel()
+	a := New(Options{})
+	a.conn = newConnection(io.Discard)
+	close(a.conn.gone)
+	u, _ := watched(t, "")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		_, err := a.approve(ctx, &open{Session: unshown{}, updates: u}, loop.ApprovalRequest{Tool: "bash", Arguments: "{}"})
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		require.Fail(t, "the question was answered", "%v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	cancel()
+	require.ErrorIs(t, <-done, errGone)
+}

@@ -52,6 +52,9 @@ type connection struct {
 	gone    chan struct{}           // closed when the client sends nothing more
 }
 
+// errGone ends requests to a client that sends nothing more.
+var errGone = errors.New("the client has closed the connection")
+
 func newConnection(w io.Writer) *connection {
 	return &connection{w: w, waiting: map[string]chan message{}, gone: make(chan struct{})}
 }
@@ -192,7 +195,7 @@ func (c *connection) request(ctx context.Context, method string, params, result 
 		c.notify("$/cancel_request", map[string]json.RawMessage{"requestId": json.RawMessage(id)})
 		return context.Cause(ctx)
 	case <-c.gone:
-		return errors.New("the client has closed the connection")
+		return errGone
 	}
 }
 

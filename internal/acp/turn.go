@@ -35,6 +35,10 @@ func (a *Agent) prompt(ctx context.Context, params json.RawMessage) (run func(co
 	ctx, cancel := context.WithCancel(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed {
+		cancel()
+		return nil, invalid("sessionId", "session %s is being closed", s.ID())
+	}
 	if s.cancel != nil {
 		cancel()
 		return nil, &acp.RequestError{Code: codeInvalidRequest, Message: "Invalid request: the session has a turn that runs: wait for its end, or cancel it (session/cancel)"}
@@ -113,14 +117,16 @@ func (a *Agent) cancelTurn(params json.RawMessage) {
 		return
 	}
 	if s, wrong := a.named(request.ID); wrong == nil {
-		s.stop()
+		s.stop(false)
 	}
 }
 
-// stop stops the turn that runs. ended is closed when it has ended; nil without one.
-func (s *open) stop() (ended <-chan struct{}) {
+// stop stops the turn that runs; with closing set none can follow. ended is closed when it has
+// ended; nil without one.
+func (s *open) stop(closing bool) (ended <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.closed = s.closed || closing
 	if s.cancel != nil {
 		s.cancel()
 	}
@@ -157,6 +163,9 @@ func (a *Agent) approve(ctx context.Context, s *open, request loop.ApprovalReque
 	err := a.conn.request(ctx, acp.ClientMethodSessionRequestPermission, acp.RequestPermissionRequest{
 		SessionId: acp.SessionId(s.ID()), ToolCall: call, Options: options,
 	}, &response)
+	if errors.Is(err, errGone) { // the turn is stopped: nothing was refused
+		<-ctx.Done()
+	}
 	switch selected := response.Outcome.Selected; {
 	case err != nil:
 		return answer, err

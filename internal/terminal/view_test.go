@@ -430,3 +430,16 @@ func pseudoTerminal(t *testing.T) *os.File {
 	}
 	return file
 }
+
+func TestHunksIn(t *testing.T) {
+	t.Parallel()
+	diff := "--- a/x.go\n+++ b/x.go\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n@@ -9 +9,2 @@\n nine\n+-- ten\n" +
+		"--- /dev/null\n+++ b/new\n@@ -0,0 +1 @@\n+made\n--- a/old\n+++ /dev/null\n@@ -1 +0,0 @@\n-gone\n"
+	require.Equal(t, []terminal.Hunk{
+		{Path: "x.go", Line: 1, Old: "one\ntwo\n", New: "one\n2\n"},
+		{Path: "x.go", Line: 9, Old: "nine\n", New: "nine\n-- ten\n"},
+		{Path: "new", Line: 1, New: "made\n", Created: true},
+		{Path: "old", Line: 1, Old: "gone\n"},
+	}, terminal.HunksIn(diff))
+	require.Empty(t, terminal.HunksIn("[... cut]"))
+}
