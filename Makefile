@@ -161,6 +161,14 @@ interop: program ## Run the MCP conformance suites, the inspector and agents of 
 sdk-typescript: build ## Check and test the client for TypeScript, and use its package in a fresh folder (needs node 20, npm)
 	sdk/typescript/check.sh
 
+.PHONY: http-followers
+http-followers: ## Follow one session by 1,000 clients, one of which reads nothing, and kill the server in the middle
+	FOLLOWERS=1000 go test ./internal/httpapi -run TestStreams_FollowersDoNotWaitForEachOther -count=1 -timeout=20m -v
+
+.PHONY: http-schemathesis
+http-schemathesis: build ## Try the HTTP API with what schemathesis makes of its description, for SECONDS (default 300; needs python3 and PyPI)
+	test/interop/schemathesis.sh bin/coordinator $(or $(SECONDS),300)
+
 .PHONY: git
 git: program bin/git-$(GIT)/bin/git ## Hold the guard of git against git GIT, which it builds (GIT=version GIT_SUM=sha256; needs a C compiler, zlib, curl)
 	export PATH="$(CURDIR)/bin/git-$(GIT)/bin:$$PATH" TOOLFLEET_INTEGRATION=required && git --version && \

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -117,6 +118,32 @@ func TestSchedules_OfACallArePausedAndRemoved(t *testing.T) {
 	require.True(t, list.Schedules[0].Paused)
 	require.Equal(t, "exists", list.Schedules[0].Tool)
 	require.Equal(t, 204, s.ask(t, "DELETE", "/v1/schedules/daily", "", nil))
+}
+
+// The calls of a lane are skipped and killed by the operator.
+func TestLanes_CallsAreSkippedAndKilled(t *testing.T) {
+	t.Parallel()
+	s := start(t, nil)
+	for _, id := range []string{"runs", "waits"} {
+		require.Equal(t, 202, s.ask(t, "POST", "/v1/calls", `{"tool": "bash", "arguments": {"command": "sleep 600"}, "session_id": "s"}`, nil, "Idempotency-Key", id))
+	}
+	const lane = "lane=sandbox/s"
+	require.Eventually(t, func() bool {
+		var shown struct{ Running []struct{} }
+		return s.ask(t, "GET", "/v1/lane?"+lane, "", &shown) == 200 && len(shown.Running) == 1
+	}, time.Minute, 20*time.Millisecond)
+	var woken httpapi.Woken
+	require.Equal(t, 200, s.ask(t, "POST", "/v1/lane/wake?"+lane, "", &woken))
+	require.Equal(t, 204, s.ask(t, "POST", "/v1/lane/skip?"+lane+"&call=waits", "", nil))
+	var killed httpapi.KilledList
+	require.Equal(t, 200, s.ask(t, "POST", "/v1/lane/kill?"+lane, "", &killed))
+	require.Len(t, killed.Calls, 1)
+	for _, id := range []string{"runs", "waits"} {
+		var state httpapi.CallState
+		require.Equal(t, 200, s.ask(t, "GET", "/v1/calls/s/"+id+"?wait_ms=60000", "", &state))
+		require.EqualValues(t, "cancelled", state.Result.Status, id)
+	}
+	require.Equal(t, 404, s.ask(t, "POST", "/v1/lane/skip?"+lane+"&call=none", "", nil))
 }
 
 func TestEvents_OfACall(t *testing.T) {

@@ -60,14 +60,10 @@ func (a *api) sessionEvents(tag string) {
 			ctx, cancel := context.WithCancel(ctx)
 			next, stop := pulled(passing(a.Client.Sessions(a.Pool).Events(ctx, in.Session, in.Last)))
 			end := func() { cancel(); stop() }
-			first := passed{live: true}
-			select { // what is wrong with the request is said by the status
-			case first = <-next:
-				if first.err != nil {
-					end()
-					return nil, problem(first.err)
-				}
-			case <-time.After(firstWait):
+			first := <-next // what is wrong with the request is said by the status
+			if first.err != nil {
+				end()
+				return nil, problem(first.err)
 			}
 			return streamed(func(s *stream) {
 				defer end()
@@ -75,9 +71,6 @@ func (a *api) sessionEvents(tag string) {
 			}), nil
 		})
 }
-
-// firstWait is how long the answer waits for the first event, or what is wrong.
-const firstWait = 200 * time.Millisecond
 
 // passEvents sends the events of a session until the client has gone or nothing more can come.
 func passEvents(ctx context.Context, s *stream, p passed, next <-chan passed, output, untilTurn bool) {
@@ -96,7 +89,7 @@ func passEvents(ctx context.Context, s *stream, p passed, next <-chan passed, ou
 			sent = s.send(kindEvent, p.ID, p.Event)
 		case p.Lost:
 			sent = s.send(kindLost, "", Lost{"the client did not keep up with what is live"})
-		case output:
+		case output && p.Output != nil:
 			sent = s.send(kindOutput, "", OutputPiece{p.CallID, p.Output.Stream, p.Output.Data, p.Output.Attempt, false})
 		}
 		if !sent || untilTurn && p.Event != nil && p.Event.Type == loop.EventTurnEnded {

@@ -49,6 +49,14 @@ type (
 	TemplateList struct {
 		Templates []report.Template `json:"templates"`
 	}
+	// Woken says whether the offer of a lane was missing.
+	Woken struct {
+		Missing bool `json:"missing"`
+	}
+	// KilledList lists running calls that were cancelled.
+	KilledList struct {
+		Calls []report.RunningCall `json:"calls"`
+	}
 	// Paused says whether a lane starts nothing.
 	Paused struct {
 		Paused    bool `json:"paused"`
@@ -106,6 +114,30 @@ func (a *api) fleet() {
 			defer cancel()
 			_, err := a.Client.Lanes(in.Pool).Resume(ctx, in.Lane)
 			return done(err)
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/lane/wake", "wake-lane", lanes, "Offer a lane to the workers again, if its offer is missing"),
+		func(ctx context.Context, in *LaneIn) (*answer[Woken], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			missing, err := a.Client.Lanes(in.Pool).Wake(ctx, in.Lane)
+			return answered(Woken{missing}, err)
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/lane/skip", "skip-call", lanes, "Cancel a call of a lane: it does not start, or is killed"),
+		func(ctx context.Context, in *struct {
+			LaneIn
+			Call protocol.CallID `query:"call" required:"true" maxLength:"64" doc:"Id of the call."`
+		},
+		) (*struct{}, error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			return done(a.Client.Lanes(in.Pool).Cancel(ctx, in.Lane, in.Call))
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/lane/kill", "kill-lane", lanes, "Cancel the running calls of a lane"),
+		func(ctx context.Context, in *LaneIn) (*answer[KilledList], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			killed, err := a.Client.Lanes(in.Pool).CancelRunning(ctx, in.Lane)
+			return answered(KilledList{orEmpty(killed)}, err)
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/limits", "list-limits", limits, "List the limits of the fleet"),
 		func(ctx context.Context, _ *struct{}) (*answer[LimitList], error) {

@@ -197,6 +197,17 @@ func (a *api) sessions() {
 			effects, err := of().Revert(ctx, in.Session, in.Body.at())
 			return answered(EffectList{orEmpty(effects)}, err)
 		})
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/compact", "compact-session", tag, "Have a coordinator replace older replies of a session by a summary"),
+		func(ctx context.Context, in *struct {
+			SessionPath
+			Model string `query:"model" maxLength:"256" doc:"Model that writes the summary. Default: that of the coordinator."`
+		},
+		) (*answer[Compacted], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			compacted, err := of().Compact(ctx, in.Session, in.Model)
+			return answered(Compacted{compacted}, err)
+		})
 	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/effects", "list-effects", tag, "List effects outside of the workspace"),
 		func(ctx context.Context, in *SessionPath) (*answer[EffectList], error) {
 			ctx, cancel := within(ctx)
@@ -290,6 +301,11 @@ type UnfinishedList struct {
 // Cancelled lists calls that were cancelled.
 type Cancelled struct {
 	Calls []protocol.CallID `json:"calls"`
+}
+
+// Compacted says whether there was something to replace.
+type Compacted struct {
+	Compacted bool `json:"compacted"`
 }
 
 // Forked says what a fork or an import has.

@@ -107,7 +107,8 @@ type reader struct {
 }
 
 // Tail passes on the events of a session behind a position, until ctx ends or the error that it
-// passes on last: a session that is removed, or a fleet that does not answer.
+// passes on last: a session that is removed, or a fleet that does not answer. What it passes on
+// first is empty: the session may be followed from there.
 func (t *Tails) Tail(ctx context.Context, id protocol.SessionID, after Position) iter.Seq2[Passed, error] {
 	return func(yield func(Passed, error) bool) {
 		if err := MayFollow(ctx, t.fleet, id); err != nil {
@@ -120,6 +121,9 @@ func (t *Tails) Tail(ctx context.Context, id protocol.SessionID, after Position)
 		}
 		shared, own := t.join(ctx, id)
 		defer t.leave(shared, own)
+		if !yield(Passed{}, nil) {
+			return
+		}
 		var replied loop.Event // the last reply that was passed on
 		for {
 			for {

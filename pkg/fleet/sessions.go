@@ -503,7 +503,8 @@ func (s Sessions) Pull(ctx context.Context, id protocol.SessionID, dir string, o
 }
 
 // Passed is what [Sessions.Events] passes on: an event, a piece of what a running call writes, or
-// that live ones were lost. One of Event, Output and Lost is set.
+// that live ones were lost. One of Event, Output and Lost is set, but for the first one: it says
+// that the session may be followed.
 type Passed struct {
 	Event *loop.Event
 	// ID is that of a stored event: Events continues behind it. What is only live has none.
