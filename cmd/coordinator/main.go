@@ -51,6 +51,7 @@ type grammar struct {
 	Schedule   scheduleCommand   `cmd:"" help:"Start turns and tool calls at set times: add, ls, result, pause, resume, rm."`
 	Limits     limitsCommand     `cmd:"" help:"Limit how many calls of a lane run at once, and start in a time: set, ls, rm."`
 	Template   templateCommand   `cmd:"" help:"Templates for the workspaces of new sessions: create, ls, rm."`
+	JoinToken  joinTokenCommand  `cmd:"" name:"join-token" files:"none" help:"Let other machines join the fleet of a coordinator serve on this machine: add, ls, rm."`
 	Context    contextCommand    `cmd:"" files:"none" help:"Connection flags under names: add, ls, use, rm."`
 	Config     configCommand     `cmd:"" files:"none" help:"Settings in files: show, trust."`
 	Completion completionCommand `cmd:"" files:"none" help:"Print the completion script of a shell: bash, zsh or fish."`
@@ -111,6 +112,11 @@ func examples() map[string][]string {
 			`coordinator context add prod --nats nats://nats1:4222 --creds ~/prod.creds`,
 			`coordinator context use prod`,
 			`coordinator workers --context prod`,
+		},
+		"join-token": {
+			`coordinator join-token add`,
+			`coordinator join-token add --pool gpu --expires 24h --note build-7`,
+			`coordinator join-token ls`,
 		},
 		"config":     {`coordinator config show --changed run`, `coordinator config trust`},
 		"completion": {`source <(coordinator completion bash)`, `coordinator completion fish | source`},

@@ -42,8 +42,9 @@ import (
 )
 
 type serveCommand struct {
-	Model  []string `placeholder:"M" sep:"none" help:"Model to serve: openai:NAME, anthropic:NAME, google:NAME or script:FILE. The first one is the default. May be given several times. Required."`
-	Listen string   `default:"127.0.0.1:4222" help:"Loopback address of the embedded server, without --nats."`
+	Model     []string `placeholder:"M" sep:"none" help:"Model to serve: openai:NAME, anthropic:NAME, google:NAME or script:FILE. The first one is the default. May be given several times. Required."`
+	Listen    string   `default:"127.0.0.1:4222" help:"Address of the embedded server, without --nats: a host and a port. 0.0.0.0 is every address of this machine. Other machines join with tokens (coordinator join-token), over TLS."`
+	ListenTLS string   `name:"listen-tls" default:"auto" enum:"auto,always,never" placeholder:"WHEN" help:"TLS of --listen, with certificates of an authority that the coordinator makes: auto (except on loopback), always, or never: passwords and contents are then in plain text on the network."`
 	turnBounds
 	setupFlags
 	environment.FleetFlags  `group:"Fleet:"`
@@ -177,7 +178,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 	ctx, env, err := environment.Open(ctx, environment.Options{
-		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: "coordinator serve"}, Flags: &environment.Flags{FleetFlags: c.FleetFlags}, Listen: c.Listen, Warn: p.warn,
+		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: "coordinator serve"}, Flags: &environment.Flags{FleetFlags: c.FleetFlags}, Listen: c.Listen, Plain: c.ListenTLS == "never", TLS: c.ListenTLS == "always", Warn: p.warn,
 	})
 	if err != nil {
 		return err
@@ -206,7 +207,9 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 			return err
 		}
 	}
-	c.announce(p, env.Fleet, options.Default)
+	if err := c.announce(ctx, p, env, options.Default); err != nil {
+		return err
+	}
 	return server.run(ctx, drain, abort)
 }
 
@@ -263,8 +266,17 @@ func (c *serveCommand) open(
 	fl := env.Fleet
 	gate.Bind(fl.Dispatcher.ModelLimits())
 	logger := fl.Logger
+	var pools []protocol.Pool
+	if fl.Server != nil && fl.Server.IsJoined() {
+		if pools, err = joinedPools(env.Data, fl.Name); err != nil {
+			return nil, err
+		}
+	}
 	for _, pool := range c.Pools {
-		if err := natsio.MakePool(ctx, fl.At(protocol.Pool(pool)).JS, fl.Name, protocol.Pool(pool)); err != nil {
+		pools = append(pools, protocol.Pool(pool))
+	}
+	for _, pool := range pools {
+		if err := natsio.MakePool(ctx, fl.At(pool).JS, fl.Name, pool); err != nil {
 			return nil, err
 		}
 	}
@@ -497,17 +509,31 @@ func (c *serveCommand) check() error {
 }
 
 // announce prints how others reach the fleet.
-func (c *serveCommand) announce(p program, fl *fleet.Fleet, model string) {
+func (c *serveCommand) announce(ctx context.Context, p program, env *environment.Environment, model string) error {
+	fl := env.Fleet
 	_, _ = fmt.Fprintf(p.Stderr, "coordinator: serving sessions of fleet %s with model %s\n", fl.Name, model)
 	if c.Nats != "" { // it may come from the environment, unnoticed
 		_, _ = fmt.Fprintf(p.Stderr, "coordinator: NATS is at %s (--nats, TOOLFLEET_NATS)\n", natsio.Redact(c.Nats))
 	}
-	if fl.Server != nil {
-		creds := fl.Server.CredentialFile()
-		_, _ = fmt.Fprintf(p.Stderr, "coordinator: NATS is at %s; start workers with: worker --nats %s --creds %s --call-keys %s\n",
-			fl.Server.URL(), fl.Server.URL(), cli.ShellWord(creds), cli.ShellWord(filepath.Join(filepath.Dir(creds), signing.PublicFile)))
-		_, _ = fmt.Fprintf(p.Stderr, "coordinator: other commands reach it with: --nats %s --creds %s\n", fl.Server.URL(), cli.ShellWord(creds))
+	if fl.Server == nil {
+		return nil
 	}
+	url, creds, ca := fl.Server.URL(), cli.ShellWord(fl.Server.CredentialFile()), ""
+	if file := fl.Server.Certificates(); file != "" {
+		ca = " --tls-ca " + cli.ShellWord(file)
+	}
+	if fl.Server.IsJoined() {
+		line, err := firstJoin(ctx, env.Data, fl.Name)
+		if err != nil {
+			return err
+		}
+		_, _ = fmt.Fprintf(p.Stderr, "coordinator: NATS is at %s; start workers with:\n%s\n", url, line)
+	} else {
+		_, _ = fmt.Fprintf(p.Stderr, "coordinator: NATS is at %s; start workers with: worker --nats %s --creds %s --call-keys %s\n",
+			url, url, creds, cli.ShellWord(filepath.Join(filepath.Dir(fl.Server.CredentialFile()), signing.PublicFile)))
+	}
+	_, _ = fmt.Fprintf(p.Stderr, "coordinator: other commands reach it with: --nats %s --creds %s%s\n", url, creds, ca)
+	return nil
 }
 
 // replaceLimits stores the limits of parts of a fleet: pools with servers of their own have a copy.

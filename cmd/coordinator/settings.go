@@ -19,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/join"
 	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/wire/signing"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -105,9 +106,35 @@ type contextAdd struct {
 	cli.Pools
 	cli.Signing
 	Fleet string `default:"tf" help:"Name of the fleet."`
+	Join  string `placeholder:"TOKEN" help:"Token of coordinator join-token add --role coordinator, or a file with it, instead of the other flags: it has the servers, the credentials, the trusted authority, the key that signs calls and the fleet."`
+}
+
+// join sets what a token says. Its key goes into a file of its own.
+func (c *contextAdd) join() error {
+	token, err := join.Parse(c.Join)
+	if err == nil {
+		err = token.For(join.RoleCoordinator)
+	}
+	if err != nil {
+		return cli.Usagef("--join: %v", err)
+	}
+	if c.Nats != "" || len(c.Given()) > 0 || c.SignKey != "" || len(c.PoolNats) > 0 {
+		return cli.Usagef("--join: the token says where the fleet is: give it without --nats, --creds, --tls-..., --pool-... and --sign-key")
+	}
+	c.Nats, c.TLS.Authority, c.Fleet = token.URL(), token.Authority, string(token.Fleet)
+	if token.Key == "" {
+		return nil
+	}
+	c.SignKey, err = cli.StoreContextKey(c.Name, []byte(token.Key))
+	return err
 }
 
 func (c *contextAdd) run(context.Context, program) error {
+	if c.Join != "" {
+		if err := c.join(); err != nil {
+			return err
+		}
+	}
 	if _, err := protocol.ParseFleet(c.Fleet); err != nil {
 		return cli.Usagef("--fleet: %v", err)
 	}
@@ -129,6 +156,9 @@ func (c *contextAdd) run(context.Context, program) error {
 		if file != "" {
 			flags[flag] = absolute(file)
 		}
+	}
+	if c.TLS.Authority != "" {
+		flags["tls-authority"] = c.TLS.Authority
 	}
 	for pool, file := range c.PoolCreds {
 		c.PoolCreds[pool] = absolute(file)

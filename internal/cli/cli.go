@@ -247,6 +247,9 @@ func printable(name string, value any) any {
 
 // withoutSecrets is the value of a flag without the secrets that URLs in it have.
 func withoutSecrets(flag, text string) string {
+	if flag == "join" && text != "" {
+		return "(set)"
+	}
 	if flag == "nats" || flag == "pool-nats" { // lists of URLs, which may be without a scheme
 		return natsio.Redact(text)
 	}

@@ -137,6 +137,25 @@ func AddContext(name, servers string, flags map[string]any) error {
 	return regular.Create(tool, content)
 }
 
+// contextKey is the file of the key that a context got with a join token.
+func contextKey(name string) (string, error) {
+	_, more, err := contextFiles(name)
+	return strings.TrimSuffix(more, ".yaml") + ".key", err
+}
+
+// StoreContextKey stores the key that signs calls for a context that is added next, and returns its
+// file. It is removed with the context.
+func StoreContextKey(name string, key []byte) (string, error) {
+	file, err := contextKey(name)
+	if err != nil {
+		return "", err
+	}
+	if context, _, err := readContext(name); context != nil || err != nil {
+		return "", cmp.Or(err, error(Usagef("context %s exists: remove it first, with coordinator context rm %s", name, name)))
+	}
+	return file, errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), regular.Replace(file, key))
+}
+
 // contextLabel begins the label of a context's settings.
 const contextLabel = "context "
 
@@ -178,7 +197,7 @@ func (s *sources) reach(kctx *kong.Context) string {
 // ConnectionFlags are the flags that say how a fleet is reached, in the order in which hints have
 // them.
 func ConnectionFlags() []string {
-	return []string{flagNats, "pool-nats", "pool-creds", "creds", "tls-ca", "tls-cert", "tls-key", "sign-key"}
+	return []string{flagNats, "pool-nats", "pool-creds", "creds", "tls-ca", "tls-cert", "tls-key", "tls-authority", "sign-key"}
 }
 
 // flagBodies is the flag of a URL without secrets: its credentials are in variables.
@@ -320,7 +339,11 @@ func RemoveContext(name string) error {
 	if !exists(nats) && !exists(more) {
 		return errNoContext(name)
 	}
-	for _, path := range []string{nats, more} { // alone the second is no context
+	key, err := contextKey(name)
+	if err != nil {
+		return err
+	}
+	for _, path := range []string{nats, more, key} { // alone the others are no context
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

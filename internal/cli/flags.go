@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
@@ -100,6 +102,8 @@ type TLS struct {
 	CA   string `name:"ca" placeholder:"FILE" help:"CA certificates (PEM) for NATS servers. With it only TLS is used. Default: the system's."`
 	Cert string `placeholder:"FILE" help:"Client certificate (PEM) for NATS servers; with --tls-key."`
 	Key  string `placeholder:"FILE" help:"Private key (PEM) of --tls-cert."`
+
+	Authority string `placeholder:"HEX" help:"Fingerprint of the only authority whose servers are trusted: that of coordinator serve --listen, as join tokens have it. With it only TLS is used."`
 }
 
 // files are the flags that name a file, and those files.
@@ -117,6 +121,9 @@ func (l *Login) Given() []string {
 			names = append(names, f.flag)
 		}
 	}
+	if l.TLS.Authority != "" {
+		names = append(names, "--tls-authority")
+	}
 	return names
 }
 
@@ -125,6 +132,12 @@ func (l *Login) Given() []string {
 func (l *Login) Check() error {
 	if (l.TLS.Cert == "") != (l.TLS.Key == "") {
 		return Usagef("--tls-cert and --tls-key: a certificate needs its key; give both or neither")
+	}
+	if authority, err := hex.DecodeString(l.TLS.Authority); err != nil || len(authority) != 0 && len(authority) != sha256.Size {
+		return Usagef("--tls-authority %s: must be 64 hexadecimal digits", l.TLS.Authority)
+	}
+	if l.TLS.Authority != "" && l.TLS.CA != "" {
+		return Usagef("--tls-authority and --tls-ca: each says which servers are trusted; give one of them")
 	}
 	for _, f := range l.files() {
 		if f.file == "" {

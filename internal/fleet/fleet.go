@@ -43,8 +43,12 @@ type Command struct {
 	Client string
 	// Listen is the address on which others reach a server inside this process, and Notify gets
 	// sentences about that server, see [embedded.Options].
-	Listen string
-	Notify func(sentence string)
+	Listen     string
+	Plain, TLS bool
+	Notify     func(sentence string)
+	// Authority is the fingerprint of the only authority whose servers are trusted, see
+	// [natsio.TLS].
+	Authority string
 	// Shared is the server of the processes of this user, instead of a URL.
 	Shared *shared.Server
 	// Origin is that of workers inside this process, see [lane.Options]; "" means that of an

@@ -37,6 +37,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/synadia-io/orbit.go/natscontext"
 
+	"github.com/toolfleet/toolfleet/internal/natsio/join"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 )
 
@@ -72,6 +73,9 @@ type TLS struct {
 	CA string
 	// Cert and Key are what this process shows; both or neither.
 	Cert, Key string
+	// Authority is the fingerprint of the only authority that is trusted ([join.Trust]); "" means
+	// CA. With it CA is empty.
+	Authority string
 }
 
 // outdated reports whether Cert has expired, or is not valid yet.
@@ -83,6 +87,9 @@ func (t TLS) outdated(now time.Time) bool {
 // options make every connection a TLS one as soon as a file is named.
 func (t TLS) options() []nats.Option {
 	var options []nats.Option
+	if t.Authority != "" {
+		options = append(options, nats.Secure(join.Trust(t.Authority)), nats.DontRandomize())
+	}
 	if t.CA != "" {
 		options = append(options, nats.RootCAs(t.CA))
 	}
@@ -196,7 +203,9 @@ func (t TLS) advice(err error) string {
 	case errors.Is(err, nats.ErrNoServers):
 		return " (is the server running there?)"
 	case strings.Contains(text, "authorization"), strings.Contains(text, "authentication"): // as the server words it
-		return " (are the credentials right? --creds names a file; a user and password stand in the URL)"
+		return " (are the credentials right? --creds names a file; a user and password stand in the URL; a join token may have expired or been removed)"
+	case errors.Is(err, join.ErrAuthority):
+		return " (is the token of another fleet, or has its server a new data directory? coordinator join-token add makes a new one)"
 	case errors.Is(err, nats.ErrSecureConnWanted):
 		return " (the server speaks no TLS: nats:// without --tls-...)"
 	case t.outdated(time.Now()): // whether or not the other side could say so

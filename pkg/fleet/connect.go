@@ -194,7 +194,7 @@ func (o *Options) open(ctx context.Context) (_ *fleet.Fleet, err error) {
 			return nil, err
 		}
 	}
-	tls := natsio.TLS{CA: o.TLSCA, Cert: o.TLSCert, Key: o.TLSKey}
+	tls := natsio.TLS{CA: o.TLSCA, Cert: o.TLSCert, Key: o.TLSKey, Authority: o.Authority}
 	same := map[Server]*fleet.Fleet{}
 	for pool, server := range o.Pools {
 		if same[server] == nil {
@@ -258,7 +258,9 @@ func (o *Options) connect(ctx context.Context, f *fleet.Fleet, server natsio.Ser
 		}
 		server.URL, options.Creds, options.TLS, options.Dial = shared.URL, o.Shared.TokenFile(), natsio.TLS{}, o.Shared.Dial
 	case server.URL == "" && f.NC == nil:
-		f.Server, err = embedded.Start(ctx, embedded.Options{Data: filepath.Join(o.Data, fleet.ServerDir), Listen: o.Listen, Logger: f.Logger, Notify: o.Notify})
+		f.Server, err = embedded.Start(ctx, embedded.Options{
+			Data: filepath.Join(o.Data, fleet.ServerDir), Listen: o.Listen, Plain: o.Plain, TLS: o.TLS, Logger: f.Logger, Notify: o.Notify,
+		})
 		if err != nil {
 			return err
 		}

@@ -75,7 +75,8 @@ type Options struct {
 	// Temporary removes the data directory at the end, unless --data names one.
 	Temporary bool
 	// Listen is the address of the server in this process; "" does not listen.
-	Listen string
+	Listen     string
+	Plain, TLS bool // see [embedded.Options]
 	// Existing is a fleet that must exist, which takes turns; nil means the one of Flags.
 	Existing *ExistingFleet
 	// Warn, Alert and Busy report to the person, see [transfer.Options]; an alert stands out.

@@ -67,7 +67,7 @@ func (c *Connection) options(nats, client string, logger *slog.Logger, opened fu
 	for pool, url := range c.PoolNats {
 		o.Pools[protocol.Pool(pool)] = public.Server{URL: url, Creds: c.PoolCreds[pool]}
 	}
-	o.Client, o.Opened = client, opened
+	o.Client, o.Opened, o.Authority = client, opened, c.TLS.Authority
 	return o
 }
 
@@ -147,6 +147,7 @@ func (f *FleetFlags) connect(ctx context.Context, e *Environment) (err error) {
 	o, data := &e.options, e.Data
 	options := f.options(f.Nats, o.Client, o.Logger, e.opened)
 	options.Data, options.Listen, options.Notify, options.Storage = data, o.Listen, o.Warn, public.Storage(f.Bounds())
+	options.Plain, options.TLS = o.Plain, o.TLS
 	ends := func(reason error) {
 		o.Program.End(reason)
 		e.Fleet.NC.Close() // requests to it then fail at once

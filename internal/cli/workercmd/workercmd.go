@@ -22,9 +22,11 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli/doctor"
 	"github.com/toolfleet/toolfleet/internal/inplace/hostenv"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/natsio/join"
 	"github.com/toolfleet/toolfleet/internal/sandbox/drivers"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
+	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/signing"
@@ -54,6 +56,7 @@ type flags struct {
 // fleetFlags say which calls the worker takes, and how it reaches them.
 type fleetFlags struct {
 	cli.Connection
+	Join     string        `placeholder:"TOKEN" brief:"Token of coordinator join-token add: instead of --nats." help:"Token that coordinator serve --listen or coordinator join-token add has printed, or a file with it: it says where the fleet is, how it is trusted, which calls run, and the pool. Other users of this machine see a command line, but not TOOLFLEET_JOIN or a file."`
 	CallKeys string        `placeholder:"FILE" brief:"Public keys of trusted signers; others are rejected." help:"Public keys (PEM, Ed25519) of the trusted signers; other calls are rejected. The file is read again when it changes. Default: run every call of the fleet."`
 	Pool     string        `default:"default" brief:"Pool whose calls the worker runs." help:"Pool whose calls the worker runs."`
 	Lease    time.Duration `default:"0s" help:"Lease, applied only when the pool is created; 0 means the pool's lease, or 10s."`
@@ -148,8 +151,10 @@ func Run(p cli.Program, handlers kinds.Handlers) int {
 // validate finds what is wrong with flags that need nothing else to be judged.
 func (f *flags) validate() error {
 	switch {
-	case f.Nats == "": // not by its tag: the check of sandboxes needs none
-		return cli.Usagef("missing flags: --nats=URL; coordinator serve starts a fleet, and prints the flags that workers need")
+	case f.Join != "" && (f.Nats != "" || len(f.Given()) > 0):
+		return cli.Usagef("--join: the token says where the fleet is: give it without --nats and %s", cmp.Or(strings.Join(f.Given(), ", "), "--creds"))
+	case f.Nats == "" && f.Join == "": // not by its tag: the check of sandboxes needs none
+		return cli.Usagef("missing flags: --nats=URL or --join=TOKEN; coordinator serve starts a fleet, and prints the flags that workers need")
 	case f.Pool == string(protocol.SessionPool):
 		return cli.Usagef("--pool %s: is the pool of turns, which coordinator serve takes; choose another name", f.Pool)
 	case f.Name != "" && !workerName.MatchString(f.Name):
@@ -169,9 +174,44 @@ func (f *flags) validate() error {
 	return errors.Join(f.CheckFleet(), f.Check(), f.CheckStorage())
 }
 
+// join reads the token, and sets what it says.
+func (f *flags) join() error {
+	if f.Join == "" {
+		return nil
+	}
+	token, err := join.Parse(f.Join)
+	if err == nil {
+		err = token.For(join.RoleWorker)
+	}
+	switch {
+	case err != nil:
+		return cli.Usagef("--join: %v", err)
+	case f.Pool != string(protocol.DefaultPool) && f.Pool != string(token.Pool):
+		return cli.Usagef("--pool %s: the token is for pool %s", f.Pool, token.Pool)
+	case f.Fleet != string(protocol.DefaultFleet) && f.Fleet != string(token.Fleet):
+		return cli.Usagef("--fleet %s: the token is for fleet %s", f.Fleet, token.Fleet)
+	}
+	f.Nats, f.TLS.Authority, f.Pool, f.Fleet = token.URL(), token.Authority, string(token.Pool), string(token.Fleet)
+	if f.CallKeys != "" || token.Keys == "" {
+		return nil
+	}
+	data, err := f.data()
+	if err != nil {
+		return err
+	}
+	f.CallKeys = filepath.Join(data, "join-"+signing.PublicFile)
+	if err := errors.Join(os.MkdirAll(data, 0o700), regular.Replace(f.CallKeys, []byte(token.Keys))); err != nil {
+		return cli.Usagef("--data: %v", err)
+	}
+	return nil
+}
+
 // options are the flags as the worker takes them, after every check that needs no server.
 func (f *flags) options() (worker.Options, error) {
 	if err := f.validate(); err != nil {
+		return worker.Options{}, err
+	}
+	if err := f.join(); err != nil {
 		return worker.Options{}, err
 	}
 	o, err := f.Options(f.Slots, worker.NoSandboxes)

@@ -2,8 +2,9 @@
 // under a directory of ours.
 //
 // Without an address it does not listen at all, and only connections made through [Server.Option]
-// reach it. With one, it listens on loopback only and asks for a token that is created once for
-// each data directory and kept in a file that only its owner can read.
+// reach it. With one, it asks for a token that is created once for each data directory and kept in
+// a file that only its owner can read, or for a join token ([join.Store]). On a network it speaks
+// TLS, with certificates of an authority of its own.
 package embedded
 
 import (
@@ -30,6 +31,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolfleet/toolfleet/internal/natsio/join"
 	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
@@ -55,8 +57,10 @@ const (
 type Options struct {
 	// Data is the directory of its files; it is made when missing. Required.
 	Data string
-	// Listen is a loopback host:port; "" does not listen. Port 0 chooses one.
+	// Listen is a host:port; "" does not listen. Port 0 chooses one.
 	Listen string
+	// Plain speaks no TLS on a network, and TLS speaks it on loopback, too.
+	Plain, TLS bool
 	// SyncAlways writes through to the disk on every message, for power failures;
 	// the default survives the death of the process only.
 	SyncAlways bool
@@ -73,8 +77,11 @@ type Server struct {
 	holder  holder // this process
 	token   string
 	file    string
-	tidy    func() // ends what gives memory back, and what watches the stores
+	tidy    func() // ends what gives memory back, and what watches the stores and the tokens
 	server  *server.Server
+
+	joins     *joins          // nil without a listener
+	authority *join.Authority // nil without TLS
 
 	failing atomic.Bool     // nothing is stored any more
 	broken  chan string     // why a store failed
@@ -106,6 +113,9 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	var tidier sync.WaitGroup
 	tidier.Go(func() { keepTidy(ctx) })
 	tidier.Go(func() { s.watch(ctx) })
+	if s.joins != nil {
+		tidier.Go(func() { s.joins.watch(ctx) })
+	}
 	s.tidy = func() { cancel(); tidier.Wait() }
 	return s, nil
 }
@@ -121,15 +131,27 @@ func (s *Server) start(ctx context.Context) error {
 		return fmt.Errorf("embedded NATS in %s: %w", o.Data, err)
 	}
 	made.SetLoggerV2(serverLog{ctx: context.WithoutCancel(ctx), logger: o.Logger, dir: s.stores(), broken: s.fails}, false, false, false)
+	if s.joins != nil {
+		s.joins.server = made
+	}
 	made.Start()
 	if !made.ReadyForConnections(readyTimeout) {
 		made.Shutdown()
 		return fmt.Errorf("embedded NATS in %s on %q: not ready after %s (is the address in use?)", o.Data, o.Listen, readyTimeout)
 	}
 	if s.file != "" {
-		s.options.Listen = made.Addr().String()
+		_, port, _ := net.SplitHostPort(made.Addr().String())
+		s.options.Listen = net.JoinHostPort(options.Host, port)
 	}
 	s.server = made
+	if s.joins == nil {
+		return nil
+	}
+	if err := s.joins.store.WriteServer(s.Joinable()); err != nil { // for the tokens that are made for it
+		made.Shutdown()
+		made.WaitForShutdown()
+		return fmt.Errorf("embedded NATS: %w", err)
+	}
 	return nil
 }
 
@@ -159,8 +181,8 @@ func (s *Server) configure(o Options) (*server.Options, error) {
 	if s.token, err = LoadToken(s.file); err != nil {
 		return nil, fmt.Errorf("embedded NATS: %w", err)
 	}
-	options.Authorization, options.AuthTimeout = s.token, authTimeout.Seconds()
-	return options, nil
+	options.AuthTimeout = authTimeout.Seconds()
+	return options, s.joinable(options)
 }
 
 // ParseListen splits the address of [Options], and says what is wrong with one that cannot be
@@ -170,8 +192,8 @@ func ParseListen(address string) (host string, port int, err error) {
 	if err != nil {
 		return "", 0, fmt.Errorf("listen address %q: want host:port, as in 127.0.0.1:4222", address)
 	}
-	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		return "", 0, fmt.Errorf("listen address %q: %w", address, errNotLoopback)
+	if host == "" {
+		return "", 0, fmt.Errorf("listen address %q: the host is missing; 0.0.0.0 is every address of this machine", address)
 	}
 	port, err = strconv.Atoi(portText)
 	if err != nil || port < 0 || port > 65535 {
@@ -179,8 +201,6 @@ func ParseListen(address string) (host string, port int, err error) {
 	}
 	return host, port, nil
 }
-
-var errNotLoopback = errors.New("the embedded server listens on loopback only; run a NATS server of your own for other machines, and pass it as --nats")
 
 // probe finds out whether the port is free: the server itself only logs when it is not.
 func probe(host string, port int) error {
@@ -221,7 +241,23 @@ func (s *Server) URL() string {
 	if s.file == "" {
 		return ""
 	}
-	return s.server.ClientURL()
+	scheme := "nats"
+	if s.authority != nil {
+		scheme = "tls"
+	}
+	return scheme + "://" + s.local()
+}
+
+// local is the address by which this machine reaches the server.
+func (s *Server) local() string {
+	host, port, _ := net.SplitHostPort(s.options.Listen)
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+		if ip.To4() == nil {
+			host = "::1"
+		}
+	}
+	return net.JoinHostPort(host, port)
 }
 
 // Address is the host:port where it listens.
@@ -238,10 +274,13 @@ func (s *Server) CredentialFile() string { return s.file }
 // pipe inside a process hands each of them over. With many calls under way a quarter more of them
 // are made then; where one waits for the other it takes a tenth longer.
 func (s *Server) Options() []nats.Option {
-	if s.file == "" {
+	switch {
+	case s.file == "":
 		return []nats.Option{nats.InProcessServer(s), nats.Timeout(dialTimeout)}
+	case s.authority != nil:
+		return []nats.Option{nats.InProcessServer(s), nats.Token(s.token), nats.Timeout(dialTimeout)}
 	}
-	return []nats.Option{nats.SetCustomDialer(listener{s.options.Listen}), nats.Token(s.token), nats.Timeout(dialTimeout)}
+	return []nats.Option{nats.SetCustomDialer(listener{s.local()}), nats.Token(s.token), nats.Timeout(dialTimeout)}
 }
 
 // InProcessConn implements [nats.InProcessConnProvider].

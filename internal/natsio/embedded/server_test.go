@@ -129,10 +129,8 @@ func TestServer_RefusesOthers(t *testing.T) {
 func TestServer_ListenAddresses(t *testing.T) {
 	t.Parallel()
 	for address, want := range map[string]string{
-		"0.0.0.0:4222":    "listens on loopback only",
-		":4222":           "listens on loopback only",
-		"192.0.2.1:4222":  "pass it as --nats",
-		"example.com:1":   "listens on loopback only",
+		":4222":           "the host is missing",
+		"192.0.2.1:4222":  "choose another --listen", // an address of no machine
 		"127.0.0.1":       "want host:port",
 		"127.0.0.1:x":     "port must be 0 to 65535",
 		"127.0.0.1:65536": "port must be 0 to 65535",
