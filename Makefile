@@ -188,6 +188,10 @@ s3: ## Hold the tests of contents in S3 against a server of others, versitygw
 	dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && GOBIN=$$dir GOFLAGS= CGO_ENABLED=0 go install -trimpath github.com/versity/versitygw/cmd/versitygw@v1.8.0 && \
 	TOOLFLEET_S3_SERVER=$$dir/versitygw go test ./internal/workspace -run 'TestS3|TestMove' -count=1 -timeout=10m -v
 
+.PHONY: sdk-python
+sdk-python: build ## Test the Python SDK, build its wheel, and use that in an empty environment (needs Python 3.10 or later and PyPI)
+	sdk/python/scripts/check.sh
+
 .PHONY: lint
 lint: ## Run the linters of .golangci.yml (the first time builds them)
 	$(LINT) run ./...

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/access"
@@ -197,13 +198,13 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	if c.Mcp != "" {
-		if err := c.serveClients(serving, p, env, box, clients, server.keys, &background); err != nil {
+	if c.HTTP != "" {
+		if err := c.serveHTTP(serving, p, env, box, tokens, &background); err != nil {
 			return err
 		}
 	}
-	if c.HTTP != "" {
-		if err := c.serveHTTP(serving, p, env, box, tokens, &background); err != nil {
+	if c.Mcp != "" {
+		if err := c.serveClients(serving, p, env, box, clients, server.keys, &background); err != nil {
 			return err
 		}
 	}
@@ -224,10 +225,22 @@ func (c *serveCommand) serveHTTP(ctx context.Context, p program, env *environmen
 		return err
 	}
 	w.announce(p.Stderr)
-	logger := env.Fleet.Logger
+	logger, fl := env.Fleet.Logger, env.Fleet
+	own := *box // clients of MCP, which begin later, follow changes with that one
+	own.Rules = mcptools.Rules{Policy: rules, MinLevel: environment.MinLevelElsewhere}
+	var table atomic.Pointer[tools.Table]
+	table.Store(own.Table)
+	list := func(ctx context.Context) error { return c.ListAside(ctx, fl, &own, p.warn) }
+	background.Go(func() {
+		if err := list(ctx); err != nil && ctx.Err() == nil {
+			p.warn(fmt.Sprintf("the HTTP API has no tools of MCP servers: %v", err))
+		}
+		table.Store(own.Table)
+		own.Follow(ctx, fl, nil, list, table.Store, p.warn)
+	})
 	background.Go(func() {
 		err := w.serve(ctx, httpapi.Options{
-			Client: env.Client, Table: func() *tools.Table { return box.Table }, MinLevel: environment.MinLevelElsewhere, Policy: rules, Version: p.Version, Logger: logger,
+			Client: env.Client, Table: table.Load, MinLevel: environment.MinLevelElsewhere, Policy: rules, Version: p.Version, Logger: logger,
 		})
 		if err != nil {
 			logger.ErrorContext(ctx, "the HTTP API is not served any more", slog.Any("error", err))

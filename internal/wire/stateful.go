@@ -210,4 +210,6 @@ type MCPTool struct {
 	// beyond the server: hints of the server.
 	Additive bool `json:"additive,omitempty"`
 	Closed   bool `json:"closed,omitempty"`
+	// Rule is what the server says of how the tool is used: an mcp.Rule.
+	Rule json.RawMessage `json:"rule,omitempty"`
 }

@@ -145,8 +145,11 @@ func ToolsOf(s *mcp.Server, list []wire.MCPTool) (made []tools.Tool, errs []erro
 		if s.Only != nil && !slices.Contains(s.Only, list[i].Name) {
 			continue
 		}
-		tool := makeTool(s, &list[i])
-		tool.Revert = revert(s, s.Tools[list[i].Name].Revert, list)
+		tool, err := makeTool(s, &list[i], list)
+		if err != nil {
+			failure(list[i].Name, fmt.Errorf("is left out: %w", err))
+			continue
+		}
 		if other, taken := origin[tool.Name]; taken {
 			failure(list[i].Name, fmt.Errorf("has the same name %s as %s: one of them is left out", tool.Name, other))
 			continue
@@ -176,8 +179,11 @@ func has(list []wire.MCPTool, name string) bool {
 }
 
 // makeTool is a tool of the server.
-func makeTool(s *mcp.Server, t *wire.MCPTool) tools.Tool {
-	rule := s.Tools[t.Name]
+func makeTool(s *mcp.Server, t *wire.MCPTool, list []wire.MCPTool) (tools.Tool, error) {
+	rule, err := s.RuleOf(t.Name, t.Rule)
+	if err != nil {
+		return tools.Tool{}, err
+	}
 	timeout, _ := time.ParseDuration(cmp.Or(rule.Timeout, s.Timeout)) // it was checked
 	remote := tools.Remote{
 		Resources: rule.Resources, Delivery: cmp.Or(rule.Delivery, delivery(s, t)), Timeout: timeout, Pool: s.Pool, MinLevel: s.MinLevel,
@@ -192,8 +198,9 @@ func makeTool(s *mcp.Server, t *wire.MCPTool) tools.Tool {
 	tool.Title, tool.Structured = t.Title, t.Output
 	tool.Effect.Idempotent = tool.Effect.Idempotent || t.Idempotent
 	tool.Effect.Additive, tool.Effect.Open = t.Additive, !t.Closed
-	tool.Effect.Hinted = rule.Resources == nil
-	return tool
+	tool.Revert = revert(s, rule.Revert, list)
+	tool.Effect.Hinted = s.Tools[t.Name].Resources == nil // what the server says is a claim
+	return tool, nil
 }
 
 // nameOf is the name of a server's tool in sessions.

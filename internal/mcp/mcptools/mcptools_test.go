@@ -6,6 +6,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -214,6 +215,46 @@ func TestTools_DeliveryAndResources(t *testing.T) {
 			require.Equal(t, c.uses, plan.Resources)
 		})
 	}
+}
+
+// What a server says of its tool itself holds where the file says nothing, and is never believed to
+// be harmless.
+func TestTools_WhatTheServerSays(t *testing.T) {
+	t.Parallel()
+	tool := wire.MCPTool{
+		Schema: json.RawMessage(`{"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}`),
+		Rule:   json.RawMessage(`{"resources": [{"key": "account/{id}", "access": "shared"}], "delivery": "idempotent", "timeout": "7s"}`),
+	}
+	made, refusal := plan(t, parse(t, `{"command": "p"}`), tool, `{"id": "7"}`)
+	require.Nil(t, refusal)
+	require.Equal(t, []protocol.Use{{Key: "account/7", Access: protocol.Shared}}, made.Resources)
+	require.Equal(t, protocol.Idempotent, made.Delivery)
+	require.Equal(t, 7*time.Second, made.Timeout)
+	file := parse(t, `{"command": "p", "toolfleet": {"tools": {"x": {"delivery": "at_most_once", "resources": [{"key": "sandbox/{$sandbox}"}]}}}}`)
+	made, refusal = plan(t, file, tool, `{"id": "7"}`)
+	require.Nil(t, refusal)
+	require.Equal(t, []protocol.Use{{Key: "sandbox/a", Access: protocol.Exclusive}}, made.Resources)
+	require.Equal(t, protocol.AtMostOnce, made.Delivery)
+	require.Equal(t, 7*time.Second, made.Timeout)
+	server := parse(t, `{"command": "p"}`)
+	for rule, fault := range map[string]string{
+		`{"delivery": "twice"}`:                           `delivery "twice": must be`,
+		`{"resources": [{"key": "sandbox/other"}]}`:       "sandbox of its own session only",
+		`{"resources": [{"key": "account/{missing}"}]}`:   "missing",
+		`{"resources": [{"key": "a/1"}, {"key": "b/1"}]}`: "first two segments",
+		`{"timeout": "soon"}`:                             `timeout "soon": must be a time`,
+		`{"resourses": []}`:                               `unknown field "resourses"`,
+		`[]`:                                              "cannot unmarshal",
+	} {
+		bad := wire.MCPTool{Name: "x", Schema: tool.Schema, ReadOnly: true, Rule: json.RawMessage(rule)}
+		made, faults := mcptools.ToolsOf(&server, []wire.MCPTool{bad})
+		require.Empty(t, made, rule)
+		require.ErrorContains(t, errors.Join(faults...), fault)
+	}
+	good := wire.MCPTool{Name: "x", Schema: tool.Schema, ReadOnly: true, Rule: tool.Rule}
+	list, faults := mcptools.ToolsOf(&server, []wire.MCPTool{good})
+	require.Empty(t, faults)
+	require.True(t, list[0].Effect.Hinted)
 }
 
 // A key with an argument is that of the file or directory that the call names.

@@ -39,7 +39,7 @@ func (l *live) call(ctx context.Context, p protocol.MCPCall, show *callOutput) (
 	}()
 	ctx, call := telemetry.StartCallTool(ctx, trace.SpanKindClient, p.Tool)
 	defer func() { call.End(ctx, err, value != nil && value.IsError) }()
-	params := &mcp.CallToolParams{Name: p.Tool, Arguments: p.Arguments, Meta: telemetry.InjectMeta(ctx, nil)}
+	params := &mcp.CallToolParams{Name: p.Tool, Arguments: p.Arguments, Meta: telemetry.InjectMeta(ctx, show.meta())}
 	params.SetProgressToken(token)
 	result, err := l.session.CallTool(ctx, params)
 	if err != nil {
@@ -55,6 +55,22 @@ func (l *live) call(ctx context.Context, p protocol.MCPCall, show *callOutput) (
 	return value, nil
 }
 
+// Keys of _meta.
+const (
+	// MetaTool is how a tool is used, in its definition.
+	MetaTool = "toolfleet/tool"
+	// MetaCall is which call it is, in a request: [Running].
+	MetaCall = "toolfleet/call"
+)
+
+// meta is what a request says of its call.
+func (s *callOutput) meta() map[string]any {
+	if s.running == nil {
+		return nil
+	}
+	return map[string]any{MetaCall: s.running}
+}
+
 // toolOf is a tool as it travels.
 func toolOf(t *mcp.Tool) wire.MCPTool {
 	tool := wire.MCPTool{Name: t.Name, Description: cmp.Or(t.Description, t.Title), Title: t.Title}
@@ -67,6 +83,9 @@ func toolOf(t *mcp.Tool) wire.MCPTool {
 	tool.Schema, _ = json.Marshal(t.InputSchema) // it was JSON
 	if t.OutputSchema != nil {
 		tool.Output, _ = json.Marshal(t.OutputSchema) // likewise
+	}
+	if rule, has := t.Meta[MetaTool]; has {
+		tool.Rule, _ = json.Marshal(rule) // likewise
 	}
 	return tool
 }
@@ -110,8 +129,9 @@ func failureOf(value *protocol.MCPCallResult) string {
 // callOutput has the progress and the logs of a running call, for those who follow it.
 type callOutput struct {
 	call      context.Context //nolint:containedctx // the context of the call, for questions of its server
-	askPerson AskFunc         // nil declines questions
-	asking    sync.Mutex      // held while a person is asked
+	running   *Running
+	askPerson AskFunc    // nil declines questions
+	asking    sync.Mutex // held while a person is asked
 
 	mu    sync.Mutex
 	to    func(string) // nil after the call
@@ -119,7 +139,7 @@ type callOutput struct {
 }
 
 func newCallOutput(ctx context.Context, at Surroundings) *callOutput {
-	s := &callOutput{call: ctx, askPerson: at.Ask, to: at.Show}
+	s := &callOutput{call: ctx, running: at.Running, askPerson: at.Ask, to: at.Show}
 	if s.to == nil {
 		s.to = func(string) {}
 	}

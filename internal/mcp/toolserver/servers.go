@@ -67,9 +67,21 @@ type Surroundings struct {
 	// Show gets the progress and the server's log messages while a call runs. Calls do not overlap,
 	// and none comes after the call has returned; nil shows nothing.
 	Show func(text string)
+	// Running is the call that runs; nil for requests that are none.
+	Running *Running
 	// Ask puts a question of a call that runs to a person, and returns an answer that fits, which
 	// may complete it. It ends with ctx; the error says why there is no answer. nil declines.
 	Ask AskFunc
+}
+
+// Running is a call as its server is told of it: what it needs to do nothing twice.
+type Running struct {
+	SessionID protocol.SessionID `json:"session_id"`
+	CallID    protocol.CallID    `json:"call_id"` // the same in every attempt
+	Attempt   int                `json:"attempt"` // from 1
+	// Fence grows with each holder of the call's lane: a resource that stores the greatest refuses
+	// those who continue after their lease.
+	Fence uint64 `json:"fence"`
 }
 
 // AskFunc is the type of [Surroundings].Ask.

@@ -353,7 +353,7 @@ func TestCall_WhatTheSDKDoesNotCarry(t *testing.T) {
 	}
 }
 
-// A call names its trace to its server, in _meta.
+// A call names itself and its trace to its server, in _meta.
 func TestCall_NamesItsTrace(t *testing.T) {
 	t.Parallel()
 	requests := make(chan string, 16)
@@ -381,7 +381,8 @@ func TestCall_NamesItsTrace(t *testing.T) {
 	t.Cleanup(base.CloseIdleConnections)
 	const parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	ctx := telemetry.ExtractMeta(t.Context(), map[string]any{"traceparent": parent})
-	_, err := servers.Call(ctx, toolserver.Surroundings{HTTP: base},
+	running := toolserver.Running{SessionID: "s", CallID: "c", Attempt: 2, Fence: 9}
+	_, err := servers.Call(ctx, toolserver.Surroundings{HTTP: base, Running: &running},
 		protocol.MCPCall{Server: protocol.MCPServer{Name: "odd", URL: proxy.URL}, Tool: "numbers"}, false)
 	require.NoError(t, err)
 	sent := ""
@@ -392,4 +393,5 @@ func TestCall_NamesItsTrace(t *testing.T) {
 	}
 	require.Contains(t, sent, `"traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-`)
 	require.Contains(t, sent, `"progressToken"`)
+	require.Contains(t, sent, `"toolfleet/call":{"session_id":"s","call_id":"c","attempt":2,"fence":9}`)
 }

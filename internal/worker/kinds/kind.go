@@ -104,7 +104,7 @@ func table(handlers Handlers) map[protocol.Kind]*Kind {
 		wire.KindFilesSearch:    {Needs: NeedsSandbox, reads: true, run: fileRun},
 
 		wire.KindMCPList:        {Needs: NeedsSandbox, run: runs(mcpList)},
-		wire.KindMCPCall:        {Needs: NeedsSandbox, run: runs(mcpCall), long: longer(mcpSize)},
+		wire.KindMCPCall:        {Needs: NeedsAnySandbox, run: runs(mcpCall), long: longer(mcpSize)},
 		wire.KindDialogOpen:     {Needs: NeedsFunction, check: checks(checkDialog), run: runs(dialogOpen), long: longer(dialogSize)},
 		wire.KindDialogContinue: {Needs: NeedsFunction, run: runs(dialogContinue), long: longer(dialogSize)},
 		wire.KindDialogEnd:      {Needs: NeedsFunction, run: runs(dialogEnd), long: longer(dialogSize)},

@@ -191,6 +191,7 @@ func mcpCall(ctx context.Context, a *Attempt, p protocol.MCPCall) (_ protocol.Va
 		return nil, err
 	}
 	place := a.serverSurroundings(a.Live)
+	place.Running = &toolserver.Running{SessionID: a.Run.Call.SessionID, CallID: a.Run.Call.ID, Attempt: a.Run.Attempt, Fence: a.Run.Fence}
 	value, err := a.laneSandbox.Servers.Call(ctx, place, p, a.Run.Call.Delivery == protocol.Idempotent)
 	if value == nil {
 		return nil, err

@@ -95,7 +95,7 @@ tools:
       arguments: {a: {1: 2}}
   x:
     resources:
-      - key: account/a
+      - key: sandbox/a
       - key: sandbox/{$sandbox}/{path...}/x
       - {key: "sandbox/{$sandbox}", access: reed}
     timeout: 30h
@@ -113,7 +113,7 @@ min_level: high
 			`f:13: tool a/b: timeout "5": must be a time such as 90s or 2m`,
 			`f:16: tool r: revert: tool: missing`,
 			`f:16: tool r: revert: arguments: must be a JSON object: json: unsupported type: map[interface {}]interface {}`,
-			`f:19: tool x: resource "account/a": a server lives in the sandbox of its session: the key must begin with sandbox/{$sandbox}`,
+			`f:19: tool x: invalid resource "sandbox/a": a tool uses the sandbox of its own session only: sandbox/{$sandbox}`,
 			`f:20: tool x: invalid resource "sandbox/{$sandbox}/{path...}/x": {path...}: a path must be the last segment, behind the two of the lane`,
 			`f:21: tool x: invalid resource "sandbox/{$sandbox}": access "reed": must be "shared" or "exclusive"`,
 			`f:22: tool x: timeout 30h0m0s: must be 0 to 24h0m0s`,

@@ -10,6 +10,7 @@ package mcp
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -52,7 +53,9 @@ type Server struct {
 
 // Rule is how one tool is used.
 type Rule struct {
-	// Resources are keys in the session's sandbox; nil means what the server's hints say.
+	// Resources are what a call touches; nil means what the server's hints say. Keys in another lane
+	// than the session's sandbox order calls of all sessions: each such call starts the server in an
+	// empty sandbox.
 	Resources []tools.Resource `json:"resources,omitempty" yaml:"resources"`
 	// Delivery is as in [tools.Remote]; "" follows the hints of the server.
 	Delivery protocol.Delivery `json:"delivery,omitempty" yaml:"delivery"`
@@ -136,12 +139,8 @@ func parseServer(name string, content json.RawMessage) (s Server, disabled bool,
 
 var goodName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,40}$`)
 
-const (
-	// separator is between the names of server and tool.
-	separator = "__"
-	// sandboxKey is the session's sandbox, in a template of a resource.
-	sandboxKey = "sandbox/{$sandbox}"
-)
+// separator is between the names of server and tool.
+const separator = "__"
 
 // Prefix is what the names of the server's tools begin with.
 func (s *Server) Prefix() string { return s.Name + separator }
@@ -149,6 +148,28 @@ func (s *Server) Prefix() string { return s.Name + separator }
 // inPointer is a JSON pointer to a property of what another one points to.
 func inPointer(pointer, name string) string {
 	return pointer + "/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(name)
+}
+
+// RuleOf is how a tool is used: as the file says, or else as the server says in the _meta
+// "toolfleet/tool" of its definition, which is a [Rule], or nil.
+func (s *Server) RuleOf(tool string, said json.RawMessage) (Rule, error) {
+	rule := s.Tools[tool]
+	if said == nil {
+		return rule, nil
+	}
+	var own Rule
+	decoder := json.NewDecoder(bytes.NewReader(said))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&own); err != nil {
+		return rule, fmt.Errorf("what the server says of it: %w", err)
+	}
+	c := &checker{}
+	c.rule("", "what the server says of it: ", own)
+	if rule.Resources == nil {
+		rule.Resources = own.Resources
+	}
+	rule.Delivery, rule.Timeout, rule.Revert = cmp.Or(rule.Delivery, own.Delivery), cmp.Or(rule.Timeout, own.Timeout), cmp.Or(rule.Revert, own.Revert)
+	return rule, errors.Join(c.errs...)
 }
 
 // checker collects the errors of a server.
@@ -226,10 +247,6 @@ func (c *checker) rule(at, of string, r Rule) {
 	}
 	for i, resource := range r.Resources {
 		at := fmt.Sprintf("%s/resources/%d", at, i)
-		if !strings.HasPrefix(resource.Key+"/", sandboxKey+"/") {
-			c.failure(at, "%sresource %q: a server lives in the sandbox of its session: the key must begin with %s", of, resource.Key, sandboxKey)
-			continue
-		}
 		c.remote(at, of, tools.Remote{Resources: []tools.Resource{resource}})
 	}
 }

@@ -41,7 +41,6 @@ __all__ = [
     "Lane",
     "LaneCalls",
     "LaneList",
-    "Limit",
     "LimitList",
     "Limits",
     "Lost",
@@ -66,6 +65,7 @@ __all__ = [
     "Retry",
     "RevertCall",
     "Roots",
+    "Rule",
     "RunningCall",
     "Schedule",
     "ScheduleList",
@@ -477,22 +477,8 @@ class LaneList(TypedDict):
     left_out: int
 
 
-class Limit(TypedDict, total=False):
-    burst: int
-    concurrent: int
-    lane: str
-    pool: str
-    rate: str
-    sessions: int
-    stored: int
-    tenant: str
-    tokens: str
-    waiting: int
-    weight: int
-
-
 class LimitList(TypedDict):
-    limits: list[Limit] | None
+    limits: list[Rule] | None
 
 
 class Limits(TypedDict, total=False):
@@ -714,6 +700,20 @@ class RevertCall(TypedDict):
 class Roots(TypedDict, total=False):
     read: list[str] | None
     write: list[str] | None
+
+
+class Rule(TypedDict, total=False):
+    burst: int
+    concurrent: int
+    lane: str
+    pool: str
+    rate: str
+    sessions: int
+    stored: int
+    tenant: str
+    tokens: str
+    waiting: int
+    weight: int
 
 
 class RunningCall(TypedDict):

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# check.sh: what make sdk-python runs. PYTHON names an interpreter. Without Python or PyPI it skips, loudly.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+skip() { echo "sdk-python: SKIPPED: $1" >&2; exit 0; }
+"$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || skip "$python: is missing, older than 3.10, or without venv"
+work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+"$python" -m venv "$work/tests"
+"$work/tests/bin/pip" install -q 'httpx>=0.27,<1' 2>"$work/log" || { cat "$work/log" >&2; skip "PyPI does not answer"; }
+"$work/tests/bin/pip" install -q . 'mcp>=2.3,<3' openai-agents 'langchain-core>=1' 'langgraph>=1' pydantic-ai-slim pytest mypy build
+"$work/tests/bin/mypy"
+"$work/tests/bin/python" -m build -q --outdir "$work/dist" .
+wheel=$(echo "$work"/dist/*.whl)
+[ -e "$work"/dist/*.tar.gz ]
+TOOLFLEET_WHEEL=$wheel "$work/tests/bin/python" -m pytest -q -p no:cacheprovider "$@"
+# The wheel alone, in an empty environment.
+"$python" -m venv "$work/fresh"
+"$work/fresh/bin/pip" install -q "$wheel"
+mkdir "$work/workspace"
+said=$(cd "$work" && XDG_STATE_HOME="$work/state" TOOLFLEET_COORDINATOR="$OLDPWD/../../bin/coordinator" "$work/fresh/bin/python" -c '
+from toolfleet import Client
+with Client.from_embedded(workspace="workspace") as client:
+    print(client.call("bash", {"command": "echo hi"}).text, end="")')
+[ "$said" = hi ] || { echo "sdk-python: the wheel said: $said" >&2; exit 1; }
+echo "sdk-python: passed, $(basename "$wheel") is good"
