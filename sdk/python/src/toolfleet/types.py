@@ -41,6 +41,7 @@ __all__ = [
     "Lane",
     "LaneCalls",
     "LaneList",
+    "Limit",
     "LimitList",
     "Limits",
     "Lost",
@@ -65,7 +66,6 @@ __all__ = [
     "Retry",
     "RevertCall",
     "Roots",
-    "Rule",
     "RunningCall",
     "Schedule",
     "ScheduleList",
@@ -204,7 +204,9 @@ class Call(_Call, total=False):
     fault: str
     needs: Need
     not_before: str
+    owner: str
     running_ms: int
+    tenant: str
     waits_for: str
 
 
@@ -357,7 +359,7 @@ class ErrorDetail(TypedDict, total=False):
 
 
 _EventA = TypedDict("_EventA", {'session_id': "str", 'time': "str", 'type': "str"}, total=True)
-_EventB = TypedDict("_EventB", {'about': "str", 'arguments': "str", 'attachments': "list[EventAttachment] | None", 'attempt': "int", 'bound': "Binding", 'by': "str", 'call': "Any", 'call_id': "str", 'checkpoint': "int", 'content': "str", 'cost_usd': "float", 'diff': "str", 'effect': "EventEffect", 'elapsed_ms': "int", 'ending': "str", 'error': "Error", 'finish': "str", 'from': "str", 'handle': "str", 'image': "Image", 'index': "int", 'input': "str", 'instructions': "list[str] | None", 'interface': "str", 'job': "str", 'kept_step': "int", 'kept_turn': "int", 'lane': "str", 'model': "str", 'name': "str", 'note': "str", 'parent': "Parent", 'part': "str", 'question': "AskedQuestion", 'queue_ms': "float", 'read': "ChannelPosition", 'reasoning': "Reasoning", 'reverts': "str", 'rule': "str", 'run_ms': "float", 'scratch': "ScratchChange", 'seed': "str", 'span_id': "str", 'spent': "Spending", 'status': "str", 'step': "int", 'tenant': "str", 'terms': "Terms", 'text': "str", 'told': "bool", 'tool_call_id': "str", 'tool_calls': "list[ToolCall] | None", 'tools': "list[str] | None", 'trace_id': "str", 'tries': "list[Try] | None", 'trigger': "str", 'turn': "int", 'usage': "Usage", 'via': "str", 'worker_id': "str", 'workspace': "str"}, total=False)
+_EventB = TypedDict("_EventB", {'about': "str", 'answer': "Any", 'answer_schema': "Any", 'arguments': "str", 'attachments': "list[EventAttachment] | None", 'attempt': "int", 'bound': "Binding", 'by': "str", 'call': "Any", 'call_id': "str", 'checkpoint': "int", 'content': "str", 'cost_usd': "float", 'diff': "str", 'effect': "EventEffect", 'elapsed_ms': "int", 'ending': "str", 'error': "Error", 'finish': "str", 'from': "str", 'handle': "str", 'image': "Image", 'index': "int", 'input': "str", 'instructions': "list[str] | None", 'interface': "str", 'job': "str", 'kept_step': "int", 'kept_turn': "int", 'lane': "str", 'model': "str", 'name': "str", 'note': "str", 'parent': "Parent", 'part': "str", 'question': "AskedQuestion", 'queue_ms': "float", 'read': "ChannelPosition", 'reasoning': "Reasoning", 'reverts': "str", 'rule': "str", 'run_ms': "float", 'scratch': "ScratchChange", 'seed': "str", 'span_id': "str", 'spent': "Spending", 'status': "str", 'step': "int", 'tenant': "str", 'terms': "Terms", 'text': "str", 'told': "bool", 'tool_call_id': "str", 'tool_calls': "list[ToolCall] | None", 'tools': "list[str] | None", 'trace_id': "str", 'tries': "list[Try] | None", 'trigger': "str", 'turn': "int", 'usage': "Usage", 'via': "str", 'worker_id': "str", 'workspace': "str"}, total=False)
 
 
 class Event(_EventA, _EventB):
@@ -477,8 +479,22 @@ class LaneList(TypedDict):
     left_out: int
 
 
+class Limit(TypedDict, total=False):
+    burst: int
+    concurrent: int
+    lane: str
+    pool: str
+    rate: str
+    sessions: int
+    stored: int
+    tenant: str
+    tokens: str
+    waiting: int
+    weight: int
+
+
 class LimitList(TypedDict):
-    limits: list[Rule] | None
+    limits: list[Limit] | None
 
 
 class Limits(TypedDict, total=False):
@@ -553,6 +569,8 @@ class _NewSession(TypedDict):
 
 
 class NewSession(_NewSession, total=False):
+    answer_schema: Any
+    """JSON Schema of the answer, which then is one JSON value: result.value.answer of the call. Default: any text."""
     attachments: list[Attachment]
     """Images and documents."""
     budget: Spending
@@ -700,20 +718,6 @@ class RevertCall(TypedDict):
 class Roots(TypedDict, total=False):
     read: list[str] | None
     write: list[str] | None
-
-
-class Rule(TypedDict, total=False):
-    burst: int
-    concurrent: int
-    lane: str
-    pool: str
-    rate: str
-    sessions: int
-    stored: int
-    tenant: str
-    tokens: str
-    waiting: int
-    weight: int
 
 
 class RunningCall(TypedDict):
@@ -892,6 +896,8 @@ class _TurnRequest(TypedDict):
 
 
 class TurnRequest(_TurnRequest, total=False):
+    answer_schema: Any
+    """JSON Schema of the answer, which then is one JSON value: result.value.answer of the call. Default: any text."""
     attachments: list[Attachment]
     """Images and documents."""
     budget: Spending
