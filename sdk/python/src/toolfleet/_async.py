@@ -218,10 +218,10 @@ class AsyncClient:
     async def resume_lane(self, lane: str, pool: str | None = None) -> None:
         await self._ask("resume-lane", None, query=without_none(lane=lane, pool=pool))
 
-    async def limits(self) -> list[t.Rule]:
+    async def limits(self) -> list[t.Limit]:
         return (await self._ask("list-limits", t.LimitList))["limits"] or []
 
-    async def set_limit(self, **limit: Unpack[t.Rule]) -> None:
+    async def set_limit(self, **limit: Unpack[t.Limit]) -> None:
         await self._ask("set-limit", None, body=limit)
 
     async def remove_limit(self, *, lane: str | None = None, tenant: str | None = None, pool: str | None = None) -> None:

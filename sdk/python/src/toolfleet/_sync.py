@@ -216,10 +216,10 @@ class Client:
     def resume_lane(self, lane: str, pool: str | None = None) -> None:
         self._ask("resume-lane", None, query=without_none(lane=lane, pool=pool))
 
-    def limits(self) -> list[t.Rule]:
+    def limits(self) -> list[t.Limit]:
         return (self._ask("list-limits", t.LimitList))["limits"] or []
 
-    def set_limit(self, **limit: Unpack[t.Rule]) -> None:
+    def set_limit(self, **limit: Unpack[t.Limit]) -> None:
         self._ask("set-limit", None, body=limit)
 
     def remove_limit(self, *, lane: str | None = None, tenant: str | None = None, pool: str | None = None) -> None:
