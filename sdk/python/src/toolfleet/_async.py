@@ -218,6 +218,18 @@ class AsyncClient:
     async def resume_lane(self, lane: str, pool: str | None = None) -> None:
         await self._ask("resume-lane", None, query=without_none(lane=lane, pool=pool))
 
+    async def wake_lane(self, lane: str, pool: str | None = None) -> t.Woken:
+        """Offers a lane to the workers again, if its offer is missing."""
+        return await self._ask("wake-lane", t.Woken, query=without_none(lane=lane, pool=pool))
+
+    async def kill_lane(self, lane: str, pool: str | None = None) -> t.KilledList:
+        """Cancels the running calls of a lane."""
+        return await self._ask("kill-lane", t.KilledList, query=without_none(lane=lane, pool=pool))
+
+    async def skip_call(self, lane: str, call_id: str, pool: str | None = None) -> None:
+        """Cancels a call of a lane: it does not start, or is killed."""
+        await self._ask("skip-call", None, query=without_none(lane=lane, call=call_id, pool=pool))
+
     async def limits(self) -> list[t.Limit]:
         return (await self._ask("list-limits", t.LimitList))["limits"] or []
 
@@ -452,6 +464,10 @@ class AsyncSession:
     async def revert(self, *, call_id: str | None = None, turn: int | None = None) -> list[t.Effect]:
         """Undoes effects outside of the workspace, behind a call or a turn."""
         return (await self._client._ask("revert-session", t.EffectList, self._path, body=without_none(call_id=call_id, turn=turn)))["effects"] or []
+
+    async def compact(self, model: str | None = None) -> t.Compacted:
+        """Has a coordinator replace older replies by a summary."""
+        return await self._client._ask("compact-session", t.Compacted, self._path, query=without_none(model=model))
 
     async def effects(self) -> list[t.Effect]:
         return (await self._client._ask("list-effects", t.EffectList, self._path))["effects"] or []

@@ -216,6 +216,18 @@ class Client:
     def resume_lane(self, lane: str, pool: str | None = None) -> None:
         self._ask("resume-lane", None, query=without_none(lane=lane, pool=pool))
 
+    def wake_lane(self, lane: str, pool: str | None = None) -> t.Woken:
+        """Offers a lane to the workers again, if its offer is missing."""
+        return self._ask("wake-lane", t.Woken, query=without_none(lane=lane, pool=pool))
+
+    def kill_lane(self, lane: str, pool: str | None = None) -> t.KilledList:
+        """Cancels the running calls of a lane."""
+        return self._ask("kill-lane", t.KilledList, query=without_none(lane=lane, pool=pool))
+
+    def skip_call(self, lane: str, call_id: str, pool: str | None = None) -> None:
+        """Cancels a call of a lane: it does not start, or is killed."""
+        self._ask("skip-call", None, query=without_none(lane=lane, call=call_id, pool=pool))
+
     def limits(self) -> list[t.Limit]:
         return (self._ask("list-limits", t.LimitList))["limits"] or []
 
@@ -450,6 +462,10 @@ class Session:
     def revert(self, *, call_id: str | None = None, turn: int | None = None) -> list[t.Effect]:
         """Undoes effects outside of the workspace, behind a call or a turn."""
         return (self._client._ask("revert-session", t.EffectList, self._path, body=without_none(call_id=call_id, turn=turn)))["effects"] or []
+
+    def compact(self, model: str | None = None) -> t.Compacted:
+        """Has a coordinator replace older replies by a summary."""
+        return self._client._ask("compact-session", t.Compacted, self._path, query=without_none(model=model))
 
     def effects(self) -> list[t.Effect]:
         return (self._client._ask("list-effects", t.EffectList, self._path))["effects"] or []

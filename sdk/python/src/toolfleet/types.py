@@ -23,6 +23,7 @@ __all__ = [
     "Change",
     "ChangeList",
     "ChannelPosition",
+    "Compacted",
     "Diff",
     "Effect",
     "EffectList",
@@ -38,6 +39,7 @@ __all__ = [
     "Image",
     "InstructionFile",
     "Kept",
+    "KilledList",
     "Lane",
     "LaneCalls",
     "LaneList",
@@ -90,6 +92,7 @@ __all__ = [
     "Usage",
     "Use",
     "Waits",
+    "Woken",
     "Worker",
     "WorkerList",
 ]
@@ -320,6 +323,10 @@ class ChannelPosition(TypedDict):
     sequence: int
 
 
+class Compacted(TypedDict):
+    compacted: bool
+
+
 class Diff(TypedDict):
     diff: str
 
@@ -435,6 +442,10 @@ class InstructionFile(TypedDict):
 class Kept(TypedDict, total=False):
     lines: int
     truncated: bool
+
+
+class KilledList(TypedDict):
+    calls: list[RunningCall] | None
 
 
 class _Lane(TypedDict):
@@ -964,6 +975,10 @@ class Waits(TypedDict, total=False):
     slot_ms: float
 
 
+class Woken(TypedDict):
+    missing: bool
+
+
 class _Worker(TypedDict):
     driver: str
     held_lanes: int
@@ -998,6 +1013,7 @@ Operation = Literal[
     "approve-call",
     "cancel-call",
     "cancel-session",
+    "compact-session",
     "compare-sessions",
     "export-session",
     "follow-call",
@@ -1008,6 +1024,7 @@ Operation = Literal[
     "get-lane",
     "get-session",
     "import-session",
+    "kill-lane",
     "list-changes",
     "list-effects",
     "list-files",
@@ -1039,6 +1056,8 @@ Operation = Literal[
     "send-calls",
     "send-turn",
     "set-limit",
+    "skip-call",
+    "wake-lane",
 ]
 
 
@@ -1049,6 +1068,7 @@ OPERATIONS: Dict[Operation, Tuple[str, str]] = {
     "approve-call": ("POST", "/v1/sessions/{session}/approve"),
     "cancel-call": ("POST", "/v1/calls/{session}/{call}/cancel"),
     "cancel-session": ("POST", "/v1/sessions/{session}/cancel"),
+    "compact-session": ("POST", "/v1/sessions/{session}/compact"),
     "compare-sessions": ("GET", "/v1/sessions/{session}/compare"),
     "export-session": ("GET", "/v1/sessions/{session}/export"),
     "follow-call": ("GET", "/v1/calls/{session}/{call}/events"),
@@ -1059,6 +1079,7 @@ OPERATIONS: Dict[Operation, Tuple[str, str]] = {
     "get-lane": ("GET", "/v1/lane"),
     "get-session": ("GET", "/v1/sessions/{session}"),
     "import-session": ("POST", "/v1/sessions/{session}/import"),
+    "kill-lane": ("POST", "/v1/lane/kill"),
     "list-changes": ("GET", "/v1/sessions/{session}/changes"),
     "list-effects": ("GET", "/v1/sessions/{session}/effects"),
     "list-files": ("GET", "/v1/sessions/{session}/files"),
@@ -1090,4 +1111,6 @@ OPERATIONS: Dict[Operation, Tuple[str, str]] = {
     "send-calls": ("POST", "/v1/calls/batch"),
     "send-turn": ("POST", "/v1/sessions/{session}/turns"),
     "set-limit": ("PUT", "/v1/limits"),
+    "skip-call": ("POST", "/v1/lane/skip"),
+    "wake-lane": ("POST", "/v1/lane/wake"),
 }
