@@ -174,8 +174,9 @@ func (r *Reader) Approvals(ctx context.Context) ([]report.Question, error) {
 			return nil //nolint:nilerr // an unreadable journal waits for no person
 		}
 		switch events[len(events)-1].Type {
-		case loop.EventApprovalAsked, loop.EventJobEnded, // any other event comes after the answer
-			loop.EventQuestionAsked, loop.EventAnswered, loop.EventToolResult, loop.EventPolicyDecision: // of other calls
+		case loop.EventApprovalAsked, loop.EventJobEnded, loop.EventQuestionAsked, loop.EventAnswered, // else the turn may have ended
+			loop.EventInputAdded, loop.EventModelReply, loop.EventNativeCall, loop.EventToolCall, loop.EventToolResult, loop.EventPolicyDecision, // what a job asks stays
+			loop.EventPartLeftOut, loop.EventCompacted, loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventReplyFailed:
 			about, err := msg.Metadata()
 			if err != nil {
 				return err

@@ -169,24 +169,28 @@ func Owner(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (owner *j
 // May judges an act on a session. One that does not exist has no owner: the act itself finds that
 // out.
 func May(ctx context.Context, f *fleet.Fleet, act judge.Act, id protocol.SessionID) error {
-	return may(ctx, f, act, id, false)
+	_, err := may(ctx, f, act, id, false)
+	return err
 }
 
 // MayFollow judges whether what calls of a session write and return may be seen. If nothing says
 // who the owner is, it is the operator, in the default tenant.
 func MayFollow(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) error {
-	return may(ctx, f, judge.See, id, true)
+	_, err := may(ctx, f, judge.See, id, true)
+	return err
 }
 
-func may(ctx context.Context, f *fleet.Fleet, act judge.Act, id protocol.SessionID, unknown bool) error {
+// may also reports whether that holds for what is journaled from now on: the session has a journal,
+// or the principal may do everything.
+func may(ctx context.Context, f *fleet.Fleet, act judge.Act, id protocol.SessionID, unknown bool) (lasts bool, err error) {
 	if !judge.Bounded(ctx) {
-		return nil
+		return true, nil
 	}
 	owner, journaled, err := Owner(ctx, f, id)
 	if err != nil || owner == nil && !journaled && !unknown {
-		return err
+		return false, err
 	}
-	return judge.Judge(ctx, act, judge.Object{Kind: judge.Session, ID: string(id), Owner: *cmp.Or(owner, &judge.Owner{})})
+	return journaled, judge.Judge(ctx, act, judge.Object{Kind: judge.Session, ID: string(id), Owner: *cmp.Or(owner, &judge.Owner{})})
 }
 
 // MayCall judges a call from outside of turns before it is planned: its tenant, its session, the

@@ -89,6 +89,11 @@ func (a *follower) follow(ctx context.Context) (loop.TurnResult, error) {
 		if err != nil && (!waits || !errors.Is(err, ErrNone)) {
 			return loop.TurnResult{}, err
 		}
+		if !a.known && len(history.Events) > 0 { // it may have been made meanwhile
+			if err := May(ctx, a.fleet, judge.See, a.id); err != nil {
+				return loop.TurnResult{}, err
+			}
+		}
 		if result := a.journaled(history.Events, waits); result != nil {
 			return *result, nil
 		}

@@ -169,6 +169,27 @@ func TestReader_ApprovalsOfManySessions(t *testing.T) {
 	require.Less(t, r.NC.Stats().OutMsgs-before.OutMsgs, uint64(50))
 }
 
+// What a job asks is listed until it is answered or the turn ends, whatever else the turn does.
+func TestReader_ApprovalsOfAJob(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	turn := loop.Event{Type: loop.EventTurnStarted, Turn: 1}
+	asked := loop.Event{Type: loop.EventQuestionAsked, Turn: 1, CallFields: loop.CallFields{CallID: "job"}, HandleFields: loop.HandleFields{Question: &protocol.Question{ID: "q", Message: "which?"}}}
+	last := mustAppend(t, r.Journal, "s", 0, turn, asked)
+	reader := r.reader(t)
+	for _, kind := range []loop.EventType{loop.EventModelReply, loop.EventToolCall, loop.EventToolResult, loop.EventInputAdded, loop.EventCompacted} {
+		last = mustAppend(t, r.Journal, "s", last, loop.Event{Type: kind, Turn: 1, CallFields: loop.CallFields{CallID: "other"}})
+		all, err := reader.Approvals(t.Context())
+		require.NoError(t, err)
+		require.Len(t, all, 1, "behind %s", kind)
+		require.Equal(t, protocol.CallID("job"), all[0].CallID)
+	}
+	mustAppend(t, r.Journal, "s", last, loop.Event{Type: loop.EventTurnEnded, Turn: 1, Status: "answered"})
+	all, err := reader.Approvals(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, all)
+}
+
 // A journal that cannot be read hides no other session, and can be removed.
 func TestReader_AJournalThatCannotBeRead(t *testing.T) {
 	t.Parallel()

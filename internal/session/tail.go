@@ -42,7 +42,8 @@ func ParsePosition(s string) (p Position, err error) {
 	return p, nil
 }
 
-// ErrInvalidPosition is wrapped by errors of [ParsePosition].
+// ErrInvalidPosition is wrapped by errors of [ParsePosition], and of [Tails.Tail] for a position
+// behind the last event.
 var ErrInvalidPosition = errors.New("not a position")
 
 // Passed is one of what [Tails.Tail] passes on: an event, a piece of output of a running call, or
@@ -111,11 +112,11 @@ type reader struct {
 // first is empty: the session may be followed from there.
 func (t *Tails) Tail(ctx context.Context, id protocol.SessionID, after Position) iter.Seq2[Passed, error] {
 	return func(yield func(Passed, error) bool) {
-		if err := MayFollow(ctx, t.fleet, id); err != nil {
-			yield(Passed{}, err)
-			return
+		known, err := may(ctx, t.fleet, judge.See, id, true)
+		if err == nil {
+			err = t.check(ctx, id, after)
 		}
-		if err := t.check(ctx, id, after); err != nil {
+		if err != nil {
 			yield(Passed{}, err)
 			return
 		}
@@ -134,6 +135,13 @@ func (t *Tails) Tail(ctx context.Context, id protocol.SessionID, after Position)
 				}
 				if m == nil {
 					break
+				}
+				if !known && !m.removed {
+					known, err = may(ctx, t.fleet, judge.See, id, true)
+				}
+				if err != nil {
+					yield(Passed{}, err)
+					return
 				}
 				for i := range m.events {
 					at := Position{m.sequence, i}
@@ -158,6 +166,9 @@ func (t *Tails) Tail(ctx context.Context, id protocol.SessionID, after Position)
 			select {
 			case <-own.wake:
 			case p := <-own.live:
+				if !known { // of a session that is made now
+					continue
+				}
 				if shared.tookLost(own) && !yield(Passed{Lost: true}, nil) {
 					return
 				}

@@ -175,6 +175,72 @@ func TestTenants_AClientReachesItsOwn(t *testing.T) {
 	require.Equal(t, protocol.StatusCancelled, result.Status)
 }
 
+// What a principal reads of a session ends when another tenant makes one of its name, also if it
+// says that it has read more than there is.
+func TestTenants_EventsOfASessionThatIsMadeLater(t *testing.T) {
+	t.Parallel()
+	client, err := fleet.Connect(t.Context(), fleet.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process"})
+	require.NoError(t, err)
+	of := func(tenant protocol.Tenant, name string) context.Context {
+		return judge.With(t.Context(), judge.Principal{Known: judge.ByToken, Name: name, Tenant: tenant})
+	}
+	ann, eve, dan := of("acme", "ann"), of("other", "eve"), of("", "dan")
+	sessions := client.Sessions("")
+	run := func(ctx context.Context, id protocol.SessionID) {
+		t.Helper()
+		result, err := client.Call(ctx, fleet.Call{Session: id, Payload: protocol.CommandRun{Command: "echo secret"}})
+		require.NoError(t, err)
+		require.NoError(t, result.Err())
+	}
+	type read struct {
+		passed []fleet.Passed
+		err    error
+	}
+	follow := func(ctx context.Context, id protocol.SessionID, after string) <-chan read {
+		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+		ended := make(chan read, 1)
+		go func() {
+			defer cancel()
+			var all read
+			for p, err := range sessions.Events(ctx, id, after) {
+				if all.err = err; err == nil {
+					all.passed = append(all.passed, p)
+				}
+			}
+			ended <- all
+		}()
+		return ended
+	}
+	none := follow(dan, "none", "")
+	time.Sleep(time.Second)
+	run(ann, "none")
+	run(ann, "none")
+	read1 := <-none
+	require.Empty(t, read1.passed)
+	require.ErrorIs(t, read1.err, fleet.ErrNotFound)
+
+	run(eve, "again")
+	forged := follow(eve, "again", "999999999-0")
+	time.Sleep(time.Second)
+	_, err = sessions.Remove(eve, "again", true)
+	require.NoError(t, err)
+	run(ann, "again")
+	run(ann, "again")
+	read2 := <-forged
+	require.Empty(t, read2.passed)
+	require.ErrorIs(t, read2.err, fleet.ErrInvalid)
+	require.ErrorContains(t, read2.err, "999999999-0")
+
+	for who, id := range map[*context.Context]protocol.SessionID{&eve: "none", &dan: "again"} {
+		all := <-follow(*who, id, "")
+		require.ErrorIs(t, all.err, fleet.ErrNotFound)
+		require.NotContains(t, all.err.Error(), "acme")
+	}
+}
+
 func errOf[T any](_ T, err error) error { return err }
 
 func idsOf(list []report.Session) (ids []protocol.SessionID) {

@@ -212,14 +212,23 @@ func (p *page) before(call protocol.CallID) map[string]int {
 }
 
 // may judges a call in a session from outside of its turns. A session that has no journal belongs
-// to the principal from now on.
+// to the principal from now on, if it may make one.
 func (l *Ledger) may(ctx context.Context, act judge.Act, session protocol.SessionID) error {
 	if l == nil || l.journal == nil || session == "" || !judge.Bounded(ctx) {
 		return nil
 	}
-	err := l.append(ctx, session, func(*page) []Event { return nil })
-	if err != nil && !errors.Is(err, errTurnOpen) {
+	own := judge.Object{Kind: judge.Session, ID: string(session), Owner: judge.Of(ctx).Owner()}
+	if err := judge.Judge(ctx, act, own); err != nil {
+		return err // of no session
+	}
+	if err := l.reread(session); err != nil {
 		return err
+	}
+	if judge.Judge(ctx, judge.Make, own) == nil {
+		err := l.append(ctx, session, func(*page) []Event { return nil })
+		if err != nil && !errors.Is(err, errTurnOpen) {
+			return err
+		}
 	}
 	p, err := l.page(session)
 	if err != nil {
@@ -230,6 +239,20 @@ func (l *Ledger) may(ctx context.Context, act judge.Act, session protocol.Sessio
 		return err
 	}
 	return judge.Judge(ctx, act, judge.Object{Kind: judge.Session, ID: string(session), Owner: *p.owner})
+}
+
+// reread has the journal of a session read again: the session may have been removed, and one of the
+// same name made, by another process.
+func (l *Ledger) reread(session protocol.SessionID) error {
+	p, err := l.page(session)
+	if err != nil {
+		return err
+	}
+	defer p.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p.known = p.known && l.holds // what it holds is in no journal
+	return nil
 }
 
 // used is how many calls the session has had, by tool, without the call itself.

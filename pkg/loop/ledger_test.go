@@ -17,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
@@ -80,6 +81,44 @@ func TestLedger_ASingleCallBeginsASession(t *testing.T) {
 	require.NotNil(t, one(judge.Principal{}, "operators", loop.SingleOptions{Policy: bounded(t, policy.Policy{MaxCalls: 4})}).Call)
 	require.Empty(t, first("operators").By)
 	require.Contains(t, one(eve, "operators", loop.SingleOptions{}).Text, "it needs a principal of tenant default")
+}
+
+// A principal that may make no session begins none by a single call, be it refused or one that only
+// reads.
+func TestLedger_WhoMayMakeNoSessionBeginsNone(t *testing.T) {
+	t.Parallel()
+	r := newRig()
+	reader := judge.Principal{Known: judge.ByToken, Name: "rita", Tenant: "acme", Role: judge.RoleRead}
+	expired := judge.Principal{Known: judge.ByToken, Name: "ann", Tenant: "acme", Expires: time.Now().Add(-time.Second)}
+	act := func(who judge.Principal, session protocol.SessionID, payload protocol.Payload) *loop.Single {
+		o := loop.SingleOptions{Ledger: loop.NewLedger(r.journal)}
+		return loop.PlanAct(judge.With(t.Context(), who), session, "", []string{"act"}, tools.Plan{Payload: payload}, "act", &o)
+	}
+	require.Contains(t, act(reader, "written", protocol.CommandRun{Command: "true"}).Text, "role run")
+	require.Contains(t, act(expired, "late", protocol.FilesRead{Path: "f"}).Text, "expired")
+	require.NotNil(t, act(reader, "read", protocol.FilesRead{Path: "f"}).Call, "there is nothing that it may not see")
+	for _, session := range []protocol.SessionID{"written", "late", "read"} {
+		history, err := r.journal.Load(t.Context(), session)
+		require.NoError(t, err)
+		require.Empty(t, history.Events, session)
+	}
+}
+
+// A session that was removed is no session any more: another principal begins one of its name, whose
+// owner counts from then on.
+func TestLedger_ARemovedSessionHasNoOwner(t *testing.T) {
+	t.Parallel()
+	stored := &struct{ loop.Journal }{newRig().journal}
+	ledger := loop.NewLedger(stored)
+	one := func(tenant protocol.Tenant) *loop.Single {
+		who := judge.Principal{Known: judge.ByToken, Name: "n", Tenant: tenant}
+		return loop.PlanSingle(judge.With(t.Context(), who), table(t), "name", "work", "{}", &loop.SingleOptions{Ledger: ledger})
+	}
+	require.NotNil(t, one("acme").Call)
+	require.Nil(t, one("other").Call)
+	stored.Journal = newRig().journal // without the session
+	require.NotNil(t, one("other").Call)
+	require.Nil(t, one("acme").Call)
 }
 
 // TestLedger_ProcessesShareABound: many at once, each with what it knows, make exactly as many

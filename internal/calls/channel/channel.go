@@ -97,7 +97,11 @@ func may(ctx context.Context, act judge.Act, channel string, owner judge.Owner) 
 // Send stores a message, unless the channel has the one of its call. It tries until ctx ends. A
 // [protocol.Error] says that the server refused it; after any other error it may be stored.
 func (s *Store) Send(ctx context.Context, channel string, m ports.ChannelMessage) error {
-	owner, err := s.Owner(ctx, channel)
+	var owner judge.Owner
+	err := natsio.UntilKnown(ctx, func(ctx context.Context) (err error) {
+		owner, err = s.Owner(ctx, channel)
+		return err
+	}, nil)
 	if err == nil {
 		err = may(ctx, judge.Use, channel, owner)
 	}

@@ -3,6 +3,7 @@ package channel_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -104,6 +105,27 @@ func TestOwner_IsOfTheFirstSender(t *testing.T) {
 	require.NoError(t, store.Send(as("bob"), "acme.old", message("right", "b")))
 	require.Equal(t, judge.Owner{Tenant: "acme"}, owner("acme.old"))
 	require.Error(t, store.Send(as("ann"), work, message("left", "x")), "of another tenant")
+}
+
+// While no server answers, Send tries again, whichever of its requests that meets.
+func TestSend_TriesAgainWhileNoServerAnswers(t *testing.T) {
+	t.Parallel()
+	nc, link := natsiotest.New(t, natsio.Topology{}).ConnectVia()
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
+	require.NoError(t, err)
+	store, err := channel.Open(t.Context(), js, protocol.DefaultFleet)
+	require.NoError(t, err)
+	seen := map[string]int{}
+	link.OnWrite(func(subject string) natsiotest.Fate {
+		if seen[subject]++; seen[subject] > 2 || strings.Contains(subject, ".PURGE.") {
+			return natsiotest.Passes
+		}
+		return natsiotest.Refused
+	})
+	require.NoError(t, store.Send(t.Context(), work, message("left", "a")))
+	link.OnWrite(nil)
+	require.Equal(t, []string{"a"}, read(t, store, work, ports.ChannelRead{Reader: "right", Limit: 10}))
+	require.GreaterOrEqual(t, len(seen), 2)
 }
 
 func TestRead_WaitsForAMessage(t *testing.T) {

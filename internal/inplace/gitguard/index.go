@@ -86,6 +86,9 @@ func (t *tracked) repository(ctx context.Context, r *repository) error {
 		if e.name == "" || err != nil || below == "." || !filepath.IsLocal(below) {
 			continue
 		}
+		if err := spend(&t.room, max(len(below)-len(e.name), 0)); err != nil { // the path of a submodule
+			return fmt.Errorf("%s: %w", r.gitDir, err)
+		}
 		t.files = append(t.files, filepath.ToSlash(below))
 		if e.mode != subMode {
 			continue
@@ -254,12 +257,20 @@ func (x *indexReader) entries(room *int) (entries []indexed, err error) {
 		if last, err = x.entry(version == prefixed, last.name); err != nil {
 			return nil, err
 		}
-		if *room -= len(last.name) + entryStat; *room < 0 { // an entry of a list costs about as much
-			return nil, fmt.Errorf("the names of its files have more than %d bytes", maxAnswer)
+		if err := spend(room, len(last.name)+entryStat); err != nil { // an entry of a list costs about as much
+			return nil, err
 		}
 		entries = append(entries, last)
 	}
 	return entries, nil
+}
+
+// spend takes up so many bytes of the room for names.
+func spend(room *int, bytes int) error {
+	if *room -= bytes; *room < 0 {
+		return fmt.Errorf("the names of its files have more than %d bytes", maxAnswer)
+	}
+	return nil
 }
 
 // entry reads an entry behind another one.

@@ -1,9 +1,11 @@
 package gitguard
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -123,5 +125,34 @@ func TestRecord_AnotherDirectoryGetsTheNumber(t *testing.T) {
 		at, err := r.at(dir)
 		require.NoError(t, err)
 		require.Equal(t, want, at, made-born)
+	}
+}
+
+// TestTracked_CountsWholePaths: the names in a submodule are short, and what is returned of each is
+// its path.
+func TestTracked_CountsWholePaths(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	deep := filepath.Join(dir, strings.Repeat(strings.Repeat("d", 100)+"/", 20))
+	const files = 50
+	if _, err := exec.LookPath("git"); err != nil {
+		t.Skip("LOUD: there is no git")
+	}
+	out, err := exec.CommandContext(t.Context(), "sh", "-ec", fmt.Sprintf(`mkdir -p %[1]q; git init -q %[2]q; git init -q %[1]q; cd %[1]q; touch $(seq %[3]d); git add .
+git -c user.name=n -c user.email=e commit -qm 1; cd %[2]q; git -c advice.addEmbeddedRepo=false add .`, deep, dir, files)).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	git, err := newReader(dir)
+	require.NoError(t, err)
+	for room, enough := range map[int]bool{10_000: false, 1_000_000: true} {
+		r, ok, err := repositoryOf(dir)
+		require.True(t, ok)
+		require.NoError(t, err)
+		all := &tracked{reader: git, dir: dir, room: room}
+		if err = all.repository(t.Context(), &r); enough {
+			require.NoError(t, err)
+			require.Len(t, all.files, files+1)
+			continue
+		}
+		require.ErrorContains(t, err, "the names of its files")
 	}
 }

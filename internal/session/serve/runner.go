@@ -162,8 +162,8 @@ func (s *Server) served(ctx context.Context, c *protocol.Call, rules mcptools.Ru
 		if err == nil && history.Removed.Outlived(c.MadeAfter, c.IssuedAt) {
 			err = loop.ErrRemoved
 		}
-		if err == nil && len(history.Events) > 0 {
-			err = judge.Judge(ctx, judge.Use, judge.Object{Kind: judge.Session, ID: string(c.SessionID), Owner: judge.OwnerOf(history)})
+		if err == nil {
+			err = mayAdd(ctx, c.SessionID, history)
 		}
 		if err != nil {
 			return nil, err
@@ -246,8 +246,8 @@ type refused struct {
 const maxRefusedInput = 4096
 
 // record journals the turn as begun and ended, and reports whether it did: it does nothing when the
-// session has a turn of that input, or an open one, or was removed since. The caller holds the
-// session.
+// session has a turn of that input, or an open one, or was removed since, or if the principal of ctx
+// may not add a turn. The caller holds the session.
 func (r refused) record(ctx context.Context, journal loop.Journal, session protocol.SessionID) (bool, error) {
 	history, err := journal.Load(ctx, session)
 	if err != nil {
@@ -257,7 +257,7 @@ func (r refused) record(ctx context.Context, journal loop.Journal, session proto
 	if err != nil {
 		return false, fmt.Errorf("load session %s: %w", session, err)
 	}
-	if open || history.Removed.Outlived(r.madeAfter, r.madeAt) || slices.ContainsFunc(history.Events, func(e loop.Event) bool { return e.Type == loop.EventTurnStarted && e.CallID == r.id }) {
+	if open || mayAdd(ctx, session, history) != nil || history.Removed.Outlived(r.madeAfter, r.madeAt) || slices.ContainsFunc(history.Events, func(e loop.Event) bool { return e.Type == loop.EventTurnStarted && e.CallID == r.id }) {
 		return false, nil
 	}
 	events := func() []loop.Event { return r.events(session, turns+1, len(history.Events) == 0) }

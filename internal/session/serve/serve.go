@@ -287,6 +287,11 @@ func (s *Server) recordRefused(ctx context.Context, c *protocol.Call, r *protoco
 	if turn, read := c.Payload.(wire.TurnRun); read {
 		prompt = turn.Prompt
 	}
+	owner := judge.Owner{Tenant: c.Tenant, By: c.By}
+	if s.options.Keys != nil { // who has signed it is not known here
+		owner.Tenant = cmp.Or(owner.Tenant, judge.DefaultTenant)
+	}
+	ctx = judge.With(ctx, judge.PrincipalOf(owner))
 	return refused{
 		id: c.ID, madeAfter: c.MadeAfter, madeAt: c.IssuedAt, tenant: c.Tenant, by: c.By, input: prompt, model: cmp.Or(need.Model, s.options.Default), outcome: outcome(r), err: r.Error,
 	}.record(ctx, s.options.Journal, c.SessionID)
@@ -374,6 +379,10 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 		return wire.NewResult(run.Call, status, interrupted)
 	}
 	if fault != nil {
+		history, err := s.options.Journal.Load(ctx, run.Call.SessionID)
+		if err = cmp.Or(err, mayAdd(ctx, run.Call.SessionID, history)); errors.Is(err, judge.ErrRefused) {
+			fault = refusedTurn(err) // which is not recorded there
+		}
 		return wire.NewResult(run.Call, protocol.StatusRejected, fault)
 	}
 	// Losing the session, or draining, must not cancel its calls: the next holder waits for them.
@@ -430,6 +439,14 @@ func principal(run *lane.Run) judge.Principal {
 		who.Tenant = run.Signer.Tenant
 	}
 	return who
+}
+
+// mayAdd judges a turn in a session with a journal.
+func mayAdd(ctx context.Context, id protocol.SessionID, history loop.History) error {
+	if len(history.Events) == 0 {
+		return nil
+	}
+	return judge.Judge(ctx, judge.Use, judge.Object{Kind: judge.Session, ID: string(id), Owner: judge.OwnerOf(history)})
 }
 
 // refusedTurn is the error of a turn that its principal may not add.

@@ -821,11 +821,16 @@ func TestTurn_IsOfWhoHasSignedIt(t *testing.T) {
 	body, err := os.ReadFile(public)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(public, bytes.Replace(body, []byte("KEY-----\n"), []byte("KEY-----\nTenant: acme\n\n"), 1), 0o600))
+	turn, late := wire.TurnRun{Prompt: "go"}, false
 	ask := func(key *signing.Signer, tenant protocol.Tenant, session protocol.SessionID) *protocol.Result {
 		d, err := calls.New(t.Context(), r.NC, r.Name, &calls.Options{Signer: key, LookAfter: 100 * time.Millisecond, Logger: r.Logger})
 		require.NoError(t, err)
-		call := serve.NewCall(session, wire.TurnRun{Prompt: "go"}, 0)
+		call := serve.NewCall(session, turn, 0)
 		call.Tenant = tenant
+		if late {
+			call.IssuedAt = time.Now()
+			call.Deadline = call.IssuedAt.Add(time.Nanosecond)
+		}
 		result, err := d.Call(t.Context(), &call)
 		require.NoError(t, err)
 		return result
@@ -867,6 +872,21 @@ func TestTurn_IsOfWhoHasSignedIt(t *testing.T) {
 	runs(acme, "acme", "acme-2")
 	refused(acme, "", "plain", "the call is signed with a key of tenant acme")
 	refused(acme, "acme", "plain", "of tenant acme; it needs a principal of tenant default, to which it belongs")
+	turn.Toolsets = []string{"unknown"} // in no session
+	refused(acme, "acme", "plain", "of tenant acme; it needs a principal of tenant default, to which it belongs")
+	turn.Toolsets, late = nil, true
+	turns := func() int {
+		history, err := j.Load(t.Context(), "plain")
+		require.NoError(t, err)
+		n, _, err := history.Turns()
+		require.NoError(t, err)
+		return n
+	}
+	before := turns()
+	requireFault(t, ask(acme, "acme", "plain"), protocol.StatusRejected, protocol.CodeDeadline)
+	late = false
+	runs(own, "", "plain") // behind what becomes of the one before
+	require.Equal(t, before+1, turns(), "one that no coordinator has run writes nothing, either")
 	refused(nil, "", "plain", "the call is not signed")
 	refused(stranger, "", "plain", "which the worker does not trust")
 	history, err := j.Load(t.Context(), "acme-2")
