@@ -109,7 +109,8 @@ type reader struct {
 
 // Tail passes on the events of a session behind a position, until ctx ends or the error that it
 // passes on last: a session that is removed, or a fleet that does not answer. What it passes on
-// first is empty: the session may be followed from there.
+// first is empty: the session may be followed from there. While a session has no journal, it is
+// judged again and again whether it may be seen: it may be made by any tenant.
 func (t *Tails) Tail(ctx context.Context, id protocol.SessionID, after Position) iter.Seq2[Passed, error] {
 	return func(yield func(Passed, error) bool) {
 		known, err := may(ctx, t.fleet, judge.See, id, true)
@@ -166,8 +167,12 @@ func (t *Tails) Tail(ctx context.Context, id protocol.SessionID, after Position)
 			select {
 			case <-own.wake:
 			case p := <-own.live:
-				if !known { // of a session that is made now
-					continue
+				if !known {
+					known, err = may(ctx, t.fleet, judge.See, id, true)
+				}
+				if err != nil {
+					yield(Passed{}, err)
+					return
 				}
 				if shared.tookLost(own) && !yield(Passed{Lost: true}, nil) {
 					return

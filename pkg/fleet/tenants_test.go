@@ -234,6 +234,15 @@ func TestTenants_EventsOfASessionThatIsMadeLater(t *testing.T) {
 	require.ErrorIs(t, read2.err, fleet.ErrInvalid)
 	require.ErrorContains(t, read2.err, "999999999-0")
 
+	long := client.Go(t.Context(), fleet.Call{Session: "operators", Payload: protocol.CommandRun{Command: "while sleep 0.1; do echo x; done"}})
+	for p, err := range sessions.Events(dan, "operators", "") { // which has no journal
+		require.NoError(t, err)
+		if p.Output != nil {
+			break
+		}
+	}
+	require.NoError(t, long.Cancel(t.Context()))
+
 	for who, id := range map[*context.Context]protocol.SessionID{&eve: "none", &dan: "again"} {
 		all := <-follow(*who, id, "")
 		require.ErrorIs(t, all.err, fleet.ErrNotFound)
