@@ -541,9 +541,6 @@ func (s Sessions) Events(ctx context.Context, id protocol.SessionID, after strin
 		ctx, done := s.client.whileOpen(ctx)
 		defer done()
 		for p, err := range s.client.tails().Tail(ctx, id, from) {
-			if err = hidden(err); errors.Is(err, session.ErrInvalidPosition) {
-				err = invalid(err)
-			}
 			made := Passed{Event: p.Event, Lost: p.Lost}
 			if (p.At != session.Position{}) {
 				made.ID = p.At.String()
@@ -551,7 +548,7 @@ func (s Sessions) Events(ctx context.Context, id protocol.SessionID, after strin
 			if p.Output != nil {
 				made.CallID, made.Output = p.Output.CallID, &Output{Stream: string(p.Output.Kind), Data: p.Output.Data, Attempt: p.Output.Attempt}
 			}
-			if !yield(made, err) {
+			if !yield(made, hidden(err)) {
 				return
 			}
 		}
