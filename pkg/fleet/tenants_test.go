@@ -206,7 +206,7 @@ func TestTenants_EventsOfASessionThatIsMadeLater(t *testing.T) {
 			defer cancel()
 			var all read
 			for p, err := range sessions.Events(ctx, id, after) {
-				if all.err = err; err == nil {
+				if all.err = err; p.Event != nil || p.Output != nil || p.Lost {
 					all.passed = append(all.passed, p)
 				}
 			}
