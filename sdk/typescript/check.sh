@@ -15,6 +15,7 @@ quiet=(--no-audit --no-fund --loglevel=error)
 
 npm ci "${quiet[@]}" --ignore-scripts
 npm run -s check
+npm run -s build # the examples use the package by its name
 npm run -s types
 npm run -s test
 
