@@ -45,7 +45,7 @@ func documented(t *testing.T) map[string]map[string]bool {
 		required := events["job_ended"][field]
 		events["job_ended"][field] = required
 	}
-	require.Len(t, events, 22)
+	require.Len(t, events, 24)
 	return events
 }
 

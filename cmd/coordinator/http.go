@@ -160,6 +160,7 @@ type httpCommand struct {
 	providerFlags `group:"Model:"`
 	agentFlag     `group:"Tools:"`
 	promoteFlag   `group:"Tools:"`
+	hookFlag      `group:"Policy:"`
 	environment.SessionFlags
 	environment.Flags
 }
@@ -260,7 +261,7 @@ func (c *httpCommand) serving(ctx, serving context.Context, p program, env *envi
 	var gate model.Gate
 	s := serveCommand{
 		Model: c.Model, Listen: "127.0.0.1:0", turnBounds: c.turnBounds, FleetFlags: c.FleetFlags, replyFlags: c.replyFlags, providerFlags: c.providerFlags,
-		ToolFlags: c.ToolFlags, agentFlag: c.agentFlag, promoteFlag: c.promoteFlag, PolicyFlags: c.PolicyFlags,
+		ToolFlags: c.ToolFlags, agentFlag: c.agentFlag, promoteFlag: c.promoteFlag, PolicyFlags: c.PolicyFlags, hookFlag: c.hookFlag,
 	}
 	options, _, err := s.prepare(p, &gate)
 	if err != nil {

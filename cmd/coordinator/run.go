@@ -34,6 +34,7 @@ type runCommand struct {
 	turnFlags
 	providerFlags `group:"Model:"`
 	agentFlag     `group:"Tools:"`
+	hookFlag      `group:"Policy:"`
 	replayFlag
 	environment.Flags
 
@@ -75,6 +76,9 @@ func (c *runCommand) prepare(p program, session protocol.SessionID, warn func(st
 		return turn, err
 	}
 	if turn.tools, o.Policy, err = environment.OpenTools(&c.Flags, &c.SessionFlags, session, c.Toolset, warn); err != nil {
+		return turn, err
+	}
+	if o.Hooks, err = c.hooks(turn.workspace); err != nil {
 		return turn, err
 	}
 	turn.gate = &model.Gate{}
@@ -444,7 +448,7 @@ func (c *runCommand) approver(p program, client *fleet.Client, show view, turn p
 	if c.editor != nil {
 		return here(c.editor, client.AwaitApproval)
 	}
-	if turn.options.Policy == nil && !c.mayBeAsked(turn) {
+	if turn.options.Policy == nil && len(turn.options.Hooks) == 0 && !c.mayBeAsked(turn) {
 		return nil // no question will be asked: do not read from the terminal
 	}
 	files := prompt.FilesOf(turn.workspace)
@@ -454,7 +458,7 @@ func (c *runCommand) approver(p program, client *fleet.Client, show view, turn p
 	if c.asks = prompt.New(p.Stdin, show.screen, files); c.asks != nil {
 		return here(c.asks.Approve, client.AwaitApproval)
 	}
-	if c.Nats == "" || turn.options.Policy == nil {
+	if c.Nats == "" || turn.options.Policy == nil && len(turn.options.Hooks) == 0 {
 		return nil
 	}
 	return announced(show.warn, c.Reach(), client.AwaitApproval)

@@ -55,6 +55,7 @@ type serveCommand struct {
 	agentFlag               `group:"Tools:"`
 	promoteFlag             `group:"Tools:"`
 	environment.PolicyFlags `group:"Policy:"`
+	hookFlag                `group:"Policy:"`
 	clientFlags             `group:"MCP over HTTP:"`
 	webFlags                `group:"HTTP API:"`
 }
@@ -150,6 +151,9 @@ func (c *serveCommand) prepare(p program, gate *model.Gate) (o serve.Options, bo
 	}
 	o.MaxSteps, o.MaxTokens, o.PromoteAfter = c.MaxSteps, c.MaxTokens, c.PromoteAfter
 	if o.Settings, err = c.settings(); err != nil {
+		return o, nil, err
+	}
+	if o.Hooks, err = c.hooks(""); err != nil {
 		return o, nil, err
 	}
 	o.Policies, err = c.Policies()

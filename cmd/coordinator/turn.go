@@ -20,6 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/modeltext/render"
+	"github.com/toolfleet/toolfleet/internal/session/hooks"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
@@ -158,6 +159,23 @@ func (f *turnFlags) answerSchema() (json.RawMessage, error) {
 		return nil, cli.Usagef("--answer-schema %s: %v", f.AnswerSchema, strings.TrimPrefix(attachmentError(err).Error(), "answer schema: "))
 	}
 	return schema, nil
+}
+
+// hookFlag names the programs that see, change and refuse what a session does.
+type hookFlag struct {
+	Hooks string `placeholder:"FILE" narrows:"" help:"JSON file with hooks: programs that see, change or refuse tool calls, results and prompts, see docs/hooks.md. They run in this process's environment, as you, without a sandbox."`
+}
+
+// hooks reads the file; nil without one.
+func (f *hookFlag) hooks(workspace string) ([]loop.Hook, error) {
+	if f.Hooks == "" {
+		return nil, nil
+	}
+	list, err := hooks.Load(f.Hooks, workspace)
+	if err != nil {
+		return nil, cli.Usagef("--hooks %s: %v", f.Hooks, err)
+	}
+	return list, nil
 }
 
 // attachFlag names files that belong to the prompt.

@@ -207,6 +207,8 @@ func alwaysThere(t loop.EventType) (fields string, printed bool) {
 		return "text", true
 	case loop.EventPolicyDecision:
 		return "index call_id name status rule text", true
+	case loop.EventHookDecided:
+		return "hook", true
 	case loop.EventApprovalAsked:
 		return "index call_id name rule text", true
 	case loop.EventQuestionAsked:

@@ -131,7 +131,7 @@ func (b *batch) runAgent(ctx context.Context, p *pendingCall) error {
 	if event.Error != nil {
 		failSpan(span, event.Error)
 	}
-	b.settle(event)
+	b.finish(ctx, p, event)
 	return nil
 }
 

@@ -41,7 +41,7 @@ func schemaNote(schema json.RawMessage) string {
 func (t *turnRun) answer(ctx context.Context) (*ending, error) {
 	turn := t.session.open()
 	if len(turn.input.AnswerSchema) == 0 {
-		return &ending{outcome: OutcomeAnswered}, nil
+		return t.stop(ctx)
 	}
 	schema, err := argument.CompileAnswer(turn.input.AnswerSchema)
 	if err != nil { // of a version that compiles others
@@ -49,7 +49,7 @@ func (t *turnRun) answer(ctx context.Context) (*ending, error) {
 	}
 	problems := schema.Answer(turn.text())
 	if len(problems) == 0 {
-		return &ending{outcome: OutcomeAnswered}, nil
+		return t.stop(ctx)
 	}
 	if turn.refused+1 >= maxAnswers {
 		return &ending{OutcomeFailed, boundedError(protocol.Errorf(protocol.CodeAnswerInvalid,
@@ -59,6 +59,18 @@ func (t *turnRun) answer(ctx context.Context) (*ending, error) {
 		Type: EventAnswerRefused, Turn: turn.number, Step: len(turn.steps),
 		Text: fmt.Sprintf("[Your answer is not valid under the schema:\n%s\nAnswer again: one JSON value, and nothing else.]", argument.List(problems)),
 	})
+}
+
+// stop ends a turn that is answered, unless a hook denies it.
+func (t *turnRun) stop(ctx context.Context) (*ending, error) {
+	switch turn := t.session.open(); {
+	case len(t.hooks(HookStop, "")) == 0, turn.asked(HookStop):
+		return &ending{outcome: OutcomeAnswered}, nil
+	case ctx.Err() != nil:
+		return t.stopped(ctx)
+	default:
+		return nil, t.hookTurn(ctx, HookStop)
+	}
 }
 
 // refuseAnswer folds that the last step is no answer.

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -37,6 +38,7 @@ type batch struct {
 	calls  []protocol.Call                  // to be sent
 	sent   []*Handle                        // the handles of calls and then of held
 	held   []*pendingCall                   // sent while their reply streamed
+	hooked sync.WaitGroup                   // hooks of results
 }
 
 // runCalls gets every missing result of the last step, and journals each as it
@@ -44,6 +46,9 @@ type batch struct {
 func (t *turnRun) runCalls(ctx context.Context) error {
 	if detached(ctx) {
 		return context.Cause(ctx)
+	}
+	if err := t.hookCalls(ctx); err != nil {
+		return err
 	}
 	verdicts, err := t.decide(ctx)
 	if err != nil {
@@ -124,7 +129,7 @@ func (t *turnRun) newBatch(ctx context.Context, verdicts map[int]verdict) (*batc
 			}
 		}
 		event, refused := p.as(EventToolCall), len(b.events) > at
-		event.Arguments, event.About, event.Lane, event.Bound = call.Arguments, plan.about, p.lane, boundBy(p.call)
+		event.Arguments, event.About, event.Lane, event.Bound = call.input(), plan.about, p.lane, boundBy(p.call)
 		if refused {
 			event.Status = b.events[at].Status
 		}
@@ -162,6 +167,7 @@ func (b *batch) planCall(ctx context.Context, p *pendingCall, failure *protocol.
 			event := p.result(result)
 			b.decodeImage(ctx, p, &event)
 			event.Effect = b.effectOf(ctx, b.scope(b.id), p.tool, recorded.bound.of(result), result)
+			b.hookResult(context.WithoutCancel(ctx), p.input, &event)
 			b.events = append(b.events, event)
 			return nil
 		}
@@ -280,7 +286,9 @@ func (b *batch) run(ctx context.Context) error {
 	for _, p := range b.inline {
 		group.Go(func() error { return b.runHere(ctx, p, p.runInline) })
 	}
-	return group.Wait()
+	err := group.Wait()
+	b.hooked.Wait()
+	return err
 }
 
 // sendCalls sends the calls of a step. wait waits for them; those that have not ended after
@@ -402,7 +410,7 @@ func (b *batch) runHere(ctx context.Context, p *pendingCall, do hereFunc) error 
 	}
 	event.Content = p.tool.WithNote(text, p.note)
 	event.By, event.Read, event.Scratch = noted.By, noted.Read, noted.Scratch
-	b.settle(event)
+	b.finish(ctx, p, event)
 	return nil
 }
 
@@ -451,7 +459,7 @@ func (b *batch) update(ctx context.Context, u Update) {
 		event := p.result(u.Result)
 		b.decodeImage(ctx, p, &event)
 		event.Effect = b.effectOf(ctx, b.scope(b.id), p.tool, p.call, u.Result)
-		b.settle(event)
+		b.finish(ctx, p, event)
 	}
 }
 

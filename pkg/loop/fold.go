@@ -74,6 +74,9 @@ type turn struct {
 	rewound  bool            // a person took it out of the conversation
 	added    []addition      // by a person, in their order
 	streamed []stepCall      // of the reply that is not there yet
+	hooked   []hookedAt      // events of the turn for which hooks were asked
+	stops    int             // ends that hooks have denied
+	blocked  *HookNote       // of hooks that denied the turn
 	refused  int             // answers that were not valid under the schema
 	lastAt   int             // steps at which a budget was used up; 0 while none is
 	spentErr *protocol.Error // why; nil in older journals
@@ -102,6 +105,7 @@ type step struct {
 type stepCall struct {
 	ToolCall
 
+	hook     *HookNote // of the hooks before it; nil if none were asked
 	decision *decision // of the policy about it, if one was journaled
 	planned  bool      // its tool_call event is journaled
 	sent     bool      // and does not say that it is refused: it may have been made
@@ -175,7 +179,7 @@ func (s *session) apply(e *Event) error {
 			delete(s.open().images, e.ToolCallID)
 			if e.Job != "" {
 				j := &job{CallFields: e.CallFields, name: e.Job, turn: e.Turn, step: e.Step, lane: c.lane, bound: c.bound, since: e.Time}
-				j.Arguments = c.Arguments
+				j.Arguments = c.input()
 				s.jobs = append(s.jobs, j)
 			}
 			s.noteScratch(e.Scratch)
@@ -217,6 +221,8 @@ func (s *session) apply(e *Event) error {
 		}
 	case EventBudgetLow, EventBudgetSpent:
 		err = s.noteBudget(e)
+	case EventHookDecided:
+		err = s.noteHook(e)
 	case EventAnswerRefused:
 		err = s.refuseAnswer(e)
 	case EventTurnEnded:

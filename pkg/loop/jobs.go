@@ -292,7 +292,7 @@ func (w *followers) followerOf(ctx context.Context, j *job, asked bool) *followe
 	defer w.recorder.mu.Unlock()
 	scope, begun := w.scope(w.id), &w.session.turns[j.turn-1]
 	tool, plan, failure := w.table.Plan(scope, j.Name, j.Arguments)
-	p := &pendingCall{tool: tool, plan: plan, event: Event{Turn: j.turn, Step: j.step, CallFields: j.CallFields}, wrote: j.Arguments}
+	p := &pendingCall{tool: tool, plan: plan, event: Event{Turn: j.turn, Step: j.step, CallFields: j.CallFields}, input: j.Arguments}
 	p.event.Arguments, p.place = "", tools.Place{ID: j.CallID, Turn: j.turn, Step: j.step, Index: j.Index}
 	bound, err := w.under(begun.terms)
 	var judged policy.Verdict
@@ -427,6 +427,7 @@ func (w *followers) endJob(ctx context.Context, j *job, f *follower, told bool) 
 		event.Status, event.ResultFields = string(f.result.Status), resultFields(f.result, f.tool.Text(f.result))
 		event.Effect = w.effectOf(ctx, w.scope(w.id), f.tool, &f.call, f.result)
 	}
+	w.hookResult(context.WithoutCancel(ctx), j.Arguments, &event)
 	return event, w.record(ctx, event)
 }
 

@@ -93,6 +93,10 @@ type Options struct {
 	// its sub-agents one call is asked about at a time.
 	Approve func(ctx context.Context, request ApprovalRequest) (protocol.Approval, error)
 
+	// Hooks see, change and refuse tool calls, their results, prompts and ends of turns, in their
+	// order.
+	Hooks []Hook
+
 	// Observe gets every event of a run: the events of the journal once they are in
 	// it, and the live ones. Calls never overlap, and the session waits for them. It
 	// must not call the Runner.
@@ -143,7 +147,7 @@ func (o *Options) validate() error {
 	if c := o.Compaction; c != nil && c.At < 0 {
 		errs = append(errs, fmt.Errorf("compaction: at %d: must not be negative", c.At))
 	}
-	errs = append(errs, validateAgents(o.Agents), validateBudget(o.Budget), o.Settings.Validate(), wire.ValidateAuthor(o.Author))
+	errs = append(errs, validateAgents(o.Agents), validateHooks(o.Hooks), validateBudget(o.Budget), o.Settings.Validate(), wire.ValidateAuthor(o.Author))
 	if o.Sandbox == "." || o.Sandbox == ".." || strings.ContainsAny(o.Sandbox, "/\x00") {
 		errs = append(errs, fmt.Errorf("sandbox %q: must be one segment of a path", o.Sandbox))
 	}

@@ -37,7 +37,7 @@ func (s *session) noteDialog(e *Event, call *stepCall) {
 	d := s.dialogOf(e.Handle)
 	if d == nil && e.Ending == "" {
 		s.dialogs = append(s.dialogs, &dialog{
-			handle: e.Handle, opened: tools.Opened{Tool: e.Name, Arguments: call.Arguments, Place: s.placeOf(e)},
+			handle: e.Handle, opened: tools.Opened{Tool: e.Name, Arguments: call.input(), Place: s.placeOf(e)},
 		})
 	}
 	if d != nil && d.ending == "" && e.Ending != "" {
@@ -85,7 +85,7 @@ func (t *turnRun) plan(call *stepCall) planned {
 	}
 	var p planned
 	scope := t.scope(t.id)
-	p.tool, p.plan, p.failure = t.table.Plan(scope, call.Name, call.Arguments)
+	p.tool, p.plan, p.failure = t.table.Plan(scope, call.Name, call.input())
 	request, isAboutHandle := p.plan.Session.(wire.DialogRequest)
 	if p.failure != nil || !isAboutHandle {
 		return p
@@ -103,7 +103,7 @@ func (t *turnRun) plan(call *stepCall) planned {
 		return p
 	}
 	p.derived = true
-	if p.tool, p.plan, p.failure = t.table.Continue(scope, d.opened, request.End, call.Arguments); !request.End {
+	if p.tool, p.plan, p.failure = t.table.Continue(scope, d.opened, request.End, call.input()); !request.End {
 		p.about = d.opened.Tool
 	}
 	return p
@@ -180,7 +180,7 @@ func (t *turnRun) planImage(call *stepCall) (planned, bool) {
 	var arguments struct {
 		Path string `json:"path"`
 	}
-	if image == nil || len(image.Data) == 0 || !known || json.Unmarshal([]byte(call.Arguments), &arguments) != nil {
+	if image == nil || len(image.Data) == 0 || !known || json.Unmarshal([]byte(call.input()), &arguments) != nil {
 		return planned{}, false
 	}
 	return planned{tool: tool, derived: true, plan: tools.Plan{

@@ -114,7 +114,7 @@ func (v verdict) bind(call *protocol.Call, least string) {
 // dispatched before, so that their order holds. An error leaves the turn open.
 func (t *turnRun) decide(ctx context.Context) (map[int]verdict, error) {
 	turn := t.session.open()
-	if t.opts.Policy == nil && !turn.last().decided() {
+	if t.opts.Policy == nil && !turn.last().decided() && !turn.last().hooked() {
 		return nil, nil //nolint:nilnil // there is no verdict
 	}
 	verdicts := make(map[int]verdict)
@@ -147,7 +147,8 @@ func (t *turnRun) decide(ctx context.Context) (map[int]verdict, error) {
 // run has journaled was let through: the policy decides again only if it was not sent. If it
 // decides otherwise, the call cannot be sent any more.
 func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked policy.Call, about string) (v verdict, err error) {
-	call, judged, stopped := &turn.last().calls[index], t.judge(asked, about), context.Cause(ctx) != nil
+	call, stopped := &turn.last().calls[index], context.Cause(ctx) != nil
+	judged := call.hook.verdict().And(t.judge(asked, about))
 	v, p, sent := binding(judged), t.pending(turn, index), call.sent
 	denied := judged.Decision == policy.Denied
 	approved := call.decision != nil && call.decision.status == decisionApproved
@@ -270,7 +271,7 @@ func (e Event) decided(rule string, given answer) Event {
 func (t *turnRun) decideCall(ctx context.Context, p *pendingCall, asked policy.Call, about string, judged policy.Verdict) (verdict, error) {
 	j := judging{
 		policy: t.opts.Policy, asked: asked, also: []string{about}, approve: t.opts.Approve, event: t.decision(p), logger: t.logger,
-		request: ApprovalRequest{SessionID: t.id, CallID: p.event.CallID, Tool: p.event.Name, Arguments: p.wrote},
+		request: ApprovalRequest{SessionID: t.id, CallID: p.event.CallID, Tool: p.event.Name, Arguments: p.input},
 		journal: func(ctx context.Context, decided func(map[string]int) Event) error {
 			return t.record(ctx, decided(nil))
 		},
@@ -285,7 +286,7 @@ func (t *turnRun) decideCall(ctx context.Context, p *pendingCall, asked policy.C
 	}
 	if judged.Decision == policy.Ask && t.opts.Approve != nil {
 		event := p.as(EventApprovalAsked)
-		event.Arguments, event.Text, event.Rule = p.wrote, judged.Reason, judged.Rule
+		event.Arguments, event.Text, event.Rule = p.input, judged.Reason, judged.Rule
 		if err := t.record(ctx, event); err != nil { // shows in the session that it waits
 			return binding(judged), err
 		}
@@ -399,6 +400,11 @@ func (s *step) decided() bool {
 		}
 	}
 	return false
+}
+
+// hooked reports whether hooks have decided about a call of the step.
+func (s *step) hooked() bool {
+	return slices.ContainsFunc(s.calls, func(c stepCall) bool { return c.hook != nil })
 }
 
 // used counts the calls of all steps before the last that were not refused, by tool.

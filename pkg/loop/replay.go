@@ -27,6 +27,7 @@ type Recording struct {
 	ends    map[int]*Event           // of turns
 	calls   map[callPosition][]Event // what was journaled about a call, up to its result
 	jobs    map[position][]Event     // ends of jobs, by the first reply after them
+	hooks   map[position][]Event     // what hooks decided about turns, by the reply before it
 	added   map[position][]Event     // what a person said while a turn ran, by the reply before it
 }
 
@@ -49,7 +50,7 @@ func (h History) Recording() (*Recording, error) {
 	}
 	r := &Recording{
 		events:  events,
-		replies: map[position]*Event{}, ends: map[int]*Event{}, calls: map[callPosition][]Event{}, jobs: map[position][]Event{}, added: map[position][]Event{},
+		replies: map[position]*Event{}, ends: map[int]*Event{}, calls: map[callPosition][]Event{}, jobs: map[position][]Event{}, added: map[position][]Event{}, hooks: map[position][]Event{},
 	}
 	var next position // reply
 	for i := range events {
@@ -64,6 +65,13 @@ func (h History) Recording() (*Recording, error) {
 			r.added[at] = append(r.added[at], *e)
 		case EventTurnEnded:
 			r.ends[e.Turn] = e
+		case EventHookDecided:
+			if e.Hook != nil && e.Hook.Event != HookBefore {
+				r.hooks[at] = append(r.hooks[at], *e)
+				continue
+			}
+			call := callPosition{at, e.Index}
+			r.calls[call] = append(r.calls[call], *e)
 		case EventPolicyDecision, EventToolCall, EventToolResult:
 			call := callPosition{at, e.Index}
 			r.calls[call] = append(r.calls[call], *e)

@@ -34,7 +34,7 @@ type pendingCall struct {
 	lane    string         // where it goes; "" when it runs in place, or is refused
 	done    bool           // its result came, or it is a job now
 	sent    Handle         // nil until it is sent
-	wrote   string         // the arguments, as the model wrote them
+	input   string         // the arguments, as the model wrote them, or hooks changed them
 	// denied is why a sub-agent that has not begun does not begin; nil of others.
 	denied  *protocol.Error
 	counted protocol.Spending // of a sub-agent that failed, in the budgets above it
@@ -65,7 +65,7 @@ func (t *turnRun) pending(turn *turn, index int) *pendingCall {
 	}
 	return &pendingCall{place: at, event: Event{
 		Turn: at.Turn, Step: at.Step, CallFields: CallFields{Index: at.Index, CallID: at.ID, ToolCallID: call.ID, Name: call.Name},
-	}, questions: questions{asked: asked, logged: len(asked)}, wrote: call.Arguments}
+	}, questions: questions{asked: asked, logged: len(asked)}, input: call.input()}
 }
 
 // as returns an event of the call.
@@ -175,7 +175,7 @@ func (t *turnRun) startTool(ctx context.Context, p *pendingCall) (context.Contex
 		attributes = append(attributes, genaiconv.ToolName.String(p.tool.Name), genaiconv.ToolDescription.String(p.tool.Description))
 	}
 	if genaiconv.Captures() {
-		attributes = append(attributes, genaiconv.Captured(genaiconv.ToolCallArguments, p.wrote))
+		attributes = append(attributes, genaiconv.Captured(genaiconv.ToolCallArguments, p.input))
 	}
 	return t.opts.Tracer.Start(ctx, name, trace.WithAttributes(attributes...)) //nolint:spancheck // the caller ends it
 }

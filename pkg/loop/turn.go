@@ -126,6 +126,10 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 		return nil, t.recordBrokenReply(ctx, "", t.estimated(""))
 	case turn.missing() > 0:
 		return nil, t.runCalls(ctx)
+	case len(t.recordedHooks()) > 0:
+		return nil, t.record(ctx, t.recordedHooks()...)
+	case turn.blocked != nil:
+		return &ending{OutcomeFailed, protocol.Errorf(protocol.CodePolicyDenied, "a hook refused the turn (%s): %s", turn.blocked.Event, turn.blocked.Reason)}, nil
 	case turn.lastAnswer():
 		return t.overBudget(), nil
 	case len(t.recordedAdditions()) > 0:
@@ -142,6 +146,8 @@ func (t *turnRun) next(ctx context.Context) (*ending, error) {
 		return t.answer(ctx)
 	case ctx.Err() != nil:
 		return t.stopped(ctx)
+	case t.asksBefore(turn) != "":
+		return nil, t.hookTurn(ctx, t.asksBefore(turn))
 	case len(turn.steps) >= t.opts.MaxSteps:
 		return &ending{OutcomeLimitReached, limitReached("%d steps (max_steps)", t.opts.MaxSteps)}, nil
 	case t.opts.MaxTokens > 0 && turn.bill.Usage.Total() >= t.opts.MaxTokens:

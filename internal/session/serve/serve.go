@@ -136,6 +136,8 @@ type Rules struct {
 	Policies []policy.Policy
 	// Approve asks a person about calls for which a policy demands it; with nil they are refused.
 	Approve func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error)
+	// Hooks see, change and refuse what turns do.
+	Hooks []loop.Hook
 	// TakeOn lets a call know that the answer to its question [loop.EventQuestionAsked] may come
 	// from elsewhere; with nil it is declined unless a follower of the turn answers it.
 	TakeOn func(asked loop.Event)
