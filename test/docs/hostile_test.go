@@ -32,6 +32,7 @@ var started = map[string]use{
 	"internal/sandbox/ns/launcher.go":            {2, "bubblewrap, which makes a sandbox; this program's own, which makes a sandbox"},
 	"internal/sandbox/process/sandbox.go":        {1, "a command, with --sandbox process: without isolation, as the user has asked for"},
 	"internal/sandbox/process/tree_linux.go":     {1, "this program's own, which ends commands"},
+	"internal/session/hooks/hooks.go":            {1, "a program of the file that the user names by --hooks, in the directory of the file"},
 }
 
 // What a file opens.
