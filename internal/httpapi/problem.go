@@ -101,6 +101,15 @@ func problem(err error) error {
 	return made
 }
 
+// late is the error of a request whose time is over while something has not ended in the fleet, as
+// when no coordinator runs. The fleet itself answers.
+func late(ctx context.Context, err error) error {
+	if ctx.Err() == nil || !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, fleet.ErrUnreachable) {
+		return err
+	}
+	return &Problem{Title: http.StatusText(http.StatusConflict), Status: http.StatusConflict, Detail: err.Error(), Code: protocol.CodeBusy}
+}
+
 // ofRequest is the problem of a request that does not fit its description.
 func ofRequest(number int, message string, errs ...error) huma.StatusError {
 	made := &Problem{Title: http.StatusText(number), Status: number, Detail: message, Code: codeInvalid}

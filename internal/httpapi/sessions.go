@@ -3,7 +3,6 @@ package httpapi
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"strings"
 	"time"
@@ -150,10 +149,7 @@ func (a *api) sessions() {
 			ctx, cancel := within(ctx)
 			defer cancel()
 			calls, err := of().Cancel(ctx, in.Session)
-			if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil { // as when no coordinator runs
-				return nil, &Problem{Title: http.StatusText(http.StatusConflict), Status: http.StatusConflict, Detail: err.Error(), Code: protocol.CodeBusy}
-			}
-			return answered(Cancelled{orEmpty(calls)}, err)
+			return answered(Cancelled{orEmpty(calls)}, late(ctx, err))
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/fork", "fork-session", tag, "Fork a session, with its files, at a call or the end of a turn", created),
 		func(ctx context.Context, in *struct {
@@ -206,7 +202,7 @@ func (a *api) sessions() {
 			ctx, cancel := within(ctx)
 			defer cancel()
 			compacted, err := of().Compact(ctx, in.Session, in.Model)
-			return answered(Compacted{compacted}, err)
+			return answered(Compacted{compacted}, late(ctx, err))
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/effects", "list-effects", tag, "List effects outside of the workspace"),
 		func(ctx context.Context, in *SessionPath) (*answer[EffectList], error) {
