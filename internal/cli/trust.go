@@ -130,7 +130,7 @@ func (h *hasher) content(path string) error {
 
 // obeyed are the flags with files that decide what a session does.
 func obeyed() []string {
-	return []string{"mcp-config", "mcp-tokens", "model", "policy", "system", "tools"}
+	return []string{"hooks", "mcp-config", "mcp-tokens", "model", "policy", "system", "tools"}
 }
 
 // named adds the files and directories inside a project that its settings name.
