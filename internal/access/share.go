@@ -17,8 +17,8 @@ import (
 
 // Shares bound what each principal may use of a server.
 type Shares struct {
-	// Rate is how many requests it may send in a second, on average, and twice as many at once; 0 is
-	// not bounded.
+	// Rate is how many requests it may send in a second, on average, and twice as many at once; 0
+	// is not bounded.
 	Rate int
 	// Open is how many requests of it are answered at once, streams too; 0 is not bounded.
 	Open int

@@ -46,7 +46,7 @@ const (
 
 // operations are requests about what token:ann of tenant acme has made, and what of them tenant
 // other, and a token of role read, must get.
-var operations = map[string]struct { //nolint:gochecknoglobals // a constant table
+var operations = map[string]struct {
 	request, body string
 	other         string
 	changes       bool // role read may not
@@ -120,7 +120,7 @@ func TestOperations_RefuseTheWrongToken(t *testing.T) {
 	require.NoError(t, err)
 	var described struct {
 		Paths map[string]map[string]struct {
-			ID string `json:"operationId"`
+			ID string `json:"operationId"` //nolint:tagliatelle // as OpenAPI names it
 		}
 	}
 	require.NoError(t, json.Unmarshal(body, &described))

@@ -91,7 +91,7 @@ func (j *joins) Check(c server.ClientAuthentication) bool {
 
 func (j *joins) warn(what string, err error) {
 	if j.logger != nil {
-		j.logger.Warn(what, slog.Any("error", err))
+		j.logger.Warn("join tokens", slog.String("problem", what), slog.Any("error", err))
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 
 // TestJoin_AWorkerMayWhatDeployAllows: the rights of a worker that joins by a token are those of
 // the worker's user in deploy/nats.
-func TestJoin_AWorkerMayWhatDeployAllows(t *testing.T) {
+func TestJoin_AWorkerMayWhatDeployAllows(t *testing.T) { //nolint:paralleltest // it sets the environment
 	for _, name := range []string{"FLEET_PASSWORD", "WORKER_PASSWORD", "READER_PASSWORD"} {
 		t.Setenv(name, "secret")
 	}

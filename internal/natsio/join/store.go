@@ -41,8 +41,8 @@ type Store struct{ Dir string }
 const (
 	storeFile = "join.json"
 	lockFile  = "join.lock"
-	// maxStore bounds the list, in bytes, and MaxTokens in tokens.
-	maxStore  = 16 << 20
+	maxStore  = 16 << 20 // bytes
+	// MaxTokens is how many tokens there may be.
 	MaxTokens = 10_000
 	// lockPatience bounds the wait for another process that changes the list.
 	lockPatience = 10 * time.Second
