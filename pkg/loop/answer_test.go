@@ -12,7 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// personSchema is the schema of the answers of these tests. Its < is written in another way by JSON.
+// personSchema is the schema of the answers of these tests. JSON writes its < in another way.
 const personSchema = `{
   "type": "object", "description": "<a person>", "required": ["name", "age"], "additionalProperties": false,
   "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}}
@@ -32,10 +32,10 @@ func TestAnswer_IsValidUnderTheSchema(t *testing.T) {
 		r := newRig(says(text), says("free text"))
 		result := r.mustRunInput(t.Context(), t, asked("who"))
 		require.Equal(t, loop.OutcomeAnswered, result.Outcome, text)
-		require.Equal(t, want, string(result.Answer)) //nolint:testifylint // the spelling counts
+		require.Equal(t, want, string(result.Answer))
 		require.Equal(t, text, result.Text)
 		ended := r.watch.of(loop.EventTurnEnded)[0]
-		require.Equal(t, want, string(ended.Answer)) //nolint:testifylint // the spelling counts
+		require.Equal(t, want, string(ended.Answer))
 		shown := r.model.lastSeen()
 		require.Contains(t, shown[1].Text, `"description":"<a person>"`)
 

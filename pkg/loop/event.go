@@ -73,12 +73,12 @@ type Event struct {
 	StartFields
 
 	// Text depends on the type of event. The model's words: model_reply, text_delta,
-	// reasoning_delta, turn_ended, session_ended. Text for the model: budget_low, budget_spent, answer_refused,
-	// session_merged, revert_ended, call_resolved, conversation_compacted. A reason:
-	// policy_decision, call_judged, approval_asked, part_left_out. The request to the provider's
-	// tool: native_call. The next step: worker_lost. A sub-agent's progress: agent_moved. The
-	// requirement that no worker meets, "" if one does: tool_queued. turn_ended has no text where
-	// the journal could not store it a second time.
+	// reasoning_delta, turn_ended, session_ended. Text for the model: budget_low, budget_spent,
+	// answer_refused, session_merged, revert_ended, call_resolved, conversation_compacted. A
+	// reason: policy_decision, call_judged, approval_asked, part_left_out. The request to the
+	// provider's tool: native_call. The next step: worker_lost. A sub-agent's progress:
+	// agent_moved. The requirement that no worker meets, "" if one does: tool_queued. turn_ended
+	// has no text where the journal could not store it a second time.
 	Text string `json:"text,omitempty"`
 	// Answer is the Text of an answer with a schema, as JSON (turn_ended, session_ended).
 	Answer json.RawMessage `json:"answer,omitempty"`
@@ -213,7 +213,7 @@ type NoteFields struct {
 	// Interface is the way by which a call came that no model made: [SingleOptions].Interface
 	// (call_judged, turn_started).
 	Interface string `json:"interface,omitempty"`
-	// Hook is what hooks decided (hook_decided, and tool_result and job_ended of a call with hooks).
+	// Hook is what hooks decided (hook_decided, and tool_result and job_ended with hooks).
 	Hook *HookNote `json:"hook,omitempty"`
 }
 

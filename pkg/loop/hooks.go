@@ -24,8 +24,8 @@ const (
 	// HookPrompt is the beginning of a turn, before its first request to the model. A hook that
 	// denies it ends the turn as failed.
 	HookPrompt HookEvent = "UserPromptSubmit"
-	// HookBefore is before a tool call is judged and sent. A hook can change the arguments, deny the
-	// call, or have a person asked. What the policies demand holds in any case.
+	// HookBefore is before a tool call is judged and sent. A hook can change the arguments, deny
+	// the call, or have a person asked. What the policies demand holds in any case.
 	HookBefore HookEvent = "PreToolUse"
 	// HookAfter is before the result of a call that was made is journaled. A hook can replace what
 	// the model reads of it; one that denies it withholds the result.
@@ -212,7 +212,7 @@ func (h *Hook) ask(ctx context.Context, request HookRequest) (answer HookAnswer,
 	select {
 	case a := <-done:
 		if a.err == nil {
-			a.err = a.HookAnswer.check(request.Event)
+			a.err = a.check(request.Event)
 		}
 		return a.HookAnswer, a.err
 	case <-ctx.Done():

@@ -62,7 +62,7 @@ func (s *Schema) Answer(text string) (problems []string) {
 	case p.unfit:
 		return p.problems
 	}
-	problems = append(p.problems, s.schemaProblems(p.result)...)
+	problems = slices.Concat(p.problems, s.schemaProblems(p.result))
 	slices.Sort(problems)
 	return slices.Compact(problems)
 }

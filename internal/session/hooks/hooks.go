@@ -108,7 +108,9 @@ func matcher(text string) (func(string) bool, error) {
 // command is a program of a hook.
 type command struct{ line, dir, workspace string }
 
-// output is what a program prints.
+// output is what a program prints, with the names of Claude Code.
+//
+//nolint:tagliatelle // they are not ours
 type output struct {
 	Continue   *bool  `json:"continue"`
 	StopReason string `json:"stopReason"`
@@ -132,7 +134,7 @@ func (c command) run(ctx context.Context, request loop.HookRequest) (answer loop
 	if err != nil {
 		return answer, err
 	}
-	program := exec.CommandContext(ctx, "sh", "-c", c.line)
+	program := exec.CommandContext(ctx, "sh", "-c", c.line) //nolint:gosec // G204: the user names it
 	program.Dir, program.Stdin, program.WaitDelay = c.dir, bytes.NewReader(append(input, '\n')), time.Second
 	program.Env = append(os.Environ(), "TOOLFLEET_PROJECT_DIR="+c.workspace, "CLAUDE_PROJECT_DIR="+c.workspace)
 	var stdout, stderr bounded
