@@ -52,11 +52,19 @@ def test_a_call_that_fails_is_an_exception(client: Client) -> None:
     assert client.call("read", {"path": "missing"}, check=False).status == "failed"
 
 
-def test_output_is_live(client: Client) -> None:
-    future = client.send("bash", {"command": "echo a; sleep 0.5; echo b >&2; sleep 0.5; printf '\\303\\205\\302\\205'"})
-    pieces = list(future.output())
+# Output is live only, so a command that is followed writes until its follower has seen it.
+UNTIL_SEEN = "until [ -e seen ]; do echo tick; sleep 0.05; done"
+
+
+def test_output_is_live(client: Client, workspace: Path) -> None:
+    future = client.send("bash", {"command": f"{UNTIL_SEEN}; echo b >&2; printf '\\303\\205\\302\\205'"})
+    pieces = []
+    for piece in future.output():
+        pieces.append(piece)
+        (workspace / "seen").touch()
     assert b"".join(p.data for p in pieces if p.stream == "stderr") == b"b\n"
-    assert b"".join(p.data for p in pieces if p.stream == "stdout") == b"a\n\xc3\x85\xc2\x85"
+    out = b"".join(p.data for p in pieces if p.stream == "stdout")
+    assert out.startswith(b"tick\n") and out.endswith(b"tick\n\xc3\x85\xc2\x85")
 
 
 def test_errors_by_code(client: Client) -> None:
@@ -98,9 +106,13 @@ def test_async(workspace: Path) -> None:
         async with await AsyncClient.from_embedded(workspace) as client:
             results = await asyncio.gather(*(client.call("bash", {"command": f"echo {i}"}) for i in range(5)))
             assert [r.text for r in results] == [f"{i}\n" for i in range(5)]
-            future = await client.send("bash", {"command": "echo out"})
+            future = await client.send("bash", {"command": UNTIL_SEEN})
             assert isinstance(future, AsyncFuture)
-            assert b"".join([p.data async for p in future.output()]) == b"out\n"
+            seen = b""
+            async for piece in future.output():
+                seen += piece.data
+                (workspace / "seen").touch()
+            assert seen.startswith(b"tick\n")
 
     asyncio.run(main())
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 
 from toolfleet import tool
 from toolfleet.tools import current_call
@@ -50,7 +51,9 @@ async def slow(id: str) -> str:
 def which() -> dict[str, object]:
     """Says which call it is."""
     call = current_call()
-    call.progress_now(1, 2, "half of it")
+    while not os.path.exists("seen"):
+        call.progress_now(1, 2, "half of it")
+        time.sleep(0.1)
     return {"call_id": call.call_id, "session_id": call.session_id, "attempt": call.attempt, "fence": call.fence}
 
 
@@ -86,9 +89,9 @@ def die_once(id: str) -> str:
 @tool(resources=["account/{id}"], delivery="at_most_once")
 async def wait(id: str) -> str:
     """Waits until it is cancelled."""
-    await current_call().progress(0, None, "waits")
-    await asyncio.sleep(3600)
-    return "done"
+    while True:
+        await current_call().progress(0, None, "waits")
+        await asyncio.sleep(0.1)
 '''
 
 
@@ -118,9 +121,12 @@ def test_calls_on_one_resource_run_one_after_another(fleet: tuple[Client, Path])
 
 
 def test_a_tool_knows_its_call(fleet: tuple[Client, Path]) -> None:
-    client, _ = fleet
+    client, workspace = fleet
     future = client.send("my__which", {}, id="my-key")
-    output = b"".join(piece.data for piece in future.output())
+    output = b""
+    for piece in future.output():
+        output += piece.data
+        (workspace / "seen").touch()
     said = future.result().value["structured"]
     assert said["call_id"] == "my-key" and said["session_id"] == future.session_id and said["attempt"] == 1 and said["fence"] > 0
     assert b"half of it" in output
