@@ -1095,6 +1095,7 @@ export interface components {
             finish?: string;
             from?: string;
             handle?: string;
+            hook?: components["schemas"]["HookNote"];
             image?: components["schemas"]["Image"];
             /** Format: int64 */
             index?: number;
@@ -1187,6 +1188,15 @@ export interface components {
             session_id: string;
             /** Format: int64 */
             turns: number;
+        };
+        HookNote: {
+            context?: string;
+            decision?: string;
+            event: string;
+            failed?: boolean;
+            input?: unknown;
+            reason?: string;
+            replaced?: boolean;
         };
         Image: {
             blob?: string;
