@@ -84,8 +84,8 @@ type Principal struct {
 	Known Known
 	Name  string
 	Role  Role // "" is [RoleOperate]
-	// Tenant is the only tenant whose objects the principal reaches. With "", the operator and a key
-	// reach every tenant, and others the default tenant.
+	// Tenant is the only tenant whose objects the principal reaches. With "", the operator and a
+	// key reach every tenant, and others the default tenant.
 	Tenant protocol.Tenant
 	// Expires is when the principal may do nothing any more; zero is never.
 	Expires time.Time
@@ -187,7 +187,8 @@ const everyTenant protocol.Tenant = "*"
 func OwnerOf(journal interface {
 	Tenant() protocol.Tenant
 	By() string
-}) Owner {
+},
+) Owner {
 	return Owner{journal.Tenant(), journal.By()}
 }
 

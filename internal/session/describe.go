@@ -157,7 +157,7 @@ func Owner(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (owner *j
 		}
 	}
 	if journaled || f.CheckRights(ctx, natsio.LaneRights(f.Name, protocol.SessionPool)) != nil {
-		return nil, journaled, nil
+		return nil, journaled, nil //nolint:nilerr // without rights nothing more is known
 	}
 	turns, err := (&Reader{Lanes: true, main: f, fleet: f.Name}).turn(ctx, id)
 	if turns == nil || err != nil {

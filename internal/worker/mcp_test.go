@@ -185,8 +185,8 @@ func TestMCP_APersonAnswersWhatAServerAsks(t *testing.T) {
 	require.Equal(t, protocol.StatusCancelled, stopped.Status)
 }
 
-// A worker with keys takes the answer to a form only from one who may use the session of the call: one
-// without a trusted key, or of another tenant, neither answers nor holds the question open.
+// A worker with keys takes the answer to a form only from one who may use the session of the call:
+// one without a trusted key, or of another tenant, neither answers nor holds the question open.
 func TestMCP_AnAnswerIsOfWhoMayUseTheSession(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -79,7 +79,7 @@ type movable struct{ address atomic.Value }
 
 func (m *movable) Dial(network, _ string) (net.Conn, error) {
 	address, _ := m.address.Load().(string)
-	return net.Dial(network, address)
+	return (&net.Dialer{}).DialContext(context.Background(), network, address)
 }
 
 // TestNetwork_AServerThatMovesIsDeniedAtOnce: the URL of the server stays, its address does not.

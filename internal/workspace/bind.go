@@ -242,8 +242,8 @@ func (s *Store) mayMakeTemplate(ctx context.Context, name string) error {
 	return judge.Judge(ctx, judge.Make, judge.Object{Kind: judge.Template, ID: name, Owner: templateOwner(ctx)})
 }
 
-// may judges an act on a template, or a workspace, which has its owner in its checkpoints. The error
-// wraps [ErrNone] when there is none.
+// may judges an act on a template, or a workspace, which has its owner in its checkpoints. The
+// error wraps [ErrNone] when there is none.
 func (s *Store) may(ctx context.Context, act judge.Act, on judge.Object, lane wire.LaneHash) (err error) {
 	if on.Owner, err = s.Owner(ctx, lane); err != nil {
 		return err

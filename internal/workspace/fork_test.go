@@ -210,7 +210,7 @@ func TestTemplate_OwnersOfWhatBeginsWithIt(t *testing.T) {
 	defer root.Close()
 	require.NoError(t, store.TemplateFrom(t.Context(), "base", root, nil))
 	for name, made := range map[string]struct {
-		by    context.Context
+		by    context.Context //nolint:containedctx // that of the maker
 		owner judge.Owner
 	}{
 		"sandbox/operator": {t.Context(), judge.Owner{Tenant: judge.DefaultTenant}},

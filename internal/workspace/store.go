@@ -363,8 +363,8 @@ func (s *Store) publish(ctx context.Context, msg *nats.Msg, expected uint64) (ui
 	return ack.Sequence, nil
 }
 
-// Owner returns the owner of the workspace of a lane. The error wraps [ErrNone] for a lane without a
-// workspace.
+// Owner returns the owner of the workspace of a lane. The error wraps [ErrNone] for a lane without
+// a workspace.
 func (s *Store) Owner(ctx context.Context, lane wire.LaneHash) (judge.Owner, error) {
 	last, err := s.last(ctx, lane)
 	switch {

@@ -520,8 +520,8 @@ type Passed struct {
 // Events follows a session: it passes on every stored event behind the one with the id after, or
 // from the first one if that is "", in order and each once, and what is only live as it comes. It
 // ends with the error that it passes on last: the cause of an ended ctx, [loop.ErrRemoved] for a
-// session that is removed, or a fleet that does not answer. An id behind the last event is invalid. A
-// session without events is followed until it has some, if it is then one that the principal may
+// session that is removed, or a fleet that does not answer. An id behind the last event is invalid.
+// A session without events is followed until it has some, if it is then one that the principal may
 // see. Readers of one session do not wait for each other.
 func (s Sessions) Events(ctx context.Context, id protocol.SessionID, after string) iter.Seq2[Passed, error] {
 	return func(yield func(Passed, error) bool) {

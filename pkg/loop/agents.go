@@ -462,7 +462,7 @@ func (t *turnRun) merge(ctx context.Context, p *pendingCall, outcome Outcome) (s
 		return "", cause
 	}
 	if cause != nil || outcome == OutcomeInterrupted {
-		return fmt.Sprintf("[What the agent changed is not merged: it was stopped. Its files are in the workspace of session %s.]", child), nil
+		return fmt.Sprintf("[What the agent changed is not merged: it was stopped. Its files are in the workspace of session %s.]", child), nil //nolint:nilerr // the text says it
 	}
 	call := t.forkCall(ctx, p, mergeIndex, protocol.Exclusive, wire.WorkspaceMerge{From: child})
 	call.Again = true // an earlier run may have sent it

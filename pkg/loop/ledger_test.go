@@ -55,8 +55,8 @@ func TestLedger_BoundsHoldForAllInterfaces(t *testing.T) {
 	require.Contains(t, refused.Text, "used up its 4 tool calls")
 }
 
-// A single call begins its session in the journal, with its owner; that of another tenant then makes
-// none in it, nor in its sandbox.
+// A single call begins its session in the journal, with its owner; that of another tenant then
+// makes none in it, nor in its sandbox.
 func TestLedger_ASingleCallBeginsASession(t *testing.T) {
 	t.Parallel()
 	r := newRig()
@@ -74,7 +74,7 @@ func TestLedger_ASingleCallBeginsASession(t *testing.T) {
 	eve := judge.Principal{Known: judge.ByToken, Name: "eve", Tenant: "other"}
 	require.NotNil(t, one(ann, "anns", loop.SingleOptions{Sandbox: "box"}).Call)
 	for _, session := range []protocol.SessionID{"anns", "box"} {
-		require.Equal(t, ann.Owner(), judge.Owner{Tenant: first(session).Tenant, By: first(session).By})
+		require.Equal(t, judge.Owner{Tenant: first(session).Tenant, By: first(session).By}, ann.Owner())
 		require.Nil(t, one(eve, session, loop.SingleOptions{}).Call)
 	}
 	require.Nil(t, one(eve, "eves", loop.SingleOptions{Sandbox: "box"}).Call)
@@ -104,8 +104,8 @@ func TestLedger_WhoMayMakeNoSessionBeginsNone(t *testing.T) {
 	}
 }
 
-// A session that was removed is no session any more: another principal begins one of its name, whose
-// owner counts from then on.
+// A session that was removed is no session any more: another principal begins one of its name,
+// whose owner counts from then on.
 func TestLedger_ARemovedSessionHasNoOwner(t *testing.T) {
 	t.Parallel()
 	stored := &struct{ loop.Journal }{newRig().journal}

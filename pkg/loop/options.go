@@ -134,8 +134,10 @@ func (o *Options) validate() error {
 		value    any
 		negative bool
 	}{
-		{"max steps", o.MaxSteps, o.MaxSteps < 0}, {"max tokens", o.MaxTokens, o.MaxTokens < 0},
-		{"timeout", o.Timeout, o.Timeout < 0}, {"promote after", o.PromoteAfter, o.PromoteAfter < 0},
+		{"max steps", o.MaxSteps, o.MaxSteps < 0},
+		{"max tokens", o.MaxTokens, o.MaxTokens < 0},
+		{"timeout", o.Timeout, o.Timeout < 0},
+		{"promote after", o.PromoteAfter, o.PromoteAfter < 0},
 	} {
 		if bound.negative {
 			errs = append(errs, fmt.Errorf("%s %v: must not be negative", bound.name, bound.value))

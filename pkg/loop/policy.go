@@ -163,7 +163,7 @@ func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked poli
 	switch {
 	case call.decision != nil && !approved:
 		v = v.deny(call, call.decision.reason)
-	case sent && !(denied && call.ranHere()), call.content != nil, approved && !denied:
+	case sent && (!denied || !call.ranHere()), call.content != nil, approved && !denied:
 		return v, nil
 	case denied, judged.Decision == policy.Ask && !stopped: // denied also when a person said yes to another coordinator, which did not send it
 		if v, err = t.decideCall(ctx, p, asked, about, judged); err != nil || v.denied == nil {
@@ -171,7 +171,7 @@ func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked poli
 		}
 		v = v.deny(call, v.denied.Message)
 	default: // it is cancelled, as all that was not sent
-		return v, nil
+		return v, nil //nolint:nilerr // the cause of the end is no failure of the decision
 	}
 	if !call.sent || call.ranHere() || call.lane == "" && call.Name != wire.AgentTool {
 		return v, nil

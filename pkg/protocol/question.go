@@ -47,7 +47,7 @@ type Approval struct {
 	// that came over NATS as claimed: nobody has checked it.
 	By   string `json:"by,omitempty"`
 	Note string `json:"note,omitempty"`
-	// Via is the way by which the answer came: terminal, fleet, mcp or acp. Who receives the answer sets
-	// it, so it never comes from the answer itself.
+	// Via is the way by which the answer came: terminal, fleet, mcp or acp. Who receives the answer
+	// sets it, so it never comes from the answer itself.
 	Via string `json:"-"`
 }

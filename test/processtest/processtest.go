@@ -156,7 +156,7 @@ func (o *Output) Wait(pattern string, ended <-chan struct{}, patience time.Durat
 func WriteProgram(tb testing.TB, path string, content []byte) {
 	tb.Helper()
 	syscall.ForkLock.RLock()
-	err := os.WriteFile(path, content, 0o755) //nolint:gosec // programs that any user may start
+	err := os.WriteFile(path, content, 0o755)
 	syscall.ForkLock.RUnlock()
 	if err != nil {
 		tb.Fatal(err)

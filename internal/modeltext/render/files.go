@@ -211,6 +211,7 @@ func Exists(v protocol.FilesExistsResult) string {
 		what = "symlink"
 	case protocol.TypeFile:
 		what = "file of " + prose.Plural(v.Size, "byte")
+	case protocol.TypeOther:
 	}
 	return fmt.Sprintf("yes: %s is a %s", prose.Path(v.Path), what)
 }

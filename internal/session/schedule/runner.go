@@ -263,8 +263,8 @@ func (r *Runner) end(ctx context.Context, s *Schedule) error {
 }
 
 // judged returns why a call must not start: the owner of the schedule may not use the session, or
-// the sandbox, or the rules of this coordinator deny it. A turn, and what it does, is judged when it
-// runs; but one that is not signed reaches the default tenant alone.
+// the sandbox, or the rules of this coordinator deny it. A turn, and what it does, is judged when
+// it runs; but one that is not signed reaches the default tenant alone.
 func (r *Runner) judged(ctx context.Context, s *Schedule, call *protocol.Call) (refusal, err error) {
 	if s.isTurn() && !s.bound {
 		return nil, nil

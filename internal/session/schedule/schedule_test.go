@@ -332,8 +332,8 @@ func TestSigned_ScheduledCallsStartAsTheyWereSigned(t *testing.T) {
 	}
 }
 
-// A call starts only in a session, and a sandbox, that the owner of its schedule may use, also where
-// no policy is. A session of an earlier version, whose owner is not known, is open to all.
+// A call starts only in a session, and a sandbox, that the owner of its schedule may use, also
+// where no policy is. A session of an earlier version, whose owner is not known, is open to all.
 func TestRunner_JudgesTheOwnerOfACall(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
@@ -346,7 +346,7 @@ func TestRunner_JudgesTheOwnerOfACall(t *testing.T) {
 		call.Tenant, call.SessionID, call.Resources = "", session, []protocol.Use{{Key: protocol.SandboxKey(sandbox), Access: protocol.Exclusive}}
 		added, err := store.Add(judge.With(t.Context(), who), schedule.Schedule{Name: name, Cron: "@every 1s", Call: call, KeepSession: true})
 		require.NoError(t, err)
-		require.Equal(t, who.Owner(), judge.Owner{Tenant: cmp.Or(added.Call.Tenant, judge.DefaultTenant), By: added.Call.By}, "it is of who has added it")
+		require.Equal(t, judge.Owner{Tenant: cmp.Or(added.Call.Tenant, judge.DefaultTenant), By: added.Call.By}, who.Owner(), "it is of who has added it")
 	}
 	ann := judge.Principal{Known: judge.ByToken, Name: "ann", Tenant: "acme"}
 	eve := judge.Principal{Known: judge.ByToken, Name: "eve", Tenant: "other"}

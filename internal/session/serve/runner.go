@@ -246,8 +246,8 @@ type refused struct {
 const maxRefusedInput = 4096
 
 // record journals the turn as begun and ended, and reports whether it did: it does nothing when the
-// session has a turn of that input, or an open one, or was removed since, or if the principal of ctx
-// may not add a turn. The caller holds the session.
+// session has a turn of that input, or an open one, or was removed since, or if the principal of
+// ctx may not add a turn. The caller holds the session.
 func (r refused) record(ctx context.Context, journal loop.Journal, session protocol.SessionID) (bool, error) {
 	history, err := journal.Load(ctx, session)
 	if err != nil {
@@ -258,7 +258,7 @@ func (r refused) record(ctx context.Context, journal loop.Journal, session proto
 		return false, fmt.Errorf("load session %s: %w", session, err)
 	}
 	if open || mayAdd(ctx, session, history) != nil || history.Removed.Outlived(r.madeAfter, r.madeAt) || slices.ContainsFunc(history.Events, func(e loop.Event) bool { return e.Type == loop.EventTurnStarted && e.CallID == r.id }) {
-		return false, nil
+		return false, nil //nolint:nilerr // it is not recorded
 	}
 	events := func() []loop.Event { return r.events(session, turns+1, len(history.Events) == 0) }
 	_, err = journal.Append(ctx, session, history.Last, events()...)

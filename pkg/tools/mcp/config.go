@@ -53,9 +53,9 @@ type Server struct {
 
 // Rule is how one tool is used.
 type Rule struct {
-	// Resources are what a call touches; nil means what the server's hints say. Keys in another lane
-	// than the session's sandbox order calls of all sessions: each such call starts the server in an
-	// empty sandbox.
+	// Resources are what a call touches; nil means what the server's hints say. Keys in another
+	// lane than the session's sandbox order calls of all sessions: each such call starts the server
+	// in an empty sandbox.
 	Resources []tools.Resource `json:"resources,omitempty" yaml:"resources"`
 	// Delivery is as in [tools.Remote]; "" follows the hints of the server.
 	Delivery protocol.Delivery `json:"delivery,omitempty" yaml:"delivery"`
