@@ -200,9 +200,11 @@ command: [sh, -c, "echo 1"]
 	delete(events, "turn_postponed") // no trigger begins this turn
 	delete(events, "input_added")    // no person types, or goes back
 	delete(events, "conversation_rewound")
-	delete(events, "call_judged") // and turns count in tool_call
-	delete(events, "native_call") // a script is no provider with tools
-	delete(events, "worker_lost") // TestWorker_ThatIsLostIsTold has it
+	delete(events, "call_judged")    // and turns count in tool_call
+	delete(events, "native_call")    // a script is no provider with tools
+	delete(events, "worker_lost")    // TestWorker_ThatIsLostIsTold has it
+	delete(events, "answer_refused") // no schema is given
+	delete(events, "hook_decided")   // nor hooks
 	for kind := range events {
 		require.True(t, seen[kind], "%s is missing in:\n%s", kind, out)
 	}

@@ -45,7 +45,7 @@ import (
 type serveCommand struct {
 	Model     []string `placeholder:"M" sep:"none" help:"Model to serve: openai:NAME, anthropic:NAME, google:NAME or script:FILE. The first one is the default. May be given several times. Required."`
 	Listen    string   `default:"127.0.0.1:4222" help:"Address of the embedded server, without --nats: a host and a port. 0.0.0.0 is every address of this machine. Other machines join with tokens (coordinator join-token), over TLS."`
-	ListenTLS string   `name:"listen-tls" default:"auto" enum:"auto,always,never" placeholder:"WHEN" help:"TLS of --listen, with certificates of an authority that the coordinator makes: auto (except on loopback), always, or never: passwords and contents are then in plain text on the network."`
+	ListenTLS string   `name:"listen-tls" default:"auto" enum:"auto,always,never" placeholder:"WHEN" brief:"TLS of --listen: auto, always or never." help:"TLS of --listen, with certificates of an authority that the coordinator makes: auto (except on loopback), always, or never: passwords and contents are then in plain text on the network."`
 	turnBounds
 	setupFlags
 	environment.FleetFlags  `group:"Fleet:"`
@@ -101,7 +101,7 @@ type setupFlags struct {
 	Pools        []string      `placeholder:"POOL" help:"Pools to create if they are missing, separated by commas, for workers whose NATS user may not create them (deploy/nats)."`
 	CallKeys     string        `placeholder:"FILE" brief:"Public keys of the callers that may submit turns; others are rejected." help:"Public keys (PEM, Ed25519) of the callers that may submit turns, as in worker --call-keys. A turn runs only if one of them, or this coordinator's key (--sign-key), has signed it; a schedule starts only if this coordinator's key has signed it. Default: all turns run; with --sign-key, those of other signers only for the default tenant."`
 	WorkspaceAge time.Duration `default:"720h" brief:"Age after which sandboxes that only calls without a model used are removed." help:"Age after which a sandbox is removed with all that is stored of it, if only calls without a model used it (call --session, Go programs, MCP clients); 0 means never."`
-	Limits       string        `placeholder:"FILE" help:"File with all limits of the fleet, which replace those that it has: JSON, as coordinator limits ls --json prints it."`
+	Limits       string        `placeholder:"FILE" brief:"File with all limits of the fleet, as limits ls --json prints." help:"File with all limits of the fleet, which replace those that it has: JSON, as coordinator limits ls --json prints it."`
 }
 
 // minWorkspaceAge is more than a client waits between two calls.
