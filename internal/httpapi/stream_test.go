@@ -275,7 +275,8 @@ func TestStreams_ForgedIDsAreRefused(t *testing.T) {
 	talks(t, client, "s")(1)
 	s := server{httptest.NewServer(httpapi.New(httpapi.Options{Client: client, Version: "test"})), client}
 	defer s.Close()
-	for _, id := range []string{"99999-0", "18446744073709551615-0", "18446744073709551616-0", "x", "1", "-1-0", "1--1", "1-0-0", "0x1-0"} {
+	sequence, _, _ := strings.Cut(stored(t, client, "s", 1)[0], "-")
+	for _, id := range []string{sequence + "-99", "99999-0", "18446744073709551615-0", "18446744073709551616-0", "x", "1", "-1-0", "1--1", "1-0-0", "0x1-0"} {
 		var problem httpapi.Problem
 		require.Equal(t, 422, s.ask(t, "GET", "/v1/sessions/s/events?until_turn_ended=true", "", &problem, "Last-Event-ID", id), id)
 		require.EqualValues(t, "invalid", problem.Code)

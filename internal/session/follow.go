@@ -232,19 +232,18 @@ func (a *follower) live(e loop.Event) {
 // showOnce shows an event, unless it, or the reply that it is a piece of, has been shown.
 func (a *follower) showOnce(e loop.Event) {
 	key := func(t loop.EventType) string { return eventKey(t, e) }
-	switch e.Type {
-	case loop.EventTextDelta, loop.EventReasoningDelta, loop.EventModelWaits:
+	switch {
+	case isPieceOfReply(e.Type):
 		if !a.seen[key(loop.EventModelReply)] {
 			a.show(e)
 		}
 		return
-	case loop.EventToolQueued, loop.EventToolRunning, loop.EventWorkerLost:
+	case slices.Contains(liveOnly, e.Type):
 		if !a.seen[key(loop.EventToolResult)] {
 			a.seen[key(e.Type)] = true
 			a.show(e)
 		}
 		return
-	default:
 	}
 	once := key(e.Type) + ofQuestion(e)
 	if a.seen[once] {

@@ -177,8 +177,8 @@ func (t *Tails) Tail(ctx context.Context, id protocol.SessionID, after Position)
 				if shared.tookLost(own) && !yield(Passed{Lost: true}, nil) {
 					return
 				}
-				if e := p.Event; e != nil && (e.Turn < replied.Turn || e.Turn == replied.Turn && e.Step <= replied.Step && e.Type != loop.EventToolRunning && e.Type != loop.EventToolQueued && e.Type != loop.EventWorkerLost) {
-					continue // a piece of a reply that was passed on whole
+				if e := p.Event; e != nil && isPieceOfReply(e.Type) && (e.Turn < replied.Turn || e.Turn == replied.Turn && e.Step <= replied.Step) {
+					continue // the reply was passed on whole
 				}
 				if !yield(p, nil) {
 					return
@@ -197,13 +197,17 @@ func (t *Tails) check(ctx context.Context, id protocol.SessionID, after Position
 	if after == (Position{}) {
 		return nil
 	}
-	last, err := t.fleet.Journal.Last(ctx, id)
+	sequence, events, _, _, err := t.fleet.Journal.Next(ctx, id, max(after.Sequence, 1))
+	var last uint64
+	if err == nil && sequence == 0 {
+		last, err = t.fleet.Journal.Last(ctx, id)
+	}
 	switch {
 	case err != nil:
 		return err
-	case last == 0: // its events were removed, and their record has been removed since
+	case sequence == 0 && last == 0: // its events were removed, and their record has been removed since
 		return fmt.Errorf("session %s: %w", id, loop.ErrRemoved)
-	case after.Sequence > last:
+	case sequence == 0, sequence == after.Sequence && after.Index >= len(events):
 		return codes.As(codes.ErrInvalid, fmt.Errorf("session %s: %q: no event has this id yet: %w", id, after.String(), ErrInvalidPosition))
 	}
 	return nil
@@ -420,4 +424,9 @@ func (s *following) fail(err error) {
 	s.failed = err
 	s.mu.Unlock()
 	s.notify()
+}
+
+// isPieceOfReply reports whether an event is about a reply that is not complete.
+func isPieceOfReply(t loop.EventType) bool {
+	return t == loop.EventTextDelta || t == loop.EventReasoningDelta || t == loop.EventModelWaits
 }
