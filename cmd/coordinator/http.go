@@ -20,6 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/httpapi"
 	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -90,7 +91,7 @@ type webServer struct {
 	URL      string `json:"url"`
 	// Token is the file of the generated token; "" if tokens were given, or none is needed.
 	Token  string `json:"token_file,omitempty"`
-	access *httpapi.Access
+	access access.Verifier
 	shares *access.Shares
 	proxy  bool
 	end    func()
@@ -99,16 +100,8 @@ type webServer struct {
 // listen listens for clients. Every user of this machine reaches a port, so if there is no token
 // one is generated and stored in dir; only its owner can use a socket.
 func (f *webFlags) listen(ctx context.Context, tokens []access.Token, dir string) (w *webServer, err error) {
-	w = &webServer{shares: &access.Shares{Rate: f.HTTPRate, Open: f.HTTPOpen}, proxy: f.HTTPBehindProxy, end: func() {}}
-	path, isSocket := strings.CutPrefix(f.HTTP, unixPrefix)
-	if isSocket {
-		if w.listener, err = listenUnix(ctx, path); err == nil {
-			w.URL, w.end = f.HTTP, func() { _ = os.Remove(path) }
-		}
-	} else if w.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", f.HTTP); err == nil {
-		w.URL = "http://" + w.listener.Addr().String()
-	}
-	if err != nil {
+	w = &webServer{shares: &access.Shares{Rate: f.HTTPRate, Open: f.HTTPOpen}, proxy: f.HTTPBehindProxy}
+	if w.listener, w.URL, w.end, err = listenAt(ctx, f.HTTP); err != nil {
 		return nil, cli.Usagef("--http: %v", err)
 	}
 	if f.HTTPTLSCert != "" {
@@ -117,27 +110,55 @@ func (f *webFlags) listen(ctx context.Context, tokens []access.Token, dir string
 		}
 		w.URL = strings.Replace(w.URL, "http://", "https://", 1)
 	}
-	if len(tokens) == 0 && !isSocket {
-		w.Token = filepath.Join(dir, webTokenFile)
-		token, err := ownToken(w.Token)
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("token of the HTTP API: %w", err), w.listener.Close())
-		}
-		tokens = []access.Token{access.OwnToken(token)}
+	if tokens, w.Token, err = withOwn(tokens, f.HTTP, filepath.Join(dir, webTokenFile)); err != nil {
+		return nil, errors.Join(fmt.Errorf("token of the HTTP API: %w", err), w.listener.Close())
 	}
 	if len(tokens) > 0 {
-		w.access = &httpapi.Access{Verifier: access.NewTokens(tokens...)}
+		w.access = access.NewTokens(tokens...)
 	}
 	return w, nil
 }
 
+// listenAt listens at an address, or at a socket (unix:PATH). url is what clients connect to, and
+// end removes the socket.
+func listenAt(ctx context.Context, address string) (listener net.Listener, url string, end func(), err error) {
+	if path, isSocket := strings.CutPrefix(address, unixPrefix); isSocket {
+		listener, err = listenUnix(ctx, path)
+		return listener, address, func() { _ = os.Remove(path) }, err
+	}
+	if listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", address); err == nil {
+		url = "http://" + listener.Addr().String()
+	}
+	return listener, url, func() {}, err
+}
+
+// withOwn returns the tokens of clients. If there is none, and the address is no socket, it is one
+// of the server's own, which it reads from a file, or generates: file is its name then.
+func withOwn(tokens []access.Token, address, path string) (all []access.Token, file string, err error) {
+	if len(tokens) > 0 || strings.HasPrefix(address, unixPrefix) {
+		return tokens, "", nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, "", err
+	}
+	token, err := embedded.LoadToken(path)
+	if err != nil {
+		return nil, "", err
+	}
+	return []access.Token{access.OwnToken(token)}, path, nil
+}
+
+// sendingToken says to clients of a server with a token of its own which one to send.
+func sendingToken(file string) string {
+	if file == "" {
+		return ""
+	}
+	return " for clients that send the token in " + file + " (Authorization: Bearer TOKEN)"
+}
+
 // announce says where the API is.
 func (w *webServer) announce(to io.Writer) {
-	how := ""
-	if w.Token != "" {
-		how = " for clients that send the token in " + w.Token + " (Authorization: Bearer TOKEN)"
-	}
-	_, _ = fmt.Fprintf(to, "coordinator: the HTTP API is at %s%s\n", w.URL, how)
+	_, _ = fmt.Fprintf(to, "coordinator: the HTTP API is at %s%s\n", w.URL, sendingToken(w.Token))
 }
 
 // serve serves clients until ctx ends.

@@ -13,12 +13,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
-	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/session/approval"
 	"github.com/toolfleet/toolfleet/internal/terminal/prompt"
@@ -262,41 +260,24 @@ func (c *mcpCommand) rules(fl *fleet.Fleet, show view) mcpserver.Rules {
 // of this machine reaches a port, so if there is no token one is generated and stored in dir; only
 // its owner can use a socket.
 func listenHTTP(ctx context.Context, server *mcpserver.Server, address string, o mcpserver.HTTPOptions, dir string, p program) (serve func() error, err error) {
-	path, isSocket := strings.CutPrefix(address, unixPrefix)
-	at, how := "", ""
-	var listener net.Listener
-	if isSocket {
-		listener, err = listenUnix(ctx, path)
-		at = path
-	} else if listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", address); err == nil {
-		at = fmt.Sprintf("http://%s/mcp", listener.Addr())
-	}
+	listener, at, end, err := listenAt(ctx, address)
 	if err != nil {
 		return nil, cli.Usagef("cannot listen for MCP clients: %v", err)
 	}
-	if len(o.Tokens) == 0 && !isSocket {
-		file := filepath.Join(dir, tokenFile)
-		token, err := ownToken(file)
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("token for MCP clients: %w", err), listener.Close())
-		}
-		o.Tokens, how = []access.Token{access.OwnToken(token)}, " for clients that send the token in "+file+" (Authorization: Bearer TOKEN)"
+	if path, isSocket := strings.CutPrefix(at, unixPrefix); isSocket {
+		at = path
+	} else {
+		at += "/mcp"
 	}
-	_, _ = fmt.Fprintf(p.Stderr, "coordinator: MCP is at %s%s\n", at, how)
+	file := ""
+	if o.Tokens, file, err = withOwn(o.Tokens, address, filepath.Join(dir, tokenFile)); err != nil {
+		return nil, errors.Join(fmt.Errorf("token for MCP clients: %w", err), listener.Close())
+	}
+	_, _ = fmt.Fprintf(p.Stderr, "coordinator: MCP is at %s%s\n", at, sendingToken(file))
 	return func() error {
-		if isSocket {
-			defer os.Remove(path)
-		}
+		defer end()
 		return server.Serve(ctx, listener, o)
 	}, nil
-}
-
-// ownToken reads the token in a file, or generates it.
-func ownToken(file string) (string, error) {
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return "", err
-	}
-	return embedded.LoadToken(file)
 }
 
 // listenUnix listens on a socket that only its owner can connect to. It replaces one

@@ -7,17 +7,12 @@ import (
 	"github.com/toolfleet/toolfleet/internal/access"
 )
 
-// Access knows who sends a request.
-type Access struct {
-	Verifier access.Verifier
-}
-
 // public are the paths that need no token.
 var public = map[string]bool{"/openapi.json": true, "/openapi.yaml": true} //nolint:gochecknoglobals // a constant
 
 // require lets requests with a known token pass.
-func (a *Access) require(next http.Handler) http.Handler {
-	bound := access.Require(a.Verifier, next, refuse)
+func require(verifier access.Verifier, next http.Handler) http.Handler {
+	bound := access.Require(verifier, next, refuse)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if public[r.URL.Path] {
 			next.ServeHTTP(w, r)

@@ -33,7 +33,7 @@ func withTokens(t *testing.T) func(*httpapi.Options) {
 	tokens, err := access.ReadTokens(strings.NewReader(tokensOf))
 	require.NoError(t, err)
 	tokens = append(tokens, access.OwnToken("owner-0123456789abcdef"))
-	return func(o *httpapi.Options) { o.Access = &httpapi.Access{Verifier: access.NewTokens(tokens...)} }
+	return func(o *httpapi.Options) { o.Access = access.NewTokens(tokens...) }
 }
 
 // What another tenant gets of an operation.
@@ -189,7 +189,7 @@ func TestTokens_AnExpiredOneEndsItsStreams(t *testing.T) {
 	line := "ann run ann-0123456789abcdef acme expires=" + time.Now().Add(4*time.Second).UTC().Format(time.RFC3339)
 	tokens, err := access.ReadTokens(strings.NewReader(line))
 	require.NoError(t, err)
-	s := start(t, func(o *httpapi.Options) { o.Access = &httpapi.Access{Verifier: access.NewTokens(tokens...)} })
+	s := start(t, func(o *httpapi.Options) { o.Access = access.NewTokens(tokens...) })
 	require.Equal(t, 202, s.ask(t, "POST", "/v1/calls?wait_ms=100", `{"tool": "bash", "arguments": {"command": "true"}, "session_id": "s"}`, nil, as("ann")...))
 	require.Equal(t, 200, s.ask(t, "GET", "/v1/sessions/s/events", "", nil, as("ann")...), "it ends with the token")
 	require.Equal(t, 401, s.ask(t, "GET", "/v1/sessions/s", "", nil, as("ann")...))

@@ -29,19 +29,16 @@ import (
 // MaxBody bounds the body of a request, in bytes.
 const MaxBody = 8 << 20
 
-// Bounds of a list and of a wait.
-const (
-	maxList = 1000
-	maxWait = time.Minute
-)
+// maxWait bounds what an operation that only asks the fleet waits for.
+const maxWait = time.Minute
 
 // Options are what the API serves.
 type Options struct {
 	// Client is the fleet.
 	Client *fleet.Client
 	// Access knows who sends a request; nil lets everyone act as the operator.
-	Access *Access
-	// Tables returns the tools that requests may name, which may change.
+	Access access.Verifier
+	// Table returns the tools that requests may name, which may change.
 	Table func() *tools.Table
 	// Pool runs the calls of sessions; "" is [protocol.DefaultPool].
 	Pool protocol.Pool
@@ -76,7 +73,7 @@ func New(o Options) http.Handler {
 		handler = a.Shares.Bound(handler, refuse)
 	}
 	if a.Access != nil {
-		handler = a.Access.require(handler)
+		handler = require(a.Access, handler)
 	}
 	origins := http.NewCrossOriginProtection()
 	origins.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

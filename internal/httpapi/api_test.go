@@ -171,7 +171,7 @@ func TestTokens_LetClientsIn(t *testing.T) {
 	t.Parallel()
 	tokens, err := access.ReadTokens(strings.NewReader("ann run 0123456789abcdef acme\n"))
 	require.NoError(t, err)
-	s := start(t, func(o *httpapi.Options) { o.Access = &httpapi.Access{Verifier: access.NewTokens(tokens...)} })
+	s := start(t, func(o *httpapi.Options) { o.Access = access.NewTokens(tokens...) })
 	var problem httpapi.Problem
 	require.Equal(t, 401, s.ask(t, "GET", "/v1/sessions", "", &problem))
 	require.EqualValues(t, "unauthorized", problem.Code)

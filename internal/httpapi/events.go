@@ -5,7 +5,6 @@ import (
 	"errors"
 	"iter"
 	"net/http"
-	"reflect"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -37,12 +36,6 @@ type OutputPiece struct {
 // Lost says that live messages were lost.
 type Lost struct {
 	Reason string `json:"reason"`
-}
-
-// schemaOf describes a message of a stream.
-func schemaOf(a *api, kind string, of any) *huma.Schema {
-	s := a.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeOf(of), true, kind)
-	return s
 }
 
 // sessionEvents registers the streams of sessions.
@@ -79,7 +72,6 @@ func passEvents(ctx context.Context, s *stream, p passed, next <-chan passed, ou
 	for more := true; more; {
 		sent := true
 		switch {
-		case p.live:
 		case p.err != nil:
 			if ctx.Err() == nil || errors.Is(p.err, loop.ErrRemoved) {
 				s.send(kindEnd, "", problem(p.err))
@@ -100,19 +92,18 @@ func passEvents(ctx context.Context, s *stream, p passed, next <-chan passed, ou
 			s.send(kindEnd, "", errDraining)
 			return
 		case <-idle.C:
-			p = passed{live: true}
+			p = passed{}
 			more = s.text(": \n\n")
 		case p, more = <-next:
 		}
 	}
 }
 
-// passed is one of a sequence, or its error.
+// passed is one of a sequence, or its error. The zero value has nothing to send.
 type passed struct {
 	fleet.Passed
 
-	err  error
-	live bool // none came
+	err error
 }
 
 // passing is a sequence with its errors as one of values.

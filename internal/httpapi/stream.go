@@ -3,6 +3,7 @@ package httpapi
 import (
 	"encoding/json"
 	"net/http"
+	"reflect"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -60,9 +61,8 @@ func (s *stream) text(text string) bool {
 func eventStream(a *api, kinds map[string]any) func(*huma.Operation) {
 	return func(op *huma.Operation) {
 		text := "Server-Sent Events. After a break, send the id of the last event as Last-Event-ID: the stream continues behind it."
-		schemas := &huma.Schema{}
-		for kind, of := range kinds {
-			schemas.OneOf = append(schemas.OneOf, schemaOf(a, kind, of))
+		for kind, of := range kinds { // programs find the types of data among the schemas
+			a.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeOf(of), true, kind)
 		}
 		op.Responses = map[string]*huma.Response{"200": {
 			Description: text, Content: map[string]*huma.MediaType{"text/event-stream": {Schema: &huma.Schema{Type: huma.TypeString, Description: text}}},

@@ -155,13 +155,10 @@ func unread(next http.Handler) http.Handler {
 // bodyRead is the key of whether the body of a request was read, in its context.
 type bodyRead struct{}
 
-// readBody reads the body of a request, which must arrive within some time.
-func readBody(w http.ResponseWriter, r *http.Request, within time.Duration) ([]byte, error) {
-	control := http.NewResponseController(w)
-	_ = control.SetReadDeadline(time.Now().Add(within)) // where it is no connection, as in tests, there is none
+// readBody reads the body of a request. [access.Serve] bounds in what time it must arrive.
+func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
 	if err == nil {
-		_ = control.SetReadDeadline(time.Time{}) // the server waits for the client to go
 		w.Header().Del("Connection")
 		if read, ok := r.Context().Value(bodyRead{}).(*bool); ok {
 			*read = true

@@ -121,7 +121,7 @@ func wellFormed(within time.Duration, next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		body, err := readBody(w, r, within)
+		body, err := readBody(w, r)
 		var wrong *failure
 		status := http.StatusBadRequest
 		if _, giant := errors.AsType[*http.MaxBytesError](err); giant {
