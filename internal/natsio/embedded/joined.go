@@ -37,7 +37,8 @@ type joins struct {
 
 	mu       sync.Mutex
 	list     []join.Entry
-	seen     fs.FileInfo // of the list; nil without one
+	removed  []join.Entry // whose connections are still to be closed
+	seen     fs.FileInfo  // of the list; nil without one
 	accounts map[at]*server.Account
 	warned   time.Time // that the list cannot be read
 }
@@ -95,31 +96,31 @@ func (j *joins) warn(what string, err error) {
 	}
 }
 
-// read reads the list if it has changed. One that cannot be read changes nothing. The lock is held.
-func (j *joins) read() (gone []join.Entry) {
+// read reads the list if it has changed, and notes which tokens were removed. A list that cannot be
+// read changes nothing. The lock is held.
+func (j *joins) read() {
 	info, err := os.Stat(j.store.File())
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		info = nil
 	case err != nil:
 		j.unread(err)
-		return nil
+		return
 	}
 	if same(info, j.seen) {
-		return nil
+		return
 	}
 	list, err := j.store.List()
 	if err != nil {
 		j.unread(err)
-		return nil
+		return
 	}
 	for _, e := range j.list {
 		if !slices.ContainsFunc(list, func(other join.Entry) bool { return other.ID == e.ID && other.Digest == e.Digest }) {
-			gone = append(gone, e)
+			j.removed = append(j.removed, e)
 		}
 	}
 	j.list, j.seen = list, info
-	return gone
 }
 
 // unread warns that the list cannot be read, which is tried again and again.
@@ -148,12 +149,17 @@ func (j *joins) watch(ctx context.Context) {
 
 func (j *joins) sweep() {
 	j.mu.Lock()
-	gone := j.read()
+	j.read()
+	removed := j.removed
+	j.removed = nil
 	j.mu.Unlock()
-	for _, e := range gone {
+	for _, e := range removed {
 		clients, err := j.server.Connz(&server.ConnzOptions{Username: true, User: e.ID, Limit: server.DEFAULT_MAX_CONNECTIONS})
 		if err != nil {
-			j.warn("the connections of a removed join token stay", err)
+			j.warn("the connections of a removed join token stay for now", err)
+			j.mu.Lock()
+			j.removed = append(j.removed, e)
+			j.mu.Unlock()
 			continue
 		}
 		for _, client := range clients.Conns {

@@ -176,6 +176,24 @@ func TestJoin_RemovedTokensAreClosed(t *testing.T) {
 	require.ErrorIs(t, err, nats.ErrAuthorization)
 }
 
+// TestJoin_RemovedTokensAreClosedIfAnotherClientComes: the list is read again for a client that has
+// no token, and not for the connections of a removed one alone.
+func TestJoin_RemovedTokensAreClosedIfAnotherClientComes(t *testing.T) {
+	t.Parallel()
+	j := newJoinable(t, embedded.Options{})
+	for range 3 {
+		token, entry := j.token(join.Entry{Role: join.RoleWorker})
+		stranger := token
+		stranger.Secret = "stranger.secret"
+		option, lost := closed()
+		j.join(token, option)
+		require.NoError(t, j.store.Remove(t.Context(), entry.ID))
+		_, err := joined(t.Context(), stranger)
+		require.ErrorIs(t, err, nats.ErrAuthorization)
+		wait(t, lost)
+	}
+}
+
 // TestJoin_TokensExpire: with their connections.
 func TestJoin_TokensExpire(t *testing.T) {
 	t.Parallel()

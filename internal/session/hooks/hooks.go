@@ -14,7 +14,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 
@@ -188,18 +187,12 @@ func read(event loop.HookEvent, text string) (answer loop.HookAnswer, err error)
 		if !known {
 			return answer, fmt.Errorf("decision %q: must be allow, deny, ask or block", word)
 		}
-		answer.Decision = stricter(answer.Decision, decision)
+		answer.Decision = policy.Verdict{Decision: answer.Decision}.And(policy.Verdict{Decision: decision}).Decision
 	}
 	if out.Continue != nil && !*out.Continue {
 		answer.Decision, answer.Reason = policy.Denied, cmp.Or(out.StopReason, answer.Reason)
 	}
 	return answer, nil
-}
-
-// stricter is the stricter one of two decisions.
-func stricter(a, b policy.Decision) policy.Decision {
-	order := []policy.Decision{"", policy.Ask, policy.Denied}
-	return order[max(slices.Index(order, a), slices.Index(order, b))]
 }
 
 // bounded is a buffer that loses what is beyond its bound.
