@@ -36,7 +36,7 @@ type editor struct {
 
 	mu      sync.Mutex
 	updates []acp.SessionUpdate
-	of      []acp.SessionId // of which session each is
+	of      []acp.SessionId // the session of each update
 	asked   []acp.RequestPermissionRequest
 	came    chan struct{} // gets a value with each update
 }

@@ -212,7 +212,7 @@ func TestAge(t *testing.T) {
 	}
 }
 
-// Who lacks rights is told which, instead of what looks like a fleet that does not answer.
+// A command whose user lacks rights names them. It does not say that the fleet does not answer.
 func TestCommands_TellOfMissingRights(t *testing.T) {
 	t.Parallel()
 	s, err := server.NewServer(&server.Options{

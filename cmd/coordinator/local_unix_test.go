@@ -54,8 +54,8 @@ func TestLocal_IsApprovedFromAnotherTerminal(t *testing.T) {
 	require.Equal(t, "session long: it has no turn that runs or waits\n", string(coordinator("session", "cancel", "long")))
 }
 
-// Who asks for a session that another process has is told about the session, not about a directory
-// that they never chose; with a --data of their own, about that.
+// A command for a session that another process has names the session, and no directory that the
+// user did not choose. With --data it names that directory.
 func TestBusySession_IsNamed(t *testing.T) {
 	t.Parallel()
 	executable, err := os.Executable()

@@ -152,8 +152,8 @@ func (e *Exec) validate(work, slowLane time.Duration, payload int) error {
 	return nil
 }
 
-// startWorker makes a worker with a sandbox for each lane; overlaps counts commands that run in
-// one beside another.
+// startWorker makes a worker with a sandbox for each lane. overlaps counts commands that run in one
+// sandbox at once.
 func startWorker(ctx context.Context, nc *nats.Conn, o Options, overlaps *atomic.Int64) (runner, error) {
 	return worker.New(ctx, nc, worker.Options{
 		Options:  lane.Options{Fleet: o.Fleet, Worker: wire.NewWorkerID("bench"), Keys: o.Keys, Slots: o.Slots, Linger: o.Linger, Logger: o.Logger},
@@ -228,8 +228,8 @@ func (l *load) warm(ctx context.Context, b *ExecBaseline) (err error) {
 	return nil
 }
 
-// plainShell runs a shell that does nothing. It is not the command of the calls, which nobody
-// may have meant for this machine outside of a sandbox.
+// plainShell runs a shell that does nothing. The command of the calls does not run here: the user
+// may have meant it for a sandbox only.
 func plainShell(ctx context.Context) error {
 	shell := "bash"
 	if _, err := exec.LookPath(shell); err != nil {

@@ -227,7 +227,7 @@ func TestRun_CommandsDoNotTakeWorkAndPayload(t *testing.T) {
 	require.ErrorContains(t, err, "--work, --slow-lane and --payload")
 }
 
-// slowSandbox runs a command until it is told to end it.
+// slowSandbox runs a command until end gets a value.
 type slowSandbox struct {
 	sandbox.Sandbox
 
@@ -287,8 +287,8 @@ func startConsumers(ctx context.Context, nc *nats.Conn, o Options, w *witness) (
 	return k, nil
 }
 
-// ensure returns when a key has its consumer. Whoever uses the key first makes it, and the others
-// wait; after a failure the next call tries again.
+// ensure returns when a key has its consumer. The first call for a key makes it, and other calls
+// wait. After a failure the next call tries again.
 func (k *keyed) ensure(ctx context.Context, hash wire.LaneHash) error {
 	made, known := k.consumers.Load(hash)
 	if !known {
