@@ -119,6 +119,7 @@ type editorSession struct {
 
 	ctx      context.Context //nolint:containedctx // it carries whose calls they are, and lasts as long as the session
 	policies []policy.Policy // of the flags
+	mode     string
 	end      func(error)
 }
 
@@ -161,6 +162,7 @@ func (c *acpCommand) open(ctx context.Context, p program, o acp.Opening) (_ acp.
 		screen.Close()
 		return nil, err
 	}
+	s.renew = s.applyMode
 	silence, err := s.env.Client.Sessions("").Output(s.ctx, id, o.Output) //nolint:contextcheck // it lasts as long as the session
 	end := s.end
 	s.end = func(err error) {
@@ -216,8 +218,15 @@ func (s *editorSession) Run(ctx context.Context, input loop.Input) (result loop.
 	return result, err
 }
 
-// SetMode implements [acp.Session]: a mode adds a rule to the policy.
+// SetMode implements [acp.Session].
 func (s *editorSession) SetMode(mode string) error {
+	s.mode = mode
+	return s.applyMode()
+}
+
+// applyMode adds the rule of the mode to the policy. The rule names tools, so it is made again
+// whenever the tools were read again.
+func (s *editorSession) applyMode() error {
 	policies := slices.Clone(s.policies)
 	var looking, changing []string
 	for _, name := range s.Tools().Names() {
@@ -229,9 +238,9 @@ func (s *editorSession) SetMode(mode string) error {
 		}
 	}
 	switch {
-	case mode == modeAsk && len(changing) > 0:
+	case s.mode == modeAsk && len(changing) > 0:
 		policies = append(policies, policy.Policy{Approval: policy.Approval{Tools: changing}})
-	case mode == modeReadOnly:
+	case s.mode == modeReadOnly:
 		policies = append(policies, policy.Policy{Tools: policy.Names{Allow: append(looking, "@read")}})
 	}
 	next := s.prepared

@@ -297,6 +297,26 @@ func TestACP_PermissionsAndModes(t *testing.T) {
 	}
 }
 
+// A mode holds for tools that come between two turns, too.
+func TestACP_ModesHoldForLaterTools(t *testing.T) {
+	t.Parallel()
+	for mode, asked := range map[string]int{"ask": 1, "read-only": 0} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			folder, dir := t.TempDir(), t.TempDir()
+			e := atEditor(t, "reject", script(t, `{"text": "First is done."}, {"tool_calls": [{"name": "late", "arguments": {}}]}, {"text": "Second is done."}`), "--session-mode", mode, "--tools", folder)
+			id := e.opens(t, dir)
+			require.Equal(t, acp.StopReasonEndTurn, e.prompts(t, id, acp.TextBlock("one")))
+			manifest := "name: late\ndescription: Writes a file.\nparameters: {type: object}\ncommand: [touch, ran]\n"
+			require.NoError(t, os.WriteFile(filepath.Join(folder, "late.yaml"), []byte(manifest), 0o600))
+			require.Equal(t, acp.StopReasonEndTurn, e.prompts(t, id, acp.TextBlock("two")))
+			require.Contains(t, e.said(id, false), "Second is done.")
+			require.Len(t, e.asked, asked)
+			require.NoFileExists(t, filepath.Join(dir, "ran"))
+		})
+	}
+}
+
 // A turn is cancelled while a call runs, and while a person is asked. Another turn can follow.
 func TestACP_Cancel(t *testing.T) {
 	t.Parallel()

@@ -311,6 +311,7 @@ type started struct {
 	runner *loop.Runner
 	show   view
 	env    *environment.Environment
+	renew  func() error // after the tools were read again
 	turns  int
 	seen   sync.Mutex // held while totals change
 	totals totals
@@ -346,6 +347,11 @@ func (s *started) turn(ctx context.Context, input loop.Input) (loop.TurnResult, 
 			s.show.warn(fmt.Sprintf("the tools could not be read again, so the earlier ones stay: %v", err))
 		}
 		s.runner = s.runner.With(s.tools.Table)
+		if s.renew != nil {
+			if err := s.renew(); err != nil {
+				return loop.TurnResult{Outcome: loop.OutcomeFailed}, err
+			}
+		}
 	}
 	var before backup.Stamps
 	s.show.screen.DeferChanges()
