@@ -49,7 +49,7 @@ func newHostile(t *testing.T, file string) *hostile {
 	require.NoError(t, err)
 	require.EventuallyWithT(t, func(c *assert.CollectT) { // as in makePool
 		require.NoError(c, natsio.Ensure(t.Context(), h.js, natsio.Topology{Storage: natsio.Storage{Replicas: p.replicas}}))
-	}, time.Minute, 100*time.Millisecond)
+	}, 3*time.Minute, 100*time.Millisecond)
 	require.NoError(t, natsio.MakePool(t.Context(), h.js, fleetName, "other"))
 	for _, subject := range []string{
 		wire.EventSubject(fleetName, victim), wire.ResultSubject(fleetName, victim, victim), wire.ReadySubject(fleetName, "other", victim),

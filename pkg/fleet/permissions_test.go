@@ -215,7 +215,7 @@ func makePool(t *testing.T, p place) {
 	require.EventuallyWithT(t, func(c *assert.CollectT) { // servers that have just found each other refuse it
 		require.NoError(c, natsio.Ensure(t.Context(), js, natsio.Topology{Storage: natsio.Storage{Replicas: p.replicas}}))
 		require.NoError(c, natsio.MakePool(t.Context(), js, protocol.DefaultFleet, protocol.DefaultPool))
-	}, time.Minute, 100*time.Millisecond)
+	}, 3*time.Minute, 100*time.Millisecond)
 }
 
 // startWorker runs a worker that has a connection of its own, and returns what ends it.
