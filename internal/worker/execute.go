@@ -113,6 +113,7 @@ func (w *Worker) execute(ctx context.Context, a *kinds.Attempt) (r protocol.Resu
 		if err != nil {
 			return w.resultOf(ctx, run.Call, nil, err)
 		}
+		defer box.Leave()
 		done, err := committed(ctx, box, run.Call)
 		if err != nil {
 			return w.resultOf(ctx, run.Call, nil, err)
@@ -226,9 +227,10 @@ func (w *Worker) CommittedResult(ctx context.Context, run *lane.Run) *protocol.R
 	if w.options.Caps.Driver == NoSandboxes || sandboxes.ID(run.Call.Lane()) == "" {
 		return nil
 	}
-	box, _, err := w.env.Sandboxes.Open(ctx, run.Call.Lane(), run.Fence, run.LeaseEnd)
+	box, _, err := w.env.Sandboxes.Open(ctx, run.Call.Lane(), "", run.Fence, run.LeaseEnd)
 	var done *protocol.Result
 	if err == nil {
+		defer box.Leave()
 		done, err = committed(ctx, box, run.Call)
 	}
 	if err != nil {
@@ -335,7 +337,7 @@ func (w *Worker) Admit(ctx context.Context, run *lane.Run) (leave func(), refusa
 // without the grace of a cancel, because another worker may own the lane by now.
 func (w *Worker) OnLost(ctx context.Context, l protocol.Lane) {
 	w.metrics.Lost(ctx)
-	if err := w.env.Sandboxes.Lane(l).Kill(); err != nil { // what is left dies with the release
+	if err := w.env.Sandboxes.Kill(l); err != nil { // what is left dies with the release
 		w.options.Logger.WarnContext(ctx, "sandbox of a lost lane cannot be closed", slog.String("lane", string(l)), slog.Any("error", err))
 	}
 	w.env.ReleaseLane(l)
@@ -346,7 +348,7 @@ func (w *Worker) MayLinger(l protocol.Lane) bool { return w.env.Sandboxes.Linger
 
 // MustHold implements [lane.Host]: stateful sessions and background processes outlive their calls.
 func (w *Worker) MustHold(l protocol.Lane) bool {
-	return w.env.HoldsLane(l) || w.env.Sandboxes.Lane(l).Busy()
+	return w.env.HoldsLane(l) || w.env.Sandboxes.Busy(l)
 }
 
 // PreferredDisk implements [lane.Host].

@@ -454,3 +454,93 @@ func TestMCP_AServerNeverHasTwoCallsAtOnceAndTwoServersRunSideBySide(t *testing.
 	cancel()
 	require.Equal(t, protocol.StatusCancelled, (<-ended).Status)
 }
+
+// TestMCP_AServerOfALaneIsOfOneOwnerAndOneDefinition: on a lane of another resource, calls of
+// several sessions share a process and its sandbox only if they have one owner, and the server's
+// definition with its secrets is the same. What another tenant, another principal or another
+// definition has there is neither seen nor ended.
+func TestMCP_AServerOfALaneIsOfOneOwnerAndOneDefinition(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	o.Slots = 8
+	_, stop := r.work(o)
+	call := func(tool, argument string, change func(*protocol.Call, *protocol.MCPServer)) protocol.Call {
+		p := mcpCall(tool, argument)
+		c := newCall(protocol.NewSessionID(), nil)
+		c.Resources = []protocol.Use{{Key: "account/acme", Access: protocol.Shared}}
+		if change != nil {
+			change(&c, &p.Server)
+		}
+		c.Payload = p
+		return c
+	}
+	users := map[string]func(*protocol.Call, *protocol.MCPServer){
+		"the operator": nil,
+		"a tenant":     func(c *protocol.Call, _ *protocol.MCPServer) { c.Tenant = "acme" },
+		"a principal":  func(c *protocol.Call, _ *protocol.MCPServer) { c.Tenant, c.By = "acme", "token:ann" },
+		"a variable":   func(_ *protocol.Call, s *protocol.MCPServer) { s.Env["SECRET"] = "of one session" },
+		"an argument":  func(_ *protocol.Call, s *protocol.MCPServer) { s.Args = []string{"-more"} },
+	}
+	processes := map[string]string{}
+	for who, change := range users {
+		process := said(t, r.dispatch(t.Context(), call("pid", "", change)))
+		require.Equal(t, process, said(t, r.dispatch(t.Context(), call("pid", "", change))), "%s: another session", who)
+		for other, others := range processes {
+			require.NotEqual(t, others, process, "%s and %s", who, other)
+		}
+		processes[who] = process
+		requireFault(t, r.dispatch(t.Context(), call("die", "left", change)), protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown)
+		processes[who] = said(t, r.dispatch(t.Context(), call("pid", "", change)))
+	}
+	for who, change := range users {
+		want := ""
+		if who == "a variable" {
+			want = "of one session"
+		}
+		require.Equal(t, want, said(t, r.dispatch(t.Context(), call("env", "SECRET", change))), who)
+		listing := call("pid", "", change)
+		listing.Payload = script(`printf '"'; ls | tr '\n' ' '; printf '"'`)
+		listed := r.dispatch(t.Context(), listing)
+		requireOK(t, listed)
+		require.Equal(t, `""`, string(value[protocol.ToolRunResult](t, listed).Output), "%s: what servers leave is seen by no other tool", who)
+	}
+	stop()
+	left, err := os.ReadDir(filepath.Join(o.Data, "sandboxes"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// TestMCP_CallsOfTenantsOverlapInALane: calls that share a resource run at the same time, each
+// tenant's in a process of its own, and none ends that of another.
+func TestMCP_CallsOfTenantsOverlapInALane(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := r.options()
+	o.Slots = 8
+	r.work(o)
+	dir := t.TempDir()
+	call := func(tenant protocol.Tenant, tool string) protocol.Call {
+		c := newCall(protocol.NewSessionID(), mcpCall(tool, filepath.Join(dir, string(tenant))))
+		c.Tenant, c.Resources = tenant, []protocol.Use{{Key: "account/acme", Access: protocol.Shared}}
+		return c
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan *protocol.Result, 1)
+	waiting := call("acme", "wait")
+	go func() {
+		result, err := r.dispatcher.Call(ctx, &waiting)
+		if err != nil {
+			t.Error(err)
+		}
+		ended <- result
+	}()
+	awaitFile(t, filepath.Join(dir, "acme"))
+	for i := range 8 { // more than sandboxes stay open
+		said(t, r.dispatch(t.Context(), call(protocol.Tenant(fmt.Sprintf("tenant-%d", i)), "pid")))
+	}
+	require.Equal(t, "begun", awaitFile(t, filepath.Join(dir, "acme")), "it still waits")
+	cancel()
+	require.Equal(t, protocol.StatusCancelled, (<-ended).Status)
+	require.Equal(t, "cancelled", awaitFile(t, filepath.Join(dir, "acme")))
+}

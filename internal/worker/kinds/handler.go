@@ -119,17 +119,19 @@ func (e *Env) Attempt(run *lane.Run) *Attempt {
 	return &Attempt{Run: run, Live: &Live{env: e, run: run}, env: e}
 }
 
-// Open opens the sandbox of the call.
+// Open opens the sandbox of the call. The caller calls [sandboxes.LaneSandbox.Leave] when the call
+// has ended.
 func (a *Attempt) Open(ctx context.Context) (box *sandboxes.LaneSandbox, err error) {
 	a.laneSandbox, a.sandbox, err = a.open(ctx)
 	return a.laneSandbox, err
 }
 
 func (a *Attempt) open(ctx context.Context) (*sandboxes.LaneSandbox, sandbox.Sandbox, error) {
-	box, s, err := a.env.Sandboxes.Open(ctx, a.lane(), a.Run.Fence, a.Run.LeaseEnd)
+	box, s, err := a.env.Sandboxes.Open(ctx, a.lane(), a.sharer(), a.Run.Fence, a.Run.LeaseEnd)
 	if err == nil && box.Checkpoints() != nil { // a call of another tenant may have taken it meanwhile
 		on := judge.Object{Kind: judge.Workspace, ID: sandboxes.ID(a.lane()), Owner: box.Checkpoints().Owner()}
 		if refusal := a.Run.May(a.act(), on); refusal != nil {
+			box.Leave()
 			return nil, nil, refusal
 		}
 	}
@@ -253,8 +255,32 @@ func (a *Attempt) Sandbox(ctx context.Context) (sandbox.Sandbox, error) {
 	if sandboxes.ID(a.lane()) == "" {
 		return nil, errNoSandbox
 	}
-	_, s, err := a.open(ctx)
+	box, s, err := a.open(ctx)
+	if err == nil {
+		box.Leave() // it stays as long as its lane is held
+	}
 	return s, err
+}
+
+// sharer names those who may share a temporary sandbox, with what lives in it and what was left in
+// it: the calls of one owner, of a tool with the same program, variables and headers, so the same
+// secrets. Everything else that a program there sees is the worker's, the same for all.
+func (a *Attempt) sharer() string {
+	of := struct {
+		judge.Owner
+		Server *protocol.MCPServer
+		Argv   []string
+		Env    map[string]string
+	}{Owner: a.Run.Owner()}
+	switch p := a.Run.Call.Payload.(type) {
+	case protocol.MCPCall:
+		of.Server = &p.Server
+	case protocol.ToolRun:
+		of.Argv, of.Env = p.Argv, p.Env
+	default:
+	}
+	body, _ := json.Marshal(of) // texts always can be
+	return string(body)
 }
 
 // Output sends live output to the followers of the call. It must not be called by

@@ -136,11 +136,11 @@ func (s *Manager) isAbandoned(home string) bool {
 // inUse has the keys of the directories that this worker uses. The lock is held.
 func (s *Manager) inUse() map[string]bool {
 	keys := map[string]bool{}
-	for l := range s.boxes {
-		if ID(l) == "" {
-			keys[temporaryOf(l)] = true
+	for at := range s.boxes {
+		if ID(at.lane) == "" {
+			keys[temporaryOf(at.lane)] = true
 		} else {
-			keys[directoryName(l)] = true
+			keys[directoryName(at.lane)] = true
 		}
 	}
 	return keys
@@ -205,7 +205,7 @@ func warmCapacity(bytes int64, files int) int {
 func (s *Manager) Lingers(l protocol.Lane) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return ID(l) != "" && s.boxes[l] != nil && len(s.boxes) <= s.capacity()
+	return ID(l) != "" && s.boxes[key{lane: l}] != nil && len(s.boxes) <= s.capacity()
 }
 
 // reuseIfCurrent closes the sandbox of an earlier claim, unless its workspace is unchanged. Its
@@ -237,8 +237,8 @@ func (b *LaneSandbox) mayIdle() bool {
 // have been idle for the longest time if there are too many.
 func (s *Manager) Release(l protocol.Lane) error {
 	b := s.Lane(l)
-	if b == nil {
-		return nil
+	if b == nil { // temporary ones do not stay
+		return s.close(l)
 	}
 	b.mu.Lock()
 	stays := b.sandbox != nil && !b.Busy() && b.mayIdle()
@@ -304,8 +304,8 @@ func (s *Manager) closeUnheld(b *LaneSandbox) error {
 	err := b.close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !b.held && s.boxes[b.lane] == b { // else its holder opens another one
-		delete(s.boxes, b.lane)
+	if !b.held && s.boxes[b.key] == b { // else its holder opens another one
+		delete(s.boxes, b.key)
 	}
 	return err
 }

@@ -26,7 +26,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
 
-// LaneSandbox is the sandbox of a lane with all that belongs to it, open or closed. Methods on nil,
+// LaneSandbox is a sandbox of a lane with all that belongs to it, open or closed. Methods on nil,
 // for a lane without one, do nothing. It is safe for concurrent use.
 type LaneSandbox struct {
 	// Digests of the files that sessions have read or written.
@@ -36,12 +36,15 @@ type LaneSandbox struct {
 	// Servers of the Model Context Protocol.
 	Servers *toolserver.Servers
 
+	key
+
 	set      *Manager
-	lane     protocol.Lane
 	leaseEnd atomic.Pointer[func() time.Time] // of the lane, as its last holder here knows it
 	undos    atomic.Int64                     // how often changes of calls were undone
 	held     bool                             // the lane is held; guarded by the set's lock
 	idle     time.Time                        // since when it is not; zero if it is, or about to be closed
+	calls    int                              // that run in it; guarded by the set's lock
+	left     time.Time                        // when the last one ended; likewise
 
 	mu sync.Mutex // held while the sandbox opens or closes
 	opened

@@ -107,14 +107,25 @@ type Manager struct {
 	disk    string // id of the data directory
 
 	mu       sync.Mutex // never held while a directory is looked at
-	boxes    map[protocol.Lane]*LaneSandbox
+	boxes    map[key]*LaneSandbox
 	settings map[protocol.Lane]*gitguard.Copies
 	inPlace  map[string]*directory
 }
 
+// key names a sandbox: that of a session by its lane, and a temporary one also by those who may
+// share it.
+type key struct {
+	lane   protocol.Lane
+	sharer string
+}
+
+// maxTemporary is how many temporary sandboxes stay open in a lane, in addition to those in which
+// calls run.
+const maxTemporary = 4
+
 // New prepares the data directory.
 func New(o Options) (*Manager, error) {
-	s := &Manager{options: o, boxes: map[protocol.Lane]*LaneSandbox{}, settings: map[protocol.Lane]*gitguard.Copies{}, inPlace: map[string]*directory{}}
+	s := &Manager{options: o, boxes: map[key]*LaneSandbox{}, settings: map[protocol.Lane]*gitguard.Copies{}, inPlace: map[string]*directory{}}
 	if err := errors.Join(os.MkdirAll(filepath.Join(o.Data, "sandboxes"), 0o700), os.MkdirAll(s.Spools(), 0o700)); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
@@ -183,23 +194,40 @@ func isTemporary(name string) bool {
 }
 
 // Open returns the sandbox of a lane that is held, by a claim with this epoch, until leaseEnd. It
-// opens the sandbox if need be. Expected failures are a *[protocol.Error].
-func (s *Manager) Open(ctx context.Context, l protocol.Lane, epoch uint64, leaseEnd func() time.Time) (*LaneSandbox, sandbox.Sandbox, error) {
-	b := s.acquire(l)
+// opens the sandbox if need be. On a lane of another resource the sandbox is a temporary one, of
+// the calls with this sharer alone, and the caller calls [LaneSandbox.Leave] when its call has
+// ended. Expected failures are a *[protocol.Error].
+func (s *Manager) Open(ctx context.Context, l protocol.Lane, sharer string, epoch uint64, leaseEnd func() time.Time) (*LaneSandbox, sandbox.Sandbox, error) {
+	at := key{lane: l}
+	if ID(l) == "" {
+		at.sharer = sharer
+		s.closeUnused(l, at)
+	}
+	b := s.acquire(at)
+	opened, err := s.openAcquired(ctx, b, epoch, leaseEnd)
+	if err != nil {
+		b.Leave()
+		return nil, nil, err
+	}
+	return b, opened, nil
+}
+
+// openAcquired opens a sandbox that is acquired, if need be.
+func (s *Manager) openAcquired(ctx context.Context, b *LaneSandbox, epoch uint64, leaseEnd func() time.Time) (sandbox.Sandbox, error) {
 	b.leaseEnd.Store(&leaseEnd)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.reuseIfCurrent(ctx, epoch); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if b.sandbox == nil {
 		if err := s.open(ctx, b, epoch); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 	} else if err := b.copySettings(ctx); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return b, b.sandbox, nil
+	return b.sandbox, nil
 }
 
 // measured is an open sandbox that is counted, with all commands in it: commands of calls, of
@@ -342,27 +370,89 @@ func (s *Manager) env(l protocol.Lane) map[string]string {
 	return env
 }
 
-// Lane returns the sandbox of a lane, open or closed; nil if it has none.
+// Lane returns the sandbox of a session's lane, open or closed; nil if it has none.
 func (s *Manager) Lane(l protocol.Lane) *LaneSandbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.boxes[l]
+	return s.boxes[key{lane: l}]
 }
 
-// acquire returns the sandbox of a lane that is held: it is not closed before the lane is released.
-func (s *Manager) acquire(l protocol.Lane) *LaneSandbox {
+// all returns the sandboxes of a lane, also the temporary ones.
+func (s *Manager) all(l protocol.Lane) (all []*LaneSandbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	b := s.boxes[l]
+	if ID(l) != "" {
+		if b := s.boxes[key{lane: l}]; b != nil {
+			all = append(all, b)
+		}
+		return all
+	}
+	for at, b := range s.boxes {
+		if at.lane == l {
+			all = append(all, b)
+		}
+	}
+	return all
+}
+
+// Busy reports whether background processes or servers live in a lane.
+func (s *Manager) Busy(l protocol.Lane) bool {
+	return slices.ContainsFunc(s.all(l), (*LaneSandbox).Busy)
+}
+
+// Kill closes the sandboxes of a lane at once, with everything that runs in them.
+func (s *Manager) Kill(l protocol.Lane) error {
+	var errs []error
+	for _, b := range s.all(l) {
+		errs = append(errs, b.Kill())
+	}
+	return errors.Join(errs...)
+}
+
+// acquire returns a sandbox of a lane that is held: it is not closed before the lane is released,
+// and a temporary one not before its calls have ended.
+func (s *Manager) acquire(at key) *LaneSandbox {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := at.lane
+	b := s.boxes[at]
 	if b == nil {
 		b = &LaneSandbox{
-			set: s, lane: l, Digests: NewDigests(filepath.Join(s.home(l), checkpoint.DigestsFile)),
+			set: s, key: at, Digests: NewDigests(filepath.Join(s.home(l), checkpoint.DigestsFile)),
 			Processes: background.New(filepath.Join(s.home(l), checkpoint.ProcessesFile)), Servers: toolserver.New(),
 		}
-		s.boxes[l] = b
+		s.boxes[at] = b
 	}
+	b.calls++
 	b.held, b.idle = true, time.Time{}
 	return b
+}
+
+// closeUnused closes temporary sandboxes of a lane in which no call runs, if there are too many
+// beside the one of at. Those that were used last stay.
+func (s *Manager) closeUnused(l protocol.Lane, at key) {
+	all := s.all(l)
+	s.mu.Lock()
+	unused := slices.DeleteFunc(all, func(b *LaneSandbox) bool { return b.calls > 0 || b.key == at })
+	slices.SortFunc(unused, func(a, b *LaneSandbox) int { return b.left.Compare(a.left) })
+	unused = unused[min(len(unused), maxTemporary-1):]
+	for _, b := range unused {
+		delete(s.boxes, b.key)
+	}
+	s.mu.Unlock()
+	for _, b := range unused {
+		if err := b.Kill(); err != nil {
+			s.options.Logger.Warn("unused sandbox cannot be closed", slog.String("lane", string(l)), slog.Any("error", err))
+		}
+	}
+}
+
+// Leave notes that a call in the sandbox has ended.
+func (b *LaneSandbox) Leave() {
+	b.set.mu.Lock()
+	defer b.set.mu.Unlock()
+	b.calls--
+	b.left = time.Now()
 }
 
 // LastAt names the data directory that had a lane's workspace last; "" if the sandbox is open here,
@@ -378,15 +468,22 @@ func (s *Manager) LastAt(ctx context.Context, l protocol.Lane) string {
 	return disk
 }
 
-// close closes the sandbox of a lane, if there is one.
+// close closes the sandboxes of a lane.
 func (s *Manager) close(l protocol.Lane) error {
-	s.mu.Lock()
-	b := s.boxes[l]
-	delete(s.boxes, l)
-	s.mu.Unlock()
-	if b == nil {
-		return nil
+	var errs []error
+	for _, b := range s.all(l) {
+		errs = append(errs, s.closeOne(b))
 	}
+	return errors.Join(errs...)
+}
+
+func (s *Manager) closeOne(b *LaneSandbox) error {
+	l := b.lane
+	s.mu.Lock()
+	if s.boxes[b.key] == b {
+		delete(s.boxes, b.key)
+	}
+	s.mu.Unlock()
 	acts := b.Busy()
 	b.mu.Lock()
 	err := errors.Join(b.close(), b.checkpoints.Close())
@@ -403,12 +500,12 @@ const closeParallel = 8
 // CloseAll closes all sandboxes, and ends the use of directories in place.
 func (s *Manager) CloseAll() {
 	s.mu.Lock()
-	lanes := slices.Collect(maps.Keys(s.boxes))
+	all := slices.Collect(maps.Values(s.boxes))
 	s.mu.Unlock()
 	var group errgroup.Group
 	group.SetLimit(closeParallel)
-	for _, l := range lanes {
-		group.Go(func() error { return s.close(l) })
+	for _, b := range all {
+		group.Go(func() error { return s.closeOne(b) })
 	}
 	if group.Wait() == nil { // else the process ends, and its children with it: the next one looks after them
 		s.closeAside()

@@ -33,13 +33,13 @@ func TestReplaceWorkspace_LeavesTheWorkspaceOfALaneThatIsLost(t *testing.T) {
 	s, err := New(o)
 	require.NoError(t, err)
 	ctx, lose := context.WithCancel(t.Context())
-	b, _, err := s.Open(ctx, "sandbox/one", 1, time.Now)
+	b, _, err := s.Open(ctx, "sandbox/one", "", 1, time.Now)
 	require.NoError(t, err)
 	t.Cleanup(s.CloseAll)
 	lose()
 	require.ErrorIs(t, b.ReplaceWorkspace(ctx, other), context.Canceled)
 	require.FileExists(t, filepath.Join(other, "a"))
-	_, _, err = s.Open(ctx, "sandbox/one", 1, time.Now)
+	_, _, err = s.Open(ctx, "sandbox/one", "", 1, time.Now)
 	require.ErrorIs(t, err, context.Canceled, "nor is a sandbox opened")
 	require.NoError(t, b.ReplaceWorkspace(t.Context(), other))
 	require.FileExists(t, filepath.Join(workspace, "a"))
@@ -65,7 +65,7 @@ func TestRemove_LeavesTheWorkspaceOfALaneThatIsLostMeanwhile(t *testing.T) {
 	o := Options{Data: t.TempDir(), Metrics: unmeasured, Settings: Settings{Driver: process.New(nil), Workspace: func(string) (string, bool) { return "", false }}}
 	s, err := New(o)
 	require.NoError(t, err)
-	b, _, err := s.Open(t.Context(), "sandbox/one", 1, time.Now)
+	b, _, err := s.Open(t.Context(), "sandbox/one", "", 1, time.Now)
 	require.NoError(t, err)
 	workspace := b.Workspace()
 	const files = 10
@@ -91,7 +91,7 @@ func TestEvict_WhatAKilledWorkerLeft(t *testing.T) {
 	s, err := New(o)
 	require.NoError(t, err)
 	t.Cleanup(s.CloseAll)
-	_, _, err = s.Open(t.Context(), "account/acme", 1, time.Now)
+	_, _, err = s.Open(t.Context(), "account/acme", "", 1, time.Now)
 	require.NoError(t, err)
 	all := filepath.Join(o.Data, "sandboxes")
 	open, err := os.ReadDir(all)
@@ -127,7 +127,7 @@ func TestStaging_RemovesWhatAKilledWorkerLeft(t *testing.T) {
 	s, err := New(o)
 	require.NoError(t, err)
 	t.Cleanup(s.CloseAll)
-	b, _, err := s.Open(t.Context(), "sandbox/one", 1, time.Now)
+	b, _, err := s.Open(t.Context(), "sandbox/one", "", 1, time.Now)
 	require.NoError(t, err)
 	left, err := b.Staging()
 	require.NoError(t, err)
@@ -166,17 +166,17 @@ func TestOpen_ASlowRepositoryHoldsUpNoOtherLane(t *testing.T) {
 	t.Cleanup(s.CloseAll)
 	opened := make(chan error, 2)
 	open := func(id protocol.Lane) {
-		_, _, err := s.Open(t.Context(), "sandbox/"+id, 1, time.Now)
+		_, _, err := s.Open(t.Context(), "sandbox/"+id, "", 1, time.Now)
 		opened <- err
 	}
 	go open("slow")
 	require.Eventually(t, func() bool { _, err := os.Stat(begun); return err == nil }, time.Minute, time.Millisecond)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	_, _, err = s.Open(ctx, "sandbox/same", 1, time.Now)
+	_, _, err = s.Open(ctx, "sandbox/same", "", 1, time.Now)
 	require.ErrorContains(t, err, context.DeadlineExceeded.Error(), "a lane of the same directory waits until its call ends")
 	for _, id := range []protocol.Lane{"own", "other"} {
-		_, _, err := s.Open(t.Context(), "sandbox/"+id, 1, time.Now)
+		_, _, err := s.Open(t.Context(), "sandbox/"+id, "", 1, time.Now)
 		require.NoError(t, err)
 	}
 	require.Empty(t, opened, "its repository is still looked at")
