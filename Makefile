@@ -48,7 +48,7 @@ LONGEST  := $(addprefix ./,test/integration cmd/coordinator test/firsthour test/
 # PKG=./internal/lane runs them all with it. Their times mean less beside many others, so fewer run at once.
 HEAVY     = Test(Cluster|Attachments_Documents|Deploy_EachUser|Redeliver_OutlivesTheLeader|Prefer|Fact|Keep|ResultRead|Toolsets|Command_OfVery|Limits_HoldWhile|Later_Many|Drain_WhatIsOn|Dispatch_Spans|Flood_|Memory_DoesNotGrow|Reader_EndsSoon|Save_EachChange|AsNobody$$|Server_GivesMemory|\w*(ADeepLane|ADeepStream|OnThreeServers|AFloodDelays|BehindAFlood|Thousands|ManyFutures|ManyHeld|TooLargeForTheFleet|TooLargeIsRejected))
 HEAVY_IN  = $$(grep -rlE --include='*_test.go' '^func $(HEAVY)' $(RACED) | xargs -n1 dirname | sort -u | grep -xE '$(RACEDS)' | sed 's,^,./,')
-MODULES  := . tools deploy/compose/check deploy/kubernetes/check
+MODULES  := . tools tools/openapi deploy/compose/check deploy/kubernetes/check
 PKG      ?= ./...
 CALLS    ?= 100000
 SEED     ?= 0
@@ -211,6 +211,14 @@ api: bin/api ## List the public API in docs/api.txt, so that a review shows what
 .PHONY: api-check
 api-check: bin/api ## Check that docs/api.txt lists the public API
 	bin/api -check -o docs/api.txt
+
+.PHONY: openapi-check
+openapi-check: ## Check that docs/openapi.json breaks no client of the last release, by oasdiff
+	$(ONCE) go -C tools/openapi tool oasdiff breaking --fail-on ERR released.json ../../docs/openapi.json
+
+.PHONY: openapi-release
+openapi-release: ## With a release: keep docs/openapi.json as what later changes are compared with
+	cp docs/openapi.json tools/openapi/released.json
 
 .PHONY: cross
 cross: bin/typecheck ## Check that everything, tests too, is valid Go on macOS and Windows

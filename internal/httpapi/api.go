@@ -104,6 +104,7 @@ func newAPI(mux *http.ServeMux, o Options) *api {
 	a.sessions()
 	a.files()
 	a.fleet()
+	describe(a.huma.OpenAPI())
 	return a
 }
 

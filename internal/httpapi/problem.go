@@ -138,4 +138,7 @@ func ofRequest(number int, message string, errs ...error) huma.StatusError {
 	return made
 }
 
-func init() { huma.NewError = ofRequest } //nolint:gochecknoinits // the library has it as a global variable
+func init() { //nolint:gochecknoinits // the library has them as global variables
+	huma.NewError = ofRequest
+	huma.DefaultArrayNullable = false // a list without elements is [], and null is none
+}

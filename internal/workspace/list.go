@@ -196,7 +196,7 @@ func (s *Store) History(ctx context.Context, lane wire.LaneHash) ([]report.Chang
 	var history []report.Change
 	err := s.each(ctx, lane, 0, func(m *message) (bool, error) {
 		if len(m.Calls) > 0 {
-			paths := slices.AppendSeq(slices.Clone([]string(m.Delta.Removed)), maps.Keys(m.Delta.Set))
+			paths := slices.AppendSeq(append([]string{}, m.Delta.Removed...), maps.Keys(m.Delta.Set))
 			slices.Sort(paths)
 			history = append(history, report.Change{Calls: m.Calls, Time: m.at, Set: len(m.Delta.Set), Removed: len(m.Delta.Removed), Paths: paths})
 		}

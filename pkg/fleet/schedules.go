@@ -296,7 +296,7 @@ const nextTimes = 3
 func described(s *schedule.Schedule) Schedule {
 	turn, is := s.Call.Payload.(wire.TurnRun)
 	d := Schedule{
-		Name: s.Name, Cron: s.Cron, TimeZone: cmp.Or(s.TimeZone, "UTC"), Missed: string(s.Missed), Paused: s.Paused,
+		Name: s.Name, Cron: s.Cron, TimeZone: cmp.Or(s.TimeZone, "UTC"), Missed: string(cmp.Or(s.Missed, schedule.MissedOnce)), Paused: s.Paused,
 		Created: s.Created, Last: s.Last, Model: turn.Model, Prompt: turn.Prompt,
 	}
 	if !is {

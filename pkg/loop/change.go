@@ -153,7 +153,7 @@ func (t *turn) inView() []step {
 // nothing.
 type Effect struct {
 	// Reaches has the reasons: network, at_most_once, mcp, tool.
-	Reaches []string `json:"reaches"`
+	Reaches []string `json:"reaches,omitempty"`
 	// Revert undoes it; nil when nothing does.
 	Revert *RevertCall `json:"revert,omitempty"`
 }

@@ -205,7 +205,7 @@ func (s Settings) Or(others Settings) Settings {
 // [policy.Judge]) is that of the process that resumes it.
 type Terms struct {
 	// Tools are the names of the tools that the model had; others are not there.
-	Tools []string `json:"tools"`
+	Tools []string `json:"tools" nullable:"true"`
 	// Policies are the rules of [Options].Policy. All of them bind, in addition to those of the
 	// process that resumes the turn.
 	Policies []json.RawMessage `json:"policies,omitempty"`

@@ -202,12 +202,16 @@ func mcpWith(t *testing.T, flags ...string) *mcp.ClientSession {
 	return mcpClient(t, &mcp.CommandTransport{Command: command})
 }
 
-// httpWith sends requests to an HTTP API that has some flags.
-func httpWith(t *testing.T, flags ...string) (ask func(method, path string, body object) (status int, answer []byte)) {
+// httpAPI is an HTTP API in a process of its own.
+type httpAPI struct {
+	url, token string
+}
+
+// startHTTP starts one with some flags.
+func startHTTP(t *testing.T, flags ...string) httpAPI {
 	t.Helper()
-	home, workspace := t.TempDir(), t.TempDir()
-	write(t, filepath.Join(workspace, "f"), "text\n")
-	command := exec.CommandContext(t.Context(), coordinator, append([]string{"http", "--workspace", workspace, "--data", t.TempDir(), "--sandbox", "process", "--until-stdin-closes"}, flags...)...)
+	home := t.TempDir()
+	command := exec.CommandContext(t.Context(), coordinator, append([]string{"http", "--data", t.TempDir(), "--sandbox", "process", "--until-stdin-closes"}, flags...)...)
 	command.Env = append(os.Environ(), "HOME="+home, "TMPDIR="+home, "TOOLFLEET_MIN_LEVEL=none")
 	dieWithTests(command)
 	stdin, err := command.StdinPipe()
@@ -226,27 +230,42 @@ func httpWith(t *testing.T, flags ...string) (ask func(method, path string, body
 	require.NoError(t, json.NewDecoder(stdout).Decode(&made))
 	token, err := os.ReadFile(made.Token)
 	require.NoError(t, err)
+	return httpAPI{made.URL, strings.TrimSpace(string(token))}
+}
+
+// send sends a request, and reads the answer.
+func (a httpAPI) send(ctx context.Context, method, path string, body io.Reader, header http.Header) (status int, answer []byte, kind string, err error) {
+	request, err := http.NewRequestWithContext(ctx, method, a.url+path, body)
+	if err != nil {
+		return 0, nil, "", err
+	}
+	request.Header = header
+	request.Header.Set("Authorization", "Bearer "+a.token)
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, nil, "", err
+	}
+	defer response.Body.Close()
+	answer, err = io.ReadAll(response.Body)
+	return response.StatusCode, answer, response.Header.Get("Content-Type"), err
+}
+
+// httpWith sends requests to an HTTP API of a workspace that has some flags.
+func httpWith(t *testing.T, flags ...string) (ask func(method, path string, body object) (status int, answer []byte)) {
+	t.Helper()
+	workspace := t.TempDir()
+	write(t, filepath.Join(workspace, "f"), "text\n")
+	api := startHTTP(t, append([]string{"--workspace", workspace}, flags...)...)
 	return func(method, path string, body object) (status int, answer []byte) {
 		sent := io.Reader(http.NoBody)
 		if body != nil {
 			sent = bytes.NewReader(encode(t, body))
 		}
-		request, err := http.NewRequestWithContext(t.Context(), method, made.URL+path, sent)
+		status, answer, _, err := api.send(t.Context(), method, path, sent, http.Header{"Content-Type": {"application/json"}})
 		if err != nil {
 			return 0, []byte(err.Error())
 		}
-		request.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
-		request.Header.Set("Content-Type", "application/json")
-		response, err := http.DefaultClient.Do(request)
-		if err != nil {
-			return 0, []byte(err.Error())
-		}
-		defer response.Body.Close()
-		answer, err = io.ReadAll(response.Body)
-		if err != nil {
-			return 0, []byte(err.Error())
-		}
-		return response.StatusCode, answer
+		return status, answer
 	}
 }
 

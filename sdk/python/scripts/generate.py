@@ -31,7 +31,8 @@ def class_name(schema: str) -> str:
 def references(node: Any) -> set[str]:
     """Names of the schemas that a part of the description names."""
     if isinstance(node, dict):
-        found = {node["$ref"].rsplit("/", 1)[1]} if isinstance(node.get("$ref"), str) else set()
+        kind, _, name = str(node.get("$ref", "")).rpartition("/")
+        found = {name} if kind == "#/components/schemas" else set()
         return found.union(*(references(value) for value in node.values()))
     if isinstance(node, list):
         return set().union(*(references(value) for value in node))
@@ -116,7 +117,8 @@ def types(description: dict[str, Any]) -> str:
         for method, operation in sorted(methods.items())
     ]
     bodies = reached(set().union(*(references(o.get("requestBody", {})) for *_, o in operations)), schemas)
-    answers = reached(set().union(*(references(o["responses"]) for *_, o in operations)), schemas)
+    refusals = references(description["components"].get("responses", {}))
+    answers = reached(refusals.union(*(references(o["responses"]) for *_, o in operations)), schemas)
     out = [
         '"""Types and operations of the HTTP API. Made by scripts/generate.py from docs/openapi.json."""\n\n'
         "from __future__ import annotations\n\n"

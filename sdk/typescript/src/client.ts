@@ -58,7 +58,7 @@ export class Client implements AsyncDisposable {
   async submitAll(calls: ({ tool: string; arguments?: Arguments } & Omit<CallOptions, "signal">)[]): Promise<(Future | ToolfleetError)[]> {
     const body = { calls: calls.map(({ key = crypto.randomUUID(), ...call }) => ({ ...call, call_id: key })) };
     const answer = await this.transport.json("post", "/v1/calls/batch", { body }, { repeatable: true });
-    return (answer.calls ?? []).map((sent) => (sent.problem ? ofProblem(sent.problem) : new Future(this, sent.session_id ?? "", sent.call_id ?? "")));
+    return answer.calls.map((sent) => (sent.problem ? ofProblem(sent.problem) : new Future(this, sent.session_id ?? "", sent.call_id ?? "")));
   }
 
   /** A call that was sent before, also by another program. */
@@ -68,7 +68,7 @@ export class Client implements AsyncDisposable {
 
   /** The tools that calls may name. */
   async tools(): Promise<ToolInfo[]> {
-    return (await this.transport.json("get", "/v1/tools", {})).tools ?? [];
+    return (await this.transport.json("get", "/v1/tools", {})).tools;
   }
 
   /** Begins a session with a turn. */
@@ -85,22 +85,28 @@ export class Client implements AsyncDisposable {
 
   /** The sessions that changed last. */
   async sessions(options: { limit?: number } = {}): Promise<SessionInfo[]> {
-    return (await this.transport.json("get", "/v1/sessions", { query: options })).sessions ?? [];
+    return (await this.transport.json("get", "/v1/sessions", { query: options })).sessions;
+  }
+
+  /** Makes a session of events that were exported. */
+  async importSession(id: string, events: string): Promise<Session> {
+    await this.transport.json("post", "/v1/sessions/{session}/import", { path: { session: id }, body: events }, { headers: { "Content-Type": "application/x-ndjson" } });
+    return this.session(id);
   }
 
   /** What waits for a person: approvals, and questions of running calls. */
   async questions(): Promise<Question[]> {
-    return (await this.transport.json("get", "/v1/questions", {})).questions ?? [];
+    return (await this.transport.json("get", "/v1/questions", {})).questions;
   }
 
   /** The workers of a pool. */
   async workers(options: { pool?: string } = {}): Promise<Worker[]> {
-    return (await this.transport.json("get", "/v1/workers", { query: options })).workers ?? [];
+    return (await this.transport.json("get", "/v1/workers", { query: options })).workers;
   }
 
   /** The pools. */
   async pools(): Promise<string[]> {
-    return (await this.transport.json("get", "/v1/pools", {})).pools ?? [];
+    return (await this.transport.json("get", "/v1/pools", {})).pools;
   }
 
   /** The lanes of a pool that have calls, are held or paused. */
@@ -122,8 +128,23 @@ export class Client implements AsyncDisposable {
     await this.transport.json("post", "/v1/lane/resume", { query: { ...options, lane } }, { repeatable: true });
   }
 
+  /** Offers a lane to the workers again, and says whether its offer was missing. */
+  async wakeLane(lane: string, options: { pool?: string } = {}): Promise<boolean> {
+    return (await this.transport.json("post", "/v1/lane/wake", { query: { ...options, lane } }, { repeatable: true })).missing;
+  }
+
+  /** Cancels a call of a lane: it does not start, or is killed. */
+  async skipCall(lane: string, call: string, options: { pool?: string } = {}): Promise<void> {
+    await this.transport.json("post", "/v1/lane/skip", { query: { ...options, lane, call } }, { repeatable: true });
+  }
+
+  /** Cancels the running calls of a lane, and returns them. */
+  async killLane(lane: string, options: { pool?: string } = {}) {
+    return (await this.transport.json("post", "/v1/lane/kill", { query: { ...options, lane } })).calls;
+  }
+
   async limits(): Promise<Limit[]> {
-    return (await this.transport.json("get", "/v1/limits", {})).limits ?? [];
+    return (await this.transport.json("get", "/v1/limits", {})).limits;
   }
 
   async setLimit(limit: Limit): Promise<void> {
@@ -136,7 +157,7 @@ export class Client implements AsyncDisposable {
   }
 
   async schedules(options: { limit?: number; after?: string } = {}): Promise<Schedule[]> {
-    return (await this.transport.json("get", "/v1/schedules", { query: options })).schedules ?? [];
+    return (await this.transport.json("get", "/v1/schedules", { query: options })).schedules;
   }
 
   /** Adds a schedule of a turn or a call. */
@@ -158,7 +179,7 @@ export class Client implements AsyncDisposable {
 
   /** The templates of workspaces. */
   async templates() {
-    return (await this.transport.json("get", "/v1/templates", {})).templates ?? [];
+    return (await this.transport.json("get", "/v1/templates", {})).templates;
   }
 
   /** Makes a template of the files of a session. */

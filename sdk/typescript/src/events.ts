@@ -32,9 +32,11 @@ export async function* follow(
     const connection = new AbortController();
     const abort = () => connection.abort(signal?.reason);
     signal?.addEventListener("abort", abort, { once: true });
+    let connected = Infinity;
     try {
       const headers = { Accept: "text/event-stream", ...(id !== undefined && { "Last-Event-ID": id }) };
       const response = await transport.send("get", path, { path: params, query }, { headers, signal: connection.signal });
+      connected = Date.now();
       for await (const message of parse(alive(response, connection))) {
         if (message.kind === "end") {
           throw new Broken(ofProblem(JSON.parse(message.data) as Problem));
@@ -51,6 +53,9 @@ export async function* follow(
       signal?.throwIfAborted();
       if (!(error instanceof Broken)) {
         throw error;
+      }
+      if (Date.now() - connected > longestPause) {
+        progress = Date.now(); // nothing happened, and the connection lasted
       }
       const why = error.cause;
       if (why instanceof ToolfleetError && (!mayRepeat(why) || Date.now() - progress > transport.patience)) {

@@ -112,7 +112,7 @@ export class Transport {
 
 /** Whether the same request may succeed later. */
 export function mayRepeat(error: ToolfleetError): boolean {
-  return error.code === "unreachable" || error.status === 429 || error.status === 502 || error.status === 504;
+  return error.code === "unreachable" || error.code === "draining" || error.status === 429 || error.status === 502 || error.status === 504;
 }
 
 /** Waits, or rejects with the reason of the signal. */

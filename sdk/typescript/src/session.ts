@@ -144,7 +144,7 @@ export class Session {
 
   /** Cancels the running and waiting calls. */
   async cancel(): Promise<string[]> {
-    return (await this.client.transport.json("post", "/v1/sessions/{session}/cancel", this.#path(), { repeatable: true })).calls ?? [];
+    return (await this.client.transport.json("post", "/v1/sessions/{session}/cancel", this.#path(), { repeatable: true })).calls;
   }
 
   /** Removes the session with all that is stored of it; with `force` also its unfinished calls. */
@@ -170,7 +170,12 @@ export class Session {
 
   /** Undoes effects outside of the workspace, behind a call or a turn. */
   async revert(at: Place) {
-    return (await this.client.transport.json("post", "/v1/sessions/{session}/revert", { ...this.#path(), body: at })).effects ?? [];
+    return (await this.client.transport.json("post", "/v1/sessions/{session}/revert", { ...this.#path(), body: at })).effects;
+  }
+
+  /** Replaces older replies by a summary; says whether there was something to replace. */
+  async compact(options: { model?: string } = {}): Promise<boolean> {
+    return (await this.client.transport.json("post", "/v1/sessions/{session}/compact", { ...this.#path(), query: options })).compacted;
   }
 
   /** Approves a call that waits for it, or refuses it. */
@@ -191,12 +196,12 @@ export class Session {
 
   /** The calls that run or wait. */
   async unfinished() {
-    return (await this.client.transport.json("get", "/v1/sessions/{session}/calls", this.#path())).calls ?? [];
+    return (await this.client.transport.json("get", "/v1/sessions/{session}/calls", this.#path())).calls;
   }
 
   /** The files of the workspace, after a call or now. */
   async files(options: { at?: string } = {}): Promise<FileInfo[]> {
-    return (await this.client.transport.json("get", "/v1/sessions/{session}/files", { ...this.#path(), query: options })).files ?? [];
+    return (await this.client.transport.json("get", "/v1/sessions/{session}/files", { ...this.#path(), query: options })).files;
   }
 
   /** The content of a file of the workspace, after a call or now. */
@@ -212,7 +217,7 @@ export class Session {
 
   /** Which calls changed which files. */
   async changes() {
-    return (await this.client.transport.json("get", "/v1/sessions/{session}/changes", this.#path())).changes ?? [];
+    return (await this.client.transport.json("get", "/v1/sessions/{session}/changes", this.#path())).changes;
   }
 
   /** What a call changed, or the whole session, as a unified diff. */

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { readFile } from "node:fs/promises";
+import { readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { test } from "node:test";
@@ -124,9 +124,61 @@ test("what a session may not do without a person waits for an answer", async (t)
   assert.deepEqual(await client.questions(), []);
 });
 
+test("a question of a running call is answered", async (t) => {
+  const file = join(await directory(t), "asking.mjs");
+  const sdk = (path: string) => JSON.stringify(join(here, "../node_modules/@modelcontextprotocol/sdk/dist/esm", path));
+  await writeFile(file, `
+    import { McpServer } from ${sdk("server/mcp.js")};
+    import { StdioServerTransport } from ${sdk("server/stdio.js")};
+    const server = new McpServer({ name: "asking", version: "1" });
+    server.registerTool("hello", { description: "Asks for a name." }, async () => {
+      const requestedSchema = { type: "object", properties: { name: { type: "string" } }, required: ["name"] };
+      const { action, content } = await server.server.elicitInput({ message: "Your name?", requestedSchema });
+      return { content: [{ type: "text", text: action + " " + content?.name }] };
+    });
+    await server.connect(new StdioServerTransport());`);
+  const config = join(await directory(t), "mcp.json");
+  await writeFile(config, JSON.stringify({ mcpServers: { asking: { command: "node", args: [file] } } }));
+  const model = await script(t, { text: "I ask.", tool_calls: [{ id: "c1", name: "asking__hello", arguments: {} }] }, { text: "Done." });
+  const client = await embedded(t, { model, mcpConfig: config, args: ["--mount", join(file, ".."), "--mount", join(here, "../node_modules")] });
+  const turn = await client.start("Work");
+  const { call_id, question } = await eventually("a question", async () => (await client.questions())[0]);
+  assert.equal(question?.message, "Your name?");
+  await assert.rejects(turn.session.answer(call_id, { action: "accept", content: { name: 7 } }), { code: "invalid", status: 422 });
+  await turn.session.answer(call_id, { action: "accept", content: { name: "Ann" }, question: question.id });
+  assert.equal((await turn.result()).text, "Done.");
+  assert.match(await turn.session.export(), /accept Ann/);
+  assert.deepEqual(await client.questions(), []);
+});
+
 test("a single call that needs an approval is refused", async (t) => {
   const client = await embedded(t, { args: ["--ask-for", "bash"] });
   await assert.rejects(client.call("bash", { command: "echo allowed" }), { code: "policy_denied", status: 403 });
+});
+
+test("the calls of a lane are skipped and killed", async (t) => {
+  const client = await embedded(t);
+  const session = client.session("s1");
+  const [runs, waits] = [await session.submit("bash", { command: "sleep 600" }), await session.submit("bash", { command: "sleep 600" })];
+  const busy = await eventually("a lane that runs a call", async () => (await client.lanes()).lanes.find((lane) => lane.running.length === 1 && lane.waiting > 0));
+  assert.equal(await client.wakeLane(busy.lane), false);
+  await client.skipCall(busy.lane, waits.callId);
+  assert.deepEqual((await client.killLane(busy.lane)).map((call) => call.call_id), [runs.callId]);
+  assert.deepEqual(await Promise.all([runs, waits].map(async (one) => (await one.settled()).status)), ["cancelled", "cancelled"]);
+  await assert.rejects(client.skipCall(busy.lane, "none"), { code: "not_found" });
+});
+
+test("a session is exported, imported and compacted", async (t) => {
+  const client = await embedded(t, { model: await script(t, { text: "Hello." }, { text: "Again." }) });
+  const turn = await client.start("Say hello");
+  await turn.result();
+  const events = await turn.session.export();
+  const copy = await client.importSession("copy", events);
+  assert.equal((await copy.info()).turns, 1);
+  assert.equal((await (await copy.send("And again")).result()).text, "Again.");
+  await assert.rejects(client.importSession("copy", events), { code: "exists", status: 409 });
+  await assert.rejects(client.importSession("other", "nonsense"), { code: "invalid", status: 422 });
+  assert.equal(await copy.compact(), true);
 });
 
 test("the state of the fleet is listed", async (t) => {
@@ -146,31 +198,50 @@ test("the state of the fleet is listed", async (t) => {
   assert.deepEqual(await client.templates(), []);
 });
 
-test("a stream continues after the server was killed, without a gap and without a repeat", async (t) => {
-  const model = await script(t, { text: "1", ...bash("c1", "echo 1") }, { text: "2", ...bash("c2", "sleep 2; echo 2") }, { text: "3", ...bash("c3", "echo 3") }, { text: "Done." });
-  const server = await Server.start(t, "--workspace", await directory(t), "--model", model);
-  const client = server.client();
-  const turn = await client.start("Work");
-  const ids: string[] = [];
-  let killed: Promise<void> | undefined;
-  for await (const message of turn.events()) {
-    if (message.kind !== "event" || message.id === undefined) {
-      continue;
+for (const signal of ["SIGKILL", "SIGTERM"] as const) {
+  test(`a stream continues after the server ended by ${signal}, without a gap and without a repeat`, async (t) => {
+    const model = await script(t, { text: "1", ...bash("c1", "echo 1") }, { text: "2", ...bash("c2", "sleep 2; echo 2") }, { text: "3", ...bash("c3", "echo 3") }, { text: "Done." });
+    const server = await Server.start(t, "--workspace", await directory(t), "--model", model);
+    const client = server.client();
+    const turn = await client.start("Work");
+    const headers = { Authorization: `Bearer ${server.token}` };
+    const plain = fetch(`${server.url}/v1/sessions/${turn.sessionId}/events`, { headers }).then((answer) => answer.text()).catch(String);
+    const ids: string[] = [];
+    let ended: Promise<void> | undefined;
+    for await (const message of turn.events()) {
+      if (message.kind !== "event" || message.id === undefined) {
+        continue;
+      }
+      ids.push(message.id);
+      if (message.event.type === "tool_result") {
+        ended ??= server.kill(signal).then(() => server.run());
+      }
     }
-    ids.push(message.id);
-    if (message.event.type === "tool_result") {
-      killed ??= server.kill().then(() => server.run());
+    await ended;
+    assert.equal(/event: end\ndata: .*"code":"draining"/.test(await plain), signal === "SIGTERM", "who drains says so");
+    const stored: string[] = [];
+    for await (const message of turn.events()) {
+      if (message.kind === "event" && message.id !== undefined) {
+        stored.push(message.id);
+      }
     }
-  }
-  await killed;
-  const stored: string[] = [];
-  for await (const message of turn.events()) {
-    if (message.kind === "event" && message.id !== undefined) {
-      stored.push(message.id);
+    assert.deepEqual(ids, stored);
+    assert.equal((await turn.result()).text, "Done.");
+  });
+}
+
+test("the output of a call continues, and its end comes, although the server was drained", async (t) => {
+  const server = await Server.start(t, "--workspace", await directory(t));
+  const future = await server.client().submit("read", { path: "none" }, { not_before: new Date(Date.now() + 3000).toISOString() });
+  const ended = (async () => {
+    for await (const piece of future.output()) {
+      assert.fail(piece.text);
     }
-  }
-  assert.deepEqual(ids, stored);
-  assert.equal((await turn.result()).text, "Done.");
+  })();
+  await server.kill("SIGTERM");
+  await server.run();
+  await ended;
+  assert.equal((await future.settled()).error?.code, "not_found");
 });
 
 test("a call that was accepted ends, and is waited for, although the server was killed", async (t) => {

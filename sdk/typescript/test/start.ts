@@ -78,11 +78,11 @@ export class Server {
     this.token = (await readFile((JSON.parse(line) as { token_file: string }).token_file, "utf8")).trim();
   }
 
-  /** Ends it as a crash does. */
-  async kill(): Promise<void> {
+  /** Ends it as a crash does, or with SIGTERM as an operator does. */
+  async kill(signal: NodeJS.Signals = "SIGKILL"): Promise<void> {
     const child = this.#child;
     if (child && child.exitCode === null && child.signalCode === null) {
-      child.kill("SIGKILL");
+      child.kill(signal);
       await once(child, "exit");
     }
   }

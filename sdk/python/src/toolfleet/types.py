@@ -36,6 +36,7 @@ __all__ = [
     "FileList",
     "ForkSessionRequest",
     "Forked",
+    "HookNote",
     "Image",
     "InstructionFile",
     "Kept",
@@ -186,7 +187,7 @@ class Binding(TypedDict, total=False):
     by: str
     delivery: str
     min_level: str
-    roots: list[Roots] | None
+    roots: list[Roots]
     tenant: str
 
 
@@ -196,9 +197,9 @@ class _Call(TypedDict):
     attempt: int
     call_id: str
     delivery: str
-    resources: list[Use] | None
+    resources: list[Use]
     session_id: str
-    starts: list[Start] | None
+    starts: list[Start]
     state: str
     tool: str
 
@@ -214,7 +215,7 @@ class Call(_Call, total=False):
 
 
 class CallList(TypedDict):
-    calls: list[SentCall] | None
+    calls: list[SentCall]
 
 
 class CallRef(TypedDict):
@@ -284,7 +285,7 @@ class CallResult(_CallResult, total=False):
     network: str
     sequence: int
     tool: str
-    tries: list[Try] | None
+    tries: list[Try]
     value: Any
     """Typed output; also of a call that failed, as far as it came."""
     waits: Waits
@@ -303,19 +304,19 @@ class CallState(_CallState, total=False):
 
 
 class Cancelled(TypedDict):
-    calls: list[str] | None
+    calls: list[str]
 
 
 class Change(TypedDict):
-    calls: list[str] | None
-    paths: list[str] | None
+    calls: list[str]
+    paths: list[str]
     removed: int
     set: int
     time: str
 
 
 class ChangeList(TypedDict):
-    changes: list[Change] | None
+    changes: list[Change]
 
 
 class ChannelPosition(TypedDict):
@@ -338,13 +339,13 @@ class _Effect(TypedDict):
 
 
 class Effect(_Effect, total=False):
-    reaches: list[str] | None
+    reaches: list[str]
     revert: str
     reverted: bool
 
 
 class EffectList(TypedDict):
-    effects: list[Effect] | None
+    effects: list[Effect]
 
 
 class _Error(TypedDict):
@@ -366,7 +367,7 @@ class ErrorDetail(TypedDict, total=False):
 
 
 _EventA = TypedDict("_EventA", {'session_id': "str", 'time': "str", 'type': "str"}, total=True)
-_EventB = TypedDict("_EventB", {'about': "str", 'answer': "Any", 'answer_schema': "Any", 'arguments': "str", 'attachments': "list[EventAttachment] | None", 'attempt': "int", 'bound': "Binding", 'by': "str", 'call': "Any", 'call_id': "str", 'checkpoint': "int", 'content': "str", 'cost_usd': "float", 'diff': "str", 'effect': "EventEffect", 'elapsed_ms': "int", 'ending': "str", 'error': "Error", 'finish': "str", 'from': "str", 'handle': "str", 'image': "Image", 'index': "int", 'input': "str", 'instructions': "list[str] | None", 'interface': "str", 'job': "str", 'kept_step': "int", 'kept_turn': "int", 'lane': "str", 'model': "str", 'name': "str", 'note': "str", 'parent': "Parent", 'part': "str", 'question': "AskedQuestion", 'queue_ms': "float", 'read': "ChannelPosition", 'reasoning': "Reasoning", 'reverts': "str", 'rule': "str", 'run_ms': "float", 'scratch': "ScratchChange", 'seed': "str", 'span_id': "str", 'spent': "Spending", 'status': "str", 'step': "int", 'tenant': "str", 'terms': "Terms", 'text': "str", 'told': "bool", 'tool_call_id': "str", 'tool_calls': "list[ToolCall] | None", 'tools': "list[str] | None", 'trace_id': "str", 'tries': "list[Try] | None", 'trigger': "str", 'turn': "int", 'usage': "Usage", 'via': "str", 'worker_id': "str", 'workspace': "str"}, total=False)
+_EventB = TypedDict("_EventB", {'about': "str", 'answer': "Any", 'answer_schema': "Any", 'arguments': "str", 'attachments': "list[EventAttachment]", 'attempt': "int", 'bound': "Binding", 'by': "str", 'call': "Any", 'call_id': "str", 'checkpoint': "int", 'content': "str", 'cost_usd': "float", 'diff': "str", 'effect': "EventEffect", 'elapsed_ms': "int", 'ending': "str", 'error': "Error", 'finish': "str", 'from': "str", 'handle': "str", 'hook': "HookNote", 'image': "Image", 'index': "int", 'input': "str", 'instructions': "list[str]", 'interface': "str", 'job': "str", 'kept_step': "int", 'kept_turn': "int", 'lane': "str", 'model': "str", 'name': "str", 'note': "str", 'parent': "Parent", 'part': "str", 'question': "AskedQuestion", 'queue_ms': "float", 'read': "ChannelPosition", 'reasoning': "Reasoning", 'reverts': "str", 'rule': "str", 'run_ms': "float", 'scratch': "ScratchChange", 'seed': "str", 'span_id': "str", 'spent': "Spending", 'status': "str", 'step': "int", 'tenant': "str", 'terms': "Terms", 'text': "str", 'told': "bool", 'tool_call_id': "str", 'tool_calls': "list[ToolCall]", 'tools': "list[str]", 'trace_id': "str", 'tries': "list[Try]", 'trigger': "str", 'turn': "int", 'usage': "Usage", 'via': "str", 'worker_id': "str", 'workspace': "str"}, total=False)
 
 
 class Event(_EventA, _EventB):
@@ -384,11 +385,8 @@ class EventAttachment(_EventAttachment, total=False):
     id: str
 
 
-class _EventEffect(TypedDict):
-    reaches: list[str] | None
-
-
-class EventEffect(_EventEffect, total=False):
+class EventEffect(TypedDict, total=False):
+    reaches: list[str]
     revert: RevertCall
 
 
@@ -405,7 +403,7 @@ class File(_File, total=False):
 
 
 class FileList(TypedDict):
-    files: list[File] | None
+    files: list[File]
 
 
 class _ForkSessionRequest(TypedDict):
@@ -423,6 +421,19 @@ class ForkSessionRequest(_ForkSessionRequest, total=False):
 class Forked(TypedDict):
     session_id: str
     turns: int
+
+
+class _HookNote(TypedDict):
+    event: str
+
+
+class HookNote(_HookNote, total=False):
+    context: str
+    decision: str
+    failed: bool
+    input: Any
+    reason: str
+    replaced: bool
 
 
 class _Image(TypedDict):
@@ -445,7 +456,7 @@ class Kept(TypedDict, total=False):
 
 
 class KilledList(TypedDict):
-    calls: list[RunningCall] | None
+    calls: list[RunningCall]
 
 
 class _Lane(TypedDict):
@@ -453,7 +464,7 @@ class _Lane(TypedDict):
     lane: str
     oldest_ms: int
     pool: str
-    running: list[RunningCall] | None
+    running: list[RunningCall]
     state: str
     waiting: int
 
@@ -466,13 +477,13 @@ class Lane(_Lane, total=False):
 
 
 class _LaneCalls(TypedDict):
-    calls: list[Call] | None
+    calls: list[Call]
     hash: str
     lane: str
     left_out: int
     oldest_ms: int
     pool: str
-    running: list[RunningCall] | None
+    running: list[RunningCall]
     state: str
     waiting: int
 
@@ -486,7 +497,7 @@ class LaneCalls(_LaneCalls, total=False):
 
 class LaneList(TypedDict):
     incomplete: bool
-    lanes: list[Lane] | None
+    lanes: list[Lane]
     left_out: int
 
 
@@ -505,7 +516,7 @@ class Limit(TypedDict, total=False):
 
 
 class LimitList(TypedDict):
-    limits: list[Limit] | None
+    limits: list[Limit]
 
 
 class Limits(TypedDict, total=False):
@@ -535,12 +546,12 @@ class _Merged(TypedDict):
 class Merged(_Merged, total=False):
     answer: str
     commits: bool
-    conflicts: list[str] | None
-    merged: list[str] | None
-    protected: list[str] | None
-    removed: list[str] | None
-    theirs: list[str] | None
-    written: list[str] | None
+    conflicts: list[str]
+    merged: list[str]
+    protected: list[str]
+    removed: list[str]
+    theirs: list[str]
+    written: list[str]
 
 
 class _Need(TypedDict):
@@ -647,7 +658,7 @@ class Place(TypedDict, total=False):
 
 
 class PoolList(TypedDict):
-    pools: list[str] | None
+    pools: list[str]
 
 
 class _Problem(TypedDict):
@@ -658,7 +669,7 @@ class _Problem(TypedDict):
 
 
 class Problem(_Problem, total=False):
-    errors: list[ErrorDetail] | None
+    errors: list[ErrorDetail]
     """What is wrong with which part of the request."""
 
 
@@ -677,7 +688,7 @@ class Question(_Question, total=False):
 
 
 class QuestionList(TypedDict):
-    questions: list[Question] | None
+    questions: list[Question]
 
 
 class Reasoning(TypedDict, total=False):
@@ -693,7 +704,7 @@ class _Removed(TypedDict):
 
 
 class Removed(_Removed, total=False):
-    schedules: list[str] | None
+    schedules: list[str]
 
 
 class ResolveCallRequest(TypedDict):
@@ -727,8 +738,8 @@ class RevertCall(TypedDict):
 
 
 class Roots(TypedDict, total=False):
-    read: list[str] | None
-    write: list[str] | None
+    read: list[str]
+    write: list[str]
 
 
 class RunningCall(TypedDict):
@@ -744,7 +755,7 @@ class _Schedule(TypedDict):
     cron: str
     missed: Literal['once', 'skip', 'all']
     name: str
-    next: list[str] | None
+    next: list[str]
     paused: bool
     time_zone: str
 
@@ -762,7 +773,7 @@ class Schedule(_Schedule, total=False):
 class ScheduleList(TypedDict):
     left_out: int
     """How many more there are."""
-    schedules: list[Schedule] | None
+    schedules: list[Schedule]
 
 
 class _ScratchChange(TypedDict):
@@ -805,23 +816,23 @@ class Session(_Session, total=False):
     cost_usd: float
     created_at: str
     disk_bytes: int
-    history: list[Turn] | None
+    history: list[Turn]
     model: str
     owner: str
     parent: str
     prompt: str
-    questions: list[Question] | None
-    stored_turns: list[int] | None
+    questions: list[Question]
+    stored_turns: list[int]
     tenant: str
-    unknown: list[Unknown] | None
-    waits: list[str] | None
+    unknown: list[Unknown]
+    waits: list[str]
     workspace: str
 
 
 class SessionList(TypedDict):
     left_out: int
     """How many more there are."""
-    sessions: list[Session] | None
+    sessions: list[Session]
 
 
 class Spending(TypedDict, total=False):
@@ -846,7 +857,7 @@ class Template(TypedDict):
 
 
 class TemplateList(TypedDict):
-    templates: list[Template] | None
+    templates: list[Template]
 
 
 class _Terms(TypedDict):
@@ -859,8 +870,8 @@ class Terms(_Terms, total=False):
     max_steps: int
     max_tokens: int
     min_level: str
-    policies: list[Any] | None
-    project: list[InstructionFile] | None
+    policies: list[Any]
+    project: list[InstructionFile]
     system: str
 
 
@@ -878,7 +889,7 @@ class ToolInfo(TypedDict):
 
 
 class ToolList(TypedDict):
-    tools: list[ToolInfo] | None
+    tools: list[ToolInfo]
 
 
 class Try(TypedDict):
@@ -936,7 +947,7 @@ class TurnRequest(_TurnRequest, total=False):
 
 
 class UnfinishedList(TypedDict):
-    calls: list[Call] | None
+    calls: list[Call]
 
 
 class _Unknown(TypedDict):
@@ -982,7 +993,7 @@ class Woken(TypedDict):
 class _Worker(TypedDict):
     driver: str
     held_lanes: int
-    languages: list[str] | None
+    languages: list[str]
     level: str
     network: str
     pool: str
@@ -994,16 +1005,16 @@ class _Worker(TypedDict):
 class Worker(_Worker, total=False):
     build: str
     draining: bool
-    kinds: list[str] | None
+    kinds: list[str]
     launcher: str
     limit_kinds: dict[str, str]
     limits: Limits
-    models: list[str] | None
+    models: list[str]
     sign_key: str
 
 
 class WorkerList(TypedDict):
-    workers: list[Worker] | None
+    workers: list[Worker]
 
 
 Operation = Literal[
