@@ -87,6 +87,14 @@ type Place struct {
 
 func (p Place) at() fleet.At { return fleet.At{Call: p.Call, Turn: p.Turn} }
 
+// orBeginning is the point behind which effects are: without one all effects are meant.
+func (p Place) orBeginning() fleet.At {
+	if p == (Place{}) {
+		return fleet.At{Turn: -1}
+	}
+	return p.at()
+}
+
 // sessions registers operations on sessions.
 func (a *api) sessions() {
 	const tag = "Sessions"
@@ -184,13 +192,13 @@ func (a *api) sessions() {
 			written, removed, err := of().Restore(ctx, in.Session, in.Body.Call)
 			return answered(Restored{written, removed}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/revert", "revert-session", tag, "Undo effects outside of the workspace, behind a call or a turn"),
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/revert", "revert-session", tag, "Undo effects outside of the workspace, behind a call or a turn, or all"),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			Body Place
 		},
 		) (*answer[EffectList], error) {
-			effects, err := of().Revert(ctx, in.Session, in.Body.at())
+			effects, err := of().Revert(ctx, in.Session, in.Body.orBeginning())
 			return answered(EffectList{orEmpty(effects)}, err)
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/compact", "compact-session", tag, "Have a coordinator replace older replies of a session by a summary"),
@@ -208,7 +216,7 @@ func (a *api) sessions() {
 		func(ctx context.Context, in *SessionPath) (*answer[EffectList], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			effects, err := of().Effects(ctx, in.Session, fleet.At{})
+			effects, err := of().Effects(ctx, in.Session, Place{}.orBeginning())
 			return answered(EffectList{orEmpty(effects)}, err)
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/export", "export-session", tag, "Export the events of a session, one JSON object a line", ndjson),

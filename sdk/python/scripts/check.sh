@@ -8,7 +8,7 @@ skip() { echo "sdk-python: SKIPPED: $1" >&2; exit 0; }
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 "$python" -m venv "$work/tests"
 "$work/tests/bin/pip" install -q 'httpx>=0.27,<1' 2>"$work/log" || { cat "$work/log" >&2; skip "PyPI does not answer"; }
-"$work/tests/bin/pip" install -q . 'mcp>=2.3,<3' openai-agents 'langchain-core>=1' 'langgraph>=1' pydantic-ai-slim pytest mypy build
+"$work/tests/bin/pip" install -q . 'mcp>=2.3,<3' 'openai-agents>=0.24' 'langchain-core>=1' 'langgraph>=1' langchain-openai pydantic-ai-slim claude-agent-sdk pytest mypy build
 "$work/tests/bin/mypy"
 "$work/tests/bin/python" -m build -q --outdir "$work/dist" .
 wheel=$(echo "$work"/dist/*.whl)

@@ -28,14 +28,17 @@ def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
 
 
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
 class Server:
     """A coordinator http at a port of its own, which can be killed and started again."""
 
     def __init__(self, workspace: Path, data: Path, *args: str) -> None:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = s.getsockname()[1]
-        self.command = [COORDINATOR, "http", "--until-stdin-closes", "--workspace", str(workspace), "--data", str(data), "--http", f"127.0.0.1:{self.port}", *args]
+        self.command = [COORDINATOR, "http", "--until-stdin-closes", "--workspace", str(workspace), "--data", str(data), "--http", f"127.0.0.1:{free_port()}", *args]
         self.start()
 
     def start(self) -> None:

@@ -1,81 +1,67 @@
-"""The examples of adapters, against a scripted model."""
+"""The examples of adapters, which are those of their pages, against a scripted model."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
+import re
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+from conftest import ROOT
+from scripted import scripted
 
-
-class Model(ThreadingHTTPServer):
-    """The chat completions of OpenAI: one call of bash, then an answer with what the tool returned."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.requests: list[dict[str, Any]] = []
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Model
-
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append(request)
-        last = request["messages"][-1]
-        if last["role"] == "tool":
-            message: dict[str, Any] = {"role": "assistant", "content": f"The tool said: {last['content']}"}
-        else:
-            call = {"name": "bash", "arguments": json.dumps({"command": "ls | wc -l"})}
-            message = {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": call}]}
-        choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if "tool_calls" in message else "stop"}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        body = json.dumps({"id": "r", "object": "chat.completion", "created": 1, "model": "gpt-5", "choices": [choice], "usage": usage}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def scripted() -> Iterator[Model]:
-    with Model() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
+EXAMPLES = ROOT / "sdk" / "python" / "examples"
+PAGES = ROOT / "docs" / "adapters"
+COUNT = {"command": "ls | wc -l"}
 
 
 @pytest.mark.parametrize(
-    ("example", "needs"),
+    ("example", "page", "needs", "tool", "arguments", "says"),
     [
-        ("openai_agents_example.py", ["agents"]),
-        ("langgraph_example.py", ["langgraph", "langchain_openai"]),
-        ("pydantic_ai_example.py", ["pydantic_ai", "openai"]),
+        ("openai_agents_example.py", "openai-agents.md", ["agents"], "bash", COUNT, r"3"),
+        ("openai_sandbox_example.py", "openai-agents.md", ["agents.sandbox"], "exec_command", {"cmd": "find . -type f | wc -l"}, r".*Output:\n2"),
+        ("langgraph_example.py", "langgraph.md", ["langgraph", "langchain_openai"], "bash", COUNT, r"3"),
+        ("pydantic_ai_example.py", "pydantic-ai.md", ["pydantic_ai", "openai"], "bash", COUNT, r"3"),
+        ("claude_agent_example.py", "claude-agent-sdk.md", ["claude_agent_sdk"], "mcp__fleet__bash", COUNT, r'\{"status":"ok".*"stdout":"3\\n".*'),
     ],
 )
-def test_example(example: str, needs: list[str], scripted: Model, workspace: Path) -> None:
-    if missing := [name for name in needs if importlib.util.find_spec(name) is None]:
-        pytest.skip(f"{', '.join(missing)}: not installed")
+def test_example(example: str, page: str, needs: list[str], tool: str, arguments: dict[str, Any], says: str, workspace: Path, tmp_path: Path) -> None:
+    code = (EXAMPLES / example).read_text()
+    assert f"```python\n{code}```\n" in (PAGES / page).read_text(), f"docs/adapters/{page} has the example word for word"
+    for name in needs:
+        if importlib.util.find_spec(name.split(".")[0]) is None:
+            pytest.skip(f"{name}: not installed")
     for name in "abc":
         (workspace / name).touch()
-    env = {**os.environ, "OPENAI_BASE_URL": f"http://127.0.0.1:{scripted.server_address[1]}/v1", "OPENAI_API_KEY": "none"}
-    done = subprocess.run([sys.executable, EXAMPLES / example], cwd=workspace, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "The tool said: 3", done.stdout
-    offered = {tool["function"]["name"]: tool["function"] for tool in scripted.requests[0]["tools"]}
-    assert set(offered) == {"bash", "read", "write"}
-    assert "command" in offered["bash"]["parameters"]["properties"]
+    with scripted(tool, arguments) as model:
+        env = {
+            **os.environ,
+            "PATH": f"{ROOT / 'bin'}:{os.environ['PATH']}",
+            "HOME": str(tmp_path),
+            "OPENAI_BASE_URL": f"{model.url}/v1",
+            "OPENAI_API_KEY": "none",
+            "ANTHROPIC_BASE_URL": model.url,
+            "ANTHROPIC_API_KEY": "none",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        }
+        done = subprocess.run([sys.executable, EXAMPLES / example], cwd=workspace, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert re.fullmatch(f"The tool said: {says}", done.stdout.strip(), re.DOTALL), done.stdout
+        offered = model.offered
+    assert tool in offered
+    if tool == "bash":
+        assert set(offered) == {"bash", "read", "write"}
+    if tool == "mcp__fleet__bash":
+        assert "Bash" not in offered, "which runs outside of a sandbox"
+
+
+@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.name)
+def test_what_a_page_installs_is_there(page: Path) -> None:
+    project = (ROOT / "sdk" / "python" / "pyproject.toml").read_text()
+    for extra in re.findall(r"toolfleet\[([a-z-]+)\]", page.read_text()):
+        assert f"\n{extra} = [" in project

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, free_port
 
 WHEEL = os.environ.get("TOOLFLEET_WHEEL")
 PYTHON = "/usr/bin/python3"
@@ -27,12 +26,6 @@ def script(text: str) -> str:
             content = body[named.end() :] if kind == "json" else body  # JSON has no comments
             out.append(f"cat >{named[1]} <<'END_OF_FILE'\n{content}END_OF_FILE")
     return "\n".join(out)
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @pytest.mark.skipif(WHEEL is None, reason="TOOLFLEET_WHEEL names no wheel: run make sdk-python")

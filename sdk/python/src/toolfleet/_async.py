@@ -63,7 +63,7 @@ class AsyncClient:
         verify: Any = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """``timeout`` bounds one request, in seconds; ``reconnect`` is how long a stream tries to continue."""
+        """``timeout`` bounds one request, in seconds; ``reconnect`` is how long a stream, or a wait, tries to continue."""
         secret = token_of(token, token_file)
         if url.startswith("unix:"):
             if transport is None:
@@ -158,7 +158,7 @@ class AsyncClient:
         body = {"calls": [{"call_id": new_id(), **call} for call in calls]}
         sent = await self._ask("send-calls", t.CallList, body=body, repeat=True)
         made: list[AsyncFuture | APIError] = []
-        for one in sent["calls"] or []:
+        for one in sent["calls"]:
             if "problem" in one:
                 made.append(of_problem(cast("dict[str, Any]", one["problem"])))
             else:
@@ -171,7 +171,7 @@ class AsyncClient:
 
     async def tools(self) -> list[t.ToolInfo]:
         """The tools that calls may name."""
-        return (await self._ask("list-tools", t.ToolList))["tools"] or []
+        return (await self._ask("list-tools", t.ToolList))["tools"]
 
     # Sessions
 
@@ -196,15 +196,15 @@ class AsyncClient:
 
     async def questions(self) -> list[t.Question]:
         """What waits for a person: approvals, and questions of running calls."""
-        return (await self._ask("list-questions", t.QuestionList))["questions"] or []
+        return (await self._ask("list-questions", t.QuestionList))["questions"]
 
     # The fleet
 
     async def workers(self, pool: str | None = None) -> list[t.Worker]:
-        return (await self._ask("list-workers", t.WorkerList, query=without_none(pool=pool)))["workers"] or []
+        return (await self._ask("list-workers", t.WorkerList, query=without_none(pool=pool)))["workers"]
 
     async def pools(self) -> list[str]:
-        return (await self._ask("list-pools", t.PoolList))["pools"] or []
+        return (await self._ask("list-pools", t.PoolList))["pools"]
 
     async def lanes(self, pool: str | None = None, limit: int = 100) -> t.LaneList:
         return await self._ask("list-lanes", t.LaneList, query=without_none(pool=pool, limit=limit))
@@ -231,7 +231,7 @@ class AsyncClient:
         await self._ask("skip-call", None, query=without_none(lane=lane, call=call_id, pool=pool))
 
     async def limits(self) -> list[t.Limit]:
-        return (await self._ask("list-limits", t.LimitList))["limits"] or []
+        return (await self._ask("list-limits", t.LimitList))["limits"]
 
     async def set_limit(self, **limit: Unpack[t.Limit]) -> None:
         await self._ask("set-limit", None, body=limit)
@@ -255,7 +255,7 @@ class AsyncClient:
         await self._ask("remove-schedule", None, {"name": name})
 
     async def templates(self) -> list[t.Template]:
-        return (await self._ask("list-templates", t.TemplateList))["templates"] or []
+        return (await self._ask("list-templates", t.TemplateList))["templates"]
 
     async def add_template(self, name: str, session_id: str) -> None:
         await self._ask("add-template", None, body={"name": name, "session_id": session_id})
@@ -312,7 +312,7 @@ class AsyncClient:
     async def _stream(
         self, operation: t.Operation, path: dict[str, str], query: Mapping[str, Any] | None = None, last: str | None = None
     ) -> AsyncGenerator[tuple[str, str, Any], None]:
-        """Messages of a stream, which continues behind the last event after a break."""
+        """Messages of a stream, which continues behind the last event after a break, or if its server drains."""
         _, where = path_of(operation, path)
         broken_since, attempt = time.monotonic(), 0
         while True:
@@ -328,7 +328,10 @@ class AsyncClient:
                             broken_since, attempt = time.monotonic(), 0
                             for kind, id, message in decoder.feed(data):
                                 last = id or last
-                                yield kind, id, message
+                                if kind == "end":  # the last message
+                                    problem = of_problem(message)
+                                else:
+                                    yield kind, id, message
                         broken_since = time.monotonic()
                     else:
                         await answer.aread()
@@ -357,12 +360,19 @@ class AsyncFuture:
 
     async def wait(self, timeout: float | None = None) -> Result:
         """Waits for the end. Raises TimeoutError after ``timeout`` seconds: the call continues."""
-        until = None if timeout is None else time.monotonic() + timeout
+        answered = time.monotonic()
+        until = None if timeout is None else answered + timeout
         while True:
             wait = MAX_WAIT_MS if until is None else min(MAX_WAIT_MS, max(0, round((until - time.monotonic()) * 1000)))
-            state = await self.state(wait)
-            if state["state"] == "ended":
-                return result_of(state["result"])
+            try:
+                state = await self.state(wait)
+            except APIError as error:  # as a stream, it waits for a server that starts again
+                if not may_repeat(error) or time.monotonic() - answered > self._client._reconnect:
+                    raise
+            else:
+                if state["state"] == "ended":
+                    return result_of(state["result"])
+                answered = time.monotonic()
             if until is not None and time.monotonic() >= until:
                 raise TimeoutError(f"call {self.call_id} has not ended within {timeout:g} s")
 
@@ -381,8 +391,6 @@ class AsyncFuture:
                 yield output_of(data)
             elif kind == "state":
                 return
-            elif kind == "end":
-                raise of_problem(data)
 
 
 class AsyncSession:
@@ -420,17 +428,14 @@ class AsyncSession:
                 yield output_of(data)
             elif kind == "lost":
                 yield Lost(data["reason"])
-            elif kind == "end":
-                if not may_repeat(error := of_problem(data)):
-                    raise error
 
     async def calls(self) -> list[t.Call]:
         """The calls that run or wait."""
-        return (await self._client._ask("list-session-calls", t.UnfinishedList, self._path))["calls"] or []
+        return (await self._client._ask("list-session-calls", t.UnfinishedList, self._path))["calls"]
 
     async def cancel(self) -> list[str]:
         """Cancels the running and waiting calls, and returns their ids."""
-        return (await self._client._ask("cancel-session", t.Cancelled, self._path))["calls"] or []
+        return (await self._client._ask("cancel-session", t.Cancelled, self._path))["calls"]
 
     async def approve(self, call_id: str, granted: bool = True, note: str | None = None) -> None:
         """Approves a call that waits for it, or refuses it; the model reads the note."""
@@ -463,14 +468,14 @@ class AsyncSession:
 
     async def revert(self, *, call_id: str | None = None, turn: int | None = None) -> list[t.Effect]:
         """Undoes effects outside of the workspace, behind a call or a turn."""
-        return (await self._client._ask("revert-session", t.EffectList, self._path, body=without_none(call_id=call_id, turn=turn)))["effects"] or []
+        return (await self._client._ask("revert-session", t.EffectList, self._path, body=without_none(call_id=call_id, turn=turn)))["effects"]
 
     async def compact(self, model: str | None = None) -> t.Compacted:
         """Has a coordinator replace older replies by a summary."""
         return await self._client._ask("compact-session", t.Compacted, self._path, query=without_none(model=model))
 
     async def effects(self) -> list[t.Effect]:
-        return (await self._client._ask("list-effects", t.EffectList, self._path))["effects"] or []
+        return (await self._client._ask("list-effects", t.EffectList, self._path))["effects"]
 
     async def export(self) -> bytes:
         """The stored events, one JSON object a line."""
@@ -484,14 +489,14 @@ class AsyncSession:
 
     async def files(self, at: str | None = None) -> list[t.File]:
         """The files of the workspace, as they are or were after the call ``at``."""
-        return (await self._client._ask("list-files", t.FileList, self._path, query=without_none(at=at)))["files"] or []
+        return (await self._client._ask("list-files", t.FileList, self._path, query=without_none(at=at)))["files"]
 
     async def read_file(self, path: str, at: str | None = None) -> bytes:
         return await self._client._ask("read-file", bytes, self._path, query=without_none(path=path, at=at))
 
     async def changes(self) -> list[t.Change]:
         """Which calls changed which files."""
-        return (await self._client._ask("list-changes", t.ChangeList, self._path))["changes"] or []
+        return (await self._client._ask("list-changes", t.ChangeList, self._path))["changes"]
 
     async def diff(self, call_id: str | None = None) -> str:
         """What a call changed, or the whole session, as a unified diff."""

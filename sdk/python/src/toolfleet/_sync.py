@@ -61,7 +61,7 @@ class Client:
         verify: Any = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """``timeout`` bounds one request, in seconds; ``reconnect`` is how long a stream tries to continue."""
+        """``timeout`` bounds one request, in seconds; ``reconnect`` is how long a stream, or a wait, tries to continue."""
         secret = token_of(token, token_file)
         if url.startswith("unix:"):
             if transport is None:
@@ -156,7 +156,7 @@ class Client:
         body = {"calls": [{"call_id": new_id(), **call} for call in calls]}
         sent = self._ask("send-calls", t.CallList, body=body, repeat=True)
         made: list[Future | APIError] = []
-        for one in sent["calls"] or []:
+        for one in sent["calls"]:
             if "problem" in one:
                 made.append(of_problem(cast("dict[str, Any]", one["problem"])))
             else:
@@ -169,7 +169,7 @@ class Client:
 
     def tools(self) -> list[t.ToolInfo]:
         """The tools that calls may name."""
-        return (self._ask("list-tools", t.ToolList))["tools"] or []
+        return (self._ask("list-tools", t.ToolList))["tools"]
 
     # Sessions
 
@@ -194,15 +194,15 @@ class Client:
 
     def questions(self) -> list[t.Question]:
         """What waits for a person: approvals, and questions of running calls."""
-        return (self._ask("list-questions", t.QuestionList))["questions"] or []
+        return (self._ask("list-questions", t.QuestionList))["questions"]
 
     # The fleet
 
     def workers(self, pool: str | None = None) -> list[t.Worker]:
-        return (self._ask("list-workers", t.WorkerList, query=without_none(pool=pool)))["workers"] or []
+        return (self._ask("list-workers", t.WorkerList, query=without_none(pool=pool)))["workers"]
 
     def pools(self) -> list[str]:
-        return (self._ask("list-pools", t.PoolList))["pools"] or []
+        return (self._ask("list-pools", t.PoolList))["pools"]
 
     def lanes(self, pool: str | None = None, limit: int = 100) -> t.LaneList:
         return self._ask("list-lanes", t.LaneList, query=without_none(pool=pool, limit=limit))
@@ -229,7 +229,7 @@ class Client:
         self._ask("skip-call", None, query=without_none(lane=lane, call=call_id, pool=pool))
 
     def limits(self) -> list[t.Limit]:
-        return (self._ask("list-limits", t.LimitList))["limits"] or []
+        return (self._ask("list-limits", t.LimitList))["limits"]
 
     def set_limit(self, **limit: Unpack[t.Limit]) -> None:
         self._ask("set-limit", None, body=limit)
@@ -253,7 +253,7 @@ class Client:
         self._ask("remove-schedule", None, {"name": name})
 
     def templates(self) -> list[t.Template]:
-        return (self._ask("list-templates", t.TemplateList))["templates"] or []
+        return (self._ask("list-templates", t.TemplateList))["templates"]
 
     def add_template(self, name: str, session_id: str) -> None:
         self._ask("add-template", None, body={"name": name, "session_id": session_id})
@@ -310,7 +310,7 @@ class Client:
     def _stream(
         self, operation: t.Operation, path: dict[str, str], query: Mapping[str, Any] | None = None, last: str | None = None
     ) -> Generator[tuple[str, str, Any], None]:
-        """Messages of a stream, which continues behind the last event after a break."""
+        """Messages of a stream, which continues behind the last event after a break, or if its server drains."""
         _, where = path_of(operation, path)
         broken_since, attempt = time.monotonic(), 0
         while True:
@@ -326,7 +326,10 @@ class Client:
                             broken_since, attempt = time.monotonic(), 0
                             for kind, id, message in decoder.feed(data):
                                 last = id or last
-                                yield kind, id, message
+                                if kind == "end":  # the last message
+                                    problem = of_problem(message)
+                                else:
+                                    yield kind, id, message
                         broken_since = time.monotonic()
                     else:
                         answer.read()
@@ -355,12 +358,19 @@ class Future:
 
     def wait(self, timeout: float | None = None) -> Result:
         """Waits for the end. Raises TimeoutError after ``timeout`` seconds: the call continues."""
-        until = None if timeout is None else time.monotonic() + timeout
+        answered = time.monotonic()
+        until = None if timeout is None else answered + timeout
         while True:
             wait = MAX_WAIT_MS if until is None else min(MAX_WAIT_MS, max(0, round((until - time.monotonic()) * 1000)))
-            state = self.state(wait)
-            if state["state"] == "ended":
-                return result_of(state["result"])
+            try:
+                state = self.state(wait)
+            except APIError as error:  # as a stream, it waits for a server that starts again
+                if not may_repeat(error) or time.monotonic() - answered > self._client._reconnect:
+                    raise
+            else:
+                if state["state"] == "ended":
+                    return result_of(state["result"])
+                answered = time.monotonic()
             if until is not None and time.monotonic() >= until:
                 raise TimeoutError(f"call {self.call_id} has not ended within {timeout:g} s")
 
@@ -379,8 +389,6 @@ class Future:
                 yield output_of(data)
             elif kind == "state":
                 return
-            elif kind == "end":
-                raise of_problem(data)
 
 
 class Session:
@@ -418,17 +426,14 @@ class Session:
                 yield output_of(data)
             elif kind == "lost":
                 yield Lost(data["reason"])
-            elif kind == "end":
-                if not may_repeat(error := of_problem(data)):
-                    raise error
 
     def calls(self) -> list[t.Call]:
         """The calls that run or wait."""
-        return (self._client._ask("list-session-calls", t.UnfinishedList, self._path))["calls"] or []
+        return (self._client._ask("list-session-calls", t.UnfinishedList, self._path))["calls"]
 
     def cancel(self) -> list[str]:
         """Cancels the running and waiting calls, and returns their ids."""
-        return (self._client._ask("cancel-session", t.Cancelled, self._path))["calls"] or []
+        return (self._client._ask("cancel-session", t.Cancelled, self._path))["calls"]
 
     def approve(self, call_id: str, granted: bool = True, note: str | None = None) -> None:
         """Approves a call that waits for it, or refuses it; the model reads the note."""
@@ -461,14 +466,14 @@ class Session:
 
     def revert(self, *, call_id: str | None = None, turn: int | None = None) -> list[t.Effect]:
         """Undoes effects outside of the workspace, behind a call or a turn."""
-        return (self._client._ask("revert-session", t.EffectList, self._path, body=without_none(call_id=call_id, turn=turn)))["effects"] or []
+        return (self._client._ask("revert-session", t.EffectList, self._path, body=without_none(call_id=call_id, turn=turn)))["effects"]
 
     def compact(self, model: str | None = None) -> t.Compacted:
         """Has a coordinator replace older replies by a summary."""
         return self._client._ask("compact-session", t.Compacted, self._path, query=without_none(model=model))
 
     def effects(self) -> list[t.Effect]:
-        return (self._client._ask("list-effects", t.EffectList, self._path))["effects"] or []
+        return (self._client._ask("list-effects", t.EffectList, self._path))["effects"]
 
     def export(self) -> bytes:
         """The stored events, one JSON object a line."""
@@ -482,14 +487,14 @@ class Session:
 
     def files(self, at: str | None = None) -> list[t.File]:
         """The files of the workspace, as they are or were after the call ``at``."""
-        return (self._client._ask("list-files", t.FileList, self._path, query=without_none(at=at)))["files"] or []
+        return (self._client._ask("list-files", t.FileList, self._path, query=without_none(at=at)))["files"]
 
     def read_file(self, path: str, at: str | None = None) -> bytes:
         return self._client._ask("read-file", bytes, self._path, query=without_none(path=path, at=at))
 
     def changes(self) -> list[t.Change]:
         """Which calls changed which files."""
-        return (self._client._ask("list-changes", t.ChangeList, self._path))["changes"] or []
+        return (self._client._ask("list-changes", t.ChangeList, self._path))["changes"]
 
     def diff(self, call_id: str | None = None) -> str:
         """What a call changed, or the whole session, as a unified diff."""

@@ -8,13 +8,14 @@
         ...
 
 ``toolfleet serve my_tools.py`` serves the functions of a file on stdio, for the --mcp-config of a
-coordinator, or a manifest of kind mcp. It needs ``pip install toolfleet[mcp]``.
+coordinator, or a manifest of kind mcp; with --listen over HTTP, for workers beside it. It needs ``pip install toolfleet[mcp]``.
 """
 
 from __future__ import annotations
 
 import contextvars
 import functools
+import hmac
 import importlib.util
 import inspect
 import sys
@@ -207,6 +208,40 @@ def load(file: str | Path) -> list[Callable[..., Any]]:
     return functions
 
 
-def serve(file: str | Path) -> None:
-    """Serves the tools of a file on stdio, until stdin is closed."""
-    server(Path(file).stem, load(file)).run("stdio")
+def serve(file: str | Path, listen: str | None = None, token_file: str | Path | None = None) -> None:
+    """Serves the tools of a file on stdio, until stdin is closed, or over HTTP at an address, for workers beside it.
+
+    The requests need the token of the file.
+    """
+    made = server(Path(file).stem, load(file))
+    if listen is None:
+        made.run("stdio")
+        return
+    host, _, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    token = Path(token_file).read_text().strip() if token_file is not None else ""
+    if not host or not port.isdigit():
+        raise ToolfleetError(f"--listen {listen}: must be HOST:PORT")
+    if len(token) < 16:
+        raise ToolfleetError("--listen: needs --token-file, a file with a token of 16 characters or more")
+    import uvicorn
+
+    app = made.streamable_http_app(host=host)
+    print(f"http://{listen}/mcp", flush=True)
+    uvicorn.run(_with_token(app, token), host=host, port=int(port), log_level="warning")
+
+
+def _with_token(app: Any, token: str) -> Any:
+    """The application for requests with a token."""
+    wanted = f"Bearer {token}".encode()
+
+    async def checked(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, wanted):
+                await send({"type": "http.response.start", "status": 401, "headers": [(b"www-authenticate", b"Bearer")]})
+                await send({"type": "http.response.body"})
+                return
+        await app(scope, receive, send)
+
+    return checked
