@@ -16,9 +16,13 @@ import (
 	"sync"
 
 	"github.com/toolfleet/toolfleet/internal/access"
+	"github.com/toolfleet/toolfleet/internal/access/oidc"
+	"github.com/toolfleet/toolfleet/internal/access/stored"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
+	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/httpapi"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
@@ -29,7 +33,7 @@ import (
 // webFlags are about clients of the HTTP API.
 type webFlags struct {
 	HTTP            string `name:"http" placeholder:"ADDR" help:"Address to serve the HTTP API on, as in 127.0.0.1:7070, or unix:PATH for a socket."`
-	HTTPTokens      string `name:"http-tokens" placeholder:"FILE" help:"File of bearer tokens for clients of the HTTP API, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Required on addresses other than loopback. Default: one token, in a file that is named at the start."`
+	HTTPTokens      string `name:"http-tokens" placeholder:"FILE" help:"File of bearer tokens for clients of the HTTP API, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Default: the tokens of the fleet (coordinator token) and, on loopback, one token in a file that is named at the start."`
 	HTTPTLSCert     string `name:"http-tls-cert" placeholder:"FILE" help:"Certificate (PEM) with which the HTTP API is served over TLS; needs --http-tls-key."`
 	HTTPTLSKey      string `name:"http-tls-key" placeholder:"FILE" help:"Private key (PEM) of the certificate."`
 	HTTPBehindProxy bool   `name:"http-behind-proxy" help:"The address is reached through a proxy that ends TLS: plain HTTP on an address other than loopback is allowed, and so is any host name on loopback."`
@@ -40,8 +44,9 @@ type webFlags struct {
 // webTokenFile is the file of the token that is generated if none is given.
 const webTokenFile = "http.token"
 
-// check checks the flags and reads the tokens.
-func (f *webFlags) check() (tokens []access.Token, err error) {
+// check checks the flags and reads the tokens. others says that clients may have tokens that are in
+// no file.
+func (f *webFlags) check(others bool) (tokens []access.Token, err error) {
 	if f.HTTPRate < 0 || f.HTTPOpen < 0 {
 		return nil, cli.Usagef("--http-rate %d, --http-open %d: must be 0 or more", f.HTTPRate, f.HTTPOpen)
 	}
@@ -58,7 +63,7 @@ func (f *webFlags) check() (tokens []access.Token, err error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case !loopback && f.HTTPTokens == "":
+	case !loopback && f.HTTPTokens == "" && !others:
 		return nil, cli.Usagef("--http %s: other machines can reach this address: give --http-tokens, or listen on a loopback address", f.HTTP)
 	case !loopback && f.HTTPTLSCert == "" && !f.HTTPBehindProxy:
 		return nil, cli.Usagef("--http %s: other machines can reach this address, and tokens would be sent in plain text: give --http-tls-cert, or --http-behind-proxy if a proxy ends TLS", f.HTTP)
@@ -85,6 +90,48 @@ func readTokens(flag, name string) ([]access.Token, error) {
 	return tokens, nil
 }
 
+// issuerFlags are about clients with tokens of an issuer.
+type issuerFlags struct {
+	OidcIssuer      string            `name:"oidc-issuer" placeholder:"URL" help:"Let clients over HTTP in with tokens of this issuer (OpenID Connect); needs --oidc-audience."`
+	OidcAudience    string            `name:"oidc-audience" placeholder:"NAME" help:"Audience that tokens of the issuer must have: this fleet, as the issuer names it."`
+	OidcRoleClaim   string            `name:"oidc-role-claim" default:"roles" placeholder:"CLAIM" help:"Claim that has the role, or a list of roles: then the greatest counts. It may be in another claim, as in realm_access.roles."`
+	OidcRoles       map[string]string `name:"oidc-roles" placeholder:"VALUE=ROLE" mapsep:"," help:"Roles that values of the claim give, separated by commas, as in staff=run,admins=operate. Default: read, run and operate by their names."`
+	OidcTenantClaim string            `name:"oidc-tenant-claim" placeholder:"CLAIM" help:"Claim that has the tenant. Default: all clients are of the tenant default."`
+}
+
+// issuer is the issuer of the flags; nil without one.
+func (f *issuerFlags) issuer() (*oidc.Issuer, error) {
+	if f.OidcIssuer == "" {
+		if f.OidcAudience != "" || len(f.OidcRoles) > 0 || f.OidcTenantClaim != "" {
+			return nil, cli.Usagef("--oidc-audience, --oidc-roles and --oidc-tenant-claim need --oidc-issuer")
+		}
+		return nil, nil //nolint:nilnil // none
+	}
+	o := oidc.Options{Issuer: f.OidcIssuer, Audience: f.OidcAudience, RoleClaim: f.OidcRoleClaim, TenantClaim: f.OidcTenantClaim}
+	for value, role := range f.OidcRoles {
+		if o.Roles == nil {
+			o.Roles = map[string]judge.Role{}
+		}
+		o.Roles[value] = judge.Role(role)
+	}
+	issuer, err := oidc.New(o)
+	if err != nil {
+		return nil, cli.Usagef("--oidc-issuer: %v", err)
+	}
+	return issuer, nil
+}
+
+// clientsOf knows clients by the tokens of the fleet, and by those of an issuer, until ctx ends.
+func clientsOf(ctx context.Context, fl *fleet.Fleet, issuer *oidc.Issuer, background *sync.WaitGroup) access.Any {
+	watch := stored.NewWatch(stored.Store{JS: fl.JS, Fleet: fl.Name, Signer: fl.Signer}, fl.Logger)
+	background.Go(func() { watch.Run(ctx) })
+	if issuer == nil {
+		return access.Any{watch}
+	}
+	background.Go(func() { issuer.Watch(ctx, fl.Logger) })
+	return access.Any{watch, issuer}
+}
+
 // webServer is the HTTP API at an address.
 type webServer struct {
 	listener net.Listener
@@ -99,7 +146,7 @@ type webServer struct {
 
 // listen listens for clients. Every user of this machine reaches a port, so if there is no token
 // one is generated and stored in dir; only its owner can use a socket.
-func (f *webFlags) listen(ctx context.Context, tokens []access.Token, dir string) (w *webServer, err error) {
+func (f *webFlags) listen(ctx context.Context, tokens []access.Token, others access.Any, dir string) (w *webServer, err error) {
 	w = &webServer{shares: &access.Shares{Rate: f.HTTPRate, Open: f.HTTPOpen}, proxy: f.HTTPBehindProxy}
 	if w.listener, w.URL, w.end, err = listenAt(ctx, f.HTTP); err != nil {
 		return nil, cli.Usagef("--http: %v", err)
@@ -110,11 +157,8 @@ func (f *webFlags) listen(ctx context.Context, tokens []access.Token, dir string
 		}
 		w.URL = strings.Replace(w.URL, "http://", "https://", 1)
 	}
-	if tokens, w.Token, err = withOwn(tokens, f.HTTP, filepath.Join(dir, webTokenFile)); err != nil {
+	if w.access, w.Token, err = withOwn(tokens, others, f.HTTP, filepath.Join(dir, webTokenFile)); err != nil {
 		return nil, errors.Join(fmt.Errorf("token of the HTTP API: %w", err), w.listener.Close())
-	}
-	if len(tokens) > 0 {
-		w.access = access.NewTokens(tokens...)
 	}
 	return w, nil
 }
@@ -132,11 +176,16 @@ func listenAt(ctx context.Context, address string) (listener net.Listener, url s
 	return listener, url, func() {}, err
 }
 
-// withOwn returns the tokens of clients. If there is none, and the address is no socket, it is one
-// of the server's own, which it reads from a file, or generates: file is its name then.
-func withOwn(tokens []access.Token, address, path string) (all []access.Token, file string, err error) {
-	if len(tokens) > 0 || strings.HasPrefix(address, unixPrefix) {
-		return tokens, "", nil
+// withOwn knows the clients of an address: those of the tokens of a file, and others. Without a file
+// only its owner can use a socket, and needs no token; a loopback address has a token of the server's
+// own, which is read from a file, or generated: file is its name then.
+func withOwn(tokens []access.Token, others access.Any, address, path string) (all access.Verifier, file string, err error) {
+	loopback, err := checkAddress("", address)
+	if len(tokens) > 0 || !loopback || err != nil {
+		return append(access.Any{access.NewTokens(tokens...)}, others...), "", err
+	}
+	if strings.HasPrefix(address, unixPrefix) {
+		return nil, "", nil
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, "", err
@@ -145,7 +194,7 @@ func withOwn(tokens []access.Token, address, path string) (all []access.Token, f
 	if err != nil {
 		return nil, "", err
 	}
-	return []access.Token{access.OwnToken(token)}, path, nil
+	return append(access.Any{access.NewTokens(access.OwnToken(token))}, others...), path, nil
 }
 
 // sendingToken says to clients of a server with a token of its own which one to send.
@@ -176,6 +225,7 @@ type httpCommand struct {
 	Model            []string `placeholder:"M" sep:"none" help:"Model of sessions: openai:NAME, anthropic:NAME, google:NAME or script:FILE. The first one is the default. May be given several times. Default: there are only calls."`
 	UntilStdinCloses bool     `help:"End when standard input is closed: the program that has started this one has ended."`
 	webFlags         `group:"HTTP API:"`
+	issuerFlags      `group:"HTTP API:"`
 	turnBounds
 	replyFlags    `group:"Model:"`
 	providerFlags `group:"Model:"`
@@ -190,7 +240,11 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 	if c.HTTP == "" {
 		c.HTTP = "127.0.0.1:0"
 	}
-	tokens, err := c.check()
+	issuer, err := c.issuer()
+	if err != nil {
+		return err
+	}
+	tokens, err := c.check(issuer != nil)
 	if err != nil {
 		return err
 	}
@@ -244,7 +298,7 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 			return err
 		}
 	}
-	w, err := c.listen(ctx, tokens, env.Data)
+	w, err := c.listen(ctx, tokens, clientsOf(serving, env.Fleet, issuer, &background), env.Data)
 	if err != nil {
 		return err
 	}

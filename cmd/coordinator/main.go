@@ -52,6 +52,7 @@ type grammar struct {
 	Limits     limitsCommand     `cmd:"" help:"Limit how many calls of a lane run at once, and start in a time: set, ls, rm."`
 	Template   templateCommand   `cmd:"" help:"Templates for the workspaces of new sessions: create, ls, rm."`
 	JoinToken  joinTokenCommand  `cmd:"" name:"join-token" files:"none" help:"Let other machines join the fleet of a coordinator serve on this machine: add, ls, rm."`
+	Token      tokenCommand      `cmd:"" files:"none" help:"Tokens of clients over HTTP, for each server of a fleet: add, ls, rm."`
 	Context    contextCommand    `cmd:"" files:"none" help:"Connection flags under names: add, ls, use, rm."`
 	Config     configCommand     `cmd:"" files:"none" help:"Settings in files: show, trust."`
 	Completion completionCommand `cmd:"" files:"none" help:"Print the completion script of a shell: bash, zsh or fish."`
@@ -117,6 +118,11 @@ func examples() map[string][]string {
 			`coordinator join-token add`,
 			`coordinator join-token add --pool gpu --expires 24h --note build-7`,
 			`coordinator join-token ls`,
+		},
+		"token": {
+			`coordinator token add --nats nats://nats1:4222 --role run --tenant acme ann`,
+			`coordinator token ls --nats nats://nats1:4222`,
+			`coordinator token rm --nats nats://nats1:4222 k3v9q2ma`,
 		},
 		"config":     {`coordinator config show --changed run`, `coordinator config trust`},
 		"completion": {`source <(coordinator completion bash)`, `coordinator completion fish | source`},

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/fleet"
@@ -32,6 +33,7 @@ type mcpCommand struct {
 	Listen    string   `placeholder:"ADDR" brief:"Serve over HTTP at ADDR, or unix:PATH. Default: stdio." help:"Address to serve clients on by streamable HTTP, as in 127.0.0.1:7080, or unix:PATH for a socket. Default: one client on stdin and stdout."`
 
 	httpFlags   `group:"MCP over HTTP:"`
+	issuerFlags `group:"MCP over HTTP:"`
 	taskFlag    `group:"MCP over HTTP:"`
 	approveFlag `group:"Policy:"`
 	environment.SessionFlags
@@ -40,7 +42,7 @@ type mcpCommand struct {
 
 // httpFlags are about clients of the Model Context Protocol over HTTP.
 type httpFlags struct {
-	McpTokens   string   `placeholder:"FILE" brief:"File of bearer tokens for clients over HTTP." help:"File of bearer tokens for clients over HTTP, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Required on addresses other than loopback. Default: one token, in a file that is named at the start."`
+	McpTokens   string   `placeholder:"FILE" brief:"File of bearer tokens for clients over HTTP." help:"File of bearer tokens for clients over HTTP, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Default: the tokens of the fleet (coordinator token) and, on loopback, one token in a file that is named at the start."`
 	McpResource string   `placeholder:"URL" help:"URL of this server as clients over HTTP know it, for OAuth metadata."`
 	McpAuth     []string `placeholder:"URL" sep:"," help:"Authorization servers that give out tokens, for OAuth metadata; needs --mcp-resource."`
 }
@@ -95,35 +97,36 @@ func removed(fl *fleet.Fleet, pool protocol.Pool) func(context.Context, protocol
 // unixPrefix begins the address of a Unix socket.
 const unixPrefix = "unix:"
 
-// clients checks the flags for an address and reads the tokens.
-func (f *httpFlags) clients(flag, address string) (o mcpserver.HTTPOptions, err error) {
+// clients checks the flags for an address and reads the tokens. others says that clients may have
+// tokens that are in no file.
+func (f *httpFlags) clients(flag, address string, others bool) (o mcpserver.HTTPOptions, tokens []access.Token, err error) {
 	if address == "" {
 		if f.McpTokens != "" || f.McpResource != "" || len(f.McpAuth) > 0 {
-			return o, cli.Usagef("--mcp-tokens, --mcp-resource and --mcp-auth are for clients over HTTP: they need %s", flag)
+			return o, nil, cli.Usagef("--mcp-tokens, --mcp-resource and --mcp-auth are for clients over HTTP: they need %s", flag)
 		}
-		return o, nil
+		return o, nil, nil
 	}
 	loopback, err := checkAddress(flag, address)
-	if err == nil && !loopback && f.McpTokens == "" {
+	if err == nil && !loopback && f.McpTokens == "" && !others {
 		err = cli.Usagef("%s %s: other machines can reach this address: give --mcp-tokens, or listen on a loopback address", flag, address)
 	}
 	if err != nil {
-		return o, err
+		return o, nil, err
 	}
 	for _, given := range append([]string{f.McpResource}, f.McpAuth...) {
 		if u, err := url.Parse(given); given != "" && (err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http") {
-			return o, cli.Usagef("--mcp-resource, --mcp-auth: %q is not an http or https URL", cli.RedactURL(given))
+			return o, nil, cli.Usagef("--mcp-resource, --mcp-auth: %q is not an http or https URL", cli.RedactURL(given))
 		}
 	}
 	if (f.McpResource == "") != (len(f.McpAuth) == 0) {
-		return o, cli.Usagef("--mcp-resource and --mcp-auth: one needs the other")
+		return o, nil, cli.Usagef("--mcp-resource and --mcp-auth: one needs the other")
 	}
 	o.Resource, o.AuthorizationServers = f.McpResource, f.McpAuth
 	if f.McpTokens == "" {
-		return o, nil
+		return o, nil, nil
 	}
-	o.Tokens, err = readTokens("--mcp-tokens", f.McpTokens)
-	return o, err
+	tokens, err = readTokens("--mcp-tokens", f.McpTokens)
+	return o, tokens, err
 }
 
 // checkAddress refuses an invalid address, and says whether other machines cannot reach it.
@@ -146,7 +149,11 @@ func checkAddress(flag, address string) (loopback bool, err error) {
 const tokenFile = "mcp.token"
 
 func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
-	web, err := c.clients("--listen", c.Listen)
+	issuer, err := c.issuer()
+	if err != nil {
+		return err
+	}
+	web, given, err := c.clients("--listen", c.Listen, c.Nats != "" || issuer != nil)
 	if err = errors.Join(err, c.badTaskAfter()); err != nil {
 		return err
 	}
@@ -210,7 +217,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	following.Go(func() { box.Follow(followCtx, env.Fleet, changed, list, server.SetTools, p.warn) })
 	if c.Listen != "" {
 		var serve func() error
-		if serve, err = listenHTTP(ctx, server, c.Listen, web, tokens, p); err == nil {
+		if serve, err = listenHTTP(ctx, server, c.Listen, web, given, clientsOf(followCtx, env.Fleet, issuer, &following), tokens, p); err == nil {
 			err = serve()
 		}
 	} else {
@@ -259,7 +266,9 @@ func (c *mcpCommand) rules(fl *fleet.Fleet, show view) mcpserver.Rules {
 // listenHTTP listens for clients and returns a function that serves them until ctx ends. Every user
 // of this machine reaches a port, so if there is no token one is generated and stored in dir; only
 // its owner can use a socket.
-func listenHTTP(ctx context.Context, server *mcpserver.Server, address string, o mcpserver.HTTPOptions, dir string, p program) (serve func() error, err error) {
+func listenHTTP(
+	ctx context.Context, server *mcpserver.Server, address string, o mcpserver.HTTPOptions, tokens []access.Token, others access.Any, dir string, p program,
+) (serve func() error, err error) {
 	listener, at, end, err := listenAt(ctx, address)
 	if err != nil {
 		return nil, cli.Usagef("cannot listen for MCP clients: %v", err)
@@ -270,7 +279,7 @@ func listenHTTP(ctx context.Context, server *mcpserver.Server, address string, o
 		at += "/mcp"
 	}
 	file := ""
-	if o.Tokens, file, err = withOwn(o.Tokens, address, filepath.Join(dir, tokenFile)); err != nil {
+	if o.Access, file, err = withOwn(tokens, others, address, filepath.Join(dir, tokenFile)); err != nil {
 		return nil, errors.Join(fmt.Errorf("token for MCP clients: %w", err), listener.Close())
 	}
 	_, _ = fmt.Fprintf(p.Stderr, "coordinator: MCP is at %s%s\n", at, sendingToken(file))

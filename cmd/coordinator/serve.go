@@ -112,6 +112,7 @@ type clientFlags struct {
 	Mcp     string   `placeholder:"ADDR" help:"Address to serve agents on by the Model Context Protocol over HTTP, as in 127.0.0.1:7080; see coordinator mcp --help."`
 	Toolset []string `default:"core" help:"Toolsets of clients of --mcp, separated by commas."`
 	httpFlags
+	issuerFlags
 	taskFlag
 	approveFlag
 }
@@ -170,11 +171,15 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
-	clients, err := c.clients("--mcp", c.Mcp)
+	clients, mcpTokens, err := c.clients("--mcp", c.Mcp, true)
 	if err = errors.Join(err, c.badTaskAfter()); err != nil {
 		return err
 	}
-	tokens, err := c.webFlags.check()
+	tokens, err := c.webFlags.check(true)
+	if err != nil {
+		return err
+	}
+	issuer, err := c.issuer()
 	if err != nil {
 		return err
 	}
@@ -202,13 +207,20 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
+	var others access.Any
+	if c.HTTP != "" || c.Mcp != "" {
+		others = clientsOf(serving, env.Fleet, issuer, &background)
+	}
 	if c.HTTP != "" {
-		if err := c.serveHTTP(serving, p, env, box, tokens, &background); err != nil {
+		if err := c.serveHTTP(serving, p, env, box, tokens, others, &background); err != nil {
 			return err
 		}
 	}
 	if c.Mcp != "" {
-		if err := c.serveClients(serving, p, env, box, clients, server.keys, &background); err != nil {
+		listen := func(server *mcpserver.Server) (func() error, error) {
+			return listenHTTP(serving, server, c.Mcp, clients, mcpTokens, others, env.Data, p)
+		}
+		if err := c.serveClients(serving, p, env, box, listen, server.keys, &background); err != nil {
 			return err
 		}
 	}
@@ -219,12 +231,12 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 }
 
 // serveHTTP serves clients of the HTTP API, until ctx ends.
-func (c *serveCommand) serveHTTP(ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox, tokens []access.Token, background *sync.WaitGroup) error {
+func (c *serveCommand) serveHTTP(ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox, tokens []access.Token, others access.Any, background *sync.WaitGroup) error {
 	rules, err := c.Judge()
 	if err != nil {
 		return err
 	}
-	w, err := c.listen(ctx, tokens, env.Data)
+	w, err := c.listen(ctx, tokens, others, env.Data)
 	if err != nil {
 		return err
 	}
@@ -438,7 +450,7 @@ func takesOn(fl *fleet.Fleet, logger *slog.Logger) func(loop.Event) {
 
 // serveClients serves agents that bring their own model, until ctx ends.
 func (c *serveCommand) serveClients(
-	ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox, clients mcpserver.HTTPOptions, keys *signing.Keys, background *sync.WaitGroup,
+	ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox, listen func(*mcpserver.Server) (func() error, error), keys *signing.Keys, background *sync.WaitGroup,
 ) error {
 	rules, err := c.Judge()
 	if err != nil {
@@ -455,7 +467,7 @@ func (c *serveCommand) serveClients(
 		Policy: rules, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name, keys), ClientApproves: c.McpClientApproves,
 	}
 	server := mcpserver.New(options)
-	serve, err := listenHTTP(ctx, server, c.Mcp, clients, env.Data, p)
+	serve, err := listen(server)
 	if err != nil {
 		return err
 	}

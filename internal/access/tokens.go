@@ -1,5 +1,10 @@
-// Package access lets clients over HTTP in: by bearer tokens, each of which is a principal. Tokens
-// come from a file.
+// Package access lets clients over HTTP in: by bearer tokens, each of which is a principal.
+//
+//	request ──► bearer ──► [Any] of: a file          [Tokens]
+//	                                 the fleet       package stored
+//	                                 an issuer       package oidc
+//	                         │
+//	                         └► [Grant]: a principal, until the token expires or is removed
 package access
 
 import (
@@ -30,14 +35,41 @@ type Token struct {
 	Digest Digest
 }
 
-// Verifier knows the principal of a bearer token. The error wraps [ErrUnknown] for a token that it
-// does not know; others are of a verifier that cannot answer now.
-type Verifier interface {
-	Verify(ctx context.Context, bearer string) (judge.Principal, error)
+// Grant is what a token gives: a principal, until the token expires or is removed.
+type Grant struct {
+	judge.Principal
+
+	// Live ends when the token is removed; nil if it never is.
+	Live context.Context //nolint:containedctx // the time of the token, which is not that of a request
 }
 
-// ErrUnknown means that a token is not known, or has expired.
-var ErrUnknown = errors.New("the token is not known, or has expired")
+// Until returns a context that ends when the token expires or is removed: [ErrUnknown] is its cause
+// then.
+func (g Grant) Until(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var stops []func() bool
+	if g.Live != nil {
+		stops = append(stops, context.AfterFunc(g.Live, func() { cancel(ErrUnknown) }))
+	}
+	if !g.Expires.IsZero() {
+		stops = append(stops, time.AfterFunc(time.Until(g.Expires), func() { cancel(ErrUnknown) }).Stop)
+	}
+	return ctx, func() {
+		for _, stop := range stops {
+			stop()
+		}
+		cancel(nil)
+	}
+}
+
+// Verifier knows what a bearer token gives. The error wraps [ErrUnknown] for a token that it does
+// not know; others are of a verifier that cannot answer now.
+type Verifier interface {
+	Verify(ctx context.Context, bearer string) (Grant, error)
+}
+
+// ErrUnknown means that a token is not known, has expired, or was removed.
+var ErrUnknown = errors.New("the token is not known, has expired, or was removed")
 
 // Tokens are those of a file. They never change.
 type Tokens map[Digest]Token
@@ -52,30 +84,30 @@ func NewTokens(list ...Token) Tokens {
 }
 
 // Verify implements [Verifier].
-func (t Tokens) Verify(_ context.Context, bearer string) (judge.Principal, error) {
+func (t Tokens) Verify(_ context.Context, bearer string) (Grant, error) {
 	token, known := t[DigestOf(bearer)]
 	if !known || !token.Expires.IsZero() && !time.Now().Before(token.Expires) {
-		return judge.Principal{}, ErrUnknown
+		return Grant{}, ErrUnknown
 	}
-	return token.Principal, nil
+	return Grant{Principal: token.Principal}, nil
 }
 
 // Any asks verifiers one after another, until one knows the token.
 type Any []Verifier
 
 // Verify implements [Verifier].
-func (a Any) Verify(ctx context.Context, bearer string) (judge.Principal, error) {
+func (a Any) Verify(ctx context.Context, bearer string) (Grant, error) {
 	err := ErrUnknown
 	for _, verifier := range a {
-		who, failed := verifier.Verify(ctx, bearer)
+		grant, failed := verifier.Verify(ctx, bearer)
 		if failed == nil {
-			return who, nil
+			return grant, nil
 		}
-		if !errors.Is(failed, ErrUnknown) {
+		if err == ErrUnknown || !errors.Is(failed, ErrUnknown) { //nolint:errorlint // one with a reason is kept
 			err = failed
 		}
 	}
-	return judge.Principal{}, err
+	return Grant{}, err
 }
 
 // ErrTokens is wrapped by every error of [ReadTokens].
@@ -147,7 +179,7 @@ func OwnToken(token string) Token {
 }
 
 // Require lets requests with a known token pass, in whose context the principal acts, until the
-// token expires. refuse answers the others.
+// token expires or is removed. refuse answers the others.
 func Require(verifier Verifier, next http.Handler, refuse func(w http.ResponseWriter, status int, reason string)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		bearer, is := bearerOf(r)
@@ -156,7 +188,7 @@ func Require(verifier Verifier, next http.Handler, refuse func(w http.ResponseWr
 			refuse(w, http.StatusUnauthorized, "a token is required: Authorization: Bearer TOKEN")
 			return
 		}
-		who, err := verifier.Verify(r.Context(), bearer)
+		grant, err := verifier.Verify(r.Context(), bearer)
 		switch {
 		case errors.Is(err, ErrUnknown):
 			w.Header().Set("WWW-Authenticate", `Bearer error="invalid_token"`)
@@ -166,12 +198,8 @@ func Require(verifier Verifier, next http.Handler, refuse func(w http.ResponseWr
 			refuse(w, http.StatusServiceUnavailable, "the token cannot be checked now: "+err.Error())
 			return
 		}
-		ctx := judge.With(r.Context(), who)
-		if !who.Expires.IsZero() {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithDeadlineCause(ctx, who.Expires, ErrUnknown)
-			defer cancel()
-		}
+		ctx, end := grant.Until(judge.With(r.Context(), grant.Principal))
+		defer end()
 		next.ServeHTTP(w, r.WithContext(ctx))
 	})
 }

@@ -102,6 +102,9 @@ var operations = map[string]struct {
 	"list-templates":     {"GET /v1/templates", "", listed, false},
 	"add-template":       {"POST /v1/templates", `{"name": "other", "session_id": "s"}`, hidden, true},
 	"remove-template":    {"DELETE /v1/templates/anns", "", hidden, true},
+	"list-tokens":        {"GET /v1/tokens", "", listed, true},
+	"add-token":          {"POST /v1/tokens", `{"name": "mine", "role": "read", "tenant": "acme"}`, operator, true},
+	"remove-token":       {"DELETE /v1/tokens/ID", "", hidden, true},
 }
 
 // TestOperations_RefuseTheWrongToken tries every operation with a token of another tenant, of role
@@ -116,6 +119,8 @@ func TestOperations_RefuseTheWrongToken(t *testing.T) {
 	require.Equal(t, 201, s.ask(t, "POST", "/v1/schedules", `{"name": "daily", "cron": "@daily", "session_id": "s", "turn": {"prompt": "p"}}`, nil, ann...))
 	require.Equal(t, 201, s.ask(t, "POST", "/v1/templates", `{"name": "anns", "session_id": "s"}`, nil, ann...))
 	require.Equal(t, 204, s.ask(t, "PUT", "/v1/limits", `{"tenant": "acme", "weight": 2}`, nil, as("owner")...))
+	var token httpapi.MadeToken
+	require.Equal(t, 201, s.ask(t, "POST", "/v1/tokens", `{"name": "ci", "role": "run", "tenant": "acme"}`, &token, as("owner")...))
 	body, err := httpapi.Description("test")
 	require.NoError(t, err)
 	var described struct {
@@ -133,7 +138,7 @@ func TestOperations_RefuseTheWrongToken(t *testing.T) {
 	}
 	require.Len(t, operations, tried)
 	for id, op := range operations {
-		method, path, _ := strings.Cut(op.request, " ")
+		method, path, _ := strings.Cut(strings.Replace(op.request, "ID", token.ID, 1), " ")
 		ask := func(headers ...string) (int, string) {
 			t.Helper()
 			status, read := s.send(t, method, path, op.body, headers...)

@@ -73,7 +73,7 @@ func passEvents(ctx context.Context, s *stream, p passed, next <-chan passed, ou
 		sent := true
 		switch {
 		case p.err != nil:
-			if ctx.Err() == nil || errors.Is(p.err, loop.ErrRemoved) {
+			if ctx.Err() == nil || errors.Is(p.err, loop.ErrRemoved) || errors.Is(p.err, access.ErrUnknown) {
 				s.send(kindEnd, "", problem(p.err))
 			}
 			return
@@ -191,7 +191,7 @@ func (s *stream) sendResult(ctx context.Context, a *api, ref protocol.CallRef, f
 	switch {
 	case err == nil:
 		s.send(kindState, "", CallState{ref.SessionID, ref.ID, stateEnded, made})
-	case ctx.Err() == nil:
+	case ctx.Err() == nil || errors.Is(err, access.ErrUnknown):
 		s.send(kindEnd, "", problem(err))
 	}
 }

@@ -49,6 +49,16 @@ type (
 	TemplateList struct {
 		Templates []report.Template `json:"templates"`
 	}
+	// TokenList lists tokens.
+	TokenList struct {
+		Tokens []fleet.Token `json:"tokens"`
+	}
+	// MadeToken is a new token.
+	MadeToken struct {
+		fleet.Token
+
+		Secret string `json:"token" doc:"What the client sends. It is stored nowhere, and not shown again."`
+	}
 	// Woken says whether the offer of a lane was missing.
 	Woken struct {
 		Missing bool `json:"missing"`
@@ -66,7 +76,7 @@ type (
 
 // fleet registers operations on the fleet itself.
 func (a *api) fleet() {
-	const workers, lanes, limits, schedules, templates = "Workers", "Lanes", "Limits", "Schedules", "Templates"
+	const workers, lanes, limits, schedules, templates, tokens = "Workers", "Lanes", "Limits", "Schedules", "Templates", "Tokens"
 	huma.Register(a.huma, operation(http.MethodGet, "/workers", "list-workers", workers, "List the workers of a pool"),
 		func(ctx context.Context, in *InPool) (*answer[WorkerList], error) {
 			ctx, cancel := within(ctx)
@@ -234,6 +244,37 @@ func (a *api) fleet() {
 			defer cancel()
 			return done(a.Client.Templates().Remove(ctx, in.Name))
 		})
+	huma.Register(a.huma, operation(http.MethodGet, "/tokens", "list-tokens", tokens, "List the tokens of clients, without their secrets: those of the tenant, or all for the fleet's operator"),
+		func(ctx context.Context, _ *struct{}) (*answer[TokenList], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			list, err := a.Client.Tokens().List(ctx)
+			return answered(TokenList{orEmpty(list)}, err)
+		})
+	huma.Register(a.huma, operation(http.MethodPost, "/tokens", "add-token", tokens, "Make a token of a client: only the fleet's operator may", created),
+		func(ctx context.Context, in *struct{ Body NewToken }) (*answer[MadeToken], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			made, secret, err := a.Client.Tokens().Add(ctx, fleet.Token{Name: in.Body.Name, Role: in.Body.Role, Tenant: in.Body.Tenant, Expires: in.Body.Expires})
+			return answered(MadeToken{made, secret}, err)
+		})
+	huma.Register(a.huma, operation(http.MethodDelete, "/tokens/{token}", "remove-token", tokens, "Remove a token: its requests and streams end within a second"),
+		func(ctx context.Context, in *struct {
+			Token string `path:"token" maxLength:"64" doc:"Id of the token, as the list has it."`
+		},
+		) (*struct{}, error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			return done(a.Client.Tokens().Remove(ctx, in.Token))
+		})
+}
+
+// NewToken makes a token.
+type NewToken struct {
+	Name    string          `json:"name" maxLength:"256" doc:"Name of the client. Tokens with one name, role and tenant are one client."`
+	Role    string          `json:"role" enum:"read,run,operate"`
+	Tenant  protocol.Tenant `json:"tenant,omitempty" maxLength:"64" doc:"Default: the tenant default."`
+	Expires time.Time       `json:"expires,omitzero" doc:"At most 366 days from now. Default: 90 days."`
 }
 
 // Schedule starts a turn or a call at set times.

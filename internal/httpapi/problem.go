@@ -9,6 +9,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -70,6 +71,8 @@ func status(err error) (int, protocol.Code) {
 		return http.StatusConflict, codeExists
 	case errors.Is(err, fleet.ErrBusy):
 		return http.StatusTooManyRequests, protocol.CodeBusy
+	case errors.Is(err, access.ErrUnknown): // while the request waited
+		return http.StatusUnauthorized, codeUnauthorized
 	case errors.Is(err, fleet.ErrQuota):
 		return http.StatusTooManyRequests, protocol.CodeQuota
 	case errors.Is(err, fleet.ErrSessionBusy):

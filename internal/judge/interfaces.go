@@ -80,6 +80,9 @@ func Interfaces() []Interface {
 		{Change, Limit},
 		{Change, Lane},
 		{See, Worker},
+		{See, Token},
+		{Make, Token},
+		{Remove, Token},
 		{Make, Call},
 	}
 	return []Interface{

@@ -211,6 +211,7 @@ const (
 	Limit     Kind = "limit"
 	Lane      Kind = "lane" // the calls of all tenants wait in lanes
 	Worker    Kind = "worker"
+	Token     Kind = "token" // of a client over HTTP
 )
 
 // Object is what an act is about.
@@ -257,6 +258,9 @@ func Rules() []Rule {
 		{Remove, []Kind{Session, Workspace, Schedule, Trigger, Template}, RoleRun, RoleOperate},
 		{Approve, []Kind{Session}, RoleOperate, RoleOperate}, // a call that a model makes
 		{Approve, []Kind{Call}, "", RoleOperate},             // a call that a principal makes itself
+		{See, []Kind{Token}, RoleOperate, RoleOperate},
+		{Make, []Kind{Token}, RoleOperate, RoleOperate}, // for the whole fleet: see [TheFleet]
+		{Remove, []Kind{Token}, RoleOperate, RoleOperate},
 	}
 }
 

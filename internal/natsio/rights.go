@@ -141,6 +141,18 @@ func LimitRights(fleet protocol.Fleet) Rights { return changeRights(wire.LimitsB
 // LimitListRights are described at [LimitRights].
 func LimitListRights(fleet protocol.Fleet) Rights { return readRights(wire.LimitsBucket(fleet)) }
 
+// TokenRights allow changing the tokens of clients over HTTP, and TokenListRights listing them and
+// letting clients in.
+func TokenRights(fleet protocol.Fleet) Rights {
+	return Rights{Publish: append(TokenListRights(fleet).Publish, wire.TokensSubject(fleet))}
+}
+
+// TokenListRights are described at [TokenRights].
+func TokenListRights(fleet protocol.Fleet) Rights {
+	bucket := "KV_" + wire.PlacesBucket(fleet)
+	return Rights{Publish: []string{"$JS.API.STREAM.INFO." + bucket, "$JS.API.STREAM.MSG.GET." + bucket, "$JS.API.DIRECT.GET." + bucket + "." + wire.TokensSubject(fleet)}}
+}
+
 // TemplateListRights allow listing templates; [WorkspaceRights] are for changing them.
 func TemplateListRights(fleet protocol.Fleet) Rights {
 	return Rights{Pool: protocol.DefaultPool, Publish: []string{

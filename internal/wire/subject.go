@@ -84,12 +84,19 @@ const LimitsKey = "rules"
 // LimitsSubject is where the limits are stored.
 func LimitsSubject(f protocol.Fleet) Subject { return "$KV." + LimitsBucket(f) + "." + LimitsKey }
 
-// PlacesBucket is the key-value bucket with where the contents of workspaces are, and the secret of
-// the fleet.
+// PlacesBucket is the key-value bucket with where the contents of workspaces are, the secret of the
+// fleet, and its tokens. Only coordinators read it whole.
 func PlacesBucket(f protocol.Fleet) string { return stored(f, "PLACES") }
 
 // BodiesKey is the key in [PlacesBucket] of where the contents of workspaces are.
 const BodiesKey = "bodies"
+
+// TokensKey is the key in [PlacesBucket] of the tokens of clients over HTTP, and TokensSubject where
+// they are stored.
+const TokensKey = "tokens"
+
+// TokensSubject is described at [TokensKey].
+func TokensSubject(f protocol.Fleet) Subject { return "$KV." + PlacesBucket(f) + "." + TokensKey }
 
 // Subject is a NATS subject of a fleet. With "*" for one of its parts, or ">" for the last, it is a
 // filter.

@@ -57,6 +57,7 @@ func TestSubjects_ArePinned(t *testing.T) {
 		"MY-FLEET_KEPT":                         wire.KeptBucket(f),
 		"MY-FLEET_PLACES":                       wire.PlacesBucket(f),
 		"MY-FLEET_SCHEDULES":                    wire.SchedulesBucket(f),
+		"$KV.MY-FLEET_PLACES.tokens":            wire.TokensSubject(f),
 		"MY-FLEET_LIMITS":                       wire.LimitsBucket(f),
 		"$KV.MY-FLEET_LIMITS.rules":             wire.LimitsSubject(f),
 		"ready_gpu":                             wire.ReadyConsumer("gpu"),

@@ -15,7 +15,8 @@
 //   - [Client.StartWorker] runs a worker in this process, with handlers of your own.
 //   - [Client.Lanes] and [Client.Workers] report what waits, what runs and who runs it.
 //   - [Client.Sessions] shows, follows, forks, merges and removes sessions, and has their files.
-//   - [Client.Limits], [Client.Schedules] and [Client.Templates] are settings of the fleet.
+//   - [Client.Limits], [Client.Schedules], [Client.Templates] and [Client.Tokens] are settings of the
+//     fleet.
 //   - [Sessions.Approve] and [Sessions.Answer] answer what calls and sessions ask a person.
 //
 // Without a URL the NATS server is inside the process too, so one program can be a whole fleet.

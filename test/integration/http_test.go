@@ -47,7 +47,7 @@ var (
 		"remove-limit", "remove-schedule", "remove-template", "remove-session",
 	}
 	// refused are examples of what this test does not make.
-	refused = map[string]int{"answer-question": http.StatusNotFound, "resolve-call": http.StatusNotFound}
+	refused = map[string]int{"answer-question": http.StatusNotFound, "resolve-call": http.StatusNotFound, "remove-token": http.StatusNotFound}
 )
 
 // TestHTTP_ExamplesOfTheDescription sends the example of each operation in docs/openapi.json: the

@@ -1,7 +1,6 @@
 package limits
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -75,20 +74,19 @@ func decode(body []byte) (*Rules, error) {
 
 // Rules returns the stored rules.
 func (s *Store) Rules(ctx context.Context) (*Rules, error) {
-	rules, _, err := s.read(ctx)
-	return rules, err
+	stored, _, err := natsio.ReadKey(ctx, s.bucket, wire.LimitsKey)
+	if err != nil {
+		return nil, err
+	}
+	return decodeStored(stored)
 }
 
-func (s *Store) read(ctx context.Context) (*Rules, uint64, error) {
-	entry, err := s.bucket.Get(ctx, wire.LimitsKey)
-	if errors.Is(err, jetstream.ErrKeyNotFound) {
-		return nil, 0, nil
+// decodeStored is decode; nil for a fleet that never had a limit.
+func decodeStored(stored []byte) (*Rules, error) {
+	if stored == nil {
+		return nil, nil //nolint:nilnil // none
 	}
-	if err != nil {
-		return nil, 0, fmt.Errorf("read the limits of the fleet: %w", err)
-	}
-	rules, err := decode(entry.Value())
-	return rules, entry.Revision(), err
+	return decode(stored)
 }
 
 // Set stores the fields of a rule that are not zero; others of a rule that is about the same lanes,
@@ -129,49 +127,20 @@ func (s *Store) change(ctx context.Context, by func([]Rule) ([]Rule, error)) err
 	if err := judge.Judge(ctx, judge.Change, judge.Object{Kind: judge.Limit, Owner: judge.TheFleet()}); err != nil {
 		return err
 	}
-	for {
-		rules, revision, err := s.read(ctx)
+	return natsio.ChangeKey(ctx, s.bucket, wire.LimitsKey, func(stored []byte) ([]byte, error) {
+		rules, err := decodeStored(stored)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		list, err := by(slices.Clone(rules.List()))
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if rules, err = newRules(list); err != nil {
-			return err
+			return nil, err
 		}
-		body, err := encode(rules)
-		if err != nil {
-			return err
-		}
-		err = natsio.UntilKnown(ctx, func(ctx context.Context) (err error) {
-			if revision == 0 {
-				_, err = s.bucket.Create(ctx, wire.LimitsKey, body)
-			} else {
-				_, err = s.bucket.Update(ctx, wire.LimitsKey, body, revision)
-			}
-			return err
-		}, func(ctx context.Context) (bool, error) {
-			stored, _, err := s.read(ctx)
-			if err != nil {
-				return false, err
-			}
-			is, err := encode(stored)
-			return bytes.Equal(is, body), err
-		})
-		if natsio.OutcomeOf(err) != natsio.Conflict {
-			return err
-		}
-	}
-}
-
-// encode is the record of rules; nil for none.
-func encode(rules *Rules) ([]byte, error) {
-	if rules == nil {
-		return nil, nil
-	}
-	return json.Marshal(record{Type: typeLimits, Version: wire.Version, Rules: append([]Rule{}, rules.list...)})
+		return json.Marshal(record{Type: typeLimits, Version: wire.Version, Rules: append([]Rule{}, rules.list...)})
+	})
 }
 
 // Watch is the rules of a fleet as a worker knows them. Make one with [NewWatch], call Load once,

@@ -29,8 +29,8 @@ const idleSession = time.Hour
 
 // HTTPOptions are about clients over HTTP.
 type HTTPOptions struct {
-	// Tokens let clients in; without any, every client that reaches the address may connect.
-	Tokens []access.Token
+	// Access knows who sends a request; with nil, every client that reaches the address may connect.
+	Access access.Verifier
 	// Resource is the URL of this server as clients know it, and AuthorizationServers who gives out
 	// tokens for it: metadata for clients (RFC 9728), served when both are set.
 	Resource             string
@@ -79,8 +79,8 @@ func (s *Server) handler(o HTTPOptions, b access.Bounds) http.Handler {
 		mux.Handle(metadataPath, metadata)
 		mux.Handle(metadataPath+"/mcp", metadata)
 	}
-	if len(o.Tokens) > 0 {
-		handler = auth.RequireBearerToken(verifier(access.NewTokens(o.Tokens...)), &bearer)(handler)
+	if o.Access != nil {
+		handler = auth.RequireBearerToken(verifier(o.Access), &bearer)(whileGranted(handler))
 	}
 	handler = http.NewCrossOriginProtection().Handler(handler)
 	mux.Handle("/mcp", handler)
@@ -88,15 +88,27 @@ func (s *Server) handler(o HTTPOptions, b access.Bounds) http.Handler {
 	return unread(mux)
 }
 
-// principalExtra is where the information about a token has the principal.
-const principalExtra = "principal"
+// grantExtra is where the information about a token has what it gives.
+const grantExtra = "grant"
+
+// grantOf is what a token gives.
+func grantOf(info *auth.TokenInfo) (grant access.Grant) {
+	if info != nil {
+		grant, _ = info.Extra[grantExtra].(access.Grant) // as the verifier has set it
+	}
+	return grant
+}
 
 // principalOf is whose token it is; without a token, the owner of the server.
-func principalOf(info *auth.TokenInfo) (p judge.Principal) {
-	if info != nil {
-		p, _ = info.Extra[principalExtra].(judge.Principal) // as the verifier has set it
-	}
-	return p
+func principalOf(info *auth.TokenInfo) judge.Principal { return grantOf(info).Principal }
+
+// whileGranted ends requests, and streams, whose token expires or is removed.
+func whileGranted(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, end := grantOf(auth.TokenInfoFromContext(r.Context())).Until(r.Context())
+		defer end()
+		next.ServeHTTP(w, r.WithContext(ctx))
+	})
 }
 
 // principal is who sends a request. Each request has the token of its own, also in a session of the
@@ -111,7 +123,7 @@ func principal(request mcp.Request) judge.Principal {
 // verifier asks for the principal of a token.
 func verifier(tokens access.Verifier) auth.TokenVerifier {
 	return func(ctx context.Context, given string, _ *http.Request) (*auth.TokenInfo, error) {
-		who, err := tokens.Verify(ctx, given)
+		grant, err := tokens.Verify(ctx, given)
 		if errors.Is(err, access.ErrUnknown) {
 			return nil, auth.ErrInvalidToken
 		}
@@ -119,10 +131,10 @@ func verifier(tokens access.Verifier) auth.TokenVerifier {
 			return nil, err
 		}
 		expires := time.Now().Add(time.Hour)
-		if !who.Expires.IsZero() && who.Expires.Before(expires) { // the SDK refuses one that has expired
-			expires = who.Expires
+		if !grant.Expires.IsZero() && grant.Expires.Before(expires) { // the SDK refuses one that has expired
+			expires = grant.Expires
 		}
-		return &auth.TokenInfo{UserID: who.ID(), Scopes: []string{string(who.Role)}, Expiration: expires, Extra: map[string]any{principalExtra: who}}, nil
+		return &auth.TokenInfo{UserID: grant.ID(), Scopes: []string{string(grant.Role)}, Expiration: expires, Extra: map[string]any{grantExtra: grant}}, nil
 	}
 }
 

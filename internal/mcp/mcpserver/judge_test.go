@@ -35,7 +35,7 @@ func tokened(t *testing.T, s *mcpserver.Server, lines ...string) string {
 	t.Helper()
 	tokens, err := access.ReadTokens(strings.NewReader(strings.Join(lines, "\n")))
 	require.NoError(t, err)
-	web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{Tokens: tokens}))
+	web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{Access: access.NewTokens(tokens...)}))
 	t.Cleanup(web.Close)
 	t.Cleanup(as[*http.Transport](t, http.DefaultTransport).CloseIdleConnections)
 	return web.URL + "/mcp"

@@ -37,7 +37,7 @@ func listen(t *testing.T, b access.Bounds) string {
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	done := make(chan error, 1)
-	go func() { done <- s.serve(ctx, listener, HTTPOptions{Tokens: tokens}, b) }()
+	go func() { done <- s.serve(ctx, listener, HTTPOptions{Access: access.NewTokens(tokens...)}, b) }()
 	t.Cleanup(func() {
 		stop()
 		require.NoError(t, <-done)
@@ -174,7 +174,7 @@ func TestHandler_SessionsOfATokenAreBounded(t *testing.T) {
 	tokens, err := access.ReadTokens(strings.NewReader("ann read " + goodToken))
 	require.NoError(t, err)
 	s := New(Options{Fleet: Fleet{Name: protocol.DefaultFleet}, Tools: table})
-	web := httptest.NewServer(s.Handler(HTTPOptions{Tokens: tokens}))
+	web := httptest.NewServer(s.Handler(HTTPOptions{Access: access.NewTokens(tokens...)}))
 	t.Cleanup(func() {
 		web.Close()
 		for session := range s.offer.reading.server.Sessions() {

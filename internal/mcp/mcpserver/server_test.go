@@ -433,7 +433,7 @@ func serveHTTP(t *testing.T, s *mcpserver.Server) string {
 	tokens, err := access.ReadTokens(strings.NewReader("# who\nann use " + useToken + "\nbob read " + readToken + "\n"))
 	require.NoError(t, err)
 	web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{
-		Tokens: tokens, Resource: "https://tools.example.com/mcp", AuthorizationServers: []string{"https://login.example.com"},
+		Access: access.NewTokens(tokens...), Resource: "https://tools.example.com/mcp", AuthorizationServers: []string{"https://login.example.com"},
 	}))
 	t.Cleanup(web.Close)
 	t.Cleanup(as[*http.Transport](t, http.DefaultTransport).CloseIdleConnections)
@@ -462,7 +462,7 @@ func TestHTTP_TheTokenSaysTheTenant(t *testing.T) {
 	opened := func(o *mcpserver.Options) { journal = o.Journal }
 	for name, options := range map[string][]func(*mcpserver.Options){"own": {offerEcho(t)}, "shared": {shared, offerEcho(t), opened}} {
 		s, _ := open(t, options...)
-		web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{Tokens: tokens}))
+		web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{Access: access.NewTokens(tokens...)}))
 		t.Cleanup(web.Close)
 		for token, tenant := range map[string]string{useToken: "acme", readToken: ""} {
 			if name == "shared" {

@@ -314,7 +314,7 @@ func TestHTTP_KeysAreOfTheirToken(t *testing.T) {
 	const annToken, cidToken, deeToken = "0123456789abcdef-ann", "0123456789abcdef-cid", "0123456789abcdef-cid-too"
 	tokens, err := access.ReadTokens(strings.NewReader("ann use " + annToken + "\ncid use " + cidToken + "\ncid use " + deeToken + "\n"))
 	require.NoError(t, err)
-	web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{Tokens: tokens}))
+	web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{Access: access.NewTokens(tokens...)}))
 	t.Cleanup(web.Close)
 	t.Cleanup(as[*http.Transport](t, http.DefaultTransport).CloseIdleConnections)
 	said := func(token, path, command string) string {

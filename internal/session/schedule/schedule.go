@@ -519,7 +519,7 @@ func (st *Store) sign(s *Schedule) error {
 	}
 	record, err := s.signed()
 	if err == nil {
-		s.Signature = st.Signer.SignSchedule(st.fleet, record)
+		s.Signature = st.Signer.SignRecord(st.fleet, signing.KindSchedule, record)
 	}
 	return err
 }
@@ -532,7 +532,7 @@ func (st *Store) checkSigned(s *Schedule) error {
 		return nil
 	}
 	record, err := s.signed()
-	if err != nil || st.Signer.HasSigned(st.fleet, record, s.Signature) {
+	if err != nil || st.Signer.HasSigned(st.fleet, signing.KindSchedule, record, s.Signature) {
 		return err
 	}
 	if s.bound = s.isTurn() && !st.Strict && cmp.Or(s.Call.Tenant, wire.DefaultTenant) == wire.DefaultTenant; !s.bound {

@@ -106,21 +106,30 @@ func (s *Signer) ID() string {
 	return s.id
 }
 
-// SignSchedule returns the signature of a stored schedule. It has no time: who has the same key
-// signs the call of each time when it starts.
-func (s *Signer) SignSchedule(fleet protocol.Fleet, record []byte) string {
-	return base64.RawURLEncoding.EncodeToString(ed25519.Sign(s.key, scheduled(fleet, record)))
+// Kind is what a record is whose signature a [Signer] makes: that of one kind is none of another.
+type Kind string
+
+// The kinds of records.
+const (
+	KindSchedule Kind = "schedule"
+	KindToken    Kind = "token"
+)
+
+// SignRecord returns the signature of a record. It has no time: it counts for as long as the record
+// is stored, for processes with the same key.
+func (s *Signer) SignRecord(fleet protocol.Fleet, kind Kind, record []byte) string {
+	return base64.RawURLEncoding.EncodeToString(ed25519.Sign(s.key, recorded(fleet, kind, record)))
 }
 
-// HasSigned reports whether a signature is that of SignSchedule with the same key.
-func (s *Signer) HasSigned(fleet protocol.Fleet, record []byte, signature string) bool {
+// HasSigned reports whether a signature is that of SignRecord with the same key.
+func (s *Signer) HasSigned(fleet protocol.Fleet, kind Kind, record []byte, signature string) bool {
 	sig, err := base64.RawURLEncoding.DecodeString(signature)
-	return err == nil && ed25519.Verify(s.key.Public().(ed25519.PublicKey), scheduled(fleet, record), sig) //nolint:errcheck,forcetypeassert // documented
+	return err == nil && ed25519.Verify(s.key.Public().(ed25519.PublicKey), recorded(fleet, kind, record), sig) //nolint:errcheck,forcetypeassert // documented
 }
 
-// scheduled is what a signature of a schedule signs.
-func scheduled(fleet protocol.Fleet, record []byte) []byte {
-	return append([]byte("toolfleet schedule 1\n"+string(fleet)+"\n"), record...)
+// recorded is what a signature of a record signs.
+func recorded(fleet protocol.Fleet, kind Kind, record []byte) []byte {
+	return append([]byte("toolfleet "+string(kind)+" 1\n"+string(fleet)+"\n"), record...)
 }
 
 // Sign returns the value of [wire.HeaderSigned] for the body of a call that is enqueued now. It

@@ -741,6 +741,41 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List the tokens of clients, without their secrets: those of the tenant, or all for the fleet's operator */
+        get: operations["list-tokens"];
+        put?: never;
+        /** Make a token of a client: only the fleet's operator may */
+        post: operations["add-token"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/tokens/{token}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /** Remove a token: its requests and streams end within a second */
+        delete: operations["remove-token"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/tools": {
         parameters: {
             query?: never;
@@ -1301,6 +1336,18 @@ export interface components {
         Lost: {
             reason: string;
         };
+        MadeToken: {
+            /** Format: date-time */
+            created: string;
+            /** Format: date-time */
+            expires: string;
+            id: string;
+            name: string;
+            role: string;
+            tenant: string;
+            /** @description What the client sends. It is stored nowhere, and not shown again. */
+            token: string;
+        };
         "Merge-sessionRequest": {
             /** @description Id of the fork. */
             fork: string;
@@ -1389,6 +1436,19 @@ export interface components {
             timeout_ms?: number;
             /** @description Built-in toolsets. Default: core. */
             toolsets?: string[];
+        };
+        NewToken: {
+            /**
+             * Format: date-time
+             * @description At most 366 days from now. Default: 90 days.
+             */
+            expires?: string;
+            /** @description Name of the client. Tokens with one name, role and tenant are one client. */
+            name: string;
+            /** @enum {string} */
+            role: "read" | "run" | "operate";
+            /** @description Default: the tenant default. */
+            tenant?: string;
         };
         OutputPiece: {
             /**
@@ -1645,6 +1705,19 @@ export interface components {
             system?: string;
             tools: string[] | null;
         };
+        Token: {
+            /** Format: date-time */
+            created: string;
+            /** Format: date-time */
+            expires: string;
+            id: string;
+            name: string;
+            role: string;
+            tenant: string;
+        };
+        TokenList: {
+            tokens: components["schemas"]["Token"][];
+        };
         ToolCall: {
             arguments: string;
             id: string;
@@ -1807,7 +1880,7 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
-        /** @description `unauthorized`: there is no token, or it is unknown or expired. */
+        /** @description `unauthorized`: there is no token, or it is unknown, has expired or was removed. */
         401: {
             headers: {
                 [name: string]: unknown;
@@ -1897,7 +1970,7 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
-        /** @description `unreachable`: the fleet does not answer. `draining`: the server ends. */
+        /** @description `unreachable`: the fleet does not answer, or a token cannot be checked now. `draining`: the server ends. */
         503: {
             headers: {
                 [name: string]: unknown;
@@ -3873,6 +3946,111 @@ export interface operations {
                  * @example reports
                  */
                 name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description No Content */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            500: components["responses"]["500"];
+            503: components["responses"]["503"];
+        };
+    };
+    "list-tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TokenList"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            409: components["responses"]["409"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            500: components["responses"]["500"];
+            503: components["responses"]["503"];
+        };
+    };
+    "add-token": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "name": "ann",
+                 *       "role": "run",
+                 *       "tenant": "acme"
+                 *     }
+                 */
+                "application/json": components["schemas"]["NewToken"];
+            };
+        };
+        responses: {
+            /** @description Created */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MadeToken"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            413: components["responses"]["413"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            500: components["responses"]["500"];
+            503: components["responses"]["503"];
+        };
+    };
+    "remove-token": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /**
+                 * @description Id of the token, as the list has it.
+                 * @example k3v9q2ma
+                 */
+                token: string;
             };
             cookie?: never;
         };

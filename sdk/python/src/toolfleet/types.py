@@ -48,11 +48,13 @@ __all__ = [
     "LimitList",
     "Limits",
     "Lost",
+    "MadeToken",
     "MergeSessionRequest",
     "Merged",
     "Need",
     "NewSchedule",
     "NewSession",
+    "NewToken",
     "OutputPiece",
     "Parent",
     "Paused",
@@ -82,6 +84,8 @@ __all__ = [
     "Template",
     "TemplateList",
     "Terms",
+    "Token",
+    "TokenList",
     "ToolCall",
     "ToolInfo",
     "ToolList",
@@ -534,6 +538,17 @@ class Lost(TypedDict):
     reason: str
 
 
+class MadeToken(TypedDict):
+    created: str
+    expires: str
+    id: str
+    name: str
+    role: str
+    tenant: str
+    token: str
+    """What the client sends. It is stored nowhere, and not shown again."""
+
+
 class MergeSessionRequest(TypedDict):
     fork: str
     """Id of the fork."""
@@ -619,6 +634,19 @@ class NewSession(_NewSession, total=False):
     """Bound of the turn."""
     toolsets: list[str]
     """Built-in toolsets. Default: core."""
+
+
+class _NewToken(TypedDict):
+    name: str
+    """Name of the client. Tokens with one name, role and tenant are one client."""
+    role: Literal['read', 'run', 'operate']
+
+
+class NewToken(_NewToken, total=False):
+    expires: str | datetime
+    """At most 366 days from now. Default: 90 days."""
+    tenant: str
+    """Default: the tenant default."""
 
 
 class _OutputPiece(TypedDict):
@@ -875,6 +903,19 @@ class Terms(_Terms, total=False):
     system: str
 
 
+class Token(TypedDict):
+    created: str
+    expires: str
+    id: str
+    name: str
+    role: str
+    tenant: str
+
+
+class TokenList(TypedDict):
+    tokens: list[Token]
+
+
 class ToolCall(TypedDict):
     arguments: str
     id: str
@@ -1020,6 +1061,7 @@ class WorkerList(TypedDict):
 Operation = Literal[
     "add-schedule",
     "add-template",
+    "add-token",
     "answer-question",
     "approve-call",
     "cancel-call",
@@ -1047,6 +1089,7 @@ Operation = Literal[
     "list-session-calls",
     "list-sessions",
     "list-templates",
+    "list-tokens",
     "list-tools",
     "list-workers",
     "merge-session",
@@ -1058,6 +1101,7 @@ Operation = Literal[
     "remove-schedule",
     "remove-session",
     "remove-template",
+    "remove-token",
     "resolve-call",
     "restore-session",
     "resume-lane",
@@ -1075,6 +1119,7 @@ Operation = Literal[
 OPERATIONS: Dict[Operation, Tuple[str, str]] = {
     "add-schedule": ("POST", "/v1/schedules"),
     "add-template": ("POST", "/v1/templates"),
+    "add-token": ("POST", "/v1/tokens"),
     "answer-question": ("POST", "/v1/sessions/{session}/answer"),
     "approve-call": ("POST", "/v1/sessions/{session}/approve"),
     "cancel-call": ("POST", "/v1/calls/{session}/{call}/cancel"),
@@ -1102,6 +1147,7 @@ OPERATIONS: Dict[Operation, Tuple[str, str]] = {
     "list-session-calls": ("GET", "/v1/sessions/{session}/calls"),
     "list-sessions": ("GET", "/v1/sessions"),
     "list-templates": ("GET", "/v1/templates"),
+    "list-tokens": ("GET", "/v1/tokens"),
     "list-tools": ("GET", "/v1/tools"),
     "list-workers": ("GET", "/v1/workers"),
     "merge-session": ("POST", "/v1/sessions/{session}/merge"),
@@ -1113,6 +1159,7 @@ OPERATIONS: Dict[Operation, Tuple[str, str]] = {
     "remove-schedule": ("DELETE", "/v1/schedules/{name}"),
     "remove-session": ("DELETE", "/v1/sessions/{session}"),
     "remove-template": ("DELETE", "/v1/templates/{name}"),
+    "remove-token": ("DELETE", "/v1/tokens/{token}"),
     "resolve-call": ("POST", "/v1/sessions/{session}/resolve"),
     "restore-session": ("POST", "/v1/sessions/{session}/restore"),
     "resume-lane": ("POST", "/v1/lane/resume"),
