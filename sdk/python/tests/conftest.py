@@ -6,12 +6,16 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from toolfleet import Client
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[3]
 COORDINATOR = os.environ.setdefault("TOOLFLEET_COORDINATOR", str(ROOT / "bin" / "coordinator"))
@@ -26,6 +30,15 @@ def pytest_sessionstart() -> None:
 def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """What servers keep is of this test only."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+
+
+def until(find: Callable[[], T]) -> T:
+    """What find returns once that is something."""
+    for _ in range(1200):
+        if found := find():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("nothing came within a minute")
 
 
 def free_port() -> int:

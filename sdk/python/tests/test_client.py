@@ -16,11 +16,11 @@ import httpx
 import pytest
 
 import toolfleet
-from toolfleet import AsyncClient, CallFailed, Client, Event, Invalid, NotFound, Output, ToolfleetError, Unauthorized, Unreachable, types
+from toolfleet import AsyncClient, CallFailed, Client, Event, Invalid, NotFound, ToolfleetError, Unauthorized, Unreachable, types
 from toolfleet._async import AsyncFuture
 from toolfleet._common import Decoder
 
-from conftest import COORDINATOR, ROOT, Server, model
+from conftest import COORDINATOR, ROOT, Server, model, until
 
 
 def test_the_shortest_use(client: Client) -> None:
@@ -99,6 +99,26 @@ def test_the_fleet_is_listed(client: Client) -> None:
     assert not client.resume_schedule("daily")["paused"]
     assert client.schedules()["schedules"][0]["name"] == "daily"  # type: ignore[index]
     client.remove_schedule("daily")
+
+
+def test_tokens(client: Client) -> None:
+    made = client.add_token(name="ann", role="read")
+    with Client(client.url, made["token"]) as ann:
+        until(lambda: takes(ann))
+        with pytest.raises(toolfleet.Forbidden):
+            ann.call("bash", {"command": "true"})
+        assert [(token["id"], token["name"]) for token in client.tokens()] == [(made["id"], "ann")]
+        client.remove_token(made["id"])
+        assert client.tokens() == []
+        until(lambda: not takes(ann))
+
+
+def takes(client: Client) -> bool:
+    """Whether the server takes the client's token."""
+    try:
+        return bool(client.tools())
+    except Unauthorized:
+        return False
 
 
 def test_async(workspace: Path) -> None:

@@ -35,7 +35,6 @@ def test_fifteen_minutes(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "python.md").read_text()
     nats, http = free_port(), free_port()
     text = script(page.split("## The client")[0]).replace("4222", str(nats)).replace("7070", str(http))
-    text = text.replace("coordinator serve ", f"coordinator serve --listen 127.0.0.1:{nats} ")
     env = {**os.environ, "PATH": f"{ROOT / 'bin'}:{os.environ['PATH']}", "PIP_FIND_LINKS": str(Path(WHEEL or "").parent), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     env.pop("TOOLFLEET_COORDINATOR", None)
     folder = tmp_path / "shop"

@@ -6,29 +6,15 @@ import json
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 import toolfleet
 from toolfleet import Client, Event, NotFound, Session
 
-from conftest import Server, model
-
-T = TypeVar("T")
-
-
-def until(find: Callable[[], T]) -> T:
-    """What find returns once that is something."""
-    for _ in range(1200):
-        if found := find():
-            return found
-        time.sleep(0.05)
-    raise AssertionError("nothing came within a minute")
-
+from conftest import Server, model, until
 
 def calls(name: str, arguments: dict[str, Any], id: str = "c1") -> dict[str, object]:
     """A reply of a model with one call."""

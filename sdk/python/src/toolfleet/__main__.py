@@ -15,7 +15,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="serve the tools of a file by the Model Context Protocol, on stdio")
     serve.add_argument("file", help="a Python file with functions that have the decorator @tool(...)")
-    serve.add_argument("--listen", metavar="HOST:PORT", help="serve over HTTP, at http://HOST:PORT/mcp, for workers beside it")
+    serve.add_argument("--listen", metavar="HOST:PORT", help="serve over HTTP, at http://HOST:PORT/mcp, for workers next to it")
     serve.add_argument("--token-file", metavar="FILE", help="file with the token that requests over HTTP need")
     options = parser.parse_args(argv)
     try:

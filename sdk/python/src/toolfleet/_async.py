@@ -263,6 +263,18 @@ class AsyncClient:
     async def remove_template(self, name: str) -> None:
         await self._ask("remove-template", None, {"name": name})
 
+    async def tokens(self) -> list[t.Token]:
+        """The stored tokens of clients, without their secrets."""
+        return (await self._ask("list-tokens", t.TokenList))["tokens"]
+
+    async def add_token(self, **token: Unpack[t.NewToken]) -> t.MadeToken:
+        """Makes a token of a client. Only this answer has its secret, ``token``."""
+        return await self._ask("add-token", t.MadeToken, body=token)
+
+    async def remove_token(self, id: str) -> None:
+        """Removes a token by its id: within a second no server takes it any more."""
+        await self._ask("remove-token", None, {"token": id})
+
     # Requests
 
     async def _ask(

@@ -261,6 +261,18 @@ class Client:
     def remove_template(self, name: str) -> None:
         self._ask("remove-template", None, {"name": name})
 
+    def tokens(self) -> list[t.Token]:
+        """The stored tokens of clients, without their secrets."""
+        return (self._ask("list-tokens", t.TokenList))["tokens"]
+
+    def add_token(self, **token: Unpack[t.NewToken]) -> t.MadeToken:
+        """Makes a token of a client. Only this answer has its secret, ``token``."""
+        return self._ask("add-token", t.MadeToken, body=token)
+
+    def remove_token(self, id: str) -> None:
+        """Removes a token by its id: within a second no server takes it any more."""
+        self._ask("remove-token", None, {"token": id})
+
     # Requests
 
     def _ask(

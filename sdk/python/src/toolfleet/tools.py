@@ -8,7 +8,7 @@
         ...
 
 ``toolfleet serve my_tools.py`` serves the functions of a file on stdio, for the --mcp-config of a
-coordinator, or a manifest of kind mcp; with --listen over HTTP, for workers beside it. It needs ``pip install toolfleet[mcp]``.
+coordinator, or a manifest of kind mcp; with --listen over HTTP, for workers next to it. It needs ``pip install toolfleet[mcp]``.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def load(file: str | Path) -> list[Callable[..., Any]]:
 
 
 def serve(file: str | Path, listen: str | None = None, token_file: str | Path | None = None) -> None:
-    """Serves the tools of a file on stdio, until stdin is closed, or over HTTP at an address, for workers beside it.
+    """Serves the tools of a file on stdio, until stdin is closed, or over HTTP at an address, for workers next to it.
 
     The requests need the token of the file.
     """
