@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"text/tabwriter"
 	"time"
@@ -112,12 +113,19 @@ func (c *joinTokenCommand) add(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
+	known, err := embedded.OwnPools(store.Dir, entry.Fleet)
+	if err != nil {
+		return err
+	}
 	token, entry, err := newJoinToken(ctx, store, entry, c.Add.Address)
 	if err != nil {
 		return err
 	}
 	if entry.Role == join.RoleWorker {
-		if err := makeJoinedPool(ctx, store, token); err != nil {
+		isNew := entry.Pool != protocol.DefaultPool && !slices.Contains(known, entry.Pool)
+		if err := makeJoinedPool(ctx, store, token); err == nil && isNew {
+			p.warn(fmt.Sprintf("the pool %s is new, and has an account of its own: coordinator serve reaches it from its next start on", entry.Pool))
+		} else if err != nil {
 			p.warn(fmt.Sprintf("the pool %s is made when coordinator serve starts: it cannot be reached now: %v", entry.Pool, err))
 		}
 	}
@@ -147,6 +155,15 @@ func newJoinToken(ctx context.Context, store join.Store, entry join.Entry, addre
 			return token, added, err
 		}
 	}
+	switch {
+	case entry.Role == join.RoleCoordinator:
+		token.Pools, err = embedded.OwnPools(store.Dir, entry.Fleet)
+	case entry.Pool != protocol.DefaultPool: // before the first worker may come
+		_, err = embedded.LoadToken(embedded.PoolTokenFile(store.Dir, entry.Fleet, entry.Pool))
+	}
+	if err != nil {
+		return token, added, err
+	}
 	const maxKey = 64 << 10
 	for name, into := range map[string]*string{signing.PublicFile: &token.Keys, signing.PrivateFile: &token.Key} {
 		if name == signing.PrivateFile && entry.Role != join.RoleCoordinator {
@@ -174,7 +191,11 @@ func makeJoinedPool(ctx context.Context, store join.Store, token join.Token) err
 		return err
 	}
 	token.Addresses, token.Secret = server.Addresses, "" // those of this machine
-	own, err := embedded.LoadToken(filepath.Join(store.Dir, embedded.TokenFile))
+	file := filepath.Join(store.Dir, embedded.TokenFile)
+	if token.Pool != protocol.DefaultPool {
+		file = embedded.PoolTokenFile(store.Dir, token.Fleet, token.Pool)
+	}
+	own, err := embedded.LoadToken(file)
 	if err != nil {
 		return err
 	}
@@ -186,6 +207,9 @@ func makeJoinedPool(ctx context.Context, store join.Store, token join.Token) err
 	defer nc.Close()
 	js, err := jetstream.New(nc)
 	if err != nil {
+		return err
+	}
+	if err := natsio.Ensure(ctx, js, natsio.Topology{Fleet: token.Fleet}); err != nil {
 		return err
 	}
 	return natsio.MakePool(ctx, js, token.Fleet, token.Pool)
@@ -200,14 +224,18 @@ func (c *joinTokenCommand) list(_ context.Context, p program) error {
 	if err != nil {
 		return err
 	}
+	seen, err := store.Seen()
+	if err != nil {
+		return err
+	}
 	for i := range list {
-		list[i].Digest = ""
+		list[i].Digest, list[i].Seen = "", seen[list[i].ID]
 	}
 	if c.JSON {
 		return printJSON(p, append([]join.Entry{}, list...))
 	}
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "ID\tROLE\tPOOL\tCREATED\tEXPIRES\tNOTE")
+	_, _ = fmt.Fprintln(table, "ID\tROLE\tPOOL\tCREATED\tEXPIRES\tLAST SEEN\tNOTE")
 	now := time.Now()
 	for _, e := range list {
 		expires := "never"
@@ -217,7 +245,11 @@ func (c *joinTokenCommand) list(_ context.Context, p program) error {
 		if e.Expired(now) {
 			expires += " (expired)"
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", e.ID, e.Role, cmp.Or(string(e.Pool), "-"), e.Created.Local().Format(time.DateTime), expires, e.Note)
+		last := "never"
+		if !e.Seen.IsZero() {
+			last = e.Seen.Local().Format(time.DateTime)
+		}
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.ID, e.Role, cmp.Or(string(e.Pool), "-"), e.Created.Local().Format(time.DateTime), expires, last, e.Note)
 	}
 	return table.Flush()
 }

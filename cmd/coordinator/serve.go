@@ -561,8 +561,26 @@ func (c *serveCommand) announce(ctx context.Context, p program, env *environment
 		_, _ = fmt.Fprintf(p.Stderr, "coordinator: NATS is at %s; start workers with: worker --nats %s --creds %s --call-keys %s\n",
 			url, url, creds, cli.ShellWord(filepath.Join(filepath.Dir(fl.Server.CredentialFile()), signing.PublicFile)))
 	}
-	_, _ = fmt.Fprintf(p.Stderr, "coordinator: other commands reach it with: --nats %s --creds %s%s\n", url, creds, ca)
+	own, err := ownPoolFlags(fl, url)
+	if err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintf(p.Stderr, "coordinator: other commands reach it with: --nats %s --creds %s%s%s\n", url, creds, ca, own)
 	return nil
+}
+
+// ownPoolFlags are the flags of other commands for pools with accounts of their own.
+func ownPoolFlags(fl *fleet.Fleet, url string) (string, error) {
+	pools, err := fl.Server.OwnPools(fl.Name)
+	if err != nil || len(pools) == 0 {
+		return "", err
+	}
+	var urls, creds []string
+	for _, pool := range pools {
+		urls = append(urls, string(pool)+"="+url)
+		creds = append(creds, string(pool)+"="+embedded.PoolTokenFile(filepath.Dir(fl.Server.CredentialFile()), fl.Name, pool))
+	}
+	return " --pool-nats " + cli.ShellWord(strings.Join(urls, ";")) + " --pool-creds " + cli.ShellWord(strings.Join(creds, ";")), nil
 }
 
 // replaceLimits stores the limits of parts of a fleet: pools with servers of their own have a copy.

@@ -122,6 +122,10 @@ func (c *contextAdd) join() error {
 		return cli.Usagef("--join: the token says where the fleet is: give it without --nats, --creds, --tls-..., --pool-... and --sign-key")
 	}
 	c.Nats, c.TLS.Authority, c.Fleet = token.URL(), token.Authority, string(token.Fleet)
+	c.PoolNats = map[string]string{}
+	for _, pool := range token.Pools {
+		c.PoolNats[string(pool)] = token.PoolURL(pool)
+	}
 	if token.Key == "" {
 		return nil
 	}

@@ -211,6 +211,11 @@ func (o *Options) open(ctx context.Context) (_ *fleet.Fleet, err error) {
 	if err := o.connect(ctx, f, natsio.Server{URL: o.URL, Creds: o.Creds, TLS: tls}, true); err != nil {
 		return nil, err
 	}
+	if f.Server != nil {
+		if err := o.openOwnPools(ctx, f); err != nil {
+			return nil, err
+		}
+	}
 	for pool, part := range f.Pools {
 		f.Dispatcher.RoutePool(pool, part.Dispatcher)
 	}
@@ -218,6 +223,31 @@ func (o *Options) open(ctx context.Context) (_ *fleet.Fleet, err error) {
 		return f, nil
 	}
 	return f, f.CheckRights(ctx, append(natsio.SessionRights(f.Name), natsio.CallRights(f.Name, protocol.DefaultPool))...)
+}
+
+// openOwnPools opens the parts of pools that have accounts of their own in the embedded server.
+func (o *Options) openOwnPools(ctx context.Context, f *fleet.Fleet) error {
+	pools, err := f.Server.OwnPools(f.Name)
+	if err != nil {
+		return err
+	}
+	for _, pool := range pools {
+		part := o.part(f.Signer)
+		f.OnClose(part.Close)
+		options := natsio.ConnectOptions{Name: cmp.Or(o.Client, filepath.Base(os.Args[0])), Logger: f.Logger}
+		if options.Options, err = f.Server.PoolOptions(f.Name, pool); err != nil {
+			return err
+		}
+		if part.NC, err = natsio.Connect(ctx, "", options); err != nil {
+			return fmt.Errorf("account of pool %s: %w", pool, err)
+		}
+		part.OnClose(part.NC.Close)
+		if err := o.connect(ctx, part, natsio.Server{}, false); err != nil {
+			return fmt.Errorf("account of pool %s: %w", pool, err)
+		}
+		f.Pools[pool] = part
+	}
+	return nil
 }
 
 // part is a part of the fleet that is not connected yet.
@@ -280,7 +310,7 @@ func (o *Options) connect(ctx context.Context, f *fleet.Fleet, server natsio.Ser
 	if err != nil {
 		return err
 	}
-	topology := natsio.Topology{Fleet: f.Name, Storage: natsio.Storage(o.Storage), Bounded: f.Server == nil && o.Shared == nil && len(f.Pools) == 0, Logger: f.Logger}
+	topology := natsio.Topology{Fleet: f.Name, Storage: natsio.Storage(o.Storage), Bounded: (o.URL != "" || o.Conn != nil) && len(f.Pools) == 0, Logger: f.Logger}
 	ensure := natsio.Ensure
 	if o.Existing {
 		ensure = natsio.Check

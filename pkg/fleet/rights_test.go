@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -88,14 +89,17 @@ func eachSubject() []string {
 type restricted struct {
 	name string
 	nc   *nats.Conn
+	js   jetstream.JetStream // of the owner of the account that has its streams
 	may  []string
+	pool protocol.Pool // of a worker; "" answers nothing
 	// has is what it has others publish on although it may not.
 	has []string
 }
 
-// workerRights are what the user of workers may publish; NATS checks each, so all are needed.
-func workerRights() []string {
-	may := natsio.PoolRights(fleetName, protocol.DefaultPool).Publish
+// workerRights are what the user of a pool's workers may publish; NATS checks each, so all are
+// needed.
+func workerRights(pool protocol.Pool) []string {
+	may := natsio.PoolRights(fleetName, pool).Publish
 	for _, stream := range streams() {
 		may = append(may, "$JS.API.STREAM.INFO."+stream) // which tells sizes and settings
 	}
@@ -103,7 +107,7 @@ func workerRights() []string {
 		stream := natsio.ObjectStream(bucket)
 		may = append(may, "$O."+bucket+".M."+probe, "$JS.API.STREAM.MSG.GET."+stream, "$JS.API.DIRECT.GET."+stream+"."+probe)
 	}
-	f, pool := fleetName, protocol.DefaultPool
+	f := fleetName
 	return append(may, wire.CancelSubject(f, pool, probe, probe), wire.PauseSubject(f, pool, probe), wire.LaterSubject(f, pool, probe, probe),
 		"$JS.API.DIRECT.GET.KV_"+wire.LimitsBucket(f)+"."+probe)
 }
@@ -198,29 +202,111 @@ func TestDeploy_EachUserAndEachSubject(t *testing.T) {
 	require.NotContains(t, natsiotest.Accounts(t), "allow_responses:", "a user that answers its own request may publish on any subject")
 	h := newHostile(t, accountsFile)
 	for _, user := range []restricted{
-		{"worker", h.worker, workerRights(), []string{
-			"$JS.API.INFO",                                                                       // which its account imports to have no more of $JS.API
-			"tf.beat.default.rights", "tf.done.rights.rights", "tf.stored.default.rights.rights", // what it may have stored, as republished
-		}},
-		{"reader", h.place.connect(t, h.place.reader, nil), readerRights(), []string{"$JS.API.INFO"}},
-		{"reader_default", h.place.connect(t, h.place.poolReader, nil), readerRights(), []string{"$JS.API.INFO"}},
+		{"worker", h.worker, h.poolJS, workerRights(protocol.DefaultPool), protocol.DefaultPool, workerHas(protocol.DefaultPool)},
+		{"reader", h.place.connect(t, h.place.reader, nil), h.js, readerRights(), "", []string{"$JS.API.INFO"}},
+		{"reader_default", h.place.connect(t, h.place.poolReader, nil), h.poolJS, readerRights(), "", []string{"$JS.API.INFO"}},
 	} {
 		before, stored := h.state(), h.poolState()
-		heard := h.overhear(user)
-		for _, subject := range eachSubject() {
-			if h.worker = user.nc; slices.Contains(user.may, subject) {
-				require.False(t, h.publishes(subject), "%s needs %s", user.name, subject)
-				continue
-			}
-			require.True(t, h.publishes(subject), "%s publishes on %s", user.name, subject)
-			h.writeBy(user, subject)
-		}
-		h.settle(user)
-		require.Equal(t, user.has, heard(), "%s has others publish on them", user.name)
-		if user.name != "worker" {
+		h.tries(user)
+		if user.pool == "" {
 			require.Equal(t, stored, h.poolState())
 		}
 		require.Equal(t, before, h.state())
+	}
+}
+
+// workerHas is what a worker has others publish on, although it may not.
+func workerHas(pool protocol.Pool) []string {
+	return []string{
+		"$JS.API.INFO",                                                                                                 // which its account imports to have no more of $JS.API
+		"tf.beat." + string(pool) + ".rights", "tf.done.rights.rights", "tf.stored." + string(pool) + ".rights.rights", // what it may have stored, as republished
+	}
+}
+
+// tries has a user publish on each subject, and have others publish on it, in every way that there
+// is. What it may is what its rights say.
+func (h *hostile) tries(user restricted) {
+	const batch = 20
+	h.t.Helper()
+	heard := h.overhear(user)
+	refused := h.refusals(user.nc)
+	var want []string
+	for _, subject := range eachSubject() {
+		require.NoError(h.t, user.nc.Publish(subject, []byte(`{}`)))
+		if !slices.Contains(user.may, subject) {
+			want = append(want, subject)
+		}
+	}
+	slices.Sort(want)
+	want = slices.Compact(want)
+	require.Equal(h.t, want, refused(), "%s publishes on all others, and needs these", user.name)
+	answer := h.answering(user)
+	for i, subject := range want {
+		h.writeBy(user, subject)
+		if i%batch == 0 { // the server answers in order, and no queue of its requests is full
+			_, err := user.nc.Request("$JS.API.STREAM.INFO."+wire.CallsStream(fleetName), nil, time.Minute)
+			require.NoError(h.t, err)
+		}
+	}
+	answer(want)
+	h.settle(user)
+	require.Equal(h.t, user.has, heard(), "%s has others publish on them", user.name)
+}
+
+// refusals returns what returns the subjects on which the server has refused since what a
+// connection published.
+func (h *hostile) refusals(nc *nats.Conn) func() []string {
+	const last = "elsewhere.last" // no user may
+	var all []string
+	done := make(chan struct{})
+	nc.SetErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { // in the order of what was published
+		_, subject, _ := strings.Cut(err.Error(), `Publish to "`)
+		subject, _, _ = strings.Cut(subject, `"`)
+		switch {
+		case !errors.Is(err, nats.ErrPermissionViolation) || subject == "":
+			assert.NoError(h.t, err)
+		case subject == last:
+			close(done)
+		default:
+			all = append(all, subject)
+		}
+	})
+	return func() []string {
+		require.NoError(h.t, nc.Publish(last, nil))
+		require.NoError(h.t, nc.FlushTimeout(time.Minute))
+		select {
+		case <-done:
+		case <-time.After(time.Minute):
+			require.FailNow(h.t, "the server refuses nothing")
+		}
+		nc.SetErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})
+		slices.Sort(all)
+		return slices.Compact(all)
+	}
+}
+
+// answering subscribes a worker to a request that it answers, and returns what has it send itself
+// this request with each reply subject, and answer what it gets.
+func (h *hostile) answering(user restricted) func(replies []string) {
+	h.t.Helper()
+	if user.pool == "" {
+		return func([]string) {}
+	}
+	own := wire.AskSubject(fleetName, user.pool, probe)
+	subscription, err := user.nc.SubscribeSync(own)
+	require.NoError(h.t, err)
+	return func(replies []string) {
+		for _, subject := range replies {
+			require.NoError(h.t, user.nc.PublishRequest(own, subject, nil))
+		}
+		require.NoError(h.t, user.nc.FlushTimeout(time.Minute))
+		for n, _, err := subscription.Pending(); err == nil && n > 0; n, _, err = subscription.Pending() { // servers deliver no request with a reply subject of theirs
+			asked, err := subscription.NextMsg(time.Minute)
+			require.NoError(h.t, err)
+			require.NoError(h.t, asked.Respond([]byte(mine)))
+		}
+		require.NoError(h.t, subscription.Unsubscribe())
+		require.NoError(h.t, user.nc.FlushTimeout(time.Minute))
 	}
 }
 
@@ -241,26 +327,12 @@ func (h *hostile) writeBy(user restricted, subject string) {
 		if strings.Contains(may, ".DELETE.") || strings.Contains(may, ".PURGE.") { // the answer counts
 			body = []byte(`{"seq":1000000,"filter":"nothing"}`)
 		}
-		require.NoError(h.t, user.nc.PublishRequest(may, subject, body))
+		m := &nats.Msg{Subject: may, Reply: subject, Data: body}
 		if !strings.HasPrefix(may, "$JS.") {
-			require.NoError(h.t, user.nc.PublishMsg(&nats.Msg{Subject: may, Header: nats.Header{"Nats-Trace-Dest": {subject}}}))
+			m.Header = nats.Header{"Nats-Trace-Dest": {subject}}
 		}
+		require.NoError(h.t, user.nc.PublishMsg(m))
 	}
-	own := wire.AskSubject(fleetName, protocol.DefaultPool, probe)
-	if user.name != "worker" { // which answers nothing
-		return
-	}
-	subscription, err := user.nc.SubscribeSync(own)
-	require.NoError(h.t, err)
-	require.NoError(h.t, user.nc.PublishRequest(own, subject, nil))
-	require.NoError(h.t, user.nc.FlushTimeout(time.Minute))
-	if n, _, err := subscription.Pending(); err == nil && n > 0 { // servers deliver no request with a reply subject of theirs
-		asked, err := subscription.NextMsg(time.Minute)
-		require.NoError(h.t, err)
-		require.NoError(h.t, asked.Respond([]byte(mine)))
-	}
-	require.NoError(h.t, subscription.Unsubscribe())
-	require.NoError(h.t, user.nc.FlushTimeout(time.Minute))
 }
 
 // settle returns when what a user had others do is done.
@@ -268,14 +340,21 @@ func (h *hostile) settle(user restricted) {
 	h.t.Helper()
 	var requests sync.WaitGroup
 	for _, may := range user.may {
-		if strings.HasPrefix(may, "$JS.API.") && !strings.Contains(may, "CONSUMER.MSG.NEXT") {
-			requests.Go(func() { // at once: some are never answered
-				_, err := user.nc.Request(may, nil, 5*time.Second)
-				if !errors.Is(err, nats.ErrTimeout) && !errors.Is(err, nats.ErrNoResponders) { // a stream that is not there
-					assert.NoError(h.t, err, may)
-				}
-			})
+		if !strings.HasPrefix(may, "$JS.API.") || strings.Contains(may, "CONSUMER.MSG.NEXT") {
+			continue
 		}
+		if stream, direct := strings.CutPrefix(may, "$JS.API.DIRECT.GET."); direct { // the stream itself answers it
+			stream, _, _ = strings.Cut(stream, ".")
+			found, err := user.js.Stream(h.t.Context(), stream)
+			if errors.Is(err, jetstream.ErrStreamNotFound) || found != nil && !found.CachedInfo().Config.AllowDirect {
+				continue
+			}
+			require.NoError(h.t, err)
+		}
+		requests.Go(func() {
+			_, err := user.nc.Request(may, nil, time.Minute)
+			assert.NoError(h.t, err, may)
+		})
 	}
 	requests.Wait()
 	require.NoError(h.t, h.owner.FlushTimeout(time.Minute))

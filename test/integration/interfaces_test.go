@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,10 +19,14 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/stretchr/testify/require"
 
+	"github.com/toolfleet/toolfleet/internal/httpapi"
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/manifest"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
+	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 	goworker "github.com/toolfleet/toolfleet/pkg/worker"
 )
 
@@ -61,6 +66,7 @@ func policyFile(t *testing.T, rules policy.Policy) []string {
 }
 
 func ways() map[string]through {
+	var client *fleet.Client // of Go
 	return map[string]through{
 		"turns": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Class]bool {
 			t.Helper()
@@ -127,17 +133,7 @@ func ways() map[string]through {
 			}
 			return denied
 		},
-		"HTTP": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Class]bool {
-			t.Helper()
-			ask := httpWith(t, append(policyFile(t, rules), "--tools", folder)...)
-			denied := map[judge.Class]bool{}
-			for _, d := range all {
-				status, body := ask(http.MethodPost, "/v1/calls?wait_ms=60000", object{"tool": d.tool, "arguments": d.arguments})
-				require.Contains(t, []int{http.StatusAccepted, http.StatusForbidden}, status, "%s", body)
-				denied[d.act] = strings.Contains(string(body), "policy_denied")
-			}
-			return denied
-		},
+		"HTTP": overHTTP(),
 		"schedule": func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Class]bool {
 			t.Helper()
 			b := newBroker(t)
@@ -164,13 +160,9 @@ func ways() map[string]through {
 		},
 		"Go Client.Call": func(t *testing.T, rules policy.Policy, _ string, all []deed) map[judge.Class]bool {
 			t.Helper()
-			client, err := fleet.Connect(t.Context(), fleet.Options{})
-			require.NoError(t, err)
-			defer func() { require.NoError(t, client.Close()) }()
-			_, err = client.StartWorker(t.Context(), goworker.Options{Driver: "process", Handlers: []goworker.Handler{
-				goworker.Handle("own", func(context.Context, *goworker.Call, object) (object, error) { return object{}, nil }),
-			}})
-			require.NoError(t, err)
+			if client == nil {
+				client = processFleet(t, goworker.Handle("own", func(context.Context, *goworker.Call, object) (object, error) { return object{}, nil }))
+			}
 			rule, err := policy.New(rules)
 			require.NoError(t, err)
 			denied := map[judge.Class]bool{}
@@ -189,6 +181,60 @@ func ways() map[string]through {
 			return denied
 		},
 	}
+}
+
+// overHTTP tries the deeds by the HTTP API: first by that of a process, whose flags have the rules,
+// and then by the same handler in this process.
+func overHTTP() through {
+	var ask func(method, path string, body object) (status int, answer []byte)
+	var client *fleet.Client
+	return func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Class]bool {
+		t.Helper()
+		switch {
+		case ask == nil:
+			ask = httpWith(t, append(policyFile(t, rules), "--tools", folder)...)
+		default:
+			if client == nil {
+				client = processFleet(t)
+			}
+			ask = httpHere(t, client, rules, folder)
+		}
+		denied := map[judge.Class]bool{}
+		for _, d := range all {
+			status, body := ask(http.MethodPost, "/v1/calls?wait_ms=60000", object{"tool": d.tool, "arguments": d.arguments})
+			require.Contains(t, []int{http.StatusAccepted, http.StatusForbidden}, status, "%s", body)
+			denied[d.act] = strings.Contains(string(body), "policy_denied")
+		}
+		return denied
+	}
+}
+
+// processFleet is a fleet in this process, with a worker.
+func processFleet(t *testing.T, handlers ...goworker.Handler) *fleet.Client {
+	t.Helper()
+	client, err := fleet.Connect(t.Context(), fleet.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	_, err = client.StartWorker(t.Context(), goworker.Options{Driver: "process", Handlers: handlers})
+	require.NoError(t, err)
+	return client
+}
+
+// httpHere sends requests to an HTTP API in this process.
+func httpHere(t *testing.T, client *fleet.Client, rules policy.Policy, folder string) (ask func(method, path string, body object) (status int, answer []byte)) {
+	t.Helper()
+	own, err := manifest.Open(folder)
+	require.NoError(t, err)
+	table, err := tools.NewTable(append(toolset.Core(), own.Load().Tools...)...)
+	require.NoError(t, err)
+	o := httpapi.Options{Client: client, Table: func() *tools.Table { return table }, Version: "test"}
+	if !rules.Zero() {
+		o.Policy, err = policy.New(rules)
+		require.NoError(t, err)
+	}
+	server := httptest.NewServer(httpapi.New(o))
+	t.Cleanup(server.Close)
+	return httpAPI{server.URL, ""}.ask(t)
 }
 
 // mcpWith is a client of an MCP server that has some flags.
@@ -255,13 +301,18 @@ func httpWith(t *testing.T, flags ...string) (ask func(method, path string, body
 	t.Helper()
 	workspace := t.TempDir()
 	write(t, filepath.Join(workspace, "f"), "text\n")
-	api := startHTTP(t, append([]string{"--workspace", workspace}, flags...)...)
+	return startHTTP(t, append([]string{"--workspace", workspace}, flags...)...).ask(t)
+}
+
+// ask sends requests.
+func (a httpAPI) ask(t *testing.T) func(method, path string, body object) (status int, answer []byte) {
+	t.Helper()
 	return func(method, path string, body object) (status int, answer []byte) {
 		sent := io.Reader(http.NoBody)
 		if body != nil {
 			sent = bytes.NewReader(encode(t, body))
 		}
-		status, answer, _, err := api.send(t.Context(), method, path, sent, http.Header{"Content-Type": {"application/json"}})
+		status, answer, _, err := a.send(t.Context(), method, path, sent, http.Header{"Content-Type": {"application/json"}})
 		if err != nil {
 			return 0, []byte(err.Error())
 		}

@@ -3,12 +3,14 @@ package integration
 import (
 	"encoding/json"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio/join"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // joinable is a coordinator that other machines join.
@@ -73,7 +75,9 @@ func TestJoin_ByOneLine(t *testing.T) {
 	require.Contains(t, called.stdout, `"stdout":"far\n"`, "its calls are signed")
 	require.NotContains(t, succeed(t, coordinator, context("context", "ls")).stdout, "coordinator:", "the secret is not shown")
 
-	joins(t, j.tokens(t, "add", "--pool", "gpu", "--note", "the second"), "gpu")
+	gpu := j.tokens(t, "add", "--pool", "gpu", "--note", "the second")
+	joins(t, gpu, "gpu")
+	require.Eventually(t, func() bool { seen := j.listed(t)[2].Seen; return time.Since(seen) < time.Minute }, patience, 100*time.Millisecond, "it is seen")
 	list := j.listed(t)
 	require.Len(t, list, 3)
 	require.Equal(t, "the second", list[2].Note)
@@ -91,6 +95,24 @@ func TestJoin_ByOneLine(t *testing.T) {
 	again.waitFor(t, `coordinator join-token add --data \S+ makes a token`) // there is a worker with one
 	require.Len(t, j.listed(t), 2)
 	joins(t, j.tokens(t, "add"), "default")
+
+	reach := again.waitFor(t, `reach it with: --nats (\S+) --creds (\S+) --tls-ca (\S+) --pool-nats '(\S+)' --pool-creds '(\S+)'\n`)
+	moved, err := join.Parse(gpu)
+	require.NoError(t, err)
+	moved.Addresses = []string{strings.TrimPrefix(reach[1], "tls://")} // the port is another one
+	joins(t, moved.String(), "gpu")
+	folder := t.TempDir()
+	write(t, filepath.Join(folder, "own.yaml"), "name: own\ndescription: Speaks.\nparameters: {type: object}\ncommand: [echo, '\"in its account\"']\npool: gpu\nresources: [{key: gpu/one}]\n")
+	mine := []string{"call", "own", "{}", "--tools", folder}
+	called = succeed(t, coordinator, launch{args: append(mine, "--nats", reach[1], "--creds", reach[2], "--tls-ca", reach[3], "--pool-nats", reach[4], "--pool-creds", reach[5])})
+	require.Contains(t, called.stdout, `"output":"in its account"`)
+	later, err := join.Parse(j.tokens(t, "add", "--role", "coordinator"))
+	require.NoError(t, err)
+	require.Equal(t, []protocol.Pool{"gpu"}, later.Pools)
+	far = later.String()
+	succeed(t, coordinator, context("context", "add", "far2", "--join", far))
+	called = succeed(t, coordinator, context(append(mine, "--context", "far2")...))
+	require.Contains(t, called.stdout, `"output":"in its account"`, "by a context of another machine")
 }
 
 // TestJoin_WrongTokens: each error says what is wrong.

@@ -3,18 +3,23 @@ package embedded
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"crypto/subtle"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 
 	"github.com/toolfleet/toolfleet/internal/natsio/join"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
@@ -29,6 +34,10 @@ import (
 // worker needs, one by one: so the server answers it in that account alone. Whatever reply subject
 // it chooses, nothing is published elsewhere but on the subjects of its permissions. It is what
 // deploy/nats has for the servers of others.
+//
+// The default pool has its streams in the account of the fleet. Every other pool for which a token
+// was made has an account of its own for them, and coordinators a token of their own there: its
+// workers reach nothing of another pool.
 type joins struct {
 	store  join.Store
 	own    string // the token of the data directory
@@ -40,7 +49,12 @@ type joins struct {
 	removed  []join.Entry // whose connections are still to be closed
 	seen     fs.FileInfo  // of the list; nil without one
 	accounts map[at]*server.Account
-	warned   time.Time // that the list cannot be read
+	streams  map[at]*server.Account // of pools with accounts of their own
+	pools    map[string]at          // such pools, by the tokens of coordinators
+	warned   time.Time              // that the list cannot be read
+
+	present map[string]time.Time // when the processes of tokens were connected last; of watch alone
+	looked  time.Time            // when that was found out
 }
 
 // at is where the workers of an account take calls.
@@ -65,6 +79,15 @@ func (j *joins) Check(c server.ClientAuthentication) bool {
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock() // until the user is registered: what is removed later is seen by sweep
+	if of, is := j.poolOf(secret); is {
+		account, err := j.streamsOf(of)
+		if err != nil {
+			j.warn("a pool cannot be reached", err)
+			return false
+		}
+		c.RegisterUser(&server.User{Username: join.PoolUser(of.pool), Account: account})
+		return true
+	}
 	entry, known := join.Find(j.list, secret)
 	if !known {
 		j.read() // it may have been added a moment ago
@@ -76,6 +99,15 @@ func (j *joins) Check(c server.ClientAuthentication) bool {
 	user := &server.User{Username: entry.ID, ConnectionDeadline: entry.Expires}
 	switch entry.Role {
 	case join.RoleCoordinator:
+		pool, is := join.PoolOfUser(sent.Username)
+		if !is {
+			break
+		}
+		var err error
+		if user.Account, err = j.streamsOf(at{entry.Fleet, pool}); err != nil {
+			j.warn("a coordinator cannot reach a pool", err)
+			return false
+		}
 	case join.RoleWorker:
 		account, err := j.account(at{entry.Fleet, entry.Pool})
 		if err != nil {
@@ -144,6 +176,44 @@ func same(a, b fs.FileInfo) bool {
 func (j *joins) watch(ctx context.Context) {
 	for pause.For(ctx, joinsPoll) {
 		j.sweep()
+		j.note()
+	}
+}
+
+// seenEvery is how often it is noted which tokens are in use.
+const seenEvery = 5 * time.Second
+
+// note stores which tokens are in use, if it is time. It is for people: if it fails, it is tried
+// again.
+func (j *joins) note() {
+	if time.Since(j.looked) < seenEvery {
+		return
+	}
+	j.looked = time.Now()
+	listed := map[string]bool{}
+	j.mu.Lock()
+	for _, e := range j.list {
+		listed[e.ID] = true
+	}
+	j.mu.Unlock()
+	clients, err := j.server.Connz(&server.ConnzOptions{Username: true, Limit: server.DEFAULT_MAX_CONNECTIONS})
+	if err != nil || len(listed) == 0 {
+		return
+	}
+	if j.present == nil {
+		if j.present, err = j.store.Seen(); err != nil {
+			j.present = map[string]time.Time{}
+		}
+	}
+	maps.DeleteFunc(j.present, func(id string, _ time.Time) bool { return !listed[id] })
+	changed := false
+	for _, client := range clients.Conns {
+		if listed[client.AuthorizedUser] {
+			j.present[client.AuthorizedUser], changed = j.looked.UTC().Truncate(time.Second), true
+		}
+	}
+	if changed {
+		_ = j.store.WriteSeen(j.present)
 	}
 }
 
@@ -168,6 +238,107 @@ func (j *joins) sweep() {
 	}
 }
 
+// poolOf returns the pool whose token of coordinators a secret is. The lock is held.
+func (j *joins) poolOf(secret string) (of at, is bool) {
+	if of, is = j.pools[digest(secret)]; is || strings.Contains(secret, ".") { // a join token
+		return of, is
+	}
+	j.readPools()
+	of, is = j.pools[digest(secret)]
+	return of, is
+}
+
+// readPools reads the tokens of pools again. The lock is held.
+func (j *joins) readPools() {
+	all, err := ownPools(j.store.Dir)
+	if err != nil {
+		j.unread(err)
+		return
+	}
+	for _, of := range all {
+		if token, err := LoadToken(PoolTokenFile(j.store.Dir, of.fleet, of.pool)); err == nil {
+			j.pools[digest(token)] = of
+		}
+	}
+}
+
+// digest is by what tokens are found, so that the time that it takes says nothing about them.
+func digest(token string) string {
+	sum := sha256.Sum256([]byte(token))
+	return string(sum[:])
+}
+
+// streamsOf returns the account that has the streams of a pool. The lock is held.
+func (j *joins) streamsOf(of at) (*server.Account, error) {
+	if of.pool == protocol.DefaultPool {
+		return j.server.GlobalAccount(), nil
+	}
+	if account := j.streams[of]; account != nil {
+		return account, nil
+	}
+	if _, err := protocol.ParsePool(string(of.pool)); err != nil { // a client may have named it
+		return nil, err
+	}
+	if _, err := os.Stat(PoolTokenFile(j.store.Dir, of.fleet, of.pool)); err != nil {
+		return nil, err
+	}
+	account, _ := j.server.LookupOrRegisterAccount("POOL." + string(of.fleet) + "." + string(of.pool))
+	if err := account.EnableJetStream(nil, nil); err != nil {
+		return nil, err
+	}
+	j.streams[of] = account
+	return account, nil
+}
+
+// PoolTokenFile is the file with the token of coordinators in the account of a pool. A pool has an
+// account of its own if, and only if, the file exists.
+func PoolTokenFile(data string, fleet protocol.Fleet, pool protocol.Pool) string {
+	return filepath.Join(data, "pool."+string(fleet)+"."+string(pool)+".token")
+}
+
+// ownPools are the pools with accounts of their own.
+func ownPools(data string) (all []at, err error) {
+	files, err := os.ReadDir(data)
+	for _, file := range files {
+		parts := strings.Split(file.Name(), ".")
+		if len(parts) != 4 || parts[0] != "pool" || parts[3] != "token" {
+			continue
+		}
+		fleet, badFleet := protocol.ParseFleet(parts[1])
+		pool, badPool := protocol.ParsePool(parts[2])
+		if badFleet == nil && badPool == nil && pool != protocol.SessionPool && pool != protocol.DefaultPool {
+			all = append(all, at{fleet, pool})
+		}
+	}
+	return all, err
+}
+
+// OwnPools are the pools of a fleet that have accounts of their own in the server of a data
+// directory: those of workers with tokens, but for the default one.
+func OwnPools(data string, fleet protocol.Fleet) (pools []protocol.Pool, err error) {
+	all, err := ownPools(data)
+	for _, of := range all {
+		if of.fleet == fleet {
+			pools = append(pools, of.pool)
+		}
+	}
+	return pools, err
+}
+
+// PoolOptions are [Server.Options] of a connection to the account of a pool, and its fleet's name.
+func (s *Server) PoolOptions(fleet protocol.Fleet, pool protocol.Pool) ([]nats.Option, error) {
+	token, err := LoadToken(PoolTokenFile(s.options.Data, fleet, pool))
+	return append(s.Options(), nats.Token(token)), err
+}
+
+// OwnPools are [OwnPools] of the server, if others join it.
+func (s *Server) OwnPools(fleet protocol.Fleet) ([]protocol.Pool, error) {
+	if s.joins == nil {
+		return nil, nil
+	}
+	return OwnPools(s.options.Data, fleet)
+}
+
 // account returns the account of the workers of a pool. The lock is held.
 func (j *joins) account(of at) (*server.Account, error) {
 	if account := j.accounts[of]; account != nil {
@@ -183,7 +354,10 @@ func (j *joins) account(of at) (*server.Account, error) {
 
 // connect has an account import what its workers need, and export what they answer.
 func (j *joins) connect(of at, workers *server.Account) error {
-	streams := j.server.GlobalAccount()
+	streams, err := j.streamsOf(of)
+	if err != nil {
+		return err
+	}
 	var errs []error
 	export := func(account *server.Account, subject string, kind server.ServiceRespType, patience time.Duration) {
 		errs = append(errs, account.AddServiceExportWithResponse(subject, kind, server.IsPublicExport))
@@ -261,7 +435,7 @@ func workerPermissions(fleet protocol.Fleet, pool protocol.Pool) *server.Permiss
 // joinable prepares a server for clients that join.
 func (s *Server) joinable(options *server.Options) error {
 	store := join.Store{Dir: s.options.Data}
-	s.joins = &joins{store: store, own: s.token, logger: s.options.Logger, accounts: map[at]*server.Account{}}
+	s.joins = &joins{store: store, own: s.token, logger: s.options.Logger, accounts: map[at]*server.Account{}, streams: map[at]*server.Account{}, pools: map[string]at{}}
 	s.joins.seen, _ = os.Stat(store.File()) // first: a list that is written meanwhile differs
 	var err error
 	if s.joins.list, err = store.List(); err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -208,6 +209,87 @@ func TestJoin_TokensExpire(t *testing.T) {
 	require.False(t, time.Now().Before(entry.Expires))
 	_, err = joined(t.Context(), token)
 	require.ErrorIs(t, err, nats.ErrAuthorization)
+}
+
+// TestJoin_APoolHasAnAccountOfItsOwn: with streams of its own, which are kept over restarts.
+// Coordinators reach it by the token of the pool, or by their own; a worker gets no more by its
+// name.
+func TestJoin_APoolHasAnAccountOfItsOwn(t *testing.T) {
+	t.Parallel()
+	const gpu, fleet = "gpu", protocol.DefaultFleet
+	data := t.TempDir()
+	j := newJoinable(t, embedded.Options{Data: data})
+	full, entry := j.token(join.Entry{Role: join.RoleCoordinator})
+	worker, _ := j.token(join.Entry{Role: join.RoleWorker})
+	dial := func(url string, options ...nats.Option) (*nats.Conn, error) {
+		return natsio.Connect(t.Context(), url, natsio.ConnectOptions{Name: "test", TLS: natsio.TLS{Authority: full.Authority}, Options: options})
+	}
+	_, err := dial(full.PoolURL(gpu))
+	require.ErrorIs(t, err, nats.ErrAuthorization, "there is none yet")
+	_, err = embedded.LoadToken(embedded.PoolTokenFile(data, fleet, gpu))
+	require.NoError(t, err)
+	for _, strange := range []protocol.Pool{"other", "../x", ""} {
+		_, err = dial(full.PoolURL(strange))
+		require.ErrorIs(t, err, nats.ErrAuthorization, strange)
+	}
+	option, lost := closed()
+	nc, err := dial(full.PoolURL(gpu), option)
+	require.NoError(t, err)
+	defer nc.Close()
+	stored := func(nc *nats.Conn) (uint64, error) {
+		js, err := jetstream.New(nc)
+		require.NoError(t, err)
+		stream, err := js.Stream(t.Context(), "S")
+		if err != nil {
+			return 0, err
+		}
+		return stream.CachedInfo().State.Msgs, nil
+	}
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	require.NoError(t, err)
+	_, err = js.Publish(t.Context(), "s", nil)
+	require.NoError(t, err)
+	_, err = stored(j.join(full))
+	require.ErrorIs(t, err, jetstream.ErrStreamNotFound, "the account of the fleet is another one")
+	named, err := dial(worker.PoolURL(gpu))
+	require.NoError(t, err)
+	defer named.Close()
+	require.NoError(t, named.Publish("$JS.API.STREAM.INFO.S", nil))
+	require.NoError(t, named.Publish("$JS.API.STREAM.DELETE.S", nil))
+	require.NoError(t, named.FlushTimeout(time.Minute))
+	require.ErrorIs(t, named.LastError(), nats.ErrPermissionViolation)
+	require.NoError(t, j.store.Remove(t.Context(), entry.ID))
+	wait(t, lost)
+
+	j.Close()
+	j = newJoinable(t, embedded.Options{Data: data})
+	pools, err := j.OwnPools(fleet)
+	require.NoError(t, err)
+	require.Equal(t, []protocol.Pool{gpu}, pools)
+	options, err := j.PoolOptions(fleet, gpu)
+	require.NoError(t, err)
+	again, err := dial("", options...)
+	require.NoError(t, err)
+	defer again.Close()
+	n, err := stored(again)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+}
+
+// TestJoin_ShowsWhoIsThere: when a process with a token was connected last.
+func TestJoin_ShowsWhoIsThere(t *testing.T) {
+	t.Parallel()
+	j := newJoinable(t, embedded.Options{})
+	used, entry := j.token(join.Entry{Role: join.RoleWorker})
+	j.token(join.Entry{Role: join.RoleWorker})
+	j.join(used)
+	require.Eventually(t, func() bool {
+		seen, err := j.store.Seen()
+		return err == nil && len(seen) == 1 && time.Since(seen[entry.ID]) < time.Minute
+	}, time.Minute, 10*time.Millisecond)
+	require.NoError(t, j.store.Remove(t.Context(), entry.ID))
 }
 
 // TestJoin_AListThatCannotBeReadChangesNothing: nothing joins by it, and nothing is closed.

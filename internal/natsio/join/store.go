@@ -29,6 +29,8 @@ type Entry struct {
 	Created time.Time      `json:"created"`
 	Expires time.Time      `json:"expires,omitzero"`
 	Digest  string         `json:"digest,omitempty"`
+	// Seen is when a process with the token was connected last, for who lists them.
+	Seen time.Time `json:"seen,omitzero"`
 }
 
 // Expired reports whether the time of the entry has ended.
@@ -146,6 +148,30 @@ func (s Store) WriteServer(server Server) error {
 		return err
 	}
 	return regular.Replace(filepath.Join(s.Dir, serverFile), append(content, '\n'))
+}
+
+// seenFile has when the processes of tokens were connected last.
+const seenFile = "join-seen.json"
+
+// Seen returns when a process with each token was connected last, as far as the server knows.
+func (s Store) Seen() (seen map[string]time.Time, err error) {
+	content, err := regular.Read(filepath.Join(s.Dir, seenFile), maxStore)
+	if errors.Is(err, fs.ErrNotExist) {
+		return map[string]time.Time{}, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(content, &seen)
+	}
+	return seen, err
+}
+
+// WriteSeen stores what Seen returns.
+func (s Store) WriteSeen(seen map[string]time.Time) error {
+	content, err := json.Marshal(seen)
+	if err != nil {
+		return err
+	}
+	return regular.Replace(filepath.Join(s.Dir, seenFile), append(content, '\n'))
 }
 
 // ErrNoServer is wrapped by the error of [Store.ReadServer] if no server has listened.

@@ -33,6 +33,18 @@ const (
 // User is the NATS user name of a role, which begins the inboxes of its processes.
 func (r Role) User() string { return string(r) }
 
+// poolUser begins the NATS user names of coordinators in the accounts of pools.
+const poolUser = "pool_"
+
+// PoolUser is the NATS user name of a coordinator in the account of a pool.
+func PoolUser(pool protocol.Pool) string { return poolUser + string(pool) }
+
+// PoolOfUser returns the pool of a [PoolUser].
+func PoolOfUser(user string) (protocol.Pool, bool) {
+	pool, is := strings.CutPrefix(user, poolUser)
+	return protocol.Pool(pool), is
+}
+
 // Token is what another machine needs to reach a fleet.
 type Token struct {
 	Addresses []string `json:"addresses"`
@@ -42,9 +54,11 @@ type Token struct {
 	Role      Role           `json:"role"`
 	Fleet     protocol.Fleet `json:"fleet"`
 	Pool      protocol.Pool  `json:"pool,omitempty"` // of a worker
-	Keys      string         `json:"keys,omitempty"` // PEM of the public keys whose calls are run
-	Key       string         `json:"key,omitempty"`  // PEM of the private key that signs calls, for a coordinator
-	Expires   time.Time      `json:"expires,omitzero"`
+	// Pools are those with accounts of their own, for a coordinator.
+	Pools   []protocol.Pool `json:"pools,omitempty"`
+	Keys    string          `json:"keys,omitempty"` // PEM of the public keys whose calls are run
+	Key     string          `json:"key,omitempty"`  // PEM of the private key that signs calls, for a coordinator
+	Expires time.Time       `json:"expires,omitzero"`
 }
 
 // prefix begins the text of a token, and says its version.
@@ -94,6 +108,11 @@ func (t Token) check() error {
 	if authority, err := hex.DecodeString(t.Authority); fault == nil && (err != nil || t.Authority != "" && len(authority) != sha256.Size) {
 		fault = errors.New("the fingerprint of the authority is none")
 	}
+	for _, pool := range t.Pools {
+		if _, err := protocol.ParsePool(string(pool)); err != nil {
+			fault = err
+		}
+	}
 	if fault == nil && (len(t.Addresses) == 0 || t.Secret == "") {
 		fault = errors.New("it has no address or no secret")
 	}
@@ -104,13 +123,18 @@ func (t Token) check() error {
 }
 
 // URL is the servers, with the user and the secret.
-func (t Token) URL() string {
+func (t Token) URL() string { return t.urlOf(t.Role.User()) }
+
+// PoolURL is the URL of a coordinator in the account of a pool.
+func (t Token) PoolURL(pool protocol.Pool) string { return t.urlOf(PoolUser(pool)) }
+
+func (t Token) urlOf(user string) string {
 	scheme, urls := "tls", make([]string, 0, len(t.Addresses))
 	if t.Authority == "" {
 		scheme = "nats"
 	}
 	for _, address := range t.Addresses {
-		urls = append(urls, (&url.URL{Scheme: scheme, User: url.UserPassword(t.Role.User(), t.Secret), Host: address}).String())
+		urls = append(urls, (&url.URL{Scheme: scheme, User: url.UserPassword(user, t.Secret), Host: address}).String())
 	}
 	return strings.Join(urls, ",")
 }
