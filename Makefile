@@ -165,6 +165,10 @@ sdk-typescript: build ## Check and test the client for TypeScript, and use its p
 http-followers: ## Follow one session by 1,000 clients, one of which reads nothing, and kill the server in the middle
 	FOLLOWERS=1000 go test ./internal/httpapi -run TestStreams_FollowersDoNotWaitForEachOther -count=1 -timeout=20m -v
 
+.PHONY: http-clients
+http-clients: build ## Run one scenario with clients that generators of others make of the HTTP API's description (CLIENT=go for one)
+	test/interop/clients/run.sh bin/coordinator $(CLIENT)
+
 .PHONY: http-schemathesis
 http-schemathesis: build ## Try the HTTP API with what schemathesis makes of its description, for SECONDS (default 300; needs python3 and PyPI)
 	test/interop/schemathesis.sh bin/coordinator $(or $(SECONDS),300)

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
 )
@@ -99,8 +100,9 @@ func describeOne(api *huma.OpenAPI, op *huma.Operation) {
 		number, _ := strconv.Atoi(status)
 		if text, is := refusals[number]; is {
 			answer.Description = text
-			api.Components.Responses[status] = answer
-			op.Responses[status] = &huma.Response{Ref: "#/components/responses/" + status}
+			name := strings.ReplaceAll(http.StatusText(number), " ", "")
+			api.Components.Responses[name] = answer
+			op.Responses[status] = &huma.Response{Ref: "#/components/responses/" + name}
 		} else if number < http.StatusMultipleChoices {
 			answer.Links = linked(op.OperationID)
 		}

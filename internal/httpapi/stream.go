@@ -65,7 +65,7 @@ func eventStream(a *api, kinds map[string]any) func(*huma.Operation) {
 			a.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeOf(of), true, kind)
 		}
 		op.Responses = map[string]*huma.Response{"200": {
-			Description: text, Content: map[string]*huma.MediaType{"text/event-stream": {Schema: &huma.Schema{Type: huma.TypeString, Description: text}}},
+			Description: text, Content: map[string]*huma.MediaType{"text/event-stream": {}}, // a schema would be that of each event, or of all: programs differ
 		}}
 	}
 }
