@@ -2,7 +2,7 @@ import { start, type Embedded, type EmbeddedOptions } from "./embedded.js";
 import { ofProblem, type ToolfleetError } from "./errors.js";
 import { Transport, type TransportOptions } from "./http.js";
 import { Future, keyed, Session, Turn } from "./session.js";
-import type { Arguments, CallOptions, CallResult, Limit, NewSchedule, Question, Schedule, SessionInfo, ToolInfo, TurnOptions, Worker } from "./types.js";
+import type { Arguments, CallOptions, CallResult, Limit, NewSchedule, NewToken, Question, Schedule, SessionInfo, ToolInfo, TurnOptions, Worker } from "./types.js";
 
 /**
  * A client of a fleet over HTTP.
@@ -189,5 +189,20 @@ export class Client implements AsyncDisposable {
 
   async removeTemplate(name: string): Promise<void> {
     await this.transport.json("delete", "/v1/templates/{name}", { path: { name } });
+  }
+
+  /** The tokens of clients, without their secrets. */
+  async tokens() {
+    return (await this.transport.json("get", "/v1/tokens", {})).tokens;
+  }
+
+  /** Makes a token of a client. Its `secret` is in this answer only. */
+  async addToken(token: NewToken) {
+    return await this.transport.json("post", "/v1/tokens", { body: token });
+  }
+
+  /** Removes a token: its requests and streams end. */
+  async removeToken(id: string): Promise<void> {
+    await this.transport.json("delete", "/v1/tokens/{token}", { path: { token: id } }, { repeatable: true });
   }
 }

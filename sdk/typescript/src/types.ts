@@ -9,6 +9,7 @@ export type Event = Schemas["Event"];
 export type FileInfo = Schemas["File"];
 export type Limit = Schemas["Limit"];
 export type NewSchedule = Schemas["NewSchedule"];
+export type NewToken = Schemas["NewToken"];
 export type OutputPiece = Schemas["OutputPiece"];
 export type Place = Schemas["Place"];
 export type Problem = Schemas["Problem"];
