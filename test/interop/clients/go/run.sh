@@ -3,7 +3,7 @@
 set -euo pipefail
 command -v go >/dev/null || { printf '\n*** SKIPPED: there is no go ***\n\n' >&2; exit 0; }
 made=$(mktemp -d) && trap 'rm -rf "$made"' EXIT
-mkdir "$made/api" && sed '/^\/\/go:build/d' scenario.go >"$made/main.go"
+mkdir "$made/api" && cp scenario.go.txt "$made/main.go"
 cd "$made"
 export GOFLAGS=-mod=mod GOWORK=off CGO_ENABLED=0
 go mod init scenario 2>/dev/null
