@@ -2,19 +2,25 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/aymanbagabas/go-udiff"
 	protocolacp "github.com/coder/acp-go-sdk"
 
 	"github.com/toolfleet/toolfleet/internal/acp"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/terminal/prompt"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
@@ -29,11 +35,13 @@ type acpCommand struct {
 	Model       string   `placeholder:"M" brief:"openai:, anthropic: or google:NAME, or script:FILE." help:"Model: openai:NAME (OPENAI_API_KEY, OPENAI_BASE_URL), anthropic:NAME (ANTHROPIC_API_KEY), google:NAME (GEMINI_API_KEY) or script:FILE. Required."`
 	SessionMode string   `default:"ask" enum:"ask,auto,read-only" help:"Mode of new sessions, which the editor can change: ask asks you before calls that may change something, auto asks only where a policy says so, and read-only refuses such calls."`
 	WholeHome   bool     `group:"Workspace:" help:"Allow the editor to name the root or home directory as the workspace."`
+	Unsaved     bool     `group:"Workspace:" help:"Show the model what you have changed in the editor and not saved, when it reads the file, if the editor offers that. The editor reads files as you."`
 	Toolset     []string `default:"core" help:"Toolsets of the model, separated by commas."`
 
 	boundFlags
 	promoteFlag   `group:"Tools:"`
 	agentFlag     `group:"Tools:"`
+	hookFlag      `group:"Policy:"`
 	shareFlags    `group:"Fleet:"`
 	modelFlags    `group:"Model:"`
 	providerFlags `group:"Model:"`
@@ -73,8 +81,9 @@ func (c *acpCommand) run(ctx context.Context, p program) error {
 	defer stop()
 	agent := acp.New(acp.Options{
 		Version: p.Version, Modes: editorModes(), Mode: c.SessionMode, User: prompt.UserName(),
-		Open: func(ctx context.Context, o acp.Opening) (acp.Session, error) { return c.open(ctx, p, o) },
-		List: func(ctx context.Context) ([]report.Session, error) { return c.list(ctx, p) },
+		Open:   func(ctx context.Context, o acp.Opening) (acp.Session, error) { return c.open(ctx, p, o) },
+		List:   func(ctx context.Context) ([]report.Session, error) { return c.list(ctx, p) },
+		Delete: func(ctx context.Context, id protocol.SessionID) error { return c.remove(ctx, p, id) },
 	})
 	return agent.Serve(ctx, p.Stdin, p.Stdout)
 }
@@ -113,6 +122,21 @@ func (c *acpCommand) exists(ctx context.Context, p program, id protocol.SessionI
 	return err
 }
 
+// remove removes a session.
+func (c *acpCommand) remove(ctx context.Context, p program, id protocol.SessionID) error {
+	all, err := c.sessions(ctx, p)
+	if err != nil {
+		return err
+	}
+	defer all.close()
+	if all.use(ctx, id); all.local != nil {
+		_, err = all.local.Remove(ctx, id, false)
+	} else {
+		_, err = all.Remove(ctx, id, false)
+	}
+	return err
+}
+
 // editorSession is a session that an editor has opened.
 type editorSession struct {
 	*started
@@ -134,7 +158,7 @@ func (c *acpCommand) open(ctx context.Context, p program, o acp.Opening) (_ acp.
 	warn := func(text string) { p.warn("session " + string(id) + ": " + text) }
 	p.Stdin = strings.NewReader("") // the protocol has it
 	r := &runCommand{
-		Model: c.Model, providerFlags: c.providerFlags, agentFlag: c.agentFlag, Flags: c.Flags, editor: o.Approve,
+		Model: c.Model, providerFlags: c.providerFlags, agentFlag: c.agentFlag, hookFlag: c.hookFlag, Flags: c.Flags, editor: o.Approve, fill: o.Fill,
 		turnFlags: turnFlags{
 			Session: string(o.ID), workspaceFlags: workspaceFlags{Workspace: o.Directory, WholeHome: c.WholeHome}, Toolset: c.Toolset,
 			boundFlags: c.boundFlags, promoteFlag: c.promoteFlag, shareFlags: c.shareFlags, modelFlags: c.modelFlags, SessionFlags: c.SessionFlags, talks: true,
@@ -146,6 +170,9 @@ func (c *acpCommand) open(ctx context.Context, p program, o acp.Opening) (_ acp.
 	turn, err := r.prepare(p, id, warn)
 	if err != nil {
 		return nil, err
+	}
+	if c.Unsaved && o.ReadText != nil {
+		turn.options.Hooks = append([]loop.Hook{unsaved(o.ReadText, o.Directory)}, turn.options.Hooks...)
 	}
 	s := &editorSession{}
 	if s.policies, err = c.Policies(); err != nil {
@@ -311,4 +338,49 @@ func useSkill(box *environment.Toolbox, argument string) (answer, text string) {
 		return fmt.Sprintf("there is no skill %s; there are:\n%s", name, list), ""
 	}
 	return "", strings.TrimSpace(fmt.Sprintf("Read the skill %s with the tool skill, and follow it. %s", name, strings.TrimSpace(task)))
+}
+
+// maxUnsaved bounds a file whose unsaved changes are shown, and maxShownUnsaved what is shown of
+// them, in bytes.
+const (
+	maxUnsaved      = 1 << 20
+	maxShownUnsaved = 32 << 10
+)
+
+// unsaved is a hook that shows the model what the person has changed in a file and not saved, when
+// it reads that. The file has to be one of the workspace. An editor that does not answer, or that
+// knows no such file, changes nothing.
+func unsaved(read func(context.Context, string) (string, error), directory string) loop.Hook {
+	return loop.Hook{Event: loop.HookAfter, Matches: func(tool string) bool { return terminal.Builtin(tool) == "read" }, Run: func(ctx context.Context, r loop.HookRequest) (answer loop.HookAnswer, _ error) {
+		var given struct{ Path string }
+		if json.Unmarshal(r.Input, &given) != nil || given.Path == "" || r.Result.Status != protocol.StatusOK {
+			return answer, nil
+		}
+		name := filepath.FromSlash(strings.TrimPrefix(given.Path, "/workspace/"))
+		if relative, err := filepath.Rel(directory, name); err == nil && filepath.IsAbs(name) {
+			name = relative
+		}
+		root, err := os.OpenRoot(directory)
+		if err != nil {
+			return answer, nil //nolint:nilerr // there is nothing to compare
+		}
+		defer func() { _ = root.Close() }() // it was only read
+		stored, err := regular.ReadIn(root, name, maxUnsaved)
+		if err != nil {
+			return answer, nil //nolint:nilerr // it is no file of the workspace, or large
+		}
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		text, err := read(ctx, filepath.Join(directory, name))
+		if err != nil || text == string(stored) || len(text) > maxUnsaved {
+			return answer, nil //nolint:nilerr // the file as it is stored is what there is
+		}
+		diff, err := udiff.ToUnified("saved", "in the editor", string(stored), udiff.Lines(string(stored), text), udiff.DefaultContextLines)
+		if err != nil {
+			return answer, err
+		}
+		shown := r.Result.Content + "\n[The user has changed this file in the editor and not saved it. Tools work with the file as it is saved. What is different in the editor:]\n" + prose.Head(diff, maxShownUnsaved)
+		answer.Output = &shown
+		return answer, nil
+	}}
 }

@@ -393,6 +393,62 @@ func TestACP_Commands(t *testing.T) {
 	require.Equal(t, "Hello.The conversation begins again.Welcome.Welcome.", e.said(id, false), "what is not in the conversation any more is not shown")
 }
 
+// What the client offers is used: its unsaved files if the operator says so, and forms for
+// questions. An answer can have a schema, and a session is deleted while it is open.
+func TestACP_WhatTheClientOffers(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.txt"), []byte("one\ntwo\n"), 0o600))
+	require.NoError(t, os.Symlink("/etc/hostname", filepath.Join(dir, "outside")))
+	model := script(t, `{"tool_calls": [{"name": "read", "arguments": {"path": "a.txt"}}, {"name": "read", "arguments": {"path": "outside"}}, {"name": "ask_user", "arguments": {"question": "Which?", "choices": ["x", "y"]}},
+		{"name": "scratchpad", "arguments": {"action": "set", "key": "plan", "value": "- [ ] first"}}]}, {"text": "{\"n\": 7}"}`)
+	in, out := acpProcess(t, model, "--unsaved", "--toolset", "core,ask,scratchpad", "--session-mode", "auto")
+	lines, seen := bufio.NewReader(out), map[string][]string{}
+	ask := func(method, params string) (result string) {
+		_, err := fmt.Fprintf(in, `{"jsonrpc":"2.0","id":"r","method":%q,"params":%s}`+"\n", method, params)
+		require.NoError(t, err)
+		for {
+			line, err := lines.ReadBytes('\n')
+			require.NoError(t, err)
+			var m struct {
+				ID             json.RawMessage
+				Method         string
+				Params, Result json.RawMessage
+				Error          *acp.RequestError
+			}
+			require.NoError(t, json.Unmarshal(line, &m))
+			seen[m.Method] = append(seen[m.Method], string(m.Params))
+			switch m.Method {
+			case "":
+				require.Nil(t, m.Error, method)
+				return string(m.Result)
+			case "fs/read_text_file":
+				_, err = fmt.Fprintf(in, `{"jsonrpc":"2.0","id":%s,"result":{"content":"one\ntwo, changed\n"}}`+"\n", m.ID)
+			case "elicitation/create":
+				_, err = fmt.Fprintf(in, `{"jsonrpc":"2.0","id":%s,"result":{"action":"accept","content":{"answer":"y"}}}`+"\n", m.ID)
+			}
+			require.NoError(t, err)
+		}
+	}
+	require.Contains(t, ask("initialize", `{"protocolVersion":1,"clientCapabilities":{"fs":{"readTextFile":true},"elicitation":{"form":{}}}}`), `"delete":{}`)
+	var opened struct{ SessionID string }
+	require.NoError(t, json.Unmarshal([]byte(ask("session/new", fmt.Sprintf(`{"cwd":%q,"mcpServers":[]}`, dir))), &opened))
+	of := fmt.Sprintf(`"sessionId":%q`, opened.SessionID)
+	answered := ask("session/prompt", `{`+of+`,"prompt":[{"type":"text","text":"go"}],"_meta":{"toolfleet/answerSchema":{"type":"object","required":["n"]}}}`)
+	require.JSONEq(t, `{"stopReason":"end_turn","_meta":{"toolfleet/answer":{"n":7}}}`, answered)
+	updates := strings.Join(seen["session/update"], "\n")
+	require.Contains(t, updates, `-two\n+two, changed`)
+	require.Len(t, seen["fs/read_text_file"], 1, "what leads out of the workspace is not asked for")
+	require.Contains(t, seen["fs/read_text_file"][0], fmt.Sprintf(`"path":%q`, filepath.Join(dir, "a.txt")))
+	require.Contains(t, seen["elicitation/create"][0], `"message":"Which?"`)
+	require.Contains(t, seen["elicitation/create"][0], `"enum":["x","y"]`)
+	require.Contains(t, updates, `"sessionUpdate":"plan"`)
+	require.Contains(t, ask("session/list", `{}`), opened.SessionID)
+	require.Equal(t, "{}", ask("session/delete", `{`+of+`}`))
+	require.NotContains(t, ask("session/list", `{}`), opened.SessionID)
+	require.Equal(t, "{}", ask("session/delete", `{`+of+`}`), "it may have been deleted elsewhere")
+}
+
 // Bad input is refused with an error that names the field.
 func TestACP_BadInput(t *testing.T) {
 	t.Parallel()

@@ -34,6 +34,7 @@ type callCommand struct {
 	batchFlags
 
 	shareFlags               `group:"Fleet:"`
+	hookFlag                 `group:"Policy:"`
 	environment.TemplateFlag `group:"Workspace:"`
 	environment.SessionFlags
 	environment.Flags
@@ -88,10 +89,11 @@ type planning struct {
 }
 
 // judgedInFleet reports whether calls are judged once the fleet is there, because the journal of
-// the session has the calls before them.
-func (c *callCommand) judgedInFleet(with planning) bool {
-	return c.Session != "" && with.options.Policy != nil
-}
+// the session has the calls before them, and gets what is decided.
+func (c *callCommand) judgedInFleet(with planning) bool { return c.Session != "" && with.judges() }
+
+// judges reports whether something decides about calls.
+func (p *planning) judges() bool { return p.options.Policy != nil || len(p.options.Hooks) > 0 }
 
 // prepare checks the flags and opens what they name; it connects to nothing.
 func (c *callCommand) prepare(ctx context.Context, p program) (with planning, err error) {
@@ -126,6 +128,9 @@ func (c *callCommand) prepare(ctx context.Context, p program) (with planning, er
 	}
 	if c.Nats != "" {
 		with.options.Author = environment.Author(ctx, with.workspace)
+	}
+	if with.options.Hooks, err = c.hooks(with.workspace); err != nil {
+		return with, err
 	}
 	with.box, with.options.Policy, err = environment.OpenTools(&c.Flags, &c.SessionFlags, with.session, c.Toolset, p.warn)
 	return with, err
@@ -177,14 +182,14 @@ func (c *callCommand) call(ctx context.Context, p program, with planning, argume
 	options.ID = protocol.CallID(c.ID)
 	output := &callOutput{SessionID: with.session, Name: c.Tool}
 	ofServer := box.OnlyServerOf(c.Tool)
-	if options.Policy != nil || ofServer {
+	if with.judges() || ofServer {
 		shown := with.workspace
 		if c.Nats != "" {
 			shown = ""
 		}
 		c.asks = prompt.New(p.Stdin, show.screen, prompt.FilesOf(shown))
 	}
-	if c.asks != nil && options.Policy != nil {
+	if c.asks != nil && with.judges() {
 		options.Approve = c.asks.Approve
 	}
 	var single *loop.Single

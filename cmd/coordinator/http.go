@@ -264,6 +264,10 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 			return cli.Usagef("--data: %v", err)
 		}
 	}
+	hooks, err := c.hooks(workspace)
+	if err != nil {
+		return err
+	}
 	session := protocol.SessionID("http")
 	box, judge, err := environment.OpenTools(&c.Flags, &c.SessionFlags, session, c.Toolset, p.warn)
 	if err != nil {
@@ -313,7 +317,7 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 		return errors.Join(err, w.listener.Close())
 	}
 	options := httpapi.Options{
-		Client: env.Client, Table: func() *tools.Table { return box.Table }, Pool: env.Pool(), MinLevel: c.DefaultMinLevel(), Policy: judge,
+		Client: env.Client, Table: func() *tools.Table { return box.Table }, Pool: env.Pool(), MinLevel: c.DefaultMinLevel(), Policy: judge, Hooks: hooks,
 		Session: session, Version: p.Version, Logger: env.Fleet.Logger,
 	}
 	if turns == nil {

@@ -36,6 +36,7 @@ type mcpCommand struct {
 	issuerFlags `group:"MCP over HTTP:"`
 	taskFlag    `group:"MCP over HTTP:"`
 	approveFlag `group:"Policy:"`
+	hookFlag    `group:"Policy:"`
 	environment.SessionFlags
 	environment.Flags
 }
@@ -165,6 +166,10 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
+	hooks, err := c.hooks(workspace)
+	if err != nil {
+		return err
+	}
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 	tokens := c.Data // with a directory of the session each run would have another token
@@ -204,7 +209,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	options.Rules = c.rules(env.Fleet, show)
-	options.Policy = judge
+	options.Rules.Policy, options.Rules.Hooks = judge, hooks
 	if options.Lasting = c.Nats != ""; c.shared() {
 		options.Session = session
 	}

@@ -38,8 +38,9 @@ type runCommand struct {
 	replayFlag
 	environment.Flags
 
-	asks   *prompt.Prompt // the person at this terminal; nil until a question may be asked
-	editor approve        // asks the person at an editor; nil without one
+	asks   *prompt.Prompt                                                             // the person at this terminal; nil until a question may be asked
+	editor approve                                                                    // asks the person at an editor; nil without one
+	fill   func(context.Context, string, *protocol.Question) (protocol.Answer, error) // for answers, where the editor can ask for them
 }
 
 // prepared is what a session runs with, as far as it needs no fleet.
@@ -260,7 +261,9 @@ func (c *runCommand) start(ctx context.Context, p program, env *environment.Envi
 	turn.options.Approve = c.approver(p, env.Client, show, turn)
 	if c.mayBeAsked(turn) {
 		answers := prompt.NewAnswers(c.asks, env.Client, c.Reach(), show.warn)
-		answers.Alone = c.Nats == ""
+		if answers.Alone = c.Nats == ""; c.fill != nil {
+			answers.Fill = c.fill
+		}
 		end = func() { answers.Close(); silence() }
 		waiting := observe
 		observe = func(e loop.Event) {

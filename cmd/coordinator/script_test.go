@@ -162,7 +162,7 @@ func TestJudgeScheduled(t *testing.T) {
 		rules, err := policy.Parse("rules", []byte(text))
 		require.NoError(t, err)
 		judged := call
-		if err := judgeScheduled([]policy.Policy{rules}, nil, slog.New(slog.DiscardHandler))(t.Context(), &judged); says != "" {
+		if err := judgeScheduled([]policy.Policy{rules}, nil, nil, slog.New(slog.DiscardHandler))(t.Context(), &judged); says != "" {
 			require.ErrorContains(t, err, says)
 			continue
 		}
@@ -172,11 +172,22 @@ func TestJudgeScheduled(t *testing.T) {
 		}
 	}
 	judged := call
-	require.NoError(t, judgeScheduled(nil, loop.NewLedger(nil), slog.New(slog.DiscardHandler))(t.Context(), &judged))
+	require.NoError(t, judgeScheduled(nil, nil, loop.NewLedger(nil), slog.New(slog.DiscardHandler))(t.Context(), &judged))
 	require.Equal(t, call, judged, "without a policy")
 
+	// Hooks see the call as it is sent, and refuse it.
+	var seen loop.HookRequest
+	refuses := loop.Hook{Event: loop.HookBefore, Run: func(_ context.Context, r loop.HookRequest) (loop.HookAnswer, error) {
+		seen = r
+		return loop.HookAnswer{Decision: policy.Denied, Reason: "not at night"}, nil
+	}}
+	err := judgeScheduled(nil, []loop.Hook{refuses}, loop.NewLedger(nil), slog.New(slog.DiscardHandler))(t.Context(), &judged)
+	require.ErrorContains(t, err, "A hook refused the call: not at night")
+	require.Equal(t, "schedule bash c", seen.Interface+" "+seen.Tool+" "+string(seen.CallID))
+	require.Contains(t, string(seen.Input), `"command":"rm x"`)
+
 	// The calls of a schedule count, each once.
-	judge := judgeScheduled([]policy.Policy{{MaxCallsOf: map[string]int{"bash": 2}}}, loop.NewLedger(nil), slog.New(slog.DiscardHandler))
+	judge := judgeScheduled([]policy.Policy{{MaxCallsOf: map[string]int{"bash": 2}}}, nil, loop.NewLedger(nil), slog.New(slog.DiscardHandler))
 	for _, id := range []protocol.CallID{"1", "2", "2", "3", "1"} {
 		judged := call
 		judged.ID = id

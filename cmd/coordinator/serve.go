@@ -212,7 +212,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		others = clientsOf(serving, env.Fleet, issuer, &background)
 	}
 	if c.HTTP != "" {
-		if err := c.serveHTTP(serving, p, env, box, tokens, others, &background); err != nil {
+		if err := c.serveHTTP(serving, p, env, box, options.Hooks, tokens, others, &background); err != nil {
 			return err
 		}
 	}
@@ -220,7 +220,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		listen := func(server *mcpserver.Server) (func() error, error) {
 			return listenHTTP(serving, server, c.Mcp, clients, mcpTokens, others, env.Data, p)
 		}
-		if err := c.serveClients(serving, p, env, box, listen, server.keys, &background); err != nil {
+		if err := c.serveClients(serving, p, env, box, options.Hooks, listen, server.keys, &background); err != nil {
 			return err
 		}
 	}
@@ -231,7 +231,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 }
 
 // serveHTTP serves clients of the HTTP API, until ctx ends.
-func (c *serveCommand) serveHTTP(ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox, tokens []access.Token, others access.Any, background *sync.WaitGroup) error {
+func (c *serveCommand) serveHTTP(ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox, hooks []loop.Hook, tokens []access.Token, others access.Any, background *sync.WaitGroup) error {
 	rules, err := c.Judge()
 	if err != nil {
 		return err
@@ -256,7 +256,7 @@ func (c *serveCommand) serveHTTP(ctx context.Context, p program, env *environmen
 	})
 	background.Go(func() {
 		err := w.serve(ctx, httpapi.Options{
-			Client: env.Client, Table: table.Load, MinLevel: environment.MinLevelElsewhere, Policy: rules, Version: p.Version, Logger: logger,
+			Client: env.Client, Table: table.Load, MinLevel: environment.MinLevelElsewhere, Policy: rules, Hooks: hooks, Version: p.Version, Logger: logger,
 		})
 		if err != nil {
 			logger.ErrorContext(ctx, "the HTTP API is not served any more", slog.Any("error", err))
@@ -341,7 +341,7 @@ func (c *serveCommand) open(
 			owner := func(ctx context.Context, id protocol.SessionID) (*judge.Owner, bool, error) {
 				return session.Owner(ctx, fl, id)
 			}
-			(&schedule.Runner{Store: options.Schedules, Channels: channels, Send: startIn(fl), Judge: judgeScheduled(options.Policies, loop.NewLedger(fl.Journal), logger), Owner: owner, Logger: logger}).Run(serving)
+			(&schedule.Runner{Store: options.Schedules, Channels: channels, Send: startIn(fl), Judge: judgeScheduled(options.Policies, options.Hooks, loop.NewLedger(fl.Journal), logger), Owner: owner, Logger: logger}).Run(serving)
 		})
 	}
 	return &sessionServer{server, options.Keys, c.Drain, p, fl}, nil
@@ -363,7 +363,7 @@ func (c *serveCommand) keys(fl *fleet.Fleet) (*signing.Keys, error) {
 // judgeScheduled judges scheduled calls by the policies of this coordinator, and counts them in the
 // journals of their sessions if the policies bound their number: no person is there to approve one.
 // The session of a call belongs to the owner of its schedule, if it is new.
-func judgeScheduled(policies []policy.Policy, ledger *loop.Ledger, logger *slog.Logger) func(context.Context, *protocol.Call) error {
+func judgeScheduled(policies []policy.Policy, hooks []loop.Hook, ledger *loop.Ledger, logger *slog.Logger) func(context.Context, *protocol.Call) error {
 	var rules loop.Policy
 	var err error
 	if len(policies) > 0 {
@@ -375,7 +375,7 @@ func judgeScheduled(policies []policy.Policy, ledger *loop.Ledger, logger *slog.
 		}
 		who := judge.PrincipalOf(judge.Owner{Tenant: call.Tenant, By: call.By}) // the schedule's owner
 		denied := loop.JudgeCall(judge.With(ctx, who), call, &loop.SingleOptions{
-			Policy: rules, Ledger: ledger, Interface: "schedule", Logger: logger,
+			Hooks: hooks, Policy: rules, Ledger: ledger, Interface: "schedule", Logger: logger,
 			Approve: func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
 				return protocol.Approval{}, errors.New("no person can approve a scheduled call")
 			},
@@ -450,7 +450,7 @@ func takesOn(fl *fleet.Fleet, logger *slog.Logger) func(loop.Event) {
 
 // serveClients serves agents that bring their own model, until ctx ends.
 func (c *serveCommand) serveClients(
-	ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox, listen func(*mcpserver.Server) (func() error, error), keys *signing.Keys, background *sync.WaitGroup,
+	ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox, hooks []loop.Hook, listen func(*mcpserver.Server) (func() error, error), keys *signing.Keys, background *sync.WaitGroup,
 ) error {
 	rules, err := c.Judge()
 	if err != nil {
@@ -464,7 +464,7 @@ func (c *serveCommand) serveClients(
 	}
 	options.Lasting = true
 	options.Rules = mcpserver.Rules{
-		Policy: rules, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name, keys), ClientApproves: c.McpClientApproves,
+		Policy: rules, Hooks: hooks, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name, keys), ClientApproves: c.McpClientApproves,
 	}
 	server := mcpserver.New(options)
 	serve, err := listen(server)

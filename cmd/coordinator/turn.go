@@ -163,7 +163,7 @@ func (f *turnFlags) answerSchema() (json.RawMessage, error) {
 
 // hookFlag names the programs that see, change and refuse what a session does.
 type hookFlag struct {
-	Hooks string `placeholder:"FILE" narrows:"" help:"JSON file with hooks: programs that see, change or refuse tool calls, results and prompts, see docs/hooks.md. They run in this process's environment, as you, without a sandbox."`
+	Hooks string `placeholder:"FILE" narrows:"" help:"JSON file with hooks: programs that see, change or refuse tool calls, results, prompts and requests to models, see docs/hooks.md. They run in this process's environment, as you, without a sandbox."`
 }
 
 // hooks reads the file; nil without one.

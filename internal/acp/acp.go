@@ -11,6 +11,7 @@ package acp
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"path/filepath"
 	"slices"
@@ -35,6 +36,8 @@ type Options struct {
 	// List returns the sessions that can be loaded. The error of Open and List about a session
 	// that does not exist wraps [fleet.ErrNotFound].
 	List func(ctx context.Context) ([]report.Session, error)
+	// Delete removes a session that no client has open. One that does not exist is fine.
+	Delete func(ctx context.Context, id protocol.SessionID) error
 	// Modes are the modes of sessions, and Mode is that of a session that is opened.
 	Modes []acp.SessionMode
 	Mode  string
@@ -55,6 +58,11 @@ type Opening struct {
 	Observe func(loop.Event)
 	Output  func(protocol.CallID, fleet.Output)
 	Approve func(context.Context, loop.ApprovalRequest) (protocol.Approval, error)
+	// Fill asks the person at the client what a running call or the model wants to know, and
+	// ReadText reads a file of the workspace as the client has it, with changes that are not saved;
+	// nil if the client does not offer that.
+	Fill     func(ctx context.Context, tool string, question *protocol.Question) (protocol.Answer, error)
+	ReadText func(ctx context.Context, path string) (string, error)
 }
 
 // Session is an open session. Of Run, SetMode and Command one is called at a time.
@@ -82,8 +90,19 @@ type Agent struct {
 	running sync.WaitGroup // requests
 
 	mu       sync.Mutex
+	offers   offers
 	inflight map[string]context.CancelFunc // requests that can be cancelled, by id
 	sessions map[protocol.SessionID]*open
+}
+
+// offers are what the client can be asked for.
+type offers struct {
+	FS struct {
+		ReadTextFile bool `json:"readTextFile"` //nolint:tagliatelle // as the protocol has it
+	} `json:"fs"`
+	Elicitation struct {
+		Form json.RawMessage `json:"form"`
+	} `json:"elicitation"`
 }
 
 // open is a session that the client has opened.
@@ -185,6 +204,8 @@ func (a *Agent) method(name string) func(context.Context, json.RawMessage) (any,
 		return a.setMode
 	case acp.AgentMethodSessionClose:
 		return a.closeSession
+	case methodDelete:
+		return a.deleteSession
 	}
 	return nil
 }
@@ -238,9 +259,16 @@ func (a *Agent) cancelRequest(params json.RawMessage) {
 	}
 }
 
+// Methods of the stable protocol that the library does not have yet.
+const (
+	methodDelete = "session/delete"
+	methodElicit = "elicitation/create"
+)
+
 func (a *Agent) initialize(_ context.Context, params json.RawMessage) (any, *acp.RequestError) {
 	var request struct {
-		Version *int `json:"protocolVersion"` //nolint:tagliatelle // as the protocol has it
+		Version *int   `json:"protocolVersion"`    //nolint:tagliatelle // as the protocol has it
+		Offers  offers `json:"clientCapabilities"` //nolint:tagliatelle // as the protocol has it
 	}
 	if wrong := decode(params, &request); wrong != nil {
 		return nil, wrong
@@ -248,16 +276,18 @@ func (a *Agent) initialize(_ context.Context, params json.RawMessage) (any, *acp
 	if request.Version == nil {
 		return nil, invalid("protocolVersion", "is missing")
 	}
-	return acp.InitializeResponse{
-		ProtocolVersion: acp.ProtocolVersionNumber, AuthMethods: []acp.AuthMethod{},
-		AgentInfo: &acp.Implementation{Name: "toolfleet", Title: new("toolfleet"), Version: a.options.Version},
-		AgentCapabilities: acp.AgentCapabilities{
-			LoadSession:        true,
-			PromptCapabilities: acp.PromptCapabilities{Image: true, EmbeddedContext: true},
-			McpCapabilities:    acp.McpCapabilities{Http: true},
-			SessionCapabilities: acp.SessionCapabilities{
-				Close: &acp.SessionCloseCapabilities{}, List: &acp.SessionListCapabilities{}, Resume: &acp.SessionResumeCapabilities{},
-			},
+	a.mu.Lock()
+	a.offers = request.Offers
+	a.mu.Unlock()
+	offered := struct{}{}
+	return map[string]any{
+		"protocolVersion": acp.ProtocolVersionNumber, "authMethods": []acp.AuthMethod{},
+		"agentInfo": acp.Implementation{Name: "toolfleet", Title: new("toolfleet"), Version: a.options.Version},
+		"agentCapabilities": map[string]any{
+			"loadSession":         true,
+			"promptCapabilities":  acp.PromptCapabilities{Image: true, EmbeddedContext: true},
+			"mcpCapabilities":     acp.McpCapabilities{Http: true},
+			"sessionCapabilities": map[string]any{"close": offered, "delete": offered, "list": offered, "resume": offered},
 		},
 	}, nil
 }
@@ -325,6 +355,12 @@ func (a *Agent) closeSession(_ context.Context, params json.RawMessage) (any, *a
 	if wrong != nil {
 		return nil, wrong
 	}
+	a.closeOpen(s)
+	return acp.CloseSessionResponse{}, nil
+}
+
+// closeOpen closes a session, after its turn.
+func (a *Agent) closeOpen(s *open) {
 	a.mu.Lock()
 	own := a.sessions[s.ID()] == s // else another request closes it
 	if own {
@@ -337,7 +373,29 @@ func (a *Agent) closeSession(_ context.Context, params json.RawMessage) (any, *a
 		}
 		s.end()
 	}
-	return acp.CloseSessionResponse{}, nil
+}
+
+// deleteSession removes a session with all that is stored of it; one that is open is closed before.
+func (a *Agent) deleteSession(ctx context.Context, params json.RawMessage) (any, *acp.RequestError) {
+	var request sessionParams
+	wrong := decode(params, &request)
+	if wrong != nil {
+		return nil, wrong
+	}
+	id, wrong := idOfSession(request.ID)
+	if wrong != nil {
+		return nil, wrong
+	}
+	if s, closed := a.session(id); closed == nil {
+		a.closeOpen(s)
+	}
+	switch err := a.options.Delete(ctx, id); {
+	case errors.Is(err, fleet.ErrSessionBusy):
+		return nil, invalid("sessionId", "another process runs session %s", id)
+	case err != nil && !errors.Is(err, fleet.ErrNotFound):
+		return nil, internalError(err)
+	}
+	return struct{}{}, nil
 }
 
 // end closes the session.

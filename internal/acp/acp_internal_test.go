@@ -56,6 +56,12 @@ func called(kind loop.EventType, id protocol.CallID, name, arguments string) loo
 	return event(kind, func(e *loop.Event) { e.CallID, e.Name, e.Arguments = id, name, arguments })
 }
 
+func scratched(key, value string) loop.Event {
+	return event(loop.EventToolResult, func(e *loop.Event) {
+		e.CallID, e.Name, e.Status, e.Scratch = "s", "scratchpad", "ok", &loop.ScratchChange{Key: key, Value: &value}
+	})
+}
+
 // Each kind of event, as the client gets it.
 func TestUpdates(t *testing.T) {
 	t.Parallel()
@@ -117,6 +123,18 @@ func TestUpdates(t *testing.T) {
 		"a sub-agent moves": {
 			events: []loop.Event{called(loop.EventToolCall, "c", "agent", `{}`), event(loop.EventAgentMoved, func(e *loop.Event) { e.CallID, e.Text = "c", "it reads" })},
 			want:   []string{`"kind":"think"`, "it reads"},
+		},
+		"a list in the scratchpad is the plan": {
+			events: []loop.Event{
+				scratched("plan", "Do:\n- [x] read [it]\n* [~] write\n1. [ ] test\n- [?] no\n"), scratched("other", "- [ ] no"),
+				event(loop.EventToolResult, func(e *loop.Event) {
+					e.CallID, e.Name, e.Status, e.Scratch = "d", "scratchpad", "ok", &loop.ScratchChange{Key: "plan"}
+				}),
+			},
+			want: []string{
+				`"content":"read [it]","priority":"medium","status":"completed"`, `"content":"write","priority":"medium","status":"in_progress"`,
+				`"content":"test","priority":"medium","status":"pending"`, `"sessionUpdate":"plan"`, `"entries":[]`,
+			}, not: `"content":"no"`,
 		},
 		"a tool of the provider": {
 			events: []loop.Event{event(loop.EventNativeCall, func(e *loop.Event) { e.Name, e.Text, e.Content, e.Status = "web_search", "go 1.27", "found", "ok" })},

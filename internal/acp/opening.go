@@ -159,6 +159,21 @@ func (a *Agent) begin(ctx context.Context, o Opening) (*open, *acp.RequestError)
 	o.Approve = func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
 		return a.approve(ctx, s, request)
 	}
+	a.mu.Lock()
+	offers := a.offers
+	a.mu.Unlock()
+	if form := string(offers.Elicitation.Form); form != "" && form != "null" {
+		o.Fill = func(ctx context.Context, tool string, question *protocol.Question) (protocol.Answer, error) {
+			return a.fill(ctx, s, tool, question)
+		}
+	}
+	if offers.FS.ReadTextFile {
+		o.ReadText = func(ctx context.Context, path string) (string, error) {
+			var read acp.ReadTextFileResponse
+			err := a.conn.request(ctx, acp.ClientMethodFsReadTextFile, acp.ReadTextFileRequest{SessionId: acp.SessionId(s.ID()), Path: path}, &read)
+			return read.Content, err
+		}
+	}
 	var err error
 	opening, release := context.WithCancel(context.WithoutCancel(ctx)) // the session outlives the request
 	opened := context.AfterFunc(ctx, release)

@@ -8,6 +8,7 @@ import (
 
 	acp "github.com/coder/acp-go-sdk"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -17,6 +18,9 @@ func (a *Agent) prompt(ctx context.Context, params json.RawMessage) (run func(co
 	var request struct {
 		ID     *string           `json:"sessionId"` //nolint:tagliatelle // as the protocol has it
 		Prompt []json.RawMessage `json:"prompt"`
+		Meta   struct {
+			AnswerSchema json.RawMessage `json:"toolfleet/answerSchema"` //nolint:tagliatelle // as the protocol has names
+		} `json:"_meta"` //nolint:tagliatelle // as the protocol has it
 	}
 	if wrong = decode(params, &request); wrong != nil {
 		return nil, wrong
@@ -29,6 +33,7 @@ func (a *Agent) prompt(ctx context.Context, params json.RawMessage) (run func(co
 	if wrong != nil {
 		return nil, wrong
 	}
+	input.AnswerSchema = request.Meta.AnswerSchema
 	if err := s.Check(input); err != nil {
 		return nil, invalid("prompt", "%v", plain(err))
 	}
@@ -105,7 +110,11 @@ func stopped(s *open, result loop.TurnResult, err error, cancelled bool) (any, *
 			s.updates.send(acp.UpdateAgentMessageText("\n\n[" + result.Error.Message + "]"))
 		}
 	}
-	return acp.PromptResponse{StopReason: reason}, nil
+	response := acp.PromptResponse{StopReason: reason}
+	if result.Answer != nil {
+		response.Meta = map[string]any{"toolfleet/answer": result.Answer}
+	}
+	return response, nil
 }
 
 // cancelTurn stops the turn that runs.
@@ -178,6 +187,35 @@ func (a *Agent) approve(ctx context.Context, s *open, request loop.ApprovalReque
 		answer.Granted = true
 	default:
 		answer.Granted = selected.OptionId == optionAllow
+	}
+	return answer, nil
+}
+
+// fill asks the person at the client for what a question wants to know.
+func (a *Agent) fill(ctx context.Context, s *open, tool string, question *protocol.Question) (protocol.Answer, error) {
+	answer := protocol.Answer{Question: question.ID, Action: protocol.ActionCancel, By: a.options.User}
+	asks := tool + " asks: "
+	if tool == wire.AskUserTool {
+		asks = ""
+	}
+	schema := question.Schema
+	if len(schema) == 0 {
+		schema = json.RawMessage(`{"type":"object","properties":{}}`)
+	}
+	var response struct {
+		Action  protocol.Action
+		Content json.RawMessage
+	}
+	err := a.conn.request(ctx, methodElicit, map[string]any{"mode": "form", "sessionId": s.ID(), "message": asks + question.Message, "requestedSchema": schema}, &response)
+	if err != nil {
+		return answer, err
+	}
+	switch response.Action {
+	case protocol.ActionAccept:
+		answer.Action, answer.Content = response.Action, response.Content
+	case protocol.ActionDecline:
+		answer.Action = response.Action
+	case protocol.ActionWait, protocol.ActionCancel: // and what later versions have
 	}
 	return answer, nil
 }

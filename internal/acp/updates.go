@@ -159,6 +159,31 @@ func (u *updates) result(e *loop.Event) {
 		options = append(options, acp.WithUpdateLocations(locations))
 	}
 	u.send(acp.UpdateToolCall(idOf(e.CallID), options...))
+	if e.Scratch != nil && e.Scratch.Key == planKey {
+		u.plan(e.Scratch.Value)
+	}
+}
+
+// planKey is the key of the scratchpad whose list the client shows as the plan.
+const planKey = "plan"
+
+// plan sends a list of the scratchpad: lines such as "- [ ] open", "- [~] begun" and "- [x] done".
+// Without one the client shows no plan.
+func (u *updates) plan(text *string) {
+	entries, list := []acp.PlanEntry{}, ""
+	if text != nil {
+		list = *text
+	}
+	for line := range strings.Lines(list) {
+		mark, content, is := strings.Cut(strings.TrimLeft(strings.TrimSpace(line), "-*0123456789. ["), "]")
+		status, known := map[string]acp.PlanEntryStatus{
+			"": acp.PlanEntryStatusPending, " ": acp.PlanEntryStatusPending, "~": acp.PlanEntryStatusInProgress, "x": acp.PlanEntryStatusCompleted, "X": acp.PlanEntryStatusCompleted,
+		}[mark]
+		if content = strings.TrimSpace(content); is && known && content != "" {
+			entries = append(entries, acp.PlanEntry{Content: content, Priority: acp.PlanEntryPriorityMedium, Status: status})
+		}
+	}
+	u.send(acp.UpdatePlan(entries...))
 }
 
 func rawOutput(e *loop.Event) map[string]any {

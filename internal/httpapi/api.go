@@ -52,6 +52,8 @@ type Options struct {
 	AnyHost bool
 	// Policy judges single calls; nil allows each one. Those of turns are judged where they run.
 	Policy loop.Policy
+	// Hooks see, change and refuse single calls, and the results of all calls.
+	Hooks []loop.Hook
 	// Version is that of this program.
 	Version string
 	Logger  *slog.Logger

@@ -2,6 +2,7 @@ package httpapi_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -19,7 +20,9 @@ import (
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/fleettest"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 )
 
@@ -95,6 +98,44 @@ func TestCalls_ACallIsSentAndItsResultRead(t *testing.T) {
 	require.EqualValues(t, "not_found", problem.Code)
 	require.Equal(t, 422, s.ask(t, "POST", "/v1/calls", `{"tool": "bash", "arguments": {"command": "x"}, "nonsense": 1}`, &problem))
 	require.Contains(t, problem.Errors[0].Location, "nonsense")
+}
+
+// Hooks of the server change a call, and what each reader gets of its result.
+func TestCalls_HooksDecide(t *testing.T) {
+	t.Parallel()
+	redacted := "redacted"
+	s := start(t, func(o *httpapi.Options) {
+		o.Hooks = []loop.Hook{
+			{Event: loop.HookBefore, Run: func(_ context.Context, r loop.HookRequest) (loop.HookAnswer, error) {
+				if bytes.Contains(r.Input, []byte("rm")) {
+					return loop.HookAnswer{Decision: policy.Denied, Reason: "no " + r.Interface}, nil
+				}
+				return loop.HookAnswer{Input: bytes.ReplaceAll(r.Input, []byte("one"), []byte("secret"))}, nil
+			}},
+			{Event: loop.HookAfter, Matches: func(tool string) bool { return tool == "bash" }, Run: func(_ context.Context, r loop.HookRequest) (loop.HookAnswer, error) {
+				if strings.Contains(r.Result.Content, "secret") {
+					return loop.HookAnswer{Output: &redacted}, nil
+				}
+				return loop.HookAnswer{}, nil
+			}},
+		}
+	})
+	var state httpapi.CallState
+	require.Equal(t, 202, s.ask(t, "POST", "/v1/calls?wait_ms=60000", `{"tool": "bash", "arguments": {"command": "echo one"}}`, &state, "Idempotency-Key", "mine"))
+	require.Equal(t, "redacted", state.Result.Text)
+	for _, path := range []string{"", "/events"} {
+		_, body := s.send(t, "GET", "/v1/calls/"+string(state.SessionID)+"/mine"+path, "")
+		require.Contains(t, string(body), "redacted")
+		if path == "" { // the output of a call is live
+			require.NotContains(t, string(body), "c2VjcmV0", "nor the typed value")
+			require.NotContains(t, string(body), "secret")
+		}
+	}
+	var problem httpapi.Problem
+	require.Equal(t, 403, s.ask(t, "POST", "/v1/calls", `{"tool": "bash", "arguments": {"command": "rm x"}}`, &problem))
+	require.Contains(t, problem.Detail, "A hook refused the call: no go")
+	require.Equal(t, 202, s.ask(t, "POST", "/v1/calls?wait_ms=60000", `{"tool": "bash", "arguments": {"command": "echo two"}}`, &state))
+	require.Contains(t, state.Result.Text, "two")
 }
 
 func TestFleet_IsListed(t *testing.T) {

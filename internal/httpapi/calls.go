@@ -13,6 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -49,7 +50,7 @@ func (a *api) call(r *CallRequest, id protocol.CallID) (fleet.Call, error) {
 		Tool: r.Tool, Arguments: string(r.Arguments), Handler: r.Handler, Session: r.Session, Sandbox: r.Sandbox, Resources: r.Resources, Pool: r.Pool, MinLevel: r.MinLevel,
 		ID: cmp.Or(id, protocol.CallID(protocol.NewSessionID())), Delivery: r.Delivery, Retry: r.Retry, Timeout: milliseconds(r.TimeoutMS), QueueTimeout: milliseconds(r.QueueTimeoutMS),
 		NotBefore: r.NotBefore, Deadline: r.Deadline, After: r.After, Tenant: r.Tenant, Priority: r.Priority,
-		Policy: a.Policy, // without Approve: a request would wait for a person, and no list would show that
+		Hooks: a.Hooks, Policy: a.Policy, // without Approve: a request would wait for a person, and no list would show that
 	}
 	if r.Input != nil {
 		call.Args = r.Input
@@ -93,7 +94,7 @@ type CallResult struct {
 
 // resultOf is the result of the client as the API has it: of a tool of the table with the text that
 // a model reads.
-func (a *api) resultOf(r fleet.Result) (*CallResult, error) {
+func (a *api) resultOf(ctx context.Context, r fleet.Result) (*CallResult, error) {
 	made := &CallResult{Result: r.Result, Text: r.Text}
 	if a.Table != nil && r.Tool != "" {
 		if tool, known := a.Table().Lookup(r.Tool); known {
@@ -102,11 +103,13 @@ func (a *api) resultOf(r fleet.Result) (*CallResult, error) {
 	}
 	if turn, is := r.Value.(wire.TurnRunResult); is {
 		made.Text = turn.Text
+	} else {
+		made.Text = loop.ResultByHooks(ctx, a.Hooks, &made.Result, made.Text, "http")
 	}
-	if r.Value == nil {
+	if made.Result.Value == nil {
 		return made, nil
 	}
-	value, err := wire.EncodeValue(r.Value)
+	value, err := wire.EncodeValue(made.Result.Value)
 	made.Value = value
 	return made, err
 }
@@ -132,7 +135,7 @@ func (a *api) state(ctx context.Context, ref protocol.CallRef, wait time.Duratio
 		return nil, err
 	}
 	state.State = stateEnded
-	state.Result, err = a.resultOf(result)
+	state.Result, err = a.resultOf(ctx, result)
 	return state, err
 }
 

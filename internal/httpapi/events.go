@@ -186,7 +186,7 @@ func (s *stream) sendResult(ctx context.Context, a *api, ref protocol.CallRef, f
 	result, err := future.Wait(ctx)
 	var made *CallResult
 	if err == nil || result.Status != "" {
-		made, err = a.resultOf(result)
+		made, err = a.resultOf(ctx, result)
 	}
 	switch {
 	case err == nil:

@@ -86,6 +86,10 @@ type Call struct {
 	// of calls count all calls of the session by its journal, which this program must be allowed to
 	// use. What Policy demands, Delivery cannot weaken.
 	Policy loop.Policy
+	// Hooks see, change and refuse the call ([loop.HookBefore]) and the result that this client
+	// returns ([loop.HookAfter]): [Client.Submit] has the first only. They are asked each time that
+	// the call is sent. The arguments of handlers and payloads cannot be changed.
+	Hooks []loop.Hook
 	// Approve asks a person about a call for which Policy needs that; nil denies such calls.
 	Approve func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error)
 	// Observe gets questions that the tool asks a person while [Client.Call] waits for it, as
@@ -266,7 +270,7 @@ type planned struct {
 // plan plans a call that has its defaults, and has Policy judge it.
 func (c *Client) plan(ctx context.Context, call *Call) (*planned, error) {
 	options := &loop.SingleOptions{
-		Sandbox: call.Sandbox, Guard: call.Guard, Policy: call.Policy, Ledger: c.ledger, Interface: "go", ID: call.ID, MinLevel: cmp.Or(call.MinLevel, c.least()),
+		Sandbox: call.Sandbox, Guard: call.Guard, Hooks: call.Hooks, Policy: call.Policy, Ledger: c.ledger, Interface: "go", ID: call.ID, MinLevel: cmp.Or(call.MinLevel, c.least()),
 		Author: call.Author, Approve: call.Approve, Observe: call.Observe, Dispatcher: c.inner.Dispatcher, Logger: c.logger,
 	}
 	p := &planned{session: call.Session}

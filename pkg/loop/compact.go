@@ -337,6 +337,9 @@ func (c *conversation) summarize(ctx context.Context, writer Model, name string,
 		request := Request{Session: c.id, Messages: []Message{
 			{Role: RoleSystem, Text: compactSystem}, {Role: RoleUser, Text: c.session.transcript(turn, step, most)},
 		}}
+		if err = c.hookSummary(ctx, name, &request); err != nil {
+			return reply, err
+		}
 		asked := request.Tokens()
 		reply, err = writer.Reply(ctx, request, func(d Delta) {
 			if d.Failed != nil {

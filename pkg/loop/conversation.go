@@ -154,14 +154,7 @@ const maxCut = 500
 // was cut once stays cut in this run.
 func (c *conversation) reply(ctx context.Context, word string, delta func(Delta)) (Reply, error) {
 	for {
-		turn := c.session.open()
-		request := Request{
-			Session: c.id, Messages: c.messages(c.cuts), Tools: c.table.DefinitionsFor(c.provider()), Settings: c.opts.Settings,
-			Replies: c.session.replies(), Turn: turn.number, Step: len(turn.steps) + 1,
-		}
-		if turn.lastAt > 0 {
-			request.Tools = nil
-		}
+		request := c.request()
 		if word != "" {
 			request.Messages = appendNotes(request.Messages, []string{word})
 		}
@@ -183,6 +176,19 @@ func (c *conversation) reply(ctx context.Context, word string, delta func(Delta)
 			return reply, err
 		}
 	}
+}
+
+// request is the request for the next reply.
+func (c *conversation) request() Request {
+	turn := c.session.open()
+	request := Request{
+		Session: c.id, Messages: c.messages(c.cuts), Tools: c.table.DefinitionsFor(c.provider()), Settings: c.opts.Settings,
+		Replies: c.session.replies(), Turn: turn.number, Step: len(turn.steps) + 1,
+	}
+	if turn.lastAt > 0 {
+		request.Tools = nil
+	}
+	return request
 }
 
 // messages is the conversation after it was too long so many times.

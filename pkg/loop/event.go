@@ -21,7 +21,7 @@ const (
 	EventToolResult     EventType = "tool_result"
 	EventApprovalAsked  EventType = "approval_asked" // a person is asked about the call, once more after a lost coordinator
 	EventPolicyDecision EventType = "policy_decision"
-	EventHookDecided    EventType = "hook_decided"   // what hooks decided about the turn, its end, or a call before it is judged
+	EventHookDecided    EventType = "hook_decided"   // what hooks decided about the turn, its end, a request to the model, or a call before it is judged
 	EventCallJudged     EventType = "call_judged"    // what was decided about a call by another interface than a turn, before it is sent
 	EventQuestionAsked  EventType = "question_asked" // the running call asks a person; live once more when the turn is resumed
 	EventAnswered       EventType = "question_answered"
@@ -213,7 +213,8 @@ type NoteFields struct {
 	// Interface is the way by which a call came that no model made: [SingleOptions].Interface
 	// (call_judged, turn_started).
 	Interface string `json:"interface,omitempty"`
-	// Hook is what hooks decided (hook_decided, and tool_result and job_ended with hooks).
+	// Hook is what hooks decided (hook_decided; model_reply, tool_result, job_ended and call_judged
+	// with hooks).
 	Hook *HookNote `json:"hook,omitempty"`
 }
 

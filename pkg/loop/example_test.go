@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
@@ -119,4 +121,41 @@ func Example_approval() {
 	// add {"a":2,"b":"2"} - calls of add need approval
 	// add refused Ada Do it in your head.
 	// answered <nil>
+}
+
+// Hooks see, change and refuse: here one changes what the model reads of a result, and one refuses
+// requests to the model that contain a word.
+func ExampleHook() {
+	table, err := calculator()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	rounds := loop.Hook{
+		Event: loop.HookAfter, Matches: func(tool string) bool { return tool == "add" }, Timeout: time.Second,
+		Run: func(_ context.Context, asked loop.HookRequest) (loop.HookAnswer, error) {
+			about := "about " + asked.Result.Content
+			return loop.HookAnswer{Output: &about}, nil
+		},
+	}
+	secrets := loop.Hook{Event: loop.HookBeforeModel, Run: func(_ context.Context, asked loop.HookRequest) (loop.HookAnswer, error) {
+		for _, message := range asked.Request.Messages {
+			if strings.Contains(message.Content, "password") {
+				return loop.HookAnswer{Decision: policy.Denied, Reason: "passwords stay here"}, nil
+			}
+		}
+		return loop.HookAnswer{}, nil
+	}}
+	runner, err := loop.New(clerk{}, nowhere{}, &looptest.Journal{}, table, &loop.Options{Hooks: []loop.Hook{rounds, secrets}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, text := range []string{"What is 2 + 2?", "My password is 2 + 2."} {
+		result, err := runner.Run(context.Background(), protocol.NewSessionID(), loop.Input{Text: text})
+		fmt.Println(result.Outcome, result.Text, result.Error, err)
+	}
+	// Output:
+	// answered It is about 4. <nil> <nil>
+	// failed  policy_denied: a hook refused the turn (BeforeModel): passwords stay here <nil>
 }

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,7 +18,8 @@ import (
 // HookEvent says when a hook runs.
 type HookEvent string
 
-// The events of hooks. Their names are those of Claude Code.
+// The events of hooks. Their names are those of Claude Code, or of Gemini CLI for what Claude Code
+// has none.
 const (
 	// HookSessionStart is the beginning of the first turn of a session.
 	HookSessionStart HookEvent = "SessionStart"
@@ -30,6 +32,15 @@ const (
 	// HookAfter is before the result of a call that was made is journaled. A hook can replace what
 	// the model reads of it; one that denies it withholds the result.
 	HookAfter HookEvent = "PostToolUse"
+	// HookBeforeModel is before a model is asked for a reply. A hook that denies it ends the turn as
+	// failed.
+	HookBeforeModel HookEvent = "BeforeModel"
+	// HookAfterModel is before a reply is shown and journaled. A hook that denies it withholds the
+	// reply, and ends the turn as failed.
+	HookAfterModel HookEvent = "AfterModel"
+	// HookCompact is before a model is asked for a summary of the conversation. A hook that denies
+	// it leaves the conversation as it is.
+	HookCompact HookEvent = "PreCompact"
 	// HookStop is when the model has answered. A hook that denies the end has the model continue,
 	// with the reason. If a hook fails, the turn ends as failed.
 	HookStop HookEvent = "Stop"
@@ -37,12 +48,13 @@ const (
 
 // HookEvents are all events.
 func HookEvents() []HookEvent {
-	return []HookEvent{HookSessionStart, HookPrompt, HookBefore, HookAfter, HookStop}
+	return []HookEvent{HookSessionStart, HookPrompt, HookBeforeModel, HookAfterModel, HookBefore, HookAfter, HookCompact, HookStop}
 }
 
-// Hook sees, changes or refuses what a session and its sub-agents do ([Options].Hooks). What it
-// decided is journaled before it has an effect, so a resumed turn does not ask it again; it runs
-// again only if the process ended before that.
+// Hook sees, changes or refuses what a session and its sub-agents do ([Options].Hooks), or a call
+// that belongs to no turn ([SingleOptions].Hooks). What it decided about a turn is journaled before
+// it has an effect, so a resumed turn does not ask it again; it runs again only if the process
+// ended before that.
 type Hook struct {
 	Event HookEvent
 	// Matches selects the tools of HookBefore and HookAfter; nil means all.
@@ -70,12 +82,44 @@ type HookRequest struct {
 	CallID     protocol.CallID `json:"call_id,omitempty"`
 	// Result is the result of the call (PostToolUse).
 	Result *HookResult `json:"tool_response,omitempty"`
+	// Interface is the way by which a call came that no model made, as that of [SingleOptions].
+	Interface string `json:"interface,omitempty"`
+	// Request is the request to the model (BeforeModel, PreCompact), and Reply the reply
+	// (AfterModel).
+	Request *HookModelRequest `json:"llm_request,omitempty"`
+	Reply   *HookModelReply   `json:"llm_response,omitempty"`
 	// Answer is the answer of the model, and Again reports that a hook has denied an end of this
 	// turn before (Stop).
 	Answer string `json:"last_assistant_message,omitempty"`
 	Again  bool   `json:"stop_hook_active,omitempty"`
+}
 
-	kept *HookResult // gets the content that replaces that of Result
+// HookModelRequest is a request to a model. If the model's server refuses a part of it, or it is
+// too long, the model gets less of it, without another question to the hooks.
+type HookModelRequest struct {
+	Model    string        `json:"model,omitempty"` // [Options].ModelName
+	Messages []HookMessage `json:"messages"`
+	Tools    []string      `json:"tools,omitempty"` // their names
+}
+
+// HookMessage is a [Message], without the data of images and documents.
+type HookMessage struct {
+	Role       Role       `json:"role"`
+	Content    string     `json:"content"`
+	ToolCalls  []ToolCall `json:"tool_calls,omitempty"`
+	ToolCallID string     `json:"tool_call_id,omitempty"`
+	Name       string     `json:"name,omitempty"`
+	// Media are the media types of its images and documents.
+	Media []string `json:"media,omitempty"`
+}
+
+// HookModelReply is a reply of a model.
+type HookModelReply struct {
+	Model     string         `json:"model,omitempty"` // as its provider names it
+	Content   string         `json:"content"`
+	Reasoning string         `json:"reasoning,omitempty"`
+	ToolCalls []ToolCall     `json:"tool_calls,omitempty"`
+	Usage     protocol.Usage `json:"usage"`
 }
 
 // HookResult is the result of a call.
@@ -135,13 +179,10 @@ func validateHooks(hooks []Hook) error {
 	return errors.Join(errs...)
 }
 
-// hooks are the hooks of an event. A replay has what they decided.
-func (t *turnRun) hooks(event HookEvent, tool string) (found []Hook) {
-	if t.opts.Replay != nil && !t.opts.Replay.Live {
-		return nil
-	}
-	for _, h := range t.opts.Hooks {
-		if h.Event == event && (h.Matches == nil || tool == "" || h.Matches(tool)) {
+// hooksFor are the hooks of an event that match one of the tools; without tools, all of the event.
+func hooksFor(hooks []Hook, event HookEvent, tools ...string) (found []Hook) {
+	for _, h := range hooks {
+		if h.Event == event && (h.Matches == nil || len(tools) == 0 || slices.ContainsFunc(tools, h.Matches)) {
 			found = append(found, h)
 		}
 	}
@@ -149,20 +190,20 @@ func (t *turnRun) hooks(event HookEvent, tool string) (found []Hook) {
 }
 
 // askHooks runs the hooks of an event in their order, each with what the one before has changed,
-// until one denies. With false, ctx has ended before they have decided.
-func (t *turnRun) askHooks(ctx context.Context, hooks []Hook, request HookRequest) (note HookNote, decided bool) {
-	note.Event, request.Session = request.Event, t.id
+// until one denies. With false, ctx has ended before they have decided. result is that of the
+// request, as they have changed it.
+func askHooks(ctx context.Context, hooks []Hook, request HookRequest) (note HookNote, result *HookResult, decided bool) {
+	note.Event = request.Event
 	for _, h := range hooks {
 		answer, err := h.ask(ctx, request)
 		if ctx.Err() != nil {
-			return note, false
+			return note, nil, false
 		}
 		if err != nil {
 			answer, note.Failed = HookAnswer{Decision: policy.Denied, Reason: fmt.Sprintf("the hook failed: %v", err)}, true
 		}
-		if len(answer.Input) > 0 {
-			request.Input = argument.Compact(answer.Input)
-			note.Input = request.Input
+		if changed := argument.Compact(answer.Input); len(changed) > 0 && !bytes.Equal(changed, argument.Compact(request.Input)) {
+			request.Input, note.Input = changed, changed
 		}
 		if answer.Output != nil && request.Result != nil {
 			changed := *request.Result
@@ -179,10 +220,7 @@ func (t *turnRun) askHooks(ctx context.Context, hooks []Hook, request HookReques
 			break
 		}
 	}
-	if note.Replaced {
-		request.kept.Content = request.Result.Content
-	}
-	return note, true
+	return note, request.Result, true
 }
 
 // ask runs the hook within its time.
@@ -232,36 +270,12 @@ func (a *HookAnswer) check(event HookEvent) error {
 		return fmt.Errorf("changed arguments: only of %s", HookBefore)
 	case a.Output != nil && event != HookAfter:
 		return fmt.Errorf("a changed result: only of %s", HookAfter)
+	case a.Context != "" && (event == HookAfterModel || event == HookCompact):
+		return fmt.Errorf("context: not of %s", event)
 	case len(a.Input) > maxHookInput:
 		return fmt.Errorf("changed arguments of %d bytes: must be at most %d", len(a.Input), maxHookInput)
 	case len(a.Input) > 0 && (json.Unmarshal(a.Input, &object) != nil || object == nil):
 		return errors.New("changed arguments: must be a JSON object")
-	}
-	return nil
-}
-
-// hookCalls asks the hooks about the calls of the last step that were not sent, and journals what
-// they decided, before the calls are judged. An error leaves the turn open.
-func (t *turnRun) hookCalls(ctx context.Context) error {
-	turn := t.session.open()
-	for i := range turn.last().calls {
-		call := &turn.last().calls[i]
-		hooks := t.hooks(HookBefore, call.Name)
-		if len(hooks) == 0 || call.hook != nil || call.sent || call.content != nil || ctx.Err() != nil || t.opts.Replay.has(&call.ToolCall) || t.plan(call).failure != nil {
-			continue
-		}
-		p := t.pending(turn, i)
-		note, decided := t.askHooks(ctx, hooks, HookRequest{
-			Event: HookBefore, Turn: p.event.Turn, Step: p.event.Step, Tool: call.Name, Input: json.RawMessage(call.Arguments), ToolCallID: call.ID, CallID: p.event.CallID,
-		})
-		if !decided {
-			return ifDetached(ctx)
-		}
-		event := p.as(EventHookDecided)
-		event.Hook = &note
-		if err := t.record(ctx, event); err != nil {
-			return err
-		}
 	}
 	return nil
 }
@@ -278,154 +292,5 @@ func (n *HookNote) verdict() policy.Verdict {
 	return v
 }
 
-// asksBefore returns the event of the turn for which its hooks have not been asked yet, before the
-// first reply; "" if there is none.
-func (t *turnRun) asksBefore(turn *turn) HookEvent {
-	if len(turn.steps) > 0 {
-		return ""
-	}
-	for _, event := range []HookEvent{HookSessionStart, HookPrompt} {
-		if (event == HookPrompt || turn.number == 1) && len(t.hooks(event, "")) > 0 && !turn.asked(event) {
-			return event
-		}
-	}
-	return ""
-}
-
-// hookTurn asks the hooks of an event of the turn, and journals what they decided.
-func (t *turnRun) hookTurn(ctx context.Context, event HookEvent) error {
-	turn := t.session.open()
-	request := HookRequest{Event: event, Turn: turn.number, Step: len(turn.steps)}
-	switch event {
-	case HookSessionStart:
-		request.Prompt, request.Source = turn.input.Text, "startup"
-	case HookPrompt:
-		request.Prompt = turn.input.Text
-	case HookStop:
-		request.Answer, request.Again = turn.text(), turn.stops > 0
-	case HookBefore, HookAfter:
-	}
-	note, decided := t.askHooks(ctx, t.hooks(event, ""), request)
-	if !decided {
-		return ifDetached(ctx)
-	}
-	return t.record(ctx, Event{Type: EventHookDecided, Turn: turn.number, Step: len(turn.steps), NoteFields: NoteFields{Hook: &note}})
-}
-
-// finish settles the result of a call, after its hooks were asked. They do not hold up the results
-// of other calls, and what becomes of a result whose hooks are stopped is unknown.
-func (b *batch) finish(ctx context.Context, p *pendingCall, event Event) {
-	if len(b.hooks(HookAfter, event.Name)) == 0 {
-		b.settle(event)
-		return
-	}
-	b.hooked.Go(func() {
-		if b.hookResult(ctx, p.input, &event) {
-			b.settle(event)
-		}
-	})
-}
-
-// hookResult has the hooks of a result decide what the model reads of it. With false, ctx has ended
-// before.
-func (t *turnRun) hookResult(ctx context.Context, input string, event *Event) bool {
-	hooks := t.hooks(HookAfter, event.Name)
-	if len(hooks) == 0 {
-		return true
-	}
-	result := &HookResult{Status: protocol.Status(event.Status), Content: event.Content, Error: event.Error}
-	request := HookRequest{
-		Event: HookAfter, Turn: event.Turn, Step: event.Step, Tool: event.Name, ToolCallID: event.ToolCallID, CallID: event.CallID, Result: result, kept: result,
-	}
-	if json.Valid([]byte(input)) {
-		request.Input = json.RawMessage(input)
-	}
-	note, decided := t.askHooks(ctx, hooks, request)
-	if !decided {
-		return false
-	}
-	event.Hook = &note
-	switch {
-	case note.Decision == policy.Denied:
-		event.Content, event.Image, event.Diff = "[A hook withheld the result: "+note.Reason+"]", nil, ""
-		if event.Error != nil {
-			event.Error = &protocol.Error{Code: event.Error.Code, Message: "withheld by a hook"}
-		}
-	case note.Replaced:
-		event.Content, event.Image, event.Diff = result.Content, nil, ""
-	}
-	if note.Context != "" {
-		event.Content += "\n" + note.context()
-	}
-	return true
-}
-
 // context is what a model reads of the context of hooks.
 func (n *HookNote) context() string { return "[A hook adds: " + n.Context + "]" }
-
-// noteHook folds what hooks decided.
-func (s *session) noteHook(e *Event) error {
-	t := s.open()
-	if e.Hook == nil || t == nil || e.Turn != t.number || e.Step != len(t.steps) {
-		return errors.New("it is not about the last step")
-	}
-	if e.Hook.Event == HookBefore {
-		err := s.updateCall(e, func(c *stepCall) error { c.hook = e.Hook; return nil })
-		if err == nil && len(e.Hook.Input) > 0 {
-			t.addNote(fmt.Sprintf("[A hook changed the arguments of the call %s of %s to %s]", e.ToolCallID, e.Name, argument.Compact(e.Hook.Input)))
-		}
-		if err != nil {
-			return err
-		}
-	} else {
-		t.hooked = append(t.hooked, hookedAt{e.Hook.Event, e.Step})
-	}
-	denied := e.Hook.Decision == policy.Denied
-	switch {
-	case denied && e.Hook.Event == HookStop && !e.Hook.Failed:
-		t.stops++
-		t.last().continued = true
-		t.addNote("[A hook does not let you end here: " + e.Hook.Reason + "]")
-	case denied && e.Hook.Event != HookBefore:
-		t.blocked = e.Hook
-	}
-	if e.Hook.Context != "" {
-		t.addNote(e.Hook.context())
-	}
-	return nil
-}
-
-// hookedAt is an event for which hooks were asked behind a step.
-type hookedAt struct {
-	event HookEvent
-	step  int
-}
-
-// asked reports whether the hooks of an event have decided behind the last step.
-func (t *turn) asked(event HookEvent) bool {
-	return slices.Contains(t.hooked, hookedAt{event, len(t.steps)})
-}
-
-// input are the arguments with which a call is made.
-func (c *stepCall) input() string {
-	if c.hook != nil && len(c.hook.Input) > 0 {
-		return string(argument.Compact(c.hook.Input))
-	}
-	return c.Arguments
-}
-
-// recordedHooks is what hooks decided behind the last step of a replay, as far as the turn has not.
-func (t *turnRun) recordedHooks() []Event {
-	r, turn := t.opts.Replay, t.session.open()
-	if r == nil || r.Live {
-		return nil
-	}
-	had := 0
-	for _, h := range turn.hooked {
-		if h.step == len(turn.steps) {
-			had++
-		}
-	}
-	recorded := r.hooks[position{turn.number, len(turn.steps)}]
-	return slices.Clone(recorded[min(had, len(recorded)):])
-}

@@ -69,6 +69,10 @@ func everyHook(h *hooked) []loop.Hook {
 			}
 			return loop.HookAnswer{}, nil
 		}),
+		h.on(loop.HookBeforeModel, func(r loop.HookRequest) (loop.HookAnswer, error) {
+			return loop.HookAnswer{Context: fmt.Sprint("request ", r.Step)}, nil
+		}),
+		h.on(loop.HookAfterModel, answers(loop.HookAnswer{})),
 		h.on(loop.HookStop, func(r loop.HookRequest) (loop.HookAnswer, error) {
 			if r.Again {
 				return loop.HookAnswer{}, nil
@@ -91,7 +95,7 @@ func TestHooks_SeeChangeAndRefuse(t *testing.T) {
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 	require.Equal(t, "tested", result.Text)
 	require.Equal(t, 3, result.Steps)
-	require.Equal(t, map[loop.HookEvent]int{loop.HookSessionStart: 1, loop.HookPrompt: 1, loop.HookBefore: 3, loop.HookAfter: 2, loop.HookStop: 2}, h.count())
+	require.Equal(t, map[loop.HookEvent]int{loop.HookSessionStart: 1, loop.HookPrompt: 1, loop.HookBefore: 3, loop.HookAfter: 2, loop.HookStop: 2, loop.HookBeforeModel: 3, loop.HookAfterModel: 3}, h.count())
 
 	calls, results := r.watch.of(loop.EventToolCall), map[int]loop.Event{}
 	require.JSONEq(t, `{"n":7}`, calls[0].Arguments, "the call is made as it was changed")
@@ -111,6 +115,7 @@ func TestHooks_SeeChangeAndRefuse(t *testing.T) {
 	for _, part := range []string{
 		"[A hook adds: the session began\n]", "it is Monday", "[A hook adds: mind <this>", `changed the arguments of the call a0 of work to {"n":7}`,
 		"[A hook does not let you end here: run the tests]",
+		"[A hook adds: request 1\n]", "[A hook adds: request 3\n]",
 	} {
 		require.Contains(t, shown, part)
 	}
@@ -215,6 +220,18 @@ func TestHooks_AFailureIsARefusal(t *testing.T) {
 		require.Equal(t, loop.OutcomeFailed, result.Outcome, name)
 		require.Equal(t, protocol.CodePolicyDenied, result.Error.Code, name)
 		require.Empty(t, r.model.seen, name)
+
+		hook.Event = loop.HookBeforeModel
+		r = newRig(says("not asked"))
+		r.opts.Hooks = []loop.Hook{hook}
+		require.Equal(t, protocol.CodePolicyDenied, r.mustRun(t.Context(), t, "go").Error.Code, name)
+		require.Empty(t, r.model.seen, name)
+
+		hook.Event = loop.HookAfterModel
+		r = newRig(asks("a", "work"), says("not asked"))
+		r.opts.Hooks = []loop.Hook{hook}
+		require.Equal(t, protocol.CodePolicyDenied, r.mustRun(t.Context(), t, "go").Error.Code, name)
+		require.Empty(t, r.fleet.ran(), name)
 	}
 }
 
@@ -263,6 +280,9 @@ func TestHooks_ReplayRunsNone(t *testing.T) {
 func TestHooks_AreStoppedWithTheTurn(t *testing.T) {
 	t.Parallel()
 	for _, event := range loop.HookEvents() {
+		if event == loop.HookCompact {
+			continue // TestHooks_RefuseASummary
+		}
 		ctx, stop := context.WithCancel(t.Context())
 		r := newRig(asks("a", "work"), says("done"))
 		r.opts.Hooks = []loop.Hook{{Event: event, Run: func(ctx context.Context, _ loop.HookRequest) (loop.HookAnswer, error) {

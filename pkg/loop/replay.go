@@ -66,12 +66,14 @@ func (h History) Recording() (*Recording, error) {
 		case EventTurnEnded:
 			r.ends[e.Turn] = e
 		case EventHookDecided:
-			if e.Hook != nil && e.Hook.Event != HookBefore {
-				r.hooks[at] = append(r.hooks[at], *e)
-				continue
-			}
 			call := callPosition{at, e.Index}
-			r.calls[call] = append(r.calls[call], *e)
+			switch {
+			case e.Hook != nil && e.Hook.Event == HookCompact: // a replay asks for no summary
+			case e.Hook != nil && e.Hook.Event != HookBefore:
+				r.hooks[at] = append(r.hooks[at], *e)
+			default:
+				r.calls[call] = append(r.calls[call], *e)
+			}
 		case EventPolicyDecision, EventToolCall, EventToolResult:
 			call := callPosition{at, e.Index}
 			r.calls[call] = append(r.calls[call], *e)

@@ -27,6 +27,9 @@ type SingleOptions struct {
 	Guard protocol.Guard
 	// Policy decides whether the call may be made; nil allows every call.
 	Policy Policy
+	// Hooks see, change and refuse the call (HookBefore) and its result (HookAfter), in their order.
+	// They are asked each time that the call is planned, also again under its ID.
+	Hooks []Hook
 	// Ledger has the calls of the session before this one, for bounds of their number, and gets
 	// what was decided. With nil no earlier call is known, so these bounds allow at least one.
 	Ledger *Ledger
@@ -72,6 +75,11 @@ type Single struct {
 	// refused before they were sent.
 	Result *protocol.Result
 
+	hooks         []Hook
+	before, after HookNote // what they decided
+	arguments     string   // with which the call is made
+	names         []string // of the tools as calls of which it is judged
+
 	effect     *Effect // of the call; nil when it has none
 	id         protocol.CallID
 	tool       *tools.Tool // nil of an act
@@ -96,7 +104,14 @@ func PlanSingle(
 	if s.tool, s.plan, callErr = s.runner.table.Plan(s.runner.scope(session), tool, arguments); callErr != nil {
 		return s.Failed(protocol.StatusRejected, callErr)
 	}
-	return s.planned(ctx, &o, session, tool, []string{tool}, arguments)
+	if changed, err := s.hookBefore(ctx, session, []string{tool}, arguments); err != nil {
+		return s.Failed(protocol.StatusCancelled, err)
+	} else if changed {
+		if s.tool, s.plan, callErr = s.runner.table.Plan(s.runner.scope(session), tool, s.arguments); callErr != nil {
+			return s.Failed(protocol.StatusRejected, callErr)
+		}
+	}
+	return s.planned(ctx, &o, session, tool)
 }
 
 // PlanAct is [PlanSingle] for an interface without tool calls, such as the reading of a resource.
@@ -105,7 +120,10 @@ func PlanSingle(
 func PlanAct(ctx context.Context, session protocol.SessionID, tool string, as []string, plan tools.Plan, arguments string, options *SingleOptions) *Single {
 	s, o := newSingle(nil, options)
 	s.plan = plan
-	return s.planned(ctx, &o, session, tool, as, arguments)
+	if _, err := s.hookBefore(ctx, session, as, arguments); err != nil {
+		return s.Failed(protocol.StatusCancelled, err)
+	}
+	return s.planned(ctx, &o, session, tool)
 }
 
 // JudgeCall has a call judged that was planned before, such as the call of a schedule, and puts
@@ -113,8 +131,11 @@ func PlanAct(ctx context.Context, session protocol.SessionID, tool string, as []
 // counts once. The error says why the call must not be sent.
 func JudgeCall(ctx context.Context, call *protocol.Call, options *SingleOptions) *protocol.Error {
 	s, o := newSingle(nil, options)
-	s.plan = tools.Plan{Payload: call.Payload, Resources: call.Resources}
-	v := s.judge(ctx, &o, call, []string{cmp.Or(call.Tool, string(wire.KindOf(call.Payload)))}, "")
+	s.id, s.plan = call.ID, tools.Plan{Payload: call.Payload, Resources: call.Resources}
+	if _, err := s.hookBefore(ctx, call.SessionID, []string{cmp.Or(call.Tool, string(wire.KindOf(call.Payload)))}, ""); err != nil {
+		return err
+	}
+	v := s.judge(ctx, &o, call)
 	if v.denied != nil {
 		return v.denied
 	}
@@ -130,7 +151,7 @@ func newSingle(table *tools.Table, options *SingleOptions) (*Single, SingleOptio
 	if options != nil {
 		o = *options
 	}
-	s := &Single{logger: o.Logger, observe: o.Observe, origin: o.Interface, by: prose.Valid(o.By)}
+	s := &Single{id: cmp.Or(o.ID, wire.RandomCallID()), hooks: o.Hooks, logger: o.Logger, observe: o.Observe, origin: o.Interface, by: prose.Valid(o.By)}
 	if s.logger == nil {
 		s.logger = slog.New(slog.DiscardHandler)
 	}
@@ -140,9 +161,9 @@ func newSingle(table *tools.Table, options *SingleOptions) (*Single, SingleOptio
 }
 
 // planned has the plan judged as a call of some tools, and makes the call or runs it.
-func (s *Single) planned(ctx context.Context, o *SingleOptions, session protocol.SessionID, tool string, names []string, arguments string) *Single {
+func (s *Single) planned(ctx context.Context, o *SingleOptions, session protocol.SessionID, tool string) *Single {
 	var callErr *protocol.Error
-	call := protocol.Call{ID: cmp.Or(o.ID, wire.RandomCallID()), SessionID: session}
+	call := protocol.Call{ID: s.id, SessionID: session}
 	request, asks := s.plan.Session.(wire.PersonRequest)
 	if asks = asks && o.Ask != nil; s.plan.Inline == nil && !asks {
 		if call, callErr = s.plan.Call(s.runner.scope(session), tools.Place{ID: call.ID}, "", tool, time.Now().UTC()); callErr != nil {
@@ -152,13 +173,12 @@ func (s *Single) planned(ctx context.Context, o *SingleOptions, session protocol
 			call.Digest, _ = wire.DigestOf(&call) // a payload that cannot be encoded is not sent
 		}
 	}
-	s.id = call.ID
-	v := s.judge(ctx, o, &call, names, arguments)
+	v := s.judge(ctx, o, &call)
 	switch {
 	case v.denied != nil:
 		return s.Failed(protocol.StatusRejected, v.denied)
 	case asks:
-		return s.ask(ctx, o.Ask, request)
+		return s.ask(ctx, o.Ask, request).hookAfter(ctx, session)
 	case s.plan.Inline == nil:
 		v.bind(&call, o.MinLevel)
 		s.bound = v
@@ -172,10 +192,10 @@ func (s *Single) planned(ctx context.Context, o *SingleOptions, session protocol
 	if failure != nil {
 		s.Failed(protocol.StatusFailed, failure)
 		s.Text = s.tool.WithNote(keep.failed(ctx, call.ID, protocol.StatusFailed, failure), s.note)
-		return s
+		return s.hookAfter(ctx, session)
 	}
 	s.Status, s.Text = protocol.StatusOK, s.tool.WithNote(keep.textFor(ctx, call.ID, text), s.note)
-	return s
+	return s.hookAfter(ctx, session)
 }
 
 // ask puts the question of the tool ask_user to a person.
@@ -222,7 +242,7 @@ var ErrAnsweredLater = errors.New("the answer comes later")
 
 // judge has the principal judged, the policy decide, and a person where it says so. What was
 // decided, and what counts, is in the ledger before the call is sent.
-func (s *Single) judge(ctx context.Context, o *SingleOptions, call *protocol.Call, names []string, arguments string) (v verdict) {
+func (s *Single) judge(ctx context.Context, o *SingleOptions, call *protocol.Call) (v verdict) {
 	act := judge.Use
 	if s.reads() {
 		act = judge.See
@@ -232,24 +252,28 @@ func (s *Single) judge(ctx context.Context, o *SingleOptions, call *protocol.Cal
 			return verdict{denied: policyDenied(err.Error())}
 		}
 	}
-	if o.Policy == nil {
+	counts, hooked := countsCalls(o.Policy), s.before.decides()
+	if o.Policy == nil && !hooked {
 		return v
 	}
 	j := judging{
-		policy: o.Policy, asked: policy.Call{Tool: names[0], Plan: s.plan, Used: map[string]int{}}, also: names[1:], approve: o.Approve, later: true,
-		request: ApprovalRequest{SessionID: call.SessionID, CallID: call.ID, Tool: names[0], Arguments: arguments},
-		event:   s.decision(call, names[0]), logger: s.logger, counts: countsCalls(o.Policy),
+		policy: o.Policy, asked: policy.Call{Tool: s.names[0], Plan: s.plan, Used: map[string]int{}}, also: s.names[1:], approve: o.Approve, later: true,
+		request: ApprovalRequest{SessionID: call.SessionID, CallID: call.ID, Tool: s.names[0], Arguments: s.arguments},
+		event:   s.decision(call, s.names[0]), logger: s.logger, counts: counts || hooked,
 		journal: func(ctx context.Context, decided func(map[string]int) Event) error {
 			return o.Ledger.enter(context.WithoutCancel(ctx), call.SessionID, call.ID, decided)
 		},
 	}
 	var err error
-	if j.counts {
+	if counts {
 		if j.asked.Used, err = o.Ledger.used(ctx, call.SessionID, call.ID); err != nil {
 			return verdict{denied: policyDenied(uncounted(err))}
 		}
 	}
-	v, err = j.decide(ctx, judgedAs(j.policy, j.asked, j.also...))
+	if hooked {
+		j.event.Hook = &s.before
+	}
+	v, err = j.decide(ctx, s.before.verdict().And(judgedAs(j.policy, j.asked, j.also...)))
 	if s.note = v.note; errors.Is(err, errUndecided) {
 		v.denied = protocol.Errorf(protocol.CodeCancelled, "The call was stopped before anybody answered whether it may be made.")
 		return v
@@ -257,7 +281,7 @@ func (s *Single) judge(ctx context.Context, o *SingleOptions, call *protocol.Cal
 	if err != nil {
 		s.logger.WarnContext(ctx, "decision is not journaled", slog.String("call_id", string(call.ID)), slog.Any("error", err))
 	}
-	if err != nil && j.counts && v.denied == nil {
+	if err != nil && counts && v.denied == nil {
 		v.denied = policyDenied(uncounted(err))
 		audit(ctx, s.logger, j.event.decided("max_calls", answer{status: decisionDenied, reason: v.denied.Message}))
 	}
@@ -296,7 +320,7 @@ func (s *Single) Finish(ctx context.Context, result *protocol.Result) *Single {
 		s.effect = s.runner.effectOf(ctx, s.runner.scope(s.Call.SessionID), s.tool, s.Call, result)
 	}
 	s.Status, s.Text, s.Error, s.Result = result.Status, s.tool.WithNote(s.tool.Text(result), s.note), result.Error, result
-	return s
+	return s.hookAfter(ctx, s.Call.SessionID)
 }
 
 // Turn returns the events of a turn that is this call alone, for a journal: so the session of a
@@ -320,10 +344,13 @@ func (s *Single) Turn(session protocol.SessionID, turn int, input, tool, argumen
 		of(EventModelReply, func(e *Event) {
 			e.Step, e.ToolCalls = 1, []ToolCall{{ID: string(id), Name: tool, Arguments: arguments}}
 		}),
-		of(EventToolCall, func(e *Event) { call(e); e.Arguments = arguments }),
+		of(EventToolCall, func(e *Event) { call(e); e.Arguments = cmp.Or(s.arguments, arguments) }),
 		of(EventToolResult, func(e *Event) {
 			call(e)
 			e.Status, e.Content, e.Error, e.Diff = string(s.Status), s.Text, s.Error, render.Diff(r)
+			if s.after.Event != "" {
+				e.Hook = &s.after
+			}
 			if r.CallID != "" {
 				e.WorkerID, e.Attempt, e.Tries, e.QueueMS, e.RunMS = r.WorkerID, r.Attempt, boundedTries(r.Tries), &r.QueueMS, &r.RunMS
 				e.Effect = s.effect

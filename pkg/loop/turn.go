@@ -201,6 +201,9 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 		return nil, err
 	}
 	turn := t.session.open()
+	if len(t.hooks(HookBeforeModel, "")) > 0 && !turn.asked(HookBeforeModel) {
+		return nil, t.hookTurn(ctx, HookBeforeModel)
+	}
 	at := Event{Turn: turn.number, Step: len(turn.steps) + 1}
 	streams := t.newStream()
 	reply, failed := t.nonEmptyReply(ctx, at, streams)
@@ -226,6 +229,13 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	if turn.lastAt > 0 {
 		reply.ToolCalls = nil // it was offered none
 	}
+	hooked, err := t.hookReply(ctx, at, &reply)
+	if hooked == nil {
+		return nil, err
+	}
+	if hooked.Event != "" {
+		at.Hook = hooked
+	}
 	at.Type, at.Text, at.Usage = EventModelReply, prose.Valid(reply.Text), &usage
 	native := t.nativeEvents(at, &reply)
 	at.ToolCalls = uniqueIDs(reply.ToolCalls, t.session.taken, at.Turn, at.Step)
@@ -243,7 +253,7 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 			native[i].ToolCallID = at.ToolCalls[native[i].Index].ID
 		}
 	}
-	err := t.record(ctx, append(append(t.shown.leftOutEvents(at), native...), at)...)
+	err = t.record(ctx, append(append(t.shown.leftOutEvents(at), native...), at)...)
 	if errors.Is(err, ErrEventTooLarge) && len(turn.streamed) > 0 {
 		return nil, t.recordBrokenReply(ctx, "", usage)
 	}
@@ -300,6 +310,7 @@ func (t *turnRun) chat(ctx context.Context, at Event, word string, streams *stre
 			append(t.attributes(genaiconv.OperationChat), keyTurn.Int(at.Turn), keyStep.Int(at.Step))...))
 	defer span.End()
 	begun, first := time.Now(), time.Duration(0)
+	shows := len(t.hooks(HookAfterModel, "")) == 0 // while it streams
 	reply, err := t.shown.reply(ctx, word, func(d Delta) {
 		if first == 0 && d.Waits == "" && d.Failed == nil {
 			first = time.Since(begun)
@@ -308,7 +319,7 @@ func (t *turnRun) chat(ctx context.Context, at Event, word string, streams *stre
 			t.failed = append(t.failed, t.failedEvent(d.Failed, t.opts.Price, t.opts.ModelName, "the attempt gave no reply"))
 			return
 		}
-		if d.Reasoning != "" {
+		if d.Reasoning != "" && shows {
 			t.notify(Event{Type: EventReasoningDelta, Turn: at.Turn, Step: at.Step, Text: d.Reasoning})
 		}
 		if d.Waits != "" {
@@ -319,6 +330,8 @@ func (t *turnRun) chat(ctx context.Context, at Event, word string, streams *stre
 		}
 		if d.Text != "" {
 			streams.addText(d.Text)
+		}
+		if d.Text != "" && shows {
 			t.notify(Event{Type: EventTextDelta, Turn: at.Turn, Step: at.Step, Text: d.Text})
 		}
 	})

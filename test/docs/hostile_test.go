@@ -32,7 +32,8 @@ var started = map[string]use{
 	"internal/sandbox/ns/launcher.go":            {2, "bubblewrap, which makes a sandbox; this program's own, which makes a sandbox"},
 	"internal/sandbox/process/sandbox.go":        {1, "a command, with --sandbox process: without isolation, as the user has asked for"},
 	"internal/sandbox/process/tree_linux.go":     {1, "this program's own, which ends commands"},
-	"internal/session/hooks/hooks.go":            {1, "a program of the file that the user names by --hooks, in the directory of the file"},
+	"internal/session/hooks/shell_unix.go":       {1, "a program of the file that the user names by --hooks, in the directory of the file"},
+	"internal/session/hooks/shell_windows.go":    {1, "a program of the file that the user names by --hooks, in the directory of the file"},
 }
 
 // What a file opens.
@@ -50,6 +51,7 @@ var opened = map[string]use{
 	"cmd/coordinator/tools.go":                          {1, list},
 	"cmd/coordinator/continue.go":                       {1, own},
 	"cmd/coordinator/turn.go":                           {1, root},
+	"cmd/coordinator/acp.go":                            {1, root},
 	"internal/acp/updates.go":                           {1, root},
 	"internal/cli/contexts.go":                          {1, own},
 	"internal/cli/doctor/host.go":                       {2, system},

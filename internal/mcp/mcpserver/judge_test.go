@@ -2,6 +2,7 @@ package mcpserver_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -157,6 +158,42 @@ func TestResources_ObeyThePolicy(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestHooks_OfCallsAndResources: hooks of tools decide about resources, too.
+func TestHooks_OfCallsAndResources(t *testing.T) {
+	t.Parallel()
+	reads := func(tool string) bool { return tool == "read" }
+	bashes := func(tool string) bool { return tool == "bash" }
+	private := func(_ context.Context, r loop.HookRequest) (loop.HookAnswer, error) {
+		answer := loop.HookAnswer{Decision: policy.Denied, Reason: "private"}
+		if r.Result != nil && !strings.Contains(r.Result.Content, "secret") {
+			answer = loop.HookAnswer{}
+		}
+		return answer, nil
+	}
+	s, _ := open(t, shared, func(o *mcpserver.Options) {
+		o.Hooks = []loop.Hook{{Event: loop.HookAfter, Run: private}, {Event: loop.HookBefore, Matches: bashes, Run: func(_ context.Context, r loop.HookRequest) (loop.HookAnswer, error) {
+			return loop.HookAnswer{Input: bytes.ReplaceAll(r.Input, []byte("original"), []byte("changed"))}, nil
+		}}}
+	})
+	client := connect(t, s, nil)
+	require.Contains(t, text(t, bash(t, client, "echo original; echo secret >f; echo open >g")), "changed")
+	withheld := bash(t, client, "cat f")
+	require.Equal(t, "[A hook withheld the result: private]", text(t, withheld))
+	require.NotContains(t, fmt.Sprint(withheld.StructuredContent), "secret")
+	_, err := client.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: "toolfleet://workspace/f"})
+	require.ErrorContains(t, err, "A hook withheld the result")
+	_, err = client.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: "toolfleet://workspace/g"})
+	require.NoError(t, err)
+
+	s, _ = open(t, shared, func(o *mcpserver.Options) {
+		o.Hooks = []loop.Hook{{Event: loop.HookBefore, Matches: reads, Run: private}}
+	})
+	client = connect(t, s, nil)
+	bash(t, client, "echo text >f")
+	_, err = client.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: "toolfleet://workspace/f"})
+	require.ErrorContains(t, err, "A hook refused the call: private")
 }
 
 // TestMaxCalls_HoldsThroughAllMethods: tools and resources have one bound, also for another server

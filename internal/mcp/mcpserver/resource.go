@@ -100,6 +100,8 @@ func (s *Server) ask(ctx context.Context, request *mcp.ReadResourceRequest, sing
 		return nil, mcp.ResourceNotFoundError(request.Params.URI)
 	case result.Error != nil:
 		return nil, refused(result.Error)
+	case result.Value != nil && single.Result.Value == nil: // its hooks changed it
+		return nil, refused(&protocol.Error{Code: protocol.CodePolicyDenied, Message: single.Text})
 	}
 	return result, nil
 }

@@ -84,8 +84,9 @@ type Fleet struct {
 
 // Rules say which calls run, and who answers the questions about them.
 type Rules struct {
-	// Guard, Policy and MinLevel are as in [loop.SingleOptions].
+	// Guard, Hooks, Policy and MinLevel are as in [loop.SingleOptions].
 	Guard    protocol.Guard
+	Hooks    []loop.Hook
 	Policy   loop.Policy
 	MinLevel string
 	// Approve asks a person whether a call may be made; nil refuses such calls.

@@ -133,12 +133,11 @@ func (c command) run(ctx context.Context, request loop.HookRequest) (answer loop
 	if err != nil {
 		return answer, err
 	}
-	program := exec.CommandContext(ctx, "sh", "-c", c.line) //nolint:gosec // G204: the user names it
+	program := shell(ctx, c.line)
 	program.Dir, program.Stdin, program.WaitDelay = c.dir, bytes.NewReader(append(input, '\n')), time.Second
 	program.Env = append(os.Environ(), "TOOLFLEET_PROJECT_DIR="+c.workspace, "CLAUDE_PROJECT_DIR="+c.workspace)
 	var stdout, stderr bounded
 	program.Stdout, program.Stderr = &stdout, &stderr
-	ofGroup(program)
 	err = program.Run()
 	said := strings.TrimSpace(prose.Short(prose.Valid(stderr.String()), 500))
 	failed, exited := errors.AsType[*exec.ExitError](err)

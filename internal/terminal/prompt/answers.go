@@ -27,6 +27,8 @@ import (
 type Answers struct {
 	// Alone says that no other client can answer: without a terminal every question is declined.
 	Alone bool
+	// Fill asks the person for what a question wants to know; nil if no person is here.
+	Fill func(ctx context.Context, tool string, asked *protocol.Question) (protocol.Answer, error)
 
 	client *fleet.Client
 	prompt *Prompt // nil without a terminal
@@ -42,7 +44,11 @@ type Answers struct {
 
 // NewAnswers answers questions of a fleet, which other commands reach by some flags.
 func NewAnswers(prompt *Prompt, client *fleet.Client, flags string, report func(string)) *Answers {
-	return &Answers{client: client, prompt: prompt, flags: flags, report: report, open: map[protocol.CallID]context.CancelFunc{}}
+	a := &Answers{client: client, prompt: prompt, flags: flags, report: report, open: map[protocol.CallID]context.CancelFunc{}}
+	if prompt != nil {
+		a.Fill = prompt.Fill
+	}
+	return a
 }
 
 // Observe asks the question of an event, and withdraws a question that an event answers.
@@ -93,7 +99,7 @@ func (a *Answers) Question(ctx context.Context, q *report.Question) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.show(ctx, q.CallID, func(ctx context.Context) error {
-		if a.prompt == nil && a.Alone {
+		if a.Fill == nil && a.Alone {
 			return a.reply(ctx, q, protocol.ActionDecline)
 		}
 		switch err := a.reply(ctx, q, protocol.ActionWait); {
@@ -101,12 +107,12 @@ func (a *Answers) Question(ctx context.Context, q *report.Question) {
 			return nil
 		case err != nil:
 			return err
-		case a.prompt == nil:
+		case a.Fill == nil:
 			a.report(WaitsForAnswer(q, a.flags))
 			return nil
 		}
 		for {
-			answer, err := a.prompt.Fill(ctx, q.Tool, q.Question)
+			answer, err := a.Fill(ctx, q.Tool, q.Question)
 			if ctx.Err() != nil {
 				return nil //nolint:nilerr // no caller waits for the answer any more
 			}

@@ -74,7 +74,7 @@ func scratchTools() []tools.Tool {
 		) any {
 			return wire.ScratchRequest{Verb: args.Action, Key: args.Key, Value: args.Value}
 		})
-	pad.Hint = "Note in the scratchpad what you need for long, such as plans and findings: it stays when older messages are replaced by a summary."
+	pad.Hint = "Note in the scratchpad what you need for long, such as findings: it stays when older messages are replaced by a summary. Under the key plan the user sees your plan: a list of '- [ ] to do', '- [~] begun' and '- [x] done'."
 	pad.Rules = func(arguments map[string]any) (wrong []string) {
 		action := arguments["action"]
 		if _, has := arguments["key"]; !has && action != "list" {
