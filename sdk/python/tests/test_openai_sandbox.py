@@ -138,4 +138,3 @@ def test_snapshots_and_resume(tmp_path: Path) -> None:
             assert (await other.read(Path("of/others"))).read() == b"tar"
 
     run(body)
-

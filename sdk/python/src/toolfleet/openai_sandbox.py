@@ -142,7 +142,7 @@ class FleetSandboxSession(BaseSandboxSession):
         try:
             if target.is_relative_to(root):
                 return io.BytesIO(await self._session.read_file(target.relative_to(root).as_posix()))
-        except NotFound:  # also a link, and a workspace of which nothing is stored
+        except NotFound:  # also a link
             pass
         except APIError as error:
             raise WorkspaceArchiveReadError(path=target, context={"code": error.code}, cause=error) from error
