@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from toolfleet import Client, Future, Result
@@ -122,6 +123,8 @@ class Fleet:
         self.env = {**os.environ, "TOOLS_TOKEN": token.read_text(), "HOME": str(at)}
         self.start([sys.executable, "-m", "toolfleet", "serve", str(self.tools / "my.py"), "--listen", f"127.0.0.1:{beside}", "--token-file", str(token)])
         until(lambda: socket.socket().connect_ex(("127.0.0.1", beside)) == 0)
+        for header in ({}, {"Authorization": "Bearer another token of them"}):
+            assert httpx.post(f"http://127.0.0.1:{beside}/mcp", json={}, headers=header).status_code == 401
         flags = ["--listen", f"127.0.0.1:{nats}", "--http", f"127.0.0.1:{http}", "--data", str(at / "data"), "--tools", str(self.tools), "--min-level", "none"]
         self.command = [COORDINATOR, "serve", "--model", f"script:{at / 'model.json'}", *flags]
         self.server = self.start(self.command)

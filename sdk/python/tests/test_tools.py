@@ -190,5 +190,13 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["serve", str(tmp_path / "none.py")]) == 2
     (tmp_path / "empty.py").write_text("x = 1\n")
     assert main(["serve", str(tmp_path / "empty.py")]) == 2
+    (tmp_path / "good.py").write_text(TOOLS)
+    (tmp_path / "token").write_text("short\n")
+    assert main(["serve", str(tmp_path / "good.py"), "--listen", "127.0.0.1:0"]) == 2
+    assert main(["serve", str(tmp_path / "good.py"), "--listen", "127.0.0.1:0", "--token-file", str(tmp_path / "token")]) == 2
+    assert main(["serve", str(tmp_path / "good.py"), "--listen", "8700"]) == 2
+    assert main(["serve", str(tmp_path / "good.py"), "--listen", "127.0.0.1:0", "--token-file", str(tmp_path / "missing")]) == 2
+    assert main(["serve", str(tmp_path / "good.py"), "--token-file", str(tmp_path / "token")]) == 2
     said = capsys.readouterr().err
-    assert "none.py: is no Python file" in said and "has no function with @tool" in said
+    for line in ("none.py: is no Python file", "has no function with @tool", "needs --token-file", "--listen 8700: must be HOST:PORT", "missing", "--token-file: needs --listen"):
+        assert line in said

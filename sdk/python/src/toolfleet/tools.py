@@ -215,6 +215,8 @@ def serve(file: str | Path, listen: str | None = None, token_file: str | Path | 
     """
     made = server(Path(file).stem, load(file))
     if listen is None:
+        if token_file is not None:
+            raise ToolfleetError("--token-file: needs --listen")
         made.run("stdio")
         return
     host, _, port = listen.rpartition(":")
