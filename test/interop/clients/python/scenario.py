@@ -16,9 +16,9 @@ session = "python"
 begun = new_session.sync(client=client, body=NewSession(prompt="Work.", session_id=session))
 assert isinstance(begun, CallState) and begun.session_id == session, begun
 
-stream = follow_session.sync(session, client=client, until_turn_ended=True)
-assert isinstance(stream, str), stream
-events = [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line.startswith("data: ")]
+stream = follow_session.sync_detailed(session, client=client, until_turn_ended=True)
+assert stream.status_code == 200, stream
+events = [json.loads(line.removeprefix(b"data: ")) for line in stream.content.split(b"\n") if line.startswith(b"data: ")]
 assert events[-1]["type"] == "turn_ended", events[-1]
 assert any(event["type"] == "tool_result" and event["status"] == "ok" for event in events)
 
