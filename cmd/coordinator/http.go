@@ -56,19 +56,15 @@ func (f *webFlags) check(others bool) (tokens []access.Token, err error) {
 		}
 		return nil, nil
 	}
-	if (f.HTTPTLSCert == "") != (f.HTTPTLSKey == "") {
-		return nil, cli.Usagef("--http-tls-cert, --http-tls-key: one needs the other")
-	}
 	loopback, err := checkAddress("--http", f.HTTP)
 	switch {
 	case err != nil:
 		return nil, err
 	case !loopback && f.HTTPTokens == "" && !others:
 		return nil, cli.Usagef("--http %s: other machines can reach this address: give --http-tokens, or listen on a loopback address", f.HTTP)
-	case !loopback && f.HTTPTLSCert == "" && !f.HTTPBehindProxy:
-		return nil, cli.Usagef("--http %s: other machines can reach this address, and tokens would be sent in plain text: give --http-tls-cert, or --http-behind-proxy if a proxy ends TLS", f.HTTP)
-	case f.HTTPTokens == "":
-		return nil, nil
+	}
+	if err = checkTLS("--http", f.HTTP, "--http", f.HTTPTLSCert, f.HTTPTLSKey, loopback || f.HTTPBehindProxy); err != nil || f.HTTPTokens == "" {
+		return nil, err
 	}
 	return readTokens("--http-tokens", f.HTTPTokens)
 }
@@ -151,11 +147,8 @@ func (f *webFlags) listen(ctx context.Context, tokens []access.Token, others acc
 	if w.listener, w.URL, w.end, err = listenAt(ctx, f.HTTP); err != nil {
 		return nil, cli.Usagef("--http: %v", err)
 	}
-	if f.HTTPTLSCert != "" {
-		if w.listener, err = access.OverTLS(w.listener, f.HTTPTLSCert, f.HTTPTLSKey); err != nil {
-			return nil, cli.Usagef("--http-tls-cert: %v", err)
-		}
-		w.URL = strings.Replace(w.URL, "http://", "https://", 1)
+	if w.listener, w.URL, err = overTLS(w.listener, w.URL, "--http", f.HTTPTLSCert, f.HTTPTLSKey); err != nil {
+		return nil, err
 	}
 	if w.access, w.Token, err = withOwn(tokens, others, f.HTTP, filepath.Join(dir, webTokenFile)); err != nil {
 		return nil, errors.Join(fmt.Errorf("token of the HTTP API: %w", err), w.listener.Close())

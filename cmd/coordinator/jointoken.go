@@ -29,6 +29,10 @@ import (
 // joinExpires is how long a join token is good if nothing else is asked for.
 const joinExpires = 90 * 24 * time.Hour
 
+// roleCaller is the role of those who make calls and sessions of their tenant. No token of NATS has
+// it: their interface is HTTP, which judges each act by its tenant.
+const roleCaller = "caller"
+
 // joinTokenCommand makes the tokens with which other machines join the fleet of a coordinator whose
 // server is inside it. It changes a list in the data directory, so it runs on that machine.
 type joinTokenCommand struct {
@@ -36,7 +40,7 @@ type joinTokenCommand struct {
 	JSON bool   `name:"json" help:"Print JSON."`
 
 	Add struct {
-		Role    string        `default:"worker" enum:"worker,coordinator" help:"What the token allows: worker (take the calls of one pool) or coordinator (everything, as this coordinator; it has the key that signs calls)."`
+		Role    string        `default:"worker" enum:"worker,caller,coordinator" help:"What the token allows: worker (take the calls of one pool) or coordinator (everything, as this coordinator; it has the key that signs calls). A caller gets its token from coordinator token add."`
 		Pool    string        `default:"default" help:"Pool of the worker."`
 		Fleet   string        `default:"tf" help:"Name of the fleet."`
 		Expires time.Duration `default:"2160h" help:"Time for which the token is good; then its connections are closed. 0 means that it never expires."`
@@ -77,6 +81,9 @@ func (c *joinTokenCommand) store() (join.Store, error) {
 
 // entry is what the flags of add ask for.
 func (c *joinTokenCommand) entry() (e join.Entry, err error) {
+	if c.Add.Role == roleCaller {
+		return e, cli.Usagef("--role caller: rights of NATS know no tenant, so a caller has none: coordinator token add NAME --role run --tenant TENANT makes a token for coordinator serve --http, with which a client makes calls and sessions of its tenant, follows them, and does nothing else")
+	}
 	e = join.Entry{Role: join.Role(c.Add.Role), Note: c.Add.Note}
 	if e.Fleet, err = protocol.ParseFleet(c.Add.Fleet); err != nil {
 		return e, cli.Usagef("--fleet: %v", err)

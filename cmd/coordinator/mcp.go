@@ -44,6 +44,9 @@ type mcpCommand struct {
 // httpFlags are about clients of the Model Context Protocol over HTTP.
 type httpFlags struct {
 	McpTokens   string   `placeholder:"FILE" brief:"File of bearer tokens for clients over HTTP." help:"File of bearer tokens for clients over HTTP, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Default: the tokens of the fleet (coordinator token) and, on loopback, one token in a file that is named at the start."`
+	McpTLSCert  string   `name:"mcp-tls-cert" placeholder:"FILE" help:"Certificate (PEM) with which MCP is served over TLS; needs --mcp-tls-key."`
+	McpTLSKey   string   `name:"mcp-tls-key" placeholder:"FILE" help:"Private key (PEM) of the certificate."`
+	McpProxy    bool     `name:"mcp-behind-proxy" help:"The address is reached through a proxy that ends TLS: plain HTTP on an address other than loopback is allowed."`
 	McpResource string   `placeholder:"URL" help:"URL of this server as clients over HTTP know it, for OAuth metadata."`
 	McpAuth     []string `placeholder:"URL" sep:"," help:"Authorization servers that give out tokens, for OAuth metadata; needs --mcp-resource."`
 }
@@ -102,14 +105,17 @@ const unixPrefix = "unix:"
 // tokens that are in no file.
 func (f *httpFlags) clients(flag, address string, others bool) (o mcpserver.HTTPOptions, tokens []access.Token, err error) {
 	if address == "" {
-		if f.McpTokens != "" || f.McpResource != "" || len(f.McpAuth) > 0 {
-			return o, nil, cli.Usagef("--mcp-tokens, --mcp-resource and --mcp-auth are for clients over HTTP: they need %s", flag)
+		if f.McpTokens != "" || f.McpTLSCert != "" || f.McpTLSKey != "" || f.McpProxy || f.McpResource != "" || len(f.McpAuth) > 0 {
+			return o, nil, cli.Usagef("--mcp-tokens, --mcp-tls-cert, --mcp-tls-key, --mcp-behind-proxy, --mcp-resource and --mcp-auth are for clients over HTTP: they need %s", flag)
 		}
 		return o, nil, nil
 	}
 	loopback, err := checkAddress(flag, address)
 	if err == nil && !loopback && f.McpTokens == "" && !others {
 		err = cli.Usagef("%s %s: other machines can reach this address: give --mcp-tokens, or listen on a loopback address", flag, address)
+	}
+	if err == nil {
+		err = checkTLS(flag, address, "--mcp", f.McpTLSCert, f.McpTLSKey, loopback || f.McpProxy)
 	}
 	if err != nil {
 		return o, nil, err
@@ -128,6 +134,30 @@ func (f *httpFlags) clients(flag, address string, others bool) (o mcpserver.HTTP
 	}
 	tokens, err = readTokens("--mcp-tokens", f.McpTokens)
 	return o, tokens, err
+}
+
+// checkTLS refuses plain text where it may not be, and half a pair of files. flags begins the names
+// of the flags.
+func checkTLS(flag, address, flags, cert, key string, mayBePlain bool) error {
+	switch {
+	case (cert == "") != (key == ""):
+		return cli.Usagef("%[1]s-tls-cert, %[1]s-tls-key: one needs the other", flags)
+	case cert == "" && !mayBePlain:
+		return cli.Usagef("%s %s: other machines can reach this address, and tokens would be sent in plain text: give %[3]s-tls-cert, or %[3]s-behind-proxy if a proxy ends TLS", flag, address, flags)
+	}
+	return nil
+}
+
+// overTLS has a listener at a URL speak TLS, if there is a certificate.
+func overTLS(listener net.Listener, url, flags, cert, key string) (net.Listener, string, error) {
+	if cert == "" {
+		return listener, url, nil
+	}
+	over, err := access.OverTLS(listener, cert, key)
+	if err != nil {
+		return nil, "", cli.Usagef("%s-tls-cert: %v", flags, err) // the listener is closed
+	}
+	return over, strings.Replace(url, "http://", "https://", 1), nil
 }
 
 // checkAddress refuses an invalid address, and says whether other machines cannot reach it.
@@ -222,7 +252,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	following.Go(func() { box.Follow(followCtx, env.Fleet, changed, list, server.SetTools, p.warn) })
 	if c.Listen != "" {
 		var serve func() error
-		if serve, err = listenHTTP(ctx, server, c.Listen, web, given, clientsOf(followCtx, env.Fleet, issuer, &following), tokens, p); err == nil {
+		if serve, err = c.listenMCP(ctx, server, c.Listen, web, given, clientsOf(followCtx, env.Fleet, issuer, &following), tokens, p); err == nil {
 			err = serve()
 		}
 	} else {
@@ -268,15 +298,18 @@ func (c *mcpCommand) rules(fl *fleet.Fleet, show view) mcpserver.Rules {
 	return r
 }
 
-// listenHTTP listens for clients and returns a function that serves them until ctx ends. Every user
+// listenMCP listens for clients and returns a function that serves them until ctx ends. Every user
 // of this machine reaches a port, so if there is no token one is generated and stored in dir; only
 // its owner can use a socket.
-func listenHTTP(
+func (f *httpFlags) listenMCP(
 	ctx context.Context, server *mcpserver.Server, address string, o mcpserver.HTTPOptions, tokens []access.Token, others access.Any, dir string, p program,
 ) (serve func() error, err error) {
 	listener, at, end, err := listenAt(ctx, address)
 	if err != nil {
 		return nil, cli.Usagef("cannot listen for MCP clients: %v", err)
+	}
+	if listener, at, err = overTLS(listener, at, "--mcp", f.McpTLSCert, f.McpTLSKey); err != nil {
+		return nil, err
 	}
 	if path, isSocket := strings.CutPrefix(at, unixPrefix); isSocket {
 		at = path

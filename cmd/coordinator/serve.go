@@ -218,7 +218,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	}
 	if c.Mcp != "" {
 		listen := func(server *mcpserver.Server) (func() error, error) {
-			return listenHTTP(serving, server, c.Mcp, clients, mcpTokens, others, env.Data, p)
+			return c.listenMCP(serving, server, c.Mcp, clients, mcpTokens, others, env.Data, p)
 		}
 		if err := c.serveClients(serving, p, env, box, options.Hooks, listen, server.keys, &background); err != nil {
 			return err

@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -267,6 +270,37 @@ func TestMcp_AFleetThatCanStoreNothingEnds(t *testing.T) {
 	require.Contains(t, stderr.String(), "coordinator: embedded NATS in "+data)
 	require.Contains(t, stderr.String(), "can no longer store")
 	require.Equal(t, 1, command.ProcessState.ExitCode())
+}
+
+// TestInterfaces_SpeakTLS: the address of HTTP and that of MCP, with the files of a certificate, and
+// no plain text there.
+func TestInterfaces_SpeakTLS(t *testing.T) {
+	t.Parallel()
+	known := httptest.NewTLSServer(nil) // has a certificate
+	t.Cleanup(known.Close)
+	key, err := x509.MarshalPKCS8PrivateKey(known.TLS.Certificates[0].PrivateKey)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	cert, private := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	write(t, cert, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: known.Certificate().Raw})))
+	write(t, private, string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})))
+	for command, flags := range map[string][]string{
+		"http": {"--http", "127.0.0.1:0", "--http-tls-cert", cert, "--http-tls-key", private},
+		"mcp":  {"--listen", "127.0.0.1:0", "--mcp-tls-cert", cert, "--mcp-tls-key", private},
+	} {
+		p := start(t, coordinator, launch{args: append([]string{command, "--data", t.TempDir(), "--sandbox", "process"}, flags...)})
+		at := p.waitFor(t, `is at (https)(://\S+)`)
+		get := func(url string) int {
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+			require.NoError(t, err)
+			response, err := known.Client().Do(request)
+			require.NoError(t, err)
+			require.NoError(t, response.Body.Close())
+			return response.StatusCode
+		}
+		require.Equal(t, http.StatusUnauthorized, get(at[1]+at[2]), command)
+		require.Equal(t, http.StatusBadRequest, get("http"+at[2]), "plain text: %s", command)
+	}
 }
 
 func TestMcp_UsageErrors(t *testing.T) {
