@@ -306,6 +306,7 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 		}()
 	}
 	w.announce(p.Stderr)
+	keepIndexed(serving, p, env, &background)
 	if err := json.NewEncoder(p.Stdout).Encode(w); err != nil {
 		return errors.Join(err, w.listener.Close())
 	}
@@ -341,4 +342,13 @@ func (c *httpCommand) serving(ctx, serving context.Context, p program, env *envi
 	}
 	options.Sandbox = sandbox
 	return s.open(ctx, serving, p, env, options, &gate, background)
+}
+
+// keepIndexed keeps the index of searches across sessions up to date, until ctx ends.
+func keepIndexed(ctx context.Context, p program, env *environment.Environment, background *sync.WaitGroup) {
+	background.Go(func() {
+		if err := env.Client.Sessions("").KeepIndexed(ctx); err != nil && ctx.Err() == nil {
+			p.warn(fmt.Sprintf("sessions cannot be searched: %v", err))
+		}
+	})
 }

@@ -241,6 +241,7 @@ func (c *serveCommand) serveHTTP(ctx context.Context, p program, env *environmen
 		return err
 	}
 	w.announce(p.Stderr)
+	keepIndexed(ctx, p, env, background)
 	logger, fl := env.Fleet.Logger, env.Fleet
 	own := *box // clients of MCP, which begin later, follow changes with that one
 	own.Rules = mcptools.Rules{Policy: rules, MinLevel: environment.MinLevelElsewhere}

@@ -31,7 +31,8 @@ type sessionCommand struct {
 		Since   time.Duration `default:"0s" help:"Only sessions that changed within this time, such as 2h; 0 means all."`
 		Running bool          `hidden:"" env:"-"` // for the completion of a shell: no server is started
 	} `cmd:"" help:"List sessions, most recently changed first."`
-	Show struct {
+	Search sessionSearch `cmd:"" help:"Search the conversations and calls of all sessions for words. The first search reads all journals into an index."`
+	Show   struct {
 		ID string `arg:"" help:"Id of the session, the beginning of its id, or last."`
 	} `cmd:"" help:"Show a session with its turns."`
 	Log struct {
@@ -83,6 +84,7 @@ func (f commandFunc) run(ctx context.Context, p program) error { return f(ctx, p
 func (c *sessionCommand) verbs() map[string]command {
 	return map[string]command{
 		"ls":      sessionVerb{c, nil, nil, c.list},
+		"search":  sessionVerb{c, nil, nil, c.search},
 		"show":    sessionVerb{c, &c.Show.ID, nil, c.show},
 		"log":     sessionVerb{c, &c.Log.ID, nil, c.log},
 		"export":  sessionVerb{c, &c.Export.ID, nil, c.export},
@@ -251,6 +253,9 @@ func (c *sessionCommand) check() (pool protocol.Pool, err error) {
 	}
 	if c.Ls.Since < 0 {
 		return "", cli.Usagef("--since %s: must not be negative", c.Ls.Since)
+	}
+	if err := c.Search.check(); err != nil {
+		return "", err
 	}
 	if pool, err = protocol.ParsePool(c.Pool); err != nil {
 		return "", cli.Usagef("--pool: %v", err)

@@ -24,6 +24,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/calls/channel"
 	"github.com/toolfleet/toolfleet/internal/calls/ports"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session/approval"
@@ -32,6 +33,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/internal/wire/signing"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -95,6 +97,7 @@ type Dispatcher struct {
 	table     *table
 	channels  channels
 	metrics   *telemetry.CallMetrics
+	search    SearchFunc                    // nil without an index
 	others    map[protocol.Pool]*Dispatcher // see [Dispatcher.RoutePool]
 	publish   []trace.SpanStartOption       // of the span of a call that is published
 
@@ -404,4 +407,18 @@ func (d *Dispatcher) ReadMessages(ctx context.Context, name string, read ports.C
 		return nil, err
 	}
 	return store.Read(ctx, name, read)
+}
+
+// SearchFunc is [ports.Fleet.SearchSessions].
+type SearchFunc = func(ctx context.Context, query wire.SessionSearchRequest, owner judge.Owner, except protocol.SessionID) (report.Found, error)
+
+// SearchWith sets what searches other sessions. It is called before the first call.
+func (d *Dispatcher) SearchWith(search SearchFunc) { d.search = search }
+
+// SearchSessions implements [ports.Fleet].
+func (d *Dispatcher) SearchSessions(ctx context.Context, query wire.SessionSearchRequest, owner judge.Owner, except protocol.SessionID) (report.Found, error) {
+	if d.search == nil {
+		return report.Found{}, errors.New("this process has no index of sessions")
+	}
+	return d.search(ctx, query, owner, except)
 }

@@ -71,6 +71,9 @@ type Fleet struct {
 	Logger     *slog.Logger // when an embedded server can store nothing more, records count as debug
 	Signer     *signing.Signer
 	Pools      map[protocol.Pool]*Fleet // those with servers of their own, see [Fleet.At]
+	// Removed is called when a session was removed by this process, so that nothing outside of the
+	// fleet has its text any more; nil without such a copy.
+	Removed func(ctx context.Context, id protocol.SessionID) error
 
 	here
 	closing

@@ -60,6 +60,7 @@ var operations = map[string]struct {
 	"new-session":        {"POST /v1/sessions", `{"prompt": "p", "session_id": "s"}`, hidden, true},
 	"send-turn":          {"POST /v1/sessions/s/turns", `{"prompt": "p"}`, hidden, true},
 	"list-sessions":      {"GET /v1/sessions", "", listed, false},
+	"search-sessions":    {"GET /v1/search?words=secret", "", listed, false},
 	"get-session":        {"GET /v1/sessions/s", "", hidden, false},
 	"remove-session":     {"DELETE /v1/sessions/s?force=true", "", hidden, true},
 	"list-session-calls": {"GET /v1/sessions/s/calls", "", hidden, false},

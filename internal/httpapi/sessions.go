@@ -131,6 +131,17 @@ func (a *api) sessions() {
 			list, leftOut, err := of().List(ctx, in.Limit)
 			return answered(SessionList{orEmpty(list), leftOut}, err)
 		})
+	huma.Register(a.huma, operation(http.MethodGet, "/search", "search-sessions", tag, "Search the conversations and calls of all sessions for words"),
+		func(ctx context.Context, in *struct {
+			Words string    `query:"words" required:"true" minLength:"1" maxLength:"500" doc:"Words that must all be in a passage, \"phrases in quotes\", and word* for all words that begin like it."`
+			Since time.Time `query:"since" doc:"The least time of passages."`
+			Limited
+		},
+		) (*answer[report.Found], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			return answered(of().Search(ctx, fleet.Search{Words: in.Words, Since: in.Since, Limit: in.Limit}))
+		})
 	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}", "get-session", tag, "Get a session with its turns"),
 		func(ctx context.Context, in *SessionPath) (*answer[*report.Session], error) {
 			ctx, cancel := within(ctx)

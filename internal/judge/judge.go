@@ -137,8 +137,8 @@ func PrincipalOf(owner Owner) Principal {
 	return who
 }
 
-// bound is the only tenant that the principal reaches; "" is every tenant.
-func (p Principal) bound() protocol.Tenant {
+// Reach is the only tenant whose objects the principal reaches; "" is every tenant.
+func (p Principal) Reach() protocol.Tenant {
 	if p.Known == ByProcess || p.Known == ByKey {
 		return p.Tenant
 	}
@@ -147,7 +147,7 @@ func (p Principal) bound() protocol.Tenant {
 
 func (p Principal) String() string {
 	name := cmp.Or(p.By(), "the operator")
-	if tenant := p.bound(); tenant != "" {
+	if tenant := p.Reach(); tenant != "" {
 		name += " of tenant " + string(tenant)
 	}
 	return name
@@ -170,7 +170,7 @@ func Of(ctx context.Context) Principal {
 // an object need not be read.
 func Bounded(ctx context.Context) bool {
 	who := Of(ctx)
-	return who.Known != ByProcess || who.bound() != "" || who.Role != "" || !who.Expires.IsZero()
+	return who.Known != ByProcess || who.Reach() != "" || who.Role != "" || !who.Expires.IsZero()
 }
 
 // Owner is whom an object belongs to. The zero value is that of a record without an owner.
@@ -300,7 +300,7 @@ func (r *RefusalError) Unwrap() error { return ErrRefused }
 // Hides reports whether the object belongs to another tenant, so that the principal must not learn
 // that it exists. An operator who has named a tenant may.
 func (r *RefusalError) Hides() bool {
-	bound, tenant := r.Who.bound(), cmp.Or(r.On.Owner.Tenant, DefaultTenant)
+	bound, tenant := r.Who.Reach(), cmp.Or(r.On.Owner.Tenant, DefaultTenant)
 	return r.Act != Make && r.Who.Known != ByProcess && bound != "" && bound != tenant && tenant != everyTenant
 }
 
@@ -313,7 +313,7 @@ func May(who Principal, act Act, on Object) error {
 		return &RefusalError{who, act, on, fmt.Sprintf(format, args...)}
 	}
 	owner := Owner{cmp.Or(on.Owner.Tenant, DefaultTenant), on.Owner.By}
-	switch tenant := who.bound(); {
+	switch tenant := who.Reach(); {
 	case !who.Expires.IsZero() && !time.Now().Before(who.Expires):
 		return refused("a new token, since this one expired at %s", who.Expires.UTC().Format(time.RFC3339))
 	case tenant == "" || tenant == owner.Tenant:

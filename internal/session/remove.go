@@ -110,6 +110,11 @@ func Remove(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Option
 			return r.removed, fmt.Errorf("remove session %s: %w; some of it may be left: remove it again", id, err)
 		}
 	}
+	if f.Removed != nil {
+		if err := f.Removed(ctx, id); err != nil {
+			return r.removed, fmt.Errorf("remove session %s: its text is still in the index of sessions: %w; remove it again", id, err)
+		}
+	}
 	return r.removed, nil
 }
 

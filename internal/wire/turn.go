@@ -219,6 +219,17 @@ type SearchRequest struct {
 	Limit int
 }
 
+// SessionSearchTool is the name of the tool that searches other sessions.
+const SessionSearchTool = "session_search"
+
+// SessionSearchRequest is the plan of [SessionSearchTool]. The session carries it out.
+type SessionSearchRequest struct {
+	Query string
+	// Since is the least time of what is found; zero is every time.
+	Since time.Time
+	Limit int
+}
+
 // AskWait is how long a [protocol.Question] waits until a client accepts it.
 const AskWait = 2 * time.Second
 

@@ -96,6 +96,7 @@ type Client struct {
 	served    sync.Map    // of each pool of which a worker was started here
 
 	tails func() *session.Tails // of sessions that are followed
+	index *searchIndex
 }
 
 // least is the sandbox level of commands and files for which nothing else names one.
@@ -113,6 +114,7 @@ func (c *Client) least() string {
 // contexts. A second Close does nothing.
 func (c *Client) Close() error {
 	c.close(ErrClosed)
+	c.index.close()
 	c.inner.Close()
 	cleanup := c.cleanup
 	c.cleanup = func() error { return nil }

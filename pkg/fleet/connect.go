@@ -63,6 +63,9 @@ type Options struct {
 	// fleet whose workspaces are in another store is an error where this program needs them: the
 	// credentials of the environment are sent to this store alone.
 	Bodies string
+	// Index is the directory of the index that [Sessions.Search] makes. "" means one in Data, or for
+	// a fleet elsewhere one in the user's cache directory.
+	Index string
 	// TracerProvider and MeterProvider make spans and metrics; nil means the global ones of
 	// OpenTelemetry.
 	TracerProvider trace.TracerProvider
@@ -175,6 +178,16 @@ func Connect(ctx context.Context, options Options) (*Client, error) {
 	}
 	c.logger, c.ledger = c.inner.Logger, loop.NewLedger(c.inner.Journal)
 	c.open, c.close = context.WithCancelCause(context.WithoutCancel(ctx))
+	c.index = &searchIndex{inner: c.inner, dir: options.Index}
+	switch {
+	case c.index.dir != "":
+	case options.Shared != nil:
+		c.index.dir = filepath.Join(options.Shared.Dir, indexDir)
+	case !c.elsewhere:
+		c.index.dir = filepath.Join(c.data, indexDir)
+	}
+	c.inner.Removed = c.index.forget
+	c.inner.Dispatcher.SearchWith(c.index.ofOwner)
 	if options.Opened != nil {
 		options.Opened(c.inner)
 	}

@@ -369,6 +369,8 @@ func (b *batch) own(p *pendingCall) (order, hereFunc) {
 		}
 	case wire.SearchRequest:
 		return alongside, func(ctx context.Context, _ *Event) (string, error) { return b.search(ctx, request) }
+	case wire.SessionSearchRequest:
+		return alongside, func(ctx context.Context, _ *Event) (string, error) { return b.searchSessions(ctx, request) }
 	default:
 		return alongside, func(context.Context, *Event) (string, error) {
 			return "", protocol.Errorf(protocol.CodeInternal, "The session does not know this request. Go on without it.")

@@ -14,7 +14,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/calls/ports"
+	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
@@ -46,6 +49,14 @@ func (f *fleet) ReadMessages(ctx context.Context, channel string, read ports.Cha
 		return nil, ctx.Err()
 	}
 	return messages[:min(len(messages), read.Limit)], nil
+}
+
+// SearchSessions returns what the test has set.
+func (f *fleet) SearchSessions(_ context.Context, query wire.SessionSearchRequest, owner judge.Owner, except protocol.SessionID) (report.Found, error) {
+	if f.searched == nil {
+		return report.Found{}, errors.New("no index")
+	}
+	return f.searched(query, owner, except)
 }
 
 // calls is a reply with calls: names and arguments in turns.

@@ -18,9 +18,11 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/toolfleet/toolfleet/internal/calls/ports"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/loop/looptest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -116,6 +118,8 @@ type fleet struct {
 	asks func(call *protocol.Call) []loop.Update
 	// takes is how long each call runs; calls of a session run one after the other.
 	takes time.Duration
+	// searched answers searches in other sessions; nil has no index.
+	searched func(query wire.SessionSearchRequest, owner judge.Owner, except protocol.SessionID) (report.Found, error)
 	// err is returned before anything is told.
 	err error
 

@@ -101,6 +101,7 @@ var opened = map[string]use{
 	"internal/sandbox/snapshot/restore.go":              {2, root + "; new files"},
 	"internal/sandbox/snapshot/save.go":                 {1, list},
 	"internal/sandbox/snapshot/tree.go":                 {1, own},
+	"internal/session/index/index.go":                   {1, own},
 	"internal/system/files.go":                          {1, "new files"},
 	"internal/system/regular/regular.go":                {3, never},
 	"internal/system/remove.go":                         {1, list},

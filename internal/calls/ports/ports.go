@@ -7,6 +7,9 @@ import (
 	"context"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -48,6 +51,10 @@ type Fleet interface {
 	// ReadMessages returns messages in their order. None is no error. Its errors are those of
 	// SendMessage.
 	ReadMessages(ctx context.Context, channel string, read ChannelRead) ([]ChannelMessage, error)
+
+	// SearchSessions returns passages of sessions of an owner, but for one of these sessions. The
+	// error wraps [codes.ErrInvalid] for a query that is not understood.
+	SearchSessions(ctx context.Context, query wire.SessionSearchRequest, owner judge.Owner, except protocol.SessionID) (report.Found, error)
 }
 
 // Fencer is a journal that has sub-agents refused. Without one, a sub-agent that is refused may

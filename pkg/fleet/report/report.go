@@ -354,3 +354,44 @@ type Template struct {
 	Bytes int64     `json:"bytes"`
 	Time  time.Time `json:"time"` // when it was created
 }
+
+// Role says what a [Passage] was said or done by.
+type Role string
+
+// The roles.
+const (
+	RoleUser      Role = "user"      // a person, or what began the turn
+	RoleAssistant Role = "assistant" // the model
+	RoleCall      Role = "call"      // the input of a call; contents of more than 1 KiB are digest and size
+	RoleResult    Role = "result"    // what the model read of a call
+	RoleSummary   Role = "summary"   // of replies, by a model
+	RoleNote      Role = "note"      // of a fork that was merged
+	RoleError     Role = "error"     // why a turn failed
+)
+
+// Passage is a piece of a conversation, or of a call, that has the words of a search.
+type Passage struct {
+	SessionID protocol.SessionID `json:"session_id"`
+	Turn      int                `json:"turn,omitempty"`
+	Step      int                `json:"step,omitempty"`
+	Time      time.Time          `json:"time"`
+	Role      Role               `json:"role"`
+	// Tool and CallID are those of a call and of its result.
+	Tool   string          `json:"tool,omitempty"`
+	CallID protocol.CallID `json:"call_id,omitempty"`
+	// Text is the text around the first word that was found.
+	Text string `json:"text"`
+	// Score grows with the rank, by BM25: a word counts more if it is rare, and in a short text.
+	Score float64 `json:"score"`
+}
+
+// Found is what a search has found.
+type Found struct {
+	// Passages are ranked, the best first.
+	Passages []Passage `json:"passages"`
+	// More means that there are more than the limit.
+	More bool `json:"more,omitempty"`
+	// Since is the time before which texts were not searched, because the index has reached its
+	// size; nil if everything was searched.
+	Since *time.Time `json:"since,omitempty"`
+}

@@ -24,5 +24,5 @@ func ExampleNamed() {
 	fmt.Println(err)
 	// Output:
 	// [edit_file list_files read_file search_files tool_help write_file]
-	// unknown toolset "kore": must be one of agents, ask, channels, code_execution, core, core-shell, files, help, image_generation, jobs, memory, openrath, scratchpad, smithers, triggers, web, web_search; did you mean "core"?
+	// unknown toolset "kore": must be one of agents, ask, channels, code_execution, core, core-shell, files, help, image_generation, jobs, memory, openrath, scratchpad, sessions, smithers, triggers, web, web_search; did you mean "core"?
 }

@@ -203,7 +203,7 @@ func TestToolsets(t *testing.T) {
 	require.Empty(t, none)
 
 	_, err = toolset.Named("Core")
-	require.EqualError(t, err, `unknown toolset "Core": must be one of agents, ask, channels, code_execution, core, core-shell, files, help, image_generation, jobs, memory, openrath, scratchpad, smithers, triggers, web, web_search; did you mean "core"?`)
+	require.EqualError(t, err, `unknown toolset "Core": must be one of agents, ask, channels, code_execution, core, core-shell, files, help, image_generation, jobs, memory, openrath, scratchpad, sessions, smithers, triggers, web, web_search; did you mean "core"?`)
 	_, err = toolset.Named("x", "core", "y")
 	require.ErrorContains(t, err, `"x"`)
 	require.ErrorContains(t, err, `"y"`)

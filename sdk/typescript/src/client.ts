@@ -2,7 +2,7 @@ import { start, type Embedded, type EmbeddedOptions } from "./embedded.js";
 import { ofProblem, type ToolfleetError } from "./errors.js";
 import { Transport, type TransportOptions } from "./http.js";
 import { Future, keyed, Session, Turn } from "./session.js";
-import type { Arguments, CallOptions, CallResult, Limit, NewSchedule, NewToken, Question, Schedule, SessionInfo, ToolInfo, TurnOptions, Worker } from "./types.js";
+import type { Arguments, CallOptions, CallResult, Found, Limit, NewSchedule, NewToken, Question, Schedule, SessionInfo, ToolInfo, TurnOptions, Worker } from "./types.js";
 
 /**
  * A client of a fleet over HTTP.
@@ -92,6 +92,11 @@ export class Client implements AsyncDisposable {
   async importSession(id: string, events: string): Promise<Session> {
     await this.transport.json("post", "/v1/sessions/{session}/import", { path: { session: id }, body: events }, { headers: { "Content-Type": "application/x-ndjson" } });
     return this.session(id);
+  }
+
+  /** Searches the conversations and calls of all sessions for words, "phrases in quotes" and beginnings of words (word*). The best passage is first. */
+  async search(words: string, options: { since?: string; limit?: number } = {}): Promise<Found> {
+    return this.transport.json("get", "/v1/search", { query: { words, ...options } });
   }
 
   /** What waits for a person: approvals, and questions of running calls. */

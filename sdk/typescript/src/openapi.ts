@@ -330,6 +330,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/search": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Search the conversations and calls of all sessions for words */
+        get: operations["search-sessions"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/sessions": {
         parameters: {
             query?: never;
@@ -1224,6 +1241,12 @@ export interface components {
             /** Format: int64 */
             turns: number;
         };
+        Found: {
+            more?: boolean;
+            passages: components["schemas"]["Passage"][];
+            /** Format: date-time */
+            since?: string;
+        };
         HookNote: {
             context?: string;
             decision?: string;
@@ -1468,6 +1491,21 @@ export interface components {
             agent?: string;
             call_id: string;
             session_id: string;
+        };
+        Passage: {
+            call_id?: string;
+            role: string;
+            /** Format: double */
+            score: number;
+            session_id: string;
+            /** Format: int64 */
+            step?: number;
+            text: string;
+            /** Format: date-time */
+            time: string;
+            tool?: string;
+            /** Format: int64 */
+            turn?: number;
         };
         Paused: {
             /** @description Its holder has answered. */
@@ -2847,6 +2885,45 @@ export interface operations {
             409: components["responses"]["Conflict"];
             413: components["responses"]["RequestEntityTooLarge"];
             415: components["responses"]["UnsupportedMediaType"];
+            422: components["responses"]["UnprocessableEntity"];
+            429: components["responses"]["TooManyRequests"];
+            500: components["responses"]["InternalServerError"];
+            503: components["responses"]["ServiceUnavailable"];
+        };
+    };
+    "search-sessions": {
+        parameters: {
+            query: {
+                /**
+                 * @description Words that must all be in a passage, "phrases in quotes", and word* for all words that begin like it.
+                 * @example report
+                 */
+                words: string;
+                /** @description The least time of passages. */
+                since?: string;
+                /** @description How many at most. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Found"];
+                };
+            };
+            400: components["responses"]["BadRequest"];
+            401: components["responses"]["Unauthorized"];
+            403: components["responses"]["Forbidden"];
+            404: components["responses"]["NotFound"];
+            409: components["responses"]["Conflict"];
             422: components["responses"]["UnprocessableEntity"];
             429: components["responses"]["TooManyRequests"];
             500: components["responses"]["InternalServerError"];

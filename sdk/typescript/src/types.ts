@@ -16,6 +16,8 @@ export type Problem = Schemas["Problem"];
 export type Question = Schemas["Question"];
 export type Schedule = Schemas["Schedule"];
 export type SessionInfo = Schemas["Session"];
+/** What a search has found. */
+export type Found = Schemas["Found"];
 export type ToolInfo = Schemas["ToolInfo"];
 export type TurnRequest = Schemas["TurnRequest"];
 export type Worker = Schemas["Worker"];

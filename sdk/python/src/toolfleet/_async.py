@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -188,6 +189,13 @@ class AsyncClient:
     async def sessions(self, limit: int = 100) -> t.SessionList:
         """The sessions that changed last."""
         return await self._ask("list-sessions", t.SessionList, query={"limit": limit})
+
+    async def search(self, words: str, since: datetime | None = None, limit: int = 20) -> t.Found:
+        """Searches all sessions for words, "phrases in quotes" and beginnings of words (word*). The best passage is first."""
+        query: dict[str, Any] = {"words": words, "limit": limit}
+        if since is not None:
+            query["since"] = since.astimezone(timezone.utc).isoformat()
+        return await self._ask("search-sessions", t.Found, query=query)
 
     async def import_session(self, session_id: str, events: bytes) -> AsyncSession:
         """Makes a session of what export returned."""

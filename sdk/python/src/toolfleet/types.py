@@ -36,6 +36,7 @@ __all__ = [
     "FileList",
     "ForkSessionRequest",
     "Forked",
+    "Found",
     "HookNote",
     "Image",
     "InstructionFile",
@@ -57,6 +58,7 @@ __all__ = [
     "NewToken",
     "OutputPiece",
     "Parent",
+    "Passage",
     "Paused",
     "Place",
     "PoolList",
@@ -427,6 +429,15 @@ class Forked(TypedDict):
     turns: int
 
 
+class _Found(TypedDict):
+    passages: list[Passage]
+
+
+class Found(_Found, total=False):
+    more: bool
+    since: str
+
+
 class _HookNote(TypedDict):
     event: str
 
@@ -670,6 +681,21 @@ class _Parent(TypedDict):
 
 class Parent(_Parent, total=False):
     agent: str
+
+
+class _Passage(TypedDict):
+    role: str
+    score: float
+    session_id: str
+    text: str
+    time: str
+
+
+class Passage(_Passage, total=False):
+    call_id: str
+    step: int
+    tool: str
+    turn: int
 
 
 class Paused(TypedDict):
@@ -1107,6 +1133,7 @@ Operation = Literal[
     "resume-lane",
     "resume-schedule",
     "revert-session",
+    "search-sessions",
     "send-call",
     "send-calls",
     "send-turn",
@@ -1165,6 +1192,7 @@ OPERATIONS: Dict[Operation, Tuple[str, str]] = {
     "resume-lane": ("POST", "/v1/lane/resume"),
     "resume-schedule": ("POST", "/v1/schedules/{name}/resume"),
     "revert-session": ("POST", "/v1/sessions/{session}/revert"),
+    "search-sessions": ("GET", "/v1/search"),
     "send-call": ("POST", "/v1/calls"),
     "send-calls": ("POST", "/v1/calls/batch"),
     "send-turn": ("POST", "/v1/sessions/{session}/turns"),

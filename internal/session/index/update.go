@@ -1,0 +1,407 @@
+package index
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/session/journal"
+	"github.com/toolfleet/toolfleet/internal/system/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// A transaction ends behind that many messages or bytes of them, whichever comes first.
+const (
+	batchMessages = 256
+	batchBytes    = 8 << 20
+)
+
+// Keys of meta.
+const (
+	keyStream   = "stream"   // when the stream was made: sequences of another one mean nothing
+	keyPosition = "position" // the sequence up to which messages were applied
+	keyScrub    = "scrub"    // the log of writes has text that was removed
+	keySince    = "since"    // texts before that time have left the file, by its bounds
+)
+
+// message is one of the stream.
+type message struct {
+	session protocol.SessionID
+	seq     uint64
+	body    []byte
+	record  bool
+}
+
+// Update applies what the journals have got and lost since the last update. If ctx ends before, the
+// next update continues there.
+func (x *Index) Update(ctx context.Context) error {
+	err := x.change(ctx, func(o *opened) error { return x.update(ctx, o) })
+	if err != nil {
+		return fmt.Errorf("update the index of sessions: %w", err)
+	}
+	return nil
+}
+
+// Follow updates the file until ctx ends. It reports an error once, until it is another one.
+func (x *Index) Follow(ctx context.Context, logger *slog.Logger) {
+	const period = 2 * time.Second
+	last := ""
+	for {
+		if err := x.Update(ctx); err != nil && ctx.Err() == nil && err.Error() != last {
+			last = err.Error()
+			logger.WarnContext(ctx, "searches across sessions may miss what is new", slog.Any("error", err))
+		}
+		if !pause.For(ctx, period) {
+			return
+		}
+	}
+}
+
+func (x *Index) update(ctx context.Context, o *opened) error {
+	info, err := x.stream.Info(ctx)
+	if err != nil {
+		return fmt.Errorf("look into stream %s: %w", wire.SessionsStream(x.fleet), err)
+	}
+	var position, messages uint64
+	err = within(ctx, o.write, func(tx *sql.Tx) error {
+		made := strconv.FormatInt(info.Created.UnixNano(), 10)
+		of, err := meta(ctx, tx, keyStream)
+		if err != nil {
+			return err
+		}
+		at, err := positionOf(ctx, tx)
+		if err == nil && of != made || at > info.State.LastSeq { // another stream, or it was restored
+			at, err = 0, errors.Join(err, empty(ctx, tx), setMeta(ctx, tx, keyStream, made), setMeta(ctx, tx, keyPosition, "0"))
+		}
+		if position = at; err != nil {
+			return err
+		}
+		return tx.QueryRowContext(ctx, "SELECT coalesce(sum(messages), 0) FROM session").Scan(&messages)
+	})
+	if err != nil {
+		return err
+	}
+	// As long as no message has left the stream, its new ones are those behind the position.
+	left := info.State.Msgs-messages != info.State.LastSeq-position
+	if position < info.State.LastSeq {
+		if err := x.apply(ctx, o, position, info.State.LastSeq); err != nil {
+			return err
+		}
+	}
+	if left {
+		if err := x.reconcile(ctx, o); err != nil {
+			return err
+		}
+	}
+	return errors.Join(x.bound(ctx, o), sweep(ctx, o, sweepTime), scrub(ctx, o))
+}
+
+// apply applies the messages behind a position, up to the last one.
+func (x *Index) apply(ctx context.Context, o *opened, position, last uint64) error {
+	for position < last {
+		next, err := x.read(ctx, o, position)
+		if errors.Is(err, errBehind) {
+			return nil // the next update begins there
+		}
+		if err != nil {
+			return fmt.Errorf("message %d of %d: %w", next, last, err)
+		}
+		if next == position { // a server may be behind, or the last messages have left the stream
+			msg, err := x.stream.GetMsg(ctx, position+1, jetstream.WithGetMsgSubject(wire.EventSubject(x.fleet, "*")))
+			switch {
+			case err == nil && msg.Sequence <= last:
+				if !pause.For(ctx, pause.Retry) {
+					return context.Cause(ctx)
+				}
+				continue
+			case err != nil && !errors.Is(err, jetstream.ErrMsgNotFound):
+				return err
+			}
+			return x.store(ctx, o, position, []message{{seq: last}})
+		}
+		position = next
+	}
+	return nil
+}
+
+// read applies the messages behind a position that a server has, and returns the new position.
+func (x *Index) read(ctx context.Context, o *opened, position uint64) (uint64, error) {
+	var batch []message
+	size, delivered := 0, uint64(0)
+	flush := func() error {
+		if len(batch) == 0 {
+			return nil
+		}
+		err := x.store(ctx, o, position, batch)
+		if err == nil {
+			position, err = batch[len(batch)-1].seq, x.bound(ctx, o)
+		}
+		batch, size = batch[:0], 0
+		return err
+	}
+	err := natsio.EachFrom(ctx, x.stream, []string{wire.EventSubject(x.fleet, "*")}, position+1, false, func(msg jetstream.Msg) error {
+		about, err := msg.Metadata()
+		if err != nil {
+			return err
+		}
+		if delivered++; about.Sequence.Consumer != delivered {
+			return errGap
+		}
+		batch = append(batch, message{x.session(msg.Subject()), about.Sequence.Stream, msg.Data(), journal.IsRecord(msg.Headers())})
+		if size += len(msg.Data()); len(batch) < batchMessages && size < batchBytes {
+			return nil
+		}
+		return flush()
+	})
+	if err == nil || errors.Is(err, errGap) {
+		err = flush()
+	}
+	return position, err
+}
+
+// errGap means that messages were lost between the server and this process, which reads them again.
+var errGap = errors.New("messages were lost on their way")
+
+// store applies messages behind a position, and stores the sequence of the last one as the new
+// position, in one transaction. One without a session is only a position.
+func (x *Index) store(ctx context.Context, o *opened, position uint64, batch []message) error {
+	return within(ctx, o.write, func(tx *sql.Tx) error {
+		at, err := positionOf(ctx, tx)
+		if err != nil {
+			return err
+		}
+		if at < position { // another process has made the file again
+			return errBehind
+		}
+		w := newWriter(ctx, tx)
+		for i := range batch {
+			if batch[i].seq > at && batch[i].session != "" { // else another process has applied it
+				w.message(&batch[i])
+			}
+		}
+		return errors.Join(w.close(), setMeta(ctx, tx, keyPosition, strconv.FormatUint(max(at, batch[len(batch)-1].seq), 10)))
+	})
+}
+
+// errBehind means that another process has made the file again.
+var errBehind = errors.New("the index begins from scratch")
+
+// session is whose journal a subject is.
+func (x *Index) session(subject string) protocol.SessionID {
+	return protocol.SessionID(strings.TrimPrefix(subject, wire.EventSubject(x.fleet, "")))
+}
+
+// reconcile removes what has left the stream: sessions without messages, and the rows of those that
+// have fewer, whose rest is read again.
+func (x *Index) reconcile(ctx context.Context, o *opened) error {
+	info, err := x.stream.Info(ctx, jetstream.WithSubjectFilter(wire.EventSubject(x.fleet, "*")))
+	if err != nil {
+		return fmt.Errorf("look into stream %s: %w", wire.SessionsStream(x.fleet), err)
+	}
+	fewer, err := x.fewer(ctx, o, info.State.Subjects)
+	for _, id := range fewer {
+		if err == nil {
+			err = x.reread(ctx, o, id)
+		}
+	}
+	return err
+}
+
+// fewer returns the sessions of which the stream has fewer messages than the file.
+func (x *Index) fewer(ctx context.Context, o *opened, subjects map[string]uint64) (ids []protocol.SessionID, err error) {
+	rows, err := o.read.QueryContext(ctx, "SELECT name, messages FROM session")
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id protocol.SessionID
+		var messages uint64
+		if err := rows.Scan(&id, &messages); err != nil {
+			return nil, err
+		}
+		if subjects[wire.EventSubject(x.fleet, id)] < messages {
+			ids = append(ids, id)
+		}
+	}
+	return ids, rows.Err()
+}
+
+// reread reads the journal of one session again, up to the position.
+func (x *Index) reread(ctx context.Context, o *opened, id protocol.SessionID) error {
+	var all []message
+	for next := uint64(1); ; next = all[len(all)-1].seq + 1 {
+		msg, err := x.stream.GetMsg(ctx, next, jetstream.WithGetMsgSubject(wire.EventSubject(x.fleet, id)))
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		all = append(all, message{id, msg.Sequence, msg.Data, journal.IsRecord(msg.Header)})
+	}
+	return within(ctx, o.write, func(tx *sql.Tx) error {
+		at, err := positionOf(ctx, tx)
+		if err != nil {
+			return err
+		}
+		w := newWriter(ctx, tx)
+		w.forget(id)
+		for i := range all {
+			if all[i].seq <= at {
+				w.message(&all[i])
+			}
+		}
+		return w.close()
+	})
+}
+
+// Forget removes a session that was removed from the stream, without reading what is new there.
+func (x *Index) Forget(ctx context.Context, id protocol.SessionID) error {
+	return x.change(ctx, func(o *opened) error {
+		err := within(ctx, o.write, func(tx *sql.Tx) error {
+			w := newWriter(ctx, tx)
+			w.forget(id)
+			return w.close()
+		})
+		if err == nil {
+			err = errors.Join(sweep(ctx, o, math.MaxInt64), scrub(ctx, o))
+		}
+		return err
+	})
+}
+
+// sweepTime bounds how long an update removes texts of removed sessions, which no search finds. The
+// next update continues.
+const sweepTime = 2 * time.Second
+
+// sweep removes the texts of removed sessions.
+func sweep(ctx context.Context, o *opened, most time.Duration) error {
+	for begun := time.Now(); time.Since(begun) < most; {
+		var left bool
+		if err := o.read.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM entry WHERE session = 0)").Scan(&left); err != nil || !left {
+			return err
+		}
+		err := within(ctx, o.write, func(tx *sql.Tx) error {
+			w := newWriter(ctx, tx)
+			w.remove("SELECT id, at, role, tool, body FROM entry WHERE session = 0 LIMIT ?", removeStep)
+			return w.close()
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeStep is how many texts leave the file in one transaction, so that other processes can write
+// in between. Removing a text takes some times as long as adding it.
+const removeStep = 200
+
+// bound removes the oldest texts and calls of a file that is too large, or what is too old.
+func (x *Index) bound(ctx context.Context, o *opened) error {
+	for {
+		var pages, free, size int64
+		for query, value := range map[string]*int64{"PRAGMA page_count": &pages, "PRAGMA freelist_count": &free, "PRAGMA page_size": &size} {
+			if err := o.read.QueryRowContext(ctx, query).Scan(value); err != nil {
+				return err
+			}
+		}
+		limit, oldest := 0, int64(0)
+		if (pages-free)*size > x.options.MaxBytes {
+			limit = removeStep
+		}
+		if x.options.MaxAge > 0 {
+			oldest = time.Now().Add(-x.options.MaxAge).UnixMilli()
+			var old int
+			if err := o.read.QueryRowContext(ctx, "SELECT count(*) FROM (SELECT 1 FROM entry WHERE at < ? LIMIT ?)", oldest, removeStep).Scan(&old); err != nil {
+				return err
+			}
+			limit = max(limit, old)
+		}
+		if limit == 0 {
+			return nil
+		}
+		removed := 0
+		err := within(ctx, o.write, func(tx *sql.Tx) (err error) {
+			w := newWriter(ctx, tx)
+			removed = w.removeOldest(limit)
+			return w.close()
+		})
+		if err != nil || removed == 0 {
+			return err
+		}
+	}
+}
+
+// scrub empties the log of writes if it has text that was removed. A search that still reads it
+// leaves that to the next update.
+func scrub(ctx context.Context, o *opened) error {
+	var flag string
+	err := o.write.QueryRowContext(ctx, "SELECT value FROM meta WHERE key = ?", keyScrub).Scan(&flag)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var busy, pages, moved int
+	if err := o.write.QueryRowContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)").Scan(&busy, &pages, &moved); err != nil || busy != 0 {
+		return err
+	}
+	_, err = o.write.ExecContext(ctx, "DELETE FROM meta WHERE key = ? AND value = ?", keyScrub, flag)
+	return err
+}
+
+// meta returns a value; "" without one.
+func meta(ctx context.Context, tx *sql.Tx, key string) (value string, err error) {
+	err = tx.QueryRowContext(ctx, "SELECT value FROM meta WHERE key = ?", key).Scan(&value)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = nil
+	}
+	return value, err
+}
+
+func setMeta(ctx context.Context, tx *sql.Tx, key, value string) error {
+	_, err := tx.ExecContext(ctx, "INSERT INTO meta VALUES(?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", key, value)
+	return err
+}
+
+// positionOf is the sequence up to which messages were applied.
+func positionOf(ctx context.Context, tx *sql.Tx) (uint64, error) {
+	text, err := meta(ctx, tx, keyPosition)
+	if err != nil || text == "" {
+		return 0, err
+	}
+	return strconv.ParseUint(text, 10, 64)
+}
+
+// empty removes all rows.
+func empty(ctx context.Context, tx *sql.Tx) error {
+	_, err := tx.ExecContext(ctx, "DELETE FROM entry; DELETE FROM call; DELETE FROM session; DELETE FROM meta; INSERT INTO word(word) VALUES('delete-all');")
+	return errors.Join(err, setMeta(ctx, tx, keyScrub, stamp()))
+}
+
+// stamp is a value that no other removal has.
+func stamp() string { return strconv.FormatInt(time.Now().UnixNano(), 10) }
+
+// decode returns the events of a message; none of one that cannot be read.
+func decode(body []byte) []loop.Event {
+	var events []loop.Event
+	if json.Unmarshal(body, &events) != nil {
+		return nil
+	}
+	return events
+}

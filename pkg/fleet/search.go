@@ -1,0 +1,154 @@
+package fleet
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/session/index"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Search says what [Sessions.Search] searches.
+type Search struct {
+	// Words must all be in a passage, whatever their case and accents: words, "phrases in quotes",
+	// and word* for all words that begin like it.
+	Words string
+	// Since is the least time of passages; zero is every time.
+	Since time.Time
+	// Limit bounds the number of passages, up to 1,000; 0 means 20.
+	Limit int
+}
+
+// Search returns the passages of conversations and calls of all sessions that have some words, the
+// best first. It reads the journals into an index in [Options].Index first, or what is new in them:
+// the first search of a large fleet takes long. If ctx ends before, the next search continues. The
+// error wraps [ErrInvalid] if the words are not understood.
+func (s Sessions) Search(ctx context.Context, search Search) (report.Found, error) {
+	return run(ctx, s, nil, nil, func(ctx context.Context, _ *fleet.Fleet) (report.Found, error) {
+		return s.client.index.search(ctx, index.Query{Words: search.Words, Since: search.Since, Limit: search.Limit})
+	})
+}
+
+// KeepIndexed updates the index of [Sessions.Search] until ctx ends, so that searches need not
+// wait, and removed sessions leave it soon. It returns the cause of ctx, or why there is no index.
+func (s Sessions) KeepIndexed(ctx context.Context) error {
+	_, err := run(ctx, s, nil, nil, func(ctx context.Context, f *fleet.Fleet) (struct{}, error) {
+		x, err := s.client.index.open(ctx)
+		if err != nil {
+			return struct{}{}, err
+		}
+		x.Follow(ctx, f.Logger)
+		return struct{}{}, context.Cause(ctx)
+	})
+	return err
+}
+
+// indexDir is the folder of the index in a data directory.
+const indexDir = "index"
+
+// searchIndex is the index of a client, which its first use opens.
+type searchIndex struct {
+	inner *fleet.Fleet
+	dir   string // "" until it is known
+
+	mu     sync.Mutex
+	opened *index.Index
+	closed bool
+}
+
+// open returns the index.
+func (s *searchIndex) open(ctx context.Context) (*index.Index, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		return nil, ErrClosed
+	case s.opened != nil:
+		return s.opened, nil
+	}
+	dir, err := s.directory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.opened, err = index.Open(ctx, s.inner.JS, s.inner.Name, dir, index.Options{})
+	return s.opened, err
+}
+
+// directory is where the index is. Of a fleet elsewhere the name is that of its stream of journals:
+// another fleet has another one, also at the same URL.
+func (s *searchIndex) directory(ctx context.Context) (string, error) {
+	if s.dir != "" {
+		return s.dir, nil
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", invalid(fmt.Errorf("index: there is no cache directory for it: %w", err))
+	}
+	stream, err := s.inner.JS.Stream(ctx, wire.SessionsStream(s.inner.Name))
+	if err != nil {
+		return "", fmt.Errorf("open stream %s: %w", wire.SessionsStream(s.inner.Name), err)
+	}
+	sum := sha256.Sum256(fmt.Append(nil, s.inner.Name, " ", stream.CachedInfo().Created.UnixNano()))
+	s.dir = filepath.Join(cache, "toolfleet", indexDir, hex.EncodeToString(sum[:8]))
+	return s.dir, nil
+}
+
+// search searches as the principal of ctx.
+func (s *searchIndex) search(ctx context.Context, query index.Query) (report.Found, error) {
+	x, err := s.open(ctx)
+	if err != nil {
+		return report.Found{}, err
+	}
+	query.Tenant = judge.Of(ctx).Reach()
+	query.May = func(ctx context.Context, id protocol.SessionID, owner *judge.Owner) error {
+		if owner == nil { // its workspace may say who it is
+			return session.May(ctx, s.inner, judge.See, id)
+		}
+		return judge.Judge(ctx, judge.See, judge.Object{Kind: judge.Session, ID: string(id), Owner: *owner})
+	}
+	return x.Search(ctx, query)
+}
+
+// ofOwner searches for a session of an owner.
+func (s *searchIndex) ofOwner(ctx context.Context, request wire.SessionSearchRequest, owner judge.Owner, except protocol.SessionID) (report.Found, error) {
+	return s.search(ctx, index.Query{Words: request.Query, Since: request.Since, Limit: request.Limit, Owner: &owner, Except: except})
+}
+
+// forget removes a session from the index, if there is one.
+func (s *searchIndex) forget(ctx context.Context, id protocol.SessionID) error {
+	s.mu.Lock()
+	dir, err := s.directory(ctx)
+	s.mu.Unlock()
+	if err != nil || !index.Exists(dir) {
+		return nil //nolint:nilerr // there is none
+	}
+	x, err := s.open(ctx)
+	if err != nil {
+		return err
+	}
+	return x.Forget(ctx, id)
+}
+
+// close closes the index.
+func (s *searchIndex) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed = true; s.opened == nil {
+		return
+	}
+	if err := s.opened.Close(); err != nil {
+		s.inner.Logger.Warn("index of sessions", slog.Any("error", err))
+	}
+}
