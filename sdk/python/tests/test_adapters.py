@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,8 @@ def test_example(example: str, page: str, needs: list[str], tool: str, arguments
     for name in needs:
         if importlib.util.find_spec(name.split(".")[0]) is None:
             pytest.skip(f"{name}: not installed")
+    if page == "claude-agent-sdk.md" and not has_claude_code():
+        pytest.skip("claude-agent-sdk brings no program of Claude Code for this machine, and PATH has none")
     for name in "abc":
         (workspace / name).touch()
     with scripted(tool, arguments) as model:
@@ -58,6 +61,12 @@ def test_example(example: str, page: str, needs: list[str], tool: str, arguments
         assert set(offered) == {"bash", "read", "write"}
     if tool == "mcp__fleet__bash":
         assert "Bash" not in offered, "which runs outside of a sandbox"
+
+
+def has_claude_code() -> bool:
+    import claude_agent_sdk
+
+    return (Path(claude_agent_sdk.__file__).parent / "_bundled" / "claude").exists() or shutil.which("claude") is not None
 
 
 @pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.name)
