@@ -23,6 +23,7 @@ from agents.sandbox.errors import (
     ExecTransportError,
     ExposedPortUnavailableError,
     InvalidManifestPathError,
+    PtySessionNotFoundError,
     WorkspaceReadNotFoundError,
 )
 from agents.sandbox.snapshot import LocalSnapshotSpec
@@ -79,6 +80,33 @@ def test_a_command_that_the_agent_gives_up_is_cancelled() -> None:
         async with await sandboxes.create() as sandbox:
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(sandbox.exec("sleep 600"), 1)
+            assert (await asyncio.wait_for(sandbox.exec("echo free"), 60)).stdout == b"free\n"
+
+    run(body)
+
+
+def test_a_long_command_is_asked_again() -> None:
+    async def body(client: AsyncClient, sandboxes: FleetSandboxClient) -> None:
+        async with await sandboxes.create() as sandbox:
+            assert sandbox.supports_pty()
+            ended = await sandbox.pty_exec_start("echo out; echo err >&2; exit 3", yield_time_s=60)
+            assert ended.process_id is None and ended.exit_code == 3 and sorted(ended.output.split()) == [b"err", b"out"]
+            started = await sandbox.pty_exec_start("echo begin; sleep 4; echo end", yield_time_s=2)
+            assert started.process_id is not None and started.exit_code is None
+            seen, update = started.output, started
+            while update.process_id is not None:
+                update = await sandbox.pty_write_stdin(session_id=started.process_id, chars="")
+                seen += update.output
+            assert update.exit_code == 0 and seen.endswith(b"end\n")
+            with pytest.raises(PtySessionNotFoundError):
+                await sandbox.pty_write_stdin(session_id=started.process_id, chars="")
+            with pytest.raises(ConfigurationError, match="terminal"):
+                await sandbox.pty_exec_start("python3", tty=True)
+            endless = await sandbox.pty_exec_start("sleep 600", yield_time_s=0.2)
+            assert endless.process_id is not None
+            with pytest.raises(RuntimeError, match="stdin"):
+                await sandbox.pty_write_stdin(session_id=endless.process_id, chars="x")
+            await sandbox.pty_terminate_all()
             assert (await asyncio.wait_for(sandbox.exec("echo free"), 60)).stdout == b"free\n"
 
     run(body)

@@ -6,14 +6,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
 import shlex
 import uuid
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+import anyio
 from agents.sandbox.errors import (
     ConfigurationError,
     ErrorCode,
@@ -28,13 +32,16 @@ from agents.sandbox.errors import (
 from agents.sandbox.manifest import Manifest
 from agents.sandbox.session import SandboxSession, SandboxSessionState
 from agents.sandbox.session.base_sandbox_session import BaseSandboxSession
+from agents.sandbox.session.pty_types import PtyExecUpdate, allocate_pty_process_id
 from agents.sandbox.session.sandbox_client import BaseSandboxClient, BaseSandboxClientOptions
 from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec, resolve_snapshot
 from agents.sandbox.types import ExecResult, ExposedPortEndpoint, User
+from agents.sandbox.util.token_truncation import formatted_truncate_text_with_token_count
 
 from . import _adapter
 from . import types as t
-from ._async import AsyncClient, AsyncSession
+from ._async import AsyncClient, AsyncFuture, AsyncSession
+from ._common import Result
 from ._errors import APIError, NotFound, ToolfleetError
 
 # A snapshot begins with it: the rest names the session that has the files.
@@ -78,6 +85,7 @@ class FleetSandboxSession(BaseSandboxSession):
 
     def __init__(self, client: AsyncClient, state: FleetSandboxSessionState) -> None:
         self._client, self.state, self._running = client, state, False
+        self._started: dict[int, _Started] = {}
 
     @property
     def _session(self) -> AsyncSession:
@@ -95,21 +103,20 @@ class FleetSandboxSession(BaseSandboxSession):
     # Commands
 
     async def _exec_internal(self, *command: str | Path, timeout: float | None = None) -> ExecResult:
-        arguments: dict[str, Any] = {"command": shlex.join(str(part) for part in command)}
-        arguments["timeout"] = _LONGEST if timeout is None else min(timeout, _LONGEST)
-        if env := await self.state.manifest.environment.resolve():
-            arguments["env"] = env
         try:
+            arguments = await self._arguments(command, timeout)
             result = await _adapter.ended(self._client, "bash", arguments, **self._options(self.state.fleet_session))
         except ToolfleetError as error:
-            raise ExecTransportError(command=command, context={"code": error.code}, cause=error, message=str(error)) from error
-        if result.status == "timeout":
-            raise ExecTimeoutError(command=command, timeout_s=timeout)
-        if not result.ok:
-            code = result.error["code"] if result.error else result.status
-            raise ExecTransportError(command=command, context={"status": result.status, "code": code}, message=result.text)
-        ran = result.value
-        return ExecResult(stdout=_output(ran["stdout"]), stderr=_output(ran["stderr"]), exit_code=ran["exit_code"])
+            raise _not_run(command, error) from error
+        return _ran(command, timeout, result)
+
+    async def _arguments(self, command: Sequence[str | Path], timeout: float | None) -> dict[str, Any]:
+        """Arguments of bash."""
+        made: dict[str, Any] = {"command": shlex.join(str(part) for part in command)}
+        made["timeout"] = _LONGEST if timeout is None else min(timeout, _LONGEST)
+        if env := await self.state.manifest.environment.resolve():
+            made["env"] = env
+        return made
 
     def _options(self, session: str) -> t.CallRequest:
         options: t.CallRequest = {"session_id": session}
@@ -123,6 +130,75 @@ class FleetSandboxSession(BaseSandboxSession):
         if user is not None:
             _refuse("a sandbox of the fleet has one user: user must be None", "exec")
         return super()._prepare_exec_command(*command, shell=shell, user=None)
+
+    # Commands that run for longer than the agent waits at once: it asks again by their number
+
+    def supports_pty(self) -> bool:
+        return True
+
+    async def pty_exec_start(
+        self,
+        *command: str | Path,
+        timeout: float | None = None,
+        shell: bool | list[str] = True,
+        user: str | User | None = None,
+        tty: bool = False,
+        yield_time_s: float | None = None,
+        max_output_tokens: int | None = None,
+    ) -> PtyExecUpdate:
+        if tty:
+            _refuse("a command of the fleet's sandboxes has no terminal: tty must be false", "exec")
+        wanted = self._prepare_exec_command(*command, shell=shell, user=user)
+        try:
+            future = await self._client.send("bash", await self._arguments(wanted, timeout), **self._options(self.state.fleet_session))
+        except ToolfleetError as error:
+            raise _not_run(wanted, error) from error
+        number = allocate_pty_process_id(set(self._started))
+        self._started[number] = _Started(wanted, future)
+        try:
+            return await self._update(number, 10.0 if yield_time_s is None else yield_time_s, max_output_tokens)
+        except asyncio.CancelledError:
+            await self._cancel(number)
+            raise
+
+    async def pty_write_stdin(
+        self, *, session_id: int, chars: str, yield_time_s: float | None = None, max_output_tokens: int | None = None
+    ) -> PtyExecUpdate:
+        self._resolve_pty_session_entry(pty_processes=self._started, session_id=session_id)
+        if chars:
+            raise RuntimeError("stdin is not available for this process")
+        return await self._update(session_id, 5.0 if yield_time_s is None else max(5.0, yield_time_s), max_output_tokens)
+
+    async def pty_terminate_all(self) -> None:
+        for number in list(self._started):
+            await self._cancel(number)
+
+    async def _cancel(self, number: int) -> None:
+        started = self._started.pop(number)
+        started.ending.cancel()
+        with anyio.move_on_after(5, shield=True), suppress(ToolfleetError):
+            await started.future.cancel()
+
+    async def _update(self, number: int, seconds: float, tokens: int | None) -> PtyExecUpdate:
+        """What a command has written since the last update, and how it ended."""
+        started = self._started[number]
+        await asyncio.wait({started.ending}, timeout=max(0.0, seconds))
+        ended: ExecResult | None = None
+        output = bytes(started.output)
+        if started.ending.done():
+            del self._started[number]
+            try:
+                result = started.ending.result()
+            except ToolfleetError as error:
+                raise _not_run(started.command, error) from error
+            ended = _ran(started.command, None, result)
+            if not started.seen:  # live output can have gaps, the result has none
+                combined = result.value.get("combined")
+                output = ended.stdout + ended.stderr if combined is None else _output(combined)
+        started.output.clear()
+        started.seen = True
+        text, count = formatted_truncate_text_with_token_count(output.decode(errors="replace"), tokens)
+        return PtyExecUpdate(None if ended else number, text.encode(), ended.exit_code if ended else None, count)
 
     async def _resolve_exposed_port(self, port: int) -> ExposedPortEndpoint:
         raise ExposedPortUnavailableError(
@@ -212,6 +288,21 @@ class FleetSandboxSession(BaseSandboxSession):
             raise WorkspaceArchiveWriteError(path=root, context={"code": error.code}, cause=error) from error
 
 
+class _Started:
+    """A command that was started, and is followed."""
+
+    def __init__(self, command: Sequence[str], future: AsyncFuture) -> None:
+        self.command, self.future = command, future
+        self.output = bytearray()
+        self.seen = False  # whether the agent has got an update
+        self.ending = asyncio.ensure_future(self._follow())
+
+    async def _follow(self) -> Result:
+        async for piece in self.future.output():
+            self.output += piece.data
+        return await self.future.wait()
+
+
 class FleetSandboxClient(BaseSandboxClient[FleetSandboxClientOptions | None]):
     """Makes sandboxes on a fleet.
 
@@ -286,6 +377,21 @@ class FleetSandboxClient(BaseSandboxClient[FleetSandboxClientOptions | None]):
 def _output(written: str | dict[str, str]) -> bytes:
     """What a command wrote: a text, or base64 of what is none."""
     return written.encode() if isinstance(written, str) else base64.b64decode(written["base64"])
+
+
+def _ran(command: Sequence[str | Path], timeout: float | None, result: Result) -> ExecResult:
+    """How a command ended."""
+    if result.status == "timeout":
+        raise ExecTimeoutError(command=command, timeout_s=timeout)
+    if not result.ok:
+        code = result.error["code"] if result.error else result.status
+        raise ExecTransportError(command=command, context={"status": result.status, "code": code}, message=result.text)
+    ran = result.value
+    return ExecResult(stdout=_output(ran["stdout"]), stderr=_output(ran["stderr"]), exit_code=ran["exit_code"])
+
+
+def _not_run(command: Sequence[str | Path], error: ToolfleetError) -> ExecTransportError:
+    return ExecTransportError(command=command, context={"code": error.code}, cause=error, message=str(error))
 
 
 def _refuse(message: str, op: Literal["exec", "start"]) -> NoReturn:
