@@ -25,12 +25,13 @@ func TestEditor(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.txt"), []byte("one\ntwo\n"), 0o600))
 	script := filepath.Join(home, "script.json")
 	require.NoError(t, os.WriteFile(script, []byte(`{"steps": [
-		{"reasoning": "I think.", "text": "I look.", "tool_calls": [{"name": "read", "arguments": {"path": "a.txt"}}, {"name": "edit", "arguments": {"path": "a.txt", "old": "two", "new": "2"}}]},
+		{"reasoning": "I think.", "text": "I look.", "tool_calls": [{"name": "read", "arguments": {"path": "a.txt"}}, {"name": "ask_user", "arguments": {"question": "Which?", "choices": ["x", "y"]}},
+			{"name": "scratchpad", "arguments": {"action": "set", "key": "plan", "value": "- [x] read\n- [~] edit"}}, {"name": "edit", "arguments": {"path": "a.txt", "old": "two", "new": "2"}}]},
 		{"text": "All done."},
 		{"tool_calls": [{"name": "bash", "arguments": {"command": "echo waiting; sleep 1000"}}]}]}`), 0o600))
 	state := filepath.Join(home, "state")
 	t.Cleanup(func() { processtest.EndServer(state) })
-	cmd := exec.CommandContext(t.Context(), "node", "testdata/editor.mjs", sdk, coordinator, dir, "--model", "script:"+script, "--sandbox", "process")
+	cmd := exec.CommandContext(t.Context(), "node", "testdata/editor.mjs", sdk, coordinator, dir, "--model", "script:"+script, "--sandbox", "process", "--toolset", "core,ask,scratchpad", "--unsaved")
 	cmd.Env = append(environment(home), "XDG_STATE_HOME="+state)
 	cmd.Stderr = os.Stderr
 	output, err := cmd.Output()
@@ -42,8 +43,13 @@ func TestEditor(t *testing.T) {
 		Thought, First, Loaded, Stopped, Cancelled string
 		Diffs                                      []struct{ Path, OldText, NewText string }
 		Statuses                                   map[string]string
-		Listed, Exit                               int
-		Error                                      struct {
+		Listed, Left, Exit                         int
+		Read, Plan                                 []string
+		Form                                       struct {
+			Mode, Message string
+			Choices       []string
+		}
+		Error struct {
 			Code    int
 			Message string
 			Data    map[string]string
@@ -57,13 +63,16 @@ func TestEditor(t *testing.T) {
 	require.Equal(t, []string{"I look.All done.", "I look.All done."}, []string{got.First, got.Loaded})
 	require.Equal(t, "I think.I think.", got.Thought, "live, and loaded")
 	require.Equal(t, filepath.Join(dir, "a.txt"), got.Diffs[0].Path)
-	require.Equal(t, 1, got.Listed)
-	require.Len(t, got.Statuses, 3)
+	require.Equal(t, []int{1, 0}, []int{got.Listed, got.Left}, "and deleted")
+	require.Len(t, got.Statuses, 5)
+	require.Equal(t, []string{filepath.Join(dir, "a.txt")}, got.Read)
+	require.Equal(t, []string{"completed: read", "in_progress: edit"}, got.Plan)
+	require.Equal(t, "form Which? [x y]", fmt.Sprint(got.Form.Mode, " ", got.Form.Message, " ", got.Form.Choices))
 	for _, kind := range []string{"user_message_chunk", "agent_message_chunk", "agent_thought_chunk", "tool_call", "tool_call_update", "available_commands_update"} {
 		require.Positive(t, got.Kinds[kind], kind)
 	}
 	require.Equal(t, -32602, got.Error.Code)
 	require.Equal(t, "cwd", got.Error.Data["field"])
 	require.Zero(t, got.Exit, "it ends with the editor")
-	fmt.Printf("\n@agentclientprotocol/sdk: a session ran, was cancelled, closed and loaded\n")
+	fmt.Printf("\n@agentclientprotocol/sdk: a session ran, asked, was cancelled, closed, loaded and deleted\n")
 }

@@ -165,6 +165,17 @@ def test_a_session(workspace: Path, tmp_path: Path) -> None:
             fork.get()
 
 
+def test_a_structured_answer(workspace: Path, tmp_path: Path) -> None:
+    schema = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}
+    replies = [{"text": text} for text in ("seven", '{"n": 7}', "no", "no", "no")]
+    with Client.from_embedded(model=model(tmp_path, *replies)) as client:
+        session = client.new_session("How many?", answer_schema=schema)
+        assert session.turn is not None
+        assert session.turn.result().value["answer"] == {"n": 7}
+        failed = session.send("Again.", answer_schema=schema).wait()
+        assert failed.error is not None and failed.error["code"] == "answer_invalid"
+
+
 def test_an_approval(workspace: Path, tmp_path: Path) -> None:
     call = {"tool_calls": [{"id": "c1", "name": "bash", "arguments": {"command": "echo approved > file"}}]}
     with Client.from_embedded(workspace, model=model(tmp_path, call, {"text": "Done."}), args=["--ask-for", "bash"]) as client:

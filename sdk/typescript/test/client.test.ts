@@ -100,6 +100,15 @@ test("a session answers, continues, and has files", async (t) => {
   assert.equal((await turn.session.export()).trim().split("\n").length > 6, true);
 });
 
+test("an answer is valid by a schema, or the turn fails", async (t) => {
+  const client = await embedded(t, { model: await script(t, { text: "seven" }, { text: '{"n": 7}' }, { text: "no" }, { text: "no" }, { text: "no" }) });
+  const answer_schema = { type: "object", required: ["n"], properties: { n: { type: "integer" } } };
+  const turn = await client.start("How many?", { answer_schema });
+  assert.deepEqual(((await turn.result()).value as { answer: unknown }).answer, { n: 7 });
+  const failed = await (await turn.session.send("Again", { answer_schema })).settled();
+  assert.equal(failed.error?.code, "answer_invalid");
+});
+
 test("files of a workspace of the fleet are read as they were after a call", async (t) => {
   const client = await Client.fromEmbedded({ data: await directory(t), program });
   afterwards(t, () => client.close());

@@ -10,7 +10,7 @@ const { agent: call, client: callback } = acp.methods;
 const child = spawn(coordinator, ["acp", ...args], { stdio: ["pipe", "pipe", "inherit"] });
 const ended = new Promise((resolve) => child.on("exit", (code, signal) => resolve(code ?? signal)));
 
-const got = { kinds: {}, asked: [], text: "", thought: "", diffs: [], statuses: {} };
+const got = { kinds: {}, asked: [], text: "", thought: "", diffs: [], statuses: {}, read: [] };
 let running = () => {};
 const app = acp
   .client({ name: "editor" })
@@ -18,10 +18,19 @@ const app = acp
     got.asked.push(params.toolCall.title);
     return { outcome: { outcome: "selected", optionId: params.options.find((o) => o.kind === "allow_once").optionId } };
   })
+  .onRequest(callback.fs.readTextFile, ({ params }) => {
+    got.read.push(params.path);
+    return { content: "one\ntwo, not saved\n" };
+  })
+  .onRequest(callback.elicitation.create, ({ params }) => {
+    got.form = { mode: params.mode, message: params.message, choices: params.requestedSchema.properties.answer.enum };
+    return { action: "accept", content: { answer: "y" } };
+  })
   .onNotification(callback.session.update, ({ params: { update } }) => {
     got.kinds[update.sessionUpdate] = (got.kinds[update.sessionUpdate] ?? 0) + 1;
     if (update.sessionUpdate === "agent_message_chunk") got.text += update.content.text;
     if (update.sessionUpdate === "agent_thought_chunk") got.thought += update.content.text;
+    if (update.sessionUpdate === "plan") got.plan = update.entries.map((entry) => `${entry.status}: ${entry.content}`);
     for (const content of update.content?.length ? update.content : []) {
       if (content.type === "diff") got.diffs.push(content);
       else if (JSON.stringify(content).includes("waiting")) running();
@@ -32,7 +41,7 @@ const app = acp
 await app.connectWith(acp.ndJsonStream(Writable.toWeb(child.stdin), Readable.toWeb(child.stdout)), async (ctx) => {
   const initialized = await ctx.request(call.initialize, {
     protocolVersion: acp.PROTOCOL_VERSION,
-    clientCapabilities: { fs: { readTextFile: true, writeTextFile: true }, terminal: true },
+    clientCapabilities: { fs: { readTextFile: true, writeTextFile: true }, terminal: true, elicitation: { form: {} } },
     clientInfo: { name: "editor", version: "1" },
   });
   got.version = initialized.protocolVersion;
@@ -53,6 +62,8 @@ await app.connectWith(acp.ndJsonStream(Writable.toWeb(child.stdin), Readable.toW
   got.text = "";
   await ctx.request(call.session.load, { sessionId, cwd, mcpServers: [] });
   got.loaded = got.text;
+  await ctx.request(call.session.delete, { sessionId });
+  got.left = (await ctx.request(call.session.list, { cwd })).sessions.length;
   try {
     await ctx.request(call.session.new, { cwd: "relative", mcpServers: [] });
   } catch (error) {
