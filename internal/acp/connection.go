@@ -41,7 +41,8 @@ type message struct {
 
 // connection sends and receives messages, a line each. The library has one, too; it ends at a
 // message of more than 10 MiB, answers no line that is not JSON, and can pass on a cancellation
-// before the prompt that it is about. The SDK of MCP exports messages of JSON-RPC, and no connection.
+// before the prompt that it is about. The SDK of MCP exports the messages of JSON-RPC, and no
+// connection.
 type connection struct {
 	writing sync.Mutex
 	w       io.Writer

@@ -114,6 +114,7 @@ func TestCalls_HooksDecide(t *testing.T) {
 			}},
 			{Event: loop.HookAfter, Matches: func(tool string) bool { return tool == "bash" }, Run: func(_ context.Context, r loop.HookRequest) (loop.HookAnswer, error) {
 				if strings.Contains(r.Result.Content, "secret") {
+					time.Sleep(300 * time.Millisecond) // longer than a request waits for the end of the call
 					return loop.HookAnswer{Output: &redacted}, nil
 				}
 				return loop.HookAnswer{}, nil

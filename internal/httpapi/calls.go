@@ -121,11 +121,11 @@ func (a *api) state(ctx context.Context, ref protocol.CallRef, wait time.Duratio
 		return nil, err
 	}
 	state := &CallState{SessionID: ref.SessionID, CallID: ref.ID, State: "accepted"}
-	ctx, cancel := context.WithTimeout(ctx, max(wait, attachWait))
+	waiting, cancel := context.WithTimeout(ctx, max(wait, attachWait))
 	defer cancel()
 	select {
 	case <-future.Done():
-	case <-ctx.Done():
+	case <-waiting.Done():
 		return state, nil // it has not ended yet
 	case <-access.Draining(ctx):
 		return state, nil
