@@ -1,7 +1,9 @@
 package httpapi_test
 
 import (
+	"bufio"
 	"encoding/json"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -199,4 +201,25 @@ func TestTokens_AnExpiredOneEndsItsStreams(t *testing.T) {
 	require.Equal(t, 202, s.ask(t, "POST", "/v1/calls?wait_ms=100", `{"tool": "bash", "arguments": {"command": "true"}, "session_id": "s"}`, nil, as("ann")...))
 	require.Equal(t, 200, s.ask(t, "GET", "/v1/sessions/s/events", "", nil, as("ann")...), "it ends with the token")
 	require.Equal(t, 401, s.ask(t, "GET", "/v1/sessions/s", "", nil, as("ann")...))
+}
+
+// A body that is no HTTP is the client's fault, as one that ends too early.
+func TestProblems_OfABodyThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	s := start(t, nil)
+	for _, body := range []string{"Transfer-Encoding: chunked\r\n\r\nzz\r\n", "Content-Length: 9\r\n\r\n{"} {
+		connection, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", s.Listener.Addr().String())
+		require.NoError(t, err)
+		_, err = connection.Write([]byte("POST /v1/calls HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + body))
+		require.NoError(t, err)
+		require.NoError(t, connection.(*net.TCPConn).CloseWrite())
+		answer, err := http.ReadResponse(bufio.NewReader(connection), nil)
+		require.NoError(t, err)
+		var problem httpapi.Problem
+		require.NoError(t, json.NewDecoder(answer.Body).Decode(&problem))
+		require.Equal(t, http.StatusBadRequest, problem.Status)
+		require.EqualValues(t, "invalid", problem.Code)
+		require.NoError(t, answer.Body.Close())
+		require.NoError(t, connection.Close())
+	}
 }

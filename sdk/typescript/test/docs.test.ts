@@ -1,12 +1,10 @@
 import assert from "node:assert/strict";
 import { execFile, spawnSync } from "node:child_process";
-import { once } from "node:events";
 import { chmod, mkdir, readFile, writeFile } from "node:fs/promises";
-import { createServer } from "node:net";
 import { dirname, join } from "node:path";
 import { test } from "node:test";
 import { promisify } from "node:util";
-import { directory, here, program } from "./start.ts";
+import { directory, freePort, here, program } from "./start.ts";
 
 /** The script of the first part of the page: files are written, and commands run, in their order. */
 function scriptOf(page: string): string {
@@ -21,14 +19,6 @@ function scriptOf(page: string): string {
     const content = kind === "json" ? text.slice(file[0].length) : text;
     return `cat >${file[1]} <<'END_OF_FILE'\n${content}END_OF_FILE\n`;
   }).join("\n");
-}
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, "127.0.0.1");
-  await once(server, "listening");
-  const { port } = server.address() as { port: number };
-  server.close();
-  return port;
 }
 
 test("the page works word for word: from an empty folder to a tool on a worker", { timeout: 600_000 }, async (t) => {

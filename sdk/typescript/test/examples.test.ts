@@ -8,7 +8,7 @@ import { MockLanguageModelV3 } from "ai/test";
 import { fleetTools } from "../src/ai.ts";
 import { embedded, here, program } from "./start.ts";
 
-for (const name of ["vercel-ai", "openai-agents"]) {
+for (const name of ["vercel-ai", "openai-agents", "openai-sandbox"]) {
   test(`the example ${name} calls a tool of a fleet`, async () => {
     const example = join(here, `../examples/${name}.ts`);
     const { stdout } = await promisify(execFile)(process.execPath, ["--import", "tsx", example], { env: { ...process.env, TOOLFLEET_COORDINATOR: program } });
