@@ -26,18 +26,19 @@ var groups = map[string]string{ //nolint:gochecknoglobals // a constant
 
 // refusals say what an answer with a status means, and which codes it has.
 var refusals = map[int]string{ //nolint:gochecknoglobals // a constant
-	http.StatusBadRequest:            "`invalid`: the request cannot be read.",
-	http.StatusUnauthorized:          "`unauthorized`: there is no token, or it is unknown, has expired or was removed.",
-	http.StatusForbidden:             "`forbidden`: the principal may not do this. `policy_denied`: a policy denies the call.",
-	http.StatusNotFound:              "`not_found`: there is no such object, or it belongs to another tenant.",
-	http.StatusRequestTimeout:        "`invalid`: the body came too slowly.",
-	http.StatusConflict:              "`exists`: there is one already. `busy`: the session has an open turn, or something has not ended within a minute.",
-	http.StatusRequestEntityTooLarge: "`invalid`: the body is too large.",
-	http.StatusUnsupportedMediaType:  "`invalid`: the body has another type.",
-	http.StatusUnprocessableEntity:   "`invalid`, with the fields in `errors`, or the code of the call that was refused.",
-	http.StatusTooManyRequests:       "`busy`, `quota_exceeded`: the fleet, or this client, has as much as it may. Retry-After says when to ask again.",
-	http.StatusInternalServerError:   "`internal`: an error of the server.",
-	http.StatusServiceUnavailable:    "`unreachable`: the fleet does not answer, or a token cannot be checked now. `draining`: the server ends.",
+	http.StatusBadRequest:                   "`invalid`: the request cannot be read.",
+	http.StatusUnauthorized:                 "`unauthorized`: there is no token, or it is unknown, has expired or was removed.",
+	http.StatusForbidden:                    "`forbidden`: the principal may not do this. `policy_denied`: a policy denies the call.",
+	http.StatusNotFound:                     "`not_found`: there is no such object, or it belongs to another tenant.",
+	http.StatusRequestTimeout:               "`invalid`: the body came too slowly.",
+	http.StatusConflict:                     "`exists`: there is one already. `busy`: the session has an open turn, or something has not ended within a minute.",
+	http.StatusRequestEntityTooLarge:        "`invalid`: the body is too large.",
+	http.StatusUnsupportedMediaType:         "`invalid`: the body has another type.",
+	http.StatusRequestedRangeNotSatisfiable: "`invalid`: the file has no such bytes.",
+	http.StatusUnprocessableEntity:          "`invalid`, with the fields in `errors`, or the code of the call that was refused.",
+	http.StatusTooManyRequests:              "`busy`, `quota_exceeded`: the fleet, or this client, has as much as it may. Retry-After says when to ask again.",
+	http.StatusInternalServerError:          "`internal`: an error of the server.",
+	http.StatusServiceUnavailable:           "`unreachable`: the fleet does not answer, or a token cannot be checked now. `draining`: the server ends.",
 }
 
 // sent are examples of parameters: by their name, or by the operation and their name.
@@ -45,6 +46,7 @@ var sent = map[string]any{ //nolint:gochecknoglobals // a constant
 	"session": "s1", "call": "c1", "lane": "sandbox/s1", "wait_ms": 30000, "path": "report.md", "words": "report", "until_turn_ended": true,
 	"send-call.Idempotency-Key": "c1", "new-session.Idempotency-Key": "t1", "send-turn.Idempotency-Key": "t2", "skip-call.call": "waits",
 	"name": "nightly", "remove-template.name": "reports", "compare-sessions.other": "fork", "remove-limit.tenant": "acme", "remove-limit.lane": nil, "import-session.session": "copy", "remove-token.token": "k3v9q2ma",
+	"unpack-archive.path": "src", "write-file.mode": "0644",
 }
 
 // bodies are examples of what operations are sent.
@@ -61,6 +63,7 @@ var bodies = map[string]string{ //nolint:gochecknoglobals // a constant
 	"approve-call":    `{"call_id": "c4", "granted": true, "note": "Only this time."}`,
 	"answer-question": `{"call_id": "c5", "action": "accept", "content": {"name": "Ann"}}`,
 	"resolve-call":    `{"call_id": "c6", "happened": false}`,
+	"write-file":      "# Report\n",
 	"set-limit":       `{"tenant": "acme", "concurrent": 2}`,
 	"add-schedule":    `{"name": "nightly", "cron": "0 3 * * *", "time_zone": "Europe/Berlin", "session_id": "s1", "turn": {"prompt": "Write a report."}}`,
 	"add-token":       `{"name": "ann", "role": "run", "tenant": "acme"}`,

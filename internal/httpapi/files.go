@@ -43,12 +43,6 @@ type ChangeList struct {
 	Changes []report.Change `json:"changes"`
 }
 
-// content is the raw content of a file.
-type content struct {
-	Type string `header:"Content-Type"`
-	Body []byte
-}
-
 // files registers operations on the files of workspaces.
 func (a *api) files() {
 	const tag = "Files"
@@ -64,21 +58,8 @@ func (a *api) files() {
 			list, err := of().Files(ctx, in.Session, in.At)
 			return answered(FileList{orEmpty(list)}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/file", "read-file", tag, "Read a file of a session's workspace", binary),
-		func(ctx context.Context, in *struct {
-			SessionPath
-			AtCall
-			Path string `query:"path" required:"true" minLength:"1" maxLength:"4096" doc:"Path in the workspace."`
-		},
-		) (*content, error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
-			read, err := of().ReadFile(ctx, in.Session, in.Path, in.At)
-			if err != nil {
-				return nil, problem(err)
-			}
-			return &content{binaryType, read}, nil
-		})
+	a.file(tag)
+	a.archive(tag)
 	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/changes", "list-changes", tag, "List which calls changed which files"),
 		func(ctx context.Context, in *SessionPath) (*answer[ChangeList], error) {
 			ctx, cancel := within(ctx)
@@ -113,14 +94,4 @@ func (a *api) files() {
 // Diff is a unified diff.
 type Diff struct {
 	Diff string `json:"diff"`
-}
-
-// binaryType is the type of the content of a file: browsers must not run it.
-const binaryType = "application/octet-stream"
-
-// binary documents an answer of that type.
-func binary(op *huma.Operation) {
-	op.Responses = map[string]*huma.Response{"200": {
-		Description: "Content.", Content: map[string]*huma.MediaType{binaryType: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}},
-	}}
 }

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/aymanbagabas/go-udiff"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/judge"
@@ -37,12 +38,13 @@ type Files struct {
 	InPlace func(protocol.SessionID) (dir string, ok bool)
 
 	store *workspace.Store
+	js    jetstream.JetStream
 }
 
 // OpenFiles opens the workspaces of sessions whose sandboxes are in a pool.
 func OpenFiles(ctx context.Context, f *fleet.Fleet, pool protocol.Pool) (Files, error) {
 	store, err := workspace.Open(ctx, f.Conn(pool), f.Name, f.Bodies)
-	return Files{store: store}, err
+	return Files{store: store, js: f.At(pool).JS}, err
 }
 
 // may judges an act on the workspace of a session. One that does not exist has no owner.

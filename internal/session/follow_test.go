@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"encoding/json"
+	"sync"
 	"testing"
 	"time"
 
@@ -66,4 +67,50 @@ func TestFollowers_GetWhatAnAgentDoes(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Readers of one session read its history once together, and one that takes nothing holds up no
+// other one.
+func TestTails_ShareHistory(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var last uint64
+	const messages, readers = 300, 30 // more than are kept
+	for n := range messages {
+		last = mustAppend(t, r.Journal, "s", last, loop.Event{Type: loop.EventBudgetLow, Turn: 1, Step: n})
+	}
+	tails := NewTails(r.Fleet)
+	ctx, cancel := context.WithCancel(t.Context())
+	var idle, all sync.WaitGroup
+	defer idle.Wait()
+	defer cancel()
+	began := make(chan struct{})
+	idle.Go(func() {
+		for range tails.Tail(ctx, "s", Position{}) {
+			close(began)
+			<-ctx.Done()
+			return
+		}
+	})
+	<-began
+	before := r.NC.Stats().OutMsgs
+	for range readers {
+		all.Go(func() {
+			var seen int
+			for p, err := range tails.Tail(ctx, "s", Position{}) {
+				if err != nil || p.Event != nil && p.Event.Step != seen {
+					t.Errorf("event %d: %v, %v", seen, p.Event, err)
+					return
+				}
+				if p.Event != nil {
+					seen++
+				}
+				if seen == messages {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	require.Less(t, r.NC.Stats().OutMsgs-before, uint64(messages*readers/5))
 }

@@ -57,8 +57,8 @@ type Passed struct {
 }
 
 // Tails passes on the events of sessions: all stored ones, in order and each once, and the live
-// ones as they come. Readers of one session share what is read, and none waits for another. It is
-// safe for concurrent use.
+// ones as they come. Readers of one session share what is read, also of its history, and none waits
+// for another. It is safe for concurrent use.
 type Tails struct {
 	fleet *fleet.Fleet
 
@@ -92,12 +92,24 @@ type following struct {
 	id    protocol.SessionID
 	stop  context.CancelFunc
 
+	reading context.Context //nolint:containedctx // of follow
+
 	mu      sync.Mutex
 	from    uint64    // recent has all messages at or behind it
 	recent  []message // the last ones
 	bytes   int
+	older   []*older // those before them that were read last
 	readers map[*reader]bool
 	failed  error
+}
+
+// older is the first message at or behind a sequence, which a reader wanted to have. It is read
+// once for all readers that want it.
+type older struct {
+	from uint64
+	done chan struct{}
+	m    *message // when done is closed
+	err  error
 }
 
 // reader is one that reads a session.
@@ -236,7 +248,7 @@ func (t *Tails) join(ctx context.Context, id protocol.SessionID) (*following, *r
 	shared := t.of[id]
 	if shared == nil {
 		reading, stop := context.WithCancel(judge.With(context.WithoutCancel(ctx), judge.Principal{})) // for all readers, each of which was judged
-		shared = &following{tails: t, id: id, stop: stop, readers: map[*reader]bool{}}
+		shared = &following{tails: t, id: id, stop: stop, reading: reading, readers: map[*reader]bool{}}
 		t.of[id] = shared
 		go shared.follow(reading)
 	}
@@ -338,6 +350,9 @@ func (s *following) read(ctx context.Context) error {
 		}
 		next = m.sequence + 1
 		s.mu.Lock()
+		if m.removed { // what was before is not for a session that is made again
+			s.recent, s.bytes, s.older, s.from = nil, 0, nil, m.sequence
+		}
 		s.recent, s.bytes = append(s.recent, *m), s.bytes+m.bytes
 		for len(s.recent) > recentMessages || s.bytes > recentBytes && len(s.recent) > 1 {
 			s.from, s.bytes = s.recent[0].sequence+1, s.bytes-s.recent[0].bytes
@@ -372,11 +387,59 @@ func (s *following) next(ctx context.Context, after Position) (*message, error) 
 		}
 		return &recent[i], nil
 	}
-	m, err := s.load(ctx, max(after.Sequence, 1))
+	m, err := s.before(ctx, max(after.Sequence, 1))
 	if m != nil && m.sequence == after.Sequence && after.Index >= len(m.events)-1 {
-		m, err = s.load(ctx, after.Sequence+1)
+		m, err = s.before(ctx, after.Sequence+1)
 	}
 	return m, err
+}
+
+// before is load for a message before the recent ones. Readers at one position share it, also
+// while it is read.
+func (s *following) before(ctx context.Context, from uint64) (*message, error) {
+	s.mu.Lock()
+	i := slices.IndexFunc(s.older, func(o *older) bool { return o.from == from })
+	var o *older
+	if i >= 0 {
+		o = s.older[i]
+		s.older = append(slices.Delete(s.older, i, i+1), o)
+	} else {
+		o = &older{from: from, done: make(chan struct{})}
+		s.older = append(s.older, o)
+		go s.readOlder(o)
+	}
+	s.mu.Unlock()
+	select {
+	case <-o.done:
+		return o.m, o.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// readOlder reads what readers want to have, and keeps it if there is room.
+func (s *following) readOlder(o *older) {
+	o.m, o.err = s.load(s.reading, o.from)
+	close(o.done)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o.m == nil { // it may come
+		s.older = slices.DeleteFunc(s.older, func(other *older) bool { return other == o })
+	}
+	bytes := 0
+	for i, other := range slices.Backward(s.older) {
+		select {
+		case <-other.done:
+			if other.m != nil {
+				bytes += other.m.bytes
+			}
+		default:
+		}
+		if len(s.older)-i > recentMessages || bytes > recentBytes && i < len(s.older)-1 {
+			s.older = slices.Clone(s.older[i+1:])
+			break
+		}
+	}
 }
 
 // notify wakes all readers.

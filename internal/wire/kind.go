@@ -39,11 +39,13 @@ const (
 	KindWorkspaceRestore protocol.Kind = "workspace_restore"
 	KindWorkspaceFork    protocol.Kind = "workspace_fork"
 	KindWorkspaceMerge   protocol.Kind = "workspace_merge"
+	KindWorkspaceUnpack  protocol.Kind = "workspace_unpack"
 	KindTurnRun          protocol.Kind = "turn_run"
 	KindNoop             protocol.Kind = "noop"
 	KindStored           protocol.Kind = "stored"
 	KindFilesRead        protocol.Kind = "files_read"
 	KindFilesWrite       protocol.Kind = "files_write"
+	KindFilesRemove      protocol.Kind = "files_remove"
 	KindFilesEdit        protocol.Kind = "files_edit"
 	KindFilesJSONRead    protocol.Kind = "files_json_read"
 	KindFilesJSONWrite   protocol.Kind = "files_json_write"
@@ -97,6 +99,7 @@ var kinds = map[protocol.Kind]descriptor{ //nolint:gochecknoglobals // a constan
 	KindProcessKill:      describe[ProcessKill, ProcessKillResult](inSandbox, ClassExecute),
 	KindFilesRead:        describe[protocol.FilesRead, protocol.FilesReadResult](inSandbox, ClassRead),
 	KindFilesWrite:       describe[protocol.FilesWrite, protocol.FilesWriteResult](inSandbox, ClassWrite),
+	KindFilesRemove:      describe[protocol.FilesRemove, protocol.FilesRemoveResult](inSandbox, ClassWrite),
 	KindFilesEdit:        describe[protocol.FilesEdit, protocol.FilesEditResult](inSandbox, ClassWrite),
 	KindFilesJSONRead:    describe[protocol.FilesJSONRead, protocol.FilesJSONReadResult](inSandbox, ClassRead),
 	KindFilesJSONWrite:   describe[protocol.FilesJSONWrite, protocol.FilesJSONWriteResult](inSandbox, ClassWrite),
@@ -118,6 +121,7 @@ var kinds = map[protocol.Kind]descriptor{ //nolint:gochecknoglobals // a constan
 	KindWorkspaceRestore: describe[WorkspaceRestore, WorkspaceRestoreResult](inSandbox, ClassNone),
 	KindWorkspaceFork:    describe[WorkspaceFork, WorkspaceForkResult](inSandbox, ClassNone),
 	KindWorkspaceMerge:   describe[WorkspaceMerge, WorkspaceMergeResult](inSandbox, ClassNone),
+	KindWorkspaceUnpack:  describe[WorkspaceUnpack, WorkspaceUnpackResult](inSandbox, ClassWrite),
 	KindTurnRun:          describe[TurnRun, TurnRunResult](outside, ClassNone),
 	KindNoop:             describe[Noop, NoopResult](outside, ClassNone),
 	KindHTTPFetch:        describe[protocol.HTTPFetch, protocol.HTTPFetchResult](outside, ClassNone),

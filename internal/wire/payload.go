@@ -351,6 +351,26 @@ type WorkspaceMerge struct {
 	After uint64 `json:"after,omitempty"`
 }
 
+// WorkspaceUnpack lays the files of an archive over a workspace, all or nothing. Directories that
+// are there stay, with what is in them and their modes.
+type WorkspaceUnpack struct {
+	// Blob is the name, in the fleet's object store, of what the archive has, as of
+	// [WorkspaceImport], and Digest the SHA-256 of that object, in hexadecimal digits.
+	Blob   string `json:"blob"`
+	Digest string `json:"digest"`
+	// Path is the directory of the workspace that gets the files; "" is the workspace.
+	Path string `json:"path,omitempty"`
+}
+
+// WorkspaceUnpackResult answers [WorkspaceUnpack].
+type WorkspaceUnpackResult struct {
+	// Files and Bytes are those of the archive.
+	Files int   `json:"files"`
+	Bytes int64 `json:"bytes"`
+	// Written is how many paths were made or changed: the others were so already.
+	Written int `json:"written"`
+}
+
 // WorkspaceImportResult answers [WorkspaceImport].
 type WorkspaceImportResult struct {
 	Files int   `json:"files"`

@@ -119,6 +119,8 @@ func fleetSamples() map[string]any {
 			Written: []string{"a", "b"}, Removed: []string{"c"}, Merged: []string{"b"}, Conflicts: []string{"d"}, Theirs: []string{"d.toolfleet-theirs"},
 			Protected: []string{".git/config"}, Commits: true, Checkpoint: 9,
 		},
+		"payload/workspace_unpack": wire.WorkspaceUnpack{Blob: "upload/s-1/u", Digest: sampleSum, Path: "src"},
+		"value/workspace_unpack":   wire.WorkspaceUnpackResult{Files: 3, Bytes: 30, Written: 2},
 		"payload/turn_run": wire.TurnRun{
 			Prompt: "Fix the test.", Attachments: []wire.Attachment{{Name: "a.png", Data: []byte(binary)}}, Model: "openai:gpt", Toolsets: []string{"core"}, TurnBounds: wire.TurnBounds{MaxSteps: 64, MaxTokens: 1 << 40, Budget: &protocol.Spending{Steps: 200, Calls: 500, Tokens: 2e6, TimeMS: 7.2e6, USD: 2.5}, PromoteAfter: 1500},
 			AnswerSchema: json.RawMessage(`{"type":"object"}`), Guard: protocol.GuardRead, Policies: []json.RawMessage{json.RawMessage(`{"max_calls":3}`)},
@@ -300,6 +302,9 @@ func filePayloadSamples() map[string]any {
 		"payload/files_write_empty":   protocol.FilesWrite{Path: "empty", Content: protocol.Bytes{}},
 		"payload/files_edit":          protocol.FilesEdit{Path: "a/b.txt", Old: "one", New: "", ReplaceAll: true},
 		"payload/files_write_guarded": protocol.FilesWrite{Path: "a", Content: protocol.Bytes("x"), ExpectSHA256: sampleSum, Guard: protocol.GuardRead},
+		"payload/files_write_raw":     protocol.FilesWrite{Path: "a", Content: protocol.Bytes("x"), Guard: protocol.GuardAbsent, Mode: 0o755, Raw: true},
+		"payload/files_remove":        protocol.FilesRemove{Path: "a/b.txt", ExpectSHA256: sampleSum},
+		"value/files_remove":          protocol.FilesRemoveResult{Path: "a/b.txt"},
 		"payload/files_read_guarded":  protocol.FilesRead{Path: "a", MaxBytes: 200_000, Raw: true, Guard: protocol.GuardChanged},
 		"payload/files_edit_first":    protocol.FilesEdit{Path: "a", Old: "one", New: "two", First: true},
 		"payload/files_edit_several": protocol.FilesEdit{

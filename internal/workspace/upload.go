@@ -131,6 +131,16 @@ func ReadUpload(from io.Reader) (*Upload, error) {
 	return u, err
 }
 
+// Check returns an error that wraps [ErrInvalid] unless a tree, with what the upload changes, can
+// be a workspace, and has its contents in bodies.
+func (u *Upload) Check(tree snapshot.Tree) error {
+	err := tree.Validate(snapshot.Limits{})
+	if err != nil || len(u.Delta.Inline) > 0 || slices.ContainsFunc(tree.Bodies(), isInline) {
+		return errors.Join(ErrInvalid, err)
+	}
+	return nil
+}
+
 // Receive keeps an upload in its journal, so that its bodies stay, and returns what it has and
 // where it is kept. The error wraps [ErrLost] when the journal has gone on, or away, since it was
 // read, or when it has to be sent whole; [ErrMissing] when contents were removed while it waited;
@@ -147,8 +157,8 @@ func (s *Store) Receive(ctx context.Context, name string, disk string, upload *U
 		return nil, Ref{}, fmt.Errorf("upload: %w: there is checkpoint %d, not %d", ErrLost, known.last, upload.After)
 	}
 	tree := known.tree.With(&upload.Delta)
-	if err := tree.Validate(snapshot.Limits{}); err != nil || len(upload.Delta.Inline) > 0 || slices.ContainsFunc(tree.Bodies(), isInline) {
-		return nil, Ref{}, errors.Join(fmt.Errorf("upload: %w", ErrInvalid), err)
+	if err := upload.Check(tree); err != nil {
+		return nil, Ref{}, fmt.Errorf("upload: %w", err)
 	}
 	known.disk = disk
 	if err = s.renew(ctx, upload.Delta.Set.Bodies()); err == nil { // another process has stored them, some time ago

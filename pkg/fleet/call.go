@@ -90,6 +90,9 @@ type Call struct {
 	// returns ([loop.HookAfter]): [Client.Submit] has the first only. They are asked each time that
 	// the call is sent. The arguments of handlers and payloads cannot be changed.
 	Hooks []loop.Hook
+	// As are the tools that Policy judges a handler or a payload as, instead of the name of its
+	// kind; the first one stands for all of them where calls are counted.
+	As []string
 	// Approve asks a person about a call for which Policy needs that; nil denies such calls.
 	Approve func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error)
 	// Observe gets questions that the tool asks a person while [Client.Call] waits for it, as
@@ -213,6 +216,7 @@ func (c *Client) withDefaults(call Call) (Call, error) {
 		fault(err != nil, "handler: %w", err)
 		call.Payload = payload
 	}
+	fault(len(call.As) > 0 && call.Payload == nil, "as %q: is for a handler or a payload", call.As)
 	fault(call.Payload != nil && wire.KindOf(call.Payload) == "", "payload %T: must be a payload type of package protocol, as a value", call.Payload)
 	fault(call.Payload != nil && call.Arguments != "", "arguments %.100q: must not be combined with a payload", call.Arguments)
 	fault(call.MinLevel != "" && !slices.Contains(wire.Levels(), call.MinLevel), "min level %q: must be one of %q", call.MinLevel, wire.Levels())
@@ -281,7 +285,11 @@ func (c *Client) plan(ctx context.Context, call *Call) (*planned, error) {
 		if call.Handler != "" && len(call.Resources) == 0 {
 			plan.Resources = []protocol.Use{}
 		}
-		p.single = loop.PlanAct(ctx, call.Session, string(call.Handler), []string{kind}, plan, kind, options)
+		as := call.As
+		if len(as) == 0 {
+			as = []string{kind}
+		}
+		p.single = loop.PlanAct(ctx, call.Session, string(call.Handler), as, plan, kind, options)
 		if fault := p.single.Error; fault != nil && fault.Code == protocol.CodeInternal {
 			return nil, fmt.Errorf("%w: %w", protocol.ErrInvalidCall, fault)
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"path/filepath"
 	"slices"
@@ -417,6 +418,59 @@ func (s Sessions) Files(ctx context.Context, id protocol.SessionID, at protocol.
 // most 64 MiB.
 func (s Sessions) ReadFile(ctx context.Context, id protocol.SessionID, path string, at protocol.CallID) (content []byte, err error) {
 	return inFiles(ctx, s, only(id), nil, func(ctx context.Context, files session.Files) ([]byte, error) { return files.Read(ctx, id, path, at) })
+}
+
+// File is a file of a session's workspace.
+type File struct {
+	report.File
+
+	SHA256   string // of its content, in hex
+	Modified time.Time
+
+	content *session.Content
+}
+
+// Open reads the content until ctx ends. Of a large file, the parts that are read are loaded.
+func (f *File) Open(ctx context.Context) io.ReadSeeker { return f.content.Open(ctx) }
+
+// File returns a file as [Sessions.ReadFile] does, to be read in parts.
+func (s Sessions) File(ctx context.Context, id protocol.SessionID, path string, at protocol.CallID) (*File, error) {
+	return inFiles(ctx, s, only(id), nil, func(ctx context.Context, files session.Files) (*File, error) {
+		content, err := files.Open(ctx, id, path, at)
+		if err != nil {
+			return nil, err
+		}
+		return &File{content.File, content.SHA256, content.Modified, content}, nil
+	})
+}
+
+// Archive has the files of a session's workspace.
+type Archive struct{ inner *session.Archive }
+
+// Write writes the archive in a format: tar, tar.gz or tar.zst. After an error it is not complete.
+func (a *Archive) Write(ctx context.Context, to io.Writer, format string) error {
+	return a.inner.Write(ctx, to, format)
+}
+
+// Archive returns the files of a session's workspace after a call, as [Sessions.Files], to be
+// written as an archive; at most 64 GiB.
+func (s Sessions) Archive(ctx context.Context, id protocol.SessionID, at protocol.CallID) (*Archive, error) {
+	return inFiles(ctx, s, only(id), nil, func(ctx context.Context, files session.Files) (*Archive, error) {
+		archive, err := files.Archive(ctx, id, at)
+		return &Archive{archive}, err
+	})
+}
+
+// Pack stores what a tar archive has, which may be compressed by gzip or zstd, and returns the
+// payload of a [Call] that lays it over a directory of the session's workspace; "" is the
+// workspace. The call does that whole or not at all. Its resource is the directory. A
+// *[protocol.Error] says why an archive is refused: it has at most 8 GiB and 200,000 entries, and
+// nothing that could reach outside of the directory.
+func (s Sessions) Pack(ctx context.Context, id protocol.SessionID, from io.Reader, dir string) (protocol.Payload, error) {
+	rights := []natsio.Rights{natsio.UploadRights(s.client.inner.Name)}
+	return inFiles(ctx, s, only(id), rights, func(ctx context.Context, files session.Files) (protocol.Payload, error) {
+		return files.Pack(ctx, s.client.inner, id, from, dir)
+	})
 }
 
 // Changes returns the stored states of a session's workspace, the oldest first.

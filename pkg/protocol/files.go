@@ -14,6 +14,8 @@ const (
 	GuardChanged Guard = "changed"
 	// GuardRead refuses that, and to change an existing file that the session never read or wrote.
 	GuardRead Guard = "read"
+	// GuardAbsent refuses to change a file that exists.
+	GuardAbsent Guard = "absent"
 )
 
 // FilesRead reads a text file, whole or some of its lines.
@@ -41,6 +43,19 @@ type FilesWrite struct {
 	// ExpectSHA256 is the digest that the file must have, in hex; "" is not checked.
 	ExpectSHA256 string `json:"expect_sha256,omitempty"`
 	Guard        Guard  `json:"guard,omitempty"`
+	// Mode has the permissions of the file; 0 keeps those that it has, and makes a new one with
+	// 0644.
+	Mode uint32 `json:"mode,omitempty"`
+	// Raw says that the file gets these bytes, whatever they are and were. Otherwise a text keeps
+	// its byte order mark, and a notebook must be one.
+	Raw bool `json:"raw,omitempty"`
+}
+
+// FilesRemove removes a file or a symbolic link, and no directory.
+type FilesRemove struct {
+	Path string `json:"path"`
+	// ExpectSHA256 is as of [FilesWrite].
+	ExpectSHA256 string `json:"expect_sha256,omitempty"`
 }
 
 // FilesEdit changes a file: Old becomes New, or Edits are made one after another, or

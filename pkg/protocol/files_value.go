@@ -48,6 +48,11 @@ type FilesWriteResult struct {
 	Links int `json:"links,omitempty"`
 }
 
+// FilesRemoveResult answers [FilesRemove].
+type FilesRemoveResult struct {
+	Path string `json:"path"`
+}
+
 // FilesEditResult answers [FilesEdit].
 type FilesEditResult struct {
 	Path         string `json:"path"`

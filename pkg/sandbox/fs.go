@@ -81,6 +81,11 @@ func (f FS) Write(ctx context.Context, p protocol.FilesWrite) (protocol.FilesWri
 	return typed[protocol.FilesWriteResult](ctx, f, p)
 }
 
+// Remove removes a file or a symbolic link, and no directory. A symlink is not followed.
+func (f FS) Remove(ctx context.Context, p protocol.FilesRemove) (protocol.FilesRemoveResult, error) {
+	return typed[protocol.FilesRemoveResult](ctx, f, p)
+}
+
 // Edit changes parts of a file, atomically. On failure the file is unchanged. Line ends are not
 // compared, and new lines get those of the file, unless line ends are all that differs between
 // the old text and the new one.

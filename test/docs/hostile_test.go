@@ -110,7 +110,7 @@ var opened = map[string]use{
 	"internal/terminal/prompt/prompt.go":                {1, root},
 	"internal/worker/checkpoint/commit.go":              {1, root},
 	"internal/worker/checkpoint/directory.go":           {5, root + "; " + own},
-	"internal/worker/kinds/workspace.go":                {2, root},
+	"internal/worker/kinds/workspace.go":                {3, root},
 	"internal/worker/sandboxes/cache.go":                {2, own + "; " + system},
 	"internal/worker/sandboxes/lane.go":                 {3, list},
 	"internal/workspace/backup/backup.go":               {5, root + "; " + own},

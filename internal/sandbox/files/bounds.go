@@ -1,6 +1,7 @@
 package files
 
 import (
+	"cmp"
 	"path"
 	"slices"
 	"strings"
@@ -32,16 +33,23 @@ func (f *FS) reach(p string, as use) (string, error) {
 }
 
 // reachEntry is reach for the entry itself: it does not follow a link.
-func (f *FS) reachEntry(p string) (string, error) {
+func (f *FS) reachEntry(p string, as use) (string, error) {
 	name, err := clean(f.root.Name(), p)
-	if err != nil || len(f.bounds) == 0 || name == "." {
+	guarded := as == writing && len(f.protected) > 0
+	if err != nil || len(f.bounds) == 0 && !guarded || name == "." {
 		return name, err
 	}
 	dir, err := f.root.resolve(path.Dir(name))
 	if err != nil {
 		return "", f.fault("stat", name, err)
 	}
-	return name, f.judge(name, path.Join(dir, path.Base(name)), reading)
+	actual := path.Join(dir, path.Base(name))
+	if guarded {
+		if err := cmp.Or(f.guard(name, name), f.guard(name, actual)); err != nil {
+			return "", err
+		}
+	}
+	return name, f.judge(name, actual, as)
 }
 
 // allow judges a canonical path, which may go through links.

@@ -28,7 +28,7 @@ func (f *FS) edit(ctx context.Context, name string, req protocol.FilesEdit) (pro
 	if err := checkEdit(req, edits); err != nil {
 		return result, err
 	}
-	written, err := f.replace(ctx, name, expected{req.ExpectSHA256, req.Guard}, func(file current) ([]byte, error) {
+	written, err := f.replace(ctx, name, expected{req.ExpectSHA256, req.Guard}, 0, func(file current) ([]byte, error) {
 		switch {
 		case !file.exists:
 			return nil, fs.ErrNotExist
@@ -131,6 +131,8 @@ type expected struct {
 // checkExpected returns an error unless the file is as expected.
 func checkExpected(name string, expect expected, file current) error {
 	switch {
+	case expect.guard == protocol.GuardAbsent && file.exists:
+		return protocol.Errorf(codes.FileChanged, "%q exists, and was to be made; nothing was changed", name)
 	case expect.guard == protocol.GuardRead && expect.sha256 == "" && file.exists:
 		return protocol.Errorf(codes.FileNotRead,
 			"%q exists and has not been read in this session; nothing was changed. Read it first, then make the change", name)
@@ -216,7 +218,7 @@ func (f *FS) writeJSON(ctx context.Context, name string, req protocol.FilesJSONW
 	if !json.Valid(req.Content) {
 		return result, protocol.Errorf(codes.InvalidJSON, "the new content is not JSON; nothing was changed")
 	}
-	result.FilesWriteResult, err = f.replace(ctx, name, expected{req.ExpectSHA256, req.Guard}, func(file current) ([]byte, error) {
+	result.FilesWriteResult, err = f.replace(ctx, name, expected{req.ExpectSHA256, req.Guard}, 0, func(file current) ([]byte, error) {
 		after, err := replaceJSON(name, file, steps, bytes.TrimSpace(req.Content))
 		if err == nil && len(after) > isolation.MaxFileSize {
 			err = tooLarge(name, int64(len(after)), isolation.MaxFileSize)

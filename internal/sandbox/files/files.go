@@ -141,6 +141,7 @@ var operations = table( //nolint:gochecknoglobals // a constant table
 	at(reading, "read", func(p protocol.FilesRead) string { return p.Path }, (*FS).read),
 	at(reading, "read", func(p sandbox.FilesReadAt) string { return p.Path }, (*FS).readAt),
 	at(writing, "write", func(p protocol.FilesWrite) string { return p.Path }, (*FS).write),
+	operation((*FS).remove), // as stat
 	at(writing, "edit", func(p protocol.FilesEdit) string { return p.Path }, (*FS).edit),
 	at(reading, "read", func(p protocol.FilesJSONRead) string { return p.Path }, (*FS).readJSON),
 	at(writing, "write", func(p protocol.FilesJSONWrite) string { return p.Path }, (*FS).writeJSON),

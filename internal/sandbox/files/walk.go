@@ -317,7 +317,7 @@ func (f *FS) openDir(name string) (*os.File, error) {
 }
 
 func (f *FS) stat(ctx context.Context, req protocol.FilesExists) (protocol.FilesExistsResult, error) {
-	reach, stat := f.reachEntry, f.root.Lstat
+	reach, stat := func(p string) (string, error) { return f.reachEntry(p, reading) }, f.root.Lstat
 	if req.Follow {
 		reach, stat = func(p string) (string, error) { return f.reach(p, reading) }, f.root.Stat
 	}

@@ -1,6 +1,7 @@
 package files
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -26,13 +27,50 @@ func (f *FS) write(ctx context.Context, name string, req protocol.FilesWrite) (p
 		return protocol.FilesWriteResult{}, protocol.Errorf(codes.TooLarge,
 			"the content has %d bytes, at most %d can be written", len(req.Content), isolation.MaxFileSize)
 	}
-	if strings.EqualFold(path.Ext(name), ".ipynb") && isNotebookText(req.Content) {
+	if !req.Raw && strings.EqualFold(path.Ext(name), ".ipynb") && isNotebookText(req.Content) {
 		return protocol.FilesWriteResult{}, protocol.Errorf(protocol.CodeInvalidArguments,
 			"%q is a notebook, which is written whole as JSON; change its cells with an edit", name)
 	}
-	result, err := f.replace(ctx, name, expected{req.ExpectSHA256, req.Guard}, func(file current) ([]byte, error) { return keepMark(file.content, req.Content) })
+	mode := fs.FileMode(req.Mode)
+	if mode != mode.Perm() {
+		return protocol.FilesWriteResult{}, protocol.Errorf(protocol.CodeInvalidArguments, "mode %o: must be permissions, at most 777", req.Mode)
+	}
+	result, err := f.replace(ctx, name, expected{req.ExpectSHA256, req.Guard}, mode, func(file current) ([]byte, error) {
+		if req.Raw {
+			return req.Content, nil
+		}
+		return keepMark(file.content, req.Content)
+	})
 	result.Path = req.Path
 	return result, err
+}
+
+// remove removes a file or a link, not what the link leads to.
+func (f *FS) remove(ctx context.Context, req protocol.FilesRemove) (result protocol.FilesRemoveResult, err error) {
+	name, err := f.reachEntry(req.Path, writing)
+	if err != nil {
+		return result, err
+	}
+	defer f.turns.take(name)()
+	info, err := f.root.Lstat(name)
+	switch {
+	case err != nil:
+		return result, f.fault("remove", name, err)
+	case info.IsDir():
+		return result, isDirectory(name)
+	case req.ExpectSHA256 != "":
+		content, _, err := f.load(ctx, name, os.O_RDONLY)
+		if err == nil {
+			err = checkExpected(name, expected{sha256: req.ExpectSHA256}, current{content: content, exists: true})
+		}
+		if err != nil {
+			return result, f.fault("remove", name, err)
+		}
+	}
+	if err := f.root.Remove(name); err != nil {
+		return result, f.fault("remove", name, err)
+	}
+	return protocol.FilesRemoveResult{Path: req.Path}, nil
 }
 
 // current is a file as it is before a change.
@@ -44,7 +82,7 @@ type current struct {
 
 // replace puts what change makes of a file in its place.
 func (f *FS) replace(
-	ctx context.Context, name string, expect expected, change func(current) ([]byte, error),
+	ctx context.Context, name string, expect expected, mode fs.FileMode, change func(current) ([]byte, error),
 ) (protocol.FilesWriteResult, error) {
 	var result protocol.FilesWriteResult
 	target, err := f.root.resolve(name) // links stay, what they lead to is written
@@ -75,7 +113,7 @@ func (f *FS) replace(
 			return result, err
 		}
 	}
-	if err := f.rename(target, after, info); err != nil {
+	if err := f.rename(target, after, mode, info); err != nil {
 		return result, err
 	}
 	result.Bytes, result.SHA256 = int64(len(after)), digest(after)
@@ -138,17 +176,18 @@ func (f *FS) makeParents(name string) error {
 }
 
 // rename puts content at name by rename. was describes the file that is replaced;
-// nil when there is none.
-func (f *FS) rename(name string, content []byte, was fs.FileInfo) error {
-	like, mode := was, fileMode
+// nil when there is none. Without a mode the file keeps its own.
+func (f *FS) rename(name string, content []byte, mode fs.FileMode, was fs.FileInfo) error {
+	like := was
 	if was == nil {
+		mode = cmp.Or(mode, fileMode)
 		dir, err := f.root.Stat(path.Dir(name))
 		if err != nil {
 			return err
 		}
 		like = dir
 	} else {
-		mode = was.Mode().Perm()
+		mode = cmp.Or(mode, was.Mode().Perm())
 	}
 	temp := path.Join(path.Dir(name), system.TempName())
 	err := system.OwnerOf(like).CreateIn(f.root.Root, temp, mode, func(file *os.File) error {

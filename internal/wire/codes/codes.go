@@ -61,6 +61,9 @@ const (
 	FileNotRead    protocol.Code = "file_not_read"
 	NotText        protocol.Code = "not_text"
 	TooLarge       protocol.Code = "too_large"
+	// UnsafeEntry is what an archive may not have, and InvalidArchive one that is damaged or none.
+	UnsafeEntry    protocol.Code = "unsafe_entry"
+	InvalidArchive protocol.Code = "invalid_archive"
 	Language       protocol.Code = "language_unavailable"
 	NetworkOff     protocol.Code = "network_off"
 	LoginRequired  protocol.Code = "login_required"

@@ -94,6 +94,7 @@ func table(handlers Handlers) map[protocol.Kind]*Kind {
 
 		wire.KindFilesRead:      {Needs: NeedsSandbox, reads: true, run: fileRun, long: neverLong},
 		wire.KindFilesWrite:     {Needs: NeedsSandbox, run: fileRun},
+		wire.KindFilesRemove:    {Needs: NeedsSandbox, run: fileRun},
 		wire.KindFilesEdit:      {Needs: NeedsSandbox, run: fileRun},
 		wire.KindFilesJSONRead:  {Needs: NeedsSandbox, reads: true, run: fileRun},
 		wire.KindFilesJSONWrite: {Needs: NeedsSandbox, run: fileRun},
@@ -114,6 +115,7 @@ func table(handlers Handlers) map[protocol.Kind]*Kind {
 		wire.KindWorkspaceRestore: {Needs: NeedsSandbox, run: runs(workspaceRestore)},
 		wire.KindWorkspaceFork:    {Needs: NeedsSandbox, check: checks(checkFork), run: runs(workspaceFork)},
 		wire.KindWorkspaceMerge:   {Needs: NeedsSandbox, check: checks(checkMerge), run: runs(workspaceMerge)},
+		wire.KindWorkspaceUnpack:  {Needs: NeedsSandbox, run: runs(workspaceUnpack)},
 		wire.KindWorkspaceRemove:  {Needs: NeedsLane, NoFiles: true, run: runs(workspaceRemove)},
 
 		wire.KindResultRead: {Needs: NeedsNothing, NoFiles: true, run: runs(resultRead), long: neverLong},

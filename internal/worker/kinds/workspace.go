@@ -11,6 +11,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -131,6 +132,58 @@ func (e *Env) fill(ctx context.Context, dir string, tree snapshot.Tree) (index s
 	index = snapshot.Index{}
 	_, err = snapshot.Restore(ctx, root, tree, index, e.Workspaces, nil)
 	return index, err
+}
+
+// workspaceUnpack lays what an archive has over the workspace, all or nothing. When that fails, the
+// next call finds the workspace as it was before; a directory without
+// checkpoints may have part of the changes then, and the same call makes the rest.
+func workspaceUnpack(ctx context.Context, a *Attempt, p wire.WorkspaceUnpack) (_ protocol.Value, err error) {
+	e := a.env
+	blob, err := natsio.GetObject(ctx, e.JS, wire.BlobsBucket(e.Fleet), p.Blob)
+	if errors.Is(err, jetstream.ErrObjectNotFound) {
+		return nil, protocol.Errorf(protocol.CodeNotFound, "archive %q is not in the fleet's object store: send it again", p.Blob)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get archive %s: %w", p.Blob, err)
+	}
+	defer func() { err = errors.Join(err, blob.Close()) }()
+	sum := sha256.New()
+	from := io.TeeReader(io.LimitReader(blob, maxUpload), sum)
+	upload, err := fleetspace.ReadUpload(from)
+	if err == nil {
+		_, err = io.Copy(io.Discard, from)
+	}
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "archive %q cannot be read: %v", p.Blob, err)
+	}
+	if hex.EncodeToString(sum.Sum(nil)) != p.Digest {
+		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "archive %q is not the one of the call", p.Blob)
+	}
+	tree := upload.Delta.Set.Below(path.Clean(p.Path))
+	if err := upload.Check(tree); err != nil {
+		return nil, protocol.Errorf(codes.UnsafeEntry, "archive: %v", err)
+	}
+	root, err := os.OpenRoot(a.laneSandbox.Workspace())
+	if err != nil {
+		return nil, protocol.Errorf(protocol.CodeWorkspaceUnavailable, "open the workspace: %v", err)
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	changes, err := snapshot.Overlay(ctx, root, tree, e.Workspaces, &snapshot.Options{Protect: a.laneSandbox.Protected()})
+	fault, is := errors.AsType[*snapshot.Error](err)
+	switch {
+	case errors.Is(err, fleetspace.ErrMissing):
+		err = protocol.Errorf(protocol.CodeNotFound, "contents of the archive are missing: send it again: %v", err)
+	case is && errors.Is(fault, snapshot.ErrUnsafe):
+		err = protocol.Errorf(codes.UnsafeEntry, "archive: %v", fault)
+	case err != nil:
+		err = checkpoint.RestoreError(a.lane(), err)
+	}
+	if err != nil {
+		a.laneSandbox.Reclaim()
+		return nil, err
+	}
+	files, size := sizeOf(tree)
+	return wire.WorkspaceUnpackResult{Files: files, Bytes: size, Written: len(changes.Written)}, nil
 }
 
 // workspaceExport keeps what the workspace has in the journal of an upload.

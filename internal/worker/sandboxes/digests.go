@@ -102,7 +102,7 @@ func appendLine(content []byte, key digestKey, sha256 string) []byte {
 // Expect returns the digest that a file must have for a session to change it; "" when the session
 // knows no content. A digest that the call names itself counts instead of the remembered one.
 func (s *Digests) Expect(guard protocol.Guard, session protocol.SessionID, path, sha256 string) string {
-	if sha256 != "" || guard == "" {
+	if sha256 != "" || guard == "" || guard == protocol.GuardAbsent {
 		return sha256
 	}
 	s.mu.Lock()

@@ -417,6 +417,24 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/sessions/{session}/archive": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Get the files of a session's workspace as an archive */
+        get: operations["get-archive"];
+        /** Unpack an archive into a session's workspace, as a call: all of it or nothing */
+        put: operations["unpack-archive"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/sessions/{session}/calls": {
         parameters: {
             query?: never;
@@ -579,9 +597,11 @@ export interface paths {
         };
         /** Read a file of a session's workspace */
         get: operations["read-file"];
-        put?: never;
+        /** Write a file of a session's workspace, as a call */
+        put: operations["write-file"];
         post?: never;
-        delete?: never;
+        /** Remove a file of a session's workspace, as a call */
+        delete: operations["remove-file"];
         options?: never;
         head?: never;
         patch?: never;
@@ -1972,6 +1992,15 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
+        /** @description `invalid`: the file has no such bytes. */
+        RequestedRangeNotSatisfiable: {
+            headers: {
+                [name: string]: unknown;
+            };
+            content: {
+                "application/problem+json": components["schemas"]["Problem"];
+            };
+        };
         /** @description `unreachable`: the fleet does not answer, or a token cannot be checked now. `draining`: the server ends. */
         ServiceUnavailable: {
             headers: {
@@ -3179,6 +3208,106 @@ export interface operations {
             503: components["responses"]["ServiceUnavailable"];
         };
     };
+    "get-archive": {
+        parameters: {
+            query?: {
+                /** @description Call after which the files are. Default: the last one. */
+                at?: string;
+                /** @description Format of the archive. */
+                format?: "tar" | "tar.gz" | "tar.zst";
+            };
+            header?: never;
+            path: {
+                /**
+                 * @description Id of the session.
+                 * @example s1
+                 */
+                session: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The archive. One that cannot be sent to its end ends with an error of the connection. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/gzip": string;
+                    "application/x-tar": string;
+                    "application/zstd": string;
+                };
+            };
+            400: components["responses"]["BadRequest"];
+            401: components["responses"]["Unauthorized"];
+            403: components["responses"]["Forbidden"];
+            404: components["responses"]["NotFound"];
+            409: components["responses"]["Conflict"];
+            422: components["responses"]["UnprocessableEntity"];
+            429: components["responses"]["TooManyRequests"];
+            500: components["responses"]["InternalServerError"];
+            503: components["responses"]["ServiceUnavailable"];
+        };
+    };
+    "unpack-archive": {
+        parameters: {
+            query?: {
+                /**
+                 * @description Directory of the workspace that gets the files, over those that it has. Default: the workspace.
+                 * @example src
+                 */
+                path?: string;
+                /**
+                 * @description How long the answer waits for the end, in milliseconds.
+                 * @example 30000
+                 */
+                wait_ms?: number;
+            };
+            header?: {
+                /** @description Your own id of the call, which becomes its call_id: a request that is repeated with it makes no second call while the first one's result is stored. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                /**
+                 * @description Id of the session.
+                 * @example s1
+                 */
+                session: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/gzip": string;
+                "application/x-tar": string;
+                "application/zstd": string;
+            };
+        };
+        responses: {
+            /** @description Accepted */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CallState"];
+                };
+            };
+            400: components["responses"]["BadRequest"];
+            401: components["responses"]["Unauthorized"];
+            403: components["responses"]["Forbidden"];
+            404: components["responses"]["NotFound"];
+            408: components["responses"]["RequestTimeout"];
+            409: components["responses"]["Conflict"];
+            413: components["responses"]["RequestEntityTooLarge"];
+            415: components["responses"]["UnsupportedMediaType"];
+            422: components["responses"]["UnprocessableEntity"];
+            429: components["responses"]["TooManyRequests"];
+            500: components["responses"]["InternalServerError"];
+            503: components["responses"]["ServiceUnavailable"];
+        };
+    };
     "list-session-calls": {
         parameters: {
             query?: never;
@@ -3537,7 +3666,12 @@ export interface operations {
                  */
                 path: string;
             };
-            header?: never;
+            header?: {
+                /** @description ETag of a content that you have: with the same one the answer is 304. */
+                "If-None-Match"?: string;
+                /** @description Bytes to read, as in bytes=0-1023. */
+                Range?: string;
+            };
             path: {
                 /**
                  * @description Id of the session.
@@ -3552,11 +3686,148 @@ export interface operations {
             /** @description Content. */
             200: {
                 headers: {
-                    "Content-Type"?: string;
+                    /** @description SHA-256 of the content. */
+                    ETag?: string;
                     [name: string]: unknown;
                 };
                 content: {
                     "application/octet-stream": string;
+                };
+            };
+            /** @description The range that Range asks for. */
+            206: {
+                headers: {
+                    /** @description SHA-256 of the content. */
+                    ETag?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/octet-stream": string;
+                };
+            };
+            /** @description The content is that of If-None-Match. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            400: components["responses"]["BadRequest"];
+            401: components["responses"]["Unauthorized"];
+            403: components["responses"]["Forbidden"];
+            404: components["responses"]["NotFound"];
+            409: components["responses"]["Conflict"];
+            416: components["responses"]["RequestedRangeNotSatisfiable"];
+            422: components["responses"]["UnprocessableEntity"];
+            429: components["responses"]["TooManyRequests"];
+            500: components["responses"]["InternalServerError"];
+            503: components["responses"]["ServiceUnavailable"];
+        };
+    };
+    "write-file": {
+        parameters: {
+            query: {
+                /**
+                 * @description Path in the workspace.
+                 * @example report.md
+                 */
+                path: string;
+                /**
+                 * @description Permissions in octal, as 0755. Default: those of the file, and 0644 for a new one.
+                 * @example 0644
+                 */
+                mode?: string;
+                /**
+                 * @description How long the answer waits for the end, in milliseconds.
+                 * @example 30000
+                 */
+                wait_ms?: number;
+            };
+            header?: {
+                /** @description ETag that the file must have, as reading it returns. Otherwise the call fails with file_changed. */
+                "If-Match"?: string;
+                /** @description With * the call fails with file_changed if the file exists. */
+                "If-None-Match"?: "*";
+                /** @description Your own id of the call, which becomes its call_id: a request that is repeated with it makes no second call while the first one's result is stored. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                /**
+                 * @description Id of the session.
+                 * @example s1
+                 */
+                session: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /** @example # Report */
+                "application/octet-stream": string;
+            };
+        };
+        responses: {
+            /** @description Accepted */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CallState"];
+                };
+            };
+            400: components["responses"]["BadRequest"];
+            401: components["responses"]["Unauthorized"];
+            403: components["responses"]["Forbidden"];
+            404: components["responses"]["NotFound"];
+            408: components["responses"]["RequestTimeout"];
+            409: components["responses"]["Conflict"];
+            413: components["responses"]["RequestEntityTooLarge"];
+            415: components["responses"]["UnsupportedMediaType"];
+            422: components["responses"]["UnprocessableEntity"];
+            429: components["responses"]["TooManyRequests"];
+            500: components["responses"]["InternalServerError"];
+            503: components["responses"]["ServiceUnavailable"];
+        };
+    };
+    "remove-file": {
+        parameters: {
+            query: {
+                /**
+                 * @description Path in the workspace.
+                 * @example report.md
+                 */
+                path: string;
+                /**
+                 * @description How long the answer waits for the end, in milliseconds.
+                 * @example 30000
+                 */
+                wait_ms?: number;
+            };
+            header?: {
+                /** @description ETag that the file must have, as reading it returns. Otherwise the call fails with file_changed. */
+                "If-Match"?: string;
+                /** @description Your own id of the call, which becomes its call_id: a request that is repeated with it makes no second call while the first one's result is stored. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                /**
+                 * @description Id of the session.
+                 * @example s1
+                 */
+                session: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Accepted */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CallState"];
                 };
             };
             400: components["responses"]["BadRequest"];

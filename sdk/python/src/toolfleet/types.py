@@ -1098,6 +1098,7 @@ Operation = Literal[
     "follow-call",
     "follow-session",
     "fork-session",
+    "get-archive",
     "get-call",
     "get-diff",
     "get-lane",
@@ -1123,6 +1124,7 @@ Operation = Literal[
     "pause-lane",
     "pause-schedule",
     "read-file",
+    "remove-file",
     "remove-limit",
     "remove-schedule",
     "remove-session",
@@ -1139,7 +1141,9 @@ Operation = Literal[
     "send-turn",
     "set-limit",
     "skip-call",
+    "unpack-archive",
     "wake-lane",
+    "write-file",
 ]
 
 
@@ -1157,6 +1161,7 @@ OPERATIONS: Dict[Operation, Tuple[str, str]] = {
     "follow-call": ("GET", "/v1/calls/{session}/{call}/events"),
     "follow-session": ("GET", "/v1/sessions/{session}/events"),
     "fork-session": ("POST", "/v1/sessions/{session}/fork"),
+    "get-archive": ("GET", "/v1/sessions/{session}/archive"),
     "get-call": ("GET", "/v1/calls/{session}/{call}"),
     "get-diff": ("GET", "/v1/sessions/{session}/diff"),
     "get-lane": ("GET", "/v1/lane"),
@@ -1182,6 +1187,7 @@ OPERATIONS: Dict[Operation, Tuple[str, str]] = {
     "pause-lane": ("POST", "/v1/lane/pause"),
     "pause-schedule": ("POST", "/v1/schedules/{name}/pause"),
     "read-file": ("GET", "/v1/sessions/{session}/file"),
+    "remove-file": ("DELETE", "/v1/sessions/{session}/file"),
     "remove-limit": ("DELETE", "/v1/limits"),
     "remove-schedule": ("DELETE", "/v1/schedules/{name}"),
     "remove-session": ("DELETE", "/v1/sessions/{session}"),
@@ -1198,5 +1204,7 @@ OPERATIONS: Dict[Operation, Tuple[str, str]] = {
     "send-turn": ("POST", "/v1/sessions/{session}/turns"),
     "set-limit": ("PUT", "/v1/limits"),
     "skip-call": ("POST", "/v1/lane/skip"),
+    "unpack-archive": ("PUT", "/v1/sessions/{session}/archive"),
     "wake-lane": ("POST", "/v1/lane/wake"),
+    "write-file": ("PUT", "/v1/sessions/{session}/file"),
 }
