@@ -218,9 +218,9 @@ func list(ctx *kong.DecodeContext, target reflect.Value) error {
 	items, listed := token.Value.([]string) // of a file
 	switch {
 	case listed:
-	case ctx.Value.Flag == nil: // arguments, up to the end
+	case ctx.Value.Flag == nil: // arguments, up to a flag, or all that follows of another command line
 		items = []string{token.String()}
-		for ctx.Scan.Peek().Type != kong.EOLToken {
+		for next := ctx.Scan.Peek(); next.Type != kong.EOLToken && (ctx.Value.PassthroughMode != kong.PassThroughModeNone || next.IsValue()); next = ctx.Scan.Peek() {
 			items = append(items, ctx.Scan.Pop().String())
 		}
 	default:

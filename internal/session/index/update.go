@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -268,7 +267,9 @@ func (x *Index) reread(ctx context.Context, o *opened, id protocol.SessionID) er
 	})
 }
 
-// Forget removes a session that was removed from the stream, without reading what is new there.
+// Forget removes a session that was removed from the stream, without reading what is new there. No
+// search finds it any more. Of a large session some text may stay in the file until the next
+// updates.
 func (x *Index) Forget(ctx context.Context, id protocol.SessionID) error {
 	return x.change(ctx, func(o *opened) error {
 		err := within(ctx, o.write, func(tx *sql.Tx) error {
@@ -277,15 +278,18 @@ func (x *Index) Forget(ctx context.Context, id protocol.SessionID) error {
 			return w.close()
 		})
 		if err == nil {
-			err = errors.Join(sweep(ctx, o, math.MaxInt64), scrub(ctx, o))
+			err = errors.Join(sweep(ctx, o, forgetTime), scrub(ctx, o))
 		}
 		return err
 	})
 }
 
-// sweepTime bounds how long an update removes texts of removed sessions, which no search finds. The
-// next update continues.
-const sweepTime = 2 * time.Second
+// How long an update, and the removal of a session, overwrite texts of removed sessions, which no
+// search finds. The next update continues. A text takes some ms: each of its words is looked up.
+const (
+	sweepTime  = 2 * time.Second
+	forgetTime = 10 * time.Second
+)
 
 // sweep removes the texts of removed sessions.
 func sweep(ctx context.Context, o *opened, most time.Duration) error {
