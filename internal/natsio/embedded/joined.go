@@ -441,6 +441,13 @@ func (s *Server) joinable(options *server.Options) error {
 	if s.joins.list, err = store.List(); err != nil {
 		return err
 	}
+	for _, e := range s.joins.list { // also if an earlier version has made the token
+		if e.Role == join.RoleWorker && e.Pool != protocol.DefaultPool {
+			if _, err := LoadToken(PoolTokenFile(s.options.Data, e.Fleet, e.Pool)); err != nil {
+				return err
+			}
+		}
+	}
 	options.CustomClientAuthentication = s.joins
 	if !s.options.speaksTLS(options.Host) {
 		return nil
