@@ -272,8 +272,8 @@ func TestMcp_AFleetThatCanStoreNothingEnds(t *testing.T) {
 	require.Equal(t, 1, command.ProcessState.ExitCode())
 }
 
-// TestInterfaces_SpeakTLS: the address of HTTP and that of MCP, with the files of a certificate, and
-// no plain text there.
+// TestInterfaces_SpeakTLS: the address of HTTP and that of MCP, with the files of a certificate,
+// and no plain text there.
 func TestInterfaces_SpeakTLS(t *testing.T) {
 	t.Parallel()
 	known := httptest.NewTLSServer(nil) // has a certificate
