@@ -50,6 +50,8 @@ def test_example(example: str, page: str, needs: list[str], tool: str, arguments
             "OPENAI_API_KEY": "none",
             "ANTHROPIC_BASE_URL": model.url,
             "ANTHROPIC_API_KEY": "none",
+            "MCP_TIMEOUT": "120000",
+            "MCP_CONNECT_TIMEOUT_MS": "120000",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         }
         done = subprocess.run([sys.executable, EXAMPLES / example], cwd=workspace, env=env, capture_output=True, text=True, timeout=300)

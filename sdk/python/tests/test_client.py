@@ -159,6 +159,7 @@ def test_a_session(workspace: Path, tmp_path: Path) -> None:
         assert session.compare("s2") == ""
         client.import_session("s3", session.export())
         assert {s["session_id"] for s in client.sessions()["sessions"]} >= {"s1", "s2", "s3"}
+        until(lambda: "s1" in [passage["session_id"] for passage in client.search("written")["passages"]])
         assert session.calls() == [] and session.cancel() == [] and session.effects() == []
         fork.remove()
         with pytest.raises(NotFound):
@@ -338,7 +339,7 @@ def test_what_is_made_is_current() -> None:
 
 def test_every_operation_has_a_method() -> None:
     source = inspect.getsource(toolfleet._async)
-    used = set(re.findall(r'_(?:ask|stream)\(\s*"([a-z-]+)"', source))
+    used = set(re.findall(r'_(?:ask|stream|changed)\(\s*"([a-z-]+)"', source))
     assert used == set(types.OPERATIONS)
 
 

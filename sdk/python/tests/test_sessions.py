@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import toolfleet
-from toolfleet import Client, Event, NotFound, Session
+from toolfleet import CallFailed, Client, Event, NotFound, Session
 
 from conftest import Server, model, until
 
@@ -223,3 +224,27 @@ def test_a_call_is_followed_after_its_server_drained(tmp_path: Path, workspace: 
         waiter.join(120)
         assert not follower.is_alive() and ends and ends[0] in ("ok", "outcome_unknown")
     server.kill()
+
+
+def test_files_are_written_and_removed_as_calls_and_archives_go_in_and_out() -> None:
+    with Client.from_embedded() as client:
+        session = client.session("s")
+        data = bytes(range(256)) * 40
+        assert session.write_file("d/a b", data, mode="0755", id="mine").call_id == "mine"
+        assert session.read_file("d/a b") == data
+        digest = hashlib.sha256(data).hexdigest()
+        with pytest.raises(CallFailed):
+            session.write_file("d/a b", b"new", new=True)
+        with pytest.raises(CallFailed) as changed:
+            session.write_file("d/a b", b"new", replaces=hashlib.sha256(b"other").hexdigest())
+        assert changed.value.code == "file_changed"
+        session.write_file("d/a b", b"new", replaces=digest)
+        copy = client.session("copy")
+        for format in ("tar", "tar.gz", "tar.zst"):
+            copy.unpack(session.archive(format=format), path=format)  # type: ignore[arg-type]
+            assert copy.read_file(f"{format}/d/a b") == b"new"
+        copy.unpack(session.archive(at="mine"))
+        assert copy.read_file("d/a b") == data
+        session.remove_file("d/a b")
+        with pytest.raises(NotFound):
+            session.read_file("d/a b")

@@ -16,6 +16,7 @@ from anyio import to_thread
 
 from . import types as t
 from ._common import (
+    LONG,
     MAX_WAIT_MS,
     SILENCE,
     TRIES,
@@ -25,6 +26,7 @@ from ._common import (
     Message,
     Output,
     Result,
+    archive_type,
     encode,
     may_repeat,
     new_id,
@@ -294,15 +296,17 @@ class AsyncClient:
         query: Mapping[str, Any] | None = None,
         body: Any = None,
         content: bytes | None = None,
+        kind: str = "application/x-ndjson",
+        headers: Mapping[str, str] | None = None,
         key: str | None = None,
         repeat: bool = False,
         timeout: float = 0.0,
     ) -> T:
         """Sends a request, and again if it changes nothing or has a key: then it makes nothing twice."""
         method, where = path_of(operation, path or {})
-        headers = {} if key is None else {"Idempotency-Key": key}
+        headers = dict(headers or {}) if key is None else {**(headers or {}), "Idempotency-Key": key}
         if content is not None:
-            headers["Content-Type"] = "application/x-ndjson"
+            headers["Content-Type"] = kind
         elif body is not None:
             content, headers["Content-Type"] = encode(body), "application/json"
         attempt = 0
@@ -513,6 +517,49 @@ class AsyncSession:
 
     async def read_file(self, path: str, at: str | None = None) -> bytes:
         return await self._client._ask("read-file", bytes, self._path, query=without_none(path=path, at=at))
+
+    async def write_file(
+        self, path: str, content: bytes, *, mode: str | None = None, replaces: str | None = None, new: bool = False, id: str | None = None
+    ) -> Result:
+        """Writes a file, whole or not at all, as a call of the session with the id ``id``.
+
+        It fails if the file has not the SHA-256 ``replaces``, or if it exists, with ``new``.
+        """
+        query = without_none(path=path, mode=mode)
+        return await self._changed("write-file", query, id, replaces, new, content, "application/octet-stream")
+
+    async def remove_file(self, path: str, *, replaces: str | None = None, id: str | None = None) -> Result:
+        """Removes a file, as a call of the session."""
+        return await self._changed("remove-file", {"path": path}, id, replaces)
+
+    async def archive(self, at: str | None = None, format: Literal["tar", "tar.gz", "tar.zst"] = "tar.gz") -> bytes:
+        """The files of the workspace, as they are or were after the call ``at``."""
+        return await self._client._ask("get-archive", bytes, self._path, query=without_none(at=at, format=format), timeout=LONG)
+
+    async def unpack(self, archive: bytes, path: str | None = None, *, id: str | None = None) -> Result:
+        """Lays the files of a tar archive over the workspace or its directory ``path``, all or none, as a call of the session.
+
+        The archive may be compressed by gzip or zstd.
+        """
+        return await self._changed("unpack-archive", without_none(path=path), id, None, False, archive, archive_type(archive), LONG)
+
+    async def _changed(
+        self,
+        operation: t.Operation,
+        query: dict[str, Any],
+        id: str | None,
+        replaces: str | None,
+        new: bool = False,
+        content: bytes | None = None,
+        kind: str = "",
+        timeout: float = 0.0,
+    ) -> Result:
+        """Sends a call that changes files, and waits for it."""
+        headers = ({"If-Match": f'"{replaces}"'} if replaces else {}) | ({"If-None-Match": "*"} if new else {})
+        state = await self._client._ask(
+            operation, t.CallState, self._path, query=query, content=content, kind=kind, headers=headers, key=id or new_id(), timeout=timeout
+        )
+        return await AsyncFuture(self._client, state["session_id"], state["call_id"]).result()
 
     async def changes(self) -> list[t.Change]:
         """Which calls changed which files."""

@@ -28,6 +28,9 @@ PAUSE, MAX_PAUSE = 0.1, 5.0
 # A stream without any byte for so long is broken: the server sends a comment every 15 s.
 SILENCE = 45.0
 
+# How much longer a request with an archive may take, in seconds.
+LONG = 600.0
+
 # Bound of one request's wait for the end of a call, in milliseconds.
 MAX_WAIT_MS = 60_000
 
@@ -148,6 +151,13 @@ def encode(body: Any) -> bytes:
         raise TypeError(f"{type(value).__name__}: cannot be sent as JSON")
 
     return json.dumps(body, default=more, ensure_ascii=False, allow_nan=False).encode()
+
+
+def archive_type(archive: bytes) -> str:
+    """Type of a tar archive, by its first bytes."""
+    if archive.startswith(b"\x1f\x8b"):
+        return "application/gzip"
+    return "application/zstd" if archive.startswith(b"\x28\xb5\x2f\xfd") else "application/x-tar"
 
 
 def path_of(operation: t.Operation, path: dict[str, str]) -> tuple[str, str]:
