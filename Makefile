@@ -169,6 +169,10 @@ http-followers: ## Follow one session by 1,000 clients, one of which reads nothi
 http-clients: build ## Run one scenario with clients that generators of others make of the HTTP API's description (CLIENT=go for one)
 	test/interop/clients/run.sh bin/coordinator $(CLIENT)
 
+.PHONY: http-overhead
+http-overhead: ## Check that a call over HTTP takes at most 1 ms longer than by the Go client, in the median of 400 pairs in turns
+	PAIRS=400 go test ./internal/httpapi -run TestCalls_OverHTTPTakeLittleLonger -count=1 -v
+
 .PHONY: http-schemathesis
 http-schemathesis: build ## Try the HTTP API with what schemathesis makes of its description, for SECONDS (default 300; needs python3 and PyPI)
 	test/interop/schemathesis.sh bin/coordinator $(or $(SECONDS),300)

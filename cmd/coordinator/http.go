@@ -169,9 +169,9 @@ func listenAt(ctx context.Context, address string) (listener net.Listener, url s
 	return listener, url, func() {}, err
 }
 
-// withOwn knows the clients of an address: those of the tokens of a file, and others. Without a file
-// only its owner can use a socket, and needs no token; a loopback address has a token of the server's
-// own, which is read from a file, or generated: file is its name then.
+// withOwn knows the clients of an address: those of the tokens of a file, and others. Without a
+// file only its owner can use a socket, and needs no token; a loopback address has a token of the
+// server's own, which is read from a file, or generated: file is its name then.
 func withOwn(tokens []access.Token, others access.Any, address, path string) (all access.Verifier, file string, err error) {
 	loopback, err := checkAddress("", address)
 	if len(tokens) > 0 || !loopback || err != nil {

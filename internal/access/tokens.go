@@ -182,7 +182,7 @@ func OwnToken(token string) Token {
 // token expires or is removed. refuse answers the others.
 func Require(verifier Verifier, next http.Handler, refuse func(w http.ResponseWriter, status int, reason string)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		bearer, is := bearerOf(r)
+		bearer, is := BearerOf(r)
 		if !is {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			refuse(w, http.StatusUnauthorized, "a token is required: Authorization: Bearer TOKEN")
@@ -195,7 +195,7 @@ func Require(verifier Verifier, next http.Handler, refuse func(w http.ResponseWr
 			refuse(w, http.StatusUnauthorized, err.Error())
 			return
 		case err != nil:
-			refuse(w, http.StatusServiceUnavailable, "the token cannot be checked now: "+err.Error())
+			refuse(w, http.StatusServiceUnavailable, CannotCheck(err))
 			return
 		}
 		ctx, end := grant.Until(judge.With(r.Context(), grant.Principal))
@@ -204,8 +204,11 @@ func Require(verifier Verifier, next http.Handler, refuse func(w http.ResponseWr
 	})
 }
 
-// bearerOf returns the token of a request.
-func bearerOf(r *http.Request) (string, bool) {
+// CannotCheck says to a client that its token may be good, and why it is not known.
+func CannotCheck(err error) string { return "the token cannot be checked now: " + err.Error() }
+
+// BearerOf returns the token of a request.
+func BearerOf(r *http.Request) (string, bool) {
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	return strings.TrimSpace(token), strings.EqualFold(scheme, "bearer") && strings.TrimSpace(token) != ""
 }

@@ -8,6 +8,9 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -137,6 +140,60 @@ func TestCalls_HooksDecide(t *testing.T) {
 	require.Contains(t, problem.Detail, "A hook refused the call: no go")
 	require.Equal(t, 202, s.ask(t, "POST", "/v1/calls?wait_ms=60000", `{"tool": "bash", "arguments": {"command": "echo two"}}`, &state))
 	require.Contains(t, state.Result.Text, "two")
+}
+
+// TestCalls_OverHTTPTakeLittleLonger compares calls over HTTP with the same by the Go client, in
+// turns: the median is at most a millisecond longer (make http-overhead). On a busy machine the
+// bound is wider.
+func TestCalls_OverHTTPTakeLittleLonger(t *testing.T) { //nolint:paralleltest // it measures
+	pairs, most := 30, 50*time.Millisecond
+	if n, err := strconv.Atoi(os.Getenv("PAIRS")); err == nil {
+		pairs, most = n, time.Millisecond
+	}
+	s := start(t, nil)
+	table, err := tools.NewTable(toolset.Core()...)
+	require.NoError(t, err)
+	const arguments = `{"path": "f"}`
+	require.Equal(t, 202, s.ask(t, "POST", "/v1/calls?wait_ms=60000", `{"tool": "bash", "arguments": {"command": "echo hi > f"}, "session_id": "s"}`, nil))
+	direct := func() {
+		ref, err := s.client.Submit(t.Context(), fleet.Call{Tool: "read", Arguments: arguments, Session: "s", Table: table})
+		require.NoError(t, err)
+		future, err := s.client.Attach(t.Context(), ref)
+		require.NoError(t, err)
+		result, err := future.Wait(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, result.Err())
+	}
+	overHTTP := func() {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL+"/v1/calls?wait_ms=60000", strings.NewReader(`{"tool": "read", "arguments": `+arguments+`, "session_id": "s"}`))
+		require.NoError(t, err)
+		request.Header.Set("Content-Type", "application/json")
+		answer, err := s.Client().Do(request)
+		require.NoError(t, err)
+		text, err := io.ReadAll(answer.Body)
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		require.Contains(t, string(text), `"state":"ended"`)
+	}
+	took := func(call func()) time.Duration {
+		begun := time.Now()
+		call()
+		return time.Since(begun)
+	}
+	var goes, webs []time.Duration
+	for i := range pairs {
+		if i%2 == 0 { // each is the first of a pair as often as the other
+			goes = append(goes, took(direct))
+		}
+		webs = append(webs, took(overHTTP))
+		if i%2 == 1 {
+			goes = append(goes, took(direct))
+		}
+	}
+	slices.Sort(goes)
+	slices.Sort(webs)
+	t.Logf("medians of %d pairs: %s by the Go client, %s over HTTP", pairs, goes[pairs/2], webs[pairs/2])
+	require.LessOrEqual(t, webs[pairs/2]-goes[pairs/2], most)
 }
 
 func TestFleet_IsListed(t *testing.T) {

@@ -139,7 +139,7 @@ func (i *folded) described() *report.Session {
 // if nothing says who the owner is: the session does not exist, or an earlier version has stored
 // single calls of it alone.
 func Owner(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (owner *judge.Owner, journaled bool, err error) {
-	history, err := f.Journal.Load(ctx, id)
+	history, err := f.Journal.Begin(ctx, id)
 	journaled = err == nil && len(history.Events) > 0
 	if err != nil && !errors.Is(err, loop.ErrRemoved) && !errors.Is(err, loop.ErrUncompleted) {
 		return nil, false, err

@@ -7,10 +7,10 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 )
 
-// Token lets a client in at each server of the fleet that serves HTTP, or the Model Context Protocol
-// over HTTP. Role is read, run or operate; an empty Tenant is the tenant default. ID and Created are
-// set when the token is made, and so is Expires if it is zero: 90 days later. More than 366 days are
-// not allowed.
+// Token lets a client in at each server of the fleet that serves HTTP, or the Model Context
+// Protocol over HTTP. Role is read, run or operate; an empty Tenant is the tenant default. ID and
+// Created are set when the token is made, and so is Expires if it is zero: 90 days later. More than
+// 366 days are not allowed.
 type Token = stored.Token
 
 // Tokens are the tokens of a fleet. Only digests of their secrets are stored.

@@ -221,6 +221,13 @@ func (l *Ledger) may(ctx context.Context, act judge.Act, session protocol.Sessio
 	if err := judge.Judge(ctx, act, own); err != nil {
 		return err // of no session
 	}
+	if b, short := l.journal.(interface {
+		Begin(ctx context.Context, session protocol.SessionID) (History, error)
+	}); short {
+		if begun, err := b.Begin(ctx, session); err == nil && begun.Owned() {
+			return judge.Judge(ctx, act, judge.Object{Kind: judge.Session, ID: string(session), Owner: judge.OwnerOf(begun)})
+		}
+	}
 	if err := l.reread(session); err != nil {
 		return err
 	}

@@ -1,12 +1,12 @@
 // Package oidc lets clients in with the tokens of an issuer (OpenID Connect): JSON Web Tokens that
-// one of its keys has signed, for this audience, with claims that say which role and tenant a client
-// has. Package github.com/coreos/go-oidc checks the tokens.
+// one of its keys has signed, for this audience, with claims that say which role and tenant a
+// client has. Package github.com/coreos/go-oidc checks the tokens.
 //
 //	issuer ─ discovery, keys: once in some minutes, and for an unknown key ─┐
 //	token ──► signature, issuer, audience, times ──► claims ──► role, tenant ─► [access.Grant]
 //
-// What is not known lets no client in: without keys that were read lately no token is checked, and a
-// token without a role or a tenant that is allowed gives nothing.
+// What is not known lets no client in: without keys that were read lately no token is checked, and
+// a token without a role or a tenant that is allowed gives nothing.
 package oidc
 
 import (
@@ -38,7 +38,8 @@ type Options struct {
 	// Issuer is the URL of the issuer, and Audience this fleet as the issuer names it.
 	Issuer, Audience string
 	// RoleClaim has a role, or a list of roles: then the greatest counts. Roles are the values that
-	// give one; nil is each role by its name. A name with dots that is no claim is a path of claims.
+	// give one; nil is each role by its name. A name with dots that is no claim is a path of
+	// claims.
 	RoleClaim string
 	Roles     map[string]judge.Role
 	// TenantClaim has the tenant; with "" all clients are of the tenant default.
@@ -272,8 +273,8 @@ func values(claim any) (all []string) {
 	return all
 }
 
-// current returns the keys of the issuer, which are read again if they are old, or if they are those
-// that a caller cannot use.
+// current returns the keys of the issuer, which are read again if they are old, or if they are
+// those that a caller cannot use.
 func (i *Issuer) current(ctx context.Context, unfit *oidc.StaticKeySet) (*oidc.StaticKeySet, error) {
 	keys, err, enough := i.state(unfit)
 	if enough {
@@ -317,8 +318,8 @@ func (i *Issuer) state(unfit *oidc.StaticKeySet) (keys *oidc.StaticKeySet, err e
 	return keys, err, !needed || !i.tried.IsZero() && i.now().Sub(i.tried) < pauseFor
 }
 
-// usable returns the keys that were read lately. What is wrong with the issuer is in the log, and not
-// for clients that have no token.
+// usable returns the keys that were read lately. What is wrong with the issuer is in the log, and
+// not for clients that have no token.
 func (i *Issuer) usable() (*oidc.StaticKeySet, error) {
 	if i.keys != nil && i.now().Sub(i.read) < goodFor {
 		return i.keys, nil

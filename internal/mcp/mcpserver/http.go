@@ -29,7 +29,8 @@ const idleSession = time.Hour
 
 // HTTPOptions are about clients over HTTP.
 type HTTPOptions struct {
-	// Access knows who sends a request; with nil, every client that reaches the address may connect.
+	// Access knows who sends a request; with nil, every client that reaches the address may
+	// connect.
 	Access access.Verifier
 	// Resource is the URL of this server as clients know it, and AuthorizationServers who gives out
 	// tokens for it: metadata for clients (RFC 9728), served when both are set.
@@ -80,7 +81,7 @@ func (s *Server) handler(o HTTPOptions, b access.Bounds) http.Handler {
 		mux.Handle(metadataPath+"/mcp", metadata)
 	}
 	if o.Access != nil {
-		handler = auth.RequireBearerToken(verifier(o.Access), &bearer)(whileGranted(handler))
+		handler = admitted(o.Access, auth.RequireBearerToken(tokenInfo, &bearer)(handler))
 	}
 	handler = http.NewCrossOriginProtection().Handler(handler)
 	mux.Handle("/mcp", handler)
@@ -88,24 +89,39 @@ func (s *Server) handler(o HTTPOptions, b access.Bounds) http.Handler {
 	return unread(mux)
 }
 
-// grantExtra is where the information about a token has what it gives.
-const grantExtra = "grant"
-
-// grantOf is what a token gives.
-func grantOf(info *auth.TokenInfo) (grant access.Grant) {
-	if info != nil {
-		grant, _ = info.Extra[grantExtra].(access.Grant) // as the verifier has set it
-	}
-	return grant
-}
+// principalExtra is where the information about a token has the principal.
+const principalExtra = "principal"
 
 // principalOf is whose token it is; without a token, the owner of the server.
-func principalOf(info *auth.TokenInfo) judge.Principal { return grantOf(info).Principal }
+func principalOf(info *auth.TokenInfo) (p judge.Principal) {
+	if info != nil {
+		p, _ = info.Extra[principalExtra].(judge.Principal) // as tokenInfo has set it
+	}
+	return p
+}
 
-// whileGranted ends requests, and streams, whose token expires or is removed.
-func whileGranted(next http.Handler) http.Handler {
+// admission is what a request's token gives, or why it gives nothing.
+type admission struct {
+	access.Grant
+
+	err error
+}
+
+type admissionKey struct{}
+
+// admitted verifies the token of a request, and ends the request, or its stream, when the token
+// expires or is removed. The SDK answers without a token, and with an unknown one.
+func admitted(verifier access.Verifier, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx, end := grantOf(auth.TokenInfoFromContext(r.Context())).Until(r.Context())
+		a := admission{err: access.ErrUnknown}
+		if bearer, is := access.BearerOf(r); is {
+			a.Grant, a.err = verifier.Verify(r.Context(), bearer)
+		}
+		if a.err != nil && !errors.Is(a.err, access.ErrUnknown) {
+			http.Error(w, access.CannotCheck(a.err), http.StatusServiceUnavailable)
+			return
+		}
+		ctx, end := a.Until(context.WithValue(r.Context(), admissionKey{}, a))
 		defer end()
 		next.ServeHTTP(w, r.WithContext(ctx))
 	})
@@ -120,22 +136,17 @@ func principal(request mcp.Request) judge.Principal {
 	return judge.Principal{}
 }
 
-// verifier asks for the principal of a token.
-func verifier(tokens access.Verifier) auth.TokenVerifier {
-	return func(ctx context.Context, given string, _ *http.Request) (*auth.TokenInfo, error) {
-		grant, err := tokens.Verify(ctx, given)
-		if errors.Is(err, access.ErrUnknown) {
-			return nil, auth.ErrInvalidToken
-		}
-		if err != nil {
-			return nil, err
-		}
-		expires := time.Now().Add(time.Hour)
-		if !grant.Expires.IsZero() && grant.Expires.Before(expires) { // the SDK refuses one that has expired
-			expires = grant.Expires
-		}
-		return &auth.TokenInfo{UserID: grant.ID(), Scopes: []string{string(grant.Role)}, Expiration: expires, Extra: map[string]any{grantExtra: grant}}, nil
+// tokenInfo is what [admitted] knows of a token.
+func tokenInfo(ctx context.Context, _ string, _ *http.Request) (*auth.TokenInfo, error) {
+	a, _ := ctx.Value(admissionKey{}).(admission) // as admitted has set it
+	if a.err != nil {
+		return nil, auth.ErrInvalidToken
 	}
+	expires := time.Now().Add(time.Hour)
+	if !a.Expires.IsZero() && a.Expires.Before(expires) { // the SDK refuses one that has expired
+		expires = a.Expires
+	}
+	return &auth.TokenInfo{UserID: a.ID(), Scopes: []string{string(a.Role)}, Expiration: expires, Extra: map[string]any{principalExtra: a.Principal}}, nil
 }
 
 // Serve serves clients over HTTP, see [Server.Handler], until ctx ends, and closes the listener.

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -40,6 +41,41 @@ func tokened(t *testing.T, s *mcpserver.Server, lines ...string) string {
 	t.Cleanup(web.Close)
 	t.Cleanup(as[*http.Transport](t, http.DefaultTransport).CloseIdleConnections)
 	return web.URL + "/mcp"
+}
+
+// verifying is a verifier of one answer.
+type verifying struct {
+	grant access.Grant
+	err   error
+}
+
+func (v *verifying) Verify(context.Context, string) (access.Grant, error) { return v.grant, v.err }
+
+// A token that cannot be checked is not called wrong, and one that is removed ends the stream that
+// it has opened.
+func TestHTTP_ATokenCountsWhileItIsKnown(t *testing.T) {
+	t.Parallel()
+	s, _ := open(t)
+	live, remove := context.WithCancel(t.Context())
+	defer remove()
+	v := &verifying{grant: access.Grant{Principal: judge.Principal{Known: judge.ByToken, Name: "ann", Role: judge.RoleRun}, Live: live}}
+	web := httptest.NewServer(s.Handler(mcpserver.HTTPOptions{Access: v}))
+	t.Cleanup(web.Close)
+	at := posting{t: t, version: "2025-11-25", url: web.URL + "/mcp"}.begin()
+	stream := at.do(http.MethodGet, "", map[string]string{"Accept": "text/event-stream"})
+	require.Equal(t, http.StatusOK, stream.status)
+	remove()
+	_, err := io.ReadAll(stream.body)
+	require.NoError(t, err, "it ends")
+	v.err = errors.New("the issuer is away")
+	away := at.do(http.MethodPost, `{"jsonrpc":"2.0","id":1,"method":"ping"}`, nil)
+	require.Equal(t, http.StatusServiceUnavailable, away.status)
+	text, err := io.ReadAll(away.body)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "the token cannot be checked now: the issuer is away")
+	v.err = access.ErrUnknown
+	require.Equal(t, http.StatusUnauthorized, at.do(http.MethodPost, `{"jsonrpc":"2.0","id":1,"method":"ping"}`, nil).status)
+	v.err, v.grant.Live = nil, nil // for the end of the session
 }
 
 func ruled(t *testing.T, rules policy.Policy) func(*mcpserver.Options) {

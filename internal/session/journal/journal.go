@@ -100,6 +100,36 @@ func (j *Journal) load(ctx context.Context, session protocol.SessionID) (loop.Hi
 	}
 }
 
+// Begin is Load for callers that need no more than whose the session is: of a journal that begins
+// with [loop.EventSessionStarted] it reads two messages, however long it is, and returns the first
+// event alone. Nothing that is appended behind this event names another owner.
+func (j *Journal) Begin(ctx context.Context, session protocol.SessionID) (loop.History, error) {
+	var first loop.Event
+	for from := uint64(1); ; {
+		sequence, events, _, removed, err := j.Next(ctx, session, from)
+		if err != nil || sequence == 0 {
+			return loop.History{}, err
+		}
+		if removed { // the session of this name begins behind it
+			from = sequence + 1
+			continue
+		}
+		if len(events) == 0 || events[0].Type != loop.EventSessionStarted {
+			return j.Load(ctx, session)
+		}
+		first = events[0]
+		break
+	}
+	last, err := j.last(ctx, session)
+	if err != nil {
+		return loop.History{}, err
+	}
+	if last == nil || isMark(last) || IsRecord(last.Header) { // it is, or was, removed
+		return j.Load(ctx, session)
+	}
+	return loop.History{Events: []loop.Event{first}, Last: last.Sequence}, nil
+}
+
 // Next reads the first message of a session at or behind a sequence, from 1: its sequence, 0 if
 // there is none; its events, without the data of images; its size in bytes; and whether it is the
 // record of a removal, behind which a session of the same name begins.

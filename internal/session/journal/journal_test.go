@@ -245,6 +245,67 @@ func TestAppend_FailsOnAConnectionThatIsClosed(t *testing.T) {
 	require.ErrorIs(t, err, nats.ErrConnectionClosed)
 }
 
+// Begin says whose a session is, as Load does, whatever became of it, and reads no more of a long
+// journal than of a short one.
+func TestBegin_IsTheOwnerThatLoadFinds(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	j := open(t, f.NC)
+	const id = "s"
+	requests := 0
+	check := func(state string) {
+		t.Helper()
+		want, wantErr := j.Load(t.Context(), id)
+		before := f.NC.Stats().OutMsgs
+		got, err := j.Begin(t.Context(), id)
+		requests = int(f.NC.Stats().OutMsgs - before) //nolint:gosec // few
+		require.Equal(t, wantErr, err, state)
+		require.Equal(t, want.Owned(), got.Owned(), state)
+		require.Equal(t, want.Tenant(), got.Tenant(), state)
+		require.Equal(t, want.By(), got.By(), state)
+		require.Equal(t, len(want.Events) > 0, len(got.Events) > 0, state)
+	}
+	started := func(by string) loop.Event {
+		return loop.Event{Type: loop.EventSessionStarted, SessionID: id, StartFields: loop.StartFields{Tenant: "acme"}, NoteFields: loop.NoteFields{By: by}}
+	}
+	check("there is none")
+	last := mustAppend(t, j, id, 0, started("token:ann"))
+	for range 50 {
+		last = mustAppend(t, j, id, last, event(id, "text"))
+	}
+	check("it is long")
+	require.LessOrEqual(t, requests, 2)
+	require.NoError(t, j.Mark(t.Context(), id))
+	check("it is being removed")
+	_, err := j.Forget(t.Context(), id, journal.RemovedAge)
+	require.NoError(t, err)
+	check("it was removed")
+	last = mustAppend(t, j, id, mustLoad(t, j, id).Last, started("token:bob"), event(id, "text"))
+	check("another one has its name")
+	require.LessOrEqual(t, requests, 3)
+	require.NoError(t, j.Mark(t.Context(), id))
+	_, err = j.Forget(t.Context(), id, 0)
+	require.NoError(t, err)
+	check("it was removed without a record")
+	mark := loop.Event{Type: loop.EventCopyStarted, SessionID: id, StartFields: loop.StartFields{Tenant: "acme"}, CallFields: loop.CallFields{CallID: "c"}, NoteFields: loop.NoteFields{By: "token:cid"}}
+	last = mustAppend(t, j, id, mustLoad(t, j, id).Last, mark)
+	check("a fork is not completed")
+	mark.By = "token:dan"
+	last = mustAppend(t, j, id, last, mark)
+	check("another attempt")
+	completed := loop.Event{Type: loop.EventSessionForked, SessionID: id, CallFields: loop.CallFields{CallID: "c"}}
+	last = mustAppend(t, j, id, last, started("token:dan"), event(id, "text"), completed)
+	check("it is completed")
+	mustAppend(t, j, id, last, event(id, "text"))
+	check("it continues")
+	require.NoError(t, j.MarkAlone(t.Context(), id))
+	check("only a mark is left")
+	_, err = j.Forget(t.Context(), id, 0)
+	require.NoError(t, err)
+	mustAppend(t, j, id, 0, event(id, "of an earlier version"))
+	check("nothing says whose it is")
+}
+
 func TestLoad_NamesWhatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
