@@ -11,7 +11,6 @@ package oidc
 
 import (
 	"context"
-	"crypto"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -310,7 +309,7 @@ func (i *Issuer) current(ctx context.Context, unfit *oidc.StaticKeySet) (*oidc.S
 }
 
 // state returns the keys, and whether that is enough: the issuer need not, or may not, be asked.
-func (i *Issuer) state(unfit *oidc.StaticKeySet) (keys *oidc.StaticKeySet, err error, enough bool) { //nolint:revive,staticcheck // the error is not of this function
+func (i *Issuer) state(unfit *oidc.StaticKeySet) (keys *oidc.StaticKeySet, err error, enough bool) { //nolint:revive // the error is not of this function
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	keys, err = i.usable()
@@ -368,7 +367,7 @@ func (i *Issuer) ask(ctx context.Context) (*oidc.StaticKeySet, error) {
 		if json.Unmarshal(raw, &key) != nil || !key.Valid() || !key.IsPublic() || key.Use == "enc" {
 			continue // of a kind that is not known here, or for another use
 		}
-		keys.PublicKeys = append(keys.PublicKeys, key.Key.(crypto.PublicKey))
+		keys.PublicKeys = append(keys.PublicKeys, key.Key)
 	}
 	if len(keys.PublicKeys) == 0 || len(keys.PublicKeys) > maxKeys {
 		return nil, fmt.Errorf("%s: has %d keys for signatures: must have 1 to %d", at.Keys, len(keys.PublicKeys), maxKeys)

@@ -55,7 +55,7 @@ func newIssuer(t *testing.T, change func(*Options)) *issuing {
 		i.keys.ServeHTTP(w, r)
 	}))
 	t.Cleanup(web.Close)
-	t.Cleanup(http.DefaultTransport.(*http.Transport).CloseIdleConnections) //nolint:forcetypeassert // it is
+	t.Cleanup(http.DefaultTransport.(*http.Transport).CloseIdleConnections) //nolint:errcheck,forcetypeassert // it is
 	i.keys.SetIssuer(web.URL)
 	i.url = web.URL
 	o := Options{Issuer: web.URL, Audience: "fleet", RoleClaim: "roles", TenantClaim: "tenant"}

@@ -373,7 +373,7 @@ func (w *Watch) apply(ctx context.Context, list []entry, revision uint64, stored
 			now[id] = before
 			continue
 		}
-		ctx, end := context.WithCancel(context.Background())
+		ctx, end := context.WithCancel(context.WithoutCancel(ctx))
 		now[id] = &live{e.Token, ctx, end}
 	}
 	for id, before := range w.known {
