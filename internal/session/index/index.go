@@ -165,8 +165,7 @@ var errVersion = errors.New("the file is of another version")
 // isDamaged reports whether an error says that the file is of no use.
 func isDamaged(err error) bool {
 	const corrupt, notADatabase = 11, 26
-	var failed *sqlite.Error
-	if errors.As(err, &failed) {
+	if failed, is := errors.AsType[*sqlite.Error](err); is {
 		code := failed.Code() & 0xff
 		return code == corrupt || code == notADatabase
 	}

@@ -542,9 +542,8 @@ func (r *rig) requireWhole(t *testing.T) {
 const childEnv = "TOOLFLEET_TEST_INDEX"
 
 func TestMain(m *testing.M) {
-	if where := os.Getenv(childEnv); where != "" {
-		url, token, dir := os.Getenv(childEnv+"_URL"), os.Getenv(childEnv+"_CREDS"), where
-		if err := child(url, token, dir); err != nil {
+	if url := os.Getenv(childEnv); url != "" {
+		if err := child(url, os.Getenv(childEnv+"_CREDS")); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -552,8 +551,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// child updates an index until it is killed.
-func child(url, creds, dir string) error {
+// child updates the index in its directory until it is killed.
+func child(url, creds string) error {
 	ctx := context.Background()
 	nc, err := natsio.Connect(ctx, url, natsio.ConnectOptions{Name: "child", Creds: creds})
 	if err != nil {
@@ -564,7 +563,7 @@ func child(url, creds, dir string) error {
 		return err
 	}
 	for {
-		x, err := Open(ctx, js, protocol.DefaultFleet, dir, Options{})
+		x, err := Open(ctx, js, protocol.DefaultFleet, ".", Options{})
 		if err == nil {
 			err = errors.Join(x.Update(ctx), x.Close())
 		}
@@ -580,15 +579,17 @@ func TestUpdate_SurvivesKills(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Options{})
 	ctx, stop := context.WithCancel(t.Context())
+	program, err := filepath.Abs(os.Args[0])
+	require.NoError(t, err)
 	var kills int
 	var output bytes.Buffer
 	done := make(chan error, 1)
 	go func() {
 		defer close(done)
 		for ctx.Err() == nil {
-			command := exec.CommandContext(ctx, os.Args[0], "-test.run=none")
-			command.Env = append(os.Environ(), childEnv+"="+r.dir, childEnv+"_URL="+r.Server.URL(), childEnv+"_CREDS="+r.Server.CredentialFile())
-			command.Stderr = &output
+			command := exec.CommandContext(ctx, program, "-test.run=none")
+			command.Env = append(os.Environ(), childEnv+"="+r.Server.URL(), childEnv+"_CREDS="+r.Server.CredentialFile())
+			command.Dir, command.Stderr = r.dir, &output
 			if err := command.Start(); err != nil {
 				done <- err
 				return
@@ -604,7 +605,7 @@ func TestUpdate_SurvivesKills(t *testing.T) {
 			case <-time.After(time.Duration(100+rand.IntN(400)) * time.Millisecond): // whatever it does then
 				_ = command.Process.Kill()
 				kills++
-				<-ended
+				_ = <-ended // it was killed
 			}
 		}
 	}()
@@ -618,7 +619,7 @@ func TestUpdate_SurvivesKills(t *testing.T) {
 	requireRebuilt(t, r)
 	r.requireWhole(t)
 	require.NoError(t, r.journal.Mark(t.Context(), "s0"))
-	_, err := r.journal.Forget(t.Context(), "s0", 0)
+	_, err = r.journal.Forget(t.Context(), "s0", 0)
 	require.NoError(t, err)
 	require.NoError(t, r.index.Update(t.Context()))
 	requireRebuilt(t, r)

@@ -28,8 +28,8 @@ const (
 
 // Query says what is searched.
 type Query struct {
-	// Words must all be in a passage: words, "phrases in quotes", and word* for all words that begin
-	// like it.
+	// Words must all be in a passage: words, "phrases in quotes", and word* for all words that
+	// begin like it.
 	Words string
 	// Since is the least time of passages; zero is every time.
 	Since time.Time
@@ -42,8 +42,8 @@ type Query struct {
 	// Tenant has only sessions of this tenant looked at; "" is every tenant.
 	Tenant protocol.Tenant
 	// May judges whether the searcher may see a session; owner is nil if the journal does not state
-	// one. An error that wraps [judge.ErrRefused] or [codes.ErrNotFound] leaves the session out; nil
-	// shows all.
+	// one. An error that wraps [judge.ErrRefused] or [codes.ErrNotFound] leaves the session out.
+	// nil shows all.
 	May func(ctx context.Context, id protocol.SessionID, owner *judge.Owner) error
 }
 
@@ -204,11 +204,10 @@ func parse(query string) (terms []term, err error) {
 	for rest := strings.TrimLeftFunc(query, unicode.IsSpace); rest != ""; rest = strings.TrimLeftFunc(rest, unicode.IsSpace) {
 		var piece string
 		if quoted, is := strings.CutPrefix(rest, `"`); is {
-			end := strings.IndexByte(quoted, '"')
-			if end < 0 {
+			var ends bool
+			if piece, rest, ends = strings.Cut(quoted, `"`); !ends {
 				return bad("the quote before %q does not end", quoted)
 			}
-			piece, rest = quoted[:end], quoted[end+1:]
 			if strings.HasPrefix(rest, "*") {
 				piece, rest = piece+"*", rest[1:]
 			}
