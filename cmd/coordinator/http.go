@@ -210,7 +210,7 @@ func (w *webServer) serve(ctx context.Context, options httpapi.Options) error {
 	return access.Serve(ctx, w.listener, httpapi.New(options), access.DefaultBounds())
 }
 
-// httpCommand serves the HTTP API over a fleet of its own, for one directory.
+// httpCommand serves the HTTP API over the fleet of this machine's sessions, or over one of its own.
 type httpCommand struct {
 	Workspace        string   `placeholder:"DIR" help:"Working directory of all sessions and calls, used in place. Default: an empty workspace for each session."`
 	WholeHome        bool     `help:"Allow --workspace to be the root directory or the home directory."`
@@ -242,7 +242,7 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	if c.Nats != "" {
-		return cli.Usagef("--nats: coordinator http has a fleet of its own; coordinator serve --nats %s --http %s serves the API of a fleet elsewhere", c.Nats, c.HTTP)
+		return cli.Usagef("--nats: coordinator http serves the sessions of this machine; coordinator serve --nats %s --http %s serves the API of a fleet elsewhere", c.Nats, c.HTTP)
 	}
 	workspace, err := environment.CheckWorkspace(c.Workspace)
 	if err == nil && !c.WholeHome {
@@ -251,17 +251,20 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	if c.Data == "" {
-		sum := sha256.Sum256([]byte(workspace))
-		if c.Data, err = cli.StateDir("http-" + hex.EncodeToString(sum[:8])); err != nil {
+	session, sum := protocol.SessionID("http"), sha256.Sum256([]byte(workspace))
+	switch own := "http-" + hex.EncodeToString(sum[:8]); { // of the directory
+	case c.Data != "":
+	case c.UntilStdinCloses: // several programs may have one each
+		if c.Data, err = cli.StateDir(own); err != nil {
 			return cli.Usagef("--data: %v", err)
 		}
+	case workspace != "":
+		session = protocol.SessionID(own)
 	}
 	hooks, err := c.hooks(workspace)
 	if err != nil {
 		return err
 	}
-	session := protocol.SessionID("http")
 	box, judge, err := environment.OpenTools(&c.Flags, &c.SessionFlags, session, c.Toolset, p.warn)
 	if err != nil {
 		return err
@@ -286,16 +289,29 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 	serving, rest := context.WithCancel(ctx)
 	defer rest()
 	var turns *sessionServer
+	local, keep := env.Served(), env.Data
+	if local != nil { // the directory of the token is not one of a session
+		if keep, err = cli.StateDir(""); err != nil {
+			return err
+		}
+	}
 	if len(c.Model) > 0 {
+		if local != nil {
+			end, err := local.Alone()
+			if err != nil {
+				return err
+			}
+			defer end()
+		}
 		sandbox := ""
 		if workspace != "" {
 			sandbox = string(session)
 		}
-		if turns, err = c.serving(ctx, serving, p, env, sandbox, &background); err != nil {
+		if turns, err = c.serving(ctx, serving, p, env, local, sandbox, &background); err != nil {
 			return err
 		}
 	}
-	w, err := c.listen(ctx, tokens, clientsOf(serving, env.Fleet, issuer, &background), env.Data)
+	w, err := c.listen(ctx, tokens, clientsOf(serving, env.Fleet, issuer, &background), keep)
 	if err != nil {
 		return err
 	}
@@ -314,6 +330,9 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 		Client: env.Client, Table: func() *tools.Table { return box.Table }, Pool: env.Pool(), MinLevel: c.DefaultMinLevel(), Policy: judge, Hooks: hooks,
 		Session: session, Version: p.Version, Logger: env.Fleet.Logger,
 	}
+	if local != nil {
+		options.Local = local
+	}
 	if turns == nil {
 		return w.serve(ctx, options)
 	}
@@ -330,7 +349,7 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 
 // serving opens what runs turns in the fleet of this process, in a sandbox that all sessions use,
 // or in one each.
-func (c *httpCommand) serving(ctx, serving context.Context, p program, env *environment.Environment, sandbox string, background *sync.WaitGroup) (*sessionServer, error) {
+func (c *httpCommand) serving(ctx, serving context.Context, p program, env *environment.Environment, local *environment.Served, sandbox string, background *sync.WaitGroup) (*sessionServer, error) {
 	var gate model.Gate
 	s := serveCommand{
 		Model: c.Model, Listen: "127.0.0.1:0", turnBounds: c.turnBounds, FleetFlags: c.FleetFlags, replyFlags: c.replyFlags, providerFlags: c.providerFlags,
@@ -340,7 +359,9 @@ func (c *httpCommand) serving(ctx, serving context.Context, p program, env *envi
 	if err != nil {
 		return nil, err
 	}
-	options.Sandbox = sandbox
+	if options.Sandbox = sandbox; local != nil {
+		options.Pool, options.Alone = env.Pool(), local.Run
+	}
 	return s.open(ctx, serving, p, env, options, &gate, background)
 }
 

@@ -40,7 +40,7 @@ type grammar struct {
 	Submit     submitCommand     `cmd:"" help:"Send a prompt to a serving coordinator, and follow the session."`
 	Mcp        mcpCommand        `cmd:"" help:"Offer the tools to an agent by the Model Context Protocol, on stdin and stdout or over HTTP."`
 	Acp        acpCommand        `cmd:"" help:"Run sessions for an editor by the Agent Client Protocol, on stdin and stdout."`
-	HTTP       httpCommand       `cmd:"" name:"http" help:"Serve the HTTP API for one directory, with a fleet in this process: for programs in any language."`
+	HTTP       httpCommand       `cmd:"" name:"http" help:"Serve the HTTP API over the sessions of this machine: for programs in any language."`
 	Approve    approveCommand    `cmd:"" help:"Approve or refuse a waiting tool call; approve ls lists the waiting calls."`
 	Tools      toolsCommand      `cmd:"" help:"Print the tool schemas that the model receives."`
 	Login      loginCommand      `cmd:"" help:"Log in to an MCP server, for sessions whose tools run in this program; \"worker login\" is for workers elsewhere."`

@@ -21,6 +21,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -42,6 +43,8 @@ type Options struct {
 	Table func() *tools.Table
 	// Pool runs the calls of sessions; "" is [protocol.DefaultPool].
 	Pool protocol.Pool
+	// Local knows the processes of this machine that run sessions; nil runs all of them here.
+	Local Local
 	// Session has the calls that name none; "" is one for all such calls of the client.
 	Session protocol.SessionID
 	// MinLevel is the minimum sandbox level of calls that name none.
@@ -57,6 +60,38 @@ type Options struct {
 	// Version is that of this program.
 	Version string
 	Logger  *slog.Logger
+}
+
+// Local knows the processes that run the sessions of this machine.
+type Local interface {
+	// List, Show and Cancel are those of [fleet.Sessions].
+	List(ctx context.Context, limit int) (list []report.Session, leftOut int, err error)
+	Show(ctx context.Context, id protocol.SessionID) (*report.Session, error)
+	Cancel(ctx context.Context, id protocol.SessionID) ([]protocol.CallID, error)
+	// Pool has the sandbox of a session. Use is Pool for what takes a process that runs the session,
+	// or a turn. The session is begun if there is none.
+	Pool(ctx context.Context, id protocol.SessionID) protocol.Pool
+	Use(ctx context.Context, id protocol.SessionID, turn bool) (protocol.Pool, error)
+}
+
+// of are the sessions of the pool that has the sandbox of a session.
+func (a *api) of(ctx context.Context, id protocol.SessionID) fleet.Sessions {
+	if a.Local == nil {
+		return a.Client.Sessions(a.Pool)
+	}
+	return a.Client.Sessions(a.Local.Pool(ctx, id))
+}
+
+// using is of for what takes a process that runs the session, or a turn.
+func (a *api) using(ctx context.Context, id protocol.SessionID, turn bool) (fleet.Sessions, error) {
+	if a.Local == nil {
+		return a.Client.Sessions(a.Pool), nil
+	}
+	pool, err := a.Local.Use(ctx, id, turn)
+	if err != nil {
+		return fleet.Sessions{}, problem(err)
+	}
+	return a.Client.Sessions(pool), nil
 }
 
 // api has what the operations share.

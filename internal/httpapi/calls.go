@@ -42,7 +42,7 @@ type CallRequest struct {
 }
 
 // call is what the client sends.
-func (a *api) call(r *CallRequest, id protocol.CallID) (fleet.Call, error) {
+func (a *api) call(ctx context.Context, r *CallRequest, id protocol.CallID) (fleet.Call, error) {
 	if r.TimeoutMS < 0 || r.QueueTimeoutMS < 0 {
 		return fleet.Call{}, ofRequest(http.StatusUnprocessableEntity, "timeout_ms, queue_timeout_ms: must be 0 or more")
 	}
@@ -58,11 +58,18 @@ func (a *api) call(r *CallRequest, id protocol.CallID) (fleet.Call, error) {
 	if call.Handler == "" && a.Table != nil {
 		call.Table = a.Table()
 	}
-	if call.Pool == "" {
-		call.Pool = a.Pool
-	}
 	if call.Session == "" && call.Sandbox == "" {
 		call.Session = a.Session
+	}
+	if call.Pool == "" {
+		call.Pool = a.Pool
+		if place := cmp.Or(protocol.SessionID(call.Sandbox), call.Session); a.Local != nil && place != "" {
+			pool, err := a.Local.Use(ctx, place, false)
+			if err != nil {
+				return fleet.Call{}, problem(err)
+			}
+			call.Pool = pool
+		}
 	}
 	if call.MinLevel == "" {
 		call.MinLevel = a.MinLevel
@@ -170,7 +177,7 @@ func (a *api) calls() {
 			Body CallRequest
 		},
 		) (*answer[*CallState], error) {
-			call, err := a.call(&in.Body, protocol.CallID(in.Key))
+			call, err := a.call(ctx, &in.Body, protocol.CallID(in.Key))
 			if err != nil {
 				return nil, err
 			}
@@ -260,7 +267,7 @@ type CallList struct {
 
 // sent sends one of many calls.
 func (a *api) sent(ctx context.Context, request *BatchedCall) (made SentCall) {
-	call, err := a.call(&request.CallRequest, request.CallID)
+	call, err := a.call(ctx, &request.CallRequest, request.CallID)
 	if err == nil {
 		var ref protocol.CallRef
 		ref, err = a.Client.Submit(ctx, call)

@@ -18,7 +18,6 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/session"
-	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -80,7 +79,7 @@ func (a *api) file(tag string) {
 		) (*huma.StreamResponse, error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			file, err := a.Client.Sessions(a.Pool).File(ctx, in.Session, in.Path, in.At)
+			file, err := a.of(ctx, in.Session).File(ctx, in.Session, in.Path, in.At)
 			if err != nil {
 				return nil, problem(err)
 			}
@@ -140,7 +139,7 @@ func (a *api) change(ctx context.Context, id protocol.SessionID, place string, p
 	if err != nil {
 		return nil, ofRequest(http.StatusUnprocessableEntity, "path: "+err.Error())
 	}
-	call, err := a.call(&CallRequest{Session: id, Resources: []protocol.Use{{Key: resource, Access: protocol.Exclusive}}}, protocol.CallID(key.Key))
+	call, err := a.call(ctx, &CallRequest{Session: id, Resources: []protocol.Use{{Key: resource, Access: protocol.Exclusive}}}, protocol.CallID(key.Key))
 	if err != nil {
 		return nil, err
 	}
@@ -202,7 +201,6 @@ func (w *problemWriter) Write(p []byte) (int, error) {
 
 // archive registers operations on all files.
 func (a *api) archive(tag string) {
-	of := func() fleet.Sessions { return a.Client.Sessions(a.Pool) }
 	types := map[string]string{session.FormatTar: "application/x-tar", session.FormatGzip: "application/gzip", session.FormatZstd: "application/zstd"}
 	all := map[string]*huma.MediaType{}
 	for _, kind := range types {
@@ -220,7 +218,7 @@ func (a *api) archive(tag string) {
 		) (*huma.StreamResponse, error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			archive, err := of().Archive(ctx, in.Session, in.At)
+			archive, err := a.of(ctx, in.Session).Archive(ctx, in.Session, in.At)
 			if err != nil {
 				return nil, problem(err)
 			}
@@ -248,7 +246,7 @@ func (a *api) archive(tag string) {
 			if _, err := protocol.SandboxKey(string(in.Session)).Join(dir); err != nil {
 				return nil, ofRequest(http.StatusUnprocessableEntity, "path: "+err.Error())
 			}
-			payload, err := of().Pack(ctx, in.Session, in.body, dir)
+			payload, err := a.of(ctx, in.Session).Pack(ctx, in.Session, in.body, dir)
 			if err != nil {
 				return nil, ofBody(err)
 			}

@@ -7,7 +7,6 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
-	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -46,7 +45,6 @@ type ChangeList struct {
 // files registers operations on the files of workspaces.
 func (a *api) files() {
 	const tag = "Files"
-	of := func() fleet.Sessions { return a.Client.Sessions(a.Pool) }
 	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/files", "list-files", tag, "List the files of a session's workspace"),
 		func(ctx context.Context, in *struct {
 			SessionPath
@@ -55,7 +53,7 @@ func (a *api) files() {
 		) (*answer[FileList], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			list, err := of().Files(ctx, in.Session, in.At)
+			list, err := a.of(ctx, in.Session).Files(ctx, in.Session, in.At)
 			return answered(FileList{orEmpty(list)}, err)
 		})
 	a.file(tag)
@@ -64,7 +62,7 @@ func (a *api) files() {
 		func(ctx context.Context, in *SessionPath) (*answer[ChangeList], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			list, err := of().Changes(ctx, in.Session)
+			list, err := a.of(ctx, in.Session).Changes(ctx, in.Session)
 			return answered(ChangeList{orEmpty(list)}, err)
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/diff", "get-diff", tag, "Get what a call changed, or the whole session, as a unified diff"),
@@ -75,7 +73,7 @@ func (a *api) files() {
 		) (*answer[Diff], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			text, err := of().Diff(ctx, in.Session, in.Call)
+			text, err := a.of(ctx, in.Session).Diff(ctx, in.Session, in.Call)
 			return answered(Diff{text}, err)
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/compare", "compare-sessions", tag, "Compare the files of two sessions as a unified diff"),
@@ -86,7 +84,7 @@ func (a *api) files() {
 		) (*answer[Diff], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			text, err := of().Compare(ctx, in.Session, in.Other)
+			text, err := a.of(ctx, in.Session).Compare(ctx, in.Session, in.Other)
 			return answered(Diff{text}, err)
 		})
 }

@@ -323,7 +323,7 @@ func (a *api) schedule(ctx context.Context, in *NewSchedule) (*answer[Schedule],
 		}
 		return answered(scheduleOf(&made), err)
 	}
-	call, err := a.call(in.Call, "")
+	call, err := a.call(ctx, in.Call, "")
 	if err == nil {
 		call.ID = "" // each time has its own
 		if call.Session == "" {

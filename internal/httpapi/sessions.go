@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"net/http"
@@ -98,13 +99,16 @@ func (p Place) orBeginning() fleet.At {
 // sessions registers operations on sessions.
 func (a *api) sessions() {
 	const tag = "Sessions"
-	of := func() fleet.Sessions { return a.Client.Sessions(a.Pool) }
 	submit := func(ctx context.Context, request *TurnRequest, session protocol.SessionID, key string) (*answer[*CallState], error) {
 		made, err := turn(request, session, key)
 		if err != nil {
 			return nil, err
 		}
-		ref, err := of().Submit(ctx, made)
+		sessions, err := a.using(ctx, session, true)
+		if err != nil {
+			return nil, err
+		}
+		ref, err := sessions.Submit(ctx, made)
 		return answered(&CallState{SessionID: ref.SessionID, CallID: ref.ID, State: "accepted"}, err)
 	}
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions", "new-session", tag, "Begin a session with a turn", accepted),
@@ -113,7 +117,7 @@ func (a *api) sessions() {
 			Body NewSession
 		},
 		) (*answer[*CallState], error) {
-			return submit(ctx, &in.Body.TurnRequest, in.Body.Session, in.Key)
+			return submit(ctx, &in.Body.TurnRequest, cmp.Or(in.Body.Session, protocol.NewSessionID()), in.Key)
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/turns", "send-turn", tag, "Continue a session with a turn", accepted),
 		func(ctx context.Context, in *struct {
@@ -128,7 +132,11 @@ func (a *api) sessions() {
 		func(ctx context.Context, in *Limited) (*answer[SessionList], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			list, leftOut, err := of().List(ctx, in.Limit)
+			lists := a.Client.Sessions(a.Pool).List
+			if a.Local != nil {
+				lists = a.Local.List
+			}
+			list, leftOut, err := lists(ctx, in.Limit)
 			return answered(SessionList{orEmpty(list), leftOut}, err)
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/search", "search-sessions", tag, "Search the conversations and calls of all sessions for words"),
@@ -140,13 +148,16 @@ func (a *api) sessions() {
 		) (*answer[report.Found], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			return answered(of().Search(ctx, fleet.Search{Words: in.Words, Since: in.Since, Limit: in.Limit}))
+			return answered(a.Client.Sessions(a.Pool).Search(ctx, fleet.Search{Words: in.Words, Since: in.Since, Limit: in.Limit}))
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}", "get-session", tag, "Get a session with its turns"),
 		func(ctx context.Context, in *SessionPath) (*answer[*report.Session], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			return answered(of().Show(ctx, in.Session))
+			if a.Local != nil {
+				return answered(a.Local.Show(ctx, in.Session))
+			}
+			return answered(a.Client.Sessions(a.Pool).Show(ctx, in.Session))
 		})
 	huma.Register(a.huma, operation(http.MethodDelete, "/sessions/{session}", "remove-session", tag, "Remove a session with all that is stored of it"),
 		func(ctx context.Context, in *struct {
@@ -154,20 +165,28 @@ func (a *api) sessions() {
 			Force bool `query:"force" doc:"Also with unfinished calls, which are cancelled."`
 		},
 		) (*answer[report.Removed], error) {
-			return answered(of().Remove(ctx, in.Session, in.Force))
+			sessions, err := a.using(ctx, in.Session, false)
+			if err != nil {
+				return nil, err
+			}
+			return answered(sessions.Remove(ctx, in.Session, in.Force))
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/calls", "list-session-calls", tag, "List the calls of a session that run or wait"),
 		func(ctx context.Context, in *SessionPath) (*answer[UnfinishedList], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			list, err := of().Unfinished(ctx, in.Session)
+			list, err := a.of(ctx, in.Session).Unfinished(ctx, in.Session)
 			return answered(UnfinishedList{orEmpty(list)}, err)
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/cancel", "cancel-session", tag, "Cancel the running and waiting calls of a session"),
 		func(ctx context.Context, in *SessionPath) (*answer[Cancelled], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			calls, err := of().Cancel(ctx, in.Session)
+			cancels := a.Client.Sessions(a.Pool).Cancel
+			if a.Local != nil {
+				cancels = a.Local.Cancel
+			}
+			calls, err := cancels(ctx, in.Session)
 			return answered(Cancelled{orEmpty(calls)}, late(ctx, err))
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/fork", "fork-session", tag, "Fork a session, with its files, at a call or the end of a turn", created),
@@ -179,7 +198,11 @@ func (a *api) sessions() {
 			}
 		},
 		) (*answer[Forked], error) {
-			turns, err := of().Fork(ctx, in.Session, in.Body.at(), in.Body.To)
+			sessions, err := a.using(ctx, in.Body.To, false)
+			if err != nil {
+				return nil, err
+			}
+			turns, err := sessions.Fork(ctx, in.Session, in.Body.at(), in.Body.To)
 			return answered(Forked{in.Body.To, turns}, err)
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/merge", "merge-session", tag, "Merge the files and the answer of a fork into a session"),
@@ -190,7 +213,11 @@ func (a *api) sessions() {
 			}
 		},
 		) (*answer[report.Merged], error) {
-			return answered(of().Merge(ctx, in.Body.Fork, in.Session))
+			sessions, err := a.using(ctx, in.Session, false)
+			if err != nil {
+				return nil, err
+			}
+			return answered(sessions.Merge(ctx, in.Body.Fork, in.Session))
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/restore", "restore-session", tag, "Restore the files of a session as they were after a call"),
 		func(ctx context.Context, in *struct {
@@ -200,7 +227,11 @@ func (a *api) sessions() {
 			}
 		},
 		) (*answer[Restored], error) {
-			written, removed, err := of().Restore(ctx, in.Session, in.Body.Call)
+			sessions, err := a.using(ctx, in.Session, false)
+			if err != nil {
+				return nil, err
+			}
+			written, removed, err := sessions.Restore(ctx, in.Session, in.Body.Call)
 			return answered(Restored{written, removed}, err)
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/revert", "revert-session", tag, "Undo effects outside of the workspace, behind a call or a turn, or all"),
@@ -209,7 +240,11 @@ func (a *api) sessions() {
 			Body Place
 		},
 		) (*answer[EffectList], error) {
-			effects, err := of().Revert(ctx, in.Session, in.Body.orBeginning())
+			sessions, err := a.using(ctx, in.Session, false)
+			if err != nil {
+				return nil, err
+			}
+			effects, err := sessions.Revert(ctx, in.Session, in.Body.orBeginning())
 			return answered(EffectList{orEmpty(effects)}, err)
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/compact", "compact-session", tag, "Have a coordinator replace older replies of a session by a summary"),
@@ -220,21 +255,25 @@ func (a *api) sessions() {
 		) (*answer[Compacted], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			compacted, err := of().Compact(ctx, in.Session, in.Model)
+			sessions, err := a.using(ctx, in.Session, true)
+			if err != nil {
+				return nil, err
+			}
+			compacted, err := sessions.Compact(ctx, in.Session, in.Model)
 			return answered(Compacted{compacted}, late(ctx, err))
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/effects", "list-effects", tag, "List effects outside of the workspace"),
 		func(ctx context.Context, in *SessionPath) (*answer[EffectList], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			effects, err := of().Effects(ctx, in.Session, Place{}.orBeginning())
+			effects, err := a.of(ctx, in.Session).Effects(ctx, in.Session, Place{}.orBeginning())
 			return answered(EffectList{orEmpty(effects)}, err)
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/export", "export-session", tag, "Export the events of a session, one JSON object a line", ndjson),
 		func(ctx context.Context, in *SessionPath) (*huma.StreamResponse, error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			history, err := of().Log(ctx, in.Session)
+			history, err := a.of(ctx, in.Session).Log(ctx, in.Session)
 			if err != nil {
 				return nil, problem(err)
 			}
@@ -253,14 +292,18 @@ func (a *api) sessions() {
 			if err != nil {
 				return nil, ofRequest(http.StatusUnprocessableEntity, err.Error())
 			}
-			turns, err := of().Import(ctx, events, in.Session)
+			sessions, err := a.using(ctx, in.Session, false)
+			if err != nil {
+				return nil, err
+			}
+			turns, err := sessions.Import(ctx, events, in.Session)
 			return answered(Forked{in.Session, turns}, err)
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/questions", "list-questions", tag, "List what waits for a person: approvals, and questions of running calls"),
 		func(ctx context.Context, _ *struct{}) (*answer[QuestionList], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			list, err := of().Approvals(ctx)
+			list, err := a.Client.Sessions(a.Pool).Approvals(ctx)
 			return answered(QuestionList{orEmpty(list)}, err)
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/approve", "approve-call", tag, "Approve or refuse a call that waits for it"),
@@ -275,7 +318,7 @@ func (a *api) sessions() {
 		) (*struct{}, error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			return done(of().Approve(ctx, in.Session, in.Body.Call, protocol.Approval{Granted: in.Body.Granted, Note: in.Body.Note}))
+			return done(a.of(ctx, in.Session).Approve(ctx, in.Session, in.Body.Call, protocol.Approval{Granted: in.Body.Granted, Note: in.Body.Note}))
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/answer", "answer-question", tag, "Answer a question of a running call"),
 		func(ctx context.Context, in *struct {
@@ -290,7 +333,7 @@ func (a *api) sessions() {
 		) (*struct{}, error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			return done(of().Answer(ctx, in.Session, in.Body.Call, protocol.Answer{Question: in.Body.Question, Action: in.Body.Action, Content: in.Body.Content}))
+			return done(a.of(ctx, in.Session).Answer(ctx, in.Session, in.Body.Call, protocol.Answer{Question: in.Body.Question, Action: in.Body.Action, Content: in.Body.Content}))
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/resolve", "resolve-call", tag, "Say what became of a call of unknown outcome"),
 		func(ctx context.Context, in *struct {
@@ -303,7 +346,7 @@ func (a *api) sessions() {
 		) (*struct{}, error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			return done(of().Resolve(ctx, in.Session, in.Body.Call, in.Body.Happened, ""))
+			return done(a.of(ctx, in.Session).Resolve(ctx, in.Session, in.Body.Call, in.Body.Happened, ""))
 		})
 	a.sessionEvents(tag)
 }

@@ -3,8 +3,11 @@
 package integration
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -110,4 +113,79 @@ func TestLocal_WithoutAHome(t *testing.T) {
 	got := execute(t, coordinator, launch{args: []string{"run", "--model", model, "--sandbox", "process", "--workspace", t.TempDir(), "go"}, env: []string{"HOME=" + file}})
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.stderr, "set HOME or XDG_STATE_HOME to a directory of yours that can be written to, or name one with --data")
+}
+
+// TestLocal_HTTPServesTheSessionsOfThisMachine: coordinator http shows what other commands run, and
+// what clients begin there is continued in the terminal.
+func TestLocal_HTTPServesTheSessionsOfThisMachine(t *testing.T) {
+	t.Parallel()
+	home, workspace, elsewhere, hold := t.TempDir(), t.TempDir(), t.TempDir(), newGate(t)
+	in := func(args ...string) launch { return launch{args: args, env: []string{"HOME=" + home}} }
+	model := script(t, say("Look.", bash("c1", "touch started; "+hold.pass()+"; pwd >here")), say("Done."))
+	web := start(t, coordinator, in("http", "--workspace", workspace, "--sandbox", "process", "--model", model))
+	url := web.stdout.Wait(`"url":"([^"]*)"`, web.exited, patience)
+	require.NotNil(t, url, web)
+	token, err := os.ReadFile(web.stdout.Wait(`"token_file":"([^"]*)"`, web.exited, patience)[1])
+	require.NoError(t, err)
+	api := httpAPI{url[1], strings.TrimSpace(string(token))}
+	ask := func(method, path string, body object) (status int, answer string) {
+		t.Helper()
+		var sent io.Reader = http.NoBody
+		header := http.Header{}
+		if body != nil {
+			sent = bytes.NewReader(encode(t, body))
+			header.Set("Content-Type", "application/json")
+		}
+		status, read, _, err := api.send(t.Context(), method, path, sent, header)
+		require.NoError(t, err)
+		t.Logf("%s %s: %d %.400s", method, path, status, read)
+		return status, string(read)
+	}
+	first, second := newGate(t), newGate(t)
+	defer second.open(t)
+	theirs := script(t, say("", bash("c1", "touch began; "+first.pass())), say("", bash("c2", "touch next; "+second.pass())), say("Never."))
+	run := start(t, coordinator, in("run", "--model", theirs, "--session", "theirs", "--sandbox", "process", "--workspace", elsewhere, "go"))
+	waitUntil(t, func() bool { return exists(filepath.Join(elsewhere, "began")) })
+	status, shown := ask("GET", "/v1/sessions/theirs", nil)
+	require.Equal(t, 200, status)
+	require.Contains(t, shown, `"in_use"`)
+	status, refused := ask("POST", "/v1/sessions/theirs/turns", object{"prompt": "more"})
+	require.Equal(t, 409, status)
+	require.Contains(t, refused, fmt.Sprintf("process %d of this machine runs it", run.cmd.Process.Pid))
+	status, sent := ask("POST", "/v1/calls", object{"tool": "bash", "arguments": object{"command": "touch mine"}, "session_id": "theirs"})
+	require.Equal(t, 202, status, sent)
+	first.open(t)
+	waitUntil(t, func() bool { return exists(filepath.Join(elsewhere, "next")) })
+	require.FileExists(t, filepath.Join(elsewhere, "mine"), "its calls run in its own process, in their order")
+	status, _ = ask("POST", "/v1/sessions/theirs/cancel", nil)
+	require.Equal(t, 200, status)
+	require.NotZero(t, run.wait(t), run)
+	for path, body := range map[string]object{"/v1/sessions/theirs/turns": {"prompt": "more"}, "/v1/calls": {"tool": "list", "arguments": object{"path": "."}, "session_id": "theirs"}} {
+		status, refused = ask("POST", path, body)
+		require.Equal(t, 409, status)
+		require.Contains(t, refused, "coordinator chat --session theirs")
+	}
+
+	status, _ = ask("POST", "/v1/sessions", object{"prompt": "go", "session_id": "mine"})
+	require.Equal(t, 202, status)
+	waitUntil(t, func() bool { return exists(filepath.Join(workspace, "started")) })
+	busy := execute(t, coordinator, in("run", "--model", model, "--session", "mine", "--sandbox", "process", "go on"))
+	require.Contains(t, busy.stderr, fmt.Sprintf("process %d of this machine runs it", web.cmd.Process.Pid))
+	require.Regexp(t, `go +in_use `, execute(t, coordinator, in("session", "ls")).stdout)
+	other := execute(t, coordinator, in("http", "--workspace", elsewhere, "--sandbox", "process", "--model", model))
+	require.Equal(t, 2, other.code, other.stderr)
+	require.Contains(t, other.stderr, fmt.Sprintf("runs already, as process %d", web.cmd.Process.Pid))
+	hold.open(t)
+	waitUntil(t, func() bool {
+		_, shown := ask("GET", "/v1/sessions/mine", nil)
+		return strings.Contains(shown, `"answered"`)
+	})
+	require.FileExists(t, filepath.Join(workspace, "here"))
+	more := execute(t, coordinator, in("run", "--json", "--model", script(t, say("1"), say("2"), say("", bash("c1", "cat here >again")), say("Continued.")), "--session", "mine", "--sandbox", "process", "go on"))
+	require.Equal(t, 0, more.code, more.stderr)
+	require.FileExists(t, filepath.Join(workspace, "again"), "in the same directory")
+	_, shown = ask("GET", "/v1/sessions/mine", nil)
+	require.Contains(t, shown, `"turn":2`)
+	require.NoError(t, web.cmd.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, 0, web.wait(t), web)
 }

@@ -58,7 +58,7 @@ func (s *Server) runner(
 		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
 	}
 	if ask != nil {
-		served, err := ask(mcptools.Rules{Policy: rules, MinLevel: s.options.MinLevel}, set, servers)
+		served, err := ask(mcptools.Rules{Policy: rules, MinLevel: s.options.MinLevel, Pool: s.options.Pool}, set, servers)
 		if errors.Is(err, loop.ErrRemoved) || errors.Is(err, loop.ErrUncompleted) {
 			return nil, protocol.Errorf(protocol.CodeNotFound, "%v", err)
 		}
@@ -74,6 +74,7 @@ func (s *Server) runner(
 	if err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "toolsets: %v", err)
 	}
+	table = table.InPool(cmp.Or(s.options.Pool, protocol.DefaultPool))
 	guard, err := wire.ParseGuard(string(turn.Guard))
 	if err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)

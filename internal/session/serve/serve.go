@@ -124,8 +124,13 @@ type Toolbox struct {
 	Agents []loop.Agent
 	// Schedules has the triggers that sessions set; nil where this coordinator starts none.
 	Schedules *schedule.Store
-	// Sandbox is the sandbox that all sessions use; "" means one each.
+	// Sandbox is the sandbox that all sessions use; "" means one each. Pool runs the calls of tools
+	// that name none; "" means [protocol.DefaultPool].
 	Sandbox string
+	Pool    protocol.Pool
+	// Alone has this process alone run a turn of a session until release; nil is for a fleet where
+	// claims suffice.
+	Alone func(ctx context.Context, session protocol.SessionID) (release func(), err error)
 }
 
 // Rules say which tool calls turns may make.
@@ -210,6 +215,19 @@ func (s *Server) Running() int {
 // Any coordinator takes, and refuses, a call that is no turn.
 func (s *Server) CanRun(n lane.Requirements) bool {
 	return n.Model == "" || s.options.Models[n.Model] != nil
+}
+
+// Admit implements [lane.Host].
+func (s *Server) Admit(ctx context.Context, run *lane.Run) (leave func(), refusal *protocol.Result) {
+	if s.options.Alone == nil {
+		return s.DefaultHost.Admit(ctx, run)
+	}
+	leave, err := s.options.Alone(ctx, run.Call.SessionID)
+	if err != nil {
+		refused := wire.NewResult(run.Call, protocol.StatusRejected, protocol.Errorf(protocol.CodeBusy, "%v", err))
+		return func() {}, &refused
+	}
+	return leave, nil
 }
 
 // info describes this coordinator.
