@@ -177,6 +177,10 @@ http-overhead: ## Check that a call over HTTP takes at most 1 ms longer than by 
 http-schemathesis: build ## Try the HTTP API with what schemathesis makes of its description, for SECONDS (default 300; needs python3 and PyPI)
 	test/interop/schemathesis.sh bin/coordinator $(or $(SECONDS),300)
 
+.PHONY: webhooks
+webhooks: build ## Run the receivers of docs/webhooks.md in Python and TypeScript (needs python3, npm, curl, PyPI and the npm registry)
+	test/interop/webhooks.sh bin/coordinator
+
 .PHONY: git
 git: program bin/git-$(GIT)/bin/git ## Hold the guard of git against git GIT, which it builds (GIT=version GIT_SUM=sha256; needs a C compiler, zlib, curl)
 	export PATH="$(CURDIR)/bin/git-$(GIT)/bin:$$PATH" TOOLFLEET_INTEGRATION=required && git --version && \

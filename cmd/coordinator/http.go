@@ -219,6 +219,7 @@ type httpCommand struct {
 	UntilStdinCloses bool     `help:"End when standard input is closed: the program that has started this one has ended."`
 	webFlags         `group:"HTTP API:"`
 	issuerFlags      `group:"HTTP API:"`
+	webhookFlags     `group:"HTTP API:"`
 	turnBounds
 	replyFlags    `group:"Model:"`
 	providerFlags `group:"Model:"`
@@ -238,6 +239,10 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	tokens, err := c.check(issuer != nil)
+	if err != nil {
+		return err
+	}
+	hosts, err := c.hosts()
 	if err != nil {
 		return err
 	}
@@ -288,6 +293,9 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 	defer background.Wait()
 	serving, rest := context.WithCancel(ctx)
 	defer rest()
+	if err := c.send(ctx, serving, p, env.Fleet, hosts, &background); err != nil {
+		return err
+	}
 	var turns *sessionServer
 	local, keep := env.Served(), env.Data
 	if local != nil { // the directory of the token is not one of a session

@@ -50,6 +50,7 @@ type grammar struct {
 	Session    sessionCommand    `cmd:"" help:"Inspect and manage sessions: ls, show, log, export, files, diff, pull, restore, fork, merge, attach, cancel, rm."`
 	Schedule   scheduleCommand   `cmd:"" help:"Start turns and tool calls at set times: add, ls, result, pause, resume, rm."`
 	Limits     limitsCommand     `cmd:"" help:"Limit how many calls of a lane run at once, and start in a time: set, ls, rm."`
+	Webhook    webhookCommand    `cmd:"" help:"Notify receivers over HTTP of what ends, or waits for a person: add, ls, test, resume, rm."`
 	Template   templateCommand   `cmd:"" help:"Templates for the workspaces of new sessions: create, ls, rm."`
 	JoinToken  joinTokenCommand  `cmd:"" name:"join-token" files:"none" help:"Let other machines join the fleet of a coordinator serve on this machine: add, ls, rm."`
 	Token      tokenCommand      `cmd:"" files:"none" help:"Tokens of clients over HTTP, for each server of a fleet: add, ls, rm."`
@@ -107,6 +108,10 @@ func examples() map[string][]string {
 		"limits": {
 			`coordinator limits set --nats nats://nats1:4222 'account/*' --concurrent 5 --rate 60/min --burst 10`,
 			`coordinator limits ls --nats nats://nats1:4222`,
+		},
+		"webhook": {
+			`coordinator webhook add --nats nats://nats1:4222 --event turn.ended,approval.waiting https://hooks.example.com/toolfleet`,
+			`coordinator webhook ls --nats nats://nats1:4222`,
 		},
 		"template": {`coordinator template create --nats nats://nats1:4222 base ~/src/project`},
 		"context": {

@@ -27,10 +27,12 @@ import (
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/session/approval"
 	"github.com/toolfleet/toolfleet/internal/session/schedule"
 	"github.com/toolfleet/toolfleet/internal/session/serve"
+	"github.com/toolfleet/toolfleet/internal/session/webhook"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -58,6 +60,7 @@ type serveCommand struct {
 	hookFlag                `group:"Policy:"`
 	clientFlags             `group:"MCP over HTTP:"`
 	webFlags                `group:"HTTP API:"`
+	webhookFlags            `group:"HTTP API:"`
 }
 
 // turnBounds bound the turns of a serving coordinator.
@@ -115,6 +118,37 @@ type clientFlags struct {
 	issuerFlags
 	taskFlag
 	approveFlag
+}
+
+// webhookFlags say which receivers a coordinator reaches.
+type webhookFlags struct {
+	WebhookHost  []string `placeholder:"HOST" help:"Hosts that webhooks are sent to, separated by commas: HOST, HOST:PORT, *.SUFFIX, or all. Addresses that are not public are reached only if they are listed, too. Default: none, so this coordinator sends no webhooks."`
+	WebhookPlain bool     `help:"Send webhooks over plain HTTP to the loopback addresses of --webhook-host, for development."`
+}
+
+// hosts reads the list of hosts.
+func (f *webhookFlags) hosts() (egress.Allow, error) {
+	allow, err := egress.ParseAllow(strings.Join(f.WebhookHost, ","))
+	switch {
+	case err != nil:
+		return allow, cli.Usagef("--webhook-host: %v", err)
+	case f.WebhookPlain && allow.Empty():
+		return allow, cli.Usagef("--webhook-plain needs --webhook-host")
+	}
+	return allow, nil
+}
+
+// send sends webhooks to hosts until serving ends.
+func (f *webhookFlags) send(ctx, serving context.Context, p program, fl *fleet.Fleet, hosts egress.Allow, background *sync.WaitGroup) error {
+	if hosts.Empty() {
+		return nil
+	}
+	sender, err := webhook.NewSender(ctx, webhook.Options{Fleet: fl, Allow: hosts, Plain: f.WebhookPlain, Version: p.Version, Logger: fl.Logger})
+	if err != nil {
+		return err
+	}
+	background.Go(func() { sender.Run(serving) })
+	return nil
 }
 
 // prepare checks the flags and opens what they name; it connects to nothing.
@@ -183,6 +217,10 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	if err != nil {
 		return err
 	}
+	hosts, err := c.hosts()
+	if err != nil {
+		return err
+	}
 	drain, abort := context.WithCancel(ctx)
 	defer abort()
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
@@ -205,6 +243,9 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	}
 	server, err := c.open(ctx, serving, p, env, options, &gate, &background)
 	if err != nil {
+		return err
+	}
+	if err := c.send(ctx, serving, p, env.Fleet, hosts, &background); err != nil {
 		return err
 	}
 	var others access.Any

@@ -112,6 +112,12 @@ var operations = map[string]struct {
 	"list-tokens":        {"GET /v1/tokens", "", listed, true},
 	"add-token":          {"POST /v1/tokens", `{"name": "mine", "role": "read", "tenant": "acme"}`, operator, true},
 	"remove-token":       {"DELETE /v1/tokens/ID", "", hidden, true},
+	"list-webhooks":      {"GET /v1/webhooks", "", listed, true},
+	"add-webhook":        {"POST /v1/webhooks", `{"url": "https://hooks.example/acme", "tenant": "*"}`, operator, true},
+	"remove-webhook":     {"DELETE /v1/webhooks/WEBHOOK", "", hidden, true},
+	"list-failed-events": {"GET /v1/webhooks/WEBHOOK/failed", "", hidden, true},
+	"resume-webhook":     {"POST /v1/webhooks/WEBHOOK/resume", "", hidden, true},
+	"test-webhook":       {"POST /v1/webhooks/WEBHOOK/test", "", hidden, true},
 }
 
 // TestOperations_RefuseTheWrongToken tries every operation with a token of another tenant, of role
@@ -128,6 +134,9 @@ func TestOperations_RefuseTheWrongToken(t *testing.T) {
 	require.Equal(t, 204, s.ask(t, "PUT", "/v1/limits", `{"tenant": "acme", "weight": 2}`, nil, as("owner")...))
 	var token httpapi.MadeToken
 	require.Equal(t, 201, s.ask(t, "POST", "/v1/tokens", `{"name": "ci", "role": "run", "tenant": "acme"}`, &token, as("owner")...))
+	var hook httpapi.AddedWebhook
+	require.Equal(t, 201, s.ask(t, "POST", "/v1/webhooks", `{"url": "https://hooks.example/acme"}`, &hook, as("bob")...))
+	require.Regexp(t, "^whsec_.{44}$", hook.Secret)
 	body, err := httpapi.Description("test")
 	require.NoError(t, err)
 	var described struct {
@@ -145,7 +154,7 @@ func TestOperations_RefuseTheWrongToken(t *testing.T) {
 	}
 	require.Len(t, operations, tried)
 	for id, op := range operations {
-		method, path, _ := strings.Cut(strings.Replace(op.request, "ID", token.ID, 1), " ")
+		method, path, _ := strings.Cut(strings.NewReplacer("ID", token.ID, "WEBHOOK", hook.ID).Replace(op.request), " ")
 		ask := func(headers ...string) (int, string) {
 			t.Helper()
 			status, read := s.send(t, method, path, op.body, headers...)

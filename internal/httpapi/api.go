@@ -141,6 +141,7 @@ func newAPI(mux *http.ServeMux, o Options) *api {
 	a.sessions()
 	a.files()
 	a.fleet()
+	a.webhooks()
 	describe(a.huma.OpenAPI())
 	return a
 }

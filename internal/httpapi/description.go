@@ -22,6 +22,7 @@ var groups = map[string]string{ //nolint:gochecknoglobals // a constant
 	"Schedules": "A schedule starts a turn or a call at set times.",
 	"Tokens":    "Tokens of clients count at each server of the fleet. Only the fleet's operator makes them.",
 	"Templates": "Files with which workspaces begin.",
+	"Webhooks":  "A webhook is a server that is notified of what ends, or waits for a person. It needs the role operate.",
 }
 
 // refusals say what an answer with a status means, and which codes it has.
@@ -47,6 +48,7 @@ var sent = map[string]any{ //nolint:gochecknoglobals // a constant
 	"send-call.Idempotency-Key": "c1", "new-session.Idempotency-Key": "t1", "send-turn.Idempotency-Key": "t2", "skip-call.call": "waits",
 	"name": "nightly", "remove-template.name": "reports", "compare-sessions.other": "fork", "remove-limit.tenant": "acme", "remove-limit.lane": nil, "import-session.session": "copy", "remove-token.token": "k3v9q2ma",
 	"unpack-archive.path": "src", "write-file.mode": "0644",
+	"webhook": "wh1", "test-webhook.wait_ms": 1000,
 }
 
 // bodies are examples of what operations are sent.
@@ -67,6 +69,7 @@ var bodies = map[string]string{ //nolint:gochecknoglobals // a constant
 	"set-limit":       `{"tenant": "acme", "concurrent": 2}`,
 	"add-schedule":    `{"name": "nightly", "cron": "0 3 * * *", "time_zone": "Europe/Berlin", "session_id": "s1", "turn": {"prompt": "Write a report."}}`,
 	"add-token":       `{"name": "ann", "role": "run", "tenant": "acme"}`,
+	"add-webhook":     `{"url": "https://hooks.example.com/toolfleet", "events": ["turn.ended", "approval.waiting"]}`,
 	"add-template":    `{"name": "reports", "session_id": "s1"}`,
 }
 

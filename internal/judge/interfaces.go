@@ -83,6 +83,10 @@ func Interfaces() []Interface {
 		{See, Token},
 		{Make, Token},
 		{Remove, Token},
+		{See, Webhook},
+		{Make, Webhook},
+		{Change, Webhook},
+		{Remove, Webhook},
 		{Make, Call},
 	}
 	return []Interface{

@@ -212,6 +212,7 @@ const (
 	Lane      Kind = "lane" // the calls of all tenants wait in lanes
 	Worker    Kind = "worker"
 	Token     Kind = "token" // of a client over HTTP
+	Webhook   Kind = "webhook"
 )
 
 // Object is what an act is about.
@@ -258,9 +259,10 @@ func Rules() []Rule {
 		{Remove, []Kind{Session, Workspace, Schedule, Trigger, Template}, RoleRun, RoleOperate},
 		{Approve, []Kind{Session}, RoleOperate, RoleOperate}, // a call that a model makes
 		{Approve, []Kind{Call}, "", RoleOperate},             // a call that a principal makes itself
-		{See, []Kind{Token}, RoleOperate, RoleOperate},
-		{Make, []Kind{Token}, RoleOperate, RoleOperate}, // for the whole fleet: see [TheFleet]
-		{Remove, []Kind{Token}, RoleOperate, RoleOperate},
+		{See, []Kind{Token, Webhook}, RoleOperate, RoleOperate},
+		{Make, []Kind{Token, Webhook}, RoleOperate, RoleOperate}, // tokens are for the whole fleet: see [TheFleet]
+		{Change, []Kind{Webhook}, RoleOperate, RoleOperate},
+		{Remove, []Kind{Token, Webhook}, RoleOperate, RoleOperate},
 	}
 }
 

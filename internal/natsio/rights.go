@@ -153,6 +153,9 @@ func TokenListRights(fleet protocol.Fleet) Rights {
 	return Rights{Publish: []string{"$JS.API.STREAM.INFO." + bucket, "$JS.API.STREAM.MSG.GET." + bucket, "$JS.API.DIRECT.GET." + bucket + "." + wire.TokensSubject(fleet)}}
 }
 
+// WebhookRights allow changing and listing webhooks, which have secrets.
+func WebhookRights(fleet protocol.Fleet) Rights { return changeRights(wire.WebhooksBucket(fleet)) }
+
 // TemplateListRights allow listing templates; [WorkspaceRights] are for changing them.
 func TemplateListRights(fleet protocol.Fleet) Rights {
 	return Rights{Pool: protocol.DefaultPool, Publish: []string{

@@ -40,11 +40,12 @@ const (
 	// halved, down to LeastCallBytes.
 	DefaultMaxBytes = 1 << 30
 	LeastCallBytes  = 64 << 20
-	// ChannelBytes, ScheduleBytes and LimitBytes bound what coordinators make later: channels,
-	// schedules and limits.
+	// ChannelBytes and the next ones bound what coordinators make later: channels, schedules,
+	// limits and webhooks.
 	ChannelBytes  = 64 << 20
 	ScheduleBytes = 16 << 20
 	LimitBytes    = 4 << 20
+	WebhookBytes  = 32 << 20
 	// DefaultStreamBytes bounds the streams that workers fill, except calls and claims, and
 	// MinStreamBytes is the least that may be asked for.
 	DefaultStreamBytes = 47 << 30
@@ -57,7 +58,7 @@ const (
 	// (max_file_store) is three quarters of it, unless it is set; WholeFree is that for WholeRoom.
 	LeastFree  = LeastRoom / 3 * 4
 	WholeFree  = WholeRoom / 3 * 4
-	laterBytes = ChannelBytes + ScheduleBytes + LimitBytes
+	laterBytes = ChannelBytes + ScheduleBytes + LimitBytes + WebhookBytes
 	// DefaultMaxClaims bounds how many claims and heartbeats there are, of at most maxClaim bytes.
 	DefaultMaxClaims = 250_000
 	maxClaim         = 16 << 10

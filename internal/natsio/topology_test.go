@@ -136,7 +136,7 @@ func TestEnsure_AServerWithLessRoom(t *testing.T) {
 		_, err := f.JS.CreateStream(t.Context(), jetstream.StreamConfig{Name: "LATER", MaxBytes: natsio.ChannelBytes + natsio.ScheduleBytes + natsio.LimitBytes})
 		require.NoError(t, err, "there is room for what is made later")
 		f = roomy(t, natsio.LeastRoom-1)
-		require.ErrorContains(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: given}), "it reserves 148 MiB, and the server has less left: its limit for files (max_file_store)")
+		require.ErrorContains(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: given}), "it reserves 180 MiB, and the server has less left: its limit for files (max_file_store)")
 	}
 }
 

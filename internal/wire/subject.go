@@ -75,6 +75,9 @@ func PartsOfMessage(subject Subject) (channel string, from protocol.SessionID, c
 	return tokens[2] + "." + tokens[3], protocol.SessionID(tokens[4]), protocol.CallID(tokens[5])
 }
 
+// WebhooksBucket is the key-value bucket of webhooks, their secrets, and what waits to be sent.
+func WebhooksBucket(f protocol.Fleet) string { return stored(f, "WEBHOOKS") }
+
 // LimitsBucket is the key-value bucket of the fleet's limits, all under the key [LimitsKey].
 func LimitsBucket(f protocol.Fleet) string { return stored(f, "LIMITS") }
 

@@ -59,6 +59,7 @@ func TestSubjects_ArePinned(t *testing.T) {
 		"MY-FLEET_SCHEDULES":                    wire.SchedulesBucket(f),
 		"$KV.MY-FLEET_PLACES.tokens":            wire.TokensSubject(f),
 		"MY-FLEET_LIMITS":                       wire.LimitsBucket(f),
+		"MY-FLEET_WEBHOOKS":                     wire.WebhooksBucket(f),
 		"$KV.MY-FLEET_LIMITS.rules":             wire.LimitsSubject(f),
 		"ready_gpu":                             wire.ReadyConsumer("gpu"),
 		"care_gpu":                              wire.CareConsumer("gpu"),

@@ -32,7 +32,7 @@ func streams() []string {
 	f := fleetName
 	names := []string{
 		wire.CallsStream(f), wire.ClaimsStream(f), wire.ResultsStream(f), wire.SessionsStream(f), wire.WorkspacesStream(f), wire.ChannelsStream(f),
-		"KV_" + wire.PlacesBucket(f), "KV_" + wire.SchedulesBucket(f), "KV_" + wire.LimitsBucket(f),
+		"KV_" + wire.PlacesBucket(f), "KV_" + wire.SchedulesBucket(f), "KV_" + wire.LimitsBucket(f), "KV_" + wire.WebhooksBucket(f),
 	}
 	for _, bucket := range objects() {
 		names = append(names, natsio.ObjectStream(bucket))
@@ -54,7 +54,7 @@ func eachSubject() []string {
 		wire.EventSubject(f, probe), wire.ResultSubject(f, probe, probe), wire.DoneSubject(f, probe, probe), wire.OutputSubject(f, probe, probe),
 		wire.LiveSubject(f, probe, probe), wire.ApprovalSubject(f, probe, probe), wire.WorkspaceSubject(f, probe), wire.MessageSubject(f, "t.c", probe, probe),
 		"tf.sent.t.c." + probe + "." + probe, wire.LimitsSubject(f), "$KV." + wire.PlacesBucket(f) + "." + wire.BodiesKey, "$KV." + wire.PlacesBucket(f) + ".secret", wire.TokensSubject(f),
-		"$KV." + wire.SchedulesBucket(f) + "." + probe,
+		"$KV." + wire.SchedulesBucket(f) + "." + probe, "$KV." + wire.WebhooksBucket(f) + "." + probe,
 	}
 	for _, pool := range []protocol.Pool{protocol.DefaultPool, protocol.SessionPool, "other"} {
 		all = append(all,
@@ -115,7 +115,7 @@ func workerRights(pool protocol.Pool) []string {
 // readerRights are what a user that only reads may publish.
 func readerRights() (may []string) {
 	for _, stream := range streams() {
-		if may = append(may, "$JS.API.STREAM.INFO."+stream); stream == "KV_"+wire.PlacesBucket(fleetName) { // it has the secret of the fleet
+		if may = append(may, "$JS.API.STREAM.INFO."+stream); stream == "KV_"+wire.PlacesBucket(fleetName) || stream == "KV_"+wire.WebhooksBucket(fleetName) { // they have secrets
 			continue
 		}
 		may = append(may, "$JS.API.STREAM.MSG.GET."+stream, "$JS.API.DIRECT.GET."+stream, "$JS.API.DIRECT.GET."+stream+"."+probe)

@@ -43,10 +43,10 @@ type described struct {
 
 // first and last are the operations that the others need, and those that end what they need.
 var (
-	first = []string{"new-session", "list-questions", "approve-call", "send-call", "send-calls", "fork-session", "set-limit", "add-schedule", "add-template"} //nolint:gochecknoglobals // constants
+	first = []string{"new-session", "list-questions", "approve-call", "send-call", "send-calls", "fork-session", "set-limit", "add-schedule", "add-template", "add-webhook"} //nolint:gochecknoglobals // constants
 	last  = []string{
 		"remove-file", "skip-call", "kill-lane", "merge-session", "restore-session", "revert-session", "compact-session", "cancel-call", "cancel-session",
-		"remove-limit", "remove-schedule", "remove-template", "remove-session",
+		"remove-limit", "remove-schedule", "remove-template", "remove-session", "test-webhook", "remove-webhook",
 	}
 	// refused are examples of what this test does not make.
 	refused = map[string]int{"answer-question": http.StatusNotFound, "resolve-call": http.StatusNotFound, "remove-token": http.StatusNotFound}
@@ -119,6 +119,8 @@ func example(t *testing.T, api httpAPI, op *described) (status, kind string, ans
 		w := tar.NewWriter(&archive)
 		require.NoError(t, errors.Join(w.WriteHeader(&tar.Header{Name: "empty", Mode: 0o644, Typeflag: tar.TypeReg}), w.Close()))
 		body = archive.Bytes()
+	case "remove-webhook", "resume-webhook", "test-webhook", "list-failed-events":
+		path = strings.Replace(path, "wh1", firstWebhook(t, api), 1)
 	case "approve-call":
 		body = bytes.Replace(body, []byte("c4"), []byte(waiting(t, api)), 1)
 	case "skip-call":
@@ -140,6 +142,21 @@ func example(t *testing.T, api httpAPI, op *described) (status, kind string, ans
 		assert.Less(t, code, 300, "%s: %s", op.ID, answer)
 	}
 	return fmt.Sprint(code), kind, answer
+}
+
+// firstWebhook is the id of a webhook, which the server makes.
+func firstWebhook(t *testing.T, api httpAPI) string {
+	t.Helper()
+	_, answer, _, err := api.send(t.Context(), http.MethodGet, "/v1/webhooks", http.NoBody, http.Header{})
+	require.NoError(t, err)
+	var list struct {
+		Webhooks []struct {
+			ID string `json:"webhook_id"`
+		}
+	}
+	require.NoError(t, json.Unmarshal(answer, &list))
+	require.NotEmpty(t, list.Webhooks)
+	return list.Webhooks[0].ID
 }
 
 // waiting waits for a call that needs an approval.

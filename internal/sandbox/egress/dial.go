@@ -110,7 +110,11 @@ func (p *Proxy) passed(t Target, addrs []netip.Addr) ([]netip.Addr, error) {
 		}
 		reason = fmt.Sprintf("its address %s %s", addr, objection)
 		if objection == notPublic && addr.IsPrivate() {
-			reason += fmt.Sprintf(" (an operator can allow it with --allow-net-private %s)", netip.PrefixFrom(addr, addr.BitLen()))
+			setting := "--allow-net-private " + netip.PrefixFrom(addr, addr.BitLen()).String()
+			if p.setting != "" {
+				setting = p.setting + " " + netip.AddrPortFrom(addr, t.Port).String()
+			}
+			reason += fmt.Sprintf(" (an operator can allow it with %s)", setting)
 		}
 	}
 	if len(passed) == 0 {

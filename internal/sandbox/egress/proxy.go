@@ -73,6 +73,9 @@ type Options struct {
 	// Conns is how many connections each listener serves at once; further ones wait. Default
 	// [DefaultConns].
 	Conns int
+	// Setting is the flag that lists an address which is not public, for errors. Default:
+	// --allow-net-private, which takes ranges.
+	Setting string
 	// Idle is how long a connection stays on which no byte moves. Default [DefaultIdle].
 	Idle time.Duration
 	// Logger gets each connection at debug level; nil discards.
@@ -84,6 +87,7 @@ type Options struct {
 type Proxy struct {
 	allow    Allow
 	listed   string
+	setting  string
 	judge    *judge
 	resolver Resolver
 	dialer   *net.Dialer
@@ -98,7 +102,7 @@ func New(o Options) (*Proxy, error) {
 		return nil, fmt.Errorf("egress proxy: %d connections, idle time %s: must not be negative", o.Conns, o.Idle)
 	}
 	p := &Proxy{
-		allow: o.Allow, listed: o.Allow.String(), judge: newJudge(o), resolver: o.Resolver, dialer: &net.Dialer{},
+		allow: o.Allow, listed: o.Allow.String(), setting: o.Setting, judge: newJudge(o), resolver: o.Resolver, dialer: &net.Dialer{},
 		conns: cmp.Or(o.Conns, DefaultConns), idle: cmp.Or(o.Idle, DefaultIdle), log: o.Logger,
 	}
 	if n := len(o.Allow.rules); n > listedInText {

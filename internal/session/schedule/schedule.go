@@ -290,6 +290,9 @@ func (s *Schedule) At(t time.Time) protocol.Call {
 	}
 	call.IssuedAt = t.UTC()
 	call.Again = true // another coordinator may have sent it
+	if !s.isTurn() {
+		call.Digest, _ = wire.DigestOf(&call) // as of a single call with an id of its own; the payload was encoded before
+	}
 	return call
 }
 

@@ -7,6 +7,7 @@ from typing import Any, Dict, Literal, Tuple, TypedDict
 
 __all__ = [
     "AddTemplateRequest",
+    "AddedWebhook",
     "AnswerQuestionRequest",
     "ApproveCallRequest",
     "AskedQuestion",
@@ -32,6 +33,8 @@ __all__ = [
     "Event",
     "EventAttachment",
     "EventEffect",
+    "FailedDelivery",
+    "FailedList",
     "File",
     "FileList",
     "ForkSessionRequest",
@@ -70,6 +73,7 @@ __all__ = [
     "ResolveCallRequest",
     "RestoreSessionRequest",
     "Restored",
+    "ResumedWebhook",
     "Retry",
     "RevertCall",
     "Roots",
@@ -99,6 +103,10 @@ __all__ = [
     "Usage",
     "Use",
     "Waits",
+    "Webhook",
+    "WebhookList",
+    "WebhookRequest",
+    "WebhookTest",
     "Woken",
     "Worker",
     "WorkerList",
@@ -108,6 +116,26 @@ __all__ = [
 class AddTemplateRequest(TypedDict):
     name: str
     session_id: str
+
+
+class _AddedWebhook(TypedDict):
+    created: str
+    failed: int
+    secret: str
+    """Secret that signs what is sent. It is never shown again."""
+    url: str
+    waiting: int
+    webhook_id: str
+
+
+class AddedWebhook(_AddedWebhook, total=False):
+    delivered_at: str
+    events: list[str]
+    last_error: str
+    last_error_at: str
+    paused: str
+    session_id: str
+    tenant: str
 
 
 class _AnswerQuestionRequest(TypedDict):
@@ -394,6 +422,18 @@ class EventAttachment(_EventAttachment, total=False):
 class EventEffect(TypedDict, total=False):
     reaches: list[str]
     revert: RevertCall
+
+
+class FailedDelivery(TypedDict):
+    at: str
+    attempts: int
+    error: str
+    event_id: str
+    type: str
+
+
+class FailedList(TypedDict):
+    failed: list[FailedDelivery]
 
 
 class _File(TypedDict):
@@ -775,6 +815,10 @@ class Restored(TypedDict):
     written: int
 
 
+class ResumedWebhook(TypedDict):
+    again: int
+
+
 class _Retry(TypedDict):
     attempts: int
 
@@ -1053,6 +1097,51 @@ class Waits(TypedDict, total=False):
     slot_ms: float
 
 
+class _Webhook(TypedDict):
+    created: str
+    failed: int
+    url: str
+    waiting: int
+    webhook_id: str
+
+
+class Webhook(_Webhook, total=False):
+    delivered_at: str
+    events: list[str]
+    last_error: str
+    last_error_at: str
+    paused: str
+    session_id: str
+    tenant: str
+
+
+class WebhookList(TypedDict):
+    webhooks: list[Webhook]
+
+
+class _WebhookRequest(TypedDict):
+    url: str
+    """Where events are sent: https, or http to a loopback address. A coordinator must list its host (--webhook-host)."""
+
+
+class WebhookRequest(_WebhookRequest, total=False):
+    events: list[Literal['turn.ended', 'call.ended', 'approval.waiting', 'question.waiting']]
+    """Events that it gets. Default: all."""
+    session_id: str
+    """Only session whose events it gets. Default: all of the tenant."""
+    tenant: str
+    """Tenant whose events it gets; * means all, for the fleet's operator. Default: that of the token."""
+
+
+class _WebhookTest(TypedDict):
+    delivered: bool
+    event_id: str
+
+
+class WebhookTest(_WebhookTest, total=False):
+    last_error: str
+
+
 class Woken(TypedDict):
     missing: bool
 
@@ -1088,6 +1177,7 @@ Operation = Literal[
     "add-schedule",
     "add-template",
     "add-token",
+    "add-webhook",
     "answer-question",
     "approve-call",
     "cancel-call",
@@ -1107,6 +1197,7 @@ Operation = Literal[
     "kill-lane",
     "list-changes",
     "list-effects",
+    "list-failed-events",
     "list-files",
     "list-lanes",
     "list-limits",
@@ -1118,6 +1209,7 @@ Operation = Literal[
     "list-templates",
     "list-tokens",
     "list-tools",
+    "list-webhooks",
     "list-workers",
     "merge-session",
     "new-session",
@@ -1130,10 +1222,12 @@ Operation = Literal[
     "remove-session",
     "remove-template",
     "remove-token",
+    "remove-webhook",
     "resolve-call",
     "restore-session",
     "resume-lane",
     "resume-schedule",
+    "resume-webhook",
     "revert-session",
     "search-sessions",
     "send-call",
@@ -1141,6 +1235,7 @@ Operation = Literal[
     "send-turn",
     "set-limit",
     "skip-call",
+    "test-webhook",
     "unpack-archive",
     "wake-lane",
     "write-file",
@@ -1151,6 +1246,7 @@ OPERATIONS: Dict[Operation, Tuple[str, str]] = {
     "add-schedule": ("POST", "/v1/schedules"),
     "add-template": ("POST", "/v1/templates"),
     "add-token": ("POST", "/v1/tokens"),
+    "add-webhook": ("POST", "/v1/webhooks"),
     "answer-question": ("POST", "/v1/sessions/{session}/answer"),
     "approve-call": ("POST", "/v1/sessions/{session}/approve"),
     "cancel-call": ("POST", "/v1/calls/{session}/{call}/cancel"),
@@ -1170,6 +1266,7 @@ OPERATIONS: Dict[Operation, Tuple[str, str]] = {
     "kill-lane": ("POST", "/v1/lane/kill"),
     "list-changes": ("GET", "/v1/sessions/{session}/changes"),
     "list-effects": ("GET", "/v1/sessions/{session}/effects"),
+    "list-failed-events": ("GET", "/v1/webhooks/{webhook}/failed"),
     "list-files": ("GET", "/v1/sessions/{session}/files"),
     "list-lanes": ("GET", "/v1/lanes"),
     "list-limits": ("GET", "/v1/limits"),
@@ -1181,6 +1278,7 @@ OPERATIONS: Dict[Operation, Tuple[str, str]] = {
     "list-templates": ("GET", "/v1/templates"),
     "list-tokens": ("GET", "/v1/tokens"),
     "list-tools": ("GET", "/v1/tools"),
+    "list-webhooks": ("GET", "/v1/webhooks"),
     "list-workers": ("GET", "/v1/workers"),
     "merge-session": ("POST", "/v1/sessions/{session}/merge"),
     "new-session": ("POST", "/v1/sessions"),
@@ -1193,10 +1291,12 @@ OPERATIONS: Dict[Operation, Tuple[str, str]] = {
     "remove-session": ("DELETE", "/v1/sessions/{session}"),
     "remove-template": ("DELETE", "/v1/templates/{name}"),
     "remove-token": ("DELETE", "/v1/tokens/{token}"),
+    "remove-webhook": ("DELETE", "/v1/webhooks/{webhook}"),
     "resolve-call": ("POST", "/v1/sessions/{session}/resolve"),
     "restore-session": ("POST", "/v1/sessions/{session}/restore"),
     "resume-lane": ("POST", "/v1/lane/resume"),
     "resume-schedule": ("POST", "/v1/schedules/{name}/resume"),
+    "resume-webhook": ("POST", "/v1/webhooks/{webhook}/resume"),
     "revert-session": ("POST", "/v1/sessions/{session}/revert"),
     "search-sessions": ("GET", "/v1/search"),
     "send-call": ("POST", "/v1/calls"),
@@ -1204,6 +1304,7 @@ OPERATIONS: Dict[Operation, Tuple[str, str]] = {
     "send-turn": ("POST", "/v1/sessions/{session}/turns"),
     "set-limit": ("PUT", "/v1/limits"),
     "skip-call": ("POST", "/v1/lane/skip"),
+    "test-webhook": ("POST", "/v1/webhooks/{webhook}/test"),
     "unpack-archive": ("PUT", "/v1/sessions/{session}/archive"),
     "wake-lane": ("POST", "/v1/lane/wake"),
     "write-file": ("PUT", "/v1/sessions/{session}/file"),
