@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
@@ -119,6 +120,35 @@ def takes(client: Client) -> bool:
         return bool(client.tools())
     except Unauthorized:
         return False
+
+
+def test_webhooks(workspace: Path) -> None:
+    took: list[bytes] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            took.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Receiver) as receiver:
+        threading.Thread(target=receiver.serve_forever, daemon=True).start()
+        at = f"127.0.0.1:{receiver.server_address[1]}"
+        with Client.from_embedded(workspace, args=["--webhook-host", at, "--webhook-plain"]) as client:
+            made = client.add_webhook(url=f"http://{at}/", events=["call.ended"])
+            assert made["secret"] and client.test_webhook(made["webhook_id"])["delivered"]
+            call = client.send("bash", {"command": "true"})
+            call.result()
+            until(lambda: any(call.call_id.encode() in body for body in took))
+            assert [webhook["webhook_id"] for webhook in client.webhooks()] == [made["webhook_id"]]
+            assert client.failed_events(made["webhook_id"]) == []
+            assert client.resume_webhook(made["webhook_id"])["again"] == 0
+            client.remove_webhook(made["webhook_id"])
+            assert client.webhooks() == []
+        receiver.shutdown()
 
 
 def test_async(workspace: Path) -> None:

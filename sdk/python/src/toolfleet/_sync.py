@@ -283,6 +283,29 @@ class Client:
         """Removes a token by its id: within a second no server takes it any more."""
         self._ask("remove-token", None, {"token": id})
 
+    def webhooks(self) -> list[t.Webhook]:
+        """The receivers that the fleet notifies."""
+        return (self._ask("list-webhooks", t.WebhookList))["webhooks"]
+
+    def add_webhook(self, **webhook: Unpack[t.WebhookRequest]) -> t.AddedWebhook:
+        """Adds a receiver. Only this answer has its ``secret``, which signs what it gets."""
+        return self._ask("add-webhook", t.AddedWebhook, body=webhook)
+
+    def test_webhook(self, id: str, wait_ms: int = 30_000) -> t.WebhookTest:
+        """Sends an event to a receiver, and says whether it took that."""
+        return self._ask("test-webhook", t.WebhookTest, {"webhook": id}, query={"wait_ms": wait_ms}, timeout=wait_ms / 1000)
+
+    def failed_events(self, id: str) -> list[t.FailedDelivery]:
+        """The events that a receiver did not take."""
+        return (self._ask("list-failed-events", t.FailedList, {"webhook": id}))["failed"]
+
+    def resume_webhook(self, id: str) -> t.ResumedWebhook:
+        """Sends to a receiver again, also what failed."""
+        return self._ask("resume-webhook", t.ResumedWebhook, {"webhook": id})
+
+    def remove_webhook(self, id: str) -> None:
+        self._ask("remove-webhook", None, {"webhook": id})
+
     # Requests
 
     def _ask(
