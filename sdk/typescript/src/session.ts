@@ -215,6 +215,40 @@ export class Session {
     return new TextDecoder().decode(await this.readFile(path, options));
   }
 
+  /**
+   * Writes a file, whole or not at all, as a call of the session. It fails if the file has not the SHA-256
+   * `replaces`, or if it exists, with `create`.
+   */
+  async writeFile(path: string, content: string | Uint8Array, options: { mode?: string; replaces?: string; create?: boolean; key?: string } = {}): Promise<CallResult> {
+    const { key = crypto.randomUUID(), mode, replaces, create } = options;
+    const headers = { "Content-Type": "application/octet-stream", ...(replaces !== undefined && { "If-Match": `"${replaces}"` }), ...(create && { "If-None-Match": "*" }) };
+    return await this.#changed(await this.client.transport.json("put", "/v1/sessions/{session}/file", { ...this.#path(), query: { path, ...(mode !== undefined && { mode }) }, body: content as never }, keyed(key, undefined, headers)));
+  }
+
+  /** Removes a file, as a call of the session; only if it has the SHA-256 `replaces`. */
+  async removeFile(path: string, options: { replaces?: string; key?: string } = {}): Promise<CallResult> {
+    const { key = crypto.randomUUID(), replaces } = options;
+    const headers = replaces === undefined ? {} : { "If-Match": `"${replaces}"` };
+    return await this.#changed(await this.client.transport.json("delete", "/v1/sessions/{session}/file", { ...this.#path(), query: { path } }, keyed(key, undefined, headers)));
+  }
+
+  /** The files of the workspace as an archive, after a call or now. */
+  async archive(options: { at?: string; format?: "tar" | "tar.gz" | "tar.zst" } = {}): Promise<Uint8Array> {
+    const response = await this.client.transport.send("get", "/v1/sessions/{session}/archive", { ...this.#path(), query: options });
+    return new Uint8Array(await response.arrayBuffer());
+  }
+
+  /** Lays the files of a tar archive over the workspace or a directory of it, all or none, as a call. */
+  async unpack(archive: Uint8Array, options: { path?: string; key?: string } = {}): Promise<CallResult> {
+    const { key = crypto.randomUUID(), path } = options;
+    const type = archive[0] === 0x1f ? "application/gzip" : archive[0] === 0x28 && archive[1] === 0xb5 ? "application/zstd" : "application/x-tar";
+    return await this.#changed(await this.client.transport.json("put", "/v1/sessions/{session}/archive", { ...this.#path(), query: path === undefined ? {} : { path }, body: archive as never }, keyed(key, undefined, { "Content-Type": type })));
+  }
+
+  async #changed(state: CallState): Promise<CallResult> {
+    return await this.client.future(state.session_id, state.call_id).result();
+  }
+
   /** Which calls changed which files. */
   async changes() {
     return (await this.client.transport.json("get", "/v1/sessions/{session}/changes", this.#path())).changes;
@@ -236,8 +270,8 @@ export class Session {
 }
 
 /** A request that may be repeated: the server knows what it makes by the key. */
-export function keyed(key: string, signal?: AbortSignal) {
-  return { headers: { "Idempotency-Key": key }, signal, repeatable: true };
+export function keyed(key: string, signal?: AbortSignal, headers: Record<string, string> = {}) {
+  return { headers: { ...headers, "Idempotency-Key": key }, signal, repeatable: true };
 }
 
 function decoded(piece: OutputPiece): OutputPiece & { text: string } {

@@ -122,6 +122,19 @@ test("files of a workspace of the fleet are read as they were after a call", asy
   assert.equal((await session.changes()).length, 2);
 });
 
+test("files are written and removed as calls, and archives go in and out", async (t) => {
+  const client = await Client.fromEmbedded({ data: await directory(t), program });
+  afterwards(t, () => client.close());
+  const session = client.session("s1");
+  await session.writeFile("dir/a.bin", Uint8Array.from([0, 255]), { create: true });
+  await assert.rejects(session.writeFile("dir/a.bin", "text", { create: true }), CallError);
+  assert.deepEqual([...(await session.readFile("dir/a.bin"))], [0, 255]);
+  await client.session("s2").unpack(await session.archive({ format: "tar.gz" }), { path: "copy" });
+  assert.deepEqual([...(await client.session("s2").readFile("copy/dir/a.bin"))], [0, 255]);
+  await session.removeFile("dir/a.bin");
+  assert.deepEqual((await session.files()).map((f) => f.path), ["dir"]);
+});
+
 test("what a session may not do without a person waits for an answer", async (t) => {
   const model = await script(t, { text: "I ask.", ...bash("c1", "echo allowed") }, { text: "Done." });
   const client = await embedded(t, { model, args: ["--ask-for", "bash"] });
