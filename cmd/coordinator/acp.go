@@ -362,18 +362,18 @@ func unsaved(read func(context.Context, string) (string, error), directory strin
 		}
 		root, err := os.OpenRoot(directory)
 		if err != nil {
-			return answer, nil //nolint:nilerr // there is nothing to compare
+			return answer, nil // there is nothing to compare
 		}
 		defer func() { _ = root.Close() }() // it was only read
 		stored, err := regular.ReadIn(root, name, maxUnsaved)
 		if err != nil {
-			return answer, nil //nolint:nilerr // it is no file of the workspace, or large
+			return answer, nil // it is no file of the workspace, or large
 		}
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
 		text, err := read(ctx, filepath.Join(directory, name))
 		if err != nil || text == string(stored) || len(text) > maxUnsaved {
-			return answer, nil //nolint:nilerr // the file as it is stored is what there is
+			return answer, nil // the file as it is stored is what there is
 		}
 		diff, err := udiff.ToUnified("saved", "in the editor", string(stored), udiff.Lines(string(stored), text), udiff.DefaultContextLines)
 		if err != nil {

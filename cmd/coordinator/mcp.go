@@ -239,7 +239,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	options.Rules = c.rules(env.Fleet, show)
-	options.Rules.Policy, options.Rules.Hooks = judge, hooks
+	options.Policy, options.Hooks = judge, hooks
 	if options.Lasting = c.Nats != ""; c.shared() {
 		options.Session = session
 	}

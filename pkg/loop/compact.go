@@ -338,7 +338,7 @@ func (c *conversation) summarize(ctx context.Context, writer Model, name string,
 			{Role: RoleSystem, Text: compactSystem}, {Role: RoleUser, Text: c.session.transcript(turn, step, most)},
 		}}
 		if err = c.hookSummary(ctx, name, &request); err != nil {
-			return reply, err
+			break
 		}
 		asked := request.Tokens()
 		reply, err = writer.Reply(ctx, request, func(d Delta) {

@@ -159,8 +159,8 @@ func TestHooks_OfSingleCalls(t *testing.T) {
 	single, _ = plan("inline", "{}", nil, h.on(loop.HookAfter, denies("private")))
 	require.Equal(t, "[A hook withheld the result: private]", single.Text)
 
-	// A call that was planned before has no arguments to be changed, and hooks of each tool that does
-	// the same decide.
+	// A call that was planned before has no arguments to be changed, and hooks of each tool that
+	// does the same decide.
 	matching := changes
 	matching.Matches = func(tool string) bool { return tool == "read" }
 	act := loop.PlanAct(t.Context(), "s", "resources/read", []string{"other", "read"}, tools.Plan{Payload: protocol.FilesRead{Path: "f"}}, "file:x", &loop.SingleOptions{Hooks: []loop.Hook{matching}})

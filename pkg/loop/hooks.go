@@ -32,8 +32,8 @@ const (
 	// HookAfter is before the result of a call that was made is journaled. A hook can replace what
 	// the model reads of it; one that denies it withholds the result.
 	HookAfter HookEvent = "PostToolUse"
-	// HookBeforeModel is before a model is asked for a reply. A hook that denies it ends the turn as
-	// failed.
+	// HookBeforeModel is before a model is asked for a reply. A hook that denies it ends the turn
+	// as failed.
 	HookBeforeModel HookEvent = "BeforeModel"
 	// HookAfterModel is before a reply is shown and journaled. A hook that denies it withholds the
 	// reply, and ends the turn as failed.

@@ -93,8 +93,8 @@ type Options struct {
 	// its sub-agents one call is asked about at a time.
 	Approve func(ctx context.Context, request ApprovalRequest) (protocol.Approval, error)
 
-	// Hooks see, change and refuse tool calls, their results, requests to the model, replies, prompts
-	// and ends of turns, in their order.
+	// Hooks see, change and refuse tool calls, their results, requests to the model, replies,
+	// prompts and ends of turns, in their order.
 	Hooks []Hook
 
 	// Observe gets every event of a run: the events of the journal once they are in

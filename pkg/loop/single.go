@@ -27,8 +27,8 @@ type SingleOptions struct {
 	Guard protocol.Guard
 	// Policy decides whether the call may be made; nil allows every call.
 	Policy Policy
-	// Hooks see, change and refuse the call (HookBefore) and its result (HookAfter), in their order.
-	// They are asked each time that the call is planned, also again under its ID.
+	// Hooks see, change and refuse the call (HookBefore) and its result (HookAfter), in their
+	// order. They are asked each time that the call is planned, also again under its ID.
 	Hooks []Hook
 	// Ledger has the calls of the session before this one, for bounds of their number, and gets
 	// what was decided. With nil no earlier call is known, so these bounds allow at least one.
