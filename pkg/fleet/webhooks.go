@@ -13,8 +13,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// Webhook is a receiver of events over HTTP. [Webhooks.Add] takes URL, Events, SessionID and Tenant,
-// and sets the other fields.
+// Webhook is a receiver of events over HTTP. [Webhooks.Add] takes URL, Events, SessionID and
+// Tenant, and sets the other fields.
 type Webhook struct {
 	ID string `json:"webhook_id"`
 	// URL is where events are sent: https, or http to a loopback address.

@@ -22,8 +22,8 @@ func (b *broker) webhook(tb testing.TB, verb string, args ...string) finished {
 }
 
 // TestWebhooks_CoordinatorsAreKilled: two coordinators that run turns and send webhooks are killed
-// again and again, in the middle of requests, too, and the receiver is down at first. The end of each
-// turn, and what waits for a person, arrives with one id and the right signature.
+// again and again, in the middle of requests, too, and the receiver is down at first. The end of
+// each turn, and what waits for a person, arrives with one id and the right signature.
 func TestWebhooks_CoordinatorsAreKilled(t *testing.T) {
 	t.Parallel()
 	b := newBroker(t)

@@ -86,7 +86,8 @@ func (k *known) mustCount(id string) bool {
 	return false
 }
 
-// current returns the webhooks that there are now: one that was added before the call is among them.
+// current returns the webhooks that there are now: one that was added before the call is among
+// them.
 func (s *Sender) current(ctx context.Context) ([]*Hook, error) {
 	ctx, cancel := context.WithTimeout(ctx, opTimeout)
 	defer cancel()
@@ -113,8 +114,8 @@ func (s *Sender) current(ctx context.Context) ([]*Hook, error) {
 // has reports whether a source may have an event.
 func (s source) has(e EventType) bool { return (e == CallEnded) != (s.name == "s") }
 
-// wanted reports whether a webhook gets events of a source, and the first message that it gets: 0 if
-// that is not known.
+// wanted reports whether a webhook gets events of a source, and the first message that it gets: 0
+// if that is not known.
 func (s source) wanted(hooks []*Hook) (is bool, first uint64) {
 	for _, h := range hooks {
 		if h.Paused != "" || len(h.Events) > 0 && !slices.ContainsFunc(h.Events, s.has) {
@@ -236,15 +237,15 @@ func (s *Sender) readSome(ctx context.Context, from source, consumer jetstream.C
 		}
 	}
 	all := make([][]found, len(messages))
-	any := false
+	has := false
 	for i, msg := range messages {
 		if all[i], err = from.find(msg); err != nil { // as each time
 			s.log.WarnContext(ctx, "a message cannot be read for webhooks", slog.String("stream", from.stream), slog.String("subject", msg.Subject()), slog.Any("error", err))
 		}
-		any = any || len(all[i]) > 0
+		has = has || len(all[i]) > 0
 	}
 	var hooks []*Hook
-	if any {
+	if has {
 		if hooks, err = s.current(ctx); err != nil {
 			return err // the messages come again
 		}

@@ -77,8 +77,8 @@ type Options struct {
 	// Version is that of this program.
 	Version string
 	Logger  *slog.Logger
-	// BackOff is the wait after each failed attempt, and AckWait when a lost sender is replaced; nil
-	// and 0 mean those above.
+	// BackOff is the wait after each failed attempt, and AckWait when a lost sender is replaced;
+	// nil and 0 mean those above.
 	BackOff []time.Duration
 	AckWait time.Duration
 	// Roots are the authorities of receivers; nil means those of the system. Resolver resolves

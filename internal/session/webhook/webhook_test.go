@@ -526,7 +526,8 @@ func TestSender_ReachesListedHostsOnly(t *testing.T) {
 	}
 }
 
-// TestStore_IsOfOneTenant: others neither see nor change a webhook, and a role below operate may not.
+// TestStore_IsOfOneTenant: others neither see nor change a webhook, and a role below operate may
+// not.
 func TestStore_IsOfOneTenant(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
