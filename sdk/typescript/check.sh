@@ -36,10 +36,10 @@ for runtime in deno bun; do # with their scripts, which put the program in its p
 done
 
 # The Claude Agent SDK brings a program of 250 MB: so it is no package of the tests.
-mkdir "$fresh/claude" && cp "$examples/claude-agent.mjs" "$fresh/claude/" && cd "$fresh/claude"
+mkdir "$fresh/claude" "$fresh/home" && cp "$examples/claude-agent.mjs" "$fresh/claude/" && cd "$fresh/claude"
 npm init -y >/dev/null
 if npm install "${quiet[@]}" @anthropic-ai/claude-agent-sdk@0.3.332 zod@4.6.7 >/dev/null 2>&1; then
-  said=$(HOME=$fresh/claude timeout 300 node claude-agent.mjs)
+  said=$(HOME=$fresh/home timeout 300 node claude-agent.mjs)
   case $said in *"hi from the fleet"*) echo "claude-agent-sdk: the example ran" ;; *) echo "claude-agent-sdk: $said" >&2 && exit 1 ;; esac
 else
   printf '\n*** claude-agent-sdk SKIPPED: it cannot be installed from npm ***\n\n' >&2
