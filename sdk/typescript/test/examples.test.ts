@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
+import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import { test } from "node:test";
 import { promisify } from "node:util";
@@ -13,6 +14,11 @@ for (const name of ["vercel-ai", "openai-agents", "openai-sandbox"]) {
     const example = join(here, `../examples/${name}.ts`);
     const { stdout } = await promisify(execFile)(process.execPath, ["--import", "tsx", example], { env: { ...process.env, TOOLFLEET_COORDINATOR: program } });
     assert.match(stdout, /^It says: .*hi from the fleet/);
+    if (name === "vercel-ai") {
+      const code = await readFile(example, "utf8");
+      const page = await readFile(join(here, "../../../docs/adapters/vercel-ai.md"), "utf8");
+      assert.ok(page.includes(code.slice(code.indexOf("const client"))), "the page has the example, with another model");
+    }
   });
 }
 
