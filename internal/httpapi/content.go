@@ -1,13 +1,11 @@
 package httpapi
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
 	"net/http"
 	"os"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +14,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
+	"github.com/toolfleet/toolfleet/internal/modeltext/modelpath"
 	"github.com/toolfleet/toolfleet/internal/sandbox/isolation"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -40,6 +39,16 @@ func binary(kind string) map[string]*huma.MediaType {
 // FilePath is a path in a workspace.
 type FilePath struct {
 	Path string `query:"path" required:"true" minLength:"1" maxLength:"4096" doc:"Path in the workspace."`
+}
+
+// Resolve implements [huma.Resolver]: the path becomes the one by which tools know the file.
+func (f *FilePath) Resolve(huma.Context) []error {
+	name, refused := modelpath.File(f.Path)
+	if refused != nil {
+		return []error{&huma.ErrorDetail{Location: "query.path", Message: refused.Message, Value: f.Path}}
+	}
+	f.Path = name
+	return nil
 }
 
 // Unchanged is the condition of a change of a file.
@@ -242,9 +251,9 @@ func (a *api) archive(tag string) {
 			streamedBody
 		},
 		) (*answer[*CallState], error) {
-			dir := path.Clean(cmp.Or(in.Path, "."))
-			if _, err := protocol.SandboxKey(string(in.Session)).Join(dir); err != nil {
-				return nil, ofRequest(http.StatusUnprocessableEntity, "path: "+err.Error())
+			dir, refused := modelpath.Path(in.Path)
+			if refused != nil {
+				return nil, ofRequest(http.StatusUnprocessableEntity, "path: "+refused.Message)
 			}
 			payload, err := a.of(ctx, in.Session).Pack(ctx, in.Session, in.body, dir)
 			if err != nil {

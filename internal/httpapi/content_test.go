@@ -190,6 +190,14 @@ func TestArchives_GoInAndOut(t *testing.T) {
 		require.Contains(t, string(read), code)
 	}
 	require.EqualValues(t, "unsafe_entry", s.changed(t, "PUT", "/v1/sessions/s/archive", archived(t, "a", "a file now")).Result.Error.Code)
+	again := s.changed(t, "PUT", "/v1/sessions/s/archive", plain, "Idempotency-Key", "one")
+	require.EqualValues(t, "ok", again.Result.Status, "the first result")
+	require.EqualValues(t, "ok", s.changed(t, "PUT", "/v1/sessions/s/archive?path=/workspace/sub", plain).Result.Status)
+	for _, outside := range []string{"/", "/etc", "/workspaces", "..", "a/../.."} {
+		answer, read := s.full(t, "PUT", "/v1/sessions/s/archive?path="+outside, bytes.NewReader(plain))
+		require.Equal(t, http.StatusUnprocessableEntity, answer.StatusCode, outside)
+		require.Contains(t, string(read), "outside the workspace")
+	}
 	require.Equal(t, 404, s.ask(t, "GET", "/v1/sessions/none/archive", "", nil))
 }
 

@@ -109,8 +109,10 @@ func (r *reader) content(p Part) ([]byte, error) {
 // paths that are absolute or have "..", links that lead out, devices, modes with setuid, setgid or
 // sticky, names that differ in case only. The error is an [*Error] if it is about the archive.
 func ReadTar(ctx context.Context, from io.Reader, bodies Bodies, limits Limits) (*Delta, error) {
+	limits = limits.withDefaults()
 	r := &tarReader{
-		from: &ending{from: from}, bundle: newBundle(ctx, bodies), budget: budget{limits: limits.withDefaults()},
+		from:   &ending{ctx: ctx, from: from, left: limits.MaxBytes + int64(limits.MaxEntries)*maxHead},
+		bundle: newBundle(ctx, bodies), budget: budget{limits: limits},
 		tree: Tree{}, folded: map[string]string{},
 	}
 	delta := &Delta{Set: r.tree}
@@ -126,15 +128,27 @@ type tarReader struct {
 	folded map[string]string // names, without their case
 }
 
-// ending knows with how many zeros ends what was read.
+// maxHead is how many bytes of an archive an entry may take beside its content, on average.
+const maxHead = 16 << 10
+
+// ending knows with how many zeros ends what was read. It bounds that, also of what is no entry: an
+// archive may have any number of headers, and contents that nothing gets.
 type ending struct {
+	ctx   context.Context //nolint:containedctx // of one read
 	from  io.Reader
+	left  int64
 	zeros int
 }
 
 // Read implements [io.Reader].
 func (e *ending) Read(p []byte) (int, error) {
+	if err := e.ctx.Err(); err != nil {
+		return 0, err
+	}
 	n, err := e.from.Read(p)
+	if e.left -= int64(n); e.left < 0 {
+		return 0, limitf("", "it is longer than its files can be")
+	}
 	if rest := len(bytes.TrimRight(p[:n], "\x00")); rest > 0 {
 		e.zeros = n - rest
 	} else {
@@ -344,7 +358,7 @@ func (t Tree) Below(dir string) Tree {
 	for name, node := range t {
 		below[path.Join(dir, name)] = node
 	}
-	for above := dir; above != "."; above = parent(above) {
+	for above := dir; above != "." && above != "/"; above = parent(above) { // a path of others may be absolute
 		below[above] = Node{Type: protocol.TypeDir, Mode: 0o755}
 	}
 	return below

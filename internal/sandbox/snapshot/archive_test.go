@@ -3,6 +3,7 @@ package snapshot_test
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -52,6 +53,59 @@ func readTar(t *testing.T, archive []byte, limits snapshot.Limits) (snapshot.Tre
 	require.NoError(t, delta.Outline(t.Context(), bodies))
 	require.NoError(t, delta.Set.Validate(snapshot.Limits{}))
 	return delta.Set, bodies, nil
+}
+
+// repeated repeats some bytes.
+type repeated struct {
+	again []byte
+	at    int
+}
+
+// Read implements [io.Reader].
+func (e *repeated) Read(p []byte) (int, error) {
+	n := copy(p, e.again[e.at:])
+	e.at = (e.at + n) % len(e.again)
+	return n, nil
+}
+
+// What has no end has no entry that counts, and is refused.
+func TestArchive_OfWhatIsSkippedIsBounded(t *testing.T) {
+	t.Parallel()
+	global := headed(t, tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"comment": "x"}})
+	own := headed(t, tar.Header{Name: strings.Repeat("n", 200), Typeflag: tar.TypeReg, Mode: 0o644})
+	for name, from := range map[string]io.Reader{
+		"global headers": &repeated{again: global},
+		"long names":     &repeated{again: own[:1024]},
+		"the directory":  io.MultiReader(bytes.NewReader(headed(t, tar.Header{Name: ".", Typeflag: tar.TypeReg, Size: 1 << 40, Mode: 0o644})), &repeated{again: make([]byte, 1<<16)}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := snapshot.ReadTar(t.Context(), from, snapshot.Directory(t.TempDir()), snapshot.Limits{MaxBytes: 1 << 20, MaxEntries: 10})
+			require.ErrorIs(t, err, snapshot.ErrLimit)
+		})
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(io.ErrClosedPipe)
+	_, err := snapshot.ReadTar(ctx, &repeated{again: global}, snapshot.Directory(t.TempDir()), snapshot.Limits{})
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+// headed is the header of an entry.
+func headed(t *testing.T, h tar.Header) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	require.NoError(t, tar.NewWriter(&out).WriteHeader(&h))
+	return append(out.Bytes(), make([]byte, -out.Len()&511)...)
+}
+
+// A tree in a directory that cannot be one is refused.
+func TestArchive_BelowOnlyWhatIsInside(t *testing.T) {
+	t.Parallel()
+	all := snapshot.Tree{"f": {Type: protocol.TypeFile}}
+	for _, dir := range []string{"/", "/etc/x", "..", "../x"} {
+		require.Error(t, all.Below(dir).Validate(snapshot.Limits{}), dir)
+	}
+	require.NoError(t, all.Below("a/b").Validate(snapshot.Limits{}))
 }
 
 // What was written as an archive and read again is the same, also large files and holes.
