@@ -291,6 +291,17 @@ func TestUpdate_RemovedSessionsLeave(t *testing.T) {
 			require.NoError(t, r.index.Forget(t.Context(), "gone"))
 			require.False(t, r.onDisk(t, "xyzzyplugh"), "before any update")
 		},
+		"removed twice": func(t *testing.T, r *rig) {
+			t.Helper()
+			require.NoError(t, r.journal.Mark(t.Context(), "gone"))
+			_, err := r.journal.Forget(t.Context(), "gone", journal.RemovedAge)
+			require.NoError(t, err)
+			require.NoError(t, r.index.Update(t.Context()))
+			require.NoError(t, r.index.Forget(t.Context(), "gone"))
+			info, err := stream(t, r).Info(t.Context())
+			require.NoError(t, err)
+			require.EqualValues(t, info.State.Msgs, r.count(t, r.index, "SELECT sum(messages) FROM session"), "else each update looks at all sessions")
+		},
 		"the stream was made again": func(t *testing.T, r *rig) {
 			t.Helper()
 			config := stream(t, r).CachedInfo().Config

@@ -274,7 +274,11 @@ func (x *Index) Forget(ctx context.Context, id protocol.SessionID) error {
 	return x.change(ctx, func(o *opened) error {
 		err := within(ctx, o.write, func(tx *sql.Tx) error {
 			w := newWriter(ctx, tx)
-			w.forget(id)
+			if s := w.session(id); s.messages == 0 {
+				w.forget(id)
+			} else { // the next update finds which of its messages have left the stream
+				w.clear(s)
+			}
 			return w.close()
 		})
 		if err == nil {

@@ -302,7 +302,7 @@ func (s *Sender) route(ctx context.Context, from source, msg jetstream.Msg, all 
 			if h.Tenant != EveryTenant && h.Tenant != o.owner.Tenant || ofAgent || from.name == "s" && !o.has(at) {
 				continue
 			}
-			if err := s.noteFor(ctx, h, reference{from.name, at.Sequence, at.Index, note{f.event, o.owner.Tenant}}); err != nil {
+			if err := s.noteFor(ctx, h, len(hooks), reference{from.name, at.Sequence, at.Index, note{f.event, o.owner.Tenant}}); err != nil {
 				return err
 			}
 		}
@@ -316,18 +316,18 @@ func (s *Sender) originOf(ctx context.Context, id protocol.SessionID) (origin, e
 	return originOf(ctx, s.fleet, id)
 }
 
-// noteFor notes an event for a webhook, and pauses the webhook if too many wait.
-func (s *Sender) noteFor(ctx context.Context, h *Hook, ref reference) error {
+// noteFor notes an event for one of the webhooks, and pauses it if too many wait.
+func (s *Sender) noteFor(ctx context.Context, h *Hook, webhooks int, ref reference) error {
 	ctx, cancel := context.WithTimeout(ctx, opTimeout)
 	defer cancel()
 	if s.known.mustCount(h.ID) {
-		waiting, err := s.store.waiting(ctx, h.ID)
+		crowded, err := s.store.crowded(ctx, h.ID, webhooks)
 		if err != nil {
 			return err
 		}
-		if waiting >= maxWaiting {
-			s.log.WarnContext(ctx, "a webhook has too many deliveries that wait, and is paused", slog.String("webhook", h.ID), slog.Int("waiting", waiting))
-			return ignoreUnknown(s.store.pause(ctx, h.ID, "too many deliveries wait"))
+		if crowded {
+			s.log.WarnContext(ctx, "a webhook has too many deliveries that wait or have failed, and is paused", slog.String("webhook", h.ID))
+			return ignoreUnknown(s.store.pause(ctx, h.ID, "too many deliveries wait or have failed"))
 		}
 	}
 	return s.store.note(ctx, h.ID, ref)

@@ -313,7 +313,7 @@ func (s *Sender) deliver(ctx context.Context, r *receiver, msg jetstream.Msg) {
 	gone := errors.Is(err, errGone)
 	if err == nil {
 		later, err = s.post(ctx, r.Hook, ref, body)
-	} else if !gone { // no attempt was made
+	} else if !gone && time.Since(about.Timestamp) <= maxAge { // no attempt was made
 		s.noteError(ctx, r.ID, err)
 		_ = msg.NakWithDelay(opTimeout)
 		return

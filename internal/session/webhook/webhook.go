@@ -64,6 +64,9 @@ const (
 	maxHooks    = 1000
 	// maxWaiting is how many deliveries of a webhook wait. With one more it is paused.
 	maxWaiting = 10_000
+	// maxCrowded is how many deliveries of all webhooks wait or have failed once their bucket is
+	// half full: what the other half has room for.
+	maxCrowded = 20_000
 	// failedAge is how long a failed delivery is listed and can be sent again.
 	failedAge = 3 * 24 * time.Hour
 )
@@ -406,6 +409,20 @@ func (st *Store) waiting(ctx context.Context, id string) (int, error) {
 	}
 	about := consumer.CachedInfo()
 	return int(about.NumPending) + about.NumAckPending, nil //nolint:gosec // a bucket has fewer
+}
+
+// crowded reports whether a webhook has as many deliveries as it may have: the tenants share the
+// bucket, so once it is half full each webhook has its share of the rest.
+func (st *Store) crowded(ctx context.Context, id string, webhooks int) (bool, error) {
+	waiting, err := st.waiting(ctx, id)
+	if err != nil || waiting >= maxWaiting {
+		return true, err
+	}
+	about, err := st.stream.Info(ctx, jetstream.WithSubjectFilter(st.subject(keyFailed, id, ">")))
+	if err != nil || about.State.Bytes < natsio.WebhookBytes/2 {
+		return false, err
+	}
+	return waiting+len(about.State.Subjects) >= maxCrowded/webhooks, nil
 }
 
 // Parts of the subjects of a webhook's deliveries, and the key of what became of them.

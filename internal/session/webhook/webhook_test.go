@@ -598,3 +598,34 @@ func TestAdd_BadInput(t *testing.T) {
 	require.ErrorContains(t, err, `event "webhook.test": must be one of`)
 	require.ErrorIs(t, err, protocol.ErrInvalidName)
 }
+
+// A webhook that is not served takes no more than its share of the bucket: those of other tenants
+// need the rest.
+func TestSender_PausesWhatCrowdsOthersOut(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	bucket, err := r.fleet.JS.KeyValue(t.Context(), wire.WebhooksBucket(r.fleet.Name))
+	require.NoError(t, err)
+	for i := range 20 {
+		_, err := bucket.Put(t.Context(), fmt.Sprintf("failed.other.s.%d.0", i), make([]byte, 900<<10))
+		require.NoError(t, err)
+	}
+	for i := range 400 {
+		_, err := bucket.Put(t.Context(), fmt.Sprintf("hook.other%d", i), []byte(`{"url":"https://other.example","tenant":"other"}`))
+		require.NoError(t, err)
+	}
+	h, err := r.store.Add(judge.With(t.Context(), tenant("acme", judge.RoleOperate)), webhook.Hook{URL: "https://not-listed.example/hook"})
+	require.NoError(t, err)
+	r.begin(t, "s", "acme")
+	for turn := range 60 {
+		r.append(t, "s", ended(turn+1, "done"))
+	}
+	r.sender(t, r.fleet, nil)
+	turn := 60
+	require.Eventually(t, func() bool {
+		turn++
+		r.append(t, "s", ended(turn, "done"))
+		return r.listed(t, h.ID).Paused != ""
+	}, patience, 100*time.Millisecond)
+	require.Contains(t, r.listed(t, h.ID).Paused, "too many deliveries")
+}
