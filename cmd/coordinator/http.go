@@ -8,11 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
-	"path/filepath"
-	"runtime"
-	"strings"
 	"sync"
 
 	"github.com/toolfleet/toolfleet/internal/access"
@@ -22,10 +18,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/httpapi"
-	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/model"
-	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
-	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -41,9 +34,6 @@ type webFlags struct {
 	HTTPOpen        int    `name:"http-open" default:"1024" placeholder:"N" help:"Maximum number of requests and streams of a client that are open at once; 0 is no limit."`
 }
 
-// webTokenFile is the file of the token that is generated if none is given.
-const webTokenFile = "http.token"
-
 // check checks the flags and reads the tokens. others says that clients may have tokens that are in
 // no file.
 func (f *webFlags) check(others bool) (tokens []access.Token, err error) {
@@ -56,158 +46,24 @@ func (f *webFlags) check(others bool) (tokens []access.Token, err error) {
 		}
 		return nil, nil
 	}
-	loopback, err := checkAddress("--http", f.HTTP)
-	switch {
-	case err != nil:
-		return nil, err
-	case !loopback && f.HTTPTokens == "" && !others:
-		return nil, cli.Usagef("--http %s: other machines can reach this address: give --http-tokens, or listen on a loopback address", f.HTTP)
-	}
-	if err = checkTLS("--http", f.HTTP, "--http", f.HTTPTLSCert, f.HTTPTLSKey, loopback || f.HTTPBehindProxy); err != nil || f.HTTPTokens == "" {
-		return nil, err
-	}
-	return readTokens("--http-tokens", f.HTTPTokens)
+	return f.endpoint().check(others)
 }
 
-// readTokens reads a file of tokens, which other users of this machine may not read.
-func readTokens(flag, name string) ([]access.Token, error) {
-	file, err := regular.Open(name)
-	if err != nil {
-		return nil, cli.Usagef("%s: %v", flag, err)
-	}
-	defer file.Close()
-	if info, err := file.Stat(); err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o007 != 0 {
-		return nil, cli.Usagef("%s %s: its mode is %04o, so other users of this machine may use it: run chmod o= %[2]s", flag, name, info.Mode().Perm())
-	}
-	tokens, err := access.ReadTokens(file)
-	if err != nil {
-		return nil, cli.Usagef("%s %s: %v", flag, name, err)
-	}
-	return tokens, nil
-}
-
-// issuerFlags are about clients with tokens of an issuer.
-type issuerFlags struct {
-	OidcIssuer      string            `name:"oidc-issuer" placeholder:"URL" help:"Let clients over HTTP in with tokens of this issuer (OpenID Connect); needs --oidc-audience."`
-	OidcAudience    string            `name:"oidc-audience" placeholder:"NAME" help:"Audience that tokens of the issuer must have: this fleet, as the issuer names it."`
-	OidcRoleClaim   string            `name:"oidc-role-claim" default:"roles" placeholder:"CLAIM" help:"Claim that has the role, or a list of roles: then the greatest counts. It may be in another claim, as in realm_access.roles."`
-	OidcRoles       map[string]string `name:"oidc-roles" placeholder:"VALUE=ROLE" mapsep:"," help:"Roles that values of the claim give, separated by commas, as in staff=run,admins=operate. Default: read, run and operate by their names."`
-	OidcTenantClaim string            `name:"oidc-tenant-claim" placeholder:"CLAIM" help:"Claim that has the tenant. Default: all clients are of the tenant default."`
-}
-
-// issuer is the issuer of the flags; nil without one.
-func (f *issuerFlags) issuer() (*oidc.Issuer, error) {
-	if f.OidcIssuer == "" {
-		if f.OidcAudience != "" || len(f.OidcRoles) > 0 || f.OidcTenantClaim != "" {
-			return nil, cli.Usagef("--oidc-audience, --oidc-roles and --oidc-tenant-claim need --oidc-issuer")
-		}
-		return nil, nil //nolint:nilnil // none
-	}
-	o := oidc.Options{Issuer: f.OidcIssuer, Audience: f.OidcAudience, RoleClaim: f.OidcRoleClaim, TenantClaim: f.OidcTenantClaim}
-	for value, role := range f.OidcRoles {
-		if o.Roles == nil {
-			o.Roles = map[string]judge.Role{}
-		}
-		o.Roles[value] = judge.Role(role)
-	}
-	issuer, err := oidc.New(o)
-	if err != nil {
-		return nil, cli.Usagef("--oidc-issuer: %v", err)
-	}
-	return issuer, nil
-}
-
-// clientsOf knows clients by the tokens of the fleet, and by those of an issuer, until ctx ends.
-func clientsOf(ctx context.Context, fl *fleet.Fleet, issuer *oidc.Issuer, background *sync.WaitGroup) access.Any {
-	watch := stored.NewWatch(stored.Store{JS: fl.JS, Fleet: fl.Name, Signer: fl.Signer}, fl.Logger)
-	background.Go(func() { watch.Run(ctx) })
-	if issuer == nil {
-		return access.Any{watch}
-	}
-	background.Go(func() { issuer.Watch(ctx, fl.Logger) })
-	return access.Any{watch, issuer}
-}
-
-// webServer is the HTTP API at an address.
-type webServer struct {
-	listener net.Listener
-	URL      string `json:"url"`
-	// Token is the file of the generated token; "" if tokens were given, or none is needed.
-	Token  string `json:"token_file,omitempty"`
-	access access.Verifier
-	shares *access.Shares
-	proxy  bool
-	end    func()
-}
-
-// listen listens for clients. Every user of this machine reaches a port, so if there is no token
-// one is generated and stored in dir; only its owner can use a socket.
-func (f *webFlags) listen(ctx context.Context, tokens []access.Token, others access.Any, dir string) (w *webServer, err error) {
-	w = &webServer{shares: &access.Shares{Rate: f.HTTPRate, Open: f.HTTPOpen}, proxy: f.HTTPBehindProxy}
-	if w.listener, w.URL, w.end, err = listenAt(ctx, f.HTTP); err != nil {
-		return nil, cli.Usagef("--http: %v", err)
-	}
-	if w.listener, w.URL, err = overTLS(w.listener, w.URL, "--http", f.HTTPTLSCert, f.HTTPTLSKey); err != nil {
-		return nil, err
-	}
-	if w.access, w.Token, err = withOwn(tokens, others, f.HTTP, filepath.Join(dir, webTokenFile)); err != nil {
-		return nil, errors.Join(fmt.Errorf("token of the HTTP API: %w", err), w.listener.Close())
-	}
-	return w, nil
-}
-
-// listenAt listens at an address, or at a socket (unix:PATH). url is what clients connect to, and
-// end removes the socket.
-func listenAt(ctx context.Context, address string) (listener net.Listener, url string, end func(), err error) {
-	if path, isSocket := strings.CutPrefix(address, unixPrefix); isSocket {
-		listener, err = listenUnix(ctx, path)
-		return listener, address, func() { _ = os.Remove(path) }, err
-	}
-	if listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", address); err == nil {
-		url = "http://" + listener.Addr().String()
-	}
-	return listener, url, func() {}, err
-}
-
-// withOwn knows the clients of an address: those of the tokens of a file, and others. Without a
-// file only its owner can use a socket, and needs no token; a loopback address has a token of the
-// server's own, which is read from a file, or generated: file is its name then.
-func withOwn(tokens []access.Token, others access.Any, address, path string) (all access.Verifier, file string, err error) {
-	loopback, err := checkAddress("", address)
-	if len(tokens) > 0 || !loopback || err != nil {
-		return append(access.Any{access.NewTokens(tokens...)}, others...), "", err
-	}
-	if strings.HasPrefix(address, unixPrefix) {
-		return nil, "", nil
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, "", err
-	}
-	token, err := embedded.LoadToken(path)
-	if err != nil {
-		return nil, "", err
-	}
-	return append(access.Any{access.NewTokens(access.OwnToken(token))}, others...), path, nil
-}
-
-// sendingToken says to clients of a server with a token of its own which one to send.
-func sendingToken(file string) string {
-	if file == "" {
-		return ""
-	}
-	return " for clients that send the token in " + file + " (Authorization: Bearer TOKEN)"
-}
-
-// announce says where the API is.
-func (w *webServer) announce(to io.Writer) {
-	_, _ = fmt.Fprintf(to, "coordinator: the HTTP API is at %s%s\n", w.URL, sendingToken(w.Token))
+// endpoint is where clients of the API connect.
+func (f *webFlags) endpoint() *endpoint {
+	return &endpoint{f.HTTP, "--http", "--http", f.HTTPTokens, f.HTTPTLSCert, f.HTTPTLSKey, f.HTTPBehindProxy}
 }
 
 // serve serves clients until ctx ends.
-func (w *webServer) serve(ctx context.Context, options httpapi.Options) error {
-	defer w.end()
-	options.Access, options.Shares, options.AnyHost = w.access, w.shares, w.proxy
-	return access.Serve(ctx, w.listener, httpapi.New(options), access.DefaultBounds())
+func (f *webFlags) serve(ctx context.Context, l *listening, options httpapi.Options) error {
+	defer l.end()
+	options.Access, options.Shares, options.AnyHost = l.access, &access.Shares{Rate: f.HTTPRate, Open: f.HTTPOpen}, f.HTTPBehindProxy
+	return access.Serve(ctx, l.listener, httpapi.New(options), access.DefaultBounds())
+}
+
+// announceHTTP says where the API is.
+func announceHTTP(to io.Writer, l *listening) {
+	_, _ = fmt.Fprintf(to, "coordinator: the HTTP API is at %s%s\n", l.URL, l.sendingToken())
 }
 
 // httpCommand serves the HTTP API over the fleet of this machine's sessions, or over one of its own.
@@ -319,7 +175,7 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 			return err
 		}
 	}
-	w, err := c.listen(ctx, tokens, clientsOf(serving, env.Fleet, issuer, &background), keep)
+	l, err := c.endpoint().listen(ctx, tokens, clientsOf(serving, env.Fleet, issuer, &background), keep)
 	if err != nil {
 		return err
 	}
@@ -329,10 +185,10 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 			over()
 		}()
 	}
-	w.announce(p.Stderr)
+	announceHTTP(p.Stderr, l)
 	keepIndexed(serving, p, env, &background)
-	if err := json.NewEncoder(p.Stdout).Encode(w); err != nil {
-		return errors.Join(err, w.listener.Close())
+	if err := json.NewEncoder(p.Stdout).Encode(l); err != nil {
+		return errors.Join(err, l.listener.Close())
 	}
 	options := httpapi.Options{
 		Client: env.Client, Table: func() *tools.Table { return box.Table }, Pool: env.Pool(), MinLevel: c.DefaultMinLevel(), Policy: judge, Hooks: hooks,
@@ -342,11 +198,11 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 		options.Local = local
 	}
 	if turns == nil {
-		return w.serve(ctx, options)
+		return c.serve(ctx, l, options)
 	}
 	background.Go(func() {
 		defer over()
-		if err := w.serve(serving, options); err != nil {
+		if err := c.serve(serving, l, options); err != nil {
 			p.warn(err.Error())
 		}
 	})
@@ -380,4 +236,15 @@ func keepIndexed(ctx context.Context, p program, env *environment.Environment, b
 			p.warn(fmt.Sprintf("sessions cannot be searched: %v", err))
 		}
 	})
+}
+
+// clientsOf knows clients by the tokens of the fleet, and by those of an issuer, until ctx ends.
+func clientsOf(ctx context.Context, fl *fleet.Fleet, issuer *oidc.Issuer, background *sync.WaitGroup) access.Any {
+	watch := stored.NewWatch(stored.Store{JS: fl.JS, Fleet: fl.Name, Signer: fl.Signer}, fl.Logger)
+	background.Go(func() { watch.Run(ctx) })
+	if issuer == nil {
+		return access.Any{watch}
+	}
+	background.Go(func() { issuer.Watch(ctx, fl.Logger) })
+	return access.Any{watch, issuer}
 }

@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"net/url"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -32,7 +29,7 @@ type mcpCommand struct {
 	Toolset   []string `default:"core" help:"Toolsets of the clients, separated by commas."`
 	Listen    string   `placeholder:"ADDR" brief:"Serve over HTTP at ADDR, or unix:PATH. Default: stdio." help:"Address to serve clients on by streamable HTTP, as in 127.0.0.1:7080, or unix:PATH for a socket. Default: one client on stdin and stdout."`
 
-	httpFlags   `group:"MCP over HTTP:"`
+	mcpFlags    `group:"MCP over HTTP:"`
 	issuerFlags `group:"MCP over HTTP:"`
 	taskFlag    `group:"MCP over HTTP:"`
 	approveFlag `group:"Policy:"`
@@ -41,8 +38,8 @@ type mcpCommand struct {
 	environment.Flags
 }
 
-// httpFlags are about clients of the Model Context Protocol over HTTP.
-type httpFlags struct {
+// mcpFlags are about clients of the Model Context Protocol over HTTP.
+type mcpFlags struct {
 	McpTokens   string   `placeholder:"FILE" brief:"File of bearer tokens for clients over HTTP." help:"File of bearer tokens for clients over HTTP, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Default: the tokens of the fleet (coordinator token) and, on loopback, one token in a file that is named at the start."`
 	McpTLSCert  string   `name:"mcp-tls-cert" placeholder:"FILE" help:"Certificate (PEM) with which MCP is served over TLS; needs --mcp-tls-key."`
 	McpTLSKey   string   `name:"mcp-tls-key" placeholder:"FILE" help:"Private key (PEM) of the certificate."`
@@ -98,27 +95,14 @@ func removed(fl *fleet.Fleet, pool protocol.Pool) func(context.Context, protocol
 	}
 }
 
-// unixPrefix begins the address of a Unix socket.
-const unixPrefix = "unix:"
-
 // clients checks the flags for an address and reads the tokens. others says that clients may have
 // tokens that are in no file.
-func (f *httpFlags) clients(flag, address string, others bool) (o mcpserver.HTTPOptions, tokens []access.Token, err error) {
+func (f *mcpFlags) clients(flag, address string, others bool) (o mcpserver.HTTPOptions, tokens []access.Token, err error) {
 	if address == "" {
 		if f.McpTokens != "" || f.McpTLSCert != "" || f.McpTLSKey != "" || f.McpProxy || f.McpResource != "" || len(f.McpAuth) > 0 {
 			return o, nil, cli.Usagef("--mcp-tokens, --mcp-tls-cert, --mcp-tls-key, --mcp-behind-proxy, --mcp-resource and --mcp-auth are for clients over HTTP: they need %s", flag)
 		}
 		return o, nil, nil
-	}
-	loopback, err := checkAddress(flag, address)
-	if err == nil && !loopback && f.McpTokens == "" && !others {
-		err = cli.Usagef("%s %s: other machines can reach this address: give --mcp-tokens, or listen on a loopback address", flag, address)
-	}
-	if err == nil {
-		err = checkTLS(flag, address, "--mcp", f.McpTLSCert, f.McpTLSKey, loopback || f.McpProxy)
-	}
-	if err != nil {
-		return o, nil, err
 	}
 	for _, given := range append([]string{f.McpResource}, f.McpAuth...) {
 		if u, err := url.Parse(given); given != "" && (err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http") {
@@ -129,55 +113,14 @@ func (f *httpFlags) clients(flag, address string, others bool) (o mcpserver.HTTP
 		return o, nil, cli.Usagef("--mcp-resource and --mcp-auth: one needs the other")
 	}
 	o.Resource, o.AuthorizationServers = f.McpResource, f.McpAuth
-	if f.McpTokens == "" {
-		return o, nil, nil
-	}
-	tokens, err = readTokens("--mcp-tokens", f.McpTokens)
+	tokens, err = f.endpoint(flag, address).check(others)
 	return o, tokens, err
 }
 
-// checkTLS refuses plain text where it may not be, and half a pair of files. flags begins the names
-// of the flags.
-func checkTLS(flag, address, flags, cert, key string, mayBePlain bool) error {
-	switch {
-	case (cert == "") != (key == ""):
-		return cli.Usagef("%[1]s-tls-cert, %[1]s-tls-key: one needs the other", flags)
-	case cert == "" && !mayBePlain:
-		return cli.Usagef("%s %s: other machines can reach this address, and tokens would be sent in plain text: give %[3]s-tls-cert, or %[3]s-behind-proxy if a proxy ends TLS", flag, address, flags)
-	}
-	return nil
+// endpoint is where clients connect.
+func (f *mcpFlags) endpoint(flag, address string) *endpoint {
+	return &endpoint{address, flag, "--mcp", f.McpTokens, f.McpTLSCert, f.McpTLSKey, f.McpProxy}
 }
-
-// overTLS has a listener at a URL speak TLS, if there is a certificate.
-func overTLS(listener net.Listener, url, flags, cert, key string) (net.Listener, string, error) {
-	if cert == "" {
-		return listener, url, nil
-	}
-	over, err := access.OverTLS(listener, cert, key)
-	if err != nil {
-		return nil, "", cli.Usagef("%s-tls-cert: %v", flags, err) // the listener is closed
-	}
-	return over, strings.Replace(url, "http://", "https://", 1), nil
-}
-
-// checkAddress refuses an invalid address, and says whether other machines cannot reach it.
-func checkAddress(flag, address string) (loopback bool, err error) {
-	if path, is := strings.CutPrefix(address, unixPrefix); is {
-		if !filepath.IsAbs(path) {
-			return false, cli.Usagef("%s %s: must be an absolute path as in unix:/run/user/1000/toolfleet.sock", flag, address)
-		}
-		return true, nil
-	}
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return false, cli.Usagef("%s %s: must be an address as in 127.0.0.1:7080, or unix:PATH", flag, address)
-	}
-	ip, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && ip.IsLoopback(), nil
-}
-
-// tokenFile is the file of the token that is generated if none is given.
-const tokenFile = "mcp.token"
 
 func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	issuer, err := c.issuer()
@@ -252,7 +195,7 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	following.Go(func() { box.Follow(followCtx, env.Fleet, changed, list, server.SetTools, p.warn) })
 	if c.Listen != "" {
 		var serve func() error
-		if serve, err = c.listenMCP(ctx, server, c.Listen, web, given, clientsOf(followCtx, env.Fleet, issuer, &following), tokens, p); err == nil {
+		if serve, err = c.listenMCP(ctx, server, c.endpoint("--listen", c.Listen), web, given, clientsOf(followCtx, env.Fleet, issuer, &following), tokens, p); err == nil {
 			err = serve()
 		}
 	} else {
@@ -298,61 +241,22 @@ func (c *mcpCommand) rules(fl *fleet.Fleet, show view) mcpserver.Rules {
 	return r
 }
 
-// listenMCP listens for clients and returns a function that serves them until ctx ends. Every user
-// of this machine reaches a port, so if there is no token one is generated and stored in dir; only
-// its owner can use a socket.
-func (f *httpFlags) listenMCP(
-	ctx context.Context, server *mcpserver.Server, address string, o mcpserver.HTTPOptions, tokens []access.Token, others access.Any, dir string, p program,
+// listenMCP listens for clients and returns a function that serves them until ctx ends.
+func (f *mcpFlags) listenMCP(
+	ctx context.Context, server *mcpserver.Server, at *endpoint, o mcpserver.HTTPOptions, tokens []access.Token, others access.Any, dir string, p program,
 ) (serve func() error, err error) {
-	listener, at, end, err := listenAt(ctx, address)
+	l, err := at.listen(ctx, tokens, others, dir)
 	if err != nil {
-		return nil, cli.Usagef("cannot listen for MCP clients: %v", err)
-	}
-	if listener, at, err = overTLS(listener, at, "--mcp", f.McpTLSCert, f.McpTLSKey); err != nil {
 		return nil, err
 	}
-	if path, isSocket := strings.CutPrefix(at, unixPrefix); isSocket {
-		at = path
-	} else {
-		at += "/mcp"
+	url, isSocket := strings.CutPrefix(l.URL, unixPrefix)
+	if !isSocket {
+		url += "/mcp"
 	}
-	file := ""
-	if o.Access, file, err = withOwn(tokens, others, address, filepath.Join(dir, tokenFile)); err != nil {
-		return nil, errors.Join(fmt.Errorf("token for MCP clients: %w", err), listener.Close())
-	}
-	_, _ = fmt.Fprintf(p.Stderr, "coordinator: MCP is at %s%s\n", at, sendingToken(file))
+	_, _ = fmt.Fprintf(p.Stderr, "coordinator: MCP is at %s%s\n", url, l.sendingToken())
+	o.Access = l.access
 	return func() error {
-		defer end()
-		return server.Serve(ctx, listener, o)
+		defer l.end()
+		return server.Serve(ctx, l.listener, o)
 	}, nil
-}
-
-// listenUnix listens on a socket that only its owner can connect to. It replaces one
-// that no process listens on.
-func listenUnix(ctx context.Context, path string) (net.Listener, error) {
-	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != os.ModeSocket {
-		return nil, fmt.Errorf("%s exists, and is not a socket", path)
-	}
-	if conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path); err == nil {
-		return nil, errors.Join(fmt.Errorf("%s is in use by another process", path), conn.Close())
-	}
-	own, err := os.MkdirTemp(filepath.Dir(path), ".mcp-") // only its owner can open files in it
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(own)
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", filepath.Join(own, "s"))
-	if err != nil {
-		return nil, err
-	}
-	if l, is := listener.(*net.UnixListener); is { // which it always is
-		l.SetUnlinkOnClose(false)
-	}
-	if err = os.Chmod(filepath.Join(own, "s"), 0o600); err == nil {
-		err = os.Rename(filepath.Join(own, "s"), path)
-	}
-	if err != nil {
-		return nil, errors.Join(err, listener.Close())
-	}
-	return listener, nil
 }

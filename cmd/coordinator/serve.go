@@ -114,7 +114,7 @@ const minWorkspaceAge = time.Hour
 type clientFlags struct {
 	Mcp     string   `placeholder:"ADDR" help:"Address to serve agents on by the Model Context Protocol over HTTP, as in 127.0.0.1:7080; see coordinator mcp --help."`
 	Toolset []string `default:"core" help:"Toolsets of clients of --mcp, separated by commas."`
-	httpFlags
+	mcpFlags
 	issuerFlags
 	taskFlag
 	approveFlag
@@ -259,7 +259,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	}
 	if c.Mcp != "" {
 		listen := func(server *mcpserver.Server) (func() error, error) {
-			return c.listenMCP(serving, server, c.Mcp, clients, mcpTokens, others, env.Data, p)
+			return c.listenMCP(serving, server, c.mcpFlags.endpoint("--mcp", c.Mcp), clients, mcpTokens, others, env.Data, p)
 		}
 		if err := c.serveClients(serving, p, env, box, options.Hooks, listen, server.keys, &background); err != nil {
 			return err
@@ -277,11 +277,11 @@ func (c *serveCommand) serveHTTP(ctx context.Context, p program, env *environmen
 	if err != nil {
 		return err
 	}
-	w, err := c.listen(ctx, tokens, others, env.Data)
+	l, err := c.webFlags.endpoint().listen(ctx, tokens, others, env.Data)
 	if err != nil {
 		return err
 	}
-	w.announce(p.Stderr)
+	announceHTTP(p.Stderr, l)
 	keepIndexed(ctx, p, env, background)
 	logger, fl := env.Fleet.Logger, env.Fleet
 	own := *box // clients of MCP, which begin later, follow changes with that one
@@ -297,7 +297,7 @@ func (c *serveCommand) serveHTTP(ctx context.Context, p program, env *environmen
 		own.Follow(ctx, fl, nil, list, table.Store, p.warn)
 	})
 	background.Go(func() {
-		err := w.serve(ctx, httpapi.Options{
+		err := c.serve(ctx, l, httpapi.Options{
 			Client: env.Client, Table: table.Load, MinLevel: environment.MinLevelElsewhere, Policy: rules, Hooks: hooks, Version: p.Version, Logger: logger,
 		})
 		if err != nil {

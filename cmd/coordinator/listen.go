@@ -1,0 +1,211 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/access"
+	"github.com/toolfleet/toolfleet/internal/access/oidc"
+	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/system/regular"
+)
+
+// endpoint is an address where clients connect over HTTP, as flags describe it.
+type endpoint struct {
+	address string // host:port, or unix:PATH for a socket
+	flag    string // that of the address
+	flags   string // what the other flags begin with: --http or --mcp
+	tokens  string // file of tokens; "" without one
+	cert    string // file of the certificate; "" without TLS
+	key     string
+	proxied bool // a proxy ends TLS
+}
+
+// unixPrefix begins the address of a Unix socket.
+const unixPrefix = "unix:"
+
+// check checks the flags and reads the tokens. others says that clients may have tokens that are in
+// no file.
+func (e *endpoint) check(others bool) ([]access.Token, error) {
+	loopback, err := e.isLoopback()
+	switch {
+	case err != nil:
+		return nil, err
+	case !loopback && e.tokens == "" && !others:
+		return nil, cli.Usagef("%s %s: other machines can reach this address: give %s-tokens, or listen on a loopback address", e.flag, e.address, e.flags)
+	case (e.cert == "") != (e.key == ""):
+		return nil, cli.Usagef("%[1]s-tls-cert, %[1]s-tls-key: one needs the other", e.flags)
+	case e.cert == "" && !loopback && !e.proxied:
+		return nil, cli.Usagef("%s %s: other machines can reach this address, and tokens would be sent in plain text: give %[3]s-tls-cert, or %[3]s-behind-proxy if a proxy ends TLS", e.flag, e.address, e.flags)
+	case e.tokens == "":
+		return nil, nil
+	}
+	return readTokens(e.flags+"-tokens", e.tokens)
+}
+
+// isLoopback refuses an invalid address, and reports whether other machines cannot reach it.
+func (e *endpoint) isLoopback() (bool, error) {
+	if path, is := strings.CutPrefix(e.address, unixPrefix); is {
+		if !filepath.IsAbs(path) {
+			return false, cli.Usagef("%s %s: must be an absolute path as in unix:/run/user/1000/toolfleet.sock", e.flag, e.address)
+		}
+		return true, nil
+	}
+	host, _, err := net.SplitHostPort(e.address)
+	if err != nil {
+		return false, cli.Usagef("%s %s: must be an address as in 127.0.0.1:7080, or unix:PATH", e.flag, e.address)
+	}
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback(), nil
+}
+
+// listening is an endpoint that listens.
+type listening struct {
+	listener net.Listener
+	URL      string `json:"url"` // what clients connect to
+	// Token is the file of the server's own token; "" if it has none.
+	Token  string          `json:"token_file,omitempty"`
+	access access.Verifier // nil lets each client in
+	end    func()          // removes the socket
+}
+
+// sendingToken says to clients of a server with a token of its own which one to send.
+func (l *listening) sendingToken() string {
+	if l.Token == "" {
+		return ""
+	}
+	return " for clients that send the token in " + l.Token + " (Authorization: Bearer TOKEN)"
+}
+
+// listen listens for clients with the tokens of a file, and for others. Without a file, a loopback
+// address has a token of the server's own, which is stored in dir, because every user of this
+// machine reaches a port. Only its owner can use a socket, and needs no token.
+func (e *endpoint) listen(ctx context.Context, tokens []access.Token, others access.Any, dir string) (*listening, error) {
+	l := &listening{URL: e.address, end: func() {}}
+	path, isSocket := strings.CutPrefix(e.address, unixPrefix)
+	var err error
+	if isSocket {
+		l.listener, err = listenUnix(ctx, path)
+		l.end = func() { _ = os.Remove(path) }
+	} else if l.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", e.address); err == nil {
+		l.URL = "http://" + l.listener.Addr().String()
+	}
+	if err != nil {
+		return nil, cli.Usagef("%s: cannot listen for clients: %v", e.flag, err)
+	}
+	if e.cert != "" {
+		if l.listener, err = access.OverTLS(l.listener, e.cert, e.key); err != nil {
+			return nil, cli.Usagef("%s-tls-cert: %v", e.flags, err) // the listener is closed
+		}
+		l.URL = strings.Replace(l.URL, "http://", "https://", 1)
+	}
+	switch loopback, _ := e.isLoopback(); {
+	case len(tokens) == 0 && isSocket:
+		return l, nil
+	case len(tokens) == 0 && loopback:
+		l.Token = filepath.Join(dir, strings.Trim(e.flags, "-")+".token")
+		own, err := ownToken(l.Token)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("%s: the server's own token: %w", e.flag, err), l.listener.Close())
+		}
+		tokens = []access.Token{own}
+	}
+	l.access = append(access.Any{access.NewTokens(tokens...)}, others...)
+	return l, nil
+}
+
+// ownToken reads the server's own token from a file, or generates it.
+func ownToken(file string) (access.Token, error) {
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return access.Token{}, err
+	}
+	token, err := embedded.LoadToken(file)
+	return access.OwnToken(token), err
+}
+
+// listenUnix listens on a socket that only its owner can connect to. It replaces one
+// that no process listens on.
+func listenUnix(ctx context.Context, path string) (net.Listener, error) {
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != os.ModeSocket {
+		return nil, fmt.Errorf("%s exists, and is not a socket", path)
+	}
+	if conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path); err == nil {
+		return nil, errors.Join(fmt.Errorf("%s is in use by another process", path), conn.Close())
+	}
+	own, err := os.MkdirTemp(filepath.Dir(path), ".listen-") // only its owner can open files in it
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(own)
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", filepath.Join(own, "s"))
+	if err != nil {
+		return nil, err
+	}
+	if l, is := listener.(*net.UnixListener); is { // which it always is
+		l.SetUnlinkOnClose(false)
+	}
+	if err = os.Chmod(filepath.Join(own, "s"), 0o600); err == nil {
+		err = os.Rename(filepath.Join(own, "s"), path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return listener, nil
+}
+
+// readTokens reads a file of tokens, which other users of this machine may not read.
+func readTokens(flag, name string) ([]access.Token, error) {
+	file, err := regular.Open(name)
+	if err != nil {
+		return nil, cli.Usagef("%s: %v", flag, err)
+	}
+	defer file.Close()
+	if info, err := file.Stat(); err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o007 != 0 {
+		return nil, cli.Usagef("%s %s: its mode is %04o, so other users of this machine may use it: run chmod o= %[2]s", flag, name, info.Mode().Perm())
+	}
+	tokens, err := access.ReadTokens(file)
+	if err != nil {
+		return nil, cli.Usagef("%s %s: %v", flag, name, err)
+	}
+	return tokens, nil
+}
+
+// issuerFlags are about clients with tokens of an issuer.
+type issuerFlags struct {
+	OidcIssuer      string            `name:"oidc-issuer" placeholder:"URL" help:"Let clients over HTTP in with tokens of this issuer (OpenID Connect); needs --oidc-audience."`
+	OidcAudience    string            `name:"oidc-audience" placeholder:"NAME" help:"Audience that tokens of the issuer must have: this fleet, as the issuer names it."`
+	OidcRoleClaim   string            `name:"oidc-role-claim" default:"roles" placeholder:"CLAIM" help:"Claim that has the role, or a list of roles: then the greatest counts. It may be in another claim, as in realm_access.roles."`
+	OidcRoles       map[string]string `name:"oidc-roles" placeholder:"VALUE=ROLE" mapsep:"," help:"Roles that values of the claim give, separated by commas, as in staff=run,admins=operate. Default: read, run and operate by their names."`
+	OidcTenantClaim string            `name:"oidc-tenant-claim" placeholder:"CLAIM" help:"Claim that has the tenant. Default: all clients are of the tenant default."`
+}
+
+// issuer is the issuer of the flags; nil without one.
+func (f *issuerFlags) issuer() (*oidc.Issuer, error) {
+	if f.OidcIssuer == "" {
+		if f.OidcAudience != "" || len(f.OidcRoles) > 0 || f.OidcTenantClaim != "" {
+			return nil, cli.Usagef("--oidc-audience, --oidc-roles and --oidc-tenant-claim need --oidc-issuer")
+		}
+		return nil, nil //nolint:nilnil // none
+	}
+	o := oidc.Options{Issuer: f.OidcIssuer, Audience: f.OidcAudience, RoleClaim: f.OidcRoleClaim, TenantClaim: f.OidcTenantClaim}
+	for value, role := range f.OidcRoles {
+		if o.Roles == nil {
+			o.Roles = map[string]judge.Role{}
+		}
+		o.Roles[value] = judge.Role(role)
+	}
+	issuer, err := oidc.New(o)
+	if err != nil {
+		return nil, cli.Usagef("--oidc-issuer: %v", err)
+	}
+	return issuer, nil
+}
