@@ -43,7 +43,8 @@ type Options struct {
 	Table func() *tools.Table
 	// Pool runs the calls of sessions; "" is [protocol.DefaultPool].
 	Pool protocol.Pool
-	// Local knows the processes of this machine that run sessions; nil runs all of them here.
+	// Local knows the processes of this machine that run sessions; nil means that Pool runs all of
+	// them.
 	Local Local
 	// Session has the calls that name none; "" is one for all such calls of the client.
 	Session protocol.SessionID
@@ -74,19 +75,28 @@ type Local interface {
 	Use(ctx context.Context, id protocol.SessionID, turn bool) (protocol.Pool, error)
 }
 
+// onePool is a [Local] whose sessions are all run by workers of one pool.
+type onePool struct {
+	fleet.Sessions
+
+	pool protocol.Pool
+}
+
+// Pool implements [Local].
+func (p onePool) Pool(context.Context, protocol.SessionID) protocol.Pool { return p.pool }
+
+// Use implements [Local].
+func (p onePool) Use(context.Context, protocol.SessionID, bool) (protocol.Pool, error) {
+	return p.pool, nil
+}
+
 // of are the sessions of the pool that has the sandbox of a session.
 func (a *api) of(ctx context.Context, id protocol.SessionID) fleet.Sessions {
-	if a.Local == nil {
-		return a.Client.Sessions(a.Pool)
-	}
 	return a.Client.Sessions(a.Local.Pool(ctx, id))
 }
 
 // using is of for what takes a process that runs the session, or a turn.
 func (a *api) using(ctx context.Context, id protocol.SessionID, turn bool) (fleet.Sessions, error) {
-	if a.Local == nil {
-		return a.Client.Sessions(a.Pool), nil
-	}
 	pool, err := a.Local.Use(ctx, id, turn)
 	if err != nil {
 		return fleet.Sessions{}, problem(err)
@@ -129,6 +139,9 @@ func Description(version string) ([]byte, error) {
 }
 
 func newAPI(mux *http.ServeMux, o Options) *api {
+	if o.Local == nil {
+		o.Local = onePool{o.Client.Sessions(o.Pool), o.Pool}
+	}
 	config := huma.DefaultConfig("toolfleet", o.Version)
 	config.Info.Description = "Sessions, tool calls and the state of a fleet. Times are RFC 3339, durations are milliseconds."
 	config.DocsPath, config.SchemasPath, config.CreateHooks = "", "", nil // no page of a foreign host, and no $schema in answers

@@ -63,7 +63,7 @@ func (a *api) call(ctx context.Context, r *CallRequest, id protocol.CallID) (fle
 	}
 	if call.Pool == "" {
 		call.Pool = a.Pool
-		if place := cmp.Or(protocol.SessionID(call.Sandbox), call.Session); a.Local != nil && place != "" {
+		if place := cmp.Or(protocol.SessionID(call.Sandbox), call.Session); place != "" {
 			pool, err := a.Local.Use(ctx, place, false)
 			if err != nil {
 				return fleet.Call{}, problem(err)

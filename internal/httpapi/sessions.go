@@ -132,11 +132,7 @@ func (a *api) sessions() {
 		func(ctx context.Context, in *Limited) (*answer[SessionList], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			lists := a.Client.Sessions(a.Pool).List
-			if a.Local != nil {
-				lists = a.Local.List
-			}
-			list, leftOut, err := lists(ctx, in.Limit)
+			list, leftOut, err := a.Local.List(ctx, in.Limit)
 			return answered(SessionList{orEmpty(list), leftOut}, err)
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/search", "search-sessions", tag, "Search the conversations and calls of all sessions for words"),
@@ -154,10 +150,7 @@ func (a *api) sessions() {
 		func(ctx context.Context, in *SessionPath) (*answer[*report.Session], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			if a.Local != nil {
-				return answered(a.Local.Show(ctx, in.Session))
-			}
-			return answered(a.Client.Sessions(a.Pool).Show(ctx, in.Session))
+			return answered(a.Local.Show(ctx, in.Session))
 		})
 	huma.Register(a.huma, operation(http.MethodDelete, "/sessions/{session}", "remove-session", tag, "Remove a session with all that is stored of it"),
 		func(ctx context.Context, in *struct {
@@ -182,11 +175,7 @@ func (a *api) sessions() {
 		func(ctx context.Context, in *SessionPath) (*answer[Cancelled], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			cancels := a.Client.Sessions(a.Pool).Cancel
-			if a.Local != nil {
-				cancels = a.Local.Cancel
-			}
-			calls, err := cancels(ctx, in.Session)
+			calls, err := a.Local.Cancel(ctx, in.Session)
 			return answered(Cancelled{orEmpty(calls)}, late(ctx, err))
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/fork", "fork-session", tag, "Fork a session, with its files, at a call or the end of a turn", created),
