@@ -67,8 +67,6 @@ INSERT INTO word(word, rank) VALUES('secure-delete', 1);
 type Options struct {
 	// MaxBytes bounds the file: the oldest texts and calls leave it first. 0 means 2 GiB.
 	MaxBytes int64
-	// MaxAge bounds the age of texts and calls; 0 means as long as their session.
-	MaxAge time.Duration
 }
 
 // defaultMaxBytes is some five million texts of calls.

@@ -422,9 +422,6 @@ func TestUpdate_FilesAreBounded(t *testing.T) {
 	if len(found.Passages) == 0 { // a step is larger than this file
 		require.Zero(t, r.count(t, r.index, "SELECT count(*) FROM entry"))
 	}
-	aged := r.open(t, t.TempDir(), Options{MaxAge: time.Since(begun().Add(200*time.Minute + time.Second))})
-	require.NoError(t, aged.Update(t.Context()))
-	require.InDelta(t, 199, r.count(t, aged, "SELECT count(*) FROM entry"), 2)
 }
 
 // A file that is lost, damaged or of another version is made again, also while it is open.

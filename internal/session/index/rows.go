@@ -121,7 +121,10 @@ func (w *writer) message(m *message) {
 		s.last, s.messages = m.seq, 1
 		return
 	}
-	events := decode(m.body)
+	var events []loop.Event
+	if json.Unmarshal(m.body, &events) != nil {
+		events = nil
+	}
 	for i := range events {
 		w.event(s, &events[i])
 	}
@@ -221,7 +224,7 @@ func isSearched(role report.Role, tool string) bool {
 }
 
 // clear removes the rows of a session. Its messages count on. From now on no search has its texts;
-// [Index.sweep] removes them, which takes longer.
+// [sweep] removes them, which takes longer.
 func (w *writer) clear(s *row) {
 	w.exec("UPDATE entry SET session = 0 WHERE session = ?", s.id)
 	w.exec("DELETE FROM call WHERE session = ?", s.id)
@@ -272,10 +275,10 @@ func (w *writer) remove(query string, args ...any) (last int64, removed int) {
 	return last, len(all)
 }
 
-// removeOldest removes that many of the oldest texts, with the calls of their time, and returns how
-// many there were.
-func (w *writer) removeOldest(limit int) int {
-	last, removed := w.remove("SELECT id, at, role, tool, body FROM entry ORDER BY at LIMIT ?", limit)
+// removeOldest removes some of the oldest texts, with the calls of their time, and returns how many
+// there were.
+func (w *writer) removeOldest() int {
+	last, removed := w.remove("SELECT id, at, role, tool, body FROM entry ORDER BY at LIMIT ?", removeStep)
 	if removed > 0 && w.err == nil {
 		w.exec("DELETE FROM call WHERE accepted <= ?", last)
 		w.err = setMeta(w.ctx, w.tx, keySince, time.UnixMilli(last).UTC().Format(time.RFC3339))

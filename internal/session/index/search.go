@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 	"unicode"
@@ -98,9 +99,8 @@ type hit struct {
 func (x *Index) find(ctx context.Context, terms []term, q *Query) (found report.Found, err error) {
 	o := x.open.Load()
 	found.Passages = []report.Passage{}
-	var since string
-	err = o.read.QueryRowContext(ctx, "SELECT value FROM meta WHERE key = ?", keySince).Scan(&since)
-	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+	since, err := meta(ctx, o.read, keySince)
+	if err != nil {
 		return found, err
 	}
 	if at, err := time.Parse(time.RFC3339, since); err == nil {
@@ -265,6 +265,6 @@ func around(text string, terms []term) string {
 
 // Exists reports whether a directory has a file of an index.
 func Exists(dir string) bool {
-	_, err := os.Stat(dir + string(os.PathSeparator) + File)
+	_, err := os.Stat(filepath.Join(dir, File))
 	return err == nil
 }

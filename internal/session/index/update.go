@@ -3,7 +3,6 @@ package index
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,7 +16,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/session/journal"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -318,7 +316,7 @@ func sweep(ctx context.Context, o *opened, most time.Duration) error {
 // in between. Removing a text takes some times as long as adding it.
 const removeStep = 200
 
-// bound removes the oldest texts and calls of a file that is too large, or what is too old.
+// bound removes the oldest texts and calls of a file that is too large.
 func (x *Index) bound(ctx context.Context, o *opened) error {
 	for {
 		var pages, free, size int64
@@ -327,25 +325,13 @@ func (x *Index) bound(ctx context.Context, o *opened) error {
 				return err
 			}
 		}
-		limit, oldest := 0, int64(0)
-		if (pages-free)*size > x.options.MaxBytes {
-			limit = removeStep
-		}
-		if x.options.MaxAge > 0 {
-			oldest = time.Now().Add(-x.options.MaxAge).UnixMilli()
-			var old int
-			if err := o.read.QueryRowContext(ctx, "SELECT count(*) FROM (SELECT 1 FROM entry WHERE at < ? LIMIT ?)", oldest, removeStep).Scan(&old); err != nil {
-				return err
-			}
-			limit = max(limit, old)
-		}
-		if limit == 0 {
+		if (pages-free)*size <= x.options.MaxBytes {
 			return nil
 		}
 		removed := 0
 		err := within(ctx, o.write, func(tx *sql.Tx) (err error) {
 			w := newWriter(ctx, tx)
-			removed = w.removeOldest(limit)
+			removed = w.removeOldest()
 			return w.close()
 		})
 		if err != nil || removed == 0 {
@@ -357,12 +343,8 @@ func (x *Index) bound(ctx context.Context, o *opened) error {
 // scrub empties the log of writes if it has text that was removed. A search that still reads it
 // leaves that to the next update.
 func scrub(ctx context.Context, o *opened) error {
-	var flag string
-	err := o.write.QueryRowContext(ctx, "SELECT value FROM meta WHERE key = ?", keyScrub).Scan(&flag)
-	if errors.Is(err, sql.ErrNoRows) {
-		return nil
-	}
-	if err != nil {
+	flag, err := meta(ctx, o.write, keyScrub)
+	if err != nil || flag == "" {
 		return err
 	}
 	var busy, pages, moved int
@@ -373,9 +355,14 @@ func scrub(ctx context.Context, o *opened) error {
 	return err
 }
 
+// queryer is a database, or a transaction.
+type queryer interface {
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
 // meta returns a value; "" without one.
-func meta(ctx context.Context, tx *sql.Tx, key string) (value string, err error) {
-	err = tx.QueryRowContext(ctx, "SELECT value FROM meta WHERE key = ?", key).Scan(&value)
+func meta(ctx context.Context, from queryer, key string) (value string, err error) {
+	err = from.QueryRowContext(ctx, "SELECT value FROM meta WHERE key = ?", key).Scan(&value)
 	if errors.Is(err, sql.ErrNoRows) {
 		err = nil
 	}
@@ -404,12 +391,3 @@ func empty(ctx context.Context, tx *sql.Tx) error {
 
 // stamp is a value that no other removal has.
 func stamp() string { return strconv.FormatInt(time.Now().UnixNano(), 10) }
-
-// decode returns the events of a message; none of one that cannot be read.
-func decode(body []byte) []loop.Event {
-	var events []loop.Event
-	if json.Unmarshal(body, &events) != nil {
-		return nil
-	}
-	return events
-}
