@@ -106,33 +106,29 @@ func (f Files) Archive(ctx context.Context, id protocol.SessionID, at protocol.C
 
 // Write writes the archive. After an error it is not complete.
 func (a *Archive) Write(ctx context.Context, to io.Writer, format string) (err error) {
+	var packed io.WriteCloser
 	switch format {
 	case FormatTar:
 		return a.tree.WriteTar(ctx, to, a.bodies)
 	case FormatGzip:
-		packed := gzip.NewWriter(to)
-		if err = a.tree.WriteTar(ctx, packed, a.bodies); err == nil {
-			err = packed.Close()
-		}
-		return err
+		packed = gzip.NewWriter(to)
 	case FormatZstd:
-		packed, err := zstd.NewWriter(to, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(1<<20))
-		if err != nil {
-			return err
-		}
-		if err = a.tree.WriteTar(ctx, packed, a.bodies); err == nil {
-			err = packed.Close()
-		}
-		return err
+		packed, err = zstd.NewWriter(to, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(1<<20))
 	default:
-		return fmt.Errorf("format %q: must be %s, %s or %s", format, FormatTar, FormatGzip, FormatZstd)
+		err = fmt.Errorf("format %q: must be %s, %s or %s", format, FormatTar, FormatGzip, FormatZstd)
 	}
+	if err == nil {
+		err = a.tree.WriteTar(ctx, packed, a.bodies)
+	}
+	if err == nil {
+		err = packed.Close()
+	}
+	return err
 }
 
 // Pack stores what an archive has, and returns the payload of the call that lays it over a
 // directory of the workspace. The archive is tar, as it is or compressed by gzip or zstd. The error
-// is a
-// *[protocol.Error] if it is about the archive.
+// is a *[protocol.Error] if it is about the archive.
 func (f Files) Pack(ctx context.Context, fl *fleet.Fleet, id protocol.SessionID, from io.Reader, dir string) (p wire.WorkspaceUnpack, err error) {
 	uses := []protocol.Use{{Key: protocol.SandboxKey(string(id))}}
 	if err = MayCall(ctx, fl, &protocol.Call{SessionID: id, Resources: uses}); err == nil {

@@ -64,7 +64,7 @@ func (t *turnRun) answer(ctx context.Context) (*ending, error) {
 // stop ends a turn that is answered, unless a hook denies it.
 func (t *turnRun) stop(ctx context.Context) (*ending, error) {
 	switch turn := t.session.open(); {
-	case len(t.hooks(HookStop, "")) == 0, turn.asked(HookStop):
+	case len(t.hooks(HookStop)) == 0, turn.asked(HookStop):
 		return &ending{outcome: OutcomeAnswered}, nil
 	case ctx.Err() != nil:
 		return t.stopped(ctx)

@@ -13,15 +13,12 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 )
 
-// hooks are the hooks of an event, of a tool unless that is "". A replay has what they decided.
-func (t *turnRun) hooks(event HookEvent, tool string) []Hook {
-	switch {
-	case t.opts.Replay != nil && !t.opts.Replay.Live:
+// hooks are [hooksFor] of the turn. A replay has what they decided.
+func (t *turnRun) hooks(event HookEvent, tools ...string) []Hook {
+	if t.opts.Replay != nil && !t.opts.Replay.Live {
 		return nil
-	case tool == "":
-		return hooksFor(t.opts.Hooks, event)
 	}
-	return hooksFor(t.opts.Hooks, event, tool)
+	return hooksFor(t.opts.Hooks, event, tools...)
 }
 
 // hookCalls asks the hooks about the calls of the last step that were not sent, and journals what
@@ -57,7 +54,7 @@ func (t *turnRun) asksBefore(turn *turn) HookEvent {
 		return ""
 	}
 	for _, event := range []HookEvent{HookSessionStart, HookPrompt} {
-		if (event == HookPrompt || turn.number == 1) && len(t.hooks(event, "")) > 0 && !turn.asked(event) {
+		if (event == HookPrompt || turn.number == 1) && len(t.hooks(event)) > 0 && !turn.asked(event) {
 			return event
 		}
 	}
@@ -80,7 +77,7 @@ func (t *turnRun) hookTurn(ctx context.Context, event HookEvent) error {
 		request.Step, request.Request = asked.Step, requestForHooks(t.opts.ModelName, &asked)
 	case HookBefore, HookAfter, HookAfterModel, HookCompact:
 	}
-	note, _, decided := askHooks(ctx, t.hooks(event, ""), request)
+	note, _, decided := askHooks(ctx, t.hooks(event), request)
 	if !decided {
 		return ifDetached(ctx)
 	}
@@ -148,7 +145,7 @@ func (n *HookNote) shown(result *HookResult) *HookResult {
 // hookReply has the hooks of a reply decide whether it is shown and journaled. With nil and no
 // error, it is not: it was refused, or the turn was stopped before they decided.
 func (t *turnRun) hookReply(ctx context.Context, at Event, reply *Reply) (*HookNote, error) {
-	hooks := t.hooks(HookAfterModel, "")
+	hooks := t.hooks(HookAfterModel)
 	if len(hooks) == 0 {
 		return &HookNote{}, nil
 	}
@@ -172,7 +169,7 @@ func (t *turnRun) hookReply(ctx context.Context, at Event, reply *Reply) (*HookN
 // hookSummary has the hooks of a request for a summary decide, and journals that. The error says
 // why the request is not made.
 func (c *conversation) hookSummary(ctx context.Context, model string, request *Request) error {
-	hooks := c.hooks(HookCompact, "")
+	hooks := c.hooks(HookCompact)
 	if len(hooks) == 0 {
 		return nil
 	}
@@ -343,16 +340,12 @@ func (s *Single) hookAfter(ctx context.Context, session protocol.SessionID) *Sin
 			s.Text += "\n" + s.before.context()
 		}
 	}()
-	id := s.id
-	if s.Result != nil {
-		id = s.Result.CallID
-	}
-	var made protocol.Result
+	made := protocol.Result{CallID: s.id}
 	if s.Result != nil {
 		made = *s.Result
 	}
-	made.Status, made.Error, made.SessionID, made.CallID = s.Status, s.Error, session, id
-	note, text := hookMade(ctx, s.hooks, &made, s.Text, HookRequest{Event: HookAfter, Session: session, Input: s.input(), CallID: id, Interface: s.origin}, s.names...)
+	made.Status, made.Error, made.SessionID = s.Status, s.Error, session
+	note, text := hookMade(ctx, s.hooks, &made, s.Text, HookRequest{Event: HookAfter, Session: session, Input: s.input(), CallID: made.CallID, Interface: s.origin}, s.names...)
 	if s.after = note; note.Event == "" {
 		return s
 	}

@@ -48,7 +48,7 @@ type stream struct {
 // newStream begins the stream of a reply.
 func (t *turnRun) newStream() *stream {
 	turn := t.session.open()
-	return &stream{turn: t, done: turn.lastAt > 0 || len(turn.streamed) > 0 || len(t.hooks(HookAfterModel, "")) > 0}
+	return &stream{turn: t, done: turn.lastAt > 0 || len(turn.streamed) > 0 || len(t.hooks(HookAfterModel)) > 0}
 }
 
 // detachEarly leaves the calls to themselves that were sent while their reply streamed, and that no

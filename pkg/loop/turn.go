@@ -201,7 +201,7 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 		return nil, err
 	}
 	turn := t.session.open()
-	if len(t.hooks(HookBeforeModel, "")) > 0 && !turn.asked(HookBeforeModel) {
+	if len(t.hooks(HookBeforeModel)) > 0 && !turn.asked(HookBeforeModel) {
 		return nil, t.hookTurn(ctx, HookBeforeModel)
 	}
 	at := Event{Turn: turn.number, Step: len(turn.steps) + 1}
@@ -310,7 +310,7 @@ func (t *turnRun) chat(ctx context.Context, at Event, word string, streams *stre
 			append(t.attributes(genaiconv.OperationChat), keyTurn.Int(at.Turn), keyStep.Int(at.Step))...))
 	defer span.End()
 	begun, first := time.Now(), time.Duration(0)
-	shows := len(t.hooks(HookAfterModel, "")) == 0 // while it streams
+	shows := len(t.hooks(HookAfterModel)) == 0 // while it streams
 	reply, err := t.shown.reply(ctx, word, func(d Delta) {
 		if first == 0 && d.Waits == "" && d.Failed == nil {
 			first = time.Since(begun)

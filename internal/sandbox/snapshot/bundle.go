@@ -251,7 +251,11 @@ func StoreBytes(ctx context.Context, bodies Bodies, content []byte) ([]Part, []s
 
 // LoadBytes returns a content of at most limit bytes that [StoreBytes] has kept.
 func LoadBytes(ctx context.Context, bodies Bodies, parts []Part, limit int64) ([]byte, error) {
-	return io.ReadAll(&content{ctx: ctx, bodies: bodies, parts: parts, left: limit})
+	r, err := open(ctx, bodies, parts, limit)
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(r)
 }
 
 // maxTree is more than the JSON of any tree has that is within the default limits.
@@ -260,49 +264,23 @@ const maxTree = 1 << 30
 // LoadTree returns the tree that [StoreBytes] has kept as JSON, by a [Reader] with the default
 // limits.
 func LoadTree(ctx context.Context, bodies Bodies, parts []Part) (Tree, error) {
-	return NewReader(&content{ctx: ctx, bodies: bodies, parts: parts, left: maxTree}, Limits{}).Tree()
-}
-
-// content reads what [StoreBytes] has kept, a part at a time.
-type content struct {
-	ctx    context.Context //nolint:containedctx // of one load
-	bodies Bodies
-	parts  []Part // the following parts
-	left   int64  // bytes that may follow
-	have   []byte // the rest of the part before them
-}
-
-// Read implements [io.Reader].
-func (c *content) Read(p []byte) (int, error) {
-	for len(c.have) == 0 {
-		if len(c.parts) == 0 {
-			return 0, io.EOF
-		}
-		if err := c.next(); err != nil {
-			return 0, err
-		}
-	}
-	n := copy(p, c.have)
-	c.have = c.have[n:]
-	return n, nil
-}
-
-func (c *content) next() error {
-	p := c.parts[0]
-	c.parts = c.parts[1:]
-	if c.left -= p.Size; p.Size <= 0 || p.Size > MaxPart || c.left < 0 {
-		return limitf("", "a content of too many bytes, or a part of %d", p.Size)
-	}
-	if p.Sum == "" {
-		c.have = make([]byte, p.Size)
-		return nil
-	}
-	raw, err := fetch(c.ctx, c.bodies, p.Body)
+	r, err := open(ctx, bodies, parts, maxTree)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	c.have, err = p.of(raw)
-	return err
+	return NewReader(r, Limits{}).Tree()
+}
+
+// open reads what [StoreBytes] has kept, a part at a time.
+func open(ctx context.Context, bodies Bodies, parts []Part, limit int64) (io.Reader, error) {
+	node := Node{Parts: parts}
+	for _, p := range parts {
+		if p.Size <= 0 || p.Size > MaxPart || p.Size > limit-node.Size {
+			return nil, limitf("", "a content of too many bytes, or a part of %d", p.Size)
+		}
+		node.Size += p.Size
+	}
+	return node.Open(ctx, bodies), nil
 }
 
 // of returns the bytes of a part, out of the content of its body.

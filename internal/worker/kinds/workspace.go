@@ -135,8 +135,8 @@ func (e *Env) fill(ctx context.Context, dir string, tree snapshot.Tree) (index s
 }
 
 // workspaceUnpack lays what an archive has over the workspace, all or nothing. When that fails, the
-// next call finds the workspace as it was before; a directory without
-// checkpoints may have part of the changes then, and the same call makes the rest.
+// next call finds the workspace as it was before; a directory without checkpoints may have part of
+// the changes then, and the same call makes the rest.
 func workspaceUnpack(ctx context.Context, a *Attempt, p wire.WorkspaceUnpack) (_ protocol.Value, err error) {
 	e := a.env
 	blob, err := natsio.GetObject(ctx, e.JS, wire.BlobsBucket(e.Fleet), p.Blob)
