@@ -66,7 +66,8 @@ func announceHTTP(to io.Writer, l *listening) {
 	_, _ = fmt.Fprintf(to, "coordinator: the HTTP API is at %s%s\n", l.URL, l.sendingToken())
 }
 
-// httpCommand serves the HTTP API over the fleet of this machine's sessions, or over one of its own.
+// httpCommand serves the HTTP API over the fleet of this machine's sessions, or over one of its
+// own.
 type httpCommand struct {
 	Workspace        string   `placeholder:"DIR" help:"Working directory of all sessions and calls, used in place. Default: an empty workspace for each session."`
 	WholeHome        bool     `help:"Allow --workspace to be the root directory or the home directory."`

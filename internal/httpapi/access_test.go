@@ -225,7 +225,7 @@ func TestProblems_OfABodyThatCannotBeRead(t *testing.T) {
 		require.NoError(t, err)
 		_, err = connection.Write([]byte("POST /v1/calls HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + body))
 		require.NoError(t, err)
-		require.NoError(t, connection.(*net.TCPConn).CloseWrite())
+		require.NoError(t, connection.(*net.TCPConn).CloseWrite()) //nolint:errcheck,forcetypeassert // it is one
 		answer, err := http.ReadResponse(bufio.NewReader(connection), nil)
 		require.NoError(t, err)
 		var problem httpapi.Problem

@@ -69,8 +69,8 @@ type Local interface {
 	List(ctx context.Context, limit int) (list []report.Session, leftOut int, err error)
 	Show(ctx context.Context, id protocol.SessionID) (*report.Session, error)
 	Cancel(ctx context.Context, id protocol.SessionID) ([]protocol.CallID, error)
-	// Pool has the sandbox of a session. Use is Pool for what takes a process that runs the session,
-	// or a turn. The session is begun if there is none.
+	// Pool has the sandbox of a session. Use is Pool for what takes a process that runs the
+	// session, or a turn. The session is begun if there is none.
 	Pool(ctx context.Context, id protocol.SessionID) protocol.Pool
 	Use(ctx context.Context, id protocol.SessionID, turn bool) (protocol.Pool, error)
 }

@@ -53,7 +53,7 @@ func (f *FilePath) Resolve(huma.Context) []error {
 
 // Unchanged is the condition of a change of a file.
 type Unchanged struct {
-	Match string `header:"If-Match" maxLength:"80" doc:"ETag that the file must have, as reading it returns. Otherwise the call fails with file_changed."` //nolint:tagliatelle // its name in HTTP
+	Match string `header:"If-Match" maxLength:"80" doc:"ETag that the file must have, as reading it returns. Otherwise the call fails with file_changed."`
 }
 
 // digest is the digest that the file must have; "" is any.
@@ -82,7 +82,7 @@ func (a *api) file(tag string) {
 			SessionPath
 			AtCall
 			FilePath
-			NoneMatch string `header:"If-None-Match" doc:"ETag of a content that you have: with the same one the answer is 304."` //nolint:tagliatelle // its name in HTTP
+			NoneMatch string `header:"If-None-Match" doc:"ETag of a content that you have: with the same one the answer is 304."`
 			Range     string `header:"Range" doc:"Bytes to read, as in bytes=0-1023."`
 		},
 		) (*huma.StreamResponse, error) {
@@ -92,7 +92,7 @@ func (a *api) file(tag string) {
 			if err != nil {
 				return nil, problem(err)
 			}
-			return &huma.StreamResponse{Body: func(out huma.Context) {
+			return &huma.StreamResponse{Body: func(out huma.Context) { //nolint:contextcheck // it has that of the request
 				r, w := humago.Unwrap(out)
 				w.Header().Set("Content-Type", binaryType)
 				w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -106,7 +106,7 @@ func (a *api) file(tag string) {
 			SessionPath
 			FilePath
 			Unchanged
-			NoneMatch string `header:"If-None-Match" enum:"*" doc:"With * the call fails with file_changed if the file exists."` //nolint:tagliatelle // its name in HTTP
+			NoneMatch string `header:"If-None-Match" enum:"*" doc:"With * the call fails with file_changed if the file exists."`
 			Mode      string `query:"mode" pattern:"^0?[0-7]{3}$" doc:"Permissions in octal, as 0755. Default: those of the file, and 0644 for a new one."`
 			Keyed
 			Waiting
@@ -231,7 +231,7 @@ func (a *api) archive(tag string) {
 			if err != nil {
 				return nil, problem(err)
 			}
-			return &huma.StreamResponse{Body: func(out huma.Context) {
+			return &huma.StreamResponse{Body: func(out huma.Context) { //nolint:contextcheck // it has that of the request
 				out.SetHeader("Content-Type", types[in.Format])
 				if archive.Write(out.Context(), out.BodyWriter(), in.Format) != nil {
 					panic(http.ErrAbortHandler) // the client must not take it for a whole one

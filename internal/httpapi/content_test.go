@@ -25,8 +25,14 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
+// head is the head of an answer.
+type head struct {
+	StatusCode int
+	Header     http.Header
+}
+
 // full sends a request, and returns the answer with its headers.
-func (s server) full(t *testing.T, method, path string, body io.Reader, headers ...string) (*http.Response, []byte) {
+func (s server) full(t *testing.T, method, path string, body io.Reader, headers ...string) (head, []byte) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, body)
 	require.NoError(t, err)
@@ -39,7 +45,7 @@ func (s server) full(t *testing.T, method, path string, body io.Reader, headers 
 	read, err := io.ReadAll(answer.Body)
 	require.NoError(t, err)
 	t.Logf("%s %s: %d %.300q", method, path, answer.StatusCode, read)
-	return answer, read
+	return head{answer.StatusCode, answer.Header}, read
 }
 
 // changed sends a change of files, and waits for its call.

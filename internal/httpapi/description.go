@@ -52,7 +52,7 @@ var sent = map[string]any{ //nolint:gochecknoglobals // a constant
 }
 
 // bodies are examples of what operations are sent.
-var bodies = map[string]string{ //nolint:gochecknoglobals // a constant
+var bodies = map[string]string{ //nolint:gochecknoglobals,gosec // a constant, without a secret
 	"send-call":       `{"tool": "write", "arguments": {"path": "report.md", "content": "# Report\n"}, "session_id": "s1"}`,
 	"send-calls":      `{"calls": [{"tool": "bash", "arguments": {"command": "wc -l report.md"}, "session_id": "s1", "call_id": "c2"}, {"tool": "bash", "arguments": {"command": "echo more >>report.md"}, "session_id": "s1", "call_id": "c3"}]}`,
 	"new-session":     `{"prompt": "Write a report.", "session_id": "s1"}`,

@@ -113,8 +113,8 @@ func late(ctx context.Context, err error) error {
 	return &Problem{Title: http.StatusText(http.StatusConflict), Status: http.StatusConflict, Detail: err.Error(), Code: protocol.CodeBusy}
 }
 
-// unreadable is what the library says with 500 of a body that the client has sent wrongly, or not to
-// its end.
+// unreadable is what the library says with 500 of a body that the client has sent wrongly, or not
+// to its end.
 const unreadable = "cannot read request body"
 
 // ofRequest is the problem of a request that does not fit its description.

@@ -188,9 +188,9 @@ func ReadKey(ctx context.Context, bucket jetstream.KeyValue, key string) (value 
 	return entry.Value(), entry.Revision(), nil
 }
 
-// ChangeKey replaces the value of a key, on the condition that no other process has changed it since
-// it was read. change makes the new value of the stored one, which is nil without any; it may be
-// called several times.
+// ChangeKey replaces the value of a key, on the condition that no other process has changed it
+// since it was read. change makes the new value of the stored one, which is nil without any; it may
+// be called several times.
 func ChangeKey(ctx context.Context, bucket jetstream.KeyValue, key string, change func(stored []byte) ([]byte, error)) error {
 	for {
 		stored, revision, err := ReadKey(ctx, bucket, key)

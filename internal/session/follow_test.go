@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -86,7 +87,8 @@ func TestTails_ShareHistory(t *testing.T) {
 	defer cancel()
 	began := make(chan struct{})
 	idle.Go(func() {
-		for range tails.Tail(ctx, "s", Position{}) {
+		for _, err := range tails.Tail(ctx, "s", Position{}) {
+			assert.NoError(t, err) //nolint:testifylint // in another goroutine
 			close(began)
 			<-ctx.Done()
 			return

@@ -94,8 +94,8 @@ func PlacesBucket(f protocol.Fleet) string { return stored(f, "PLACES") }
 // BodiesKey is the key in [PlacesBucket] of where the contents of workspaces are.
 const BodiesKey = "bodies"
 
-// TokensKey is the key in [PlacesBucket] of the tokens of clients over HTTP, and TokensSubject where
-// they are stored.
+// TokensKey is the key in [PlacesBucket] of the tokens of clients over HTTP, and TokensSubject
+// where they are stored.
 const TokensKey = "tokens"
 
 // TokensSubject is described at [TokensKey].

@@ -63,8 +63,8 @@ type Options struct {
 	// fleet whose workspaces are in another store is an error where this program needs them: the
 	// credentials of the environment are sent to this store alone.
 	Bodies string
-	// Index is the directory of the index that [Sessions.Search] makes. "" means one in Data, or for
-	// a fleet elsewhere one in the user's cache directory.
+	// Index is the directory of the index that [Sessions.Search] makes. "" means one in Data, or
+	// for a fleet elsewhere one in the user's cache directory.
 	Index string
 	// TracerProvider and MeterProvider make spans and metrics; nil means the global ones of
 	// OpenTelemetry.

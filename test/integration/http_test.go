@@ -30,10 +30,10 @@ type described struct {
 		Required bool
 		Example  any
 	}
-	RequestBody struct { //nolint:tagliatelle // as OpenAPI names it
+	RequestBody struct {
 		Required bool
 		Content  map[string]struct{ Example json.RawMessage }
-	} `json:"requestBody"`
+	} `json:"requestBody"` //nolint:tagliatelle // as OpenAPI names it
 	Responses map[string]struct {
 		Content map[string]any
 	}
@@ -43,7 +43,7 @@ type described struct {
 
 // first and last are the operations that the others need, and those that end what they need.
 var (
-	first = []string{"new-session", "list-questions", "approve-call", "send-call", "send-calls", "fork-session", "set-limit", "add-schedule", "add-template", "add-webhook"} //nolint:gochecknoglobals // constants
+	first = []string{"new-session", "list-questions", "approve-call", "send-call", "send-calls", "fork-session", "set-limit", "add-schedule", "add-template", "add-webhook"}
 	last  = []string{
 		"remove-file", "skip-call", "kill-lane", "merge-session", "restore-session", "revert-session", "compact-session", "cancel-call", "cancel-session",
 		"remove-limit", "remove-schedule", "remove-template", "remove-session", "test-webhook", "remove-webhook",

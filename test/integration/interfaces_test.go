@@ -190,10 +190,9 @@ func overHTTP() through {
 	var client *fleet.Client
 	return func(t *testing.T, rules policy.Policy, folder string, all []deed) map[judge.Class]bool {
 		t.Helper()
-		switch {
-		case ask == nil:
+		if ask == nil {
 			ask = httpWith(t, append(policyFile(t, rules), "--tools", folder)...)
-		default:
+		} else {
 			if client == nil {
 				client = processFleet(t)
 			}

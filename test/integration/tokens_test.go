@@ -14,8 +14,16 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 )
 
+// received is an answer.
+type received struct {
+	StatusCode int
+	Header     http.Header
+	Body       io.Reader
+}
+
 // TestTokens_CountAtEachServer: a token that the command makes is known to each coordinator of the
-// fleet, by HTTP and by MCP over HTTP, until it is removed: then its requests, and its streams, end.
+// fleet, by HTTP and by MCP over HTTP, until it is removed: then its requests, and its streams,
+// end.
 func TestTokens_CountAtEachServer(t *testing.T) {
 	t.Parallel()
 	model := script(t, say("Done."))
@@ -27,7 +35,7 @@ func TestTokens_CountAtEachServer(t *testing.T) {
 		return succeed(t, coordinator, launch{args: append(append([]string{"token", verb}, flags...), args...)}).stdout
 	}
 	secret := strings.TrimSpace(tokens("add", "--role", "run", "--tenant", "acme", "ann"))
-	ask := func(url, body string) *http.Response {
+	ask := func(url, body string) received {
 		t.Helper()
 		method := http.MethodGet
 		if body != "" {
@@ -41,11 +49,11 @@ func TestTokens_CountAtEachServer(t *testing.T) {
 		answer, err := http.DefaultClient.Do(request)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = answer.Body.Close() })
-		return answer
+		return received{answer.StatusCode, answer.Header, answer.Body}
 	}
 	const hello = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"c","version":"1"}}}`
 	var urls []string
-	streams := map[string]*http.Response{}
+	streams := map[string]received{}
 	for i, server := range []*process{first, second} {
 		api := server.waitFor(t, `the HTTP API is at (http://\S+)`)[1]
 		agents := server.waitFor(t, `MCP is at (http://\S+)`)[1]
@@ -60,9 +68,10 @@ func TestTokens_CountAtEachServer(t *testing.T) {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, agents, nil)
 		require.NoError(t, err)
 		request.Header = http.Header{"Authorization": {"Bearer " + secret}, "Accept": {"text/event-stream"}, "Mcp-Session-Id": {begun.Header.Get("Mcp-Session-Id")}, "Mcp-Protocol-Version": {"2025-11-25"}}
-		streams[agents], err = http.DefaultClient.Do(request)
+		stream, err := http.DefaultClient.Do(request)
 		require.NoError(t, err)
-		t.Cleanup(func() { _ = streams[agents].Body.Close() })
+		t.Cleanup(func() { _ = stream.Body.Close() })
+		streams[agents] = received{stream.StatusCode, stream.Header, stream.Body}
 	}
 	for url, stream := range streams {
 		require.Equal(t, http.StatusOK, stream.StatusCode, url)

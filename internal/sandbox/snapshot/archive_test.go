@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -194,7 +193,7 @@ func TestArchive_CutShortIsRefused(t *testing.T) {
 	for n := 0; n < len(whole)-1024; n += 64 {
 		_, _, err := readTar(t, whole[:n], snapshot.Limits{})
 		var fault *snapshot.Error
-		require.True(t, errors.As(err, &fault), "%d of %d bytes: %v", n, len(whole), err)
+		require.ErrorAs(t, err, &fault, "%d of %d bytes", n, len(whole))
 	}
 	_, _, err := readTar(t, []byte(strings.Repeat("no archive", 100)), snapshot.Limits{})
 	require.ErrorIs(t, err, snapshot.ErrCorrupt)

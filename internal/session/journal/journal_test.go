@@ -258,7 +258,7 @@ func TestBegin_IsTheOwnerThatLoadFinds(t *testing.T) {
 		want, wantErr := j.Load(t.Context(), id)
 		before := f.NC.Stats().OutMsgs
 		got, err := j.Begin(t.Context(), id)
-		requests = int(f.NC.Stats().OutMsgs - before) //nolint:gosec // few
+		requests = int(f.NC.Stats().OutMsgs - before)
 		require.Equal(t, wantErr, err, state)
 		require.Equal(t, want.Owned(), got.Owned(), state)
 		require.Equal(t, want.Tenant(), got.Tenant(), state)
@@ -280,7 +280,7 @@ func TestBegin_IsTheOwnerThatLoadFinds(t *testing.T) {
 	_, err := j.Forget(t.Context(), id, journal.RemovedAge)
 	require.NoError(t, err)
 	check("it was removed")
-	last = mustAppend(t, j, id, mustLoad(t, j, id).Last, started("token:bob"), event(id, "text"))
+	mustAppend(t, j, id, mustLoad(t, j, id).Last, started("token:bob"), event(id, "text"))
 	check("another one has its name")
 	require.LessOrEqual(t, requests, 3)
 	require.NoError(t, j.Mark(t.Context(), id))

@@ -256,7 +256,7 @@ func (st *Store) Add(ctx context.Context, h Hook) (*Hook, error) {
 	if h.Since, err = st.positions(ctx); err != nil {
 		return nil, err
 	}
-	body, err := json.Marshal(&h)
+	body, err := json.Marshal(&h) //nolint:gosec // the bucket has the secret
 	if err != nil {
 		return nil, err
 	}
@@ -550,7 +550,7 @@ func (st *Store) change(ctx context.Context, id string, by func(context.Context,
 		if changed, err := by(ctx, h); err != nil || !changed {
 			return err
 		}
-		body, err := json.Marshal(h)
+		body, err := json.Marshal(h) //nolint:gosec // as above
 		if err != nil {
 			return err
 		}
@@ -567,7 +567,7 @@ func (st *Store) Test(ctx context.Context, id string) (event string, err error) 
 	if err != nil {
 		return "", err
 	}
-	ref := reference{source: sourceTest, sequence: uint64(time.Now().UnixMicro()), note: note{Test, h.Tenant}} //nolint:gosec // positive
+	ref := reference{source: sourceTest, sequence: uint64(time.Now().UnixMicro()), note: note{Test, h.Tenant}}
 	return ref.eventID(), st.note(ctx, id, ref)
 }
 
