@@ -189,3 +189,36 @@ func TestLocal_HTTPServesTheSessionsOfThisMachine(t *testing.T) {
 	require.NoError(t, web.cmd.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, 0, web.wait(t), web)
 }
+
+// TestLocal_HTTPJudgesBeforeItBegins: a client that may make no session leaves none, and one of
+// another tenant does not learn which there are.
+func TestLocal_HTTPJudgesBeforeItBegins(t *testing.T) {
+	t.Parallel()
+	home, hold := t.TempDir(), newGate(t)
+	defer hold.open(t)
+	in := func(args ...string) launch { return launch{args: args, env: []string{"HOME=" + home}} }
+	workspace, tokens := t.TempDir(), filepath.Join(t.TempDir(), "tokens")
+	reader, other := strings.Repeat("r", 40), strings.Repeat("o", 40)
+	require.NoError(t, os.WriteFile(tokens, []byte("reader read "+reader+"\nother run "+other+" acme\n"), 0o600))
+	start(t, coordinator, in("run", "--model", script(t, say("", bash("c1", "touch began; "+hold.pass())), say("Done.")), "--session", "theirs", "--sandbox", "process", "--workspace", workspace, "go"))
+	waitUntil(t, func() bool { return exists(filepath.Join(workspace, "began")) })
+	web := start(t, coordinator, in("http", "--sandbox", "process", "--http-tokens", tokens))
+	url := web.stdout.Wait(`"url":"([^"]*)"`, web.exited, patience)
+	require.NotNil(t, url, web)
+	for _, c := range []struct {
+		token, path string
+		body        object
+		status      int
+	}{
+		{reader, "/v1/calls", object{"tool": "list", "arguments": object{"path": "."}, "session_id": "never"}, 403},
+		{reader, "/v1/sessions", object{"prompt": "go", "session_id": "never"}, 403},
+		{other, "/v1/sessions/theirs/turns", object{"prompt": "go"}, 404},
+		{other, "/v1/calls", object{"tool": "list", "arguments": object{"path": "."}, "session_id": "theirs"}, 404},
+	} {
+		api := httpAPI{url[1], c.token}
+		status, answer, _, err := api.send(t.Context(), "POST", c.path, bytes.NewReader(encode(t, c.body)), http.Header{"Content-Type": {"application/json"}})
+		require.NoError(t, err)
+		require.Equal(t, c.status, status, "%s %s: %s", c.path, c.token, answer)
+	}
+	require.NotContains(t, execute(t, coordinator, in("session", "ls")).stdout, "never")
+}

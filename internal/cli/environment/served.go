@@ -14,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio/shared"
+	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -64,12 +65,21 @@ func (s *Served) Use(ctx context.Context, id protocol.SessionID, turn bool) (pro
 	if id, err := protocol.ParseSessionID(string(id)); err != nil {
 		return "", fmt.Errorf("session %s: %w", id, err)
 	}
+	if err := session.May(ctx, s.fleet, judge.See, id); err != nil { // before an answer says anything of it
+		if refusal, is := errors.AsType[*judge.RefusalError](err); is && refusal.Hides() {
+			err = fmt.Errorf("%w: there is no such session: %s", public.ErrNotFound, id)
+		}
+		return "", err
+	}
 	owner := s.owner(ctx, id)
 	if s.mine(owner) {
 		return s.location.pool(s.id), nil
 	}
 	switch known := s.Known(judge.With(ctx, judge.Principal{}), id); {
 	case errors.Is(known, public.ErrNotFound):
+		if err := judge.Judge(ctx, judge.Make, judge.Object{Kind: judge.Session, ID: string(id), Owner: judge.Of(ctx).Owner()}); err != nil {
+			return "", err
+		}
 		return s.location.pool(s.id), s.begin(id)
 	case known != nil:
 		return "", known
