@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 
 	"github.com/toolfleet/toolfleet/internal/access"
@@ -19,13 +20,14 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/httpapi"
 	"github.com/toolfleet/toolfleet/internal/model"
+	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // webFlags are about clients of the HTTP API.
 type webFlags struct {
-	HTTP            string `name:"http" placeholder:"ADDR" help:"Address to serve the HTTP API on, as in 127.0.0.1:7070, or unix:PATH for a socket."`
+	HTTP            string `name:"http" placeholder:"ADDR" brief:"Address of the HTTP API, as in 127.0.0.1:7070." help:"Address to serve the HTTP API on, as in 127.0.0.1:7070, or unix:PATH for a socket. coordinator http needs none: it takes a free port."`
 	HTTPTokens      string `name:"http-tokens" placeholder:"FILE" help:"File of bearer tokens for clients of the HTTP API, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Default: the tokens of the fleet (coordinator token) and, on loopback, one token in a file that is named at the start."`
 	HTTPTLSCert     string `name:"http-tls-cert" placeholder:"FILE" help:"Certificate (PEM) with which the HTTP API is served over TLS; needs --http-tls-key."`
 	HTTPTLSKey      string `name:"http-tls-key" placeholder:"FILE" help:"Private key (PEM) of the certificate."`
@@ -69,11 +71,11 @@ func announceHTTP(to io.Writer, l *listening) {
 // httpCommand serves the HTTP API over the fleet of this machine's sessions, or over one of its
 // own.
 type httpCommand struct {
-	Workspace        string   `placeholder:"DIR" help:"Working directory of all sessions and calls, used in place. Default: an empty workspace for each session."`
-	WholeHome        bool     `help:"Allow --workspace to be the root directory or the home directory."`
+	Workspace        string   `placeholder:"DIR" brief:"Working directory of turns, and of single calls." help:"Working directory of turns, and of calls that name no session, used in place. A call that names a session has the workspace of that session. Default: an empty workspace for each session."`
+	WholeHome        bool     `brief:"Allow --workspace to be / or the home directory." help:"Allow --workspace to be the root directory or the home directory."`
 	Toolset          []string `default:"core" help:"Toolsets of calls, separated by commas."`
-	Model            []string `placeholder:"M" sep:"none" help:"Model of sessions: openai:NAME, anthropic:NAME, google:NAME or script:FILE. The first one is the default. May be given several times. Default: there are only calls."`
-	UntilStdinCloses bool     `help:"End when standard input is closed: the program that has started this one has ended."`
+	Model            []string `placeholder:"M" sep:"none" brief:"openai:, anthropic: or google:NAME, or script:FILE." help:"Model of sessions: openai:NAME, anthropic:NAME, google:NAME or script:FILE. The first one is the default. May be given several times. Default: there are only calls."`
+	UntilStdinCloses bool     `brief:"End when standard input is closed." help:"End when standard input is closed: the program that has started this one has ended."`
 	webFlags         `group:"HTTP API:"`
 	issuerFlags      `group:"HTTP API:"`
 	webhookFlags     `group:"HTTP API:"`
@@ -139,6 +141,10 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: "coordinator http"}, Flags: &c.Flags, Session: &c.SessionFlags,
 		ID: session, Workspace: workspace, Warn: p.warn, Alert: p.warn, Busy: func(string) {},
 	})
+	if errors.Is(err, public.ErrSessionBusy) {
+		busy, _, _ := strings.Cut(err.Error(), ";") // what other commands can do is behind it
+		return cli.Usagef("--workspace %s: %s; use that process, or give --data DIR for a fleet of its own", c.Workspace, busy)
+	}
 	if err != nil {
 		return err
 	}
@@ -193,7 +199,7 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 	}
 	options := httpapi.Options{
 		Client: env.Client, Table: func() *tools.Table { return box.Table }, Pool: env.Pool(), MinLevel: c.DefaultMinLevel(), Policy: judge, Hooks: hooks,
-		Session: session, Version: p.Version, Logger: env.Fleet.Logger,
+		Session: session, NoTurns: turns == nil, Version: p.Version, Logger: env.Fleet.Logger,
 	}
 	if local != nil {
 		options.Local = local

@@ -100,7 +100,7 @@ func (e *endpoint) listen(ctx context.Context, tokens []access.Token, others acc
 		l.URL = "http://" + l.listener.Addr().String()
 	}
 	if err != nil {
-		return nil, cli.Usagef("%s: cannot listen for clients: %v", e.flag, err)
+		return nil, cli.Usagef("%s %s: cannot listen for clients: %v", e.flag, e.address, err)
 	}
 	if e.cert != "" {
 		if l.listener, err = access.OverTLS(l.listener, e.cert, e.key); err != nil {

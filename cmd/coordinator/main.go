@@ -47,7 +47,7 @@ type grammar struct {
 	Bench      benchCommand      `cmd:"" files:"section" help:"Measure calls through the fleet and bare NATS in one run, and check the order of every lane."`
 	Workers    workersCommand    `cmd:"" help:"List the workers of a fleet and their capabilities."`
 	Lane       laneCommand       `cmd:"" help:"Inspect and control lanes: ls, show, pause, resume, wake, skip, kill."`
-	Session    sessionCommand    `cmd:"" help:"Inspect and manage sessions: ls, show, log, export, files, diff, pull, restore, fork, merge, attach, cancel, rm."`
+	Session    sessionCommand    `cmd:"" help:"Inspect and manage sessions: ls, show, log, search, export, files, diff, pull, restore, fork, merge, attach, cancel, rm."`
 	Schedule   scheduleCommand   `cmd:"" help:"Start turns and tool calls at set times: add, ls, result, pause, resume, rm."`
 	Limits     limitsCommand     `cmd:"" help:"Limit how many calls of a lane run at once, and start in a time: set, ls, rm."`
 	Webhook    webhookCommand    `cmd:"" help:"Notify receivers over HTTP of what ends, or waits for a person: add, ls, test, resume, rm."`
@@ -84,19 +84,21 @@ func examples() map[string][]string {
 			`coordinator run --allow-net go,github --ask-for @execute "Update the modules."`,
 			`git diff | coordinator run --json "Review this change." -`,
 		},
-		"chat":    {`coordinator chat --model openai:gpt-4.1`, `coordinator chat --continue`},
-		"call":    {`coordinator call bash '{"command":"go version"}'`, `coordinator call --session last read '{"path":"go.mod"}'`},
-		"serve":   {`coordinator serve --model openai:gpt-4.1`, `coordinator serve --nats nats://nats1:4222 --model openai:gpt-4.1 --mcp 127.0.0.1:7080`},
-		"submit":  {`coordinator submit --nats nats://nats1:4222 --workspace . "Repair the build."`, `coordinator submit --nats nats://nats1:4222 --detach "Repair the build."`},
-		"mcp":     {`coordinator mcp --workspace ~/src/project`, `coordinator mcp --listen 127.0.0.1:7080 --nats nats://nats1:4222`},
-		"acp":     {`coordinator acp --model openai:gpt-4.1`, `coordinator acp --model openai:gpt-4.1 --session-mode auto --policy policy.yaml`},
-		"approve": {`coordinator approve ls --nats nats://nats1:4222`, `coordinator approve --nats nats://nats1:4222 --deny --note "Not on Friday." SESSION CALL`},
-		"tools":   {`coordinator tools --doc bash`, `coordinator tools --tools ./tools`},
-		"login":   {`coordinator login --mcp-config mcp.json tickets`},
-		"bench":   {`coordinator bench --lanes 1`, `coordinator bench --exec true --calls 2000`},
-		"workers": {`coordinator workers --nats nats://nats1:4222`},
-		"lane":    {`coordinator lane ls --nats nats://nats1:4222`, `coordinator lane show --nats nats://nats1:4222 sandbox/abc`},
-		"session": {`coordinator session ls`, `coordinator session log last`, `coordinator session pull --nats nats://nats1:4222 last ./result`},
+		"chat":           {`coordinator chat --model openai:gpt-4.1`, `coordinator chat --continue`},
+		"call":           {`coordinator call bash '{"command":"go version"}'`, `coordinator call --session last read '{"path":"go.mod"}'`},
+		"serve":          {`coordinator serve --model openai:gpt-4.1`, `coordinator serve --nats nats://nats1:4222 --model openai:gpt-4.1 --http 127.0.0.1:7070`},
+		"submit":         {`coordinator submit --nats nats://nats1:4222 --workspace . "Repair the build."`, `coordinator submit --nats nats://nats1:4222 --detach "Repair the build."`},
+		"mcp":            {`coordinator mcp --workspace ~/src/project`, `coordinator mcp --listen 127.0.0.1:7080 --nats nats://nats1:4222`},
+		"acp":            {`coordinator acp --model openai:gpt-4.1`, `coordinator acp --model openai:gpt-4.1 --session-mode auto --policy policy.yaml`},
+		"http":           {`coordinator http --workspace .`, `coordinator http --workspace . --model openai:gpt-4.1`},
+		"approve":        {`coordinator approve ls --nats nats://nats1:4222`, `coordinator approve --nats nats://nats1:4222 --deny --note "Not on Friday." SESSION CALL`},
+		"tools":          {`coordinator tools --doc bash`, `coordinator tools --tools ./tools`},
+		"login":          {`coordinator login --mcp-config mcp.json tickets`},
+		"bench":          {`coordinator bench --lanes 1`, `coordinator bench --exec true --calls 2000`},
+		"workers":        {`coordinator workers --nats nats://nats1:4222`},
+		"lane":           {`coordinator lane ls --nats nats://nats1:4222`, `coordinator lane show --nats nats://nats1:4222 sandbox/abc`},
+		"session":        {`coordinator session ls`, `coordinator session log last`, `coordinator session pull --nats nats://nats1:4222 last ./result`},
+		"session search": {`coordinator session search frobnicate`, `coordinator session search '"no such file" config*' --since 24h`},
 		"session pull": {
 			`coordinator session pull --nats nats://nats1:4222 last ./result`,
 		},

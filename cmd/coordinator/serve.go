@@ -67,14 +67,14 @@ type serveCommand struct {
 type turnBounds struct {
 	Sessions  int   `default:"64" help:"Concurrent turns."`
 	MaxSteps  int   `default:"64" help:"Maximum number of model requests per turn."`
-	MaxTokens int64 `default:"0" help:"Token limit per turn, input plus output; 0 means unlimited."`
+	MaxTokens int64 `default:"0" brief:"Token limit per turn; 0 means unlimited." help:"Token limit per turn, input plus output; 0 means unlimited."`
 	alone
-	Drain time.Duration `default:"10s" help:"Time that running turns get after SIGTERM before another coordinator takes them over."`
+	Drain time.Duration `default:"10s" brief:"Time that running turns get after SIGTERM." help:"Time that running turns get after SIGTERM before another coordinator takes them over."`
 }
 
 // alone bounds what sessions do without a person.
 type alone struct {
-	TriggerTurns int    `default:"60" help:"Maximum number of turns per session and hour that triggers begin; 0 means unlimited."`
+	TriggerTurns int    `default:"60" brief:"Turns per session and hour that triggers begin." help:"Maximum number of turns per session and hour that triggers begin; 0 means unlimited."`
 	Unattended   string `default:"steps=500,tokens=10000000" placeholder:"B" brief:"What a session may use in 24 hours without a person: bounds as in --budget of run." help:"What a session may use in 24 hours in turns that triggers and schedules begin, or since the last turn that a person began: bounds as in --budget of run. none means unlimited."`
 }
 
@@ -101,10 +101,10 @@ func (f *alone) unattended(options serve.Options) (bounds ports.Unattended, err 
 // setupFlags are about what the coordinator makes in its fleet.
 type setupFlags struct {
 	Lease        time.Duration `default:"0s" help:"Lease on sessions, applied only when the fleet is created; 0 means the fleet's lease, or 10s."`
-	Pools        []string      `placeholder:"POOL" help:"Pools to create if they are missing, separated by commas, for workers whose NATS user may not create them (deploy/nats)."`
+	Pools        []string      `placeholder:"POOL" brief:"Pools to create if they are missing (deploy/nats)." help:"Pools to create if they are missing, separated by commas, for workers whose NATS user may not create them (deploy/nats)."`
 	CallKeys     string        `placeholder:"FILE" brief:"Public keys of the callers that may submit turns; others are rejected." help:"Public keys (PEM, Ed25519) of the callers that may submit turns, as in worker --call-keys. A turn runs only if one of them, or this coordinator's key (--sign-key), has signed it; a schedule starts only if this coordinator's key has signed it. Default: all turns run; with --sign-key, those of other signers only for the default tenant."`
 	WorkspaceAge time.Duration `default:"720h" brief:"Age after which sandboxes that only calls without a model used are removed." help:"Age after which a sandbox is removed with all that is stored of it, if only calls without a model used it (call --session, Go programs, MCP clients); 0 means never."`
-	Limits       string        `placeholder:"FILE" brief:"File with all limits of the fleet, as limits ls --json prints." help:"File with all limits of the fleet, which replace those that it has: JSON, as coordinator limits ls --json prints it."`
+	Limits       string        `placeholder:"FILE" brief:"File with all limits of the fleet." help:"File with all limits of the fleet, which replace those that it has: JSON, as coordinator limits ls --json prints it."`
 }
 
 // minWorkspaceAge is more than a client waits between two calls.

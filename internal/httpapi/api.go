@@ -46,6 +46,8 @@ type Options struct {
 	// Local knows the processes of this machine that run sessions; nil means that Pool runs all of
 	// them.
 	Local Local
+	// NoTurns refuses turns: no model is served here.
+	NoTurns bool
 	// Session has the calls that name none; "" is one for all such calls of the client.
 	Session protocol.SessionID
 	// MinLevel is the minimum sandbox level of calls that name none.
@@ -97,6 +99,9 @@ func (a *api) of(ctx context.Context, id protocol.SessionID) fleet.Sessions {
 
 // using is of for what takes a process that runs the session, or a turn.
 func (a *api) using(ctx context.Context, id protocol.SessionID, turn bool) (fleet.Sessions, error) {
+	if turn && a.NoTurns {
+		return fleet.Sessions{}, ofRequest(http.StatusUnprocessableEntity, "this server runs no turns: start coordinator http with --model")
+	}
 	pool, err := a.Local.Use(ctx, id, turn)
 	if err != nil {
 		return fleet.Sessions{}, problem(err)

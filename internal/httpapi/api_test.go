@@ -103,6 +103,24 @@ func TestCalls_ACallIsSentAndItsResultRead(t *testing.T) {
 	require.Contains(t, problem.Errors[0].Location, "nonsense")
 }
 
+// What no process would run is refused, and not accepted for ever.
+func TestSessions_WithoutAModelAndWithoutFiles(t *testing.T) {
+	t.Parallel()
+	s := start(t, func(o *httpapi.Options) { o.NoTurns = true })
+	for _, path := range []string{"/v1/sessions", "/v1/sessions/s/turns"} {
+		status, body := s.send(t, "POST", path, `{"prompt": "go"}`)
+		require.Equal(t, 422, status, "%s", body)
+		require.Contains(t, string(body), "start coordinator http with --model")
+	}
+	status, body := s.send(t, "POST", "/v1/sessions/s/compact", "")
+	require.Equal(t, 422, status, "%s", body)
+	status, body = s.send(t, "GET", "/v1/sessions/none/files", "")
+	require.Equal(t, 404, status, "%s", body)
+	require.Contains(t, string(body), "no files are stored")
+	status, body = s.send(t, "POST", "/v1/sessions/none/restore", `{"call_id": "c"}`)
+	require.Equal(t, 404, status, "%s", body)
+}
+
 // Hooks of the server change a call, and what each reader gets of its result.
 func TestCalls_HooksDecide(t *testing.T) {
 	t.Parallel()

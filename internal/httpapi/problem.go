@@ -82,10 +82,14 @@ func status(err error) (int, protocol.Code) {
 	case errors.Is(err, fleet.ErrInvalid), errors.Is(err, protocol.ErrInvalidName), errors.Is(err, protocol.ErrInvalidCall):
 		return http.StatusUnprocessableEntity, codeInvalid
 	case errors.As(err, &coded):
-		if coded.Code == protocol.CodePolicyDenied {
+		switch coded.Code {
+		case protocol.CodePolicyDenied:
 			return http.StatusForbidden, coded.Code
+		case protocol.CodeNotFound:
+			return http.StatusNotFound, coded.Code
+		default:
+			return http.StatusUnprocessableEntity, coded.Code
 		}
-		return http.StatusUnprocessableEntity, coded.Code
 	default:
 		return http.StatusInternalServerError, protocol.CodeInternal
 	}
@@ -121,6 +125,9 @@ const unreadable = "cannot read request body"
 func ofRequest(number int, message string, errs ...error) huma.StatusError {
 	if number == http.StatusInternalServerError && message == unreadable {
 		number = http.StatusBadRequest
+	}
+	if number == http.StatusUnsupportedMediaType {
+		message = "Content-Type: must be application/json, or what /openapi.json says of this operation"
 	}
 	made := &Problem{Title: http.StatusText(number), Status: number, Detail: message, Code: codeInvalid}
 	switch {

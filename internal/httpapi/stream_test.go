@@ -312,6 +312,7 @@ func TestProblems_OfTheRouter(t *testing.T) {
 	require.Equal(t, 413, status, "%.300s", body)
 	status, body = s.send(t, "POST", "/v1/calls", `{"tool": "bash"}`, "Content-Type", "text/plain")
 	require.Equal(t, 415, status, "%s", body)
+	require.Contains(t, string(body), "must be application/json")
 	status, body = s.send(t, "POST", "/v1/calls", `{"tool": "bash", "arguments": null, "delivery": "rollback", "retry": {"attempts": 0}}`)
 	require.Equal(t, 422, status, "%s", body)
 }

@@ -282,7 +282,11 @@ func (s *Store) find(ctx context.Context, lane wire.LaneHash, call protocol.Call
 		}
 		return call == "" || at == nil, nil
 	})
-	if err == nil && at == nil {
+	switch {
+	case err != nil || at != nil:
+	case call == "":
+		err = fmt.Errorf("no files are stored: there is no such session, no call of it has changed a file, or its directory is used in place: %w", ErrNone)
+	default:
 		err = fmt.Errorf("call %q changed nothing, or is not one of this workspace (coordinator session diff lists the calls that changed something): %w", call, ErrNone)
 	}
 	return at, err

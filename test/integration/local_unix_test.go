@@ -166,6 +166,9 @@ func TestLocal_HTTPServesTheSessionsOfThisMachine(t *testing.T) {
 		require.Contains(t, refused, "coordinator chat --session theirs")
 	}
 
+	status, refused = ask("POST", "/v1/calls", object{"tool": "list", "arguments": object{"path": "."}, "session_id": "../x"})
+	require.Equal(t, 422, status)
+	require.Contains(t, refused, `invalid name: session id \"../x\": must be`)
 	status, _ = ask("POST", "/v1/sessions", object{"prompt": "go", "session_id": "mine"})
 	require.Equal(t, 202, status)
 	waitUntil(t, func() bool { return exists(filepath.Join(workspace, "started")) })
@@ -175,6 +178,9 @@ func TestLocal_HTTPServesTheSessionsOfThisMachine(t *testing.T) {
 	other := execute(t, coordinator, in("http", "--workspace", elsewhere, "--sandbox", "process", "--model", model))
 	require.Equal(t, 2, other.code, other.stderr)
 	require.Contains(t, other.stderr, fmt.Sprintf("runs already, as process %d", web.cmd.Process.Pid))
+	same := execute(t, coordinator, in("http", "--workspace", workspace, "--sandbox", "process"))
+	require.Equal(t, 2, same.code, same.stderr)
+	require.Contains(t, same.stderr, "use that process, or give --data DIR")
 	hold.open(t)
 	waitUntil(t, func() bool {
 		_, shown := ask("GET", "/v1/sessions/mine", nil)

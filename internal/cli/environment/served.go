@@ -62,8 +62,8 @@ func (s *Served) Pool(ctx context.Context, id protocol.SessionID) protocol.Pool 
 // error wraps [public.ErrSessionBusy] if no process runs its calls; and for a turn, if another one
 // does.
 func (s *Served) Use(ctx context.Context, id protocol.SessionID, turn bool) (protocol.Pool, error) {
-	if id, err := protocol.ParseSessionID(string(id)); err != nil {
-		return "", fmt.Errorf("session %s: %w", id, err)
+	if _, err := protocol.ParseSessionID(string(id)); err != nil {
+		return "", err
 	}
 	if err := session.May(ctx, s.fleet, judge.See, id); err != nil { // before an answer says anything of it
 		if refusal, is := errors.AsType[*judge.RefusalError](err); is && refusal.Hides() {

@@ -23,8 +23,7 @@ def script(text: str) -> str:
         if kind == "sh":
             out.append(body)
         elif named := re.match(r"# (\S+)\n", body):
-            content = body[named.end() :] if kind == "json" else body  # JSON has no comments
-            out.append(f"cat >{named[1]} <<'END_OF_FILE'\n{content}END_OF_FILE")
+            out.append(f"cat >{named[1]} <<'END_OF_FILE'\n{body}END_OF_FILE")
     return "\n".join(out)
 
 

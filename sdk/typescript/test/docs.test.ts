@@ -16,8 +16,7 @@ function scriptOf(page: string): string {
       return text;
     }
     assert.ok(file, text);
-    const content = kind === "json" ? text.slice(file[0].length) : text;
-    return `cat >${file[1]} <<'END_OF_FILE'\n${content}END_OF_FILE\n`;
+    return `cat >${file[1]} <<'END_OF_FILE'\n${text}END_OF_FILE\n`;
   }).join("\n");
 }
 
