@@ -1,7 +1,6 @@
 package natsio
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -174,46 +173,4 @@ func tryOnce(ctx context.Context, try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, openTry)
 	defer cancel()
 	return try(ctx)
-}
-
-// ReadKey returns the value of a key and its revision; nil and 0 if the key was never set.
-func ReadKey(ctx context.Context, bucket jetstream.KeyValue, key string) (value []byte, revision uint64, err error) {
-	entry, err := bucket.Get(ctx, key)
-	if errors.Is(err, jetstream.ErrKeyNotFound) {
-		return nil, 0, nil
-	}
-	if err != nil {
-		return nil, 0, fmt.Errorf("read %s of %s: %w", key, bucket.Bucket(), err)
-	}
-	return entry.Value(), entry.Revision(), nil
-}
-
-// ChangeKey replaces the value of a key, on the condition that no other process has changed it
-// since it was read. change makes the new value of the stored one, which is nil without any; it may
-// be called several times.
-func ChangeKey(ctx context.Context, bucket jetstream.KeyValue, key string, change func(stored []byte) ([]byte, error)) error {
-	for {
-		stored, revision, err := ReadKey(ctx, bucket, key)
-		if err != nil {
-			return err
-		}
-		value, err := change(stored)
-		if err != nil {
-			return err
-		}
-		err = UntilKnown(ctx, func(ctx context.Context) (err error) {
-			if revision == 0 {
-				_, err = bucket.Create(ctx, key, value)
-			} else {
-				_, err = bucket.Update(ctx, key, value, revision)
-			}
-			return err
-		}, func(ctx context.Context) (bool, error) {
-			now, _, err := ReadKey(ctx, bucket, key)
-			return bytes.Equal(now, value), err
-		})
-		if OutcomeOf(err) != Conflict {
-			return err
-		}
-	}
 }

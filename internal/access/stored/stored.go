@@ -24,7 +24,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/access"
@@ -290,32 +289,9 @@ func (w *Watch) Verify(_ context.Context, bearer string) (access.Grant, error) {
 
 // Run reads the tokens whenever they change, until ctx ends.
 func (w *Watch) Run(ctx context.Context) {
-	hint := make(chan struct{}, 1)
-	subscription, err := w.JS.Conn().Subscribe(wire.TokensSubject(w.Fleet), func(*nats.Msg) {
-		select {
-		case hint <- struct{}{}:
-		default:
-		}
+	natsio.FollowKey(ctx, w.JS.Conn(), wire.TokensSubject(w.Fleet), 0, func(bool) (time.Duration, error) { return readPeriod, w.load(ctx) }, func(err error) {
+		w.logger.WarnContext(ctx, "the tokens of the fleet cannot be read: soon they let no client in", slog.Any("error", err))
 	})
-	if err == nil {
-		defer func() { _ = subscription.Unsubscribe() }() // fails only when the connection is closed
-	}
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for failing := false; ; {
-		select {
-		case <-ctx.Done():
-			return
-		case <-hint:
-		case <-timer.C:
-		}
-		err := w.load(ctx)
-		if err != nil && !failing && ctx.Err() == nil {
-			w.logger.WarnContext(ctx, "the tokens of the fleet cannot be read: soon they let no client in", slog.Any("error", err))
-		}
-		failing = err != nil
-		timer.Reset(readPeriod)
-	}
 }
 
 // load reads the tokens. The server that answers is the one that stores them: others may be behind.

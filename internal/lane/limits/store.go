@@ -225,36 +225,15 @@ func (w *Watch) apply(rules *Rules, revision uint64) {
 
 // Run reads the rules whenever they change, until ctx ends.
 func (w *Watch) Run(ctx context.Context) {
-	hint := make(chan struct{}, 1)
-	subscription, err := w.js.Conn().Subscribe(wire.LimitsSubject(w.fleet), func(*nats.Msg) {
-		select {
-		case hint <- struct{}{}:
-		default:
-		}
-	})
-	if err == nil {
-		defer func() { _ = subscription.Unsubscribe() }() // fails only when the connection is closed
-	}
-	timer := time.NewTimer(readPeriod)
-	defer timer.Stop()
-	for failing := false; ; {
-		again := readPeriod
-		select {
-		case <-ctx.Done():
-			return
-		case <-hint:
-			again = confirmPause
-		case <-timer.C:
-		}
+	natsio.FollowKey(ctx, w.js.Conn(), wire.LimitsSubject(w.fleet), readPeriod, func(changed bool) (time.Duration, error) {
 		err := w.Load(ctx)
-		if err != nil {
-			if again = confirmPause; !failing && ctx.Err() == nil {
-				w.logger.WarnContext(ctx, "limits cannot be read: those that were read last stay in force", slog.Any("error", err))
-			}
+		if changed || err != nil {
+			return confirmPause, err
 		}
-		failing = err != nil
-		timer.Reset(again)
-	}
+		return readPeriod, nil
+	}, func(err error) {
+		w.logger.WarnContext(ctx, "limits cannot be read: those that were read last stay in force", slog.Any("error", err))
+	})
 }
 
 // LoadUntil reads the rules until that succeeds. It reports false when ctx ends first.
