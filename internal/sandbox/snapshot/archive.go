@@ -239,7 +239,7 @@ func (r *tarReader) entry(content io.Reader, h *tar.Header) error {
 		if err := r.content(name, content, h.Size, &node); err != nil {
 			return err
 		}
-	} else if err := r.budget.file(name, node); err != nil {
+	} else if err := r.take(name, usageOfFile(node)); err != nil {
 		return err
 	}
 	r.tree[name] = node
@@ -290,16 +290,22 @@ func (r *tarReader) fold(name string) error {
 	return nil
 }
 
+// take takes from the budget, of whose bytes holes take theirs as well.
+func (r *tarReader) take(name string, u Usage) error {
+	err := r.budget.take(name, u)
+	if err == nil && r.budget.used.Sizes > r.budget.limits.MaxBytes {
+		err = limitf(name, "the files have more than %d bytes together", r.budget.limits.MaxBytes)
+	}
+	return err
+}
+
 // content stores the content of a file.
 func (r *tarReader) content(name string, from io.Reader, size int64, node *Node) error {
 	if size > MaxSize || size > r.budget.limits.MaxBytes { // also of holes
 		return limitf(name, "it has %d bytes, at most %d are allowed", size, min(int64(MaxSize), r.budget.limits.MaxBytes))
 	}
-	if err := r.budget.take(name, Usage{Sizes: size}); err != nil {
+	if err := r.take(name, Usage{Sizes: size}); err != nil {
 		return err
-	}
-	if r.budget.used.Sizes > r.budget.limits.MaxBytes {
-		return limitf(name, "the files have more than %d bytes together", r.budget.limits.MaxBytes)
 	}
 	buf := make([]byte, min(size, MaxPart))
 	for node.Size < size {

@@ -83,9 +83,11 @@ func TestArchive_OfWhatIsSkippedIsBounded(t *testing.T) {
 			require.ErrorIs(t, err, snapshot.ErrLimit)
 		})
 	}
+	_, _, err := readTar(t, packed(t, tar.Header{Name: "holes", Uname: strings.Repeat("\x00", 600_000)}, tar.Header{Name: "again", Typeflag: tar.TypeLink, Linkname: "holes"}), snapshot.Limits{MaxBytes: 1 << 20})
+	require.ErrorIs(t, err, snapshot.ErrLimit, "a hard link to holes")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(io.ErrClosedPipe)
-	_, err := snapshot.ReadTar(ctx, &repeated{again: global}, snapshot.Directory(t.TempDir()), snapshot.Limits{})
+	_, err = snapshot.ReadTar(ctx, &repeated{again: global}, snapshot.Directory(t.TempDir()), snapshot.Limits{})
 	require.ErrorIs(t, err, context.Canceled)
 }
 
