@@ -87,6 +87,8 @@ func status(err error) (int, protocol.Code) {
 			return http.StatusForbidden, coded.Code
 		case protocol.CodeNotFound:
 			return http.StatusNotFound, coded.Code
+		case protocol.CodeFleetUnavailable:
+			return http.StatusServiceUnavailable, codeUnreachable
 		default:
 			return http.StatusUnprocessableEntity, coded.Code
 		}

@@ -83,6 +83,23 @@ func TestLedger_ASingleCallBeginsASession(t *testing.T) {
 	require.Contains(t, one(eve, "operators", loop.SingleOptions{}).Text, "it needs a principal of tenant default")
 }
 
+// A journal that fails is no policy: whoever asked may try again.
+func TestLedger_AJournalThatFailsIsNoRefusal(t *testing.T) {
+	t.Parallel()
+	o := loop.SingleOptions{Ledger: loop.NewLedger(full{newRig().journal})}
+	ann := judge.Principal{Known: judge.ByToken, Name: "ann", Tenant: "acme"}
+	single := loop.PlanSingle(judge.With(t.Context(), ann), table(t), "s", "work", "{}", &o)
+	require.Nil(t, single.Call)
+	require.Equal(t, protocol.CodeFleetUnavailable, single.Error.Code)
+}
+
+// full is a journal whose disk is full.
+type full struct{ loop.Journal }
+
+func (full) Append(context.Context, protocol.SessionID, uint64, ...loop.Event) (uint64, error) {
+	return 0, errors.New("connection closed")
+}
+
 // A principal that may make no session begins none by a single call, be it refused or one that only
 // reads.
 func TestLedger_WhoMayMakeNoSessionBeginsNone(t *testing.T) {

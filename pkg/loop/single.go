@@ -249,7 +249,11 @@ func (s *Single) judge(ctx context.Context, o *SingleOptions, call *protocol.Cal
 	}
 	for _, session := range []protocol.SessionID{call.SessionID, protocol.SessionID(o.Sandbox)} {
 		if err := o.Ledger.may(ctx, act, session); err != nil {
-			return verdict{denied: policyDenied(err.Error())}
+			denied := policyDenied(err.Error())
+			if _, refused := errors.AsType[*judge.RefusalError](err); !refused && !errors.Is(err, ErrRemoved) { // the journal says who may
+				denied.Code = protocol.CodeFleetUnavailable
+			}
+			return verdict{denied: denied}
 		}
 	}
 	counts, hooked := countsCalls(o.Policy), s.before.decides()
