@@ -67,10 +67,11 @@ type Options struct {
 
 // Local knows the processes that run the sessions of this machine.
 type Local interface {
-	// List, Show and Cancel are those of [fleet.Sessions].
+	// List, Show, Cancel and Remove are those of [fleet.Sessions].
 	List(ctx context.Context, limit int) (list []report.Session, leftOut int, err error)
 	Show(ctx context.Context, id protocol.SessionID) (*report.Session, error)
 	Cancel(ctx context.Context, id protocol.SessionID) ([]protocol.CallID, error)
+	Remove(ctx context.Context, id protocol.SessionID, force bool) (report.Removed, error)
 	// Pool has the sandbox of a session. Use is Pool for what takes a process that runs the
 	// session, or a turn. The session is begun if there is none.
 	Pool(ctx context.Context, id protocol.SessionID) protocol.Pool

@@ -158,11 +158,7 @@ func (a *api) sessions() {
 			Force bool `query:"force" doc:"Also with unfinished calls, which are cancelled."`
 		},
 		) (*answer[report.Removed], error) {
-			sessions, err := a.using(ctx, in.Session, false)
-			if err != nil {
-				return nil, err
-			}
-			return answered(sessions.Remove(ctx, in.Session, in.Force))
+			return answered(a.Local.Remove(ctx, in.Session, in.Force))
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/calls", "list-session-calls", tag, "List the calls of a session that run or wait"),
 		func(ctx context.Context, in *SessionPath) (*answer[UnfinishedList], error) {

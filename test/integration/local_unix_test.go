@@ -204,11 +204,11 @@ func TestLocal_HTTPJudgesBeforeItBegins(t *testing.T) {
 	defer hold.open(t)
 	in := func(args ...string) launch { return launch{args: args, env: []string{"HOME=" + home}} }
 	workspace, tokens := t.TempDir(), filepath.Join(t.TempDir(), "tokens")
-	reader, other := strings.Repeat("r", 40), strings.Repeat("o", 40)
-	require.NoError(t, os.WriteFile(tokens, []byte("reader read "+reader+"\nother run "+other+" acme\n"), 0o600))
+	reader, other, owner := strings.Repeat("r", 40), strings.Repeat("o", 40), strings.Repeat("w", 40)
+	require.NoError(t, os.WriteFile(tokens, []byte("reader read "+reader+"\nother run "+other+" acme\nowner operate "+owner+"\n"), 0o600))
 	start(t, coordinator, in("run", "--model", script(t, say("", bash("c1", "touch began; "+hold.pass())), say("Done.")), "--session", "theirs", "--sandbox", "process", "--workspace", workspace, "go"))
 	waitUntil(t, func() bool { return exists(filepath.Join(workspace, "began")) })
-	web := start(t, coordinator, in("http", "--sandbox", "process", "--http-tokens", tokens))
+	web := start(t, coordinator, in("http", "--sandbox", "process", "--http-tokens", tokens, "--model", script(t, say("Done."))))
 	url := web.stdout.Wait(`"url":"([^"]*)"`, web.exited, patience)
 	require.NotNil(t, url, web)
 	for _, c := range []struct {
@@ -226,5 +226,17 @@ func TestLocal_HTTPJudgesBeforeItBegins(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, c.status, status, "%s %s: %s", c.path, c.token, answer)
 	}
-	require.NotContains(t, execute(t, coordinator, in("session", "ls")).stdout, "never")
+	api := httpAPI{url[1], owner}
+	status, _, _, err := api.send(t.Context(), "POST", "/v1/calls?wait_ms=60000", bytes.NewReader(encode(t, object{"tool": "list", "arguments": object{"path": "."}, "session_id": "brief"})), http.Header{"Content-Type": {"application/json"}})
+	require.NoError(t, err)
+	require.Equal(t, 202, status)
+	for _, id := range []string{"brief", "none"} {
+		status, answer, _, err := api.send(t.Context(), "DELETE", "/v1/sessions/"+id, http.NoBody, http.Header{})
+		require.NoError(t, err)
+		require.Equal(t, 200, status, "%s", answer)
+	}
+	left := execute(t, coordinator, in("session", "ls")).stdout
+	for _, id := range []string{"never", "brief", "none"} {
+		require.NotContains(t, left, id)
+	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio/shared"
 	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -103,6 +104,19 @@ func (s *Served) begin(id protocol.SessionID) error {
 		}
 	}
 	return regular.Replace(filepath.Join(s.location.data(id), servedFile), []byte(string(s.id)+"\n"))
+}
+
+// Remove is [public.Sessions.Remove], also of the directory of a session that clients have begun
+// here.
+func (s *Served) Remove(ctx context.Context, id protocol.SessionID, force bool) (removed report.Removed, err error) {
+	pool, err := s.Use(ctx, id, false)
+	if err == nil {
+		removed, err = s.Sessions(pool).Remove(ctx, id, force)
+	}
+	if err == nil && id != s.id && s.mine(id) {
+		err = system.RemoveTree(s.location.data(id))
+	}
+	return removed, err
 }
 
 // Run has this process alone run a turn of a session until release.
