@@ -179,8 +179,8 @@ type Owner struct {
 	By     string          `json:"by,omitempty"`     // [Principal.By] of the maker; "" is the operator
 }
 
-// everyTenant is the tenant of what belongs to the whole fleet.
-const everyTenant protocol.Tenant = "*"
+// EveryTenant is the tenant of what belongs to the whole fleet.
+const EveryTenant protocol.Tenant = "*"
 
 // OwnerOf returns the owner that a journal states: the operator in the default tenant if it states
 // none.
@@ -193,7 +193,7 @@ func OwnerOf(journal interface {
 }
 
 // TheFleet is the owner of what all tenants share, such as limits.
-func TheFleet() Owner { return Owner{Tenant: everyTenant} }
+func TheFleet() Owner { return Owner{Tenant: EveryTenant} }
 
 // Kind is what an object is.
 type Kind string
@@ -303,7 +303,7 @@ func (r *RefusalError) Unwrap() error { return ErrRefused }
 // that it exists. An operator who has named a tenant may.
 func (r *RefusalError) Hides() bool {
 	bound, tenant := r.Who.Reach(), cmp.Or(r.On.Owner.Tenant, DefaultTenant)
-	return r.Act != Make && r.Who.Known != ByProcess && bound != "" && bound != tenant && tenant != everyTenant
+	return r.Act != Make && r.Who.Known != ByProcess && bound != "" && bound != tenant && tenant != EveryTenant
 }
 
 // Judge is [May] for the principal of a context.
@@ -319,9 +319,9 @@ func May(who Principal, act Act, on Object) error {
 	case !who.Expires.IsZero() && !time.Now().Before(who.Expires):
 		return refused("a new token, since this one expired at %s", who.Expires.UTC().Format(time.RFC3339))
 	case tenant == "" || tenant == owner.Tenant:
-	case owner.Tenant == everyTenant && act != See && act != Use:
+	case owner.Tenant == EveryTenant && act != See && act != Use:
 		return refused("the operator of the fleet, since all tenants share it")
-	case owner.Tenant != everyTenant:
+	case owner.Tenant != EveryTenant:
 		return refused("a principal of tenant %s, to which it belongs", owner.Tenant)
 	}
 	rule, is := ruleOf[On{act, on.Kind}]

@@ -139,7 +139,7 @@ func (f Files) Pack(ctx context.Context, fl *fleet.Fleet, id protocol.SessionID,
 	}
 	delta, err := f.read(ctx, from)
 	if err != nil {
-		return p, ArchiveError(err)
+		return p, archiveError(err)
 	}
 	encoded, err := json.Marshal(workspace.Upload{Delta: *delta})
 	if err != nil {
@@ -215,8 +215,8 @@ func (d *damaged) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// ArchiveError is an error about an archive with its code; others stay as they are.
-func ArchiveError(err error) error {
+// archiveError is an error about an archive with its code; others stay as they are.
+func archiveError(err error) error {
 	fault, is := errors.AsType[*snapshot.Error](err)
 	if !is {
 		return err

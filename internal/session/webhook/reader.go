@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/session"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -299,7 +300,7 @@ func (s *Sender) route(ctx context.Context, from source, msg jetstream.Msg, all 
 				origins[f.session] = o
 			}
 			ofAgent := f.event == TurnEnded && o.parent != "" && h.Session == ""
-			if h.Tenant != EveryTenant && h.Tenant != o.owner.Tenant || ofAgent || from.name == "s" && !o.has(at) {
+			if h.Tenant != judge.EveryTenant && h.Tenant != o.owner.Tenant || ofAgent || from.name == "s" && !o.has(at) {
 				continue
 			}
 			if err := s.noteFor(ctx, h, len(hooks), reference{from.name, at.Sequence, at.Index, note{f.event, o.owner.Tenant}}); err != nil {

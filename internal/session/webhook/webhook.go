@@ -71,9 +71,6 @@ const (
 	failedAge = 3 * 24 * time.Hour
 )
 
-// EveryTenant is the [Hook].Tenant of a webhook of the operator that gets the events of all.
-const EveryTenant protocol.Tenant = "*"
-
 // Errors of webhooks.
 var (
 	ErrInvalid = codes.As(codes.ErrInvalid, errors.New("invalid webhook"))
@@ -88,7 +85,8 @@ type Hook struct {
 	Events []EventType `json:"events"`
 	// Session is the only session whose events it gets; "" means all of the tenant.
 	Session protocol.SessionID `json:"session_id,omitempty"`
-	// Tenant is the owner, whose events it gets; [EveryTenant] is the fleet's operator, with all.
+	// Tenant is the owner, whose events it gets; [judge.EveryTenant] is the fleet's operator, with
+	// the events of all.
 	Tenant  protocol.Tenant `json:"tenant"`
 	By      string          `json:"by,omitempty"`
 	Created time.Time       `json:"created"`
@@ -121,7 +119,7 @@ func (h *Hook) check() error {
 			fault("%w", err)
 		}
 	}
-	if h.Tenant != "" && h.Tenant != EveryTenant {
+	if h.Tenant != "" && h.Tenant != judge.EveryTenant {
 		if _, err := protocol.ParseTenant(string(h.Tenant)); err != nil {
 			fault("%w", err)
 		}
