@@ -71,9 +71,9 @@ func (r *Runner) Compact(ctx context.Context, session protocol.SessionID, id pro
 	case err != nil:
 		return false, err
 	case rec.session.open() != nil:
-		return false, errors.New("a turn of the session is open: continue it first")
+		return false, fmt.Errorf("%w: a turn of the session is open: continue it first", ErrNotCompacted)
 	case rec.session.budget.USD > 0 && r.unpriced() != "":
-		return false, fmt.Errorf("the session has a budget in dollars, and the price of model %s is unknown", r.unpriced())
+		return false, fmt.Errorf("%w: the session has a budget in dollars, and the price of model %s is unknown", ErrNotCompacted, r.unpriced())
 	case id != "" && rec.session.summary != nil && rec.session.summary.id == id:
 		return true, nil
 	}
@@ -233,11 +233,15 @@ func (s *session) inputOf(t *turn) Message {
 	return input.message()
 }
 
+// ErrNotCompacted is wrapped by an error of [Runner.Compact] that is there again however often it is
+// called: the model failed, or the session cannot be compacted as it is. Others are of the fleet.
+var ErrNotCompacted = errors.New("the conversation is not compacted")
+
 // summaryError says that there is no summary; nothing was journaled.
 type summaryError struct{ err error }
 
-func (e *summaryError) Error() string { return "summary of the conversation: " + e.err.Error() }
-func (e *summaryError) Unwrap() error { return e.err }
+func (e *summaryError) Error() string   { return "summary of the conversation: " + e.err.Error() }
+func (e *summaryError) Unwrap() []error { return []error{ErrNotCompacted, e.err} }
 
 // compact journals a summary; false when there is nothing to replace.
 func (c *conversation) compact(ctx context.Context, id protocol.CallID) (bool, error) {

@@ -415,7 +415,11 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	})
 	defer stop()
 	if turn.Compact {
-		return compact(running, runner, run.Call)
+		r := s.compact(running, runner, run.Call)
+		if status, fault, interrupted := lane.Interrupted(ctx); interrupted && r.Status != protocol.StatusOK {
+			r.Status, r.Error = status, fault
+		}
+		return r
 	}
 	begun := time.Now()
 	result, err := s.persist(running, runner, run.Call, turn)
@@ -474,18 +478,25 @@ func refusedTurn(err error) *protocol.Error {
 	return protocol.Errorf(codes.NotSigned, "%v; the turn was not run", err)
 }
 
-// compact has a summary written instead of a turn.
-func compact(ctx context.Context, runner *loop.Runner, c *protocol.Call) protocol.Result {
-	done, err := runner.Compact(ctx, c.SessionID, c.ID)
-	if errors.Is(err, judge.ErrRefused) {
-		return wire.NewResult(c, protocol.StatusRejected, refusedTurn(err))
+// compact has a summary written instead of a turn, again after a failure of the fleet.
+func (s *Server) compact(ctx context.Context, runner *loop.Runner, c *protocol.Call) protocol.Result {
+	for {
+		done, err := runner.Compact(ctx, c.SessionID, c.ID)
+		switch {
+		case err == nil:
+			r := wire.NewResult(c, protocol.StatusOK, nil)
+			r.Value = wire.TurnRunResult{Outcome: string(loop.OutcomeAnswered), Compacted: done}
+			return r
+		case errors.Is(err, judge.ErrRefused):
+			return wire.NewResult(c, protocol.StatusRejected, refusedTurn(err))
+		case errors.Is(err, loop.ErrNotCompacted):
+			return wire.NewResult(c, protocol.StatusFailed, protocol.Errorf(protocol.CodeModelFailed, "%v", err))
+		case stays(err), ctx.Err() != nil:
+			return wire.NewResult(c, protocol.StatusFailed, protocol.Errorf(protocol.CodeFleetUnavailable, "%v", err))
+		}
+		s.options.Logger.WarnContext(ctx, "summary interrupted, going on", slog.String("session_id", string(c.SessionID)), slog.Any("error", err))
+		pause.For(ctx, pause.Resume)
 	}
-	if err != nil {
-		return wire.NewResult(c, protocol.StatusFailed, protocol.Errorf(protocol.CodeModelFailed, "%v", err))
-	}
-	r := wire.NewResult(c, protocol.StatusOK, nil)
-	r.Value = wire.TurnRunResult{Outcome: string(loop.OutcomeAnswered), Compacted: done}
-	return r
 }
 
 // turnCause says in words of the session loop why a turn has to stop.

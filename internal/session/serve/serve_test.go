@@ -669,6 +669,7 @@ func (r *rig) ends(session protocol.SessionID) (ends []string) {
 // meddled is a model while which somebody else extends the session once; then it thinks until it is
 // stopped.
 type meddled struct {
+	again  bool // it replies from then on
 	meddle func() error
 	times  atomic.Int64
 }
@@ -677,8 +678,38 @@ func (m *meddled) Reply(ctx context.Context, _ loop.Request, _ func(loop.Delta))
 	if m.times.Add(1) == 1 {
 		return loop.Reply{Text: "in vain"}, m.meddle()
 	}
+	if m.again {
+		return loop.Reply{Text: "again"}, nil
+	}
 	<-ctx.Done()
 	return loop.Reply{}, ctx.Err()
+}
+
+// TestCompact_GoesOnAfterAConflict: another process extends the session while a summary is written,
+// as one does that lost it and was stopped. The summary is written again.
+func TestCompact_GoesOnAfterAConflict(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, answer+","+answer+","+answer)
+	session := protocol.NewSessionID()
+	j, err := journal.Open(t.Context(), r.Connect(), r.Name)
+	require.NoError(t, err)
+	model := &meddled{meddle: func() error {
+		history, err := j.Load(t.Context(), session)
+		if err == nil {
+			_, err = j.Append(t.Context(), session, history.Last, loop.Event{Type: loop.EventRewound, SessionID: session, Turn: 2, NoteFields: loop.NoteFields{KeptTurn: 2}})
+		}
+		return err
+	}, again: true}
+	r.serve(r.Connect(), "a", func(o *serve.Options) { o.Models["meddled"] = model })
+	for range 2 {
+		require.Nil(t, r.submit(t.Context(), serve.NewCall(session, wire.TurnRun{Prompt: "p"}, 0)).Error)
+	}
+	result := r.submit(t.Context(), serve.NewCall(session, wire.TurnRun{Model: "meddled", Compact: true}, 0))
+	require.Nil(t, result.Error)
+	require.EqualValues(t, 2, model.times.Load())
+	history, err := j.Load(t.Context(), session)
+	require.NoError(t, err)
+	require.Equal(t, loop.EventCompacted, history.Events[len(history.Events)-1].Type)
 }
 
 // warned calls a function at each warning.
