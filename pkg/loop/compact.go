@@ -233,8 +233,9 @@ func (s *session) inputOf(t *turn) Message {
 	return input.message()
 }
 
-// ErrNotCompacted is wrapped by an error of [Runner.Compact] that is there again however often it is
-// called: the model failed, or the session cannot be compacted as it is. Others are of the fleet.
+// ErrNotCompacted is wrapped by an error of [Runner.Compact] that is there again however often it
+// is called: the model failed, or the session cannot be compacted as it is. Others are of the
+// fleet.
 var ErrNotCompacted = errors.New("the conversation is not compacted")
 
 // summaryError says that there is no summary; nothing was journaled.
