@@ -2,7 +2,7 @@ import { start, type Embedded, type EmbeddedOptions } from "./embedded.js";
 import { ofProblem, type ToolfleetError } from "./errors.js";
 import { Transport, type TransportOptions } from "./http.js";
 import { Future, keyed, Session, Turn } from "./session.js";
-import type { Arguments, CallOptions, CallResult, Found, Limit, NewSchedule, NewToken, Question, Schedule, SessionInfo, ToolInfo, TurnOptions, Worker } from "./types.js";
+import type { Arguments, CallOptions, CallResult, Found, Limit, NewSchedule, NewToken, NewWebhook, Question, Schedule, SessionInfo, ToolInfo, TurnOptions, Worker } from "./types.js";
 
 /**
  * A client of a fleet over HTTP.
@@ -209,5 +209,35 @@ export class Client implements AsyncDisposable {
   /** Removes a token: its requests and streams end. */
   async removeToken(id: string): Promise<void> {
     await this.transport.json("delete", "/v1/tokens/{token}", { path: { token: id } }, { repeatable: true });
+  }
+
+  /** The webhooks, without their secrets, and what became of their deliveries. */
+  async webhooks() {
+    return (await this.transport.json("get", "/v1/webhooks", {})).webhooks;
+  }
+
+  /** Adds a webhook. Its `secret` is in this answer only. */
+  async addWebhook(webhook: NewWebhook) {
+    return await this.transport.json("post", "/v1/webhooks", { body: webhook });
+  }
+
+  /** Sends a test event, and says what became of it within a time in milliseconds. */
+  async testWebhook(id: string, wait_ms = 30_000) {
+    return await this.transport.json("post", "/v1/webhooks/{webhook}/test", { path: { webhook: id }, query: { wait_ms } });
+  }
+
+  /** The events whose last try has failed. */
+  async failedEvents(id: string) {
+    return (await this.transport.json("get", "/v1/webhooks/{webhook}/failed", { path: { webhook: id } })).failed;
+  }
+
+  /** Continues a paused webhook, and sends its failed events again. */
+  async resumeWebhook(id: string) {
+    return await this.transport.json("post", "/v1/webhooks/{webhook}/resume", { path: { webhook: id } });
+  }
+
+  /** Removes a webhook. */
+  async removeWebhook(id: string): Promise<void> {
+    await this.transport.json("delete", "/v1/webhooks/{webhook}", { path: { webhook: id } }, { repeatable: true });
   }
 }

@@ -173,6 +173,16 @@ export class Session {
     return (await this.client.transport.json("post", "/v1/sessions/{session}/revert", { ...this.#path(), body: at })).effects;
   }
 
+  /** The effects of the whole session outside of the workspace. */
+  async effects() {
+    return (await this.client.transport.json("get", "/v1/sessions/{session}/effects", this.#path())).effects;
+  }
+
+  /** What differs between the files of this session and of another one. */
+  async compare(other: string): Promise<string> {
+    return (await this.client.transport.json("get", "/v1/sessions/{session}/compare", { ...this.#path(), query: { other } })).diff;
+  }
+
   /** Replaces older replies by a summary; says whether there was something to replace. */
   async compact(options: { model?: string } = {}): Promise<boolean> {
     return (await this.client.transport.json("post", "/v1/sessions/{session}/compact", { ...this.#path(), query: options })).compacted;

@@ -10,6 +10,7 @@ export type FileInfo = Schemas["File"];
 export type Limit = Schemas["Limit"];
 export type NewSchedule = Schemas["NewSchedule"];
 export type NewToken = Schemas["NewToken"];
+export type NewWebhook = Schemas["WebhookRequest"];
 export type OutputPiece = Schemas["OutputPiece"];
 export type Place = Schemas["Place"];
 export type Problem = Schemas["Problem"];

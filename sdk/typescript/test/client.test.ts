@@ -2,6 +2,8 @@ import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { readFile, writeFile } from "node:fs/promises";
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { test } from "node:test";
@@ -298,4 +300,34 @@ test("a program that forgets to close its client ends nevertheless", async (t) =
 test("a coordinator that does not start says why", async (t) => {
   await assert.rejects(embedded(t, { args: ["--nonsense"] }), /--nonsense/);
   await assert.rejects(embedded(t, { program: "/nonexistent" }), { code: "unreachable" });
+});
+
+test("a webhook is notified of a call that ends", async (t) => {
+  const took: string[] = [];
+  const receiver = createServer(async (request, response) => {
+    for await (const piece of request) took.push(String(piece));
+    response.writeHead(204).end();
+  }).listen(0, "127.0.0.1");
+  await once(receiver, "listening");
+  afterwards(t, () => receiver.close());
+  const at = `127.0.0.1:${(receiver.address() as AddressInfo).port}`;
+  const client = await embedded(t, { args: ["--webhook-host", at, "--webhook-plain"] });
+  const made = await client.addWebhook({ url: `http://${at}/`, events: ["call.ended"] });
+  assert.ok(made.secret && (await client.testWebhook(made.webhook_id)).delivered);
+  const call = await client.submit("bash", { command: "true" });
+  await call.result();
+  while (!took.some((body) => body.includes(call.callId))) await new Promise((soon) => setTimeout(soon, 20));
+  assert.deepEqual((await client.webhooks()).map((webhook) => webhook.webhook_id), [made.webhook_id]);
+  assert.deepEqual(await client.failedEvents(made.webhook_id), []);
+  assert.equal((await client.resumeWebhook(made.webhook_id)).again, 0);
+  await client.removeWebhook(made.webhook_id);
+  assert.deepEqual(await client.webhooks(), []);
+});
+
+test("the files of two sessions are compared, and effects are listed", async (t) => {
+  const client = await embedded(t);
+  await client.session("a").writeFile("f", "one\n");
+  await client.session("b").writeFile("f", "two\n");
+  assert.match(await client.session("a").compare("b"), /f/);
+  assert.deepEqual(await client.session("a").effects(), []);
 });
