@@ -40,11 +40,10 @@ func problems(mux *http.ServeMux) http.Handler {
 		}
 		found := &headOnly{header: http.Header{}, code: http.StatusNotFound}
 		mux.ServeHTTP(found, r)
-		if found.code < http.StatusBadRequest { // a redirect to the clean path
-			mux.ServeHTTP(w, r)
-			return
-		}
 		reason := r.URL.Path + ": there is no such path; /openapi.json has all of them"
+		if found.code < http.StatusBadRequest { // the router would redirect to another operation
+			found.code, reason = http.StatusNotFound, r.URL.Path+": no segment of a path is empty, . or .."
+		}
 		if allowed := found.header.Get("Allow"); allowed != "" {
 			w.Header().Set("Allow", allowed)
 			reason = r.Method + ": " + r.URL.Path + " has " + allowed
