@@ -214,7 +214,9 @@ func TestStreams_FollowersDoNotWaitForEachOther(t *testing.T) {
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
 	t.Logf("heap: %d MiB", memory.HeapAlloc>>20)
-	require.Less(t, memory.HeapAlloc>>20, uint64(200+n/2))
+	if os.Getenv("FOLLOWERS") != "" { // else other tests are in the heap, too
+		require.Less(t, memory.HeapAlloc>>20, uint64(200+n/2))
+	}
 	want := stored(t, client, "s", total)
 	for i := range n {
 		require.NoError(t, failed[i])
