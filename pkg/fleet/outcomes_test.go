@@ -127,6 +127,7 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 		"Sessions.Resolve":      func(ctx context.Context) error { return sessions.Resolve(ctx, "s", "c", true, "me") },
 		"Sessions.Restore":      func(ctx context.Context) error { return third(sessions.Restore(ctx, "s", "c")) },
 		"Sessions.Revert":       func(ctx context.Context) error { return second(sessions.Revert(ctx, "s", fleet.At{})) },
+		"Sessions.Search":       func(ctx context.Context) error { return second(sessions.Search(ctx, fleet.Search{Words: "word"})) },
 		"Sessions.Show":         func(ctx context.Context) error { return second(sessions.Show(ctx, "s")) },
 		"Sessions.Unfinished":   func(ctx context.Context) error { return second(sessions.Unfinished(ctx, "s")) },
 
@@ -141,7 +142,7 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 		kind := reflect.TypeOf(of)
 		for method := range kind.Methods() {
 			takes := method.Type.NumIn() > 1 && method.Type.In(1) == reflect.TypeFor[context.Context]()
-			if name := reflect.Indirect(reflect.ValueOf(of)).Type().Name() + "." + method.Name; takes && !strings.HasSuffix(name, ".Output") && name != "Sessions.Events" { // these continue without the server
+			if name := reflect.Indirect(reflect.ValueOf(of)).Type().Name() + "." + method.Name; takes && !strings.HasSuffix(name, ".Output") && name != "Sessions.Events" && name != "Sessions.KeepIndexed" { // these continue without the server
 				exported = append(exported, name)
 			}
 		}
@@ -242,7 +243,8 @@ func TestOutcomes_OfMethodsThatWait(t *testing.T) {
 	t.Parallel()
 	client := mustConnect(t, fleet.Options{})
 	all, _ := methods(t, client)
-	ended := make(chan error, 4)
+	ended := make(chan error, 5)
+	go func() { ended <- client.Sessions("").KeepIndexed(t.Context()) }()
 	for _, name := range []string{"Client.AwaitApproval", "Future.Wait", "Sessions.Run", "Sessions.Compact"} {
 		go func() { ended <- all[name](t.Context()) }()
 	}
