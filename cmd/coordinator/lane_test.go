@@ -212,7 +212,8 @@ func TestAge(t *testing.T) {
 	}
 }
 
-// A command whose user lacks rights names them. It does not say that the fleet does not answer.
+// If the user of a command lacks rights, the error names these rights. It does not say that the
+// fleet does not answer.
 func TestCommands_TellOfMissingRights(t *testing.T) {
 	t.Parallel()
 	s, err := server.NewServer(&server.Options{

@@ -1,4 +1,4 @@
-// Package access lets clients over HTTP in: by bearer tokens, each of which is a principal.
+// Package access admits clients over HTTP by bearer tokens. Each token is a principal.
 //
 //	request ──► bearer ──► [Any] of: a file          [Tokens]
 //	                                 the fleet       package stored

@@ -83,7 +83,7 @@ func TestLedger_ASingleCallBeginsASession(t *testing.T) {
 	require.Contains(t, one(eve, "operators", loop.SingleOptions{}).Text, "it needs a principal of tenant default")
 }
 
-// A journal that fails is no policy: whoever asked may try again.
+// A failure of the journal is not a denial: the caller may try again.
 func TestLedger_AJournalThatFailsIsNoRefusal(t *testing.T) {
 	t.Parallel()
 	o := loop.SingleOptions{Ledger: loop.NewLedger(full{newRig().journal})}

@@ -78,7 +78,7 @@ type Single struct {
 	hooks         []Hook
 	before, after HookNote // what they decided
 	arguments     string   // with which the call is made
-	names         []string // of the tools as calls of which it is judged
+	names         []string // the call is judged as a call of each of these tools
 
 	effect     *Effect // of the call; nil when it has none
 	id         protocol.CallID

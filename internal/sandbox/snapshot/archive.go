@@ -128,7 +128,7 @@ type tarReader struct {
 	folded map[string]string // names, without their case
 }
 
-// maxHead is how many bytes of an archive an entry may take beside its content, on average.
+// maxHead is how many bytes of an archive an entry may take in addition to its content, on average.
 const maxHead = 16 << 10
 
 // ending knows with how many zeros ends what was read. It bounds that, also of what is no entry: an

@@ -216,7 +216,7 @@ func (x *Index) reconcile(ctx context.Context, o *opened) error {
 	return err
 }
 
-// fewer returns the sessions of which the stream has fewer messages than the file.
+// fewer returns the sessions that have fewer messages in the stream than in the file.
 func (x *Index) fewer(ctx context.Context, o *opened, subjects map[string]uint64) (ids []protocol.SessionID, err error) {
 	rows, err := o.read.QueryContext(ctx, "SELECT name, messages FROM session")
 	if err != nil {

@@ -428,8 +428,8 @@ func (s *Manager) acquire(at key) *LaneSandbox {
 	return b
 }
 
-// closeUnused closes temporary sandboxes of a lane in which no call runs, if there are too many
-// beside the one of at. Those that were used last stay.
+// closeUnused closes temporary sandboxes of a lane, if there are too many in addition to the one of
+// at. It keeps those in which a call runs, and those that were used last.
 func (s *Manager) closeUnused(l protocol.Lane, at key) {
 	all := s.all(l)
 	s.mu.Lock()
