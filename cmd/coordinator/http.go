@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/httpapi"
 	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/webui"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -57,10 +59,15 @@ func (f *webFlags) endpoint() *endpoint {
 }
 
 // serve serves clients until ctx ends.
-func (f *webFlags) serve(ctx context.Context, l *listening, options httpapi.Options) error {
+func (f *webFlags) serve(ctx context.Context, l *listening, name protocol.Fleet, options httpapi.Options) error {
 	defer l.end()
 	options.Access, options.Shares, options.AnyHost = l.access, &access.Shares{Rate: f.HTTPRate, Open: f.HTTPOpen}, f.HTTPBehindProxy
-	return access.Serve(ctx, l.listener, httpapi.New(options), access.DefaultBounds())
+	pages := webui.New(webui.Options{Options: options, Fleet: name, Base: "/ui", Secure: f.HTTPBehindProxy || strings.HasPrefix(l.URL, "https:")})
+	mux := http.NewServeMux()
+	mux.Handle("/", httpapi.New(options))
+	mux.Handle("/ui/", pages)
+	mux.Handle("GET /{$}", http.RedirectHandler("/ui/", http.StatusSeeOther))
+	return access.Serve(ctx, l.listener, mux, access.DefaultBounds())
 }
 
 // announceHTTP says where the API is.
@@ -205,11 +212,11 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 		options.Local = local
 	}
 	if turns == nil {
-		return c.serve(ctx, l, options)
+		return c.serve(ctx, l, env.Fleet.Name, options)
 	}
 	background.Go(func() {
 		defer over()
-		if err := c.serve(serving, l, options); err != nil {
+		if err := c.serve(serving, l, env.Fleet.Name, options); err != nil {
 			p.warn(err.Error())
 		}
 	})

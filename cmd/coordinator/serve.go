@@ -297,7 +297,7 @@ func (c *serveCommand) serveHTTP(ctx context.Context, p program, env *environmen
 		own.Follow(ctx, fl, nil, list, table.Store, p.warn)
 	})
 	background.Go(func() {
-		err := c.serve(ctx, l, httpapi.Options{
+		err := c.serve(ctx, l, env.Fleet.Name, httpapi.Options{
 			Client: env.Client, Table: table.Load, MinLevel: environment.MinLevelElsewhere, Policy: rules, Hooks: hooks, Version: p.Version, Logger: logger,
 		})
 		if err != nil {

@@ -78,6 +78,11 @@ type Local interface {
 	Use(ctx context.Context, id protocol.SessionID, turn bool) (protocol.Pool, error)
 }
 
+// OnePool returns a [Local] of sessions that are all run by workers of one pool.
+func OnePool(client *fleet.Client, pool protocol.Pool) Local {
+	return onePool{client.Sessions(pool), pool}
+}
+
 // onePool is a [Local] whose sessions are all run by workers of one pool.
 type onePool struct {
 	fleet.Sessions
@@ -146,7 +151,7 @@ func Description(version string) ([]byte, error) {
 
 func newAPI(mux *http.ServeMux, o Options) *api {
 	if o.Local == nil {
-		o.Local = onePool{o.Client.Sessions(o.Pool), o.Pool}
+		o.Local = OnePool(o.Client, o.Pool)
 	}
 	config := huma.DefaultConfig("toolfleet", o.Version)
 	config.Info.Description = "Sessions, tool calls and the state of a fleet. Times are RFC 3339, durations are milliseconds."

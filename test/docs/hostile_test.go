@@ -120,6 +120,7 @@ var opened = map[string]use{
 	"internal/workspace/transfer/transfer.go":           {2, root},
 	"pkg/fleet/schedules.go":                            {1, root},
 	"pkg/tools/manifest/folder.go":                      {2, root + "; " + list},
+	"internal/webui/page.go":                            {1, "templates, which are a part of this program"},
 }
 
 var (

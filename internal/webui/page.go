@@ -1,0 +1,237 @@
+package webui
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// view is what every page shows, with its own part in Data.
+type view struct {
+	Title   string
+	Section string // of the list of pages
+	Path    []crumb
+	Data    any
+
+	Fleet   protocol.Fleet
+	Version string
+	Who     string // "" without sign-in
+	Key     string // of forms
+	Now     time.Time
+}
+
+// crumb is a page above the one that is shown.
+type crumb struct{ Name, To string }
+
+// toPage is an entry of the list of pages.
+type toPage struct {
+	To, Name string
+	On       bool
+}
+
+// parsed are the templates, each with the frame of all pages.
+func parsed(base string) map[string]*template.Template {
+	frame := template.Must(template.New("").Funcs(functions(base)).ParseFS(files, "templates/frame/*.html"))
+	pages := map[string]*template.Template{}
+	names, _ := fs.Glob(files, "templates/*.html")
+	for _, name := range names {
+		clone := template.Must(frame.Clone())
+		pages[strings.TrimSuffix(path.Base(name), ".html")] = template.Must(clone.ParseFS(files, name))
+	}
+	return pages
+}
+
+// show writes a page; a part of it, if that is what the browser asks for.
+func (u *ui) show(w http.ResponseWriter, r *http.Request, status int, name string, v view) {
+	block := "page"
+	if part := r.Header.Get("HX-Target"); r.Header.Get("HX-Request-Type") == "partial" && strings.HasPrefix(part, "main#") {
+		block = "main"
+	}
+	u.write(w, r, status, name, block, v)
+}
+
+// write writes a block of a page.
+func (u *ui) write(w http.ResponseWriter, r *http.Request, status int, name, block string, v view) {
+	body, err := u.render(r, name, block, v)
+	if err != nil {
+		u.Logger.ErrorContext(r.Context(), "page cannot be made", slog.String("page", name), slog.Any("error", err))
+		http.Error(w, "the page cannot be made", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = w.Write(body) //nolint:gosec // made by html/template; an error says that the browser has gone
+}
+
+// render makes a block of a page.
+func (u *ui) render(r *http.Request, name, block string, v view) ([]byte, error) {
+	v.Fleet, v.Version, v.Now, v.Key = u.Fleet, u.Version, time.Now(), u.formKey(r)
+	if u.Access != nil {
+		v.Who = judge.Of(r.Context()).String()
+	}
+	var out bytes.Buffer
+	err := u.pages[name].ExecuteTemplate(&out, block, v)
+	return harmless(out.Bytes()), err
+}
+
+// functions are those of templates.
+func functions(base string) template.FuncMap {
+	return template.FuncMap{
+		"base": func() string { return base },
+		"ago":  ago, "span": span, "millis": func(ms *float64) string {
+			if ms == nil {
+				return ""
+			}
+			return span(time.Duration(*ms * float64(time.Millisecond)))
+		},
+		"at":     func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+		"clock":  func(t time.Time) string { return t.Local().Format("15:04:05") },
+		"cost":   cost,
+		"count":  func(n any) string { return grouped(fmt.Sprint(n)) },
+		"plural": terminal.Plural,
+		"bytes":  size,
+		"about":  about,
+		"state":  stateOf,
+		"ansi":   ansi,
+		"diff":   diffOf,
+		"args":   pretty,
+		"fold":   fold,
+		"plain":  cut,
+		"line":   firstLine,
+		"ms":     func(ms int64) string { return span(time.Duration(ms) * time.Millisecond) },
+		"part":   func(data any) view { return view{Data: data} },
+		"link":   func(to, name, section, on string) toPage { return toPage{to, name, section == on} },
+	}
+}
+
+// ago says how long a time has passed.
+func ago(t time.Time) string {
+	switch d := time.Since(t); {
+	case t.IsZero():
+		return ""
+	case d < time.Second:
+		return "now"
+	case d < 48*time.Hour:
+		return span(d.Truncate(time.Second)) + " ago"
+	default:
+		return fmt.Sprintf("%d days ago", int(d.Hours()/24))
+	}
+}
+
+// span is a duration in the one or two units that say something.
+func span(d time.Duration) string {
+	switch {
+	case d < time.Millisecond:
+		return "0 ms"
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	case d < 10*time.Second:
+		return fmt.Sprintf("%.1f s", d.Seconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%d s", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%d min %d s", int(d.Minutes()), int(d.Seconds())%60)
+	default:
+		return fmt.Sprintf("%d h %d min", int(d.Hours()), int(d.Minutes())%60)
+	}
+}
+
+// cost is an amount of US dollars; "" if it is not known.
+func cost(usd *float64) string {
+	switch {
+	case usd == nil:
+		return ""
+	case *usd > 0 && *usd < 0.01:
+		return fmt.Sprintf("$%.4f", *usd)
+	default:
+		return fmt.Sprintf("$%.2f", *usd)
+	}
+}
+
+// grouped writes a number with separators of thousands.
+func grouped(digits string) string {
+	for i := len(digits) - 3; i > 0 && digits[i-1] != '-'; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	return digits
+}
+
+// size is a number of bytes.
+func size(n any) string {
+	var of float64
+	_, _ = fmt.Sscan(fmt.Sprint(n), &of)
+	for _, unit := range []string{"B", "KiB", "MiB"} {
+		if of < 1024 {
+			return strings.TrimSuffix(fmt.Sprintf("%.1f", of), ".0") + " " + unit
+		}
+		of /= 1024
+	}
+	return fmt.Sprintf("%.1f GiB", of)
+}
+
+// about says in a line what a call does.
+func about(tool, arguments string) string {
+	if text := terminal.About(tool, arguments); text != "" {
+		return text
+	}
+	return tool
+}
+
+// pretty is JSON with a line for each value; other texts stay as they are.
+func pretty(text string) string {
+	var out bytes.Buffer
+	if json.Indent(&out, []byte(text), "", "  ") != nil {
+		return text
+	}
+	return out.String()
+}
+
+// folded is a text whose middle is left out.
+type folded struct {
+	Head, Tail string
+	Lines      int // that are left out
+}
+
+// fold leaves out the middle of a text of more than some lines.
+func fold(text string) folded {
+	const head, tail = 12, 6
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	if len(lines) <= head+tail+2 {
+		return folded{Head: strings.Join(lines, "\n")}
+	}
+	return folded{strings.Join(lines[:head], "\n"), strings.Join(lines[len(lines)-tail:], "\n"), len(lines) - head - tail}
+}
+
+// pill is a word for a state, with the class of its colour.
+type pill struct{ Class, Word string }
+
+// stateOf is the pill of a state, an outcome or a status.
+func stateOf(state any) pill {
+	text := fmt.Sprint(state)
+	word := strings.ReplaceAll(text, "_", " ")
+	switch text {
+	case "ok", "answered", "idle", "happened", "approved", "allowed", "accept":
+		return pill{"ok", word}
+	case "open", "running", "in_use", "held", "busy":
+		return pill{"run", word}
+	case "waits_for_approval", "waits_for_answer":
+		return pill{"wait", "waits for you"}
+	case "waits_for_worker", "waits_for_coordinator", "waiting", "queued", "paused", "delayed", "draining", "interrupted", "limit_reached", "removing", "uncompleted":
+		return pill{"wait", word}
+	case "failed", "error", "rejected", "timeout", "cancelled", "outcome_unknown", "lost", "stalled", "invalid", "denied", "refused", "expired":
+		return pill{"bad", word}
+	default:
+		return pill{"plain", word}
+	}
+}

@@ -1,0 +1,155 @@
+package webui
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+)
+
+// cookieLife is how long a browser keeps its token.
+const cookieLife = 30 * 24 * time.Hour
+
+// cookieName is the name of the cookie with the token. Browsers send cookies of a host to each of
+// its ports, so it has the port.
+func (u *ui) cookieName(r *http.Request) string {
+	name := "toolfleet"
+	if _, port, has := strings.Cut(strings.TrimPrefix(r.Host[max(strings.LastIndex(r.Host, "]"), 0):], "]"), ":"); has {
+		name += "-" + port
+	}
+	if u.Secure {
+		return "__Host-" + name
+	}
+	return name
+}
+
+// bearer is the token of a browser; "" if it has none.
+func (u *ui) bearer(r *http.Request) string {
+	cookie, err := r.Cookie(u.cookieName(r))
+	if err != nil {
+		return ""
+	}
+	token, err := base64.RawURLEncoding.DecodeString(cookie.Value)
+	if err != nil {
+		return ""
+	}
+	return string(token)
+}
+
+// remember has the browser send a token from now on, which scripts cannot read.
+func (u *ui) remember(w http.ResponseWriter, r *http.Request, bearer string, life time.Duration) {
+	http.SetCookie(w, &http.Cookie{ //nolint:gosec // Secure wherever browsers come over TLS
+		Name: u.cookieName(r), Value: base64.RawURLEncoding.EncodeToString([]byte(bearer)), Path: "/", MaxAge: int(life.Seconds()),
+		HttpOnly: true, Secure: u.Secure, SameSite: http.SameSiteStrictMode,
+	})
+}
+
+// signInPage asks for a token.
+func (u *ui) signInPage(w http.ResponseWriter, r *http.Request) {
+	u.show(w, r, http.StatusOK, "sign-in", view{Title: "Sign in", Data: signInView{To: inside(r.URL.Query().Get("to"))}})
+}
+
+// signInView is what the page shows that asks for a token.
+type signInView struct {
+	To    string
+	Fault string
+}
+
+// signIn remembers a token that is known.
+func (u *ui) signIn(w http.ResponseWriter, r *http.Request) {
+	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+	bearer, to := strings.TrimSpace(r.PostFormValue("token")), inside(r.PostFormValue("to"))
+	if u.Access != nil {
+		if _, err := u.Access.Verify(r.Context(), bearer); err != nil {
+			u.show(w, r, http.StatusUnauthorized, "sign-in", view{Title: "Sign in", Data: signInView{to, err.Error()}})
+			return
+		}
+	}
+	u.remember(w, r, bearer, cookieLife)
+	u.redirect(w, r, to)
+}
+
+// signOut has the browser forget its token.
+func (u *ui) signOut(w http.ResponseWriter, r *http.Request) {
+	if !u.formIsOurs(r) {
+		u.refuse(w, http.StatusForbidden, "the form is of another sign-in: load the page again")
+		return
+	}
+	u.remember(w, r, "", -time.Second)
+	u.redirect(w, r, "/sign-in")
+}
+
+// openCode signs in by a code.
+func (u *ui) openCode(w http.ResponseWriter, r *http.Request) {
+	bearer, is := u.codes.take(r.URL.Query().Get("code"))
+	if !is {
+		u.show(w, r, http.StatusUnauthorized, "sign-in", view{Title: "Sign in", Data: signInView{To: "/", Fault: "The address was used before, or is older than a minute."}})
+		return
+	}
+	u.remember(w, r, bearer, cookieLife)
+	u.redirect(w, r, "/")
+}
+
+// inside is a path of these pages; "/" for an address that leads elsewhere.
+func inside(to string) string {
+	if !strings.HasPrefix(to, "/") || strings.HasPrefix(to, "//") || strings.Contains(to, `\`) {
+		return "/"
+	}
+	return to
+}
+
+// formKey proves that a form is of a page that a browser with this token has loaded.
+func (u *ui) formKey(r *http.Request) string {
+	mac := hmac.New(sha256.New, []byte(u.bearer(r)))
+	mac.Write([]byte("toolfleet form"))
+	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:16])
+}
+
+// formIsOurs reports whether a form has its key. Without tokens there is no sign-in that another
+// page could use: the origin decides.
+func (u *ui) formIsOurs(r *http.Request) bool {
+	return u.Access == nil || hmac.Equal([]byte(r.PostFormValue("key")), []byte(u.formKey(r)))
+}
+
+// codeLife is how long a code is good for.
+const codeLife = time.Minute
+
+// codes sign a browser in, each one once.
+type codes struct {
+	mu    sync.Mutex
+	known map[string]signing
+}
+
+// signing is what a code stands for.
+type signing struct {
+	bearer string
+	until  time.Time
+}
+
+func (c *codes) add(bearer string) string {
+	code := rand.Text()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.known == nil {
+		c.known = map[string]signing{}
+	}
+	for other, s := range c.known {
+		if time.Now().After(s.until) {
+			delete(c.known, other)
+		}
+	}
+	c.known[code] = signing{bearer, time.Now().Add(codeLife)}
+	return code
+}
+
+func (c *codes) take(code string) (bearer string, is bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s, is := c.known[code]
+	delete(c.known, code)
+	return s.bearer, is && time.Now().Before(s.until)
+}
