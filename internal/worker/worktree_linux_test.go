@@ -316,10 +316,12 @@ func TestIsolated_ProgramsThatOutliveTheirCall(t *testing.T) {
 	o.Workspace = func(sandbox string) (string, bool) { return dir, sandbox == string(session) }
 	r.work(o)
 	const plant = "git init -q %[1]s; git -C %[1]s config core.fsmonitor 'touch ../../ran; false'; "
-	script := "read x; " + fmt.Sprintf(plant, "sent") + "echo planted; read x; " + fmt.Sprintf(plant, "ended")
+	// Without an echo of what is typed, the first output after it is that the repository is there.
+	script := "stty -echo; echo ready; read x; " + fmt.Sprintf(plant, "sent") + "echo planted; read x; " + fmt.Sprintf(plant, "ended")
 	got := r.do(session, protocol.CommandRun{Command: script, Background: true, TTY: true})
 	requireOK(t, got)
 	process := value[protocol.CommandRunResult](t, got).Process
+	requireOK(t, r.do(session, wire.ProcessRead{Process: process, Wait: 60_000}))
 	requireOK(t, r.do(session, wire.ProcessSend{Process: process, Input: protocol.Bytes("\r"), Wait: 60_000}))
 	require.FileExists(t, filepath.Join(dir, "sent/.git/config.set-aside"))
 	gitIn(t, dir, "git -C sent status")
