@@ -11,10 +11,33 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// ReadKey returns the value of a key and its revision; nil and 0 if the key was never set.
+// MakeBucket makes a bucket with the replicas of a stream, unless another process was faster, as
+// CreateKeyValue does but for direct reads and the numbers of revisions. more changes the rest of
+// its settings.
+func MakeBucket(ctx context.Context, js jetstream.JetStream, bucket, replicasOf string, maxBytes int64, more func(*jetstream.StreamConfig)) error {
+	like, err := js.Stream(ctx, replicasOf)
+	if err != nil {
+		return err
+	}
+	replicas := like.CachedInfo().Config.Replicas
+	config := jetstream.StreamConfig{
+		Name: "KV_" + bucket, Subjects: []string{"$KV." + bucket + ".>"}, Replicas: replicas, MaxBytes: maxBytes,
+		MaxMsgsPerSubject: 1, MaxMsgs: -1, MaxMsgSize: -1, MaxConsumers: -1,
+		Discard: jetstream.DiscardNew, AllowRollup: true, FirstSeq: SequenceNow(), // processes remember revisions
+		AllowDirect: replicas == 1, // a server that is one of several answers from its past
+	}
+	more(&config)
+	if _, err = js.CreateStream(ctx, config); errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+		return nil
+	}
+	return err
+}
+
+// ReadKey returns the value of a key and its revision; nil and 0 if the key was never set, or never
+// can be.
 func ReadKey(ctx context.Context, bucket jetstream.KeyValue, key string) (value []byte, revision uint64, err error) {
 	entry, err := bucket.Get(ctx, key)
-	if errors.Is(err, jetstream.ErrKeyNotFound) {
+	if errors.Is(err, jetstream.ErrKeyNotFound) || errors.Is(err, jetstream.ErrInvalidKey) {
 		return nil, 0, nil
 	}
 	if err != nil {
@@ -24,8 +47,8 @@ func ReadKey(ctx context.Context, bucket jetstream.KeyValue, key string) (value 
 }
 
 // ChangeKey replaces the value of a key, on the condition that no other process has changed it
-// since it was read. change makes the new value of the stored one, which is nil without any; it may
-// be called several times.
+// since it was read. change makes the new value of the stored one, which is nil without any; nil
+// leaves the key as it is. It may be called several times.
 func ChangeKey(ctx context.Context, bucket jetstream.KeyValue, key string, change func(stored []byte) ([]byte, error)) error {
 	for {
 		stored, revision, err := ReadKey(ctx, bucket, key)
@@ -33,7 +56,7 @@ func ChangeKey(ctx context.Context, bucket jetstream.KeyValue, key string, chang
 			return err
 		}
 		value, err := change(stored)
-		if err != nil {
+		if err != nil || value == nil {
 			return err
 		}
 		err = UntilKnown(ctx, func(ctx context.Context) (err error) {

@@ -315,12 +315,11 @@ type Store struct {
 func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet) (*Store, error) {
 	store, err := OpenExisting(ctx, js, fleet)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		var journals jetstream.Stream
-		if journals, err = js.Stream(ctx, wire.SessionsStream(fleet)); err == nil {
-			_, err = create(ctx, js, wire.SchedulesBucket(fleet), journals.CachedInfo().Config.Replicas)
-		}
+		err = natsio.MakeBucket(ctx, js, wire.SchedulesBucket(fleet), wire.SessionsStream(fleet), natsio.ScheduleBytes, func(c *jetstream.StreamConfig) {
+			c.DenyDelete = true
+		})
 		if err != nil {
-			return nil, fmt.Errorf("open the schedules of the fleet: %w", err)
+			return nil, fmt.Errorf("make the schedules of the fleet: %w", err)
 		}
 		return OpenExisting(ctx, js, fleet)
 	}
@@ -340,20 +339,6 @@ func OpenExisting(ctx context.Context, js jetstream.JetStream, fleet protocol.Fl
 		return nil, fmt.Errorf("open the schedules of the fleet: %w", err)
 	}
 	return &Store{fleet: fleet, js: js, bucket: bucket, stream: stream}, nil
-}
-
-// create makes the bucket, as CreateKeyValue does but for direct reads.
-func create(ctx context.Context, js jetstream.JetStream, name string, replicas int) (jetstream.KeyValue, error) {
-	_, err := js.CreateStream(ctx, jetstream.StreamConfig{
-		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, Replicas: replicas, MaxBytes: natsio.ScheduleBytes,
-		MaxMsgsPerSubject: 1, MaxMsgs: -1, MaxMsgSize: -1, MaxConsumers: -1,
-		Discard: jetstream.DiscardNew, AllowRollup: true, DenyDelete: true, FirstSeq: natsio.SequenceNow(), // coordinators remember revisions
-		AllowDirect: replicas == 1, // a server that is one of several answers from its past
-	})
-	if err != nil && !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process was faster
-		return nil, err
-	}
-	return js.KeyValue(ctx, name)
 }
 
 // Add stores a new schedule, which starts at its next time. Errors wrap [ErrInvalid] or

@@ -188,7 +188,7 @@ func (s *Sender) run(ctx context.Context) error {
 // onRecord reads the latest record of a webhook; nil when it was removed, with what is left of it.
 func (s *Sender) onRecord(ctx context.Context, id string, entry jetstream.KeyValueEntry) *Hook {
 	if entry.Operation() == jetstream.KeyValuePut {
-		h, err := decode(id, entry.Value(), entry.Revision())
+		h, err := decode(id, entry.Value())
 		if err != nil {
 			s.log.WarnContext(ctx, "a webhook cannot be read", slog.Any("error", err))
 		}

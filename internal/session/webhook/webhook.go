@@ -96,8 +96,6 @@ type Hook struct {
 	Secret string `json:"secret"`
 	// Since is the last message of each source behind which its events begin.
 	Since map[string]uint64 `json:"since"`
-
-	revision uint64
 }
 
 // check reports what is wrong with a webhook that is added.
@@ -177,9 +175,13 @@ type Store struct {
 func Open(ctx context.Context, f *fleet.Fleet) (*Store, error) {
 	store, err := OpenExisting(ctx, f)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		if err = create(ctx, f); err == nil {
-			store, err = OpenExisting(ctx, f)
+		err = natsio.MakeBucket(ctx, f.JS, wire.WebhooksBucket(f.Name), wire.SessionsStream(f.Name), natsio.WebhookBytes, func(c *jetstream.StreamConfig) {
+			c.AllowMsgTTL = true
+		})
+		if err != nil {
+			return nil, fmt.Errorf("make the webhooks of the fleet: %w", err)
 		}
+		return OpenExisting(ctx, f)
 	}
 	return store, err
 }
@@ -197,25 +199,6 @@ func OpenExisting(ctx context.Context, f *fleet.Fleet) (*Store, error) {
 		return nil, fmt.Errorf("open the webhooks of the fleet: %w", err)
 	}
 	return &Store{f, name, bucket, stream}, nil
-}
-
-// create makes the bucket, as CreateKeyValue does but for direct reads, deletes and ages.
-func create(ctx context.Context, f *fleet.Fleet) error {
-	journals, err := f.JS.Stream(ctx, wire.SessionsStream(f.Name))
-	if err != nil {
-		return fmt.Errorf("open the webhooks of the fleet: %w", err)
-	}
-	name, replicas := wire.WebhooksBucket(f.Name), journals.CachedInfo().Config.Replicas
-	_, err = f.JS.CreateStream(ctx, jetstream.StreamConfig{
-		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, Replicas: replicas, MaxBytes: natsio.WebhookBytes,
-		MaxMsgsPerSubject: 1, MaxMsgs: -1, MaxMsgSize: -1, MaxConsumers: -1,
-		Discard: jetstream.DiscardNew, AllowRollup: true, AllowMsgTTL: true, FirstSeq: natsio.SequenceNow(),
-		AllowDirect: replicas == 1, // a server that is one of several answers from its past
-	})
-	if err != nil && !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process was faster
-		return fmt.Errorf("make the webhooks of the fleet: %w", err)
-	}
-	return nil
 }
 
 // subject is that of a key, whose parts are separated by dots.
@@ -289,12 +272,11 @@ func (st *Store) all(ctx context.Context) (map[string]*Hook, error) {
 	found := map[string]*Hook{}
 	err := natsio.EachLast(ctx, st.fleet.JS, st.stream, []string{st.subject(keyHook + "*")}, false, func(msg jetstream.Msg) error {
 		id := strings.TrimPrefix(msg.Subject(), st.subject(keyHook))
-		delete(found, id) // one that changes meanwhile comes twice
-		about, err := msg.Metadata()
-		if err != nil || msg.Headers().Get("KV-Operation") != "" { // it was removed
-			return err
+		delete(found, id)                            // one that changes meanwhile comes twice
+		if msg.Headers().Get("KV-Operation") != "" { // it was removed
+			return nil
 		}
-		if h, err := decode(id, msg.Data(), about.Sequence.Stream); err == nil {
+		if h, err := decode(id, msg.Data()); err == nil {
 			found[id] = h
 		}
 		return nil
@@ -302,25 +284,30 @@ func (st *Store) all(ctx context.Context) (map[string]*Hook, error) {
 	return found, err
 }
 
-func decode(id string, body []byte, revision uint64) (*Hook, error) {
+func decode(id string, body []byte) (*Hook, error) {
 	h := &Hook{}
 	if err := json.Unmarshal(body, h); err != nil {
 		return nil, fmt.Errorf("webhook %s: %w", id, err)
 	}
-	h.ID, h.revision = id, revision
+	h.ID = id
 	return h, nil
 }
 
 // get returns a webhook for an act.
 func (st *Store) get(ctx context.Context, act judge.Act, id string) (*Hook, error) {
-	entry, err := st.bucket.Get(ctx, keyHook+id)
-	if errors.Is(err, jetstream.ErrKeyNotFound) || errors.Is(err, jetstream.ErrInvalidKey) {
+	value, _, err := natsio.ReadKey(ctx, st.bucket, keyHook+id)
+	if err != nil {
+		return nil, err
+	}
+	return judged(ctx, act, id, value)
+}
+
+// judged is the webhook of a record for an act; nil is no record.
+func judged(ctx context.Context, act judge.Act, id string, record []byte) (*Hook, error) {
+	if record == nil {
 		return nil, fmt.Errorf("%w: %s", ErrUnknown, id)
 	}
-	var h *Hook
-	if err == nil {
-		h, err = decode(id, entry.Value(), entry.Revision())
-	}
+	h, err := decode(id, record)
 	if err == nil {
 		err = judge.Judge(ctx, act, h.object())
 	}
@@ -540,23 +527,16 @@ func (st *Store) pause(ctx context.Context, id, why string) error {
 
 // change stores a webhook as a function has changed it, if that reports so.
 func (st *Store) change(ctx context.Context, id string, by func(context.Context, *Hook) (bool, error)) error {
-	for {
-		h, err := st.get(ctx, judge.Change, id)
+	return natsio.ChangeKey(ctx, st.bucket, keyHook+id, func(stored []byte) ([]byte, error) {
+		h, err := judged(ctx, judge.Change, id, stored)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if changed, err := by(ctx, h); err != nil || !changed {
-			return err
+			return nil, err
 		}
-		body, err := json.Marshal(h) //nolint:gosec // as above
-		if err != nil {
-			return err
-		}
-		_, err = st.bucket.Update(ctx, keyHook+id, body, h.revision)
-		if !natsio.Overtaken(err) {
-			return err
-		}
-	}
+		return json.Marshal(h) //nolint:gosec // as above
+	})
 }
 
 // Test notes an event for a webhook alone, and returns its id.
