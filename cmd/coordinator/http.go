@@ -58,34 +58,84 @@ func (f *webFlags) endpoint() *endpoint {
 	return &endpoint{f.HTTP, "--http", "--http", f.HTTPTokens, f.HTTPTLSCert, f.HTTPTLSKey, f.HTTPBehindProxy}
 }
 
-// serve serves clients until ctx ends.
-func (f *webFlags) serve(ctx context.Context, l *listening, name protocol.Fleet, options httpapi.Options) error {
-	defer l.end()
-	options.Access, options.Shares, options.AnyHost = l.access, &access.Shares{Rate: f.HTTPRate, Open: f.HTTPOpen}, f.HTTPBehindProxy
-	pages := webui.New(webui.Options{Options: options, Fleet: name, Base: "/ui", Secure: f.HTTPBehindProxy || strings.HasPrefix(l.URL, "https:")})
-	mux := http.NewServeMux()
-	mux.Handle("/", httpapi.New(options))
-	mux.Handle("/ui/", pages)
-	mux.Handle("GET /{$}", http.RedirectHandler("/ui/", http.StatusSeeOther))
-	return access.Serve(ctx, l.listener, mux, access.DefaultBounds())
+// listen listens for clients, as [endpoint.listen] does.
+func (f *webFlags) listen(ctx context.Context, tokens []access.Token, others access.Any, dir string) (*listening, error) {
+	l, err := f.endpoint().listen(ctx, tokens, others, dir)
+	if err == nil && !strings.HasPrefix(f.HTTP, unixPrefix) {
+		l.Pages = l.URL + pagesPath + "/"
+	}
+	return l, err
 }
 
-// announceHTTP says where the API is.
+// site is what a listener serves: the API, and the pages.
+type site struct {
+	*listening
+
+	pages   *webui.Handler
+	handler http.Handler
+}
+
+// pagesPath is the path below which the pages are.
+const pagesPath = "/ui"
+
+// site returns what a listener serves.
+func (f *webFlags) site(l *listening, name protocol.Fleet, options httpapi.Options) *site {
+	options.Access, options.Shares, options.AnyHost = l.access, &access.Shares{Rate: f.HTTPRate, Open: f.HTTPOpen}, f.HTTPBehindProxy
+	pages := webui.New(webui.Options{Options: options, Fleet: name, Base: pagesPath, Secure: f.HTTPBehindProxy || strings.HasPrefix(l.URL, "https:")})
+	mux := http.NewServeMux()
+	mux.Handle("/", httpapi.New(options))
+	mux.Handle(pagesPath+"/", pages)
+	mux.Handle("GET /{$}", http.RedirectHandler(pagesPath+"/", http.StatusSeeOther))
+	return &site{l, pages, mux}
+}
+
+// serve serves clients until ctx ends.
+func (s *site) serve(ctx context.Context) error {
+	defer s.end()
+	return access.Serve(ctx, s.listener, s.handler, access.DefaultBounds())
+}
+
+// announceHTTP says where the API and the pages are.
 func announceHTTP(to io.Writer, l *listening) {
-	_, _ = fmt.Fprintf(to, "coordinator: the HTTP API is at %s%s\n", l.URL, l.sendingToken())
+	pages := ""
+	if l.Pages != "" {
+		pages = ", and the web pages are at " + l.Pages
+	}
+	_, _ = fmt.Fprintf(to, "coordinator: the HTTP API is at %s%s%s\n", l.URL, l.sendingToken(), pages)
 }
 
 // httpCommand serves the HTTP API over the fleet of this machine's sessions, or over one of its
 // own.
 type httpCommand struct {
-	Workspace        string   `placeholder:"DIR" brief:"Working directory of turns, and of single calls." help:"Working directory of turns, and of calls that name no session, used in place. A call that names a session has the workspace of that session. Default: an empty workspace for each session."`
-	WholeHome        bool     `brief:"Allow --workspace to be / or the home directory." help:"Allow --workspace to be the root directory or the home directory."`
-	Toolset          []string `default:"core" help:"Toolsets of calls, separated by commas."`
-	Model            []string `placeholder:"M" sep:"none" brief:"openai:, anthropic: or google:NAME, or script:FILE." help:"Model of sessions: openai:NAME, anthropic:NAME, google:NAME or script:FILE. The first one is the default. May be given several times. Default: there are only calls."`
-	UntilStdinCloses bool     `brief:"End when standard input is closed." help:"End when standard input is closed: the program that has started this one has ended."`
-	webFlags         `group:"HTTP API:"`
-	issuerFlags      `group:"HTTP API:"`
-	webhookFlags     `group:"HTTP API:"`
+	UntilStdinCloses bool `brief:"End when standard input is closed." help:"End when standard input is closed: the program that has started this one has ended."`
+	localSite
+}
+
+func (c *httpCommand) run(ctx context.Context, p program) error {
+	return c.serveLocal(ctx, p, siteOf{
+		command: "http", ownData: c.UntilStdinCloses,
+		ready: func(_ context.Context, s *site, over func()) error {
+			if c.UntilStdinCloses {
+				go func() {
+					_, _ = io.Copy(io.Discard, p.Stdin)
+					over()
+				}()
+			}
+			announceHTTP(p.Stderr, s.listening)
+			return json.NewEncoder(p.Stdout).Encode(s.listening)
+		},
+	})
+}
+
+// localSite serves the fleet of this machine's sessions, or one of its own, over HTTP.
+type localSite struct {
+	Workspace    string   `placeholder:"DIR" brief:"Working directory of turns, and of single calls." help:"Working directory of turns, and of calls that name no session, used in place. A call that names a session has the workspace of that session. Default: an empty workspace for each session."`
+	WholeHome    bool     `brief:"Allow --workspace to be / or the home directory." help:"Allow --workspace to be the root directory or the home directory."`
+	Toolset      []string `default:"core" help:"Toolsets of calls, separated by commas."`
+	Model        []string `placeholder:"M" sep:"none" brief:"openai:, anthropic: or google:NAME, or script:FILE." help:"Model of sessions: openai:NAME, anthropic:NAME, google:NAME or script:FILE. The first one is the default. May be given several times. Default: there are only calls."`
+	webFlags     `group:"HTTP API:"`
+	issuerFlags  `group:"HTTP API:"`
+	webhookFlags `group:"HTTP API:"`
 	turnBounds
 	replyFlags    `group:"Model:"`
 	providerFlags `group:"Model:"`
@@ -96,7 +146,16 @@ type httpCommand struct {
 	environment.Flags
 }
 
-func (c *httpCommand) run(ctx context.Context, p program) (err error) {
+// siteOf is what differs between the commands that serve a [localSite].
+type siteOf struct {
+	command string
+	ownData bool // without --workspace and --data: the directory of the sessions is that of --workspace
+	// ready is called before the first client is served. over ends the command.
+	ready func(ctx context.Context, s *site, over func()) error
+}
+
+// serveLocal serves clients until ctx ends, or a signal comes.
+func (c *localSite) serveLocal(ctx context.Context, p program, of siteOf) (err error) {
 	if c.HTTP == "" {
 		c.HTTP = "127.0.0.1:0"
 	}
@@ -113,7 +172,7 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 		return err
 	}
 	if c.Nats != "" {
-		return cli.Usagef("--nats: coordinator http serves the sessions of this machine; coordinator serve --nats %s --http %s serves the API of a fleet elsewhere", c.Nats, c.HTTP)
+		return cli.Usagef("--nats: coordinator %s serves the sessions of this machine; coordinator serve --nats %s --http %s serves the API and the pages of a fleet elsewhere", of.command, c.Nats, c.HTTP)
 	}
 	workspace, err := environment.CheckWorkspace(c.Workspace)
 	if err == nil && !c.WholeHome {
@@ -122,10 +181,10 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 	if err != nil {
 		return err
 	}
-	session, sum := protocol.SessionID("http"), sha256.Sum256([]byte(workspace))
-	switch own := "http-" + hex.EncodeToString(sum[:8]); { // of the directory
+	session, sum := protocol.SessionID(of.command), sha256.Sum256([]byte(workspace))
+	switch own := of.command + "-" + hex.EncodeToString(sum[:8]); { // of the directory
 	case c.Data != "":
-	case c.UntilStdinCloses: // several programs may have one each
+	case of.ownData: // several programs may have one each
 		if c.Data, err = cli.StateDir(own); err != nil {
 			return cli.Usagef("--data: %v", err)
 		}
@@ -145,7 +204,7 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 	ctx, over := context.WithCancel(ctx)
 	defer over()
 	ctx, env, err := environment.Open(ctx, environment.Options{
-		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: "coordinator http"}, Flags: &c.Flags, Session: &c.SessionFlags,
+		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: "coordinator " + of.command}, Flags: &c.Flags, Session: &c.SessionFlags,
 		ID: session, Workspace: workspace, Warn: p.warn, Alert: p.warn, Busy: func(string) {},
 	})
 	if errors.Is(err, public.ErrSessionBusy) {
@@ -189,21 +248,11 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 			return err
 		}
 	}
-	l, err := c.endpoint().listen(ctx, tokens, clientsOf(serving, env.Fleet, issuer, &background), keep)
+	l, err := c.webFlags.listen(ctx, tokens, clientsOf(serving, env.Fleet, issuer, &background), keep)
 	if err != nil {
 		return err
 	}
-	if c.UntilStdinCloses {
-		go func() {
-			_, _ = io.Copy(io.Discard, p.Stdin)
-			over()
-		}()
-	}
-	announceHTTP(p.Stderr, l)
 	keepIndexed(serving, p, env, &background)
-	if err := json.NewEncoder(p.Stdout).Encode(l); err != nil {
-		return errors.Join(err, l.listener.Close())
-	}
 	options := httpapi.Options{
 		Client: env.Client, Table: func() *tools.Table { return box.Table }, Pool: env.Pool(), MinLevel: c.DefaultMinLevel(), Policy: judge, Hooks: hooks,
 		Session: session, NoTurns: turns == nil, Version: p.Version, Logger: env.Fleet.Logger,
@@ -211,12 +260,16 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 	if local != nil {
 		options.Local = local
 	}
+	s := c.site(l, env.Fleet.Name, options)
+	if err := of.ready(serving, s, over); err != nil {
+		return errors.Join(err, l.listener.Close())
+	}
 	if turns == nil {
-		return c.serve(ctx, l, env.Fleet.Name, options)
+		return s.serve(ctx)
 	}
 	background.Go(func() {
 		defer over()
-		if err := c.serve(serving, l, env.Fleet.Name, options); err != nil {
+		if err := s.serve(serving); err != nil {
 			p.warn(err.Error())
 		}
 	})
@@ -227,7 +280,7 @@ func (c *httpCommand) run(ctx context.Context, p program) (err error) {
 
 // serving opens what runs turns in the fleet of this process, in a sandbox that all sessions use,
 // or in one each.
-func (c *httpCommand) serving(ctx, serving context.Context, p program, env *environment.Environment, local *environment.Served, sandbox string, background *sync.WaitGroup) (*sessionServer, error) {
+func (c *localSite) serving(ctx, serving context.Context, p program, env *environment.Environment, local *environment.Served, sandbox string, background *sync.WaitGroup) (*sessionServer, error) {
 	var gate model.Gate
 	s := serveCommand{
 		Model: c.Model, Listen: "127.0.0.1:0", turnBounds: c.turnBounds, FleetFlags: c.FleetFlags, replyFlags: c.replyFlags, providerFlags: c.providerFlags,

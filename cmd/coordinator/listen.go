@@ -73,7 +73,10 @@ type listening struct {
 	listener net.Listener
 	URL      string `json:"url"` // what clients connect to
 	// Token is the file of the server's own token; "" if it has none.
-	Token  string          `json:"token_file,omitempty"`
+	Token string `json:"token_file,omitempty"`
+	// Pages is the address of the web pages; "" on a socket.
+	Pages  string          `json:"pages,omitempty"`
+	bearer string          // the server's own token
 	access access.Verifier // nil lets each client in
 	end    func()          // removes the socket
 }
@@ -113,23 +116,21 @@ func (e *endpoint) listen(ctx context.Context, tokens []access.Token, others acc
 		return l, nil
 	case len(tokens) == 0 && loopback:
 		l.Token = filepath.Join(dir, strings.Trim(e.flags, "-")+".token")
-		own, err := ownToken(l.Token)
-		if err != nil {
+		if l.bearer, err = ownToken(l.Token); err != nil {
 			return nil, errors.Join(fmt.Errorf("%s: the server's own token: %w", e.flag, err), l.listener.Close())
 		}
-		tokens = []access.Token{own}
+		tokens = []access.Token{access.OwnToken(l.bearer)}
 	}
 	l.access = append(access.Any{access.NewTokens(tokens...)}, others...)
 	return l, nil
 }
 
 // ownToken reads the server's own token from a file, or generates it.
-func ownToken(file string) (access.Token, error) {
+func ownToken(file string) (string, error) {
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return access.Token{}, err
+		return "", err
 	}
-	token, err := embedded.LoadToken(file)
-	return access.OwnToken(token), err
+	return embedded.LoadToken(file)
 }
 
 // listenUnix listens on a socket that only its owner can connect to. It replaces one

@@ -41,6 +41,7 @@ type grammar struct {
 	Mcp        mcpCommand        `cmd:"" help:"Offer the tools to an agent by the Model Context Protocol, on stdin and stdout or over HTTP."`
 	Acp        acpCommand        `cmd:"" help:"Run sessions for an editor by the Agent Client Protocol, on stdin and stdout."`
 	HTTP       httpCommand       `cmd:"" name:"http" help:"Serve the HTTP API over the sessions of this machine: for programs in any language."`
+	UI         uiCommand         `cmd:"" name:"ui" help:"Show the sessions and the fleet of this machine as web pages, in a browser."`
 	Approve    approveCommand    `cmd:"" help:"Approve or refuse a waiting tool call; approve ls lists the waiting calls."`
 	Tools      toolsCommand      `cmd:"" help:"Print the tool schemas that the model receives."`
 	Login      loginCommand      `cmd:"" help:"Log in to an MCP server, for sessions whose tools run in this program; \"worker login\" is for workers elsewhere."`
@@ -91,6 +92,7 @@ func examples() map[string][]string {
 		"mcp":            {`coordinator mcp --workspace ~/src/project`, `coordinator mcp --listen 127.0.0.1:7080 --nats nats://nats1:4222`},
 		"acp":            {`coordinator acp --model openai:gpt-4.1`, `coordinator acp --model openai:gpt-4.1 --session-mode auto --policy policy.yaml`},
 		"http":           {`coordinator http --workspace .`, `coordinator http --workspace . --model openai:gpt-4.1`},
+		"ui":             {`coordinator ui`, `coordinator ui --workspace . --model openai:gpt-4.1`},
 		"approve":        {`coordinator approve ls --nats nats://nats1:4222`, `coordinator approve --nats nats://nats1:4222 --deny --note "Not on Friday." SESSION CALL`},
 		"tools":          {`coordinator tools --doc bash`, `coordinator tools --tools ./tools`},
 		"login":          {`coordinator login --mcp-config mcp.json tickets`},

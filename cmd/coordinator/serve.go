@@ -277,7 +277,7 @@ func (c *serveCommand) serveHTTP(ctx context.Context, p program, env *environmen
 	if err != nil {
 		return err
 	}
-	l, err := c.webFlags.endpoint().listen(ctx, tokens, others, env.Data)
+	l, err := c.webFlags.listen(ctx, tokens, others, env.Data)
 	if err != nil {
 		return err
 	}
@@ -297,9 +297,9 @@ func (c *serveCommand) serveHTTP(ctx context.Context, p program, env *environmen
 		own.Follow(ctx, fl, nil, list, table.Store, p.warn)
 	})
 	background.Go(func() {
-		err := c.serve(ctx, l, env.Fleet.Name, httpapi.Options{
+		err := c.site(l, env.Fleet.Name, httpapi.Options{
 			Client: env.Client, Table: table.Load, MinLevel: environment.MinLevelElsewhere, Policy: rules, Hooks: hooks, Version: p.Version, Logger: logger,
-		})
+		}).serve(ctx)
 		if err != nil {
 			logger.ErrorContext(ctx, "the HTTP API is not served any more", slog.Any("error", err))
 		}

@@ -2,7 +2,10 @@
 
 package system
 
-import "io/fs"
+import (
+	"io/fs"
+	"os/exec"
+)
 
 // Flags that make opening safe, which this system does not have.
 const (
@@ -17,3 +20,6 @@ func ids(fs.FileInfo) (uid, gid int, known bool) { return 0, 0, false }
 
 // OpenFiles is how many files this process may have open: here the system has no such limit.
 func OpenFiles() int { return 1 << 20 }
+
+// Detach does nothing on this system.
+func Detach(*exec.Cmd) {}

@@ -5,6 +5,7 @@ package system
 import (
 	"errors"
 	"io/fs"
+	"os/exec"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -40,3 +41,6 @@ func OpenFiles() int {
 	}
 	return int(min(uint64(limit.Cur), mostFiles)) //nolint:gosec,unconvert,nolintlint // it is signed on some systems
 }
+
+// Detach has a command lead a session of its own: what is typed at a terminal does not end it.
+func Detach(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} }

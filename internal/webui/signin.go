@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/toolfleet/toolfleet/internal/access"
 )
 
 // cookieLife is how long a browser keeps its token.
@@ -83,15 +85,21 @@ func (u *ui) signOut(w http.ResponseWriter, r *http.Request) {
 	u.redirect(w, r, "/sign-in")
 }
 
-// openCode signs in by a code.
+// openCode signs in by a code. Other users of this machine may see the address with the code, as an
+// argument of the program that opens it.
 func (u *ui) openCode(w http.ResponseWriter, r *http.Request) {
+	if access.OfOtherUser(r) {
+		u.refuse(w, http.StatusForbidden, "the address is for another user of this machine")
+		return
+	}
 	bearer, is := u.codes.take(r.URL.Query().Get("code"))
 	if !is {
 		u.show(w, r, http.StatusUnauthorized, "sign-in", view{Title: "Sign in", Data: signInView{To: "/", Fault: "The address was used before, or is older than a minute."}})
 		return
 	}
 	u.remember(w, r, bearer, cookieLife)
-	u.redirect(w, r, "/")
+	// A browser that was led here from elsewhere sends the cookie from the next page on.
+	u.show(w, r, http.StatusOK, "opened", view{Title: "Signed in"})
 }
 
 // inside is a path of these pages; "/" for an address that leads elsewhere.
@@ -118,10 +126,10 @@ func (u *ui) formIsOurs(r *http.Request) bool {
 // codeLife is how long a code is good for.
 const codeLife = time.Minute
 
-// codes sign a browser in, each one once.
+// codes sign a browser in, each one once. How long it takes to look for one says nothing about it.
 type codes struct {
 	mu    sync.Mutex
-	known map[string]signing
+	known map[access.Digest]signing
 }
 
 // signing is what a code stands for.
@@ -135,21 +143,22 @@ func (c *codes) add(bearer string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.known == nil {
-		c.known = map[string]signing{}
+		c.known = map[access.Digest]signing{}
 	}
 	for other, s := range c.known {
 		if time.Now().After(s.until) {
 			delete(c.known, other)
 		}
 	}
-	c.known[code] = signing{bearer, time.Now().Add(codeLife)}
+	c.known[access.DigestOf(code)] = signing{bearer, time.Now().Add(codeLife)}
 	return code
 }
 
 func (c *codes) take(code string) (bearer string, is bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s, is := c.known[code]
-	delete(c.known, code)
+	digest := access.DigestOf(code)
+	s, is := c.known[digest]
+	delete(c.known, digest)
 	return s.bearer, is && time.Now().Before(s.until)
 }

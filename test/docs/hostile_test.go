@@ -25,6 +25,7 @@ type use struct {
 // started are the calls that start a program, by their files.
 var started = map[string]use{
 	"cmd/coordinator/settings.go":                {1, "this program itself, to complete a command line"},
+	"cmd/coordinator/ui.go":                      {1, "the browser that the user names by BROWSER, or that of the system, with an address of this process"},
 	"cmd/coordinator/internal/bench/baseline.go": {1, "an empty shell command, to compare with"},
 	"internal/inplace/gitguard/ask.go":           {1, "git, in a directory of its own, on copies of single files, without settings of anybody's"},
 	"internal/inplace/hostenv/credentials.go":    {2, "git credential, in /, in no repository, with a PATH without the workspace; ssh-keygen, on the user's known_hosts; not one of the workspace"},

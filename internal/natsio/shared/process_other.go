@@ -2,13 +2,7 @@
 
 package shared
 
-import (
-	"io/fs"
-	"os/exec"
-)
-
-// detach does nothing on this system.
-func detach(*exec.Cmd) {}
+import "io/fs"
 
 // owned does not know who a directory belongs to.
 func owned(string, fs.FileInfo) error { return nil }

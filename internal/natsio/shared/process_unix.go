@@ -6,15 +6,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
-
-// detach has a command lead a session of its own: what is typed at a terminal does not end it.
-func detach(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} }
 
 // owned returns an error for a directory that belongs to another user.
 func owned(dir string, info fs.FileInfo) error {

@@ -54,6 +54,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 )
@@ -278,7 +279,7 @@ func (s *Server) start(ctx context.Context) (state, error) {
 			cmd.Env = append(cmd.Env, name+"="+value)
 		}
 	}
-	detach(cmd)
+	system.Detach(cmd)
 	s.forget()
 	if err := cmd.Start(); err != nil {
 		return failure(err)
