@@ -171,6 +171,8 @@ const (
 	HeaderCancelled = "Tf-Cancelled"
 	// HeaderLate is how many milliseconds after its time a call with not_before entered its lane.
 	HeaderLate = "Tf-Late"
+	// HeaderAbout is the [About] of the call, in the message of its result.
+	HeaderAbout = "Tf-About"
 	// HeaderSeen is the [Seen] of a call that its caller sends for the first time.
 	HeaderSeen = "Tf-Seen"
 	// HeaderIncarnation names the only incarnation that a query about a lane is for.

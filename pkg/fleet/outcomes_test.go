@@ -59,6 +59,10 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 			handler := worker.Handle("h", func(context.Context, *worker.Call, struct{}) (int, error) { return 0, nil })
 			return second(c.StartWorker(ctx, worker.Options{Driver: "none", Handlers: []worker.Handler{handler}}))
 		},
+		"Client.CallRates":  func(ctx context.Context) error { return second(c.CallRates(ctx, fleet.CallQuery{}, 0)) },
+		"Client.Calls":      func(ctx context.Context) error { return second(c.Calls(ctx, fleet.CallQuery{})) },
+		"Client.LoggedCall": func(ctx context.Context) error { return second(c.LoggedCall(ctx, future.Ref())) },
+
 		"Client.Pools":   func(ctx context.Context) error { return second(c.Pools(ctx)) },
 		"Client.Workers": func(ctx context.Context) error { return second(c.Workers(ctx, "", time.Second)) },
 

@@ -6,10 +6,14 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/judge"
@@ -82,7 +86,14 @@ func (s *searchIndex) open(ctx context.Context) (*index.Index, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.opened, err = index.Open(ctx, s.inner.JS, s.inner.Name, dir, index.Options{})
+	parts := map[string]jetstream.JetStream{}
+	named := map[*fleet.Fleet]bool{s.inner: true}
+	for _, pool := range slices.Sorted(maps.Keys(s.inner.Pools)) { // each part has the name of its first pool
+		if part := s.inner.Pools[pool]; !named[part] {
+			named[part], parts[string(pool)] = true, part.JS
+		}
+	}
+	s.opened, err = index.Open(ctx, s.inner.JS, s.inner.Name, dir, index.Options{Parts: parts})
 	return s.opened, err
 }
 

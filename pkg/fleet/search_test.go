@@ -1,10 +1,13 @@
 package fleet_test
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -12,6 +15,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
 // Sessions are searched as they were imported, each principal finds those of its tenant, and a
@@ -79,4 +83,57 @@ func mustSearch(t *testing.T, sessions fleet.Sessions, words string) (ids []prot
 		ids = append(ids, p.SessionID)
 	}
 	return ids
+}
+
+// The log has a call of this API, which no journal has, for the principals of its tenant. Each
+// principal finds one call by its id.
+func TestClient_Calls(t *testing.T) {
+	t.Parallel()
+	client := mustConnect(t, fleet.Options{Data: t.TempDir()})
+	t.Cleanup(func() { _ = client.Close() })
+	_, err := client.StartWorker(t.Context(), worker.Options{Driver: "none", Handlers: []worker.Handler{worker.Handle("greet", func(_ context.Context, _ *worker.Call, name string) (string, error) {
+		if name == "" {
+			return "", errors.New("nobody is there")
+		}
+		return "hello " + name, nil
+	})}})
+	require.NoError(t, err)
+	ann := judge.With(t.Context(), judge.Principal{Known: judge.ByToken, Name: "ann", Role: judge.RoleRun, Tenant: "acme"})
+	eve := judge.With(t.Context(), judge.Principal{Known: judge.ByToken, Name: "eve", Role: judge.RoleOperate, Tenant: "other"})
+	for _, name := range []string{"world", ""} {
+		_, err := client.Call(ann, fleet.Call{Handler: "greet", Args: name, Session: "shared", ID: protocol.CallID("greets" + name), Resources: []protocol.Use{{Key: "guest/list"}}})
+		require.NoError(t, err)
+	}
+	log, err := client.Calls(ann, fleet.CallQuery{})
+	require.NoError(t, err)
+	require.Len(t, log.Calls, 2)
+	require.Equal(t, protocol.StatusFailed, log.Calls[0].Status)
+	call, err := client.LoggedCall(ann, protocol.CallRef{ID: "greetsworld"})
+	require.NoError(t, err)
+	require.Equal(t, log.Calls[1], call)
+	require.Equal(t, "greet", call.Tool)
+	require.JSONEq(t, `{"arguments": "world"}`, call.Input)
+	require.Equal(t, "hello world", call.Output)
+	require.Equal(t, "default/guest/list", call.Lane)
+	require.Equal(t, "token:ann", call.Owner)
+	require.Equal(t, 1, call.Attempt)
+	require.NotEmpty(t, call.WorkerID)
+	require.WithinRange(t, call.StartedAt, call.AcceptedAt.Add(-time.Second), call.FinishedAt)
+	rates, err := client.CallRates(ann, fleet.CallQuery{}, time.Hour)
+	require.NoError(t, err)
+	require.Equal(t, []int{2, 1}, []int{rates.Buckets[0].Calls, rates.Buckets[0].Failed})
+
+	log, err = client.Calls(eve, fleet.CallQuery{Tenant: "acme"})
+	require.NoError(t, err)
+	require.Empty(t, log.Calls)
+	_, err = client.LoggedCall(eve, protocol.CallRef{SessionID: "shared", ID: "greetsworld"})
+	require.ErrorIs(t, err, fleet.ErrNotFound)
+	rates, err = client.CallRates(eve, fleet.CallQuery{}, time.Hour)
+	require.NoError(t, err)
+	require.Zero(t, rates.Buckets[0].Calls)
+	found, err := client.Sessions("").Search(eve, fleet.Search{Words: "hello"})
+	require.NoError(t, err)
+	require.Empty(t, found.Passages, "no session's journal has it")
+	_, err = client.Calls(ann, fleet.CallQuery{Limit: -1})
+	require.ErrorIs(t, err, fleet.ErrInvalid)
 }

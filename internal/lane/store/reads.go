@@ -350,15 +350,17 @@ func readListing(body []byte) (*Listing, error) {
 
 var errNoState = errors.New("the answer has no state of the stream")
 
-// StoreResult stores a result unless there is one already. It counts for a tenant.
-func (s *Store) StoreResult(ctx context.Context, tenant protocol.Tenant, r *protocol.Result) error {
+// StoreResult stores the result of a call unless there is one already. It counts for the call's
+// tenant.
+func (s *Store) StoreResult(ctx context.Context, c *protocol.Call, accepted time.Time, r *protocol.Result) error {
+	tenant := c.Tenant
 	body, err := s.Blobs.EncodeResult(natsio.StoredBy(ctx, tenant), r)
 	if err != nil {
 		return err
 	}
 	msg := &nats.Msg{
 		Subject: wire.ResultSubject(s.Fleet, r.SessionID, r.CallID), Data: body,
-		Header: nats.Header{jetstream.ExpectedLastSubjSeqHeader: []string{"0"}},
+		Header: nats.Header{jetstream.ExpectedLastSubjSeqHeader: []string{"0"}, wire.HeaderAbout: []string{wire.AboutOf(c, accepted).Header()}},
 	}
 	_, answer, err := s.PublishOnce(ctx, wire.ResultsStream(s.Fleet), msg)
 	if err = answer.full(err); err != nil {

@@ -1,14 +1,14 @@
-// Package index keeps the words of conversations and the log of their calls in one file, so that
-// they can be searched across sessions. The file is a projection of the journals: nothing is
-// written to it that they do not have, and a file that is lost, damaged or of another version is
-// made again.
+// Package index keeps the words of conversations and the log of calls in one file, so that they can
+// be searched across sessions. The file is a projection of the journals and of the stored results:
+// nothing is written to it that they do not have, and a file that is lost, damaged or of another
+// version is made again. Results leave their stream after some days; the file keeps their calls.
 //
-//	TF_SESSIONS ──► Update ──► one transaction for some messages ──► Search
-//	 journals       reads       rows, and the position behind         words, ranked;
-//	                behind      which the next one reads              the caller judges
-//	                position                                          each session
+//	TF_SESSIONS ─┬─► Update ──► one transaction for some messages ──► Search: words, ranked
+//	 journals    │   reads       rows, and the position behind         Calls: the log, in pages
+//	TF_RESULTS ──┘   behind      which the next one reads              the caller judges
+//	 results         positions                                         each owner
 //
-// The stream is authoritative. The position is stored with the rows of its messages, so a process
+// The streams are authoritative. The position is stored with the rows of its messages, so a process
 // that is killed loses no message and applies none twice, and several processes may use one file.
 // A message that left the stream takes its rows along: sessions are removed by messages of their
 // journals, and what has disappeared without one is found because the number of messages in the
@@ -21,8 +21,10 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -38,7 +40,7 @@ import (
 const File = "journals.db"
 
 // version is that of the schema. A file of another one is made again.
-const version = 1
+const version = 2
 
 // schema has one row of entry for each text, and one of call for each call. Texts are in entry
 // alone: word has the positions of their words.
@@ -47,26 +49,42 @@ CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE session(
   id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE,
   tenant TEXT NOT NULL DEFAULT '', owner TEXT NOT NULL DEFAULT '', owned INTEGER NOT NULL DEFAULT 0,
-  copies TEXT NOT NULL DEFAULT '', last INTEGER NOT NULL DEFAULT 0, messages INTEGER NOT NULL DEFAULT 0);
+  copies TEXT NOT NULL DEFAULT '', request INTEGER NOT NULL DEFAULT 0, model_ms REAL, last INTEGER NOT NULL DEFAULT 0, messages INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE entry(
   id INTEGER PRIMARY KEY, session INTEGER NOT NULL, at INTEGER NOT NULL, turn INTEGER NOT NULL, step INTEGER NOT NULL,
   role TEXT NOT NULL, tool TEXT NOT NULL, call TEXT NOT NULL, body TEXT NOT NULL);
 CREATE INDEX entry_session ON entry(session);
 CREATE INDEX entry_at ON entry(at);
 CREATE TABLE call(
-  id INTEGER PRIMARY KEY, session INTEGER NOT NULL, call TEXT NOT NULL, turn INTEGER NOT NULL, step INTEGER NOT NULL, idx INTEGER NOT NULL,
-  tool TEXT NOT NULL, lane TEXT NOT NULL, accepted INTEGER NOT NULL, finished INTEGER, queue_ms REAL, run_ms REAL,
-  status TEXT NOT NULL DEFAULT '', code TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '', worker TEXT NOT NULL DEFAULT '', attempt INTEGER NOT NULL DEFAULT 0,
-  input INTEGER NOT NULL DEFAULT 0, output INTEGER NOT NULL DEFAULT 0, UNIQUE(session, call));
+  id INTEGER PRIMARY KEY, session INTEGER NOT NULL, call TEXT NOT NULL,
+  turn INTEGER NOT NULL DEFAULT 0, step INTEGER NOT NULL DEFAULT 0, idx INTEGER NOT NULL DEFAULT 0, tool TEXT NOT NULL DEFAULT '',
+  pool TEXT NOT NULL DEFAULT '', lane TEXT NOT NULL DEFAULT '', resources TEXT NOT NULL DEFAULT '', tenant TEXT NOT NULL DEFAULT '', owner TEXT NOT NULL DEFAULT '',
+  accepted INTEGER NOT NULL DEFAULT 0, started INTEGER, finished INTEGER, stored INTEGER NOT NULL DEFAULT 0,
+  status TEXT NOT NULL DEFAULT '', code TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '',
+  worker TEXT NOT NULL DEFAULT '', attempt INTEGER NOT NULL DEFAULT 0, level TEXT NOT NULL DEFAULT '', checkpoint INTEGER NOT NULL DEFAULT 0,
+  run_ms REAL, queue_ms REAL, not_before_ms REAL, slot_ms REAL, lane_ms REAL, after_ms REAL, limit_ms REAL, rate_ms REAL, pause_ms REAL, model_ms REAL, person_ms REAL,
+  asked INTEGER, input INTEGER NOT NULL DEFAULT 0, output INTEGER NOT NULL DEFAULT 0, UNIQUE(call, session));
 CREATE INDEX call_finished ON call(finished);
+CREATE INDEX call_session ON call(session, finished);
+CREATE INDEX call_tool ON call(tool, finished);
+CREATE INDEX call_lane ON call(lane, finished);
+CREATE INDEX call_tenant ON call(tenant, finished);
+CREATE INDEX call_worker ON call(worker, finished);
+CREATE INDEX call_failed ON call(finished) WHERE status <> 'ok';
 CREATE VIRTUAL TABLE word USING fts5(text, content='', tokenize="unicode61 remove_diacritics 0 categories 'L* N* M* Co'");
 INSERT INTO word(word, rank) VALUES('secure-delete', 1);
 `
 
-// Options of an [Index]; zero values mean the documented default.
+// Options of an [Index]; zero values mean what the last process has named that did name something,
+// and else the documented default.
 type Options struct {
 	// MaxBytes bounds the file: the oldest texts and calls leave it first. 0 means 2 GiB.
 	MaxBytes int64
+	// MaxAge bounds how long the file has texts and calls; 0 means for ever.
+	MaxAge time.Duration
+	// Parts are the servers that have results of the fleet besides the one that has its journals,
+	// by the name of a pool.
+	Parts map[string]jetstream.JetStream
 }
 
 // defaultMaxBytes is some five million texts of calls.
@@ -77,6 +95,7 @@ const defaultMaxBytes = 2 << 30
 type Index struct {
 	fleet   protocol.Fleet
 	stream  jetstream.Stream
+	results []source
 	dir     string
 	options Options
 
@@ -99,10 +118,16 @@ func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, dir
 	if err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", wire.SessionsStream(fleet), err)
 	}
-	if options.MaxBytes == 0 {
-		options.MaxBytes = defaultMaxBytes
-	}
 	x := &Index{fleet: fleet, stream: stream, dir: dir, options: options, turn: make(chan struct{}, 1)}
+	parts := map[string]jetstream.JetStream{"": js}
+	maps.Copy(parts, options.Parts)
+	for _, name := range slices.Sorted(maps.Keys(parts)) {
+		results, err := parts[name].Stream(ctx, wire.ResultsStream(fleet))
+		if err != nil {
+			return nil, fmt.Errorf("open stream %s: %w", wire.ResultsStream(fleet), err)
+		}
+		x.results = append(x.results, source{stream: results, subject: wire.ResultSubject(fleet, "*", "*"), prefix: "results " + name + " "})
+	}
 	if err := x.reopen(ctx, nil); err != nil {
 		return nil, err
 	}

@@ -3,9 +3,7 @@ package index
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"database/sql"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"strings"
@@ -22,7 +20,6 @@ import (
 // Bounds of what the file has of a journal.
 const (
 	maxText  = 16 << 10 // bytes of a text: its beginning
-	maxValue = 1 << 10  // bytes of a value of a call's input; of a longer one the file has digest and size
 	maxError = 500
 	maxWord  = 64 // of what is no word of a language
 )
@@ -30,7 +27,10 @@ const (
 // row is a session as the file has it.
 type row struct {
 	id       int64
-	copies   string // the fork or import that is not completed
+	copies   string          // the fork or import that is not completed
+	request  int64           // when the model could be asked: after the last result, or input
+	modelMS  sql.NullFloat64 // how long the last reply took
+	owner    judge.Owner
 	last     uint64
 	messages uint64
 }
@@ -51,7 +51,7 @@ func newWriter(ctx context.Context, tx *sql.Tx) *writer {
 // close stores how far the sessions were applied, and returns the first error.
 func (w *writer) close() error {
 	for _, s := range w.sessions {
-		w.exec("UPDATE session SET copies = ?, last = ?, messages = ? WHERE id = ?", s.copies, int64(s.last), int64(s.messages), s.id) //nolint:gosec // sequences are small
+		w.exec("UPDATE session SET copies = ?, request = ?, model_ms = ?, last = ?, messages = ? WHERE id = ?", s.copies, s.request, s.modelMS, int64(s.last), int64(s.messages), s.id) //nolint:gosec // sequences are small
 	}
 	for _, statement := range w.statements {
 		w.err = errors.Join(w.err, statement.Close())
@@ -106,7 +106,8 @@ func (w *writer) session(id protocol.SessionID) *row {
 		return s
 	}
 	s := &row{}
-	if !w.scan("SELECT id, copies, last, messages FROM session WHERE name = ?", []any{string(id)}, &s.id, &s.copies, &s.last, &s.messages) {
+	if !w.scan("SELECT id, copies, request, model_ms, tenant, owner, last, messages FROM session WHERE name = ?", []any{string(id)},
+		&s.id, &s.copies, &s.request, &s.modelMS, &s.owner.Tenant, &s.owner.By, &s.last, &s.messages) {
 		s.id, _ = w.exec("INSERT INTO session(name) VALUES(?)", string(id))
 	}
 	w.sessions[id] = s
@@ -115,6 +116,10 @@ func (w *writer) session(id protocol.SessionID) *row {
 
 // message applies one message of a journal. One that cannot be read has no texts.
 func (w *writer) message(m *message) {
+	if m.result {
+		w.settled(m)
+		return
+	}
 	s := w.session(m.session)
 	if m.record { // it has replaced all messages
 		w.clear(s)
@@ -133,7 +138,9 @@ func (w *writer) message(m *message) {
 
 // owner stores whose a session is.
 func (w *writer) owner(s *row, e *loop.Event, owned bool) {
-	w.exec("UPDATE session SET tenant = ?, owner = ?, owned = ? WHERE id = ?", string(cmp.Or(e.Tenant, judge.DefaultTenant)), e.By, owned, s.id)
+	s.owner = judge.Owner{Tenant: cmp.Or(e.Tenant, judge.DefaultTenant), By: e.By}
+	w.exec("UPDATE session SET tenant = ?, owner = ?, owned = ? WHERE id = ?", string(s.owner.Tenant), s.owner.By, owned, s.id)
+	w.exec("UPDATE call SET tenant = ?, owner = ? WHERE session = ? AND (tenant = '' OR NOT stored)", string(s.owner.Tenant), s.owner.By, s.id)
 }
 
 // event applies one event of a journal.
@@ -153,10 +160,12 @@ func (w *writer) event(s *row, e *loop.Event) {
 	case loop.EventSessionStarted:
 		w.owner(s, e, true)
 	case loop.EventTurnStarted, loop.EventInputAdded:
+		s.request = e.Time.UnixMilli()
 		if e.Interface == "" { // else it is a call alone
 			w.text(s, e, report.RoleUser, e.Input)
 		}
 	case loop.EventModelReply:
+		s.modelMS = sql.NullFloat64{Float64: float64(max(e.Time.UnixMilli()-s.request, 0)), Valid: s.request > 0}
 		w.text(s, e, report.RoleAssistant, e.Text)
 	case loop.EventCompacted:
 		w.text(s, e, report.RoleSummary, e.Text)
@@ -166,41 +175,16 @@ func (w *writer) event(s *row, e *loop.Event) {
 		if e.Error != nil {
 			w.text(s, e, report.RoleError, e.Error.Message)
 		}
+	case loop.EventApprovalAsked, loop.EventQuestionAsked:
+		w.asked(s, e)
+	case loop.EventPolicyDecision, loop.EventAnswered, loop.EventCallJudged:
+		w.answered(s, e)
 	case loop.EventToolCall:
 		w.call(s, e)
 	case loop.EventToolResult, loop.EventJobEnded:
 		w.result(s, e)
 	default:
 	}
-}
-
-// call adds a call. Of a call that is sent again the first time counts.
-func (w *writer) call(s *row, e *loop.Event) {
-	if e.CallID == "" {
-		return
-	}
-	id, added := w.exec("INSERT INTO call(session, call, turn, step, idx, tool, lane, accepted) VALUES(?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-		s.id, string(e.CallID), e.Turn, e.Step, e.Index, e.Name, e.Lane, e.Time.UnixMilli())
-	if added > 0 {
-		w.exec("UPDATE call SET input = ? WHERE id = ?", w.text(s, e, report.RoleCall, shortened(e.Arguments)), id)
-	}
-}
-
-// result adds the result of a call: the end of a call in the background replaces its handle.
-func (w *writer) result(s *row, e *loop.Event) {
-	output := w.text(s, e, report.RoleResult, e.Content)
-	if e.CallID == "" || e.Job != "" && e.Type == loop.EventToolResult {
-		return
-	}
-	var code, message string
-	if e.Error != nil {
-		code, message = string(e.Error.Code), prose.Cut(e.Error.Message, maxError)
-	}
-	at := e.Time.UnixMilli()
-	w.exec("INSERT INTO call(session, call, turn, step, idx, tool, lane, accepted) VALUES(?, ?, ?, ?, ?, ?, '', ?) ON CONFLICT DO NOTHING",
-		s.id, string(e.CallID), e.Turn, e.Step, e.Index, e.Name, at) // of a call that was refused
-	w.exec("UPDATE call SET finished = ?, queue_ms = ?, run_ms = ?, status = ?, code = ?, error = ?, worker = ?, attempt = ?, output = ? WHERE session = ? AND call = ?",
-		at, e.QueueMS, e.RunMS, e.Status, code, message, string(e.WorkerID), e.Attempt, output, s.id, string(e.CallID))
 }
 
 // text adds a text, and returns its row; 0 for an empty one. Searches find no searches.
@@ -220,7 +204,14 @@ func (w *writer) text(s *row, e *loop.Event, role report.Role, text string) int6
 // isSearched reports whether a text has its words in the file: those of searches would be found by
 // the next search.
 func isSearched(role report.Role, tool string) bool {
-	return role != report.RoleCall && role != report.RoleResult || tool != wire.SearchTool && tool != wire.SessionSearchTool
+	switch role {
+	case report.RoleCall, report.RoleResult, roleInput, roleOutput:
+		return tool != wire.SearchTool && tool != wire.SessionSearchTool
+	case roleLater:
+		return false
+	default:
+		return true
+	}
 }
 
 // clear removes the rows of a session. Its messages count on. From now on no search has its texts;
@@ -229,7 +220,7 @@ func (w *writer) clear(s *row) {
 	w.exec("UPDATE entry SET session = 0 WHERE session = ?", s.id)
 	w.exec("DELETE FROM call WHERE session = ?", s.id)
 	w.exec("UPDATE session SET tenant = '', owner = '', owned = 0 WHERE id = ?", s.id)
-	s.copies = ""
+	s.copies, s.request, s.modelMS, s.owner = "", 0, sql.NullFloat64{}, judge.Owner{}
 }
 
 // forget removes a session.
@@ -275,16 +266,25 @@ func (w *writer) remove(query string, args ...any) (last int64, removed int) {
 	return last, len(all)
 }
 
-// removeOldest removes some of the oldest texts, with the calls of their time, and returns how many
-// there were.
-func (w *writer) removeOldest() int {
-	last, removed := w.remove("SELECT id, at, role, tool, body FROM entry ORDER BY at LIMIT ?", removeStep)
-	if removed > 0 && w.err == nil {
-		w.exec("DELETE FROM call WHERE accepted <= ?", last)
-		w.err = setMeta(w.ctx, w.tx, keySince, time.UnixMilli(last).UTC().Format(time.RFC3339))
+// removeOldest removes some of the oldest texts said before a time, with the calls of their time,
+// and returns how many there were.
+func (w *writer) removeOldest(before int64) int {
+	last, removed := w.remove("SELECT id, at, role, tool, body FROM entry WHERE at < ? ORDER BY at LIMIT ?", before, removeStep)
+	if removed < removeStep && before < always { // calls without a text
+		last = before - 1
+	}
+	if last > 0 && w.err == nil {
+		_, calls := w.exec("DELETE FROM call WHERE finished <= ?", last)
+		_, open := w.exec("DELETE FROM call WHERE finished IS NULL AND accepted <= ?", last)
+		if removed += int(calls + open); removed > 0 && w.err == nil {
+			w.err = setMeta(w.ctx, w.tx, keySince, time.UnixMilli(last).UTC().Format(time.RFC3339))
+		}
 	}
 	return removed
 }
+
+// always is after each time.
+const always = int64(1) << 62
 
 // words are the words of a text, separated by spaces: without marks, in lower case, and each
 // character of a script that has no spaces between words.
@@ -304,37 +304,4 @@ func fold(word string) string {
 		word = word[:prose.Border(word[:maxWord])]
 	}
 	return word
-}
-
-// shortened is the input of a call. Of long values, such as the contents of a file that is written,
-// it has the digest and the size.
-func shortened(arguments string) string {
-	var all map[string]any
-	if len(arguments) <= maxValue || json.Unmarshal([]byte(arguments), &all) != nil {
-		return arguments
-	}
-	short, err := json.Marshal(shortenedValue(all))
-	if err != nil {
-		return arguments
-	}
-	return string(short)
-}
-
-func shortenedValue(value any) any {
-	switch v := value.(type) {
-	case string:
-		if len(v) > maxValue {
-			sum := sha256.Sum256([]byte(v))
-			return map[string]any{"sha256": hex.EncodeToString(sum[:]), "bytes": len(v)}
-		}
-	case map[string]any:
-		for key := range v {
-			v[key] = shortenedValue(v[key])
-		}
-	case []any:
-		for i := range v {
-			v[i] = shortenedValue(v[i])
-		}
-	}
-	return value
 }

@@ -63,13 +63,10 @@ func (x *Index) Search(ctx context.Context, q Query) (found report.Found, err er
 	if err := x.Update(ctx); err != nil {
 		return found, err
 	}
-	found, err = x.find(ctx, terms, &q)
-	if isDamaged(err) { // the update has not read what is damaged
-		err = x.change(ctx, func(o *opened) error { return errors.Join(x.reopen(ctx, o), x.update(ctx, x.open.Load())) })
-		if err == nil {
-			found, err = x.find(ctx, terms, &q)
-		}
-	}
+	err = x.query(ctx, func(o *opened) (err error) {
+		found, err = x.find(ctx, o, terms, &q)
+		return err
+	})
 	if err != nil {
 		return report.Found{}, fmt.Errorf("search: %w", err)
 	}
@@ -85,7 +82,7 @@ const maxRanked = 20_000
 const selects = `SELECT * FROM (
   SELECT e.id, bm25(word) AS score, s.name, s.tenant, s.owner, s.owned
   FROM word JOIN entry e ON e.id = word.rowid JOIN session s ON s.id = e.session
-  WHERE word MATCH ?1 AND word.rowid >= coalesce((SELECT min(id) FROM entry WHERE at >= ?2), 0) AND e.at >= ?2 AND s.copies = '' AND s.name <> ?3
+  WHERE word MATCH ?1 AND word.rowid >= coalesce((SELECT min(id) FROM entry WHERE at >= ?2), 0) AND e.at >= ?2 AND e.role NOT IN ('input', 'output') AND s.copies = '' AND s.name <> ?3
   AND (?4 = '' OR s.owned AND s.tenant = ?4 AND s.owner = ?5) AND (?6 = '' OR NOT s.owned OR s.tenant = ?6)
   ORDER BY word.rowid DESC LIMIT ?7) ORDER BY score, id DESC`
 
@@ -96,15 +93,10 @@ type hit struct {
 }
 
 // find returns passages of the file.
-func (x *Index) find(ctx context.Context, terms []term, q *Query) (found report.Found, err error) {
-	o := x.open.Load()
+func (x *Index) find(ctx context.Context, o *opened, terms []term, q *Query) (found report.Found, err error) {
 	found.Passages = []report.Passage{}
-	since, err := meta(ctx, o.read, keySince)
-	if err != nil {
+	if found.Since, err = sinceOf(ctx, o); err != nil {
 		return found, err
-	}
-	if at, err := time.Parse(time.RFC3339, since); err == nil {
-		found.Since = &at
 	}
 	hits, more, err := q.hits(ctx, o, terms)
 	found.More = more

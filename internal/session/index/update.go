@@ -1,6 +1,7 @@
 package index
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -31,14 +33,38 @@ const (
 	keyPosition = "position" // the sequence up to which messages were applied
 	keyScrub    = "scrub"    // the log of writes has text that was removed
 	keySince    = "since"    // texts before that time have left the file, by its bounds
+	keyBytes    = "bytes"    // bounds of the file, for processes that name none
+	keyAge      = "age"
 )
 
-// message is one of the stream.
+// source is a stream that is read: of journals, or of results.
+type source struct {
+	stream  jetstream.Stream
+	subject wire.Subject
+	prefix  string // of keys of meta; "" is that of the journals
+}
+
+// message is one of a source.
 type message struct {
 	session protocol.SessionID
 	seq     uint64
 	body    []byte
-	record  bool
+	record  bool   // it is the record of a removed session
+	result  bool   // it is a result, and not of a journal
+	about   string // what the header of a result says of its call
+}
+
+// message reads a message of a source.
+func (s source) message(subject string, seq uint64, header nats.Header, body []byte) message {
+	if s.prefix == "" {
+		return message{session: lastToken(subject), seq: seq, body: body, record: journal.IsRecord(header)}
+	}
+	session, _, _ := strings.Cut(strings.TrimPrefix(subject, strings.TrimSuffix(s.subject, "*.*")), ".")
+	return message{session: protocol.SessionID(session), seq: seq, body: body, result: true, about: header.Get(wire.HeaderAbout)}
+}
+
+func lastToken(subject string) protocol.SessionID {
+	return protocol.SessionID(subject[strings.LastIndexByte(subject, '.')+1:])
 }
 
 // Update applies what the journals have got and lost since the last update. If ctx ends before, the
@@ -66,10 +92,65 @@ func (x *Index) Follow(ctx context.Context, logger *slog.Logger) {
 	}
 }
 
+// update reads the results that there were before it read the journals: so the journals have most
+// of their texts.
 func (x *Index) update(ctx context.Context, o *opened) error {
-	info, err := x.stream.Info(ctx)
+	results := make([]*jetstream.StreamInfo, len(x.results))
+	for i, from := range x.results {
+		var err error
+		if results[i], err = look(ctx, from.stream); err != nil {
+			return err
+		}
+	}
+	if err := x.updateJournals(ctx, o); err != nil {
+		return err
+	}
+	for i, from := range x.results {
+		if err := x.updateResults(ctx, o, from, results[i]); err != nil {
+			return err
+		}
+	}
+	return errors.Join(x.bound(ctx, o), sweep(ctx, o, sweepTime), scrub(ctx, o))
+}
+
+// errLook means that the server did not describe a stream.
+var errLook = errors.New("look into stream")
+
+func look(ctx context.Context, stream jetstream.Stream, options ...jetstream.StreamInfoOpt) (*jetstream.StreamInfo, error) {
+	info, err := stream.Info(ctx, options...)
 	if err != nil {
-		return fmt.Errorf("look into stream %s: %w", wire.SessionsStream(x.fleet), err)
+		return nil, fmt.Errorf("%w %s: %w", errLook, stream.CachedInfo().Config.Name, err)
+	}
+	return info, nil
+}
+
+// updateResults applies the results up to the last one of an earlier look. Those that have left
+// their stream stay in the file.
+func (x *Index) updateResults(ctx context.Context, o *opened, from source, info *jetstream.StreamInfo) error {
+	var position uint64
+	err := within(ctx, o.write, func(tx *sql.Tx) error {
+		made := strconv.FormatInt(info.Created.UnixNano(), 10)
+		of, err := meta(ctx, tx, from.prefix+keyStream)
+		if err != nil {
+			return err
+		}
+		at, err := positionOf(ctx, tx, from)
+		if err == nil && (of != made || at > info.State.LastSeq) { // another stream, or it was restored
+			at, err = 0, errors.Join(setMeta(ctx, tx, from.prefix+keyStream, made), setMeta(ctx, tx, from.prefix+keyPosition, "0"))
+		}
+		position = at
+		return err
+	})
+	if err != nil || position >= info.State.LastSeq {
+		return err
+	}
+	return x.apply(ctx, o, from, position, info.State.LastSeq)
+}
+
+func (x *Index) updateJournals(ctx context.Context, o *opened) error {
+	info, err := look(ctx, x.stream)
+	if err != nil {
+		return err
 	}
 	var position, messages uint64
 	err = within(ctx, o.write, func(tx *sql.Tx) error {
@@ -78,7 +159,7 @@ func (x *Index) update(ctx context.Context, o *opened) error {
 		if err != nil {
 			return err
 		}
-		at, err := positionOf(ctx, tx)
+		at, err := positionOf(ctx, tx, x.journals())
 		if err == nil && of != made || at > info.State.LastSeq { // another stream, or it was restored
 			at, err = 0, errors.Join(err, empty(ctx, tx), setMeta(ctx, tx, keyStream, made), setMeta(ctx, tx, keyPosition, "0"))
 		}
@@ -93,22 +174,25 @@ func (x *Index) update(ctx context.Context, o *opened) error {
 	// As long as no message has left the stream, its new ones are those behind the position.
 	left := info.State.Msgs-messages != info.State.LastSeq-position
 	if position < info.State.LastSeq {
-		if err := x.apply(ctx, o, position, info.State.LastSeq); err != nil {
+		if err := x.apply(ctx, o, x.journals(), position, info.State.LastSeq); err != nil {
 			return err
 		}
 	}
 	if left {
-		if err := x.reconcile(ctx, o); err != nil {
-			return err
-		}
+		return x.reconcile(ctx, o)
 	}
-	return errors.Join(x.bound(ctx, o), sweep(ctx, o, sweepTime), scrub(ctx, o))
+	return nil
+}
+
+// journals are the source of all that was said.
+func (x *Index) journals() source {
+	return source{stream: x.stream, subject: wire.EventSubject(x.fleet, "*")}
 }
 
 // apply applies the messages behind a position, up to the last one.
-func (x *Index) apply(ctx context.Context, o *opened, position, last uint64) error {
+func (x *Index) apply(ctx context.Context, o *opened, from source, position, last uint64) error {
 	for position < last {
-		next, err := x.read(ctx, o, position)
+		next, err := x.read(ctx, o, from, position)
 		if errors.Is(err, errBehind) {
 			return nil // the next update begins there
 		}
@@ -116,7 +200,7 @@ func (x *Index) apply(ctx context.Context, o *opened, position, last uint64) err
 			return fmt.Errorf("message %d of %d: %w", next, last, err)
 		}
 		if next == position { // a server may be behind, or the last messages have left the stream
-			msg, err := x.stream.GetMsg(ctx, position+1, jetstream.WithGetMsgSubject(wire.EventSubject(x.fleet, "*")))
+			msg, err := from.stream.GetMsg(ctx, position+1, jetstream.WithGetMsgSubject(from.subject))
 			switch {
 			case err == nil && msg.Sequence <= last:
 				if !pause.For(ctx, pause.Retry) {
@@ -126,7 +210,7 @@ func (x *Index) apply(ctx context.Context, o *opened, position, last uint64) err
 			case err != nil && !errors.Is(err, jetstream.ErrMsgNotFound):
 				return err
 			}
-			return x.store(ctx, o, position, []message{{seq: last}})
+			return x.store(ctx, o, from, position, []message{{seq: last}})
 		}
 		position = next
 	}
@@ -134,21 +218,21 @@ func (x *Index) apply(ctx context.Context, o *opened, position, last uint64) err
 }
 
 // read applies the messages behind a position that a server has, and returns the new position.
-func (x *Index) read(ctx context.Context, o *opened, position uint64) (uint64, error) {
+func (x *Index) read(ctx context.Context, o *opened, from source, position uint64) (uint64, error) {
 	var batch []message
 	size, delivered := 0, uint64(0)
 	flush := func() error {
 		if len(batch) == 0 {
 			return nil
 		}
-		err := x.store(ctx, o, position, batch)
+		err := x.store(ctx, o, from, position, batch)
 		if err == nil {
 			position, err = batch[len(batch)-1].seq, x.bound(ctx, o)
 		}
 		batch, size = batch[:0], 0
 		return err
 	}
-	err := natsio.EachFrom(ctx, x.stream, []string{wire.EventSubject(x.fleet, "*")}, position+1, false, func(msg jetstream.Msg) error {
+	err := natsio.EachFrom(ctx, from.stream, []string{from.subject}, position+1, false, func(msg jetstream.Msg) error {
 		about, err := msg.Metadata()
 		if err != nil {
 			return err
@@ -156,7 +240,7 @@ func (x *Index) read(ctx context.Context, o *opened, position uint64) (uint64, e
 		if delivered++; about.Sequence.Consumer != delivered {
 			return errGap
 		}
-		batch = append(batch, message{x.session(msg.Subject()), about.Sequence.Stream, msg.Data(), journal.IsRecord(msg.Headers())})
+		batch = append(batch, from.message(msg.Subject(), about.Sequence.Stream, msg.Headers(), msg.Data()))
 		if size += len(msg.Data()); len(batch) < batchMessages && size < batchBytes {
 			return nil
 		}
@@ -173,9 +257,9 @@ var errGap = errors.New("messages were lost on their way")
 
 // store applies messages behind a position, and stores the sequence of the last one as the new
 // position, in one transaction. One without a session is only a position.
-func (x *Index) store(ctx context.Context, o *opened, position uint64, batch []message) error {
+func (x *Index) store(ctx context.Context, o *opened, from source, position uint64, batch []message) error {
 	return within(ctx, o.write, func(tx *sql.Tx) error {
-		at, err := positionOf(ctx, tx)
+		at, err := positionOf(ctx, tx, from)
 		if err != nil {
 			return err
 		}
@@ -188,24 +272,19 @@ func (x *Index) store(ctx context.Context, o *opened, position uint64, batch []m
 				w.message(&batch[i])
 			}
 		}
-		return errors.Join(w.close(), setMeta(ctx, tx, keyPosition, strconv.FormatUint(max(at, batch[len(batch)-1].seq), 10)))
+		return errors.Join(w.close(), setMeta(ctx, tx, from.prefix+keyPosition, strconv.FormatUint(max(at, batch[len(batch)-1].seq), 10)))
 	})
 }
 
 // errBehind means that another process has made the file again.
 var errBehind = errors.New("the index begins from scratch")
 
-// session is whose journal a subject is.
-func (x *Index) session(subject string) protocol.SessionID {
-	return protocol.SessionID(strings.TrimPrefix(subject, wire.EventSubject(x.fleet, "")))
-}
-
 // reconcile removes what has left the stream: sessions without messages, and the rows of those that
 // have fewer, whose rest is read again.
 func (x *Index) reconcile(ctx context.Context, o *opened) error {
-	info, err := x.stream.Info(ctx, jetstream.WithSubjectFilter(wire.EventSubject(x.fleet, "*")))
+	info, err := look(ctx, x.stream, jetstream.WithSubjectFilter(wire.EventSubject(x.fleet, "*")))
 	if err != nil {
-		return fmt.Errorf("look into stream %s: %w", wire.SessionsStream(x.fleet), err)
+		return err
 	}
 	fewer, err := x.fewer(ctx, o, info.State.Subjects)
 	for _, id := range fewer {
@@ -247,10 +326,10 @@ func (x *Index) reread(ctx context.Context, o *opened, id protocol.SessionID) er
 		if err != nil {
 			return err
 		}
-		all = append(all, message{id, msg.Sequence, msg.Data, journal.IsRecord(msg.Header)})
+		all = append(all, x.journals().message(msg.Subject, msg.Sequence, msg.Header, msg.Data))
 	}
 	return within(ctx, o.write, func(tx *sql.Tx) error {
-		at, err := positionOf(ctx, tx)
+		at, err := positionOf(ctx, tx, x.journals())
 		if err != nil {
 			return err
 		}
@@ -316,8 +395,21 @@ func sweep(ctx context.Context, o *opened, most time.Duration) error {
 // in between. Removing a text takes some times as long as adding it.
 const removeStep = 200
 
-// bound removes the oldest texts and calls of a file that is too large.
+// bound removes the oldest texts and calls of a file that is too large, and some of those that are
+// too old.
 func (x *Index) bound(ctx context.Context, o *opened) error {
+	age, bytes, err := x.bounds(ctx, o)
+	if err != nil {
+		return err
+	}
+	if age > 0 {
+		before := time.Now().Add(-age).UnixMilli()
+		for begun := time.Now(); time.Since(begun) < sweepTime; {
+			if removed, err := removeOldest(ctx, o, before); err != nil || removed == 0 {
+				return err
+			}
+		}
+	}
 	for {
 		var pages, free, size int64
 		for query, value := range map[string]*int64{"PRAGMA page_count": &pages, "PRAGMA freelist_count": &free, "PRAGMA page_size": &size} {
@@ -325,19 +417,46 @@ func (x *Index) bound(ctx context.Context, o *opened) error {
 				return err
 			}
 		}
-		if (pages-free)*size <= x.options.MaxBytes {
+		if (pages-free)*size <= bytes {
 			return nil
 		}
-		removed := 0
-		err := within(ctx, o.write, func(tx *sql.Tx) (err error) {
-			w := newWriter(ctx, tx)
-			removed = w.removeOldest()
-			return w.close()
-		})
-		if err != nil || removed == 0 {
+		if removed, err := removeOldest(ctx, o, always); err != nil || removed == 0 {
 			return err
 		}
 	}
+}
+
+// removeOldest removes some of what is oldest and before a time, and returns how much it was.
+func removeOldest(ctx context.Context, o *opened, before int64) (removed int, err error) {
+	err = within(ctx, o.write, func(tx *sql.Tx) error {
+		w := newWriter(ctx, tx)
+		removed = w.removeOldest(before)
+		return w.close()
+	})
+	return removed, err
+}
+
+// bounds are those of the options, or else those that the last process named.
+func (x *Index) bounds(ctx context.Context, o *opened) (age time.Duration, bytes int64, err error) {
+	age, bytes = x.options.MaxAge, x.options.MaxBytes
+	for key, value := range map[string]*int64{keyAge: (*int64)(&age), keyBytes: &bytes} {
+		stored, err := meta(ctx, o.read, key)
+		if err != nil {
+			return 0, 0, err
+		}
+		named := strconv.FormatInt(*value, 10)
+		switch {
+		case *value == 0 && stored != "":
+			if *value, err = strconv.ParseInt(stored, 10, 64); err != nil {
+				return 0, 0, err
+			}
+		case *value != 0 && stored != named:
+			if err := within(ctx, o.write, func(tx *sql.Tx) error { return setMeta(ctx, tx, key, named) }); err != nil {
+				return 0, 0, err
+			}
+		}
+	}
+	return age, cmp.Or(bytes, defaultMaxBytes), nil
 }
 
 // scrub empties the log of writes if it has text that was removed. A search that still reads it
@@ -374,9 +493,9 @@ func setMeta(ctx context.Context, tx *sql.Tx, key, value string) error {
 	return err
 }
 
-// positionOf is the sequence up to which messages were applied.
-func positionOf(ctx context.Context, tx *sql.Tx) (uint64, error) {
-	text, err := meta(ctx, tx, keyPosition)
+// positionOf is the sequence up to which messages of a source were applied.
+func positionOf(ctx context.Context, tx *sql.Tx, from source) (uint64, error) {
+	text, err := meta(ctx, tx, from.prefix+keyPosition)
 	if err != nil || text == "" {
 		return 0, err
 	}
@@ -385,7 +504,7 @@ func positionOf(ctx context.Context, tx *sql.Tx) (uint64, error) {
 
 // empty removes all rows.
 func empty(ctx context.Context, tx *sql.Tx) error {
-	_, err := tx.ExecContext(ctx, "DELETE FROM entry; DELETE FROM call; DELETE FROM session; DELETE FROM meta; INSERT INTO word(word) VALUES('delete-all');")
+	_, err := tx.ExecContext(ctx, "DELETE FROM entry; DELETE FROM call; DELETE FROM session; DELETE FROM meta WHERE key NOT IN ('bytes', 'age'); INSERT INTO word(word) VALUES('delete-all');")
 	return errors.Join(err, setMeta(ctx, tx, keyScrub, stamp()))
 }
 

@@ -1,0 +1,181 @@
+package index
+
+import (
+	"cmp"
+	"database/sql"
+	"encoding/json"
+	"strings"
+
+	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/modeltext/plain"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// A call has one row, which both sources fill: the journal of its session, and its stored result.
+// Either may be read first, and either may be missing: calls that no turn made have no journal, and
+// calls that no worker ran have no result. What is said twice is taken from the result, but for the
+// texts, where the journal has what the model wrote and read.
+
+// Roles of texts that only the log of calls has. Searches across sessions do not find them, because
+// a session without a journal may have calls of several tenants.
+const (
+	roleInput  report.Role = "input"
+	roleOutput report.Role = "output"
+	roleLater  report.Role = "later" // the output of a turn's call, without words: the journal will have it
+)
+
+// maxName bounds names that a sender has chosen.
+const maxName = 300
+
+// logged is the row of a call.
+type logged struct {
+	id            int64
+	input, output int64 // texts
+}
+
+// callOf returns the row of a call, which it makes if there is none.
+func (w *writer) callOf(s *row, call protocol.CallID) (c logged) {
+	if !w.scan("SELECT id, input, output FROM call WHERE session = ? AND call = ?", []any{s.id, string(call)}, &c.id, &c.input, &c.output) {
+		c.id, _ = w.exec("INSERT INTO call(session, call, tenant, owner) VALUES(?, ?, ?, ?)", s.id, string(call), string(s.owner.Tenant), s.owner.By)
+	}
+	return c
+}
+
+// replaced adds a text of a journal instead of that of a result, and returns its row.
+func (w *writer) replaced(s *row, e *loop.Event, role report.Role, text string, was int64) int64 {
+	if was > 0 {
+		if _, removed := w.remove("SELECT id, at, role, tool, body FROM entry WHERE id = ? AND role IN (?, ?, ?)", was, string(roleInput), string(roleOutput), string(roleLater)); removed == 0 {
+			return was
+		}
+	}
+	return w.text(s, e, role, text)
+}
+
+// call adds a call that is sent. Of one that is sent again the first time counts.
+func (w *writer) call(s *row, e *loop.Event) {
+	if e.CallID == "" {
+		return
+	}
+	c := w.callOf(s, e.CallID)
+	pool, lane, _ := strings.Cut(e.Lane, "/")
+	w.exec(`UPDATE call SET turn = ?, step = ?, idx = ?, tool = ?, pool = ?, lane = ?, accepted = iif(accepted = 0, ?, accepted), model_ms = coalesce(model_ms, ?), input = ? WHERE id = ?`,
+		e.Turn, e.Step, e.Index, e.Name, pool, lane, e.Time.UnixMilli(), s.modelMS, w.replaced(s, e, report.RoleCall, wire.Shortened(e.Arguments), c.input), c.id)
+}
+
+// asked notes that a person is asked about a call, or by it.
+func (w *writer) asked(s *row, e *loop.Event) {
+	if e.CallID != "" {
+		w.exec("UPDATE call SET asked = coalesce(asked, ?) WHERE id = ?", e.Time.UnixMilli(), w.callOf(s, e.CallID).id)
+	}
+}
+
+// answered adds the time since a person was asked.
+func (w *writer) answered(s *row, e *loop.Event) {
+	w.exec("UPDATE call SET person_ms = coalesce(person_ms, 0) + max(? - asked, 0), asked = NULL WHERE session = ? AND call = ? AND asked IS NOT NULL",
+		e.Time.UnixMilli(), s.id, string(e.CallID))
+}
+
+// result adds the result of a call: the end of a call in the background replaces its handle.
+func (w *writer) result(s *row, e *loop.Event) {
+	s.request = e.Time.UnixMilli()
+	if e.CallID == "" || e.Job != "" && e.Type == loop.EventToolResult {
+		w.text(s, e, report.RoleResult, e.Content)
+		return
+	}
+	c := w.callOf(s, e.CallID)
+	code, message := errorOf(e.Error)
+	at := e.Time.UnixMilli()
+	started := sql.NullInt64{}
+	if e.RunMS != nil && (e.Attempt > 0 || e.WorkerID == "") {
+		started = sql.NullInt64{Int64: at - int64(*e.RunMS), Valid: true}
+	}
+	w.exec(`UPDATE call SET turn = ?, step = ?, idx = ?, tool = iif(tool = '', ?, tool), accepted = iif(accepted = 0, ?, accepted),
+  started = iif(stored, started, ?), finished = iif(stored, finished, ?), status = ?, code = ?, error = ?,
+  worker = iif(stored, worker, ?), attempt = iif(stored, attempt, ?), checkpoint = iif(stored, checkpoint, ?), queue_ms = iif(stored, queue_ms, ?), run_ms = iif(stored, run_ms, ?), output = ? WHERE id = ?`,
+		e.Turn, e.Step, e.Index, e.Name, at, started, at, e.Status, code, message, string(e.WorkerID), e.Attempt, int64(e.Checkpoint), e.QueueMS, e.RunMS, //nolint:gosec // a sequence is small
+		w.replaced(s, e, report.RoleResult, e.Content, c.output), c.id)
+}
+
+func errorOf(err *protocol.Error) (code, message string) {
+	if err == nil {
+		return "", ""
+	}
+	return prose.Cut(string(err.Code), maxName), prose.Cut(prose.Valid(err.Message), maxError)
+}
+
+// settled adds the stored result of a call.
+func (w *writer) settled(m *message) {
+	r, err := wire.DecodeResult(m.body)
+	if err != nil || r.SessionID != m.session { // no reader gets it
+		return
+	}
+	about := wire.AboutOfHeader(m.about)
+	s := w.session(r.SessionID)
+	c := w.callOf(s, r.CallID)
+	owner := s.owner // that of the session, if its journal has one
+	if owner.Tenant == "" && m.about != "" {
+		owner = judge.Owner{Tenant: cmp.Or(about.Tenant, judge.DefaultTenant), By: about.By}
+	}
+	finished, started := r.FinishedAt.UnixMilli(), sql.NullInt64{}
+	accepted := cmp.Or(about.Accepted, finished-int64(r.RunMS+r.QueueMS+r.Waits.NotBeforeMS))
+	if r.Attempt > 0 {
+		started = sql.NullInt64{Int64: finished - int64(r.RunMS), Valid: true}
+	}
+	text, at := textOf(r), &loop.Event{Time: r.FinishedAt, CallFields: loop.CallFields{CallID: r.CallID, Name: prose.Cut(about.Tool, maxName)}}
+	at.Turn, at.Step = about.Turn, about.Step
+	if c.input == 0 {
+		c.input = w.text(s, at, roleInput, about.Input)
+	}
+	if c.output == 0 {
+		role := roleOutput
+		if _, turn := r.Value.(wire.TurnRunResult); turn || about.Turn > 0 || m.about == "" {
+			role = roleLater
+		}
+		c.output = w.text(s, at, role, text)
+	}
+	var resources []byte
+	if len(about.Resources) > 0 {
+		resources, _ = json.Marshal(about.Resources) // it was JSON
+	}
+	pool, lane, _ := strings.Cut(prose.Cut(about.Lane, 2*maxName), "/")
+	code, message := errorOf(r.Error)
+	w.exec(`UPDATE call SET turn = iif(turn = 0, ?, turn), step = iif(step = 0, ?, step), idx = iif(idx = 0, ?, idx), tool = iif(tool = '', ?, tool),
+  pool = iif(pool = '', ?, pool), lane = iif(lane = '', ?, lane), resources = ?, tenant = ?, owner = ?, accepted = ?, started = ?,
+  status = iif(finished IS NULL, ?, status), code = iif(finished IS NULL, ?, code), error = iif(finished IS NULL, ?, error), finished = ?, stored = 1,
+  worker = ?, attempt = ?, level = ?, checkpoint = ?, run_ms = ?, queue_ms = ?, not_before_ms = ?, slot_ms = ?, lane_ms = ?, after_ms = ?, limit_ms = ?, rate_ms = ?, pause_ms = ?,
+  input = ?, output = ? WHERE id = ?`,
+		about.Turn, about.Step, about.Index, cmp.Or(prose.Cut(about.Tool, maxName), prose.Cut(r.Tool, maxName)), pool, lane, string(resources), string(owner.Tenant), owner.By, accepted, started,
+		string(r.Status), code, message, finished, string(r.WorkerID), r.Attempt, prose.Cut(r.Level, maxName), int64(r.Checkpoint), //nolint:gosec // a sequence is small
+		r.RunMS, r.QueueMS, some(r.Waits.NotBeforeMS), some(r.Waits.SlotMS), some(r.Waits.LaneMS), some(r.Waits.AfterMS), some(r.Waits.LimitMS), some(r.Waits.RateMS), some(r.Waits.PauseMS),
+		c.input, c.output, c.id)
+}
+
+// some is a time, and NULL for none.
+func some(ms float64) any {
+	if ms == 0 {
+		return nil
+	}
+	return ms
+}
+
+// textOf is what a call returned, as text.
+func textOf(r *protocol.Result) string {
+	if turn, is := r.Value.(wire.TurnRunResult); is {
+		return turn.Text
+	}
+	var text string
+	if r.Value != nil {
+		written, err := plain.Text(r.Value)
+		if text = string(written); err != nil {
+			text = ""
+		}
+	}
+	if text == "" && r.Error != nil {
+		text = r.Error.Message
+	}
+	return text
+}

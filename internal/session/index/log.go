@@ -1,0 +1,468 @@
+package index
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/wire/codes"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Bounds of the log of calls.
+const (
+	MaxCalls     = 1000 // of a page
+	defaultCalls = 50
+	MaxBuckets   = 1000
+	scanned      = 10_000 // passages with the words of a query that are looked at for one page
+	updateTime   = 2 * time.Second
+)
+
+// Calls says which calls of the log are wanted. Fields that are zero leave out nothing.
+type Calls struct {
+	Session protocol.SessionID
+	Call    protocol.CallID
+	Tool    string
+	// Status has those that are wanted.
+	Status []protocol.Status
+	// Lane is POOL/LANE, or a lane in any pool.
+	Lane   string
+	Tenant protocol.Tenant
+	Worker protocol.WorkerID
+	// Since and Until bound when the calls ended: not before Since, and before Until.
+	Since, Until time.Time
+	// Text are words as in [Query]: of the input, or of the output.
+	Text string
+	// After is the Next of the page before.
+	After string
+	// Limit bounds the number of calls of a page, up to [MaxCalls]; 0 means 50.
+	Limit int
+	// Whole returns texts as long as the file has them.
+	Whole bool
+	// May judges whether a principal may see the calls of an owner: [judge.ErrRefused] leaves them
+	// out. nil shows all.
+	May func(ctx context.Context, owner judge.Owner) error
+	// Reach is the only tenant whose calls the principal may see; "" is every tenant.
+	Reach protocol.Tenant
+}
+
+// check reports what is wrong with a query.
+func (q *Calls) check() error {
+	var faults []error
+	if q.Limit < 0 || q.Limit > MaxCalls {
+		faults = append(faults, fmt.Errorf("limit %d: must be 1 to %d", q.Limit, MaxCalls))
+	}
+	for _, status := range q.Status {
+		if !slices.Contains(wire.Statuses(), status) {
+			faults = append(faults, fmt.Errorf("status %.100q: must be one of %q", status, wire.Statuses()))
+		}
+	}
+	if !q.Since.IsZero() && !q.Until.IsZero() && !q.Since.Before(q.Until) {
+		faults = append(faults, fmt.Errorf("until %s: must be after since %s", q.Until.Format(time.RFC3339), q.Since.Format(time.RFC3339)))
+	}
+	if err := errors.Join(faults...); err != nil {
+		return codes.As(codes.ErrInvalid, err)
+	}
+	if q.Limit == 0 {
+		q.Limit = defaultCalls
+	}
+	return nil
+}
+
+// cursor is where a page begins: behind a call, or behind a passage of a query for words.
+type cursor struct{ finished, id int64 }
+
+func (c cursor) String() string {
+	return strconv.FormatInt(c.finished, 36) + "-" + strconv.FormatInt(c.id, 36)
+}
+
+func parseCursor(s string) (c cursor, err error) {
+	finished, id, _ := strings.Cut(s, "-")
+	c.finished, err = strconv.ParseInt(finished, 36, 64)
+	if err == nil {
+		c.id, err = strconv.ParseInt(id, 36, 64)
+	}
+	if err != nil {
+		return c, codes.As(codes.ErrInvalid, fmt.Errorf("after %.100q: must be the next of a page", s))
+	}
+	return c, nil
+}
+
+// conditions are those of a query on the rows of call c, and their arguments.
+func (q *Calls) conditions() (where []string, args []any) {
+	add := func(condition string, values ...any) {
+		where, args = append(where, condition), append(args, values...)
+	}
+	add("c.finished IS NOT NULL")
+	if q.Session != "" {
+		add("c.session = (SELECT id FROM session WHERE name = ?)", string(q.Session))
+	}
+	if q.Call != "" {
+		add("c.call = ?", string(q.Call))
+	}
+	if q.Tool != "" {
+		add("c.tool = ?", q.Tool)
+	}
+	if len(q.Status) > 0 {
+		values := make([]any, len(q.Status))
+		for i, status := range q.Status {
+			values[i] = string(status)
+		}
+		add("c.status IN ("+strings.TrimSuffix(strings.Repeat("?,", len(values)), ",")+")", values...)
+		if !slices.Contains(q.Status, protocol.StatusOK) {
+			add("c.status <> 'ok'") // it has an index
+		}
+	}
+	if pool, lane, _ := strings.Cut(q.Lane, "/"); strings.Contains(lane, "/") {
+		add("c.lane = ? AND c.pool = ?", lane, pool)
+	} else if q.Lane != "" {
+		add("c.lane = ?", q.Lane)
+	}
+	if q.Tenant != "" {
+		add("c.tenant = ?", string(q.Tenant))
+	}
+	if q.Reach != "" {
+		add("c.tenant = ?", string(q.Reach))
+	}
+	if q.Worker != "" {
+		add("c.worker = ?", string(q.Worker))
+	}
+	if !q.Since.IsZero() {
+		add("c.finished >= ?", q.Since.UnixMilli())
+	}
+	if !q.Until.IsZero() {
+		add("c.finished < ?", q.Until.UnixMilli())
+	}
+	return where, args
+}
+
+// columns are those of a call, in the order in which [readCall] reads them, but for the last one,
+// the id of a cursor. Sessions that are being copied are not shown.
+const columns = `c.finished, s.name, c.call, c.turn, c.step, c.idx, c.tool, c.attempt, c.pool, c.lane, c.resources, c.tenant, c.owner,
+  c.accepted, coalesce(c.started, 0), c.status, c.code, c.error, c.worker, c.level, c.checkpoint, coalesce(c.run_ms, 0), coalesce(c.queue_ms, 0),
+  coalesce(c.not_before_ms, 0), coalesce(c.slot_ms, 0), coalesce(c.lane_ms, 0), coalesce(c.after_ms, 0), coalesce(c.limit_ms, 0), coalesce(c.rate_ms, 0), coalesce(c.pause_ms, 0),
+  coalesce(c.model_ms, 0), coalesce(c.person_ms, 0), substr(coalesce(i.body, ''), 1, ?), substr(coalesce(o.body, ''), 1, ?)`
+
+const joins = ` JOIN session s ON s.id = c.session LEFT JOIN entry i ON i.id = c.input LEFT JOIN entry o ON o.id = c.output WHERE s.copies = ''`
+
+// readCall reads a row of columns, and the id of its cursor.
+func readCall(rows *sql.Rows, most int) (at cursor, c report.LoggedCall, err error) {
+	var pool, lane, resources, code, message string
+	var accepted, started int64
+	waits := &c.Waits
+	err = rows.Scan(
+		&at.finished, &c.SessionID, &c.CallID, &c.Turn, &c.Step, &c.Index, &c.Tool, &c.Attempt, &pool, &lane, &resources, &c.Tenant, &c.Owner,
+		&accepted, &started, &c.Status, &code, &message, &c.WorkerID, &c.Level, &c.Checkpoint, &c.RunMS, &waits.QueueMS,
+		&waits.NotBeforeMS, &waits.SlotMS, &waits.LaneMS, &waits.AfterMS, &waits.LimitMS, &waits.RateMS, &waits.PauseMS,
+		&waits.ModelMS, &waits.PersonMS, &c.Input, &c.Output, &at.id,
+	)
+	if err != nil {
+		return at, c, err
+	}
+	c.Input, c.Output = prose.Cut(c.Input, most), prose.Cut(c.Output, most)
+	c.AcceptedAt, c.FinishedAt = time.UnixMilli(accepted).UTC(), time.UnixMilli(at.finished).UTC()
+	if started != 0 {
+		c.StartedAt = time.UnixMilli(started).UTC()
+	}
+	if lane != "" {
+		c.Lane = pool + "/" + lane
+	}
+	if code != "" || message != "" {
+		c.Error = &protocol.Error{Code: protocol.Code(code), Message: message}
+	}
+	if resources != "" {
+		err = json.Unmarshal([]byte(resources), &c.Resources)
+	}
+	return at, c, err
+}
+
+// Calls returns a page of the log, the call that ended last first. It updates the index first, but
+// for not longer than two seconds: then the page is of what the file has. The error wraps
+// [codes.ErrInvalid] if the query is not understood.
+func (x *Index) Calls(ctx context.Context, q Calls) (page report.CallLog, err error) {
+	if err := q.check(); err != nil {
+		return page, err
+	}
+	var terms []term
+	if q.Text != "" {
+		if terms, err = parse(q.Text); err != nil {
+			return page, codes.As(codes.ErrInvalid, err)
+		}
+	}
+	var from *cursor
+	if q.After != "" {
+		at, err := parseCursor(q.After)
+		if err != nil {
+			return page, err
+		}
+		from = &at
+	}
+	behind, err := x.updateForAWhile(ctx)
+	if err != nil {
+		return page, err
+	}
+	err = x.query(ctx, func(o *opened) (err error) {
+		page = report.CallLog{Calls: []report.LoggedCall{}, Behind: behind}
+		if page.Since, err = sinceOf(ctx, o); err != nil {
+			return err
+		}
+		if terms != nil {
+			return q.withWords(ctx, o, expression(terms), from, &page)
+		}
+		return q.page(ctx, o, from, &page)
+	})
+	if err != nil {
+		return report.CallLog{}, fmt.Errorf("read the log of calls: %w", err)
+	}
+	return page, nil
+}
+
+// updateForAWhile updates the index, and reports whether that was not completed in time.
+func (x *Index) updateForAWhile(ctx context.Context) (behind bool, err error) {
+	short, cancel := context.WithTimeout(ctx, updateTime)
+	defer cancel()
+	if err := x.Update(short); err != nil {
+		if short.Err() != nil && ctx.Err() == nil && !errors.Is(err, errLook) {
+			return true, nil
+		}
+		return false, err
+	}
+	return false, nil
+}
+
+// query runs a function that reads the file, and once more if the file was found damaged and made
+// again.
+func (x *Index) query(ctx context.Context, read func(o *opened) error) error {
+	err := read(x.open.Load())
+	if !isDamaged(err) { // the update has not read what is damaged
+		return err
+	}
+	err = x.change(ctx, func(o *opened) error { return errors.Join(x.reopen(ctx, o), x.update(ctx, x.open.Load())) })
+	if err == nil {
+		err = read(x.open.Load())
+	}
+	return err
+}
+
+// sinceOf is before which time texts and calls have left the file; nil if none has.
+func sinceOf(ctx context.Context, o *opened) (*time.Time, error) {
+	since, err := meta(ctx, o.read, keySince)
+	if err != nil || since == "" {
+		return nil, err
+	}
+	at, err := time.Parse(time.RFC3339, since)
+	return &at, err
+}
+
+// most is how many bytes of a text are returned.
+func (q *Calls) most() int {
+	if q.Whole {
+		return maxText
+	}
+	return passageBytes
+}
+
+// shows reports whether the principal may see a call.
+func (q *Calls) shows(ctx context.Context, c *report.LoggedCall) (bool, error) {
+	if q.May == nil {
+		return true, nil
+	}
+	err := q.May(ctx, judge.Owner{Tenant: c.Tenant, By: c.Owner})
+	if errors.Is(err, judge.ErrRefused) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// page adds the calls behind a cursor, and names the next page. The rows are found in the indexes
+// alone: other rows and their texts are not read.
+func (q *Calls) page(ctx context.Context, o *opened, from *cursor, page *report.CallLog) error {
+	where, args := q.conditions()
+	if from != nil {
+		where, args = append(where, "(c.finished, c.id) < (?, ?)"), append(args, from.finished, from.id)
+	}
+	query := "SELECT " + columns + ", c.id FROM (SELECT * FROM call c WHERE " + strings.Join(where, " AND ") + " ORDER BY c.finished DESC, c.id DESC LIMIT ?) c" +
+		joins + " ORDER BY c.finished DESC, c.id DESC"
+	return q.add(ctx, o, page, query, slices.Concat([]any{q.most(), q.most()}, args, []any{q.Limit + 1}))
+}
+
+// withWords adds the calls with some words, by the passages that have them: a call that has two is
+// found by the last one. It looks at the passages of a page alone, so a page may be short.
+func (q *Calls) withWords(ctx context.Context, o *opened, words string, from *cursor, page *report.CallLog) error {
+	below, first := always, int64(0)
+	if from != nil {
+		below = from.id
+	}
+	err := o.read.QueryRowContext(ctx, "SELECT rowid FROM word WHERE word MATCH ? AND rowid < ? ORDER BY rowid DESC LIMIT 1 OFFSET ?", words, below, scanned-1).Scan(&first)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return err
+	}
+	where, args := q.conditions()
+	query := "SELECT " + columns + `, e.id FROM (SELECT rowid AS id FROM word WHERE word MATCH ? AND rowid < ? AND rowid >= ? ORDER BY rowid DESC) p
+  CROSS JOIN entry e ON e.id = p.id CROSS JOIN call c ON c.session = e.session AND c.call = e.call AND e.id IN (c.input, c.output)` + joins + " AND " + strings.Join(where, " AND ") + `
+  AND NOT EXISTS (SELECT 1 FROM word WHERE word MATCH ? AND rowid = max(c.input, c.output) AND rowid > e.id) ORDER BY e.id DESC LIMIT ?`
+	err = q.add(ctx, o, page, query, slices.Concat([]any{q.most(), q.most(), words, below, first}, args, []any{words, q.Limit + 1}))
+	if page.Next == "" && first > 0 {
+		page.Next = cursor{id: first}.String()
+	}
+	return err
+}
+
+// add adds the calls of a query that has one more than the page.
+func (q *Calls) add(ctx context.Context, o *opened, page *report.CallLog, query string, args []any) error {
+	rows, err := o.read.QueryContext(ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	var last cursor
+	for n := 0; rows.Next(); n++ {
+		at, c, err := readCall(rows, q.most())
+		if err != nil {
+			return err
+		}
+		if n == q.Limit {
+			page.Next = last.String()
+			break
+		}
+		last = at
+		shown, err := q.shows(ctx, &c)
+		if err != nil {
+			return err
+		}
+		if shown {
+			page.Calls = append(page.Calls, c)
+		}
+	}
+	return rows.Err()
+}
+
+// Call returns a call of the log, the last one with its id if no session is named. The error wraps
+// [codes.ErrNotFound] if there is none that the principal may see.
+func (x *Index) Call(ctx context.Context, q Calls) (report.LoggedCall, error) {
+	q.Whole, q.Limit = true, 1
+	page, err := x.Calls(ctx, q)
+	switch {
+	case err != nil:
+		return report.LoggedCall{}, err
+	case len(page.Calls) > 0:
+		return page.Calls[0], nil
+	case page.Behind:
+		return report.LoggedCall{}, codes.As(codes.ErrNotFound, fmt.Errorf("the log has no call %s yet: it is being brought up to date", q.Call))
+	}
+	return report.LoggedCall{}, codes.As(codes.ErrNotFound, fmt.Errorf("the log has no call %s", q.Call))
+}
+
+// Rates returns how many calls ended in each step of a time, and how long they took. The query has
+// no words and no page.
+func (x *Index) Rates(ctx context.Context, q Calls, step time.Duration) (rates report.CallRates, err error) {
+	if q.Until.IsZero() {
+		q.Until = time.Now()
+	}
+	if q.Since.IsZero() {
+		q.Since = q.Until.Add(-time.Hour)
+	}
+	if step == 0 {
+		step = time.Minute
+	}
+	steps := (q.Until.UnixMilli() - q.Since.UnixMilli() + step.Milliseconds() - 1) / max(step.Milliseconds(), 1)
+	switch {
+	case step < time.Second || step%time.Millisecond != 0:
+		return rates, codes.As(codes.ErrInvalid, fmt.Errorf("step %s: must be at least 1s, in whole milliseconds", step))
+	case steps > MaxBuckets:
+		return rates, codes.As(codes.ErrInvalid, fmt.Errorf("step %s: %d steps, must be at most %d", step, steps, MaxBuckets))
+	case q.Text != "" || q.After != "":
+		return rates, codes.As(codes.ErrInvalid, errors.New("text, after: rates have neither"))
+	}
+	if err := q.check(); err != nil {
+		return rates, err
+	}
+	behind, err := x.updateForAWhile(ctx)
+	if err != nil {
+		return rates, err
+	}
+	err = x.query(ctx, func(o *opened) (err error) {
+		rates = report.CallRates{StepMS: step.Milliseconds(), Buckets: make([]report.CallRate, steps), Behind: behind}
+		if rates.Since, err = sinceOf(ctx, o); err != nil {
+			return err
+		}
+		return q.rates(ctx, o, &rates)
+	})
+	if err != nil {
+		return report.CallRates{}, fmt.Errorf("read the log of calls: %w", err)
+	}
+	return rates, nil
+}
+
+// rates fills the buckets. Calls come in the order of their ends, so the times of one bucket are in
+// memory at once.
+func (q *Calls) rates(ctx context.Context, o *opened, rates *report.CallRates) error {
+	for i := range rates.Buckets {
+		rates.Buckets[i].At = time.UnixMilli(q.Since.UnixMilli() + int64(i)*rates.StepMS).UTC()
+	}
+	if q.May != nil { // the owners of a tenant see the same
+		if err := q.May(ctx, judge.Owner{Tenant: q.Reach}); err != nil {
+			return err
+		}
+	}
+	where, args := q.conditions()
+	rows, err := o.read.QueryContext(ctx, `SELECT c.finished, c.status = 'ok', coalesce(c.run_ms, 0), coalesce(c.queue_ms, 0), coalesce(c.not_before_ms, 0), coalesce(c.slot_ms, 0), coalesce(c.lane_ms, 0),
+  coalesce(c.after_ms, 0), coalesce(c.limit_ms, 0), coalesce(c.rate_ms, 0), coalesce(c.pause_ms, 0), coalesce(c.model_ms, 0), coalesce(c.person_ms, 0)
+  FROM call c WHERE `+strings.Join(where, " AND ")+" ORDER BY c.finished", args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	var ran, waited []float64
+	var bucket *report.CallRate
+	end := func() {
+		if bucket != nil {
+			bucket.RunP50MS, bucket.RunP95MS = percentiles(ran)
+			bucket.WaitP50MS, bucket.WaitP95MS = percentiles(waited)
+			ran, waited = ran[:0], waited[:0]
+		}
+	}
+	for rows.Next() {
+		var finished int64
+		var ok bool
+		var run float64
+		var w report.CallWaits
+		if err := rows.Scan(&finished, &ok, &run, &w.QueueMS, &w.NotBeforeMS, &w.SlotMS, &w.LaneMS, &w.AfterMS, &w.LimitMS, &w.RateMS, &w.PauseMS, &w.ModelMS, &w.PersonMS); err != nil {
+			return err
+		}
+		if of := &rates.Buckets[(finished-q.Since.UnixMilli())/rates.StepMS]; of != bucket {
+			end()
+			bucket = of
+		}
+		if bucket.Calls++; !ok {
+			bucket.Failed++
+		}
+		ran, waited = append(ran, run), append(waited, w.QueueMS)
+		addWaits(&bucket.Waits, &w)
+	}
+	end()
+	return rows.Err()
+}
+
+func addWaits(to, w *report.CallWaits) {
+	to.QueueMS, to.NotBeforeMS, to.SlotMS, to.LaneMS = to.QueueMS+w.QueueMS, to.NotBeforeMS+w.NotBeforeMS, to.SlotMS+w.SlotMS, to.LaneMS+w.LaneMS
+	to.AfterMS, to.LimitMS, to.RateMS, to.PauseMS = to.AfterMS+w.AfterMS, to.LimitMS+w.LimitMS, to.RateMS+w.RateMS, to.PauseMS+w.PauseMS
+	to.ModelMS, to.PersonMS = to.ModelMS+w.ModelMS, to.PersonMS+w.PersonMS
+}
+
+// percentiles sorts times, and returns what half of them, and 95 of 100, are at most.
+func percentiles(times []float64) (p50, p95 float64) {
+	slices.Sort(times)
+	at := func(n int) float64 { return times[(len(times)*n+99)/100-1] }
+	return at(50), at(95)
+}

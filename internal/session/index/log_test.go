@@ -1,0 +1,283 @@
+package index
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/wire/codes"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// sent is a call of a handler that no turn makes, and stored its result.
+func sent(session, id string, tenant protocol.Tenant, input string) *protocol.Call {
+	return &protocol.Call{
+		ID: protocol.CallID(id), SessionID: protocol.SessionID(session), Pool: "default", Tenant: tenant, Delivery: protocol.Idempotent,
+		Resources: []protocol.Use{{Key: "account/one", Access: protocol.Exclusive}},
+		Payload:   protocol.CommandRun{Command: input, Env: map[string]string{"TOKEN": "hunter2"}},
+	}
+}
+
+func (r *rig) settle(t *testing.T, c *protocol.Call, result protocol.Result) {
+	t.Helper()
+	result.CallID, result.SessionID = c.ID, c.SessionID
+	if result.FinishedAt.IsZero() {
+		result.FinishedAt = begun().Add(time.Hour)
+	}
+	body, err := wire.EncodeResult(&result)
+	require.NoError(t, err)
+	accepted := result.FinishedAt.Add(-time.Minute)
+	_, err = r.JS.PublishMsg(t.Context(), &nats.Msg{
+		Subject: wire.ResultSubject(r.Name, c.SessionID, c.ID), Data: body, Header: nats.Header{wire.HeaderAbout: []string{wire.AboutOf(c, accepted).Header()}},
+	})
+	require.NoError(t, err)
+}
+
+// printed is a result of a command.
+func printed(output string) protocol.Result {
+	r := protocol.Result{Status: protocol.StatusOK, WorkerID: "w1", Attempt: 2, Level: "full", Checkpoint: 7, QueueMS: 1500, RunMS: 250}
+	r.Waits = protocol.Waits{SlotMS: 1000, LaneMS: 400}
+	v := protocol.CommandRunResult{}
+	v.Stdout = protocol.Bytes(output)
+	r.Value = v
+	return r
+}
+
+func (r *rig) calls(t *testing.T, q Calls) report.CallLog {
+	t.Helper()
+	page, err := r.index.Calls(t.Context(), q)
+	require.NoError(t, err)
+	return page
+}
+
+// ids are those of a page.
+func ids(page report.CallLog) []string {
+	all := []string{}
+	for i := range page.Calls {
+		all = append(all, string(page.Calls[i].CallID))
+	}
+	return all
+}
+
+// A call has one row, with what the journal and the stored result say, whichever is read first.
+func TestCalls_TakeFieldsOfJournalAndResult(t *testing.T) {
+	t.Parallel()
+	turn := called(2, "c1", "bash", `{"command": "make"}`, "what the model read")
+	call := sent("s", "c1", "acme", "make")
+	call.Turn, call.Step, call.Tool, call.By = 2, 1, "bash", "token:ann"
+	before := []loop.Event{
+		started(judge.Owner{Tenant: "acme", By: "token:ann"}), asked(2, "build"),
+		{Type: loop.EventModelReply, Turn: 2, Step: 1, Time: begun().Add(2*time.Minute + 3*time.Second)},
+		{Type: loop.EventApprovalAsked, Turn: 2, Step: 1, Time: begun().Add(3 * time.Minute), CallFields: turn[0].CallFields},
+		{Type: loop.EventPolicyDecision, Turn: 2, Step: 1, Time: begun().Add(4 * time.Minute), CallFields: turn[0].CallFields, Status: "approved"},
+		turn[0],
+	}
+	want := report.LoggedCall{
+		SessionID: "s", CallID: "c1", Turn: 2, Step: 1, Tool: "bash", Attempt: 2, Input: `{"command": "make"}`, Output: "what the model read",
+		Lane: "default/account/one", Resources: call.Resources, Tenant: "acme", Owner: "token:ann",
+		AcceptedAt: begun().Add(59 * time.Minute), StartedAt: begun().Add(time.Hour - 250*time.Millisecond), FinishedAt: begun().Add(time.Hour),
+		Status: protocol.StatusOK, WorkerID: "w1", Level: "full", Checkpoint: 7, RunMS: 250,
+		Waits: report.CallWaits{QueueMS: 1500, Waits: protocol.Waits{SlotMS: 1000, LaneMS: 400}, ModelMS: 3000, PersonMS: 60000},
+	}
+	turn[0].Lane = want.Lane
+	before[len(before)-1] = turn[0]
+	for name, order := range map[string]func(t *testing.T, r *rig){
+		"journal first": func(t *testing.T, r *rig) {
+			t.Helper()
+			r.append(t, "s", append(before, turn[1])...)
+			require.NoError(t, r.index.Update(t.Context()))
+			r.settle(t, call, printed("what it printed"))
+		},
+		"result first": func(t *testing.T, r *rig) {
+			t.Helper()
+			r.settle(t, call, printed("what it printed"))
+			require.NoError(t, r.index.Update(t.Context()))
+			r.append(t, "s", append(before, turn[1])...)
+		},
+		"result between": func(t *testing.T, r *rig) {
+			t.Helper()
+			r.append(t, "s", before...)
+			r.settle(t, call, printed("what it printed"))
+			require.NoError(t, r.index.Update(t.Context()))
+			require.Equal(t, "what it printed", r.calls(t, Calls{}).Calls[0].Output, "until the journal has what the model read")
+			r.append(t, "s", turn[1])
+		},
+		"at once": func(t *testing.T, r *rig) {
+			t.Helper()
+			r.append(t, "s", append(before, turn[1])...)
+			r.settle(t, call, printed("what it printed"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, Options{})
+			order(t, r)
+			page := r.calls(t, Calls{})
+			require.Equal(t, []report.LoggedCall{want}, page.Calls)
+			require.Equal(t, []string{"s"}, r.sessions(t, `"what the model read"`))
+			require.Empty(t, r.sessions(t, `"what it printed"`))
+			require.Equal(t, 1, r.count(t, r.index, "SELECT count(*) FROM entry WHERE role IN ('result', 'output', 'later')"))
+		})
+	}
+}
+
+// A call that no turn makes has no journal: the log has it from its result, and keeps it when the
+// result has left its stream. Values of environments are not stored.
+func TestCalls_KeepResultsThatExpire(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	r.settle(t, sent("shared", "c1", "acme", "echo xyzzy"), printed("plugh"))
+	failed := printed("")
+	failed.Status, failed.Error, failed.Value = protocol.StatusTimeout, protocol.Errorf(protocol.CodeRunTimeout, "too slow"), nil
+	r.settle(t, sent("shared", "c2", "", "sleep 9"), failed)
+	require.NoError(t, r.index.Update(t.Context()))
+	stream, err := r.JS.Stream(t.Context(), wire.ResultsStream(r.Name))
+	require.NoError(t, err)
+	require.NoError(t, stream.Purge(t.Context()))
+	page := r.calls(t, Calls{})
+	require.Equal(t, []string{"c2", "c1"}, ids(page))
+	require.JSONEq(t, `{"command": "echo xyzzy", "env": {"TOKEN": "***"}}`, page.Calls[1].Input)
+	require.Equal(t, "plugh", page.Calls[1].Output)
+	require.Equal(t, protocol.Tenant("acme"), page.Calls[1].Tenant)
+	require.Equal(t, "command_run", page.Calls[1].Tool)
+	require.Equal(t, &protocol.Error{Code: protocol.CodeRunTimeout, Message: "too slow"}, page.Calls[0].Error)
+	require.Equal(t, judge.DefaultTenant, page.Calls[0].Tenant)
+	require.Equal(t, []string{"c1"}, ids(r.calls(t, Calls{Text: "plugh"})))
+	require.Empty(t, r.sessions(t, "plugh"), "no session's journal has it")
+	require.Equal(t, []string{"c1"}, ids(r.calls(t, Calls{Reach: "acme"})))
+	require.NoError(t, r.index.Forget(t.Context(), "shared"))
+	require.Empty(t, r.calls(t, Calls{}).Calls)
+}
+
+func TestCalls_FiltersAndPages(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	for i := range 30 {
+		c := sent([]string{"s0", "s1", "s2"}[i%3], fmt.Sprintf("c%02d", i), []protocol.Tenant{"acme", "initech"}[i%2], fmt.Sprintf("number%d common", i))
+		c.Tool = []string{"bash", "read", "write", "grep", "agent"}[i%5]
+		c.Resources[0].Key = protocol.ResourceKey(fmt.Sprintf("lane/%d", i%4))
+		result := printed(fmt.Sprintf("said%d also common", i))
+		result.WorkerID, result.FinishedAt = protocol.WorkerID(fmt.Sprintf("w%d", i%7)), begun().Add(time.Duration(i/2)*time.Minute)
+		if i%6 == 0 {
+			result.Status, result.Error = protocol.StatusFailed, protocol.Errorf(protocol.CodeToolFailed, "it failed")
+		}
+		r.settle(t, c, result)
+	}
+	all := func(test func(i int) bool) (want []string) {
+		for i := 29; i >= 0; i-- {
+			if test(i) {
+				want = append(want, fmt.Sprintf("c%02d", i))
+			}
+		}
+		return want
+	}
+	for name, test := range map[string]struct {
+		query Calls
+		want  func(i int) bool
+	}{
+		"all":         {Calls{}, func(int) bool { return true }},
+		"session":     {Calls{Session: "s1"}, func(i int) bool { return i%3 == 1 }},
+		"tool":        {Calls{Tool: "grep"}, func(i int) bool { return i%5 == 3 }},
+		"status":      {Calls{Status: []protocol.Status{protocol.StatusFailed, protocol.StatusTimeout}}, func(i int) bool { return i%6 == 0 }},
+		"ok":          {Calls{Status: []protocol.Status{protocol.StatusOK}}, func(i int) bool { return i%6 != 0 }},
+		"lane":        {Calls{Lane: "lane/2"}, func(i int) bool { return i%4 == 2 }},
+		"pool":        {Calls{Lane: "default/lane/2"}, func(i int) bool { return i%4 == 2 }},
+		"other pool":  {Calls{Lane: "gpu/lane/2"}, func(int) bool { return false }},
+		"tenant":      {Calls{Tenant: "acme"}, func(i int) bool { return i%2 == 0 }},
+		"reach":       {Calls{Tenant: "acme", Reach: "initech"}, func(int) bool { return false }},
+		"worker":      {Calls{Worker: "w3"}, func(i int) bool { return i%7 == 3 }},
+		"time":        {Calls{Since: begun().Add(2 * time.Minute), Until: begun().Add(5 * time.Minute)}, func(i int) bool { return i/2 >= 2 && i/2 < 5 }},
+		"call":        {Calls{Call: "c11"}, func(i int) bool { return i == 11 }},
+		"word":        {Calls{Text: "common"}, func(int) bool { return true }},
+		"input":       {Calls{Text: "number7"}, func(i int) bool { return i == 7 }},
+		"several":     {Calls{Text: "common", Tenant: "acme", Session: "s0"}, func(i int) bool { return i%6 == 0 }},
+		"not visible": {Calls{May: func(context.Context, judge.Owner) error { return judge.ErrRefused }}, func(int) bool { return false }},
+	} {
+		want := all(test.want)
+		require.Equal(t, append([]string{}, want...), ids(r.calls(t, test.query)), name)
+		for _, limit := range []int{1, 7} { // each call is in one page
+			var got []string
+			q := test.query
+			q.Limit = limit
+			for {
+				page := r.calls(t, q)
+				require.LessOrEqual(t, len(page.Calls), limit)
+				got = append(got, ids(page)...)
+				if q.After = page.Next; q.After == "" {
+					break
+				}
+			}
+			require.Equal(t, want, got, "%s, %d in a page", name, limit)
+		}
+	}
+	for name, q := range map[string]Calls{
+		"limit": {Limit: MaxCalls + 1}, "negative": {Limit: -1}, "status": {Status: []protocol.Status{"bad"}}, "cursor": {After: "x y"}, "words": {Text: "!"},
+		"time": {Since: begun(), Until: begun()},
+	} {
+		_, err := r.index.Calls(t.Context(), q)
+		require.ErrorIs(t, err, codes.ErrInvalid, name)
+	}
+	one, err := r.index.Call(t.Context(), Calls{Call: "c11"})
+	require.NoError(t, err)
+	require.Equal(t, protocol.SessionID("s2"), one.SessionID)
+	_, err = r.index.Call(t.Context(), Calls{Call: "c11", Session: "s0"})
+	require.ErrorIs(t, err, codes.ErrNotFound)
+	wrong := errors.New("wrong")
+	_, err = r.index.Calls(t.Context(), Calls{May: func(context.Context, judge.Owner) error { return wrong }})
+	require.ErrorIs(t, err, wrong)
+}
+
+func TestRates_CountEachCallOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	for i := range 100 {
+		result := printed("")
+		result.RunMS, result.QueueMS, result.FinishedAt = float64(i+1), float64(100-i), begun().Add(time.Duration(i%2)*2*time.Minute)
+		if i < 4 {
+			result.Status, result.Error = protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "stopped")
+		}
+		r.settle(t, sent("s", fmt.Sprintf("c%d", i), "", "x"), result)
+	}
+	rates, err := r.index.Rates(t.Context(), Calls{Since: begun(), Until: begun().Add(150 * time.Second)}, time.Minute)
+	require.NoError(t, err)
+	require.Len(t, rates.Buckets, 3)
+	require.Equal(t, report.CallRate{
+		At: begun(), Calls: 50, Failed: 2, RunP50MS: 49, RunP95MS: 95, WaitP50MS: 50, WaitP95MS: 96,
+		Waits: report.CallWaits{QueueMS: 2550, Waits: protocol.Waits{SlotMS: 50_000, LaneMS: 20_000}},
+	}, rates.Buckets[0])
+	require.Equal(t, report.CallRate{At: begun().Add(time.Minute)}, rates.Buckets[1])
+	require.Equal(t, 50, rates.Buckets[2].Calls)
+	for name, step := range map[string]time.Duration{"short": time.Millisecond, "odd": time.Second + 1, "many": time.Second} {
+		_, err := r.index.Rates(t.Context(), Calls{Since: begun(), Until: begun().Add(time.Hour)}, step)
+		require.ErrorIs(t, err, codes.ErrInvalid, name)
+	}
+	_, err = r.index.Rates(t.Context(), Calls{Text: "word"}, 0)
+	require.ErrorIs(t, err, codes.ErrInvalid)
+}
+
+// What is older than a file may be leaves it, also for processes that name no age.
+func TestUpdate_RemovesWhatIsTooOld(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{MaxAge: time.Hour})
+	r.settle(t, sent("s", "old", "", "x"), printed(strings.Repeat("old ", 10)))
+	now := printed("new")
+	now.FinishedAt = time.Now()
+	r.settle(t, sent("s", "new", "", "x"), now)
+	page := r.calls(t, Calls{})
+	require.Equal(t, []string{"new"}, ids(page))
+	require.NotNil(t, page.Since)
+	r.index = r.open(t, r.dir, Options{})
+	empty := printed("")
+	r.settle(t, sent("s", "old2", "", ""), empty)
+	require.Equal(t, []string{"new"}, ids(r.calls(t, Calls{})))
+}

@@ -1,0 +1,100 @@
+package report
+
+import (
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// CallLog is a page of the log of calls that ended, the last one first.
+type CallLog struct {
+	// Calls are those of the page. Their inputs and outputs are cut to 400 bytes.
+	Calls []LoggedCall `json:"calls"`
+	// Next names the next page; "" if this is the last one. With a query for words a page may have
+	// fewer calls than were asked for, also none, and a next page nevertheless.
+	Next string `json:"next,omitempty"`
+	// Behind means that the log is being brought up to date: more calls will come.
+	Behind bool `json:"behind,omitempty"`
+	// Since is the time before which calls have left the log, by its bounds of age and size; nil if
+	// none has.
+	Since *time.Time `json:"since,omitempty"`
+}
+
+// LoggedCall is a call that ended.
+type LoggedCall struct {
+	SessionID protocol.SessionID `json:"session_id"`
+	CallID    protocol.CallID    `json:"call_id"`
+	// Turn, Step and Index are those of the tool call of a model: Turn and Step from 1, Index from
+	// 0. They are 0 of a call that no model made.
+	Turn  int `json:"turn,omitempty"`
+	Step  int `json:"step,omitempty"`
+	Index int `json:"index,omitempty"`
+	// Tool is the name of the tool, or else the kind of the payload.
+	Tool string `json:"tool"`
+	// Attempt is which start of the call has its result, from 1; 0 when it never started.
+	Attempt int `json:"attempt,omitempty"`
+	// Input is up to 16 KiB of the arguments, or of the payload of a call without a model. Values of
+	// more than 1 KiB are digest and size. Output is up to 16 KiB of what the model read, or of the
+	// result as text. Models, tools and files have made both.
+	Input  string `json:"input,omitempty"`
+	Output string `json:"output,omitempty"`
+	// Lane is POOL/LANE; "" if the call ran in the coordinator.
+	Lane      string         `json:"lane,omitempty"`
+	Resources []protocol.Use `json:"resources,omitempty"`
+	// Tenant is the tenant of the session, or else of the call; "" if it is not known. Owner is the
+	// principal for whom it was made; "" is the operator.
+	Tenant protocol.Tenant `json:"tenant,omitempty"`
+	Owner  string          `json:"owner,omitempty"`
+
+	AcceptedAt time.Time `json:"accepted_at"`
+	StartedAt  time.Time `json:"started_at,omitzero"` // the last start; zero if it never started
+	FinishedAt time.Time `json:"finished_at"`
+
+	Status protocol.Status `json:"status"`
+	Error  *protocol.Error `json:"error,omitempty"` // with up to 500 bytes of its message
+
+	WorkerID protocol.WorkerID `json:"worker_id,omitempty"`
+	// Level is the sandbox level that was proven where the call ran.
+	Level string `json:"level,omitempty"`
+	// Checkpoint is the position of a checkpoint with what the call changed; 0 is none.
+	Checkpoint uint64    `json:"checkpoint,omitempty"`
+	RunMS      float64   `json:"run_ms"`
+	Waits      CallWaits `json:"waits"`
+}
+
+// CallWaits is what calls waited for, in milliseconds.
+type CallWaits struct {
+	// QueueMS is from acceptance to the last start, without NotBeforeMS. It has the other waits of
+	// [protocol.Waits], and what none of them explains.
+	QueueMS float64 `json:"queue_ms"`
+	protocol.Waits
+	// ModelMS is how long the model took for the reply that made the call, and PersonMS how long
+	// the call waited for approvals, and for answers while it ran.
+	ModelMS  float64 `json:"model_ms,omitempty"`
+	PersonMS float64 `json:"person_ms,omitempty"`
+}
+
+// CallRates are how many calls ended in a time, and how long they took.
+type CallRates struct {
+	StepMS int64 `json:"step_ms"`
+	// Buckets have the whole time in steps, the first one first, also those without calls.
+	Buckets []CallRate `json:"buckets"`
+	// Behind and Since are as in [CallLog].
+	Behind bool       `json:"behind,omitempty"`
+	Since  *time.Time `json:"since,omitempty"`
+}
+
+// CallRate is one step of [CallRates].
+type CallRate struct {
+	At     time.Time `json:"at"`     // when it begins
+	Calls  int       `json:"calls"`  // that ended in it
+	Failed int       `json:"failed"` // those with another status than ok
+	// Half of the calls, and 95 of 100, took at most that long: to run, and to wait in the fleet
+	// (QueueMS).
+	RunP50MS  float64 `json:"run_p50_ms"`
+	RunP95MS  float64 `json:"run_p95_ms"`
+	WaitP50MS float64 `json:"wait_p50_ms"`
+	WaitP95MS float64 `json:"wait_p95_ms"`
+	// Waits are the sums of the calls.
+	Waits CallWaits `json:"waits"`
+}
