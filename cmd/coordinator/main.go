@@ -47,6 +47,7 @@ type grammar struct {
 	Login      loginCommand      `cmd:"" help:"Log in to an MCP server, for sessions whose tools run in this program; \"worker login\" is for workers elsewhere."`
 	Bench      benchCommand      `cmd:"" files:"section" help:"Measure calls through the fleet and bare NATS in one run, and check the order of every lane."`
 	Workers    workersCommand    `cmd:"" help:"List the workers of a fleet and their capabilities."`
+	Top        topCommand        `cmd:"" help:"Watch a fleet: what is stalled, workers, lanes, sessions, waits and limits; look into them, pause, cancel and kill."`
 	Lane       laneCommand       `cmd:"" help:"Inspect and control lanes: ls, show, pause, resume, wake, skip, kill."`
 	Session    sessionCommand    `cmd:"" help:"Inspect and manage sessions: ls, show, log, search, export, files, diff, pull, restore, fork, merge, attach, cancel, rm."`
 	Schedule   scheduleCommand   `cmd:"" help:"Start turns and tool calls at set times: add, ls, result, pause, resume, rm."`
@@ -98,6 +99,7 @@ func examples() map[string][]string {
 		"login":          {`coordinator login --mcp-config mcp.json tickets`},
 		"bench":          {`coordinator bench --lanes 1`, `coordinator bench --exec true --calls 2000`},
 		"workers":        {`coordinator workers --nats nats://nats1:4222`},
+		"top":            {`coordinator top --nats nats://nats1:4222`, `coordinator top --nats nats://nats1:4222 --once --json`},
 		"lane":           {`coordinator lane ls --nats nats://nats1:4222`, `coordinator lane show --nats nats://nats1:4222 sandbox/abc`},
 		"session":        {`coordinator session ls`, `coordinator session log last`, `coordinator session pull --nats nats://nats1:4222 last ./result`},
 		"session search": {`coordinator session search frobnicate`, `coordinator session search '"no such file" config*' --since 24h`},

@@ -1,13 +1,10 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -15,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/overview"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
@@ -93,21 +91,10 @@ const (
 
 // printWaits prints what the calls of lanes wait for, the most frequent reason first.
 func printWaits(out io.Writer, list *report.LaneList) {
-	type sum struct{ calls, lanes int }
-	sums := map[string]sum{}
-	for i := range list.Lanes {
-		if l := &list.Lanes[i]; l.WaitsFor != "" {
-			s := sums[l.WaitsFor]
-			s.calls, s.lanes = s.calls+l.Waiting+l.Delayed, s.lanes+1
-			sums[l.WaitsFor] = s
-		}
-	}
-	reasons := slices.SortedFunc(maps.Keys(sums), func(a, b string) int {
-		return cmp.Or(cmp.Compare(sums[b].calls, sums[a].calls), cmp.Compare(a, b))
-	})
-	for _, reason := range reasons[:min(len(reasons), maxReasons)] {
+	waits := overview.Waits(list.Lanes)
+	for _, wait := range waits[:min(len(waits), maxReasons)] {
 		_, _ = fmt.Fprintf(out, "%s in %s waiting for: %s\n", // as every command prints
-			terminal.Plural(sums[reason].calls, "call"), terminal.Plural(sums[reason].lanes, "lane"), prose.OneLine(reason))
+			terminal.Plural(wait.Calls, "call"), terminal.Plural(wait.Lanes, "lane"), prose.OneLine(wait.Reason))
 	}
 	if list.LeftOut > 0 {
 		_, _ = fmt.Fprintf(out, "%s: lane ls --limit N shows them\n", terminal.Plural(list.LeftOut, "more lane")) // as every command prints

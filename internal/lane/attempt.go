@@ -411,6 +411,7 @@ func (l *heldLane) settle(e *core.Entry, r *protocol.Result) bool {
 	if !l.retry("result cannot be stored", func() error { return l.holder.store.StoreResult(l.ctx, e.Call, e.Accepted, r) }) {
 		return false
 	}
+	l.holder.count(r.Status)
 	l.holder.host.OnSettled(l.ctx, e.Call, r)
 	l.holder.awaited.lookUp(protocol.CallRef{SessionID: r.SessionID, ID: r.CallID})
 	l.dropPayload(e)

@@ -39,6 +39,21 @@ type Holder struct {
 	intake
 	monitored
 	heldLanes
+	counted
+}
+
+// counted counts the calls that a process has ended.
+type counted struct {
+	began         time.Time
+	ended, failed atomic.Uint64
+}
+
+// count counts a call whose result is stored.
+func (c *counted) count(status protocol.Status) {
+	c.ended.Add(1)
+	if status != protocol.StatusOK && status != protocol.StatusCancelled {
+		c.failed.Add(1)
+	}
 }
 
 // intake decides which lanes the holder claims next.
@@ -86,6 +101,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, host Host, o Options) (*Holde
 	h := &Holder{
 		options: o, store: s, host: host, lease: lease,
 		heldLanes: heldLanes{held: map[wire.LaneHash]*heldLane{}, recent: map[wire.LaneHash]time.Time{}},
+		counted:   counted{began: time.Now().UTC()},
 		retryLog:  retryLog{logger: o.Logger}, monitored: monitored{streams: natsio.NewStreams(s.JS, s.Created())},
 	}
 	weight := func(tenant protocol.Tenant) float64 { return float64(h.limits.Rules().Weight(tenant)) }
@@ -118,6 +134,12 @@ func (r *heldLanes) Held() int {
 // slots that are in use, also by lanes that are being claimed or released.
 func (h *Holder) Load() (lanes, used, slots int) {
 	return h.Held(), h.options.Slots - h.slots.available(), h.options.Slots
+}
+
+// Describe adds to the report of a worker how busy it is, and what it has done.
+func (h *Holder) Describe(w *wire.WorkerInfo) {
+	w.HeldLanes, w.Running, w.Slots = h.Load()
+	w.Failed, w.Ended, w.StartedAt = h.failed.Load(), h.ended.Load(), h.began // failed first: it is never more than ended
 }
 
 // Run claims and serves lanes until ctx ends. Then it drains: it claims no more lanes, lets running

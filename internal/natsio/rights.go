@@ -141,6 +141,15 @@ func LimitRights(fleet protocol.Fleet) Rights { return changeRights(wire.LimitsB
 // LimitListRights are described at [LimitRights].
 func LimitListRights(fleet protocol.Fleet) Rights { return readRights(wire.LimitsBucket(fleet)) }
 
+// LimitUseRights allow counting what the calls of a pool use of limits.
+func LimitUseRights(fleet protocol.Fleet, pool protocol.Pool) Rights {
+	r := Rights{Pool: pool, Publish: []string{"$JS.API.DIRECT.GET." + wire.CallsStream(fleet)}}
+	for _, bucket := range []string{wire.BlobsBucket(fleet), wire.KeptBucket(fleet), wire.BodiesBucket(fleet)} {
+		r.Publish = append(r.Publish, "$JS.API.DIRECT.GET."+ObjectStream(bucket))
+	}
+	return r
+}
+
 // TokenRights allow changing the tokens of clients over HTTP, and TokenListRights listing them and
 // letting clients in.
 func TokenRights(fleet protocol.Fleet) Rights {

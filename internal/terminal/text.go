@@ -75,6 +75,23 @@ func fit(s string, limit int) string {
 	return b.String()
 }
 
+// Fit makes s one safe line of at most limit columns, which must be 1 or more, for other packages.
+func Fit(s string, limit int) string { return fit(s, limit) }
+
+// Pad returns a safe line with spaces up to a width; at its left if right is set.
+func Pad(s string, to int, right bool) string {
+	if right {
+		return strings.Repeat(" ", max(0, to-columns(s))) + s
+	}
+	return pad(s, to)
+}
+
+// Columns is how many columns a text takes once it is safe, a line end as one.
+func Columns(s string) int { return columns(s) }
+
+// Duration returns d for people, in two or three digits.
+func Duration(d time.Duration) string { return duration(d) }
+
 // How much is shown of what, in lines.
 const (
 	maxInputLines  = 8

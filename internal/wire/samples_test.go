@@ -277,7 +277,7 @@ func questionSamples() map[string]any {
 func workerSamples() map[string]any {
 	return map[string]any{
 		"worker/full": &wire.WorkerInfo{
-			WorkerID: sampleWorker, Pool: protocol.DefaultPool, Build: "v1.2.3", Slots: 4, HeldLanes: 2, Driver: "ns", Launcher: "native", Level: "full",
+			WorkerID: sampleWorker, Pool: protocol.DefaultPool, Build: "v1.2.3", Slots: 4, HeldLanes: 2, Running: 1, Ended: 100, Failed: 3, StartedAt: sampleTime(), Driver: "ns", Launcher: "native", Level: "full",
 			Network: "proxy", ReadOnly: true, LimitKinds: map[string]string{"memory": "cgroup"}, Limits: sampleLimits(),
 			Languages: []string{"python", "sh"}, Kinds: []protocol.Kind{"acme_refund"},
 		},

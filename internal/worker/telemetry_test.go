@@ -253,9 +253,10 @@ func TestWorker_SaysWhatItCanDo(t *testing.T) {
 		return true
 	}, patience, time.Millisecond)
 	require.Equal(t, wire.WorkerInfo{
-		WorkerID: w.ID(), Pool: protocol.DefaultPool, Build: "v1.2.3", Slots: 3, Driver: "process", Level: "none", Network: "all",
+		WorkerID: w.ID(), Pool: protocol.DefaultPool, Build: "v1.2.3", Slots: 3, StartedAt: info.StartedAt, Driver: "process", Level: "none", Network: "all",
 		LimitKinds: info.LimitKinds, Limits: protocol.Limits{Memory: 1 << 30, Wall: 60_000}, Languages: w.Languages(), Kinds: []protocol.Kind{"acme_refund"},
 	}, *info)
+	require.WithinRange(t, info.StartedAt, time.Now().Add(-patience), time.Now())
 	require.Contains(t, info.LimitKinds, "memory")
 	require.Contains(t, info.Languages, "sh")
 	stop()

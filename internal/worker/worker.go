@@ -262,8 +262,8 @@ func (w *Worker) reached(kind protocol.Kind) string {
 func (w *Worker) Info() wire.WorkerInfo {
 	o := w.options
 	l := o.Limits
-	return wire.WorkerInfo{
-		WorkerID: o.Worker, Pool: o.Pool, Build: o.Build, Slots: o.Slots, HeldLanes: w.holder.Held(),
+	info := wire.WorkerInfo{
+		WorkerID: o.Worker, Pool: o.Pool, Build: o.Build,
 		Driver: o.Caps.Driver, Launcher: o.Caps.Launcher, Level: o.Caps.Level.String(), Network: string(w.reach()), ReadOnly: o.Caps.ReadOnly,
 		LimitKinds: w.env.LimitKinds(), Languages: append([]string{}, w.Languages()...), Kinds: o.Handlers.Kinds(),
 		Limits: protocol.Limits{
@@ -271,6 +271,8 @@ func (w *Worker) Info() wire.WorkerInfo {
 			OpenFiles: l.OpenFiles, FileSize: l.FileSize, Disk: l.Disk, Output: l.Output,
 		},
 	}
+	w.holder.Describe(&info)
+	return info
 }
 
 // NoSandboxes is the driver of a worker that runs its handlers only.

@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/limits"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -72,6 +73,57 @@ func (l Limits) List(ctx context.Context) (list []Limit, err error) {
 		return err
 	})
 	return list, err
+}
+
+// Use counts how much of a limit is used: of that of a tenant, of a pool, or of one model's
+// provider. Calls are counted in the pools, or without one in the default pool; turns always. Of
+// the limit of other lanes it says nothing, see [report.Lane].WaitsFor.
+func (l Limits) Use(ctx context.Context, limit Limit, pools ...protocol.Pool) (use report.LimitUse, err error) {
+	if err := limit.Validate(); err != nil {
+		return use, err
+	}
+	if len(pools) == 0 {
+		pools = []protocol.Pool{protocol.DefaultPool}
+	}
+	for _, pool := range pools {
+		if _, err := protocol.ParsePool(string(pool)); err != nil {
+			return use, invalid(err)
+		}
+	}
+	if !slices.Contains(pools, protocol.SessionPool) {
+		pools = append(slices.Clone(pools), protocol.SessionPool)
+	}
+	f := l.client.inner
+	rights := []natsio.Rights{natsio.LimitListRights(f.Name)}
+	for _, pool := range pools {
+		rights = append(rights, natsio.LimitUseRights(f.Name, pool))
+	}
+	return do(ctx, l.client, rights, func(ctx context.Context) (sum report.LimitUse, err error) {
+		owner := judge.TheFleet()
+		if limit.Tenant != "" {
+			owner = judge.Owner{Tenant: limit.Tenant}
+		}
+		if err := judge.Judge(ctx, judge.See, judge.Object{Kind: judge.Limit, ID: string(limit.Tenant), Owner: owner}); err != nil {
+			return sum, err
+		}
+		for _, part := range f.Parts() {
+			use, err := limits.Use(ctx, part.NC, part.JS, part.Name, &limit, slices.DeleteFunc(slices.Clone(pools), func(pool protocol.Pool) bool { return f.At(pool) != part }))
+			if err != nil {
+				return sum, err
+			}
+			sum.Calls, sum.Turns, sum.Waiting, sum.Stored = max(sum.Calls, use.Calls), sum.Turns+use.Turns, sum.Waiting+use.Waiting, sum.Stored+use.Stored
+			sum.Left, sum.TokensLeft = least(sum.Left, use.Left), least(sum.TokensLeft, use.TokensLeft)
+		}
+		return sum, nil
+	})
+}
+
+// least is the lesser of two numbers, of which nil is none.
+func least(a, b *float64) *float64 {
+	if a == nil || b != nil && *b < *a {
+		return b
+	}
+	return a
 }
 
 // Set stores the fields of a limit that are not zero. Other fields of a limit of the same lanes,

@@ -80,7 +80,10 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 
 		"Limits.List":   func(ctx context.Context) error { return second(limits.List(ctx)) },
 		"Limits.Remove": func(ctx context.Context) error { return limits.Remove(ctx, fleet.Limit{Lane: "a/*"}) },
-		"Limits.Set":    func(ctx context.Context) error { return limits.Set(ctx, fleet.Limit{Lane: "a/*", Concurrent: 1}) },
+		"Limits.Use": func(ctx context.Context) error {
+			return second(limits.Use(ctx, fleet.Limit{Tenant: "a", Concurrent: 1}))
+		},
+		"Limits.Set": func(ctx context.Context) error { return limits.Set(ctx, fleet.Limit{Lane: "a/*", Concurrent: 1}) },
 
 		"Schedules.Add": func(ctx context.Context) error {
 			return second(schedules.Add(ctx, fleet.Schedule{Name: "a", Cron: "@daily"}, turn))

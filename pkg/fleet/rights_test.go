@@ -185,11 +185,13 @@ func TestDeploy_ReadersListAndChangeNothing(t *testing.T) {
 			require.Equal(t, 1, n, what)
 		}
 	}
+	_, err := reader.Limits().Use(t.Context(), fleet.Limit{Tenant: "acme", Concurrent: 1, Stored: 1 << 30, Rate: "1/s"})
+	require.NoError(t, err)
 	require.NotContains(t, log.String(), "violation", "a list asks for what it may read")
 	for what, change := range changes {
 		require.ErrorIs(t, change(reader), fleet.ErrRights, what)
 	}
-	_, err := reader.Submit(t.Context(), fleet.Call{Handler: "hello", Session: "unsent"})
+	_, err = reader.Submit(t.Context(), fleet.Call{Handler: "hello", Session: "unsent"})
 	require.ErrorIs(t, err, fleet.ErrRights, "instead of waiting for an answer that never comes")
 	require.ErrorContains(t, err, "it may not publish on tf.ready.default.rights, publish on tf.call.default.rights.rights")
 }

@@ -232,11 +232,12 @@ func (s *Server) Admit(ctx context.Context, run *lane.Run) (leave func(), refusa
 
 // info describes this coordinator.
 func (s *Server) info() wire.WorkerInfo {
-	lanes, _, slots := s.holder.Load()
-	return wire.WorkerInfo{
-		WorkerID: s.options.ID, Pool: protocol.SessionPool, Build: s.options.Build, Slots: slots, HeldLanes: lanes,
+	info := wire.WorkerInfo{
+		WorkerID: s.options.ID, Pool: protocol.SessionPool, Build: s.options.Build,
 		Driver: "none", Level: "none", Network: "none", Languages: []string{}, Models: s.models(), SignKey: s.signKey(),
 	}
+	s.holder.Describe(&info)
+	return info
 }
 
 // signKey names the key of this coordinator's schedules.

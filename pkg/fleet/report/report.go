@@ -23,6 +23,14 @@ type Worker struct {
 	// right now.
 	Slots     int `json:"slots"`
 	HeldLanes int `json:"held_lanes"`
+	// Running is the number of slots that are in use right now.
+	Running int `json:"running,omitempty"`
+	// Ended is the number of calls that it has ended since it started, by its clock, and Failed the
+	// number of those whose status is neither ok nor cancelled. Both begin at 0 when it starts
+	// again.
+	Ended     uint64    `json:"ended,omitempty"`
+	Failed    uint64    `json:"failed,omitempty"`
+	StartedAt time.Time `json:"started_at,omitzero"`
 	// Driver is the sandbox driver, and Launcher how it gets its namespaces, if it has any.
 	Driver   string `json:"driver"`
 	Launcher string `json:"launcher,omitempty"`
@@ -353,6 +361,22 @@ type Template struct {
 	Files int       `json:"files"`
 	Bytes int64     `json:"bytes"`
 	Time  time.Time `json:"time"` // when it was created
+}
+
+// LimitUse is how much of a limit is used.
+type LimitUse struct {
+	// Calls is how many calls of a tenant are accepted and have no result, in the pool that has
+	// most of them; Turns the number of its turns, and Stored about how many bytes it has stored.
+	// Each is counted only if the limit bounds it.
+	Calls  int   `json:"calls,omitempty"`
+	Turns  int   `json:"turns,omitempty"`
+	Stored int64 `json:"stored,omitempty"`
+	// Left is how many calls of a tenant, or requests to a model's provider, the rate allows at
+	// once, and TokensLeft how many tokens; less than 1 means that they wait. nil without a rate.
+	Left       *float64 `json:"left,omitempty"`
+	TokensLeft *float64 `json:"tokens_left,omitempty"`
+	// Waiting is how many calls wait in a pool.
+	Waiting int `json:"waiting,omitempty"`
 }
 
 // Role says what a [Passage] was said or done by.

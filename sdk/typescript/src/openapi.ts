@@ -2069,6 +2069,10 @@ export interface components {
             draining?: boolean;
             driver: string;
             /** Format: int64 */
+            ended?: number;
+            /** Format: int64 */
+            failed?: number;
+            /** Format: int64 */
             held_lanes: number;
             kinds?: string[];
             languages: string[];
@@ -2082,9 +2086,13 @@ export interface components {
             network: string;
             pool: string;
             read_only: boolean;
+            /** Format: int64 */
+            running?: number;
             sign_key?: string;
             /** Format: int64 */
             slots: number;
+            /** Format: date-time */
+            started_at?: string;
             worker_id: string;
         };
         WorkerList: {

@@ -1161,12 +1161,16 @@ class _Worker(TypedDict):
 class Worker(_Worker, total=False):
     build: str
     draining: bool
+    ended: int
+    failed: int
     kinds: list[str]
     launcher: str
     limit_kinds: dict[str, str]
     limits: Limits
     models: list[str]
+    running: int
     sign_key: str
+    started_at: str
 
 
 class WorkerList(TypedDict):

@@ -1,0 +1,385 @@
+// Package overview reads one picture of a fleet: its workers, lanes and sessions, what waits and
+// why, and what a person should look at first. It is what coordinator top shows, and what the web
+// page shows of a fleet.
+//
+// A [Reader] may be asked every second. Its parts are read concurrently. A part whose reading takes
+// long is read more seldom, so that a large fleet is not kept busy by those who watch it.
+package overview
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Format is the version of the JSON of a [Picture]. Fields may be added to it.
+const Format = 1
+
+// Picture is what is known of a fleet. It is not one moment: the fleet goes on while it is read.
+type Picture struct {
+	Format int            `json:"format"`
+	Fleet  protocol.Fleet `json:"fleet"`
+	Time   time.Time      `json:"time"` // by the clock of the reader
+	// Looks are what a person should look at, the worst first.
+	Looks []Look `json:"looks"`
+	Rates Rates  `json:"rates"`
+	// Workers are those of all pools, and Coordinators those that take turns: lost ones first, then
+	// those that are being stopped.
+	Workers      []Worker `json:"workers"`
+	Coordinators []Worker `json:"coordinators"`
+	// Lanes are those of all pools, turns too: stalled and lost ones first, then the longest wait.
+	Lanes        []report.Lane `json:"lanes"`
+	LanesLeftOut int           `json:"lanes_left_out"`
+	// Incomplete means that there may be lanes that are not even counted.
+	Incomplete bool `json:"incomplete,omitempty"`
+	// Sessions are those that changed last: what waits for a person first, then what runs.
+	Sessions        []report.Session `json:"sessions"`
+	SessionsLeftOut int              `json:"sessions_left_out"`
+	Waits           []Wait           `json:"waits"` // by the listed lanes, the most calls first
+	// Limits are those that hold calls back first.
+	Limits []Limit `json:"limits"`
+	// Missing are the parts that could not be read. What an earlier reading had is there.
+	Missing []Missing `json:"missing"`
+}
+
+// The states of a [Worker].
+const (
+	Serving  = "serving"
+	Draining = "draining" // it is being stopped
+	Silent   = "silent"   // it answered an earlier reading, and not this one
+	Lost     = "lost"     // it does not answer, and calls ran there, or it has a lane
+)
+
+// Worker is a worker or a coordinator. Of a lost one that no reading has seen, there are only its
+// id and pool.
+type Worker struct {
+	report.Worker
+
+	State string `json:"state"`
+	// SilentMS is for how long it has not answered this reader; 0 if that is not known.
+	SilentMS int64 `json:"silent_ms,omitempty"`
+	// CallsPerS and FailedPerS are the calls that it ended in a second, and those that failed,
+	// between the last two readings; nil before the second one.
+	CallsPerS  *float64 `json:"calls_per_s,omitempty"`
+	FailedPerS *float64 `json:"failed_per_s,omitempty"`
+}
+
+// Rates are sums over the workers that answer.
+type Rates struct {
+	CallsPerS  *float64 `json:"calls_per_s,omitempty"` // nil before the second reading
+	FailedPerS *float64 `json:"failed_per_s,omitempty"`
+	TurnsPerS  *float64 `json:"turns_per_s,omitempty"`
+	Slots      int      `json:"slots"`
+	Running    int      `json:"running"` // slots in use
+	Waiting    int      `json:"waiting"` // calls that wait, of the listed lanes
+	Turns      int      `json:"turns"`   // that run
+}
+
+// Wait is a reason for which calls wait.
+type Wait struct {
+	// Kind is "slot", "limit", "worker", "call" (an earlier or another one), "pause", "time" or
+	// "other".
+	Kind   string `json:"kind"`
+	Reason string `json:"reason"`
+	Calls  int    `json:"calls"`
+	Lanes  int    `json:"lanes"`
+}
+
+// Limit is a limit, and how much of it is used.
+type Limit struct {
+	fleet.Limit
+
+	// Throttled says that calls are held back or refused, and Why by what.
+	Throttled bool            `json:"throttled"`
+	Why       string          `json:"why,omitempty"`
+	Use       report.LimitUse `json:"use,omitzero"`
+	// Lanes is how many of the listed lanes wait for it.
+	Lanes int `json:"lanes,omitempty"`
+}
+
+// The kinds of a [Look].
+const (
+	KindWorker  = "worker"
+	KindLane    = "lane"
+	KindCall    = "call"
+	KindLimit   = "limit"
+	KindSession = "session"
+)
+
+// Look is something that a person should look at.
+type Look struct {
+	Kind  string `json:"kind"`
+	State string `json:"state"` // "lost", "silent", "stalled", "waiting", "throttled" or "asks"
+	What  string `json:"what"`
+	Why   string `json:"why,omitempty"`
+	AgeMS int64  `json:"age_ms,omitempty"`
+
+	// What it is about, as far as it is about one.
+	Pool      protocol.Pool      `json:"pool,omitempty"`
+	WorkerID  protocol.WorkerID  `json:"worker_id,omitempty"`
+	Lane      protocol.Lane      `json:"lane,omitempty"`
+	SessionID protocol.SessionID `json:"session_id,omitempty"`
+	CallID    protocol.CallID    `json:"call_id,omitempty"`
+}
+
+// Missing is a part of a picture that could not be read.
+type Missing struct {
+	Part string `json:"part"` // such as "sessions" or "lanes of pool gpu"
+	Why  string `json:"why"`
+	// Denied means that the principal or the user of the connection has no right to see it.
+	Denied bool `json:"denied,omitempty"`
+}
+
+// Options of a [Reader]; zero values are the documented defaults.
+type Options struct {
+	Fleet    protocol.Fleet  // its name, for pictures
+	Pools    []protocol.Pool // that are there, also without the right to list them
+	Lanes    int             // how many of each pool are listed; 0 means 100
+	Sessions int             // how many are listed; 0 means 50
+	Patience time.Duration   // how long workers may take to answer; 0 means 700 ms
+}
+
+// Reader reads pictures for one principal, that of the contexts of its readings: it remembers what
+// earlier ones found. It is safe for concurrent use.
+type Reader struct {
+	client  *fleet.Client
+	options Options
+
+	mu       sync.Mutex // held while a picture is read
+	pools    []protocol.Pool
+	workers  map[workerKey]*known
+	unmet    part[[]report.Call]
+	lanes    part[laneLists]
+	sessions part[sessionList]
+	limits   part[[]Limit]
+	gaps
+}
+
+// gaps are the parts that could not be read, by their names.
+type gaps struct {
+	noting sync.Mutex
+	parts  map[string]gap
+}
+
+// gap is why a part is missing, and until when it is not asked for again.
+type gap struct {
+	Missing
+
+	until time.Time
+}
+
+// deniedFor is for how long a part that was denied is not asked for again: a server logs each
+// request without the right to it.
+const deniedFor = time.Minute
+
+// ask reads a part, unless it was denied a moment ago, and notes why it is missing. It returns the
+// error if nothing else would answer either.
+func (g *gaps) ask(what string, read func() error) error {
+	g.noting.Lock()
+	wait := time.Now().Before(g.parts[what].until)
+	g.noting.Unlock()
+	if wait {
+		return nil
+	}
+	err := read()
+	if errors.Is(err, fleet.ErrUnreachable) || errors.Is(err, fleet.ErrClosed) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	g.noting.Lock()
+	defer g.noting.Unlock()
+	if delete(g.parts, what); err == nil {
+		return nil
+	}
+	missing := gap{Missing: Missing{Part: what, Why: err.Error()}}
+	if _, refused := errors.AsType[*judge.RefusalError](err); refused || errors.Is(err, fleet.ErrRights) {
+		missing.Denied, missing.until = true, time.Now().Add(deniedFor)
+	}
+	g.parts[what] = missing
+	return nil
+}
+
+// laneLists are the lanes of all pools.
+type laneLists struct {
+	all        []report.Lane
+	leftOut    int
+	incomplete bool
+}
+
+type sessionList struct {
+	all     []report.Session
+	leftOut int
+}
+
+// New returns a reader that has read nothing yet.
+func New(client *fleet.Client, o Options) *Reader {
+	if o.Lanes == 0 {
+		o.Lanes = 100
+	}
+	if o.Sessions == 0 {
+		o.Sessions = 50
+	}
+	if o.Patience == 0 {
+		o.Patience = 700 * time.Millisecond
+	}
+	return &Reader{client: client, options: o, workers: map[workerKey]*known{}, gaps: gaps{parts: map[string]gap{}}}
+}
+
+// isMissing reports whether a part could not be read.
+func (g *gaps) isMissing(what string) bool {
+	g.noting.Lock()
+	defer g.noting.Unlock()
+	_, is := g.parts[what]
+	return is
+}
+
+// share is what part of the time is spent on the reading of a part at most.
+const share = 10
+
+// part is a part of a picture, with what the last reading found.
+type part[T any] struct {
+	value T
+	due   time.Time
+}
+
+// read reads a part that is due. Answers that take a fixed time cost nothing: free is that time.
+func (p *part[T]) read(free time.Duration, read func() (T, error)) error {
+	began := time.Now()
+	if began.Before(p.due) {
+		return nil
+	}
+	value, err := read()
+	p.due = began.Add(share * max(time.Since(began)-free, 0))
+	if err == nil {
+		p.value = value
+	}
+	return err
+}
+
+// Read reads a picture. The error is that of a fleet that does not answer, or of the context: a
+// part that alone cannot be read is in [Picture].Missing.
+func (r *Reader) Read(ctx context.Context) (*Picture, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.ask("pools", func() error {
+		pools, err := r.client.Pools(ctx)
+		if err == nil {
+			r.pools = pools
+		}
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return r.readWorkers(ctx) })
+	group.Go(func() error {
+		return r.lanes.read(0, func() (laneLists, error) { return r.readLanes(ctx) })
+	})
+	group.Go(func() error {
+		return r.unmet.read(unmetWait, func() ([]report.Call, error) { return r.readUnmet(ctx) })
+	})
+	group.Go(func() error {
+		return r.ask("sessions", func() error {
+			return r.sessions.read(0, func() (list sessionList, err error) {
+				list.all, list.leftOut, err = r.client.Sessions("").List(ctx, r.options.Sessions)
+				return list, err
+			})
+		})
+	})
+	group.Go(func() error {
+		return r.ask("limits", func() error {
+			return r.limits.read(0, func() ([]Limit, error) { return r.readLimits(ctx) })
+		})
+	})
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	return r.picture(time.Now()), nil
+}
+
+// unmetWait is how long workers may take to say what they can run, see [fleet.Lanes.Unmet].
+const unmetWait = 500 * time.Millisecond
+
+// lanePools are the pools with lanes: also the default one before a worker has served it, and that
+// of turns.
+func (r *Reader) lanePools() []protocol.Pool {
+	pools := append(slices.Concat(r.pools, r.options.Pools), protocol.DefaultPool, protocol.SessionPool)
+	slices.Sort(pools)
+	return slices.Compact(pools)
+}
+
+// inPools reads a part of each pool.
+func inPools[T any](ctx context.Context, r *Reader, what string, read func(context.Context, protocol.Pool) (T, error)) ([]T, error) {
+	pools := r.lanePools()
+	all := make([]T, len(pools))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(16)
+	for i, pool := range pools {
+		group.Go(func() error {
+			return r.ask(what+" of pool "+string(pool), func() (err error) {
+				all[i], err = read(ctx, pool)
+				return err
+			})
+		})
+	}
+	return all, group.Wait()
+}
+
+func (r *Reader) readLanes(ctx context.Context) (found laneLists, err error) {
+	lists, err := inPools(ctx, r, "lanes", func(ctx context.Context, pool protocol.Pool) (*report.LaneList, error) {
+		return r.client.Lanes(pool).List(ctx, r.options.Lanes)
+	})
+	for _, list := range lists {
+		if list != nil {
+			found.all = append(found.all, list.Lanes...)
+			found.leftOut += list.LeftOut
+			found.incomplete = found.incomplete || list.Incomplete
+		}
+	}
+	return found, err
+}
+
+func (r *Reader) readUnmet(ctx context.Context) ([]report.Call, error) {
+	lists, err := inPools(ctx, r, "waiting calls", func(ctx context.Context, pool protocol.Pool) ([]report.Call, error) {
+		return r.client.Lanes(pool).Unmet(ctx)
+	})
+	return slices.Concat(lists...), err
+}
+
+func (r *Reader) readLimits(ctx context.Context) ([]Limit, error) {
+	list, err := r.client.Limits().List(ctx)
+	all := make([]Limit, len(list))
+	for i := range list {
+		all[i].Limit = list[i]
+		if err := r.ask("use of limits", func() (err error) {
+			all[i].Use, err = r.client.Limits().Use(ctx, list[i], r.lanePools()...)
+			return err
+		}); err != nil {
+			return nil, err
+		}
+	}
+	return all, err
+}
+
+// kindOf is the kind of what a lane waits for, by the sentences of the fleet.
+func kindOf(reason string) string {
+	for _, kind := range [][2]string{
+		{"a slot", "slot"}, {"limit ", "limit"}, {"a worker", "worker"}, {"pool ", "worker"}, {"no worker", "worker"}, {"its time", "time"}, {"its retry", "time"},
+		{"an operator", "pause"}, {"an earlier call", "call"}, {"call ", "call"},
+	} {
+		if strings.HasPrefix(reason, kind[0]) {
+			return kind[1]
+		}
+	}
+	return "other"
+}

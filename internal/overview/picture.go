@@ -1,0 +1,275 @@
+package overview
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// States of lanes that need a look.
+const (
+	laneLost    = "lost"
+	laneStalled = "stalled"
+)
+
+// stalledAfter is how long a call waits until somebody should look at it.
+const stalledAfter = 10 * time.Second
+
+// maxLooks bounds what is listed to be looked at.
+const maxLooks = 200
+
+// picture puts together what was read.
+func (r *Reader) picture(now time.Time) *Picture {
+	p := &Picture{
+		Format: Format, Fleet: r.options.Fleet, Time: now.UTC(),
+		Lanes: append([]report.Lane{}, r.lanes.value.all...), LanesLeftOut: r.lanes.value.leftOut, Incomplete: r.lanes.value.incomplete,
+		Sessions: append([]report.Session{}, r.sessions.value.all...), SessionsLeftOut: r.sessions.value.leftOut,
+		Limits: append([]Limit{}, r.limits.value...), Missing: []Missing{},
+	}
+	for _, gap := range r.parts {
+		p.Missing = append(p.Missing, gap.Missing)
+	}
+	slices.SortFunc(p.Missing, func(a, b Missing) int { return cmp.Compare(a.Part, b.Part) })
+	slices.SortStableFunc(p.Lanes, func(a, b report.Lane) int {
+		return cmp.Or(cmp.Compare(laneRank(&a), laneRank(&b)), cmp.Compare(b.OldestMS, a.OldestMS), cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Lane, b.Lane))
+	})
+	slices.SortStableFunc(p.Sessions, func(a, b report.Session) int {
+		return cmp.Or(cmp.Compare(sessionRank(a.State), sessionRank(b.State)), b.UpdatedAt.Compare(a.UpdatedAt))
+	})
+	p.Waits = Waits(p.Lanes)
+	p.Workers, p.Coordinators = r.allWorkers(p.Lanes)
+	p.Rates = rates(p)
+	throttled(p)
+	p.Looks = looks(p, r.unmet.value)
+	return p
+}
+
+// laneRank is what comes first: what no worker does anything about.
+func laneRank(l *report.Lane) int {
+	switch {
+	case l.State == laneStalled || l.State == laneLost:
+		return 0
+	case l.Waiting > 0:
+		return 1
+	case len(l.Running) > 0:
+		return 2
+	}
+	return 3
+}
+
+func sessionRank(state string) int {
+	switch state {
+	case report.StateWaitsForApproval, report.StateWaitsForAnswer:
+		return 0
+	case report.StateWaitsForWorker, report.StateWaitsForCoordinator:
+		return 1
+	case report.StateInUse, report.StateOpen:
+		return 2
+	}
+	return 3
+}
+
+// Waits returns what the calls of lanes wait for, the most frequent reason first.
+func Waits(lanes []report.Lane) []Wait {
+	sums := map[string]*Wait{}
+	for i := range lanes {
+		l := &lanes[i]
+		if l.WaitsFor == "" {
+			continue
+		}
+		w := sums[l.WaitsFor]
+		if w == nil {
+			w = &Wait{Kind: kindOf(l.WaitsFor), Reason: l.WaitsFor}
+			sums[l.WaitsFor] = w
+		}
+		w.Calls, w.Lanes = w.Calls+l.Waiting+l.Delayed, w.Lanes+1
+	}
+	all := []Wait{}
+	for _, w := range slices.SortedFunc(maps.Values(sums), func(a, b *Wait) int {
+		return cmp.Or(cmp.Compare(b.Calls, a.Calls), cmp.Compare(a.Reason, b.Reason))
+	}) {
+		all = append(all, *w)
+	}
+	return all
+}
+
+func rates(p *Picture) (sum Rates) {
+	add := func(to **float64, rate *float64) {
+		if rate == nil {
+			return
+		}
+		if *to == nil {
+			*to = new(float64)
+		}
+		**to += *rate
+	}
+	for i := range p.Workers {
+		w := &p.Workers[i]
+		if w.State == Serving || w.State == Draining {
+			sum.Slots, sum.Running = sum.Slots+w.Slots, sum.Running+w.Running
+			add(&sum.CallsPerS, w.CallsPerS)
+			add(&sum.FailedPerS, w.FailedPerS)
+		}
+	}
+	for i := range p.Coordinators {
+		c := &p.Coordinators[i]
+		if c.State == Serving || c.State == Draining {
+			sum.Turns += c.Running
+			add(&sum.TurnsPerS, c.CallsPerS)
+		}
+	}
+	for i := range p.Lanes {
+		if p.Lanes[i].Pool != protocol.SessionPool {
+			sum.Waiting += p.Lanes[i].Waiting
+		}
+	}
+	return sum
+}
+
+// throttled says of each limit whether it holds calls back, and sorts those first.
+func throttled(p *Picture) {
+	for i := range p.Limits {
+		l := &p.Limits[i]
+		if l.Lane != "" {
+			for j := range p.Lanes {
+				if reason := p.Lanes[j].WaitsFor; strings.HasPrefix(reason, "limit "+l.Lane+":") {
+					l.Throttled, l.Why, l.Lanes = true, reason, l.Lanes+1
+				}
+			}
+		}
+		if full := l.full(); full != "" {
+			l.Throttled, l.Why = true, full
+		}
+	}
+	slices.SortStableFunc(p.Limits, func(a, b Limit) int {
+		return cmp.Compare(rankOf(!a.Throttled), rankOf(!b.Throttled))
+	})
+}
+
+func rankOf(later bool) int {
+	if later {
+		return 1
+	}
+	return 0
+}
+
+// full says which bound is used up.
+func (l *Limit) full() string {
+	use := l.Use
+	switch {
+	case l.Tenant != "" && l.Concurrent > 0 && use.Calls >= l.Concurrent:
+		return fmt.Sprintf("%d of %d calls are in flight", use.Calls, l.Concurrent)
+	case l.Sessions > 0 && use.Turns >= l.Sessions:
+		return fmt.Sprintf("%d of %d turns are in flight", use.Turns, l.Sessions)
+	case l.Stored > 0 && use.Stored >= l.Stored:
+		return fmt.Sprintf("%.1f of %.1f MiB are stored", float64(use.Stored)/(1<<20), float64(l.Stored)/(1<<20))
+	case l.Tenant != "" && l.Rate != "" && use.Left != nil && *use.Left < 1:
+		return "the rate of " + l.Rate + " is used up"
+	case l.Pool != "" && l.Waiting > 0 && use.Waiting >= l.Waiting:
+		return fmt.Sprintf("%d of %d calls wait", use.Waiting, l.Waiting)
+	}
+	return ""
+}
+
+// Name is what the limit is of.
+func (l *Limit) Name() string {
+	switch {
+	case l.Tenant != "":
+		return "tenant " + string(l.Tenant)
+	case l.Pool != "":
+		return "pool " + string(l.Pool)
+	}
+	return "lanes " + l.Lane
+}
+
+// looks finds what a person should look at.
+func looks(p *Picture, unmet []report.Call) []Look {
+	all := []Look{}
+	for _, w := range slices.Concat(p.Workers, p.Coordinators) {
+		if w.State == Lost || w.State == Silent {
+			what := "worker " + string(w.WorkerID)
+			if w.Pool == protocol.SessionPool {
+				what = "coordinator " + string(w.WorkerID)
+			}
+			all = append(all, Look{Kind: KindWorker, State: w.State, What: what, Why: silence(&w), AgeMS: w.SilentMS, Pool: w.Pool, WorkerID: w.WorkerID})
+		}
+	}
+	for i := range p.Lanes {
+		if l := &p.Lanes[i]; l.State == laneLost || l.State == laneStalled {
+			why := l.WaitsFor
+			if l.State == laneLost && l.Holder != "" {
+				why = "its holder " + string(l.Holder) + " does not answer"
+			}
+			all = append(all, lookAt(l, l.State, why))
+		}
+	}
+	for i := range unmet {
+		c := &unmet[i]
+		all = append(all, Look{Kind: KindCall, State: "waiting", What: "call of " + c.Tool, Why: c.WaitsFor, AgeMS: c.AgeMS, SessionID: c.SessionID, CallID: c.CallID})
+	}
+	for i := range p.Limits {
+		if l := &p.Limits[i]; l.Throttled {
+			all = append(all, Look{Kind: KindLimit, State: "throttled", What: l.Name(), Why: l.Why})
+		}
+	}
+	for i := range p.Sessions {
+		s := &p.Sessions[i]
+		switch sessionRank(s.State) {
+		case 0:
+			all = append(all, Look{Kind: KindSession, State: "asks", What: "session " + string(s.SessionID), Why: asked(s), AgeMS: p.Time.Sub(askedAt(s)).Milliseconds(), SessionID: s.SessionID})
+		case 1:
+			all = append(all, Look{Kind: KindSession, State: "waiting", What: "session " + string(s.SessionID), Why: strings.ReplaceAll(s.State, "_", " "), AgeMS: p.Time.Sub(s.UpdatedAt).Milliseconds(), SessionID: s.SessionID})
+		}
+	}
+	for i := range p.Lanes {
+		l := &p.Lanes[i]
+		if l.State != laneLost && l.State != laneStalled && l.Waiting > 0 && l.OldestMS > stalledAfter.Milliseconds() && l.WaitsFor != "" {
+			all = append(all, lookAt(l, "waiting", l.WaitsFor))
+		}
+	}
+	return all[:min(len(all), maxLooks)]
+}
+
+// silence says what is known of a worker that does not answer.
+func silence(w *Worker) string {
+	if w.Running > 0 {
+		return fmt.Sprintf("it does not answer; calls that ran there: %d", w.Running)
+	}
+	return "it does not answer"
+}
+
+// lookAt is a look at a lane.
+func lookAt(l *report.Lane, state, why string) Look {
+	name := string(l.Lane)
+	if name == "" {
+		name = "(hash " + l.Hash + ")"
+	}
+	return Look{Kind: KindLane, State: state, What: "lane " + name, Why: why, AgeMS: l.OldestMS, Pool: l.Pool, Lane: l.Lane}
+}
+
+// asked is what a session asks a person: which call, never what a model says of it.
+func asked(s *report.Session) string {
+	switch {
+	case s.Approval != nil:
+		return "approval of " + s.Approval.Tool
+	case len(s.Questions) > 0:
+		return "an answer to " + s.Questions[0].Tool
+	}
+	return strings.ReplaceAll(s.State, "_", " ")
+}
+
+func askedAt(s *report.Session) time.Time {
+	switch {
+	case s.Approval != nil:
+		return s.Approval.AskedAt
+	case len(s.Questions) > 0:
+		return s.Questions[0].AskedAt
+	}
+	return s.UpdatedAt
+}
