@@ -92,6 +92,7 @@ func (f *webFlags) site(l *listening, name protocol.Fleet, options httpapi.Optio
 // serve serves clients until ctx ends.
 func (s *site) serve(ctx context.Context) error {
 	defer s.end()
+	defer s.pages.Close()
 	return access.Serve(ctx, s.listener, s.handler, access.DefaultBounds())
 }
 

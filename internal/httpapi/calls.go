@@ -50,29 +50,39 @@ func (a *api) call(ctx context.Context, r *CallRequest, id protocol.CallID) (fle
 		Tool: r.Tool, Arguments: string(r.Arguments), Handler: r.Handler, Session: r.Session, Sandbox: r.Sandbox, Resources: r.Resources, Pool: r.Pool, MinLevel: r.MinLevel,
 		ID: cmp.Or(id, protocol.CallID(protocol.NewSessionID())), Delivery: r.Delivery, Retry: r.Retry, Timeout: milliseconds(r.TimeoutMS), QueueTimeout: milliseconds(r.QueueTimeoutMS),
 		NotBefore: r.NotBefore, Deadline: r.Deadline, After: r.After, Tenant: r.Tenant, Priority: r.Priority,
-		Hooks: a.Hooks, Policy: a.Policy, // without Approve: a request would wait for a person, and no list would show that
 	}
 	if r.Input != nil {
 		call.Args = r.Input
 	}
-	if call.Handler == "" && a.Table != nil {
-		call.Table = a.Table()
+	call, err := a.Prepared(ctx, call)
+	if err != nil {
+		return call, problem(err)
+	}
+	return call, nil
+}
+
+// Prepared is a call as this server sends it: with its tools, policy and hooks, in the pool of its
+// session.
+func (o *Options) Prepared(ctx context.Context, call fleet.Call) (fleet.Call, error) {
+	call.Hooks, call.Policy = o.Hooks, o.Policy // without Approve: a request would wait for a person, and no list would show that
+	if call.Handler == "" && o.Table != nil {
+		call.Table = o.Table()
 	}
 	if call.Session == "" && call.Sandbox == "" {
-		call.Session = a.Session
+		call.Session = o.Session
 	}
 	if call.Pool == "" {
-		call.Pool = a.Pool
-		if place := cmp.Or(protocol.SessionID(call.Sandbox), call.Session); place != "" {
-			pool, err := a.Local.Use(ctx, place, false)
+		call.Pool = o.Pool
+		if sandbox := cmp.Or(protocol.SessionID(call.Sandbox), call.Session); sandbox != "" {
+			pool, err := o.Local.Use(ctx, sandbox, false)
 			if err != nil {
-				return fleet.Call{}, problem(err)
+				return fleet.Call{}, err
 			}
 			call.Pool = pool
 		}
 	}
 	if call.MinLevel == "" {
-		call.MinLevel = a.MinLevel
+		call.MinLevel = o.MinLevel
 	}
 	return call, nil
 }

@@ -1,148 +1,357 @@
 package webui
 
 import (
+	"cmp"
+	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/overview"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// patience is how long a page waits for the reports of workers.
+// picture is the picture of the fleet, of which each page of the fleet shows a part.
+func (u *ui) picture() followed {
+	return followed{thing: "fleet", free: patience, open: func() func(context.Context) (any, error) {
+		reader := overview.New(u.Client, overview.Options{Fleet: u.Fleet, Patience: patience})
+		return func(ctx context.Context) (any, error) { return reader.Read(ctx) }
+	}}
+}
+
+// patience is how long pages wait for the answers of workers.
 const patience = 700 * time.Millisecond
 
-// fleetPage is the page of a fleet.
-type fleetPage struct {
-	Workers []*report.Worker
-	Lanes   *report.LaneList
-	Unmet   []report.Call
-	Pools   []protocol.Pool
-	Slots   int
-	Held    int
-	Waiting int
-	Looks   []look
+// fleetView is a part of the picture: all of it, a worker or a limit.
+type fleetView struct {
+	*overview.Picture
+
+	Worker *overview.Worker
+	Limit  *overview.Limit
+	Of     []report.Lane // that the worker holds, or that wait for the limit
+	Log    string        // query of the call log
+	Live   string
 }
 
-// look is something that a person should look at.
-type look struct {
-	State string
-	What  string
-	To    string
-	Since time.Duration
-	Why   string
+// shownLanes is how many lanes the page of the fleet lists.
+const shownLanes = 15
+
+// First are the lanes that the page of the fleet lists.
+func (v *fleetView) First() []report.Lane { return v.Lanes[:min(len(v.Lanes), shownLanes)] }
+
+// fleetBlocks are the parts of the page of the fleet that follow the fleet.
+var fleetBlocks = []string{"tiles", "looks", "workers", "lanes", "waits", "limits"} //nolint:gochecknoglobals // a constant
+
+// fleetPages registers the pages of the picture, each with a stream of its parts.
+func (u *ui) fleetPages() {
+	for path, page := range map[string]struct {
+		name, section string
+		blocks        []string
+		view          func(r *http.Request, p *overview.Picture) (title string, v *fleetView, err error)
+	}{
+		"/fleet":  {"fleet", "fleet", fleetBlocks, u.wholeFleet},
+		"/worker": {"worker", "fleet", []string{"worker"}, oneWorker},
+		"/limits": {"limits", "limits", []string{"limits"}, u.wholeFleet},
+		"/limit":  {"limit", "limits", []string{"limit"}, oneLimit},
+	} {
+		u.page("GET "+path, func(w http.ResponseWriter, r *http.Request) error {
+			ctx, cancel := within(r.Context())
+			defer cancel()
+			p, err := look[*overview.Picture](ctx, u, u.picture())
+			if err != nil {
+				return err
+			}
+			title, v, err := page.view(r, p)
+			if err != nil {
+				return err
+			}
+			if v.Live = path + "/live"; r.URL.RawQuery != "" {
+				v.Live += "?" + r.URL.Query().Encode()
+			}
+			above := []crumb{{"Fleet", "/fleet"}}
+			if page.section == "limits" {
+				above = []crumb{{"Limits", "/limits"}}
+			}
+			if path == "/"+page.section {
+				above = nil
+			}
+			u.show(w, r, http.StatusOK, page.name, view{Title: title, Section: page.section, Path: above, Data: v})
+			return nil
+		})
+		u.page("GET "+path+"/live", func(w http.ResponseWriter, r *http.Request) error {
+			return u.stream(w, r, u.picture(), func(data any) []part {
+				p, _ := data.(*overview.Picture)
+				_, v, err := page.view(r, p)
+				if err != nil {
+					return []part{u.part(r, "fleet", "stale", err)}
+				}
+				return u.parts(r, page.name, v, page.blocks...)
+			})
+		})
+	}
 }
 
-// stalledAfter is how long a call waits before a page says that it does.
-const stalledAfter = 10 * time.Second
-
-// pool is the pool of a request.
-func (u *ui) pool(r *http.Request) protocol.Pool {
-	if pool := r.URL.Query().Get("pool"); pool != "" {
-		return protocol.Pool(pool)
+// wholeFleet shows all of the picture.
+func (u *ui) wholeFleet(r *http.Request, p *overview.Picture) (string, *fleetView, error) {
+	if strings.HasPrefix(r.URL.Path, "/limits") {
+		return "Limits", &fleetView{Picture: p}, nil
 	}
-	if u.Pool != "" {
-		return u.Pool
-	}
-	return protocol.DefaultPool
+	return "Fleet " + string(u.Fleet), &fleetView{Picture: p}, nil
 }
 
-// workers shows the workers of all pools, and what needs a look.
-func (u *ui) workers(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
-	var p fleetPage
-	var err error
-	if p.Pools, err = u.Client.Pools(ctx); err != nil {
-		return err
-	}
-	for _, pool := range p.Pools {
-		workers, err := u.Client.Workers(ctx, pool, patience)
-		if err != nil {
-			return err
+// oneWorker shows a worker, or a coordinator.
+func oneWorker(r *http.Request, p *overview.Picture) (string, *fleetView, error) {
+	id, pool := protocol.WorkerID(r.URL.Query().Get("id")), protocol.Pool(r.URL.Query().Get("pool"))
+	v := &fleetView{Picture: p, Log: url.Values{"worker": {string(id)}}.Encode()}
+	for _, list := range [][]overview.Worker{p.Workers, p.Coordinators} {
+		for i := range list {
+			if list[i].WorkerID == id && list[i].Pool == pool {
+				v.Worker = &list[i]
+			}
 		}
-		p.Workers = append(p.Workers, workers...)
-		lanes, err := u.Client.Lanes(pool).List(ctx, maxLanes)
-		if errors.Is(err, fleet.ErrRights) {
+	}
+	for i := range p.Lanes {
+		if p.Lanes[i].Holder == id && p.Lanes[i].Pool == pool {
+			v.Of = append(v.Of, p.Lanes[i])
+		}
+	}
+	if v.Worker == nil {
+		return "", nil, fmt.Errorf("worker %.100q of pool %.100q: %w: it does not answer, and has no lane; the log has what it ran: /calls?%s", id, pool, fleet.ErrNotFound, v.Log)
+	}
+	return "Worker " + string(id), v, nil
+}
+
+// oneLimit shows a limit.
+func oneLimit(r *http.Request, p *overview.Picture) (string, *fleetView, error) {
+	q := r.URL.Query()
+	for i := range p.Limits {
+		l := &p.Limits[i]
+		if l.Lane != q.Get("lane") || string(l.Tenant) != q.Get("tenant") || string(l.Pool) != q.Get("pool") {
 			continue
 		}
-		if err != nil {
-			p.Looks = append(p.Looks, look{State: "failed", What: "lanes of pool " + string(pool), Why: err.Error()})
-			continue
+		v := &fleetView{Picture: p, Limit: l}
+		for j := range p.Lanes {
+			if l.Lane != "" && strings.HasPrefix(p.Lanes[j].WaitsFor, "limit "+l.Lane+":") || l.Pool != "" && p.Lanes[j].Pool == l.Pool && p.Lanes[j].Waiting > 0 {
+				v.Of = append(v.Of, p.Lanes[j])
+			}
 		}
-		unmet, err := u.Client.Lanes(pool).Unmet(ctx)
-		if err == nil {
-			p.Looks = append(p.Looks, looksOf(pool, lanes, unmet)...)
+		if l.Tenant != "" {
+			v.Log = url.Values{"tenant": {string(l.Tenant)}}.Encode()
 		}
-		for _, l := range lanes.Lanes {
-			p.Waiting += l.Waiting
-		}
+		return "Limit of " + l.Name(), v, nil
 	}
-	for _, worker := range p.Workers {
-		p.Slots += worker.Slots
-		p.Held += worker.HeldLanes
-	}
-	slices.SortFunc(p.Looks, func(a, b look) int { return int(b.Since - a.Since) })
-	u.show(w, r, http.StatusOK, "fleet", view{Title: "Fleet " + string(u.Fleet), Section: "fleet", Data: p})
-	return nil
+	return "", nil, fmt.Errorf("limit: %w: there is none of these lanes, this tenant or pool", fleet.ErrNotFound)
 }
 
-// looksOf finds what needs a look in a pool.
-func looksOf(pool protocol.Pool, lanes *report.LaneList, unmet []report.Call) (looks []look) {
-	for _, call := range unmet {
-		looks = append(looks, look{State: "waiting", What: about(call.Tool, ""), To: sessionCallPath(call.SessionID, call.CallID), Since: time.Duration(call.AgeMS) * time.Millisecond, Why: call.WaitsFor})
-	}
-	for _, l := range lanes.Lanes {
-		since := time.Duration(l.OldestMS) * time.Millisecond
-		switch {
-		case l.State == "stalled" || l.State == "lost":
-			looks = append(looks, look{State: l.State, What: "lane " + string(l.Lane), To: lanePath(pool, l.Lane), Since: since, Why: l.WaitsFor})
-		case l.Waiting > 0 && since > stalledAfter && l.WaitsFor != "":
-			looks = append(looks, look{State: "waiting", What: "lane " + string(l.Lane), To: lanePath(pool, l.Lane), Since: since, Why: l.WaitsFor})
+// pathTo are the addresses of what is shown elsewhere.
+func lanePath(pool protocol.Pool, lane protocol.Lane) string {
+	return "/lane?" + url.Values{"pool": {string(pool)}, "lane": {string(lane)}}.Encode()
+}
+
+func workerPath(pool protocol.Pool, id protocol.WorkerID) string {
+	return "/worker?" + url.Values{"pool": {string(pool)}, "id": {string(id)}}.Encode()
+}
+
+func limitPath(l fleet.Limit) string {
+	q := url.Values{}
+	for name, value := range map[string]string{"lane": l.Lane, "tenant": string(l.Tenant), "pool": string(l.Pool)} {
+		if value != "" {
+			q.Set(name, value)
 		}
 	}
-	return looks
+	return "/limit?" + q.Encode()
 }
 
 func sessionCallPath(session protocol.SessionID, call protocol.CallID) string {
 	return "/sessions/" + url.PathEscape(string(session)) + "/calls/" + url.PathEscape(string(call))
 }
 
-func lanePath(pool protocol.Pool, lane protocol.Lane) string {
-	return "/lane?" + url.Values{"pool": {string(pool)}, "lane": {string(lane)}}.Encode()
+// lookPath is where more is said of what needs a look; "" for nothing.
+func lookPath(l overview.Look) string {
+	switch l.Kind {
+	case overview.KindWorker:
+		return workerPath(l.Pool, l.WorkerID)
+	case overview.KindLane:
+		if l.Lane != "" {
+			return lanePath(l.Pool, l.Lane)
+		}
+	case overview.KindCall:
+		return sessionCallPath(l.SessionID, l.CallID)
+	case overview.KindSession:
+		return "/sessions/" + url.PathEscape(string(l.SessionID))
+	case overview.KindLimit:
+		return "/limits"
+	}
+	return ""
 }
 
-// maxLanes is how many lanes a page lists.
-const maxLanes = 200
+// use is how much of a bound is used.
+type use struct {
+	Name, Used, Of string
+	Known          bool
+	Value, Max     float64 // Max is 0 without a meter
+}
 
-// lanesPage is the page of a pool's lanes.
+// usesOf are the bounds of a limit.
+func usesOf(l *overview.Limit) (uses []use) {
+	counted := func(name string, used, bound int, known bool) {
+		if bound > 0 {
+			uses = append(uses, use{name, grouped(strconv.Itoa(used)), grouped(strconv.Itoa(bound)), known, float64(used), float64(bound)})
+		}
+	}
+	rated := func(name, rate string, left *float64) {
+		switch {
+		case rate != "" && left != nil:
+			uses = append(uses, use{Name: name + " " + rate + ", at once", Used: grouped(strconv.Itoa(max(int(*left), 0))), Of: "now", Known: true})
+		case rate != "":
+			uses = append(uses, use{Name: name, Of: rate})
+		}
+	}
+	if l.Tenant != "" {
+		counted("calls in flight", l.Use.Calls, l.Concurrent, true)
+	} else {
+		counted("calls of a lane at once", 0, l.Concurrent, false)
+	}
+	rated("rate", l.Rate, l.Use.Left)
+	rated("tokens", l.Tokens, l.Use.TokensLeft)
+	counted("turns in flight", l.Use.Turns, l.Sessions, true)
+	counted("calls that wait", l.Use.Waiting, l.Limit.Waiting, l.Pool != "")
+	if l.Stored > 0 {
+		uses = append(uses, use{"stored", size(l.Use.Stored), size(l.Stored), true, float64(l.Use.Stored), float64(l.Stored)})
+	}
+	if l.Weight > 0 {
+		uses = append(uses, use{Name: "weight", Of: strconv.Itoa(l.Weight)})
+	}
+	for i := range uses {
+		uses[i].Value = min(uses[i].Value, uses[i].Max)
+		if uses[i].Max = max(uses[i].Max, 0); !uses[i].Known {
+			uses[i].Max = 0
+		}
+	}
+	return uses
+}
+
+// reason is why something waits, with a link to what it waits for.
+type reason struct{ Before, Text, To, After string }
+
+// reasonOf links a reason that the fleet has given.
+func reasonOf(text string, pool protocol.Pool) reason {
+	if rest, is := strings.CutPrefix(text, "limit "); is {
+		if pattern, after, is := strings.Cut(rest, ": "); is {
+			return reason{"limit ", pattern, limitPath(fleet.Limit{Lane: pattern}), ": " + after}
+		}
+	}
+	if rest, is := strings.CutPrefix(text, "a slot: worker "); is {
+		if id, after, is := strings.Cut(rest, " "); is {
+			return reason{"a slot: worker ", id, workerPath(pool, protocol.WorkerID(id)), " " + after}
+		}
+	}
+	return reason{Before: text}
+}
+
+// pool is the pool of a request.
+func (u *ui) pool(r *http.Request) protocol.Pool {
+	return cmp.Or(protocol.Pool(r.URL.Query().Get("pool")), u.Pool, protocol.DefaultPool)
+}
+
+const (
+	// lanesOnPage is how many lanes or calls a page lists.
+	lanesOnPage = 100
+	// maxLanes is how many lanes are listed to find those of a filter.
+	maxLanes = 10_000
+)
+
+// lanesPage is a page of the lanes of a pool.
 type lanesPage struct {
 	*report.LaneList
 
-	Pool  protocol.Pool
-	Pools []protocol.Pool
+	Pool   protocol.Pool
+	Pools  []protocol.Pool
+	Filter string
+	Page   int // from 1
+	More   bool
+	Whole  int
+	Live   string
 }
 
-// Link is the address of a lane.
-func (p lanesPage) Link(l report.Lane) string { return lanePath(p.Pool, l.Lane) }
+// To is the address of another page of the list.
+func (p *lanesPage) To(by int) string {
+	return "/lanes?" + url.Values{"pool": {string(p.Pool)}, "q": {p.Filter}, "page": {strconv.Itoa(p.Page + by)}}.Encode()
+}
+
+// From is the number of the first lane of the page.
+func (p *lanesPage) From() int { return (p.Page-1)*lanesOnPage + 1 }
+
+// Last is the number of the last one.
+func (p *lanesPage) Last() int { return (p.Page-1)*lanesOnPage + len(p.Lanes) }
+
+// lanesOf follows a page of lanes.
+func (u *ui) lanesOf(r *http.Request) followed {
+	q := r.URL.Query()
+	number, _ := strconv.Atoi(q.Get("page")) // else it is the first one
+	pool, filter, page := u.pool(r), strings.TrimSpace(q.Get("q")), min(max(number, 1), maxLanes/lanesOnPage)
+	thing := fmt.Sprintf("lanes\x00%s\x00%s\x00%d", pool, filter, page)
+	return followed{thing: thing, open: func() func(context.Context) (any, error) {
+		return func(ctx context.Context) (any, error) {
+			p := &lanesPage{Pool: pool, Filter: filter, Page: page, Live: "/lanes/live?" + q.Encode()}
+			limit := page * lanesOnPage
+			if filter != "" {
+				limit = maxLanes
+			}
+			var err error
+			if p.LaneList, err = u.Client.Lanes(pool).List(ctx, limit); err != nil {
+				return nil, err
+			}
+			if p.Pools, err = u.Client.Pools(ctx); err != nil && !errors.Is(err, fleet.ErrRights) {
+				return nil, err
+			}
+			if filter != "" {
+				p.Lanes = slices.DeleteFunc(p.Lanes, func(l report.Lane) bool {
+					return !hasWords(filter, string(l.Lane), l.State, l.WaitsFor, string(l.Holder))
+				})
+			}
+			p.Whole = len(p.Lanes) + p.LeftOut
+			from := min((page-1)*lanesOnPage, len(p.Lanes))
+			to := min(from+lanesOnPage, len(p.Lanes))
+			p.More = p.Whole > to
+			p.Lanes = p.Lanes[from:to]
+			return p, nil
+		}
+	}}
+}
+
+// hasWords reports whether one of some texts has each word of a filter.
+func hasWords(filter string, texts ...string) bool {
+	text := strings.ToLower(strings.Join(texts, " "))
+	for word := range strings.FieldsSeq(strings.ToLower(filter)) {
+		if !strings.Contains(text, word) {
+			return false
+		}
+	}
+	return true
+}
 
 // lanes lists the lanes of a pool.
 func (u *ui) lanes(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := within(r.Context())
 	defer cancel()
-	p := lanesPage{Pool: u.pool(r)}
-	var err error
-	if p.Pools, err = u.Client.Pools(ctx); err != nil {
-		return err
-	}
-	if p.LaneList, err = u.Client.Lanes(p.Pool).List(ctx, maxLanes); err != nil {
+	p, err := look[*lanesPage](ctx, u, u.lanesOf(r))
+	if err != nil {
 		return err
 	}
 	u.show(w, r, http.StatusOK, "lanes", view{Title: "Lanes", Section: "lanes", Data: p})
 	return nil
+}
+
+func (u *ui) lanesLive(w http.ResponseWriter, r *http.Request) error {
+	return u.stream(w, r, u.lanesOf(r), func(data any) []part { return u.parts(r, "lanes", data, "list") })
 }
 
 // lanePage is the page of a lane.
@@ -150,22 +359,44 @@ type lanePage struct {
 	*report.LaneCalls
 
 	Pool protocol.Pool
+	Live string
+}
+
+// laneOf follows a lane.
+func (u *ui) laneOf(r *http.Request) followed {
+	pool, lane := u.pool(r), protocol.Lane(r.URL.Query().Get("lane"))
+	live := "/lane/live?" + r.URL.Query().Encode()
+	return followed{thing: fmt.Sprintf("lane\x00%s\x00%s", pool, lane), free: patience, open: func() func(context.Context) (any, error) {
+		seen := false
+		return func(ctx context.Context) (any, error) {
+			shown, err := u.Client.Lanes(pool).Show(ctx, lane, lanesOnPage)
+			if seen = seen || err == nil; seen && errors.Is(err, fleet.ErrNotFound) {
+				shown, err = &report.LaneCalls{Lane: report.Lane{Lane: lane, Pool: pool, State: "idle"}}, nil // its calls have ended
+			}
+			return &lanePage{shown, pool, live}, err
+		}
+	}}
 }
 
 // lane shows a lane with its calls.
 func (u *ui) lane(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := within(r.Context())
 	defer cancel()
-	pool, lane := u.pool(r), protocol.Lane(r.URL.Query().Get("lane"))
-	shown, err := u.Client.Lanes(pool).Show(ctx, lane, maxLanes)
+	p, err := look[*lanePage](ctx, u, u.laneOf(r))
 	if err != nil {
 		return err
 	}
-	u.show(w, r, http.StatusOK, "lane", view{Title: "Lane " + string(lane), Section: "lanes", Path: []crumb{{"Lanes", "/lanes?pool=" + url.QueryEscape(string(pool))}}, Data: lanePage{shown, pool}})
+	u.show(w, r, http.StatusOK, "lane", view{
+		Title: "Lane " + string(p.Lane.Lane), Section: "lanes", Path: []crumb{{"Lanes", "/lanes?pool=" + url.QueryEscape(string(p.Pool))}}, Data: p,
+	})
 	return nil
 }
 
-// laneAct pauses or resumes a lane, or cancels a call of it.
+func (u *ui) laneLive(w http.ResponseWriter, r *http.Request) error {
+	return u.stream(w, r, u.laneOf(r), func(data any) []part { return u.parts(r, "lane", data, "state", "calls") })
+}
+
+// laneAct pauses or resumes a lane, or cancels calls of it.
 func (u *ui) laneAct(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := within(r.Context())
 	defer cancel()
@@ -182,35 +413,12 @@ func (u *ui) laneAct(w http.ResponseWriter, r *http.Request) error {
 	case "kill":
 		_, err = lanes.CancelRunning(ctx, lane)
 	default:
-		err = fleet.ErrNotFound
+		err = fmt.Errorf("%w: %.100q: must be pause, resume, cancel or kill", fleet.ErrInvalid, act)
 	}
 	if err != nil {
 		return err
 	}
+	u.feeds.renew(r.Context(), "lane")
 	u.redirect(w, r, lanePath(pool, lane))
-	return nil
-}
-
-// limits lists the limits.
-func (u *ui) limits(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
-	list, err := u.Client.Limits().List(ctx)
-	if err != nil {
-		return err
-	}
-	u.show(w, r, http.StatusOK, "limits", view{Title: "Limits", Section: "limits", Data: list})
-	return nil
-}
-
-// schedules lists the schedules.
-func (u *ui) schedules(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
-	list, _, err := u.Client.Schedules().Page(ctx, "", maxSessions)
-	if err != nil {
-		return err
-	}
-	u.show(w, r, http.StatusOK, "schedules", view{Title: "Schedules", Section: "schedules", Data: list})
 	return nil
 }

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"hash/fnv"
 	"html/template"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net/http"
@@ -95,22 +97,27 @@ func functions(base string) template.FuncMap {
 			}
 			return span(time.Duration(*ms * float64(time.Millisecond)))
 		},
-		"at":     func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
-		"clock":  func(t time.Time) string { return t.Local().Format("15:04:05") },
-		"cost":   cost,
-		"count":  func(n any) string { return grouped(fmt.Sprint(n)) },
-		"plural": terminal.Plural,
-		"bytes":  size,
-		"about":  about,
-		"state":  stateOf,
-		"ansi":   ansi,
-		"diff":   diffOf,
-		"args":   pretty,
-		"fold":   fold,
-		"plain":  cut,
-		"line":   firstLine,
-		"ms":     func(ms int64) string { return span(time.Duration(ms) * time.Millisecond) },
-		"part":   func(data any) view { return view{Data: data} },
+		"at":       func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+		"clock":    func(t time.Time) string { return t.Local().Format("15:04:05") },
+		"cost":     cost,
+		"count":    func(n any) string { return grouped(fmt.Sprint(n)) },
+		"plural":   terminal.Plural,
+		"bytes":    size,
+		"about":    about,
+		"state":    stateOf,
+		"ansi":     ansi,
+		"diff":     diffOf,
+		"args":     pretty,
+		"fold":     fold,
+		"plain":    cut,
+		"line":     firstLine,
+		"ms":       func(ms int64) string { return span(time.Duration(ms) * time.Millisecond) },
+		"part":     func(data any) view { return view{Data: data} },
+		"lanePath": lanePath, "workerPath": workerPath, "limitPath": limitPath, "lookPath": lookPath, "callPath": callPath, "reason": reasonOf,
+		"ask": ask, "uses": usesOf, "perSecond": perSecond, "waited": waited, "waitsOf": waitsOf,
+		"took":   func(ms float64) string { return span(time.Duration(ms * float64(time.Millisecond))) },
+		"poolOf": func(lane string) protocol.Pool { pool, _, _ := strings.Cut(lane, "/"); return protocol.Pool(pool) },
+		"laneIn": func(lane string) protocol.Lane { _, in, _ := strings.Cut(lane, "/"); return protocol.Lane(in) },
 		"link":   func(to, name, section, on string) toPage { return toPage{to, name, section == on} },
 	}
 }
@@ -213,6 +220,43 @@ func fold(text string) folded {
 	return folded{strings.Join(lines[:head], "\n"), strings.Join(lines[len(lines)-tail:], "\n"), len(lines) - head - tail}
 }
 
+// perSecond is a rate; "–" if it is not known yet.
+func perSecond(rate *float64) string {
+	switch {
+	case rate == nil:
+		return "–"
+	case *rate == 0 || *rate >= 10:
+		return grouped(fmt.Sprintf("%.0f", *rate))
+	default:
+		return fmt.Sprintf("%.1f", *rate)
+	}
+}
+
+// question is an act that is asked about before it is done.
+type question struct {
+	To, ID, Word, Class, Text string
+	Values                    []field
+	Sure                      string // what a person has to agree to
+	Key                       string
+}
+
+// field is a hidden field of a form.
+type field struct{ Name, Value string }
+
+// ask is a button that asks before it does something. Values are names and values of the form.
+func ask(key, to, word, class, text string, values ...any) question {
+	q := question{To: to, Word: word, Class: class, Text: text, Key: key}
+	id := fnv.New64a()
+	_, _ = io.WriteString(id, to)
+	for i := 0; i+1 < len(values); i += 2 {
+		f := field{fmt.Sprint(values[i]), fmt.Sprint(values[i+1])}
+		_, _ = io.WriteString(id, "\x00"+f.Name+"\x00"+f.Value)
+		q.Values = append(q.Values, f)
+	}
+	q.ID = fmt.Sprintf("ask-%x", id.Sum64())
+	return q
+}
+
 // pill is a word for a state, with the class of its colour.
 type pill struct{ Class, Word string }
 
@@ -221,13 +265,13 @@ func stateOf(state any) pill {
 	text := fmt.Sprint(state)
 	word := strings.ReplaceAll(text, "_", " ")
 	switch text {
-	case "ok", "answered", "idle", "happened", "approved", "allowed", "accept":
+	case "ok", "answered", "idle", "happened", "approved", "allowed", "accept", "serving", "free":
 		return pill{"ok", word}
 	case "open", "running", "in_use", "held", "busy":
 		return pill{"run", word}
 	case "waits_for_approval", "waits_for_answer":
 		return pill{"wait", "waits for you"}
-	case "waits_for_worker", "waits_for_coordinator", "waiting", "queued", "paused", "delayed", "draining", "interrupted", "limit_reached", "removing", "uncompleted":
+	case "waits_for_worker", "waits_for_coordinator", "waiting", "silent", "throttled", "slot", "limit", "lane", "worker", "call", "time", "pause", "asks", "queued", "paused", "delayed", "draining", "interrupted", "limit_reached", "removing", "uncompleted":
 		return pill{"wait", word}
 	case "failed", "error", "rejected", "timeout", "cancelled", "outcome_unknown", "lost", "stalled", "invalid", "denied", "refused", "expired":
 		return pill{"bad", word}

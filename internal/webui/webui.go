@@ -61,6 +61,7 @@ type ui struct {
 	mux   *http.ServeMux
 	pages map[string]*template.Template
 	codes codes
+	feeds feeds
 }
 
 // Handler serves the pages.
@@ -79,6 +80,9 @@ func New(o Options) *Handler {
 	u.routes()
 	return &Handler{u.guarded(), u}
 }
+
+// Close ends what pages follow. No page is served after it.
+func (h *Handler) Close() { h.ui.feeds.close() }
 
 // Code returns a code that signs one browser in with a token, at /open?code=, within a minute.
 func (h *Handler) Code(bearer string) string { return h.ui.codes.add(bearer) }
@@ -107,12 +111,20 @@ func (u *ui) routes() {
 	u.page("POST /sessions/{session}/{act}", u.act)
 	u.page("GET /waits", u.waits)
 	u.page("GET /waits/count", u.waitsCount)
-	u.page("GET /fleet", u.workers)
+	u.fleetPages()
 	u.page("GET /lanes", u.lanes)
+	u.page("GET /lanes/live", u.lanesLive)
 	u.page("GET /lane", u.lane)
+	u.page("GET /lane/live", u.laneLive)
 	u.page("POST /lane/{act}", u.laneAct)
-	u.page("GET /limits", u.limits)
 	u.page("GET /schedules", u.schedules)
+	u.page("POST /schedules/{act}", u.scheduleAct)
+	u.page("GET /webhooks", u.webhooks)
+	u.page("POST /webhooks/{act}", u.webhookAct)
+	u.page("GET /calls", u.calls)
+	u.page("GET /calls/{session}/{call}", u.loggedCall)
+	u.page("POST /calls/{session}/{call}/again", u.runAgain)
+	u.page("GET /fleet/plots", u.plots)
 }
 
 // guarded lets in those that may come, before any page.
@@ -189,8 +201,8 @@ func within(ctx context.Context) (context.Context, context.CancelFunc) {
 func statusOf(err error) (int, string) {
 	refusal, refused := errors.AsType[*judge.RefusalError](err)
 	switch {
-	case refused && !refusal.Hides():
-		return http.StatusForbidden, "You may not do this"
+	case refused && !refusal.Hides(), errors.Is(err, fleet.ErrRights):
+		return http.StatusForbidden, "You have no right to this"
 	case errors.Is(err, fleet.ErrNotFound):
 		return http.StatusNotFound, "There is no such thing here"
 	case errors.Is(err, fleet.ErrInvalid), errors.Is(err, protocol.ErrInvalidCall):

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/cookiejar"
 	"net/http/httptest"
@@ -29,6 +30,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
+	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -42,16 +44,33 @@ type site struct {
 	t       *testing.T
 	client  *fleet.Client
 	handler *webui.Handler
+	table   *tools.Table
+}
+
+// note is a tool that must not run twice.
+func note() tools.Tool {
+	return tools.Tool{
+		Definition: tools.Definition{Name: "note", Description: "Note.", Schema: []byte(`{"type":"object"}`)},
+		Plan: func(tools.Scope, json.RawMessage) (tools.Plan, *protocol.Error) {
+			return tools.Plan{Payload: protocol.CommandRun{Command: "echo noted"}, Delivery: protocol.AtMostOnce}, nil
+		},
+	}
 }
 
 func start(t *testing.T) *site {
 	t.Helper()
-	client := fleettest.Start(t)
+	client := fleettest.Start(t, worker.Handle("hold", func(ctx context.Context, _ *worker.Call, _ map[string]any) (string, error) {
+		<-ctx.Done()
+		return "", context.Cause(ctx)
+	}))
+	table, err := tools.NewTable(append(toolset.Core(), note())...)
+	require.NoError(t, err)
 	handler := webui.New(webui.Options{Fleet: "tf", Base: "/ui", Options: httpapi.Options{
-		Client: client, Version: "test",
+		Client: client, Version: "test", Table: func() *tools.Table { return table }, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		Access: access.NewTokens(access.OwnToken(operator), access.Token{Principal: judge.Principal{Known: judge.ByToken, Name: "ann", Role: judge.RoleRead, Tenant: "acme"}, Digest: access.DigestOf(reader)}),
 	}})
-	s := &site{httptest.NewServer(handler), t, client, handler}
+	s := &site{httptest.NewServer(handler), t, client, handler, table}
+	t.Cleanup(handler.Close)
 	t.Cleanup(s.Close)
 	jar, err := cookiejar.New(nil)
 	require.NoError(t, err)
@@ -110,15 +129,13 @@ func (s *site) key() string {
 // run runs a turn of a session by a scripted model.
 func (s *site) run(session protocol.SessionID, prompt string, steps ...map[string]any) {
 	s.t.Helper()
-	table, err := tools.NewTable(toolset.Core()...)
-	require.NoError(s.t, err)
 	file := filepath.Join(s.t.TempDir(), "script.json")
 	script, err := json.Marshal(map[string]any{"steps": steps})
 	require.NoError(s.t, err)
 	require.NoError(s.t, os.WriteFile(file, script, 0o600))
 	model, err := fleet.OpenModel("script:" + file)
 	require.NoError(s.t, err)
-	runner, err := s.client.Runner(model, table, nil)
+	runner, err := s.client.Runner(model, s.table, nil)
 	require.NoError(s.t, err)
 	_, err = runner.Run(s.t.Context(), session, loop.Input{Text: prompt})
 	require.NoError(s.t, err)
@@ -196,7 +213,7 @@ func TestPages_AreShown(t *testing.T) {
 	s.signIn(operator)
 	for path, text := range map[string]string{
 		"/sessions": "There is no session yet", "/waits": "Nothing waits for you", "/fleet": "Needs", "/lanes": "No lane of this pool has calls",
-		"/limits": "There is no limit", "/schedules": "There is no schedule",
+		"/limits": "There is no limit", "/schedules": "There is no schedule", "/webhooks": "There is no webhook", "/calls": "No call has ended yet", "/fleet/plots": "The last hour",
 	} {
 		if path == "/fleet" {
 			text = "Workers"

@@ -1,0 +1,318 @@
+package webui
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
+)
+
+// callsOnPage is how many calls of the log a page lists.
+const callsOnPage = 50
+
+// callPath is the address of a call.
+func callPath(session protocol.SessionID, call protocol.CallID) string {
+	return "/calls/" + url.PathEscape(string(session)) + "/" + url.PathEscape(string(call))
+}
+
+// choice is one of the values of a filter.
+type choice struct {
+	Value, Word string
+	On          bool
+}
+
+// filter is a filter of the log that is set.
+type filter struct{ Name, Value, Without string }
+
+// callsPage is a page of the log.
+type callsPage struct {
+	report.CallLog
+
+	Query    url.Values
+	Statuses []choice
+	Times    []choice
+	Filters  []filter
+	NextPage string
+	First    bool
+}
+
+// callFilters are the filters that the form has, in its order.
+var callFilters = []string{"text", "tool", "session", "lane", "tenant", "worker"} //nolint:gochecknoglobals // a constant
+
+// Fields are the filters of the form.
+func (p *callsPage) Fields() (fields []field) {
+	for _, name := range callFilters {
+		fields = append(fields, field{name, p.Query.Get(name)})
+	}
+	return fields
+}
+
+// Start is the query of the first page.
+func (p *callsPage) Start() string {
+	first := url.Values{}
+	for name := range p.Query {
+		if name != "after" {
+			first.Set(name, p.Query.Get(name))
+		}
+	}
+	return first.Encode()
+}
+
+// notOK is the filter of calls that did not end well.
+const notOK = "not_ok"
+
+// statuses are those of calls that ended.
+var statuses = []protocol.Status{ //nolint:gochecknoglobals // a constant
+	protocol.StatusOK, protocol.StatusFailed, protocol.StatusTimeout, protocol.StatusCancelled, protocol.StatusRejected, protocol.StatusOutcomeUnknown,
+}
+
+// callQuery is the query of the log that a request has.
+func callQuery(q url.Values) (fleet.CallQuery, error) {
+	made := fleet.CallQuery{
+		Session: protocol.SessionID(q.Get("session")), Tool: q.Get("tool"), Lane: q.Get("lane"), Tenant: protocol.Tenant(q.Get("tenant")), Worker: protocol.WorkerID(q.Get("worker")),
+		Text: q.Get("text"), After: q.Get("after"), Limit: callsOnPage,
+	}
+	switch status := q.Get("status"); {
+	case status == notOK:
+		made.Status = statuses[1:]
+	case status != "":
+		made.Status = []protocol.Status{protocol.Status(status)}
+	}
+	if since := q.Get("since"); since != "" {
+		ago, err := time.ParseDuration(since)
+		if err != nil || ago <= 0 {
+			return made, fmt.Errorf("%w: since %.50q: must be a time as in 15m or 24h", fleet.ErrInvalid, since)
+		}
+		made.Since = time.Now().Add(-ago)
+	}
+	return made, nil
+}
+
+// calls lists the log of calls.
+func (u *ui) calls(w http.ResponseWriter, r *http.Request) error {
+	ctx, cancel := within(r.Context())
+	defer cancel()
+	q := url.Values{}
+	for name, values := range r.URL.Query() { // fields of the form that are empty filter nothing
+		if value := strings.TrimSpace(values[0]); value != "" {
+			q.Set(name, value)
+		}
+	}
+	query, err := callQuery(q)
+	if err != nil {
+		return err
+	}
+	p := &callsPage{Query: q, First: query.After == "", Statuses: []choice{{"", "any", false}, {notOK, "not ok", false}}, Times: []choice{{"", "any time", false}}}
+	for _, status := range statuses {
+		p.Statuses = append(p.Statuses, choice{string(status), strings.ReplaceAll(string(status), "_", " "), false})
+	}
+	for _, since := range []string{"15m", "1h", "24h", "168h"} {
+		p.Times = append(p.Times, choice{since, map[string]string{"15m": "15 minutes", "1h": "1 hour", "24h": "1 day", "168h": "7 days"}[since], false})
+	}
+	chosen := func(choices []choice, value string) {
+		for i := range choices {
+			choices[i].On = choices[i].Value == value
+		}
+	}
+	chosen(p.Statuses, q.Get("status"))
+	chosen(p.Times, q.Get("since"))
+	for _, name := range append(slices.Clone(callFilters), "status", "since") {
+		if q.Get(name) == "" {
+			continue
+		}
+		without := url.Values{}
+		for other := range q {
+			if other != name && other != "after" {
+				without.Set(other, q.Get(other))
+			}
+		}
+		p.Filters = append(p.Filters, filter{name, strings.ReplaceAll(q.Get(name), "_", " "), "/calls?" + without.Encode()})
+	}
+	if p.CallLog, err = u.Client.Calls(ctx, query); err != nil {
+		return err
+	}
+	if p.Next != "" {
+		next := url.Values{}
+		for name := range q {
+			next.Set(name, q.Get(name))
+		}
+		next.Set("after", p.Next)
+		p.NextPage = "/calls?" + next.Encode()
+	}
+	u.show(w, r, http.StatusOK, "calls", view{Title: "Calls", Section: "calls", Data: p})
+	return nil
+}
+
+// wait is what a call waited for.
+type wait struct {
+	Word string
+	MS   float64
+	To   string
+}
+
+// waitsOf is what a call waited for, the longest first.
+func waitsOf(c *report.LoggedCall) []wait {
+	pool, lane, inLane := strings.Cut(c.Lane, "/")
+	toLane, toPool := "", ""
+	if inLane {
+		toLane, toPool = lanePath(protocol.Pool(pool), protocol.Lane(lane)), "/lanes?"+url.Values{"pool": {pool}}.Encode()
+	}
+	w := c.Waits
+	all := []wait{
+		{"a free slot", w.SlotMS, toPool},
+		{"an earlier call of its lane", w.LaneMS, toLane},
+		{"another call", w.AfterMS, ""},
+		{"a limit of calls at once", w.LimitMS, "/limits"},
+		{"a limit of starts", w.RateMS, "/limits"},
+		{"an operator, who paused the lane", w.PauseMS, toLane},
+		{"its time", w.NotBeforeMS, ""},
+		{"a person", w.PersonMS, ""},
+	}
+	rest := w.QueueMS
+	for _, one := range all[:6] {
+		rest -= one.MS
+	}
+	const noticed = 1 // millisecond
+	all = append(all, wait{"the rest: on the way to a worker, and of earlier attempts", rest, ""})
+	all = slices.DeleteFunc(all, func(one wait) bool { return one.MS < noticed })
+	slices.SortStableFunc(all, func(a, b wait) int { return cmp.Compare(b.MS, a.MS) })
+	return all
+}
+
+// waited is the longest wait of a call, if it is worth a word.
+func waited(c *report.LoggedCall) *wait {
+	const worth = 20 // milliseconds
+	if all := waitsOf(c); len(all) > 0 && all[0].MS >= worth {
+		return &all[0]
+	}
+	return nil
+}
+
+// loggedPage is the page of a call.
+type loggedPage struct {
+	Ref     protocol.CallRef
+	Logged  *report.LoggedCall // nil if it has not ended
+	In      *call              // in the conversation of its session; nil without one
+	Again   *question
+	NoAgain string // why it cannot be run again here
+	State   string // of one that has not ended
+}
+
+// refOf is the call of a request.
+func refOf(r *http.Request) protocol.CallRef {
+	return protocol.CallRef{SessionID: protocol.SessionID(r.PathValue("session")), ID: protocol.CallID(r.PathValue("call"))}
+}
+
+// loggedCall shows all that is known of a call.
+func (u *ui) loggedCall(w http.ResponseWriter, r *http.Request) error {
+	ctx, cancel := within(r.Context())
+	defer cancel()
+	p, err := u.loadCall(ctx, r)
+	if err != nil {
+		return err
+	}
+	title := "Call " + string(p.Ref.ID)
+	switch {
+	case p.In != nil:
+		title = about(p.In.Tool, p.In.Arguments)
+	case p.Logged != nil:
+		title = about(p.Logged.Tool, p.Logged.Input)
+	}
+	p.Again, p.NoAgain = u.again(r, p)
+	u.show(w, r, http.StatusOK, "logged", view{Title: firstLine(title), Section: "calls", Path: []crumb{{"Calls", "/calls"}}, Data: p})
+	return nil
+}
+
+// loadCall reads a call: from the log, from the conversation of its session, or as it runs.
+func (u *ui) loadCall(ctx context.Context, r *http.Request) (*loggedPage, error) {
+	p := &loggedPage{Ref: refOf(r)}
+	logged, err := u.Client.LoggedCall(ctx, p.Ref)
+	switch {
+	case err == nil:
+		p.Logged = &logged
+	case !errors.Is(err, fleet.ErrNotFound):
+		return nil, err
+	}
+	if session, err := u.load(ctx, r); err == nil {
+		p.In = session.calls[p.Ref.ID]
+	}
+	if p.Logged != nil {
+		return p, nil
+	}
+	if p.In != nil {
+		p.State = p.In.Now()
+		return p, nil
+	}
+	if _, attached := u.Client.Attach(ctx, p.Ref); attached != nil {
+		return nil, attached
+	}
+	p.State = "waiting"
+	return p, nil
+}
+
+// again is the question whether a call is to be made again, or why it cannot be.
+func (u *ui) again(r *http.Request, p *loggedPage) (*question, string) {
+	switch {
+	case p.In == nil:
+		return nil, "Its arguments are known to its sender only: send it again there."
+	case u.Table == nil:
+		return nil, "This server makes no calls."
+	}
+	_, plan, refusal := u.Table().Plan(tools.Scope{Session: p.Ref.SessionID, Sandbox: string(p.Ref.SessionID)}, p.In.Tool, p.In.Arguments)
+	switch {
+	case refusal != nil:
+		return nil, "This server cannot make it: " + refusal.Message
+	case plan.Payload == nil:
+		return nil, "It ran inside its session, without a worker."
+	}
+	q := ask(u.formKey(r), callPath(p.Ref.SessionID, p.Ref.ID)+"/again", "Run again", "", "Send this call again, with the same arguments, in the workspace of session "+string(p.Ref.SessionID)+" as it is now? The model of the session does not read its result.")
+	switch {
+	case plan.Delivery == protocol.AtMostOnce:
+		q.Text = "This call must not start twice: its tool says so (delivery at_most_once). " + q.Text
+	case p.In.Effect != nil:
+		q.Text = "This call reached outside of its workspace (" + strings.Join(p.In.Effect.Reaches, ", ") + "). " + q.Text
+	case p.In.Status == string(protocol.StatusOutcomeUnknown):
+		q.Text = "It is not known whether this call has had its effects. " + q.Text
+	default:
+		return &q, ""
+	}
+	q.Sure = "What it does may happen twice. I want that."
+	return &q, ""
+}
+
+// runAgain makes a call again: as a new one, which this server's policy judges.
+func (u *ui) runAgain(w http.ResponseWriter, r *http.Request) error {
+	ctx, cancel := within(r.Context())
+	defer cancel()
+	p, err := u.loadCall(ctx, r)
+	if err != nil {
+		return err
+	}
+	asked, why := u.again(r, p)
+	switch {
+	case asked == nil:
+		return fmt.Errorf("%w: call %s: %s", fleet.ErrInvalid, p.Ref.ID, why)
+	case asked.Sure != "" && r.PostFormValue("sure") != "yes":
+		return fmt.Errorf("%w: call %s: what it does may happen twice: say that this is wanted", fleet.ErrInvalid, p.Ref.ID)
+	}
+	made, err := u.Prepared(ctx, fleet.Call{Tool: p.In.Tool, Arguments: p.In.Arguments, Session: p.Ref.SessionID, ID: protocol.CallID(protocol.NewSessionID())})
+	if err != nil {
+		return err
+	}
+	ref, err := u.Client.Submit(ctx, made)
+	if err != nil {
+		return err
+	}
+	u.redirect(w, r, callPath(ref.SessionID, ref.ID))
+	return nil
+}
