@@ -48,7 +48,7 @@ LONGEST  := $(addprefix ./,test/integration cmd/coordinator test/firsthour test/
 # PKG=./internal/lane runs them all with it. Their times mean less beside many others, so fewer run at once.
 HEAVY     = Test(Cluster|Attachments_Documents|Deploy_EachUser|Redeliver_OutlivesTheLeader|Prefer|Fact|Keep|ResultRead|Toolsets|Command_OfVery|Limits_HoldWhile|Later_Many|Drain_WhatIsOn|Dispatch_Spans|Flood_|Memory_DoesNotGrow|Reader_EndsSoon|Save_EachChange|AsNobody$$|Server_GivesMemory|\w*(ADeepLane|ADeepStream|OnThreeServers|AFloodDelays|BehindAFlood|Thousands|ManyFutures|ManyHeld|TooLargeForTheFleet|TooLargeIsRejected))
 HEAVY_IN  = $$(grep -rlE --include='*_test.go' '^func $(HEAVY)' $(RACED) | xargs -n1 dirname | sort -u | grep -xE '$(RACEDS)' | sed 's,^,./,')
-MODULES  := . tools tools/openapi deploy/compose/check deploy/kubernetes/check
+MODULES  := . tools tools/openapi test/browser deploy/compose/check deploy/kubernetes/check
 PKG      ?= ./...
 CALLS    ?= 100000
 SEED     ?= 0
@@ -181,6 +181,14 @@ http-schemathesis: build ## Try the HTTP API with what schemathesis makes of its
 webhooks: build ## Run the receivers of docs/webhooks.md in Python and TypeScript (needs python3, npm, curl, PyPI and the npm registry)
 	test/interop/webhooks.sh bin/coordinator
 
+.PHONY: browser
+browser: build browser-packages ## Use each page in a real browser, also by keys alone, and check it by axe-core (needs chromium-headless-shell, npm, python3)
+	TOOLFLEET_INTEGRATION=required go -C test/browser test . -count=1 -timeout=60m -v $(if $(RUN),-run '$(RUN)')
+
+.PHONY: browser-packages
+browser-packages:
+	npm --prefix test/browser ci --ignore-scripts --no-audit --no-fund
+
 .PHONY: git
 git: program bin/git-$(GIT)/bin/git ## Hold the guard of git against git GIT, which it builds (GIT=version GIT_SUM=sha256; needs a C compiler, zlib, curl)
 	export PATH="$(CURDIR)/bin/git-$(GIT)/bin:$$PATH" TOOLFLEET_INTEGRATION=required && git --version && \
@@ -296,6 +304,10 @@ bench-sandbox: build ## Measure sandboxes beside plain child processes in the sa
 bench-growth: ## Measure what looking and waiting cost where there are 10, 1,000 and 10,000 lanes, sessions or triggers
 	CGO_ENABLED=0 go test -run '^$$' -bench Growth -benchtime 1x -timeout 1h ./cmd/coordinator/internal/bench
 
+.PHONY: ui-load
+ui-load: build ## Measure the pages of a fleet with 1,000 sessions, 10,000 lanes and a log of a million calls, and 100 watchers
+	TOOLFLEET_INTEGRATION=required go -C test/browser test . -run TestLoad -count=1 -timeout=60m -v -sessions=1000 -lanes=10000 -calls=1000000
+
 .PHONY: bench-cache
 bench-cache: program ## Measure the first go test of a session beside the next one: at most 1.2 times as long
 	CGO_ENABLED=0 go test -tags $(TAG) -run '^$$' -bench BenchmarkCache -benchtime 9x ./test/firsthour
@@ -316,9 +328,10 @@ fuzz: ## Run every fuzz target for FUZZTIME (default 10s) each
 ## Other
 
 .PHONY: screenshots
-screenshots: build bin/screenshots ## Draw docs/images from real sessions with a scripted model
+screenshots: build bin/screenshots ## Draw docs/images from real sessions with a scripted model, and each web page into bin/screenshots-web (needs chromium-headless-shell)
 	mkdir -p .toolfleet/screenshots docs/images
 	bin/screenshots bin/coordinator tools/screenshots/run.script.json examples/wordstats docs/images/run.svg
+	TOOLFLEET_INTEGRATION=required go -C test/browser test . -run TestScreenshots -count=1 -timeout=30m -v -shots=$(CURDIR)/bin/screenshots-web -images=$(CURDIR)/docs/images
 
 .PHONY: clean
 clean: ## Remove what the other targets made

@@ -1,0 +1,204 @@
+//go:build linux
+
+package browser
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The files of the session that repairs a project.
+const (
+	splitFile = `"""Words of a text."""
+
+
+def split(text):
+    """Return the words of text, without what separates them."""
+    words, start = [], None
+    for at, letter in enumerate(text):
+        if letter.isalnum():
+            start = at if start is None else start
+        elif start is not None:
+            words.append(text[start:at])
+            start = None
+    return words
+`
+	splitTest = `import unittest
+
+from split import split
+
+
+class Split(unittest.TestCase):
+    def test_separators(self):
+        self.assertEqual(split("the, quick. "), ["the", "quick"])
+
+    def test_end(self):
+        self.assertEqual(split("the fox"), ["the", "fox"])
+
+
+if __name__ == "__main__":
+    unittest.main()
+`
+	charge = `name: charge
+description: Charge an account.
+parameters: {type: object, properties: {account: {type: string}, seconds: {type: integer}}, required: [account]}
+command: [python3, "-c", "import json, sys, time; a = json.load(sys.stdin); time.sleep(a.get('seconds', 0)); print(json.dumps({'charged': a['account']}))"]
+resources: [{key: "account/{account}"}]
+delivery: idempotent
+timeout: 30m
+`
+	repairPrompt = "The tests of this project fail. Find out why, repair it, and show that they pass."
+)
+
+// scene is a fleet with everything that a page shows: sessions that run, wait and have ended, lanes
+// that are held, a tenant that has reached its limit, and a worker that was lost.
+type scene struct {
+	*world
+
+	browser context.Context //nolint:containedctx // chromedp's handle of the browser
+	models  map[string]string
+	tenant  string // a token of role operate of the tenant acme
+	called  map[string]string
+	tools   string
+}
+
+// newScene starts the fleet. Each test that changes what others look at makes one of its own.
+func newScene(t *testing.T, more ...string) *scene {
+	t.Helper()
+	browser := openBrowser(t)
+	tests := "python3 -m unittest -v test_split"
+	s := &scene{browser: browser, called: map[string]string{}, models: map[string]string{
+		"repair": script(t, "repair",
+			step{Text: "I'll run the tests first, to see what fails.", Calls: []use{shell("c1", tests)}, Usage: object{"input_tokens": 1804, "output_tokens": 41}},
+			step{Text: "A text that ends inside a word loses that word.", Calls: []use{{"c2", "read", object{"path": "split.py"}}, {"c3", "grep", object{"pattern": "split"}}}, Usage: object{"input_tokens": 2112, "output_tokens": 58}},
+			step{
+				Text: "The loop stores a word when a separator follows it, and nothing follows the last one.", Usage: object{"input_tokens": 2870, "output_tokens": 163},
+				Calls: []use{{"c4", "edit", object{"path": "split.py", "old": "    return words\n", "new": "    if start is not None:  # the text ended inside a word\n        words.append(text[start:])\n    return words\n"}}, shell("c5", tests)},
+			},
+			step{Text: "All tests pass. I publish the change.", Calls: []use{shell("c6", "git push origin main")}, Usage: object{"input_tokens": 3105, "output_tokens": 97}},
+			step{Text: "**Repaired**: `split` dropped the last word of a text without a separator at its end.\n\n- `split.py` now stores what is left after the loop\n- all tests pass", Usage: object{"input_tokens": 3300, "output_tokens": 80}},
+			said("There is nothing more to do."), said("There is nothing more to do."),
+		),
+		"note":   script(t, "note", said("I write a note.", shell("n1", "printf 'one\\ntwo\\nthree\\n' > note.txt; seq 1 200")), said("It is **written**."), said("Once more.", shell("n2", "echo four >> note.txt; cat note.txt")), said("Done again."), said("And again.")),
+		"fails":  script(t, "fails", said("I build it.", shell("f1", "echo compiling main.c; echo \"main.c:7: error: expected ';' before '}'\" >&2; exit 2")), said("The build fails: a semicolon is missing in line 7.")),
+		"asks":   script(t, "asks", said("I need to know one thing.", use{"q1", "ask_user", object{"question": "Which database does the report use?", "choices": []string{"orders", "archive"}}}), said("Thank you.")),
+		"agents": script(t, "agents", said("Another one reads it.", use{"g1", "agent", object{"agent": "reviewer", "prompt": "Review split.py."}}), said("The review is done.")),
+		"slow":   script(t, "slow", said("It takes a while.", shell("s1", lines(600))), said("Done.")),
+	}}
+	s.tools = t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(s.tools, "charge.yaml"), []byte(charge), 0o600))
+	story := make([]string, 0, 200)
+	for n := range 200 {
+		story = append(story, fmt.Sprintf("word %d ", n))
+	}
+	s.models["talks"] = script(t, "talks", step{Text: strings.Join(story, "\n\n"), DelayMS: 5, Calls: []use{shell("t1", lines(80))}}, said("That is all."))
+	s.models["brief"] = script(t, "brief", said("Yes."))
+	agents := t.TempDir()
+	reviewer := script(t, "reviewer", said("I look.", shell("r1", "echo reviewed")), said("I found no bug."))
+	require.NoError(t, os.WriteFile(filepath.Join(agents, "reviewer.md"), []byte("---\nname: reviewer\ndescription: Reads code and names bugs.\nmodel: "+reviewer+"\n---\nYou review code.\n"), 0o600))
+	flags := []string{"--tools", s.tools, "--agents", agents, "--policy", written(t, "policy.yaml", "approval: {commands: [git push], timeout: 1h}\n"), "--prices", written(t, "prices.json", `{"as_of": "2026-11-30", "models": {"`+s.models["repair"]+`": {"input": 2, "output": 8, "window": 200000}}}`)}
+	for _, name := range []string{"note", "repair", "fails", "asks", "agents", "slow", "talks", "brief"} { // the first one is the default
+		flags = append(flags, "--model", s.models[name])
+	}
+	s.world = newWorld(t, append(flags, more...)...)
+	s.work("w-1", "--slots", "8", "--tools", s.tools)
+	var made struct{ Token string }
+	s.ask(http.MethodPost, "/v1/tokens", object{"name": "ann", "role": "operate", "tenant": "acme"}, &made)
+	s.tenant = made.Token
+	return s
+}
+
+// lines is a command that writes some lines, slowly. Its policy knows the program that it starts.
+func lines(n int) string {
+	return fmt.Sprintf(`python3 -c "import time
+for n in range(1, %d):
+    print('line', n, flush=True)
+    time.sleep(0.1)"`, n+1)
+}
+
+// lively begins all that a page can show.
+func (s *scene) lively() {
+	s.t.Helper()
+	s.put("repair", "split.py", splitFile)
+	s.put("repair", "test_split.py", splitTest)
+	s.begin("repair", s.models["repair"], repairPrompt, nil)
+	s.begin("note", s.models["note"], "Write a note of three lines.", nil)
+	s.begin("build", s.models["fails"], "Build the program.", nil)
+	s.begin("question", s.models["asks"], "Write the report of this month.", object{"toolsets": []string{"core", "ask"}})
+	s.begin("review", s.models["agents"], "Have the change reviewed.", object{"toolsets": []string{"core", "agents"}})
+	s.begin("long", s.models["slow"], "Count to six hundred.", nil)
+	s.ask(http.MethodPut, "/v1/limits", object{"lane": "account/*", "concurrent": 1}, nil)
+	s.ask(http.MethodPut, "/v1/limits", object{"tenant": "globex", "concurrent": 1}, nil)
+	s.called["holds"] = s.call("billing", "charge", object{"account": "4711", "seconds": 900}, nil)
+	s.running("default", s.called["holds"])
+	for _, name := range []string{"second", "third"} {
+		s.called[name] = s.call("billing", "charge", object{"account": "4711"}, nil)
+	}
+	s.called["globex"] = s.command("globex-report", "sleep 900", object{"tenant": "globex"})
+	s.ask(http.MethodPost, "/v1/schedules", object{"name": "nightly", "cron": "@daily", "turn": object{"prompt": "Update the dependencies."}}, nil)
+	s.state("note", "answered")
+	s.state("build", "answered")
+	s.state("review", "answered")
+}
+
+// loses has a worker that is lost while it runs a call.
+func (s *scene) loses(name, session string) {
+	s.t.Helper()
+	s.work(name, "--pool", "lost")
+	s.called[name] = s.command(session, "sleep 900", object{"pool": "lost"})
+	s.running("lost", s.called[name])
+	s.workers[name].kill()
+}
+
+// running waits until a call of a pool runs.
+func (s *scene) running(pool, call string) {
+	s.t.Helper()
+	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(50 * time.Millisecond) {
+		var got struct {
+			Lanes []struct {
+				Running []struct {
+					CallID string `json:"call_id"`
+				}
+			}
+		}
+		s.ask(http.MethodGet, "/v1/lanes?pool="+pool, nil, &got)
+		for _, l := range got.Lanes {
+			if len(l.Running) > 0 && l.Running[0].CallID == call {
+				return
+			}
+		}
+	}
+	var state any
+	s.ask(http.MethodGet, "/v1/calls/billing/"+call, nil, &state)
+	require.FailNow(s.t, "the call never runs", "%s: %v", call, state)
+}
+
+// put writes a file into the workspace of a session.
+func (s *scene) put(session, path, text string) {
+	s.t.Helper()
+	request, err := http.NewRequestWithContext(s.t.Context(), http.MethodPut, "http://"+s.http+"/v1/sessions/"+session+"/file?"+url.Values{"path": {path}}.Encode(), bodyOf(text))
+	require.NoError(s.t, err)
+	request.Header.Set("Authorization", "Bearer "+s.token)
+	request.Header.Set("Content-Type", "application/octet-stream")
+	answer, err := http.DefaultClient.Do(request)
+	require.NoError(s.t, err)
+	defer answer.Body.Close()
+	require.Less(s.t, answer.StatusCode, 300)
+}
+
+// tab opens a tab that is signed in as the fleet's operator.
+func (s *scene) tab(t *testing.T) *tab {
+	t.Helper()
+	tb := newTab(t, s.browser, "http://"+s.http+"/ui")
+	tb.signIn(s.token)
+	return tb
+}
