@@ -12,6 +12,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/access/oidc"
@@ -29,18 +30,26 @@ import (
 
 // webFlags are about clients of the HTTP API.
 type webFlags struct {
-	HTTP            string `name:"http" placeholder:"ADDR" brief:"Address of the HTTP API, as in 127.0.0.1:7070." help:"Address to serve the HTTP API on, as in 127.0.0.1:7070, or unix:PATH for a socket. coordinator http needs none: it takes a free port."`
-	HTTPTokens      string `name:"http-tokens" placeholder:"FILE" help:"File of bearer tokens for clients of the HTTP API, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Default: the tokens of the fleet (coordinator token) and, on loopback, one token in a file that is named at the start."`
-	HTTPTLSCert     string `name:"http-tls-cert" placeholder:"FILE" help:"Certificate (PEM) with which the HTTP API is served over TLS; needs --http-tls-key."`
-	HTTPTLSKey      string `name:"http-tls-key" placeholder:"FILE" help:"Private key (PEM) of the certificate."`
-	HTTPBehindProxy bool   `name:"http-behind-proxy" help:"The address is reached through a proxy that ends TLS: plain HTTP on an address other than loopback is allowed, and so is any host name on loopback."`
-	HTTPRate        int    `name:"http-rate" default:"1000" placeholder:"N" help:"Maximum number of requests of a client in a second, on average; 0 is no limit."`
-	HTTPOpen        int    `name:"http-open" default:"1024" placeholder:"N" help:"Maximum number of requests and streams of a client that are open at once; 0 is no limit."`
+	HTTP            string        `name:"http" placeholder:"ADDR" brief:"Address of the HTTP API, as in 127.0.0.1:7070." help:"Address to serve the HTTP API on, as in 127.0.0.1:7070, or unix:PATH for a socket. coordinator http needs none: it takes a free port."`
+	HTTPTokens      string        `name:"http-tokens" placeholder:"FILE" help:"File of bearer tokens for clients of the HTTP API, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Default: the tokens of the fleet (coordinator token) and, on loopback, one token in a file that is named at the start."`
+	HTTPTLSCert     string        `name:"http-tls-cert" placeholder:"FILE" help:"Certificate (PEM) with which the HTTP API is served over TLS; needs --http-tls-key."`
+	HTTPTLSKey      string        `name:"http-tls-key" placeholder:"FILE" help:"Private key (PEM) of the certificate."`
+	HTTPBehindProxy bool          `name:"http-behind-proxy" help:"The address is reached through a proxy that ends TLS: plain HTTP on an address other than loopback is allowed, and so is any host name on loopback."`
+	HTTPRate        int           `name:"http-rate" default:"1000" placeholder:"N" help:"Maximum number of requests of a client in a second, on average; 0 is no limit."`
+	IndexAge        time.Duration `name:"index-age" hidden:"" default:"0s" help:"How long the log of calls and the index of searches have what was done, at least 1h; 0 means what their file has from the last process that set it, or else for ever."`
+	IndexSize       cli.Size      `name:"index-size" hidden:"" default:"0" placeholder:"SIZE" help:"Maximum size of the log of calls and the index of searches, at least 16M; the oldest calls and texts leave it first. 0 means what their file has from the last process that set it, or else 2G."`
+	HTTPOpen        int           `name:"http-open" default:"1024" placeholder:"N" help:"Maximum number of requests and streams of a client that are open at once; 0 is no limit."`
 }
 
 // check checks the flags and reads the tokens. others says that clients may have tokens that are in
 // no file.
 func (f *webFlags) check(others bool) (tokens []access.Token, err error) {
+	if f.IndexAge != 0 && f.IndexAge < time.Hour {
+		return nil, cli.Usagef("--index-age %s: must be 0, or at least 1h", f.IndexAge)
+	}
+	if f.IndexSize != 0 && f.IndexSize < 16<<20 {
+		return nil, cli.Usagef("--index-size %s: must be 0, or at least 16M", f.IndexSize)
+	}
 	if f.HTTPRate < 0 || f.HTTPOpen < 0 {
 		return nil, cli.Usagef("--http-rate %d, --http-open %d: must be 0 or more", f.HTTPRate, f.HTTPOpen)
 	}
@@ -206,7 +215,7 @@ func (c *localSite) serveLocal(ctx context.Context, p program, of siteOf) (err e
 	defer over()
 	ctx, env, err := environment.Open(ctx, environment.Options{
 		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: "coordinator " + of.command}, Flags: &c.Flags, Session: &c.SessionFlags,
-		ID: session, Workspace: workspace, Warn: p.warn, Alert: p.warn, Busy: func(string) {},
+		ID: session, Workspace: workspace, Warn: p.warn, Alert: p.warn, Busy: func(string) {}, IndexAge: c.IndexAge, IndexBytes: int64(c.IndexSize),
 	})
 	if errors.Is(err, public.ErrSessionBusy) {
 		busy, _, _ := strings.Cut(err.Error(), ";") // what other commands can do is behind it

@@ -36,6 +36,7 @@ type grammar struct {
 	Run        runCommand        `cmd:"" help:"Run a session: the model works on PROMPT with tools until it answers."`
 	Chat       chatCommand       `cmd:"" help:"Talk with a model that works with tools: turn after turn in one session, at this terminal."`
 	Call       callCommand       `cmd:"" help:"Call one tool without a model and print its result as JSON."`
+	Calls      callsCommand      `cmd:"" help:"Print the log of calls that ended: how, when, and what they waited for."`
 	Serve      serveCommand      `cmd:"" help:"Run sessions for others until stopped."`
 	Submit     submitCommand     `cmd:"" help:"Send a prompt to a serving coordinator, and follow the session."`
 	Mcp        mcpCommand        `cmd:"" help:"Offer the tools to an agent by the Model Context Protocol, on stdin and stdout or over HTTP."`
@@ -88,6 +89,7 @@ func examples() map[string][]string {
 		},
 		"chat":           {`coordinator chat --model openai:gpt-4.1`, `coordinator chat --continue`},
 		"call":           {`coordinator call bash '{"command":"go version"}'`, `coordinator call --session last read '{"path":"go.mod"}'`},
+		"calls":          {`coordinator calls --since 1h --status failed,timeout`, `coordinator calls --session last --follow`, `coordinator calls --text '"no space left"' --csv`},
 		"serve":          {`coordinator serve --model openai:gpt-4.1`, `coordinator serve --nats nats://nats1:4222 --model openai:gpt-4.1 --http 127.0.0.1:7070`},
 		"submit":         {`coordinator submit --nats nats://nats1:4222 --workspace . "Repair the build."`, `coordinator submit --nats nats://nats1:4222 --detach "Repair the build."`},
 		"mcp":            {`coordinator mcp --workspace ~/src/project`, `coordinator mcp --listen 127.0.0.1:7080 --nats nats://nats1:4222`},

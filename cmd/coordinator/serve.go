@@ -227,6 +227,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	defer stop()
 	ctx, env, err := environment.Open(ctx, environment.Options{
 		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: "coordinator serve"}, Flags: &environment.Flags{FleetFlags: c.FleetFlags}, Listen: c.Listen, Plain: c.ListenTLS == "never", TLS: c.ListenTLS == "always", Warn: p.warn,
+		IndexAge: c.IndexAge, IndexBytes: int64(c.IndexSize),
 	})
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -23,6 +24,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/fleettest"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 	"github.com/toolfleet/toolfleet/pkg/tools/policy"
@@ -104,6 +106,43 @@ func TestCalls_ACallIsSentAndItsResultRead(t *testing.T) {
 }
 
 // What no process would run is refused, and not accepted for ever.
+// The log of calls comes in pages, with filters, and names what is wrong with them.
+func TestCalls_TheLogHasPages(t *testing.T) {
+	t.Parallel()
+	s := start(t, nil)
+	for i := range 5 {
+		body := fmt.Sprintf(`{"tool": "bash", "arguments": {"command": "echo number%d; exit %d"}, "session_id": "s%d"}`, i, i, i%2)
+		require.Equal(t, 202, s.ask(t, "POST", "/v1/calls?wait_ms=60000", body, nil, "Idempotency-Key", fmt.Sprintf("c%d", i)))
+	}
+	var got []string
+	for path := "/v1/calls?tool=bash&limit=2"; ; {
+		var page report.CallLog
+		require.Equal(t, 200, s.ask(t, "GET", path, "", &page))
+		for i := range page.Calls {
+			got = append(got, string(page.Calls[i].CallID))
+		}
+		if page.Next == "" {
+			break
+		}
+		path = "/v1/calls?tool=bash&limit=2&after=" + page.Next
+	}
+	require.Equal(t, []string{"c4", "c3", "c2", "c1", "c0"}, got)
+	var page report.CallLog
+	require.Equal(t, 200, s.ask(t, "GET", "/v1/calls?session=s1&text=number3&status=ok,failed", "", &page))
+	require.Len(t, page.Calls, 1)
+	var call report.LoggedCall
+	require.Equal(t, 200, s.ask(t, "GET", "/v1/calls/s1/c3/log", "", &call))
+	require.Equal(t, page.Calls[0], call)
+	require.Contains(t, call.Output, "number3")
+	var rates report.CallRates
+	require.Equal(t, 200, s.ask(t, "GET", "/v1/calls/rates?step_ms=3600000&tool=bash", "", &rates))
+	require.Equal(t, 5, rates.Buckets[0].Calls)
+	for _, bad := range []string{"?status=bad", "?after=x", "?text=!", "/rates?step_ms=1000"} {
+		require.Equal(t, 422, s.ask(t, "GET", "/v1/calls"+bad, "", nil), bad)
+	}
+	require.Equal(t, 404, s.ask(t, "GET", "/v1/calls/s0/c3/log", "", nil))
+}
+
 func TestSessions_WithoutAModelAndWithoutFiles(t *testing.T) {
 	t.Parallel()
 	s := start(t, func(o *httpapi.Options) { o.NoTurns = true })
@@ -153,6 +192,15 @@ func TestCalls_HooksDecide(t *testing.T) {
 			require.NotContains(t, string(body), "secret")
 		}
 	}
+	for _, path := range []string{"/v1/calls", "/v1/calls/" + string(state.SessionID) + "/mine/log"} {
+		status, body := s.send(t, "GET", path, "")
+		require.Equal(t, 200, status)
+		require.Contains(t, string(body), `"call_id":"mine"`)
+		require.NotContains(t, string(body), "secret", "the log has what hooks have not seen")
+	}
+	var log report.CallLog
+	require.Equal(t, 200, s.ask(t, "GET", "/v1/calls?text=secret", "", &log))
+	require.Empty(t, log.Calls)
 	var problem httpapi.Problem
 	require.Equal(t, 403, s.ask(t, "POST", "/v1/calls", `{"tool": "bash", "arguments": {"command": "rm x"}}`, &problem))
 	require.Contains(t, problem.Detail, "A hook refused the call: no go")

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -13,6 +14,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -232,6 +234,7 @@ func (a *api) calls() {
 			return done(err)
 		})
 	a.callEvents(tag)
+	a.callLog(tag)
 	huma.Register(a.huma, operation(http.MethodGet, "/tools", "list-tools", tag, "List the tools that calls may name"),
 		func(context.Context, *struct{}) (*answer[ToolList], error) {
 			list := ToolList{Tools: []ToolInfo{}}
@@ -241,6 +244,71 @@ func (a *api) calls() {
 				}
 			}
 			return answered(list, nil)
+		})
+}
+
+// CallFilter says which calls of the log are wanted.
+type CallFilter struct {
+	Session protocol.SessionID `query:"session" maxLength:"64" doc:"Session of the calls."`
+	Call    protocol.CallID    `query:"call" maxLength:"64" doc:"Id of the calls, in any session."`
+	Tool    string             `query:"tool" maxLength:"300" doc:"Name of the tool."`
+	Status  string             `query:"status" maxLength:"100" doc:"Statuses, separated by commas: ok, failed, timeout, cancelled, rejected, outcome_unknown."`
+	Lane    string             `query:"lane" maxLength:"600" doc:"Lane, as POOL/LANE or in any pool."`
+	Tenant  protocol.Tenant    `query:"tenant" maxLength:"32" doc:"Tenant of the calls."`
+	Worker  protocol.WorkerID  `query:"worker" maxLength:"300" doc:"Worker that answered."`
+	Since   time.Time          `query:"since" doc:"The calls ended at this time or later."`
+	Until   time.Time          `query:"until" doc:"The calls ended before this time."`
+}
+
+func (f *CallFilter) query() fleet.CallQuery {
+	q := fleet.CallQuery{Session: f.Session, Call: f.Call, Tool: f.Tool, Lane: f.Lane, Tenant: f.Tenant, Worker: f.Worker, Since: f.Since, Until: f.Until}
+	for status := range strings.SplitSeq(f.Status, ",") {
+		if status != "" {
+			q.Status = append(q.Status, protocol.Status(status))
+		}
+	}
+	return q
+}
+
+// callLog registers operations on the log of calls.
+func (a *api) callLog(tag string) {
+	huma.Register(a.huma, operation(http.MethodGet, "/calls", "list-calls", tag, "List the calls that ended, the last one first"),
+		func(ctx context.Context, in *struct {
+			CallFilter
+			Text  string `query:"text" maxLength:"500" doc:"Words that must all be in the input, or in the output, as in search-sessions."`
+			After string `query:"after" maxLength:"64" doc:"next of the page before."`
+			Limited
+		},
+		) (*answer[report.CallLog], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			q := in.query()
+			q.Text, q.After, q.Limit, q.Journaled = in.Text, in.After, in.Limit, len(a.Hooks) > 0
+			return answered(a.Client.Calls(ctx, q))
+		})
+	huma.Register(a.huma, operation(http.MethodGet, "/calls/rates", "get-call-rates", tag, "Count the calls that ended in each step of a time, and how long they took"),
+		func(ctx context.Context, in *struct {
+			CallFilter
+			Step int64 `query:"step_ms" minimum:"1000" maximum:"31622400000" default:"60000" doc:"Length of a step, in milliseconds. At most 1,000 steps. Default of the time: the last hour."`
+		},
+		) (*answer[report.CallRates], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			return answered(a.Client.CallRates(ctx, in.query(), milliseconds(in.Step)))
+		})
+	huma.Register(a.huma, operation(http.MethodGet, "/calls/{session}/{call}/log", "get-logged-call", tag, "Get a call of the log, with its input and output"),
+		func(ctx context.Context, in *CallPath) (*answer[report.LoggedCall], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			call, err := a.Client.LoggedCall(ctx, in.ref())
+			if err == nil && len(a.Hooks) > 0 { // they have not seen the texts that no journal has
+				page, err := a.Client.Calls(ctx, fleet.CallQuery{Session: in.Session, Call: in.Call, Limit: 1, Whole: true, Journaled: true})
+				if err != nil || len(page.Calls) == 0 {
+					return nil, problem(cmp.Or(err, fleet.ErrNotFound))
+				}
+				call = page.Calls[0]
+			}
+			return answered(call, err)
 		})
 }
 

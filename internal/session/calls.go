@@ -204,8 +204,11 @@ func (r *Reader) Approvals(ctx context.Context) ([]report.Question, error) {
 	return approvals, err
 }
 
-// listResults lists the results of the session that there are now.
+// listResults lists the results of the session that there are now and that do not stay.
 func (r *remover) listResults(ctx context.Context, p *part) (err error) {
+	if r.options.Used {
+		return nil
+	}
 	p.settled, err = r.settledCalls(ctx, p)
 	return err
 }

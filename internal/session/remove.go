@@ -52,7 +52,7 @@ type Options struct {
 	// Force removes a busy session too: its calls are cancelled, and its turn ends.
 	Force bool
 	// Used says that the session is one of single calls, which has no journal, and a workspace as
-	// far as the caller knows.
+	// far as the caller knows. Its results stay until they are too old, for the log of calls.
 	Used bool
 	// Before is called when nothing refuses the removal, and nothing is removed yet; nil is none.
 	Before func(ctx context.Context) error
@@ -110,7 +110,7 @@ func Remove(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, o Option
 			return r.removed, fmt.Errorf("remove session %s: %w; some of it may be left: remove it again", id, err)
 		}
 	}
-	if f.Removed != nil {
+	if f.Removed != nil && !o.Used {
 		if err := f.Removed(ctx, id); err != nil {
 			return r.removed, fmt.Errorf("remove session %s: its text is still in the index of sessions: %w; remove it again", id, err)
 		}

@@ -31,13 +31,18 @@ type CallQuery struct {
 	After string
 	// Limit bounds the number of calls of a page, up to 1,000; 0 means 50.
 	Limit int
+	// Whole returns inputs and outputs as long as the log has them: 16 KiB, and not 400 bytes.
+	Whole bool
+	// Journaled leaves out inputs and outputs that no session's journal has, for readers who get
+	// results as hooks have changed them: journals have them so.
+	Journaled bool
 }
 
 // query is the query of the index, as the principal of ctx may see it.
 func (q *CallQuery) query(ctx context.Context) index.Calls {
 	made := index.Calls{
 		Session: q.Session, Call: q.Call, Tool: q.Tool, Status: q.Status, Lane: q.Lane, Tenant: q.Tenant, Worker: q.Worker,
-		Since: q.Since, Until: q.Until, Text: q.Text, After: q.After, Limit: q.Limit,
+		Since: q.Since, Until: q.Until, Text: q.Text, After: q.After, Limit: q.Limit, Whole: q.Whole, Journaled: q.Journaled,
 	}
 	if judge.Bounded(ctx) {
 		made.Reach = judge.Of(ctx).Reach()

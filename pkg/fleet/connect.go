@@ -22,6 +22,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/natsio/shared"
 	"github.com/toolfleet/toolfleet/internal/session"
+	"github.com/toolfleet/toolfleet/internal/session/index"
 	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire/signing"
@@ -66,6 +67,11 @@ type Options struct {
 	// Index is the directory of the index that [Sessions.Search] makes. "" means one in Data, or
 	// for a fleet elsewhere one in the user's cache directory.
 	Index string
+	// IndexAge is how long the index has texts and calls, at least an hour, and IndexBytes its size,
+	// at least 16 MiB, beyond which the oldest leave it. 0 means what the index has from the last
+	// process that set it, or else for ever and 2 GiB.
+	IndexAge   time.Duration
+	IndexBytes int64
 	// TracerProvider and MeterProvider make spans and metrics; nil means the global ones of
 	// OpenTelemetry.
 	TracerProvider trace.TracerProvider
@@ -124,6 +130,8 @@ func (o *Options) validate() error {
 	if err := workspace.CheckURL(o.Bodies); err != nil {
 		fault(true, "%v", err)
 	}
+	fault(o.IndexAge != 0 && o.IndexAge < time.Hour, "index age %s: must be 0, or at least 1h", o.IndexAge)
+	fault(o.IndexBytes != 0 && o.IndexBytes < 16<<20, "index size %d: must be 0, or at least 16 MiB", o.IndexBytes)
 	storage := natsio.Storage(o.Storage)
 	return errors.Join(append(faults, storage.Validate())...)
 }
@@ -178,7 +186,7 @@ func Connect(ctx context.Context, options Options) (*Client, error) {
 	}
 	c.logger, c.ledger = c.inner.Logger, loop.NewLedger(c.inner.Journal)
 	c.open, c.close = context.WithCancelCause(context.WithoutCancel(ctx))
-	c.index = &searchIndex{inner: c.inner, dir: options.Index}
+	c.index = &searchIndex{inner: c.inner, dir: options.Index, options: index.Options{MaxAge: options.IndexAge, MaxBytes: options.IndexBytes}}
 	switch {
 	case c.index.dir != "":
 	case options.Shared != nil:

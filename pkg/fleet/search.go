@@ -64,8 +64,9 @@ const indexDir = "index"
 
 // searchIndex is the index of a client, which its first use opens.
 type searchIndex struct {
-	inner *fleet.Fleet
-	dir   string // "" until it is known
+	inner   *fleet.Fleet
+	dir     string // "" until it is known
+	options index.Options
 
 	mu     sync.Mutex
 	opened *index.Index
@@ -86,14 +87,15 @@ func (s *searchIndex) open(ctx context.Context) (*index.Index, error) {
 	if err != nil {
 		return nil, err
 	}
-	parts := map[string]jetstream.JetStream{}
+	options, parts := s.options, map[string]jetstream.JetStream{}
 	named := map[*fleet.Fleet]bool{s.inner: true}
 	for _, pool := range slices.Sorted(maps.Keys(s.inner.Pools)) { // each part has the name of its first pool
 		if part := s.inner.Pools[pool]; !named[part] {
 			named[part], parts[string(pool)] = true, part.JS
 		}
 	}
-	s.opened, err = index.Open(ctx, s.inner.JS, s.inner.Name, dir, index.Options{Parts: parts})
+	options.Parts = parts
+	s.opened, err = index.Open(ctx, s.inner.JS, s.inner.Name, dir, options)
 	return s.opened, err
 }
 

@@ -21,6 +21,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/fleet"
@@ -72,6 +73,9 @@ type Options struct {
 	Workspace string
 	// Template is what an empty workspace elsewhere begins with.
 	Template *TemplateFlag
+	// IndexAge and IndexBytes are those of [public.Options].
+	IndexAge   time.Duration
+	IndexBytes int64
 	// Temporary removes the data directory at the end, unless --data names one.
 	Temporary bool
 	// Listen is the address of the server in this process; "" does not listen.

@@ -148,6 +148,7 @@ func (f *FleetFlags) connect(ctx context.Context, e *Environment) (err error) {
 	options := f.options(f.Nats, o.Client, o.Logger, e.opened)
 	options.Data, options.Listen, options.Notify, options.Storage = data, o.Listen, o.Warn, public.Storage(f.Bounds())
 	options.Plain, options.TLS = o.Plain, o.TLS
+	options.IndexAge, options.IndexBytes = o.IndexAge, o.IndexBytes
 	ends := func(reason error) {
 		o.Program.End(reason)
 		e.Fleet.NC.Close() // requests to it then fail at once

@@ -24,7 +24,7 @@ const (
 	MaxCalls     = 1000 // of a page
 	defaultCalls = 50
 	MaxBuckets   = 1000
-	scanned      = 10_000 // passages with the words of a query that are looked at for one page
+	scanned      = 5000 // passages with the words of a query that are looked at for one page
 	updateTime   = 2 * time.Second
 )
 
@@ -47,6 +47,8 @@ type Calls struct {
 	After string
 	// Limit bounds the number of calls of a page, up to [MaxCalls]; 0 means 50.
 	Limit int
+	// Journaled leaves out texts that no journal has.
+	Journaled bool
 	// Whole returns texts as long as the file has them.
 	Whole bool
 	// May judges whether a principal may see the calls of an owner: [judge.ErrRefused] leaves them
@@ -146,26 +148,33 @@ func (q *Calls) conditions() (where []string, args []any) {
 	return where, args
 }
 
-// columns are those of a call, in the order in which [readCall] reads them, but for the last one,
-// the id of a cursor. Sessions that are being copied are not shown.
-const columns = `c.finished, s.name, c.call, c.turn, c.step, c.idx, c.tool, c.attempt, c.pool, c.lane, c.resources, c.tenant, c.owner,
+// columns are those of a call, in the order in which [readCall] reads them. Calls of sessions that
+// are being copied are not shown.
+const columns = `c.id, c.finished, s.name, c.call, c.turn, c.step, c.idx, c.tool, c.attempt, c.pool, c.lane, c.resources, c.tenant, c.owner,
   c.accepted, coalesce(c.started, 0), c.status, c.code, c.error, c.worker, c.level, c.checkpoint, coalesce(c.run_ms, 0), coalesce(c.queue_ms, 0),
   coalesce(c.not_before_ms, 0), coalesce(c.slot_ms, 0), coalesce(c.lane_ms, 0), coalesce(c.after_ms, 0), coalesce(c.limit_ms, 0), coalesce(c.rate_ms, 0), coalesce(c.pause_ms, 0),
   coalesce(c.model_ms, 0), coalesce(c.person_ms, 0), substr(coalesce(i.body, ''), 1, ?), substr(coalesce(o.body, ''), 1, ?)`
 
-const joins = ` JOIN session s ON s.id = c.session LEFT JOIN entry i ON i.id = c.input LEFT JOIN entry o ON o.id = c.output WHERE s.copies = ''`
+// joins are the tables of columns.
+func (q *Calls) joins() string {
+	input, output := "i.id = c.input", "o.id = c.output"
+	if q.Journaled {
+		input, output = input+" AND i.role = 'call'", output+" AND o.role = 'result'"
+	}
+	return " JOIN session s ON s.id = c.session LEFT JOIN entry i ON " + input + " LEFT JOIN entry o ON " + output + " WHERE s.copies = ''"
+}
 
-// readCall reads a row of columns, and the id of its cursor.
-func readCall(rows *sql.Rows, most int) (at cursor, c report.LoggedCall, err error) {
+// readCall reads a row of columns, with more behind them.
+func readCall(row interface{ Scan(into ...any) error }, most int, more ...any) (at cursor, c report.LoggedCall, err error) {
 	var pool, lane, resources, code, message string
 	var accepted, started int64
 	waits := &c.Waits
-	err = rows.Scan(
-		&at.finished, &c.SessionID, &c.CallID, &c.Turn, &c.Step, &c.Index, &c.Tool, &c.Attempt, &pool, &lane, &resources, &c.Tenant, &c.Owner,
+	err = row.Scan(append([]any{
+		&at.id, &at.finished, &c.SessionID, &c.CallID, &c.Turn, &c.Step, &c.Index, &c.Tool, &c.Attempt, &pool, &lane, &resources, &c.Tenant, &c.Owner,
 		&accepted, &started, &c.Status, &code, &message, &c.WorkerID, &c.Level, &c.Checkpoint, &c.RunMS, &waits.QueueMS,
 		&waits.NotBeforeMS, &waits.SlotMS, &waits.LaneMS, &waits.AfterMS, &waits.LimitMS, &waits.RateMS, &waits.PauseMS,
-		&waits.ModelMS, &waits.PersonMS, &c.Input, &c.Output, &at.id,
-	)
+		&waits.ModelMS, &waits.PersonMS, &c.Input, &c.Output,
+	}, more...)...)
 	if err != nil {
 		return at, c, err
 	}
@@ -272,18 +281,6 @@ func (q *Calls) most() int {
 	return passageBytes
 }
 
-// shows reports whether the principal may see a call.
-func (q *Calls) shows(ctx context.Context, c *report.LoggedCall) (bool, error) {
-	if q.May == nil {
-		return true, nil
-	}
-	err := q.May(ctx, judge.Owner{Tenant: c.Tenant, By: c.Owner})
-	if errors.Is(err, judge.ErrRefused) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
 // page adds the calls behind a cursor, and names the next page. The rows are found in the indexes
 // alone: other rows and their texts are not read.
 func (q *Calls) page(ctx context.Context, o *opened, from *cursor, page *report.CallLog) error {
@@ -291,36 +288,8 @@ func (q *Calls) page(ctx context.Context, o *opened, from *cursor, page *report.
 	if from != nil {
 		where, args = append(where, "(c.finished, c.id) < (?, ?)"), append(args, from.finished, from.id)
 	}
-	query := "SELECT " + columns + ", c.id FROM (SELECT * FROM call c WHERE " + strings.Join(where, " AND ") + " ORDER BY c.finished DESC, c.id DESC LIMIT ?) c" +
-		joins + " ORDER BY c.finished DESC, c.id DESC"
-	return q.add(ctx, o, page, query, slices.Concat([]any{q.most(), q.most()}, args, []any{q.Limit + 1}))
-}
-
-// withWords adds the calls with some words, by the passages that have them: a call that has two is
-// found by the last one. It looks at the passages of a page alone, so a page may be short.
-func (q *Calls) withWords(ctx context.Context, o *opened, words string, from *cursor, page *report.CallLog) error {
-	below, first := always, int64(0)
-	if from != nil {
-		below = from.id
-	}
-	err := o.read.QueryRowContext(ctx, "SELECT rowid FROM word WHERE word MATCH ? AND rowid < ? ORDER BY rowid DESC LIMIT 1 OFFSET ?", words, below, scanned-1).Scan(&first)
-	if err != nil && !errors.Is(err, sql.ErrNoRows) {
-		return err
-	}
-	where, args := q.conditions()
-	query := "SELECT " + columns + `, e.id FROM (SELECT rowid AS id FROM word WHERE word MATCH ? AND rowid < ? AND rowid >= ? ORDER BY rowid DESC) p
-  CROSS JOIN entry e ON e.id = p.id CROSS JOIN call c ON c.session = e.session AND c.call = e.call AND e.id IN (c.input, c.output)` + joins + " AND " + strings.Join(where, " AND ") + `
-  AND NOT EXISTS (SELECT 1 FROM word WHERE word MATCH ? AND rowid = max(c.input, c.output) AND rowid > e.id) ORDER BY e.id DESC LIMIT ?`
-	err = q.add(ctx, o, page, query, slices.Concat([]any{q.most(), q.most(), words, below, first}, args, []any{words, q.Limit + 1}))
-	if page.Next == "" && first > 0 {
-		page.Next = cursor{id: first}.String()
-	}
-	return err
-}
-
-// add adds the calls of a query that has one more than the page.
-func (q *Calls) add(ctx context.Context, o *opened, page *report.CallLog, query string, args []any) error {
-	rows, err := o.read.QueryContext(ctx, query, args...)
+	rows, err := o.read.QueryContext(ctx, "SELECT "+columns+" FROM (SELECT * FROM call c WHERE "+strings.Join(where, " AND ")+" ORDER BY c.finished DESC, c.id DESC LIMIT ?) c"+
+		q.joins()+" ORDER BY c.finished DESC, c.id DESC", slices.Concat([]any{q.most(), q.most()}, args, []any{q.Limit + 1})...)
 	if err != nil {
 		return err
 	}
@@ -336,16 +305,97 @@ func (q *Calls) add(ctx context.Context, o *opened, page *report.CallLog, query 
 			break
 		}
 		last = at
-		shown, err := q.shows(ctx, &c)
-		if err != nil {
+		if err := q.add(ctx, page, &c); err != nil {
 			return err
-		}
-		if shown {
-			page.Calls = append(page.Calls, c)
 		}
 	}
 	return rows.Err()
 }
+
+// add adds a call that the principal may see.
+func (q *Calls) add(ctx context.Context, page *report.CallLog, c *report.LoggedCall) error {
+	if q.May != nil {
+		err := q.May(ctx, judge.Owner{Tenant: c.Tenant, By: c.Owner})
+		if errors.Is(err, judge.ErrRefused) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	page.Calls = append(page.Calls, *c)
+	return nil
+}
+
+// withWords adds the calls with some words, by the passages that have them: a call that has two is
+// found by the last one. It looks at some passages for one page, so a page may be short.
+func (q *Calls) withWords(ctx context.Context, o *opened, words string, from *cursor, page *report.CallLog) (err error) {
+	below := always
+	if from != nil {
+		below = from.id
+	}
+	passages, err := passagesOf(ctx, o, words, below)
+	if err != nil {
+		return err
+	}
+	where, args := q.conditions()
+	if q.Journaled {
+		where = append(where, "e.role IN ('call', 'result')")
+	}
+	find, err := o.read.PrepareContext(ctx, "SELECT "+columns+`, max(c.input, c.output) FROM (SELECT c.* FROM entry e JOIN call c ON c.session = e.session AND c.call = e.call AND e.id IN (c.input, c.output)
+  WHERE e.id = ? AND `+strings.Join(where, " AND ")+") c"+q.joins())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, find.Close()) }()
+	for i, passage := range passages {
+		if len(page.Calls) == q.Limit {
+			page.Next = cursor{id: passages[i-1]}.String()
+			return nil
+		}
+		var c report.LoggedCall
+		var later int64 // the last text of the call
+		_, c, err := readCall(find.QueryRowContext(ctx, slices.Concat([]any{q.most(), q.most(), passage}, args)...), q.most(), &later)
+		has := false
+		if err == nil && later > passage {
+			err = o.read.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM word WHERE word MATCH ? AND rowid = ?)", words, later).Scan(&has)
+		}
+		if errors.Is(err, sql.ErrNoRows) || err == nil && has { // of no call that is wanted, or of one that was found
+			continue
+		}
+		if err == nil {
+			err = q.add(ctx, page, &c)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if len(passages) == scanned {
+		page.Next = cursor{id: passages[scanned-1]}.String()
+	}
+	return nil
+}
+
+// passagesOf returns the passages that have some words and are below an id, the last one first, as
+// many as are looked at for one page.
+func passagesOf(ctx context.Context, o *opened, words string, below int64) (ids []int64, err error) {
+	rows, err := o.read.QueryContext(ctx, "SELECT rowid FROM word WHERE word MATCH ? AND rowid < ? ORDER BY rowid DESC LIMIT ?", words, below, scanned)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id int64
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		ids = append(ids, id)
+	}
+	return ids, rows.Err()
+}
+
+// ErrBehind means that the log is not up to date, and may have a call later.
+var ErrBehind = errors.New("the log of calls does not have it yet: it is being brought up to date")
 
 // Call returns a call of the log, the last one with its id if no session is named. The error wraps
 // [codes.ErrNotFound] if there is none that the principal may see.
@@ -358,7 +408,7 @@ func (x *Index) Call(ctx context.Context, q Calls) (report.LoggedCall, error) {
 	case len(page.Calls) > 0:
 		return page.Calls[0], nil
 	case page.Behind:
-		return report.LoggedCall{}, codes.As(codes.ErrNotFound, fmt.Errorf("the log has no call %s yet: it is being brought up to date", q.Call))
+		return report.LoggedCall{}, codes.As(codes.ErrNotFound, fmt.Errorf("%w: call %s", ErrBehind, q.Call))
 	}
 	return report.LoggedCall{}, codes.As(codes.ErrNotFound, fmt.Errorf("the log has no call %s", q.Call))
 }

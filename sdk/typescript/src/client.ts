@@ -2,7 +2,7 @@ import { start, type Embedded, type EmbeddedOptions } from "./embedded.js";
 import { ofProblem, type ToolfleetError } from "./errors.js";
 import { Transport, type TransportOptions } from "./http.js";
 import { Future, keyed, Session, Turn } from "./session.js";
-import type { Arguments, CallOptions, CallResult, Found, Limit, NewSchedule, NewToken, NewWebhook, Question, Schedule, SessionInfo, ToolInfo, TurnOptions, Worker } from "./types.js";
+import type { Arguments, CallFilter, CallLog, CallOptions, CallRates, CallResult, Found, Limit, LoggedCall, NewSchedule, NewToken, NewWebhook, Question, Schedule, SessionInfo, ToolInfo, TurnOptions, Worker } from "./types.js";
 
 /**
  * A client of a fleet over HTTP.
@@ -64,6 +64,21 @@ export class Client implements AsyncDisposable {
   /** A call that was sent before, also by another program. */
   future(sessionId: string, callId: string): Future {
     return new Future(this, sessionId, callId);
+  }
+
+  /** A page of the log of calls that ended, the last one first. With `after`, the `next` of a page, it is the page behind that. */
+  async calls(filter: CallFilter = {}): Promise<CallLog> {
+    return this.transport.json("get", "/v1/calls", { query: filter });
+  }
+
+  /** A call of the log, with its input and output. */
+  async loggedCall(sessionId: string, callId: string): Promise<LoggedCall> {
+    return this.transport.json("get", "/v1/calls/{session}/{call}/log", { path: { session: sessionId, call: callId } });
+  }
+
+  /** How many calls ended in each step of a time, and how long they took. Without a time it is the last hour. */
+  async callRates(filter: Omit<CallFilter, "text" | "after" | "limit"> & { step_ms?: number } = {}): Promise<CallRates> {
+    return this.transport.json("get", "/v1/calls/rates", { query: filter });
   }
 
   /** The tools that calls may name. */

@@ -11,7 +11,8 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        get?: never;
+        /** List the calls that ended, the last one first */
+        get: operations["list-calls"];
         put?: never;
         /** Send a call */
         post: operations["send-call"];
@@ -32,6 +33,23 @@ export interface paths {
         put?: never;
         /** Send many calls, in order */
         post: operations["send-calls"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/calls/rates": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Count the calls that ended in each step of a time, and how long they took */
+        get: operations["get-call-rates"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -81,6 +99,23 @@ export interface paths {
         };
         /** Follow the output of a call, and its result */
         get: operations["follow-call"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/calls/{session}/{call}/log": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Get a call of the log, with its input and output */
+        get: operations["get-logged-call"];
         put?: never;
         post?: never;
         delete?: never;
@@ -1086,6 +1121,38 @@ export interface components {
         CallList: {
             calls: components["schemas"]["SentCall"][];
         };
+        CallLog: {
+            behind?: boolean;
+            calls: components["schemas"]["LoggedCall"][];
+            next?: string;
+            /** Format: date-time */
+            since?: string;
+        };
+        CallRate: {
+            /** Format: date-time */
+            at: string;
+            /** Format: int64 */
+            calls: number;
+            /** Format: int64 */
+            failed: number;
+            /** Format: double */
+            run_p50_ms: number;
+            /** Format: double */
+            run_p95_ms: number;
+            /** Format: double */
+            wait_p50_ms: number;
+            /** Format: double */
+            wait_p95_ms: number;
+            waits: components["schemas"]["CallWaits"];
+        };
+        CallRates: {
+            behind?: boolean;
+            buckets: components["schemas"]["CallRate"][];
+            /** Format: date-time */
+            since?: string;
+            /** Format: int64 */
+            step_ms: number;
+        };
         CallRef: {
             call_id: string;
             session_id: string;
@@ -1195,6 +1262,28 @@ export interface components {
              * @enum {string}
              */
             state: "accepted" | "ended";
+        };
+        CallWaits: {
+            /** Format: double */
+            after_ms?: number;
+            /** Format: double */
+            lane_ms?: number;
+            /** Format: double */
+            limit_ms?: number;
+            /** Format: double */
+            model_ms?: number;
+            /** Format: double */
+            not_before_ms?: number;
+            /** Format: double */
+            pause_ms?: number;
+            /** Format: double */
+            person_ms?: number;
+            /** Format: double */
+            queue_ms: number;
+            /** Format: double */
+            rate_ms?: number;
+            /** Format: double */
+            slot_ms?: number;
         };
         Cancelled: {
             calls: string[];
@@ -1494,6 +1583,40 @@ export interface components {
             processes?: number;
             /** Format: int64 */
             wall_ms?: number;
+        };
+        LoggedCall: {
+            /** Format: date-time */
+            accepted_at: string;
+            /** Format: int64 */
+            attempt?: number;
+            call_id: string;
+            /** Format: int64 */
+            checkpoint?: number;
+            error?: components["schemas"]["Error"];
+            /** Format: date-time */
+            finished_at: string;
+            /** Format: int64 */
+            index?: number;
+            input?: string;
+            lane?: string;
+            level?: string;
+            output?: string;
+            owner?: string;
+            resources?: components["schemas"]["Use"][];
+            /** Format: double */
+            run_ms: number;
+            session_id: string;
+            /** Format: date-time */
+            started_at?: string;
+            status: string;
+            /** Format: int64 */
+            step?: number;
+            tenant?: string;
+            tool: string;
+            /** Format: int64 */
+            turn?: number;
+            waits: components["schemas"]["CallWaits"];
+            worker_id?: string;
         };
         Lost: {
             reason: string;
@@ -2225,6 +2348,69 @@ export interface components {
 }
 export type $defs = Record<string, never>;
 export interface operations {
+    "list-calls": {
+        parameters: {
+            query?: {
+                /**
+                 * @description Session of the calls.
+                 * @example s1
+                 */
+                session?: string;
+                /**
+                 * @description Id of the calls, in any session.
+                 * @example c1
+                 */
+                call?: string;
+                /** @description Name of the tool. */
+                tool?: string;
+                /** @description Statuses, separated by commas: ok, failed, timeout, cancelled, rejected, outcome_unknown. */
+                status?: string;
+                /**
+                 * @description Lane, as POOL/LANE or in any pool.
+                 * @example sandbox/s1
+                 */
+                lane?: string;
+                /** @description Tenant of the calls. */
+                tenant?: string;
+                /** @description Worker that answered. */
+                worker?: string;
+                /** @description The calls ended at this time or later. */
+                since?: string;
+                /** @description The calls ended before this time. */
+                until?: string;
+                /** @description Words that must all be in the input, or in the output, as in search-sessions. */
+                text?: string;
+                /** @description next of the page before. */
+                after?: string;
+                /** @description How many at most. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CallLog"];
+                };
+            };
+            400: components["responses"]["BadRequest"];
+            401: components["responses"]["Unauthorized"];
+            403: components["responses"]["Forbidden"];
+            404: components["responses"]["NotFound"];
+            409: components["responses"]["Conflict"];
+            422: components["responses"]["UnprocessableEntity"];
+            429: components["responses"]["TooManyRequests"];
+            500: components["responses"]["InternalServerError"];
+            503: components["responses"]["ServiceUnavailable"];
+        };
+    };
     "send-call": {
         parameters: {
             query?: {
@@ -2335,6 +2521,65 @@ export interface operations {
             409: components["responses"]["Conflict"];
             413: components["responses"]["RequestEntityTooLarge"];
             415: components["responses"]["UnsupportedMediaType"];
+            422: components["responses"]["UnprocessableEntity"];
+            429: components["responses"]["TooManyRequests"];
+            500: components["responses"]["InternalServerError"];
+            503: components["responses"]["ServiceUnavailable"];
+        };
+    };
+    "get-call-rates": {
+        parameters: {
+            query?: {
+                /**
+                 * @description Session of the calls.
+                 * @example s1
+                 */
+                session?: string;
+                /**
+                 * @description Id of the calls, in any session.
+                 * @example c1
+                 */
+                call?: string;
+                /** @description Name of the tool. */
+                tool?: string;
+                /** @description Statuses, separated by commas: ok, failed, timeout, cancelled, rejected, outcome_unknown. */
+                status?: string;
+                /**
+                 * @description Lane, as POOL/LANE or in any pool.
+                 * @example sandbox/s1
+                 */
+                lane?: string;
+                /** @description Tenant of the calls. */
+                tenant?: string;
+                /** @description Worker that answered. */
+                worker?: string;
+                /** @description The calls ended at this time or later. */
+                since?: string;
+                /** @description The calls ended before this time. */
+                until?: string;
+                /** @description Length of a step, in milliseconds. At most 1,000 steps. Default of the time: the last hour. */
+                step_ms?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CallRates"];
+                };
+            };
+            400: components["responses"]["BadRequest"];
+            401: components["responses"]["Unauthorized"];
+            403: components["responses"]["Forbidden"];
+            404: components["responses"]["NotFound"];
+            409: components["responses"]["Conflict"];
             422: components["responses"]["UnprocessableEntity"];
             429: components["responses"]["TooManyRequests"];
             500: components["responses"]["InternalServerError"];
@@ -2455,6 +2700,46 @@ export interface operations {
                 };
                 content: {
                     "text/event-stream": unknown;
+                };
+            };
+            400: components["responses"]["BadRequest"];
+            401: components["responses"]["Unauthorized"];
+            403: components["responses"]["Forbidden"];
+            404: components["responses"]["NotFound"];
+            409: components["responses"]["Conflict"];
+            422: components["responses"]["UnprocessableEntity"];
+            429: components["responses"]["TooManyRequests"];
+            500: components["responses"]["InternalServerError"];
+            503: components["responses"]["ServiceUnavailable"];
+        };
+    };
+    "get-logged-call": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /**
+                 * @description Session of the call.
+                 * @example s1
+                 */
+                session: string;
+                /**
+                 * @description Id of the call.
+                 * @example c1
+                 */
+                call: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LoggedCall"];
                 };
             };
             400: components["responses"]["BadRequest"];

@@ -1,7 +1,11 @@
-import type { components } from "./openapi.js";
+import type { components, paths } from "./openapi.js";
 
 type Schemas = components["schemas"];
 
+/** A page of the log of calls, and what it has of one. */
+export type CallLog = Schemas["CallLog"];
+export type LoggedCall = Schemas["LoggedCall"];
+export type CallRates = Schemas["CallRates"];
 export type CallRequest = Schemas["CallRequest"];
 export type CallResult = Schemas["CallResult"];
 export type CallState = Schemas["CallState"];
@@ -22,6 +26,9 @@ export type Found = Schemas["Found"];
 export type ToolInfo = Schemas["ToolInfo"];
 export type TurnRequest = Schemas["TurnRequest"];
 export type Worker = Schemas["Worker"];
+
+/** Which calls of the log are wanted. */
+export type CallFilter = NonNullable<paths["/v1/calls"]["get"]["parameters"]["query"]>;
 
 /** Arguments of a tool, as its schema says. */
 export type Arguments = Record<string, unknown>;

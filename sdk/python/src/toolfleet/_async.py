@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -29,6 +29,7 @@ from ._common import (
     archive_type,
     encode,
     may_repeat,
+    moment,
     new_id,
     output_of,
     path_of,
@@ -178,6 +179,21 @@ class AsyncClient:
 
     # Sessions
 
+    async def calls(self, *, since: datetime | None = None, until: datetime | None = None, **filter: Any) -> t.CallLog:
+        """A page of the log of calls that ended, the last one first.
+
+        The filter has session, call, tool, status, lane, tenant, worker, text, limit, and after: the ``next`` of the page before.
+        """
+        return await self._ask("list-calls", t.CallLog, query=without_none(since=moment(since), until=moment(until), **filter))
+
+    async def logged_call(self, session_id: str, call_id: str) -> t.LoggedCall:
+        """A call of the log, with its input and output."""
+        return await self._ask("get-logged-call", t.LoggedCall, {"session": session_id, "call": call_id})
+
+    async def call_rates(self, *, since: datetime | None = None, until: datetime | None = None, **filter: Any) -> t.CallRates:
+        """How many calls ended in each step of ``step_ms``, and how long they took; without a time, in the last hour. The filter is as in calls."""
+        return await self._ask("get-call-rates", t.CallRates, query=without_none(since=moment(since), until=moment(until), **filter))
+
     def session(self, session_id: str) -> AsyncSession:
         """A session by its id. Nothing is sent."""
         return AsyncSession(self, session_id)
@@ -194,10 +210,7 @@ class AsyncClient:
 
     async def search(self, words: str, since: datetime | None = None, limit: int = 20) -> t.Found:
         """Searches all sessions for words, "phrases in quotes" and beginnings of words (word*). The best passage is first."""
-        query: dict[str, Any] = {"words": words, "limit": limit}
-        if since is not None:
-            query["since"] = since.astimezone(timezone.utc).isoformat()
-        return await self._ask("search-sessions", t.Found, query=query)
+        return await self._ask("search-sessions", t.Found, query=without_none(words=words, limit=limit, since=moment(since)))
 
     async def import_session(self, session_id: str, events: bytes) -> AsyncSession:
         """Makes a session of what export returned."""

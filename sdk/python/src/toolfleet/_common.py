@@ -10,7 +10,7 @@ import urllib.parse
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Union
 
@@ -138,6 +138,11 @@ def new_id() -> str:
 
 def without_none(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
+
+
+def moment(at: datetime | None) -> str | None:
+    """A time in a query."""
+    return None if at is None else at.astimezone(timezone.utc).isoformat()
 
 
 def encode(body: Any) -> bytes:

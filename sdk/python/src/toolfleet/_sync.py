@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -27,6 +27,7 @@ from ._common import (
     archive_type,
     encode,
     may_repeat,
+    moment,
     new_id,
     output_of,
     path_of,
@@ -176,6 +177,21 @@ class Client:
 
     # Sessions
 
+    def calls(self, *, since: datetime | None = None, until: datetime | None = None, **filter: Any) -> t.CallLog:
+        """A page of the log of calls that ended, the last one first.
+
+        The filter has session, call, tool, status, lane, tenant, worker, text, limit, and after: the ``next`` of the page before.
+        """
+        return self._ask("list-calls", t.CallLog, query=without_none(since=moment(since), until=moment(until), **filter))
+
+    def logged_call(self, session_id: str, call_id: str) -> t.LoggedCall:
+        """A call of the log, with its input and output."""
+        return self._ask("get-logged-call", t.LoggedCall, {"session": session_id, "call": call_id})
+
+    def call_rates(self, *, since: datetime | None = None, until: datetime | None = None, **filter: Any) -> t.CallRates:
+        """How many calls ended in each step of ``step_ms``, and how long they took; without a time, in the last hour. The filter is as in calls."""
+        return self._ask("get-call-rates", t.CallRates, query=without_none(since=moment(since), until=moment(until), **filter))
+
     def session(self, session_id: str) -> Session:
         """A session by its id. Nothing is sent."""
         return Session(self, session_id)
@@ -192,10 +208,7 @@ class Client:
 
     def search(self, words: str, since: datetime | None = None, limit: int = 20) -> t.Found:
         """Searches all sessions for words, "phrases in quotes" and beginnings of words (word*). The best passage is first."""
-        query: dict[str, Any] = {"words": words, "limit": limit}
-        if since is not None:
-            query["since"] = since.astimezone(timezone.utc).isoformat()
-        return self._ask("search-sessions", t.Found, query=query)
+        return self._ask("search-sessions", t.Found, query=without_none(words=words, limit=limit, since=moment(since)))
 
     def import_session(self, session_id: str, events: bytes) -> Session:
         """Makes a session of what export returned."""

@@ -16,10 +16,14 @@ __all__ = [
     "Binding",
     "Call",
     "CallList",
+    "CallLog",
+    "CallRate",
+    "CallRates",
     "CallRef",
     "CallRequest",
     "CallResult",
     "CallState",
+    "CallWaits",
     "Cancelled",
     "Change",
     "ChangeList",
@@ -51,6 +55,7 @@ __all__ = [
     "Limit",
     "LimitList",
     "Limits",
+    "LoggedCall",
     "Lost",
     "MadeToken",
     "MergeSessionRequest",
@@ -252,6 +257,37 @@ class CallList(TypedDict):
     calls: list[SentCall]
 
 
+class _CallLog(TypedDict):
+    calls: list[LoggedCall]
+
+
+class CallLog(_CallLog, total=False):
+    behind: bool
+    next: str
+    since: str
+
+
+class CallRate(TypedDict):
+    at: str
+    calls: int
+    failed: int
+    run_p50_ms: float
+    run_p95_ms: float
+    wait_p50_ms: float
+    wait_p95_ms: float
+    waits: CallWaits
+
+
+class _CallRates(TypedDict):
+    buckets: list[CallRate]
+    step_ms: int
+
+
+class CallRates(_CallRates, total=False):
+    behind: bool
+    since: str
+
+
 class CallRef(TypedDict):
     call_id: str
     session_id: str
@@ -335,6 +371,22 @@ class _CallState(TypedDict):
 
 class CallState(_CallState, total=False):
     result: CallResult
+
+
+class _CallWaits(TypedDict):
+    queue_ms: float
+
+
+class CallWaits(_CallWaits, total=False):
+    after_ms: float
+    lane_ms: float
+    limit_ms: float
+    model_ms: float
+    not_before_ms: float
+    pause_ms: float
+    person_ms: float
+    rate_ms: float
+    slot_ms: float
 
 
 class Cancelled(TypedDict):
@@ -583,6 +635,35 @@ class Limits(TypedDict, total=False):
     output_bytes: int
     processes: int
     wall_ms: int
+
+
+class _LoggedCall(TypedDict):
+    accepted_at: str
+    call_id: str
+    finished_at: str
+    run_ms: float
+    session_id: str
+    status: str
+    tool: str
+    waits: CallWaits
+
+
+class LoggedCall(_LoggedCall, total=False):
+    attempt: int
+    checkpoint: int
+    error: Error
+    index: int
+    input: str
+    lane: str
+    level: str
+    output: str
+    owner: str
+    resources: list[Use]
+    started_at: str
+    step: int
+    tenant: str
+    turn: int
+    worker_id: str
 
 
 class Lost(TypedDict):
@@ -1194,11 +1275,14 @@ Operation = Literal[
     "fork-session",
     "get-archive",
     "get-call",
+    "get-call-rates",
     "get-diff",
     "get-lane",
+    "get-logged-call",
     "get-session",
     "import-session",
     "kill-lane",
+    "list-calls",
     "list-changes",
     "list-effects",
     "list-failed-events",
@@ -1263,11 +1347,14 @@ OPERATIONS: Dict[Operation, Tuple[str, str]] = {
     "fork-session": ("POST", "/v1/sessions/{session}/fork"),
     "get-archive": ("GET", "/v1/sessions/{session}/archive"),
     "get-call": ("GET", "/v1/calls/{session}/{call}"),
+    "get-call-rates": ("GET", "/v1/calls/rates"),
     "get-diff": ("GET", "/v1/sessions/{session}/diff"),
     "get-lane": ("GET", "/v1/lane"),
+    "get-logged-call": ("GET", "/v1/calls/{session}/{call}/log"),
     "get-session": ("GET", "/v1/sessions/{session}"),
     "import-session": ("POST", "/v1/sessions/{session}/import"),
     "kill-lane": ("POST", "/v1/lane/kill"),
+    "list-calls": ("GET", "/v1/calls"),
     "list-changes": ("GET", "/v1/sessions/{session}/changes"),
     "list-effects": ("GET", "/v1/sessions/{session}/effects"),
     "list-failed-events": ("GET", "/v1/webhooks/{webhook}/failed"),
