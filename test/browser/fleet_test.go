@@ -128,6 +128,8 @@ for n in range(1, %d):
 // lively begins all that a page can show.
 func (s *scene) lively() {
 	s.t.Helper()
+	s.ask(http.MethodPut, "/v1/limits", object{"lane": "account/*", "concurrent": 1}, nil)
+	s.ask(http.MethodPut, "/v1/limits", object{"tenant": "globex", "concurrent": 20, "sessions": 1}, nil)
 	s.put("repair", "split.py", splitFile)
 	s.put("repair", "test_split.py", splitTest)
 	s.begin("repair", s.models["repair"], repairPrompt, nil)
@@ -136,15 +138,20 @@ func (s *scene) lively() {
 	s.begin("question", s.models["asks"], "Write the report of this month.", object{"toolsets": []string{"core", "ask"}})
 	s.begin("review", s.models["agents"], "Have the change reviewed.", object{"toolsets": []string{"core", "agents"}})
 	s.begin("long", s.models["slow"], "Count to six hundred.", nil)
-	s.ask(http.MethodPut, "/v1/limits", object{"lane": "account/*", "concurrent": 1}, nil)
-	s.ask(http.MethodPut, "/v1/limits", object{"tenant": "globex", "concurrent": 1}, nil)
 	s.called["holds"] = s.call("billing", "charge", object{"account": "4711", "seconds": 900}, nil)
 	s.running("default", s.called["holds"])
 	for _, name := range []string{"second", "third"} {
 		s.called[name] = s.call("billing", "charge", object{"account": "4711"}, nil)
 	}
-	s.called["globex"] = s.command("globex-report", "sleep 900", object{"tenant": "globex"})
 	s.ask(http.MethodPost, "/v1/schedules", object{"name": "nightly", "cron": "@daily", "turn": object{"prompt": "Update the dependencies."}}, nil)
+	for n := 0; ; n++ { // a limit counts within a second
+		status, answer := s.send(s.token, http.MethodPost, "/v1/sessions", object{"session_id": fmt.Sprintf("globex-%d", n), "model": s.models["slow"], "prompt": "Count for globex.", "tenant": "globex"})
+		if status == http.StatusTooManyRequests {
+			break
+		}
+		require.Less(s.t, n, 20, "the limit never counts: %s", answer)
+		time.Sleep(200 * time.Millisecond)
+	}
 	s.state("note", "answered")
 	s.state("build", "answered")
 	s.state("review", "answered")

@@ -39,8 +39,7 @@ func TestPages_AreReadByAll(t *testing.T) {
 	s := newScene(t)
 	s.lively()
 	tb := s.tab(t)
-	tb.open("/waits")
-	tb.sees("Approve")
+	tb.opens("/waits", "git push")
 	for path, text := range s.pages() {
 		t.Run(strings.TrimPrefix(path, "/"), func(t *testing.T) {
 			tb.t = t

@@ -72,7 +72,7 @@ func TestWalks(t *testing.T) {
 	t.Run("which tenant is throttled", func(t *testing.T) {
 		s.walk(t, 2, func(tb *tab) {
 			tb.clickIn("nav.side", "Limits")
-			tb.sees("globex", "full")
+			tb.sees("tenant globex", "throttled", "1 of 1 turns are in flight")
 		})
 	})
 }
