@@ -45,6 +45,7 @@ type progress struct {
 	asked     time.Time          // when workers were last asked what it waits for
 	attempt   attempt            // the one that runs
 	heard     time.Time          // when its worker last reported something
+	times     loop.CallTimes     // with all starts
 	question  *protocol.Question // that is not answered
 	questions *nats.Subscription
 }
@@ -145,11 +146,30 @@ func (t *table) progressed(h *Handle, frame *wire.Frame) {
 		t.waitsFor(h, string(frame.Data))
 	case wire.FrameStarted:
 		h.running, h.attempt = true, attempt{worker: frame.WorkerID, number: frame.Attempt}
+		if len(h.times.Starts) < maxStarts {
+			h.times.Starts = append(h.times.Starts, loop.CallStart{Attempt: frame.Attempt, WorkerID: frame.WorkerID, AfterMS: h.millis()})
+		}
 		h.span.AddEvent(telemetry.EventStarted, trace.WithAttributes(
 			telemetry.KeyWorkerID.String(string(frame.WorkerID)), telemetry.KeyAttempt.Int(frame.Attempt)))
 		t.report(h, loop.Update{State: loop.StateRunning, WorkerID: frame.WorkerID, Attempt: frame.Attempt})
 	default: // output
 	}
+}
+
+// maxStarts bounds the starts that are noted; a call has [protocol.Call].MaxAttempts of them, unless
+// another program sends frames.
+const maxStarts = 16
+
+// millis is the time since the handle was made, in milliseconds.
+func (h *Handle) millis() float64 { return float64(time.Since(h.since)) / float64(time.Millisecond) }
+
+// seen is the times of a call for its observer. Of a call that started once its result says enough.
+func (h *Handle) seen() loop.CallTimes {
+	times := h.times
+	if len(times.Starts) < 2 { //nolint:mnd // see above
+		times.Starts = nil
+	}
+	return times
 }
 
 // waitsFor reports what a call waits for, if that has changed; the lock is held.

@@ -155,7 +155,7 @@ func (t *table) hold(h *Handle, g *group) {
 	last := h.group
 	if h.state == handleDone {
 		h.group = g
-		t.report(h, loop.Update{State: loop.StateDone, Result: h.result})
+		t.report(h, loop.Update{State: loop.StateDone, Result: h.result, Times: h.seen()})
 		g.open--
 		return
 	}
@@ -438,7 +438,7 @@ func (t *table) end(h *Handle, r *protocol.Result, err error) {
 	}
 	close(h.done)
 	h.signalChange()
-	t.report(h, loop.Update{State: loop.StateDone, Result: r})
+	t.report(h, loop.Update{State: loop.StateDone, Result: r, Times: h.seen()})
 	if h.group.open--; h.group.open == 0 && h.group.stop != nil {
 		h.group.stop()
 	}

@@ -425,6 +425,7 @@ func (d *Dispatcher) onPublished(h *Handle, fault error) (refused *protocol.Resu
 	message, after := "", protocol.Millis(0)
 	switch code {
 	case "":
+		h.times.SendMS, h.times.Full = h.millis(), h.waits
 		h.accepted, h.waits = true, ""
 		h.signalChange()
 		return nil

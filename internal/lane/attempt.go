@@ -327,14 +327,14 @@ func (l *heldLane) execute(e *core.Entry) *protocol.Result {
 	waited := begun.Sub(now)
 	result.QueueMS, result.LaneMS = core.Millis(run.Queued+waited), core.Millis(run.InLane+waited)
 	result.RunMS = core.Millis(time.Since(begun))
-	result.Waits = waitsOf(e, run, now)
+	result.Waits = l.waitsOf(e, run, now)
 	run.WillRetry(&result)
 	return &result
 }
 
 // waitsOf is what an attempt that started at a time waited for. Before this worker claimed the
-// lane, the call waited for its time and for a slot.
-func waitsOf(e *core.Entry, run *Run, started time.Time) protocol.Waits {
+// lane, the call waited for its time and for a slot, or for a holder that was lost.
+func (l *heldLane) waitsOf(e *core.Entry, run *Run, started time.Time) protocol.Waits {
 	millis := func(d time.Duration) float64 {
 		if d < time.Millisecond {
 			return 0
@@ -345,15 +345,30 @@ func waitsOf(e *core.Entry, run *Run, started time.Time) protocol.Waits {
 	if !e.AwaitsSince.IsZero() {
 		after = e.FreeSince.Sub(e.AwaitsSince)
 	}
-	return protocol.Waits{
+	unclaimed := run.Queued - run.InLane
+	lost := min(l.claim.lost.held, unclaimed)
+	w := protocol.Waits{
 		NotBeforeMS: millis(e.Call.Delay()),
-		SlotMS:      millis(run.Queued - run.InLane + e.Waited[core.WaitsForSlot]),
+		SlotMS:      millis(unclaimed - lost + e.Waited[core.WaitsForSlot]),
 		LaneMS:      millis(run.InLane - started.Sub(e.FreeSince) - after),
 		AfterMS:     millis(after),
 		LimitMS:     millis(e.Waited[core.WaitsForLimit]),
 		RateMS:      millis(e.Waited[core.WaitsForRate]),
 		PauseMS:     millis(e.Waited[core.WaitsForResume]),
+		LostMS:      millis(lost),
 	}
+	if w.LostMS > 0 {
+		w.LostWorker = l.claim.lost.worker
+	}
+	if by := e.HeldBy; w.LaneMS > 0 && by != nil && by.Tenant == e.Call.Tenant {
+		if w.HeldBy = by.ID; by.SessionID != e.Call.SessionID {
+			w.HeldBySession = by.SessionID
+		}
+	}
+	if w.LimitMS+w.RateMS > 0 {
+		w.Limit = l.limit.name()
+	}
+	return w
 }
 
 // willRetry is [Run.WillRetry] for an attempt that started at a time. If the call is started again,

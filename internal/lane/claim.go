@@ -213,6 +213,13 @@ type claim struct {
 
 	epoch    atomic.Uint64 // 0 until it is known to be stored
 	spentAge time.Duration // how old Spent was when the claim was stored
+	lost     lostHolder
+}
+
+// lostHolder is the holder before, if it was lost while it held the lane.
+type lostHolder struct {
+	worker protocol.WorkerID // "" if there was none
+	held   time.Duration     // from its claim until another one replaced that
 }
 
 var (
@@ -249,7 +256,9 @@ func (h *Holder) acquire(ctx context.Context, c *claim) error {
 		}
 		switch claiming.Decide(&found.Claim, found.Epoch, h.peers.isExpired) {
 		case core.StepStore:
-			c.spentAge = h.clock.Age(found.At)
+			if c.spentAge = h.clock.Age(found.At); found.Incarnation != "" && found.Incarnation != c.Incarnation {
+				c.lost = lostHolder{found.WorkerID, c.spentAge}
+			}
 		case core.StepHeld:
 			c.epoch.Store(found.Epoch)
 			return nil

@@ -366,6 +366,16 @@ func (t *laneLimit) describe() string {
 	return ""
 }
 
+// name is the lanes of the rule; "" without one.
+func (t *laneLimit) name() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.rule == nil {
+		return ""
+	}
+	return t.rule.Lane
+}
+
 // onLimitsChanged wakes every held lane.
 func (h *Holder) onLimitsChanged() {
 	for _, l := range h.lanes() {

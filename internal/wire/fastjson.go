@@ -29,7 +29,7 @@ type plain struct {
 const (
 	plainCall = "ID SessionID ToolCallID Tool Turn Step Index Pool Tenant Priority By Resources Delivery MaxAttempts Retry " +
 		"MinLevel Roots IssuedAt NotBefore QueueTimeout RunTimeout Deadline After MadeAfter Again Digest Payload"
-	plainResult = "CallID SessionID Status Error WorkerID Attempt Sequence Epoch Checkpoint Tries Level Network QueueMS LaneMS RunMS Waits FinishedAt Tool Digest Kept Value"
+	plainResult = "CallID SessionID Status Error WorkerID Attempt Sequence Epoch Checkpoint Tries Level Network QueueMS LaneMS RunMS SandboxMS StoreMS Waits FinishedAt Tool Digest Kept Value"
 )
 
 var (
@@ -93,6 +93,8 @@ func (p *plain) resultFieldsOf(r *protocol.Result) {
 	p.number("queue_ms", &r.QueueMS, always)
 	p.number("lane_ms", &r.LaneMS, always)
 	p.number("run_ms", &r.RunMS, always)
+	p.number("sandbox_ms", &r.SandboxMS, ifSet)
+	p.number("store_ms", &r.StoreMS, ifSet)
 	p.waits(&r.Waits)
 	p.time("finished_at", &r.FinishedAt, always)
 	p.text("tool", &r.Tool, ifSet)
@@ -224,6 +226,11 @@ func (p *plain) waits(w *protocol.Waits) {
 	p.number("limit_ms", &w.LimitMS, ifSet)
 	p.number("rate_ms", &w.RateMS, ifSet)
 	p.number("pause_ms", &w.PauseMS, ifSet)
+	p.number("lost_ms", &w.LostMS, ifSet)
+	p.text("held_by", (*string)(&w.HeldBy), ifSet)
+	p.text("held_by_session", (*string)(&w.HeldBySession), ifSet)
+	p.text("limit", &w.Limit, ifSet)
+	p.text("lost_worker", (*string)(&w.LostWorker), ifSet)
 	if !p.reads {
 		p.body = slices.Delete(p.body, begin, begin+1)
 	}

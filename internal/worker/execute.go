@@ -49,8 +49,10 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 	defer stop()
 	r := w.execute(ctx, a)
 	if !run.WillRetry(&r) {
+		ended := time.Now()
 		w.env.StoreFull(ctx, run.Call, &r)
 		w.commit(run, lease, &r) //nolint:contextcheck // the changes of a cancelled call are stored, too: within the lease
+		r.StoreMS = noticeable(time.Since(ended))
 	}
 	w.metrics.Executed(ctx, run.Call.Tool, r.Error.ErrorType(), time.Since(begun))
 	tool.SetAttributes(telemetry.KeyStatus.String(string(r.Status)), telemetry.KeySandboxLevel.String(r.Level))
@@ -69,6 +71,14 @@ func (w *Worker) Execute(ctx context.Context, run *lane.Run) protocol.Result {
 	return r
 }
 
+// noticeable is a time in milliseconds; 0 below one, which results leave out.
+func noticeable(d time.Duration) float64 {
+	if d < time.Millisecond {
+		return 0
+	}
+	return float64(d) / float64(time.Millisecond)
+}
+
 func (w *Worker) attributes(run *lane.Run) []attribute.KeyValue {
 	return append(telemetry.Processed(wire.CallsStream(w.options.Fleet)),
 		telemetry.KeyCallID.String(string(run.Call.ID)), genaiconv.ConversationID.String(string(run.Call.SessionID)),
@@ -82,13 +92,13 @@ func (w *Worker) attributes(run *lane.Run) []attribute.KeyValue {
 // execute runs the payload and turns whatever happens into a result.
 func (w *Worker) execute(ctx context.Context, a *kinds.Attempt) (r protocol.Result) {
 	run := a.Run
-	level, network := "", ""
+	level, network, opening := "", "", time.Duration(0)
 	defer func() {
 		if p := recover(); p != nil {
 			w.options.Logger.ErrorContext(ctx, "payload panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
 			r = wire.NewResult(run.Call, protocol.StatusFailed, protocol.Errorf(protocol.CodePanic, "the tool panicked: %v", p))
 		}
-		r.Level, r.Network = level, network
+		r.Level, r.Network, r.SandboxMS = level, network, noticeable(opening)
 	}()
 	k, refusal := w.env.Accept(run.Call)
 	if refusal != nil {
@@ -109,8 +119,9 @@ func (w *Worker) execute(ctx context.Context, a *kinds.Attempt) (r protocol.Resu
 		}
 	}
 	if k.Needs >= kinds.NeedsAnySandbox {
+		began := time.Now()
 		box, err := a.Open(ctx)
-		if err != nil {
+		if opening = time.Since(began); err != nil {
 			return w.resultOf(ctx, run.Call, nil, err)
 		}
 		defer box.Leave()

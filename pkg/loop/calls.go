@@ -459,6 +459,7 @@ func (b *batch) update(ctx context.Context, u Update) {
 			b.settle(event)
 		}
 		event := p.result(u.Result)
+		event.CallTimes = u.Times
 		b.decodeImage(ctx, p, &event)
 		event.Effect = b.effectOf(ctx, b.scope(b.id), p.tool, p.call, u.Result)
 		b.finish(ctx, p, event)

@@ -146,6 +146,11 @@ type ReplyFields struct {
 	CostUSD *float64 `json:"cost_usd,omitempty"`
 	// ElapsedMS is the time since the reply before in the same run.
 	ElapsedMS protocol.Millis `json:"elapsed_ms,omitempty"`
+	// RequestMS is the time from the request to the reply (model_reply), WaitMS the part of it in
+	// pauses before a request, and WaitFor why the last one was made.
+	RequestMS float64 `json:"request_ms,omitempty"`
+	WaitMS    float64 `json:"wait_ms,omitempty"`
+	WaitFor   string  `json:"wait_for,omitempty"`
 	// Spent is the usage of a sub-agent (tool_result), in addition to Usage and CostUSD.
 	Spent *protocol.Spending `json:"spent,omitempty"`
 }
@@ -234,6 +239,12 @@ type ResultFields struct {
 	Tries   []protocol.Try `json:"tries,omitempty"`
 	QueueMS *float64       `json:"queue_ms,omitempty"`
 	RunMS   *float64       `json:"run_ms,omitempty"`
+	// SandboxMS, StoreMS, Waits and Level are those of the [protocol.Result].
+	SandboxMS float64        `json:"sandbox_ms,omitempty"`
+	StoreMS   float64        `json:"store_ms,omitempty"`
+	Waits     protocol.Waits `json:"waits,omitzero"`
+	Level     string         `json:"level,omitempty"`
+	CallTimes
 	// Diff is a short unified diff of what the call changed.
 	Diff string `json:"diff,omitempty"`
 	// Scratch is what the call changed in the scratchpad (tool_result).
@@ -243,6 +254,22 @@ type ResultFields struct {
 	Read *ChannelPosition `json:"read,omitempty"`
 	// Effect is that of a call which reaches outside of the workspace; nil of others.
 	Effect *Effect `json:"effect,omitempty"`
+}
+
+// CallTimes are times of a call as the process saw them that sent it, in milliseconds since then.
+type CallTimes struct {
+	// SendMS is when the fleet had accepted the call, and Full why it did not accept it at once.
+	SendMS float64 `json:"send_ms,omitempty"`
+	Full   string  `json:"full,omitempty"`
+	// Starts are those of a call that was started more than once, as after a lost worker.
+	Starts []CallStart `json:"starts,omitempty"`
+}
+
+// CallStart is a start of a call.
+type CallStart struct {
+	Attempt  int               `json:"attempt"`
+	WorkerID protocol.WorkerID `json:"worker_id"`
+	AfterMS  float64           `json:"after_ms"`
 }
 
 // FinishLength is the [Event].Finish of a reply that ended at a limit of output tokens.

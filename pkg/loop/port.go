@@ -36,8 +36,10 @@ type Delta struct {
 	// it may stop after any of them.
 	Call  *ToolCall
 	Index int
-	// Waits says why there is no reply yet, such as a provider that is down, and what comes next.
+	// Waits says why there is no reply yet, such as a provider that is down, and what comes next:
+	// a request after the Pause, unless that is 0.
 	Waits string
+	Pause time.Duration
 	// Failed is an attempt that gave no reply although its server reported a Usage: that is billed.
 	// Its other field is Fallback.
 	Failed *Reply
@@ -272,6 +274,8 @@ type Update struct {
 	Answered *protocol.Answer
 	// Result is set for, and only for, done.
 	Result *protocol.Result
+	// Times are set for done, as far as they are known.
+	Times CallTimes
 }
 
 // ErrJournalConflict says that another process has extended the session since the

@@ -128,6 +128,7 @@ func resultFields(r *protocol.Result, content string) ResultFields {
 	return ResultFields{
 		Content: content, Error: boundedError(r.Error), WorkerID: r.WorkerID, Attempt: r.Attempt,
 		Tries: boundedTries(r.Tries), QueueMS: &r.QueueMS, RunMS: &r.RunMS, Diff: render.Diff(r),
+		SandboxMS: r.SandboxMS, StoreMS: r.StoreMS, Waits: r.Waits, Level: r.Level,
 	}
 }
 

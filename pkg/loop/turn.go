@@ -23,10 +23,30 @@ type turnRun struct {
 	followed  followers
 	failed    []Event   // attempts that gave no reply, and are not journaled yet
 	since     time.Time // when it began, or its last reply was journaled
+	request   requestTimes
 	account   account   // of what its sub-agents use
 	tree      *tree
 	sentEarly map[protocol.CallID]Handle // calls that were sent while their reply streamed
 	shown     conversation
+}
+
+// requestTimes are when the reply was first requested that is next, and the pauses until now.
+type requestTimes struct {
+	begun  time.Time // zero while none is requested
+	paused time.Duration
+	why    string
+}
+
+// maxWaitFor bounds [ReplyFields].WaitFor, in bytes.
+const maxWaitFor = 200
+
+// note describes the request of the reply, and forgets it.
+func (r *requestTimes) note(e *Event) {
+	if !r.begun.IsZero() {
+		e.RequestMS, e.WaitMS = float64(time.Since(r.begun))/float64(time.Millisecond), float64(r.paused)/float64(time.Millisecond)
+		e.WaitFor = prose.Cut(prose.Valid(r.why), maxWaitFor)
+	}
+	*r = requestTimes{}
 }
 
 func newTurnRun(r *Runner, rec *recorder) *turnRun {
@@ -206,7 +226,9 @@ func (t *turnRun) ask(ctx context.Context) (*ending, error) {
 	}
 	at := Event{Turn: turn.number, Step: len(turn.steps) + 1}
 	streams := t.newStream()
+	t.request = requestTimes{begun: time.Now()}
 	reply, failed := t.nonEmptyReply(ctx, at, streams)
+	t.request.note(&at)
 	usage, reported := reply.Usage, len(t.failed) > 0
 	if err := t.recordFailed(ctx); err != nil {
 		return nil, err
@@ -323,6 +345,7 @@ func (t *turnRun) chat(ctx context.Context, at Event, word string, streams *stre
 			t.notify(Event{Type: EventReasoningDelta, Turn: at.Turn, Step: at.Step, Text: d.Reasoning})
 		}
 		if d.Waits != "" {
+			t.request.paused, t.request.why = t.request.paused+d.Pause, d.Waits
 			t.notify(Event{Type: EventModelWaits, Turn: at.Turn, Step: at.Step, Text: prose.Valid(d.Waits)})
 		}
 		if d.Call != nil {

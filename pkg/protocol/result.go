@@ -122,9 +122,13 @@ type Result struct {
 	Network string `json:"network,omitempty"`
 	// QueueMS is from acceptance to the last start, LaneMS the part of it after
 	// the lane was claimed, RunMS from there to the end; in milliseconds.
-	QueueMS    float64   `json:"queue_ms"`
-	LaneMS     float64   `json:"lane_ms"`
-	RunMS      float64   `json:"run_ms"`
+	QueueMS float64 `json:"queue_ms"`
+	LaneMS  float64 `json:"lane_ms"`
+	RunMS   float64 `json:"run_ms"`
+	// SandboxMS and StoreMS are the parts of RunMS in which the sandbox was opened, and in which
+	// the whole output and the changes were stored; parts below a millisecond are left out.
+	SandboxMS  float64   `json:"sandbox_ms,omitempty"`
+	StoreMS    float64   `json:"store_ms,omitempty"`
 	Waits      Waits     `json:"waits,omitzero"`
 	FinishedAt time.Time `json:"finished_at"`
 	// Tool and Digest are those of the call, if it had a Digest.
@@ -147,6 +151,16 @@ type Waits struct {
 	LimitMS     float64 `json:"limit_ms,omitempty"`      // a limit of calls at once
 	RateMS      float64 `json:"rate_ms,omitempty"`       // a limit of starts in a time
 	PauseMS     float64 `json:"pause_ms,omitempty"`      // an operator, who paused the lane
+	LostMS      float64 `json:"lost_ms,omitempty"`       // a worker that was lost, until another one took over
+
+	// HeldBy is the last of the calls of LaneMS, and HeldBySession its session if that is another
+	// one. Both are empty if the call is of another tenant, or an earlier holder ran it.
+	HeldBy        CallID    `json:"held_by,omitempty"`
+	HeldBySession SessionID `json:"held_by_session,omitempty"`
+	// Limit is the lanes of the rule that LimitMS and RateMS are about, such as api/*.
+	Limit string `json:"limit,omitempty"`
+	// LostWorker is the worker of LostMS.
+	LostWorker WorkerID `json:"lost_worker,omitempty"`
 }
 
 // Kept means that the fleet stores the whole result until its session is removed, because it may be

@@ -91,6 +91,8 @@ type Waits struct {
 	AwaitsSince time.Time // when only calls of its After held it up; zero if they never did
 	FreeSince   time.Time // when no earlier call held it up any more; zero before
 	Waited      Waited    // from then until it started
+	// HeldBy is the last earlier call that held it up, and its tenant; nil if none did.
+	HeldBy *protocol.Call
 
 	waited Waited // what the lane had waited then
 }
@@ -151,6 +153,7 @@ func (s *Schedule) Finish(e *Entry) {
 	for _, later := range s.entries[at+1:] {
 		if later.Call.ConflictsWith(e.Call) {
 			later.blockers--
+			later.HeldBy = e.Call
 			// A previous holder cannot have started it before this one had a result.
 			later.MayHaveStarted = later.MayHaveStarted && e.SettledBefore
 		}

@@ -57,7 +57,7 @@ func (e *Endpoint) Reply(ctx context.Context, delta func(loop.Delta), attempt fu
 		e.opts.Logger.WarnContext(ctx, "model did not reply, trying again",
 			slog.String("error_type", failure.Type), slog.String("error", failure.Error()),
 			slog.Int("attempt", number), slog.Int64("delay_ms", delay.Milliseconds()))
-		delta(loop.Delta{Waits: fmt.Sprintf("%v; next attempt in %v", failure, delay.Round(100*time.Millisecond))})
+		delta(loop.Delta{Waits: fmt.Sprintf("%v; next attempt in %v", failure, delay.Round(100*time.Millisecond)), Pause: delay})
 		if !pause.For(ctx, delay) {
 			return loop.Reply{}, fmt.Errorf("reply of model %s: %w (attempt %d: %w)", e.opts.Model, context.Cause(ctx), number, err)
 		}
