@@ -51,6 +51,7 @@ type grammar struct {
 	Top        topCommand        `cmd:"" help:"Watch a fleet: what is stalled, workers, lanes, sessions, waits and limits; look into them, pause, cancel and kill."`
 	Lane       laneCommand       `cmd:"" help:"Inspect and control lanes: ls, show, pause, resume, wake, skip, kill."`
 	Session    sessionCommand    `cmd:"" help:"Inspect and manage sessions: ls, show, log, search, export, files, diff, pull, restore, fork, merge, attach, cancel, rm."`
+	Trace      traceCommand      `cmd:"" help:"Show where the time of a turn went, as bars: model, waits by reason, sandbox start, run, result."`
 	Schedule   scheduleCommand   `cmd:"" help:"Start turns and tool calls at set times: add, ls, result, pause, resume, rm."`
 	Limits     limitsCommand     `cmd:"" help:"Limit how many calls of a lane run at once, and start in a time: set, ls, rm."`
 	Webhook    webhookCommand    `cmd:"" help:"Notify receivers over HTTP of what ends, or waits for a person: add, ls, test, resume, rm."`
@@ -108,6 +109,7 @@ func examples() map[string][]string {
 		"session pull": {
 			`coordinator session pull --nats nats://nats1:4222 last ./result`,
 		},
+		"trace": {`coordinator trace last`, `coordinator trace --nats nats://nats1:4222 --json 0f3a 2`, `coordinator trace --format chrome last >turn.json`},
 		"schedule": {
 			`coordinator schedule add --nats nats://nats1:4222 --cron "0 7 * * 1-5" --tz Europe/Berlin morning -- submit "List the failed builds."`,
 			`coordinator schedule add --nats nats://nats1:4222 --cron @hourly poll -- call bash '{"command":"date >> log"}'`,

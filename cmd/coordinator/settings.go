@@ -292,7 +292,7 @@ func candidates(ctx context.Context, words []string, command, name string) (all 
 		}
 	case command == "config show" && name == "command":
 		names = []string{"run", "chat", "call", "serve", "submit", "mcp", "session"}
-	case strings.HasPrefix(command, "session ") && name == "id", command == "approve" && name == "session", name == "--session":
+	case strings.HasPrefix(command, "session ") && name == "id", (command == "approve" || command == "trace") && name == "session", name == "--session":
 		return sessionCandidates(ctx, words)
 	}
 	for _, n := range names {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -151,6 +152,17 @@ func (a *api) sessions() {
 			ctx, cancel := within(ctx)
 			defer cancel()
 			return answered(a.Local.Show(ctx, in.Session))
+		})
+	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/turns/{turn}/trace", "get-turn-trace", tag, "Get where the time of a turn went, also of one that runs"),
+		func(ctx context.Context, in *struct {
+			SessionPath
+			Turn string `path:"turn" pattern:"^(last|[1-9][0-9]{0,8})$" doc:"Number of the turn, or last."`
+		},
+		) (*answer[*report.Trace], error) {
+			ctx, cancel := within(ctx)
+			defer cancel()
+			turn, _ := strconv.Atoi(in.Turn) // 0 is the last one
+			return answered(a.of(ctx, in.Session).Trace(ctx, in.Session, turn))
 		})
 	huma.Register(a.huma, operation(http.MethodDelete, "/sessions/{session}", "remove-session", tag, "Remove a session with all that is stored of it"),
 		func(ctx context.Context, in *struct {

@@ -295,6 +295,7 @@ func (l *heldLane) run(e *core.Entry) *Run {
 // execute runs the call; it returns nil when the lane is lost and no result may be stored.
 func (l *heldLane) execute(e *core.Entry) *protocol.Result {
 	now, run, ctx := time.Now(), l.run(e), l.ctx
+	waits := l.waitsOf(e, run, now)
 	run.WillRetry = l.willRetry(e, now)
 	if life := e.Call.LifeTime(); life > 0 {
 		var cancelLife context.CancelFunc
@@ -308,7 +309,7 @@ func (l *heldLane) execute(e *core.Entry) *protocol.Result {
 	if e.Cancelled { // since the last check
 		stop(ErrCancelled)
 	}
-	l.running.calls = append(l.running.calls, ongoing{call: run.Call, attempt: run.Attempt, since: now})
+	l.running.calls = append(l.running.calls, ongoing{call: run.Call, attempt: run.Attempt, since: now, waits: waits})
 	l.running.mu.Unlock()
 	defer func() {
 		l.running.mu.Lock()
@@ -327,7 +328,7 @@ func (l *heldLane) execute(e *core.Entry) *protocol.Result {
 	waited := begun.Sub(now)
 	result.QueueMS, result.LaneMS = core.Millis(run.Queued+waited), core.Millis(run.InLane+waited)
 	result.RunMS = core.Millis(time.Since(begun))
-	result.Waits = l.waitsOf(e, run, now)
+	result.Waits = waits
 	run.WillRetry(&result)
 	return &result
 }

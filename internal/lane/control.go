@@ -322,7 +322,7 @@ func (l *heldLane) describe() HeldLane {
 	for _, run := range l.running.calls {
 		status.Running = append(status.Running, RunningCall{
 			CallID: run.call.ID, SessionID: run.call.SessionID, Tool: run.call.Tool,
-			Attempt: run.attempt, RunningMS: now.Sub(run.since).Milliseconds(),
+			Attempt: run.attempt, RunningMS: now.Sub(run.since).Milliseconds(), Waits: run.waits,
 		})
 	}
 	return status

@@ -64,6 +64,7 @@ type ongoing struct {
 	call    *protocol.Call
 	attempt int
 	since   time.Time
+	waits   protocol.Waits
 }
 
 // usage is how often a lane is used; it decides how long an idle lane stays held.

@@ -135,6 +135,7 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 		"Sessions.Restore":      func(ctx context.Context) error { return third(sessions.Restore(ctx, "s", "c")) },
 		"Sessions.Revert":       func(ctx context.Context) error { return second(sessions.Revert(ctx, "s", fleet.At{})) },
 		"Sessions.Search":       func(ctx context.Context) error { return second(sessions.Search(ctx, fleet.Search{Words: "word"})) },
+		"Sessions.Trace":        func(ctx context.Context) error { return second(sessions.Trace(ctx, "s", 0)) },
 		"Sessions.Show":         func(ctx context.Context) error { return second(sessions.Show(ctx, "s")) },
 		"Sessions.Unfinished":   func(ctx context.Context) error { return second(sessions.Unfinished(ctx, "s")) },
 

@@ -145,6 +145,18 @@ func (s Sessions) Log(ctx context.Context, id protocol.SessionID) (loop.History,
 	return run(ctx, s, only(id), nil, func(ctx context.Context, f *fleet.Fleet) (loop.History, error) { return session.Load(ctx, f, id) })
 }
 
+// Trace returns where the time of a turn went; 0 is the last one. Of a turn that is open, the lanes
+// of its calls say what these wait for, if the user may look at lanes. The error wraps
+// [ErrNotFound] for a turn that there is not.
+func (s Sessions) Trace(ctx context.Context, id protocol.SessionID, turn int) (*report.Trace, error) {
+	if turn < 0 {
+		return nil, invalid(fmt.Errorf("turn %d: must be 1 or more, or 0 for the last one", turn))
+	}
+	return run(ctx, s, only(id), nil, func(ctx context.Context, f *fleet.Fleet) (*report.Trace, error) {
+		return session.Trace(ctx, f, id, turn)
+	})
+}
+
 // Import stores events of [loop.ReadExport] as a new session, and returns how many turns these
 // are. A turn that is open at their end is interrupted. The error wraps [ErrExists] if that
 // session exists.

@@ -24,7 +24,7 @@ type turnRun struct {
 	failed    []Event   // attempts that gave no reply, and are not journaled yet
 	since     time.Time // when it began, or its last reply was journaled
 	request   requestTimes
-	account   account   // of what its sub-agents use
+	account   account // of what its sub-agents use
 	tree      *tree
 	sentEarly map[protocol.CallID]Handle // calls that were sent while their reply streamed
 	shown     conversation

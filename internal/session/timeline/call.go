@@ -1,0 +1,253 @@
+package timeline
+
+import (
+	"cmp"
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+const (
+	// maxAgents bounds the sub-agents of a trace, and maxDepth how deep they are.
+	maxAgents = 64
+	maxDepth  = 8
+)
+
+// finishCall lays the parts of a call out.
+func (t *turnSpans) finishCall(s *span) {
+	if isAgent(s) {
+		s.Kind = report.SpanAgent
+	}
+	background := s.result != nil && s.result.Type == loop.EventToolResult && s.result.Job != ""
+	end, open := s.ended, false
+	if end.IsZero() || background {
+		if end = t.end; end.IsZero() {
+			end, open = t.now, true
+		}
+	}
+	begun := firstOf(s.replied, s.asked, s.sent, end)
+	l := layout{from: t.at(begun), length: max(millis(end.Sub(begun)), 0), open: open}
+	t.judged(s, &l, begun)
+	switch {
+	case s.sent.IsZero():
+		t.unsent(s, &l)
+	case background:
+		s.State = report.SpanBackground
+		l.rest(t.runs(s))
+	case s.result != nil:
+		t.ended(s, &l)
+	case !open:
+		s.State = report.SpanUnfinished
+		l.rest(report.ReasonResult)
+	default:
+		t.unended(s, &l)
+	}
+	l.into(&s.Span)
+	t.paintStarts(s)
+	for _, d := range s.dialogs {
+		to := t.at(end)
+		if !d.to.IsZero() {
+			to = t.at(d.to)
+		}
+		paint(&s.Span, t.at(d.from), to, []report.Reason{report.ReasonRun, report.ReasonAgent}, report.Part{Reason: report.ReasonPerson, For: d.by})
+	}
+	if n := len(s.Parts); n > 0 && s.State == report.SpanRunning && s.Parts[n-1].Reason == report.ReasonPerson {
+		s.State = report.SpanWaiting
+	}
+	t.loadAgent(s)
+}
+
+// firstOf returns the first time that is set.
+func firstOf(times ...time.Time) time.Time { return cmp.Or(times...) }
+
+// judged adds what came before a call was journaled: policies, hooks, and a person who was asked.
+func (t *turnSpans) judged(s *span, l *layout, begun time.Time) {
+	if s.asked.IsZero() {
+		if !s.sent.IsZero() {
+			l.add(report.ReasonStore, millis(s.sent.Sub(begun)), "")
+		}
+		return
+	}
+	l.add(report.ReasonStore, millis(s.asked.Sub(begun)), "")
+	if s.approved.IsZero() {
+		return
+	}
+	l.add(report.ReasonPerson, millis(s.approved.Sub(s.asked)), s.by)
+	if !s.sent.IsZero() {
+		l.add(report.ReasonStore, millis(s.sent.Sub(s.approved)), "")
+	}
+}
+
+// unsent is a call that has not been judged yet, or never was.
+func (t *turnSpans) unsent(s *span, l *layout) {
+	s.State = report.SpanWaiting
+	switch {
+	case !l.open:
+		s.State = report.SpanUnfinished
+		l.rest(report.ReasonStore)
+	case !s.asked.IsZero() && s.approved.IsZero():
+		l.rest(report.ReasonPerson)
+	default:
+		l.rest(report.ReasonStore)
+	}
+}
+
+// runs is the reason of the time in which a call runs.
+func (t *turnSpans) runs(s *span) report.Reason {
+	if s.Kind == report.SpanAgent {
+		return report.ReasonAgent
+	}
+	return report.ReasonRun
+}
+
+// ended is a call with a result.
+func (t *turnSpans) ended(s *span, l *layout) {
+	r := s.result
+	s.State, s.WorkerID, s.Attempt, s.Level = r.Status, r.WorkerID, r.Attempt, r.Level
+	if r.Error != nil {
+		s.Code = r.Error.Code
+	}
+	if s.Kind == report.SpanAgent {
+		s.Usage, s.CostUSD = r.Usage, r.CostUSD
+	}
+	switch {
+	case r.RunMS == nil: // of an older version, or refused
+		l.rest(t.runs(s))
+	case s.Lane == "": // this process ran it
+		l.rest(report.ReasonStore)
+		l.add(t.runs(s), *r.RunMS, "")
+	default:
+		t.queued(l, r)
+		l.add(report.ReasonSandbox, min(r.SandboxMS, *r.RunMS), "")
+		l.add(report.ReasonRun, *r.RunMS-r.SandboxMS-r.StoreMS, "")
+		l.add(report.ReasonStore, min(r.StoreMS, *r.RunMS), "")
+		l.rest(report.ReasonResult)
+	}
+}
+
+// queued adds what a call waited for until its last start.
+func (t *turnSpans) queued(l *layout, r *loop.Event) {
+	if r.Full != "" {
+		l.add(report.ReasonFull, r.SendMS, r.Full)
+	} else {
+		l.add(report.ReasonSend, r.SendMS, "")
+	}
+	retried := 0.0
+	for _, try := range r.Tries {
+		retried += try.RunMS + try.WaitMS
+	}
+	left := 0.0
+	if r.QueueMS != nil {
+		left = *r.QueueMS + r.Waits.NotBeforeMS
+	}
+	for _, p := range append(waits(&r.Waits, r.Attempt), report.Part{Reason: report.ReasonRetry, MS: retried}) {
+		p.MS = min(p.MS, left)
+		left -= p.MS
+		l.addPart(p)
+	}
+	l.add(report.ReasonSlot, left, "") // an older worker said no more
+}
+
+// waits are the waits of a call, in the order in which they follow each other.
+func waits(w *protocol.Waits, attempt int) []report.Part {
+	holder := string(w.HeldBy)
+	if w.HeldBySession != "" {
+		holder = protocol.CallRef{SessionID: w.HeldBySession, ID: w.HeldBy}.String()
+	}
+	return []report.Part{
+		{Reason: report.ReasonNotBefore, MS: w.NotBeforeMS},
+		{Reason: report.ReasonSlot, MS: w.SlotMS},
+		{Reason: report.ReasonLost, MS: w.LostMS, For: string(w.LostWorker), Attempt: max(attempt-1, 0)},
+		{Reason: report.ReasonLane, MS: w.LaneMS, For: holder},
+		{Reason: report.ReasonAfter, MS: w.AfterMS},
+		{Reason: report.ReasonPause, MS: w.PauseMS},
+		{Reason: report.ReasonLimit, MS: w.LimitMS, For: w.Limit},
+		{Reason: report.ReasonRate, MS: w.RateMS, For: w.Limit},
+	}
+}
+
+// unended is a call without a result in a turn that is open.
+func (t *turnSpans) unended(s *span, l *layout) {
+	s.State = report.SpanRunning
+	var o Open
+	if s.Lane != "" && t.source.Open != nil {
+		o = t.source.Open(s.call)
+	}
+	switch {
+	case s.Lane == "":
+		l.rest(t.runs(s))
+	case o.Running:
+		s.WorkerID, s.Attempt = o.WorkerID, o.Attempt
+		for _, p := range waits(&o.Waits, o.Attempt) {
+			l.addPart(p)
+		}
+		l.rest(report.ReasonSend)
+		l.add(report.ReasonRun, min(o.RunMS, l.length), "")
+	default:
+		s.State = report.SpanWaiting
+		l.restFor(cmp.Or(o.Reason, report.ReasonSlot), o.For)
+	}
+}
+
+func (l *layout) addPart(p report.Part) {
+	if p.MS > 0 {
+		l.parts = append(l.parts, p)
+	}
+}
+
+// paintStarts shows which worker was lost, from its start of the call until the next one's.
+func (t *turnSpans) paintStarts(s *span) {
+	if s.result == nil || s.sent.IsZero() {
+		return
+	}
+	starts, sent := s.result.Starts, t.at(s.sent)
+	for i := range len(starts) - 1 {
+		if a, b := starts[i], starts[i+1]; a.WorkerID != b.WorkerID {
+			paint(&s.Span, sent+a.AfterMS, sent+b.AfterMS, []report.Reason{report.ReasonSlot, report.ReasonLost},
+				report.Part{Reason: report.ReasonLost, For: string(a.WorkerID), Attempt: a.Attempt})
+		}
+	}
+}
+
+// loadAgent loads the events of a sub-agent.
+func (t *turnSpans) loadAgent(s *span) {
+	if s.Kind != report.SpanAgent || s.CallID == "" {
+		return
+	}
+	if t.source.Agent != nil && t.agents < maxAgents && t.depth < maxDepth {
+		t.agents++
+		s.events = t.source.Agent(s.CallID)
+	}
+	if r := s.result; len(s.events) == 0 && r != nil { // its session was removed
+		t.spend(r)
+	}
+}
+
+// below returns the spans of a sub-agent, within the span of its call.
+func (b *builder) below(s *span) []report.Span {
+	events, _ := eventsOf(s.events, 0)
+	if len(events) == 0 {
+		return nil
+	}
+	times := straighten(events)
+	if events[0].Model == "" {
+		events[0].Model = model(s.events, &events[0])
+	}
+	spans := b.turn(events, times, s.Depth+1)
+	from, to := b.at(times[0]), b.at(times[len(times)-1])
+	first, last := s.StartMS, s.StartMS+s.DurationMS
+	moved := 0.0
+	switch {
+	case from < first:
+		moved = first - from
+	case to > last:
+		moved = -min(to-last, from-first)
+	}
+	for i := range spans {
+		move(&spans[i], moved)
+		clip(&spans[i], first, last)
+	}
+	return spans
+}

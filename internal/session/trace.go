@@ -1,0 +1,139 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/lane/operator"
+	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/session/timeline"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// maxTraceLanes bounds the lanes that [Trace] looks at for calls without a result.
+const maxTraceLanes = 32
+
+// Trace returns where the time of a turn went; 0 is the last one. The error wraps [ErrNone] when
+// there is none. Of calls without a result their lanes say what they wait for, if the user may look
+// at these.
+func Trace(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, turn int) (*report.Trace, error) {
+	history, err := Load(ctx, f, id)
+	if err != nil {
+		return nil, err
+	}
+	lanes := &openLanes{fleet: f, views: map[string]*operator.View{}}
+	var failed error
+	made, err := timeline.Of(timeline.Source{
+		Events: history.Events, Now: time.Now(),
+		Open: func(call *loop.Event) timeline.Open { return lanes.call(ctx, call) },
+		Agent: func(call protocol.CallID) []loop.Event {
+			child, err := loop.LoadAgent(ctx, f.Journal, history.Events, call)
+			if len(child.Events) > 0 {
+				history.Events = append(history.Events, child.Events...) // its own sub-agents name it
+			}
+			failed = errors.Join(failed, err)
+			return child.Events
+		},
+	}, turn)
+	if errors.Is(err, timeline.ErrNoTurn) {
+		return nil, fmt.Errorf("session %s: turn %d: %w", id, turn, ErrNone)
+	}
+	return made, errors.Join(err, failed)
+}
+
+// openLanes looks at the lanes of calls without a result, each once.
+type openLanes struct {
+	fleet *fleet.Fleet
+	views map[string]*operator.View // nil for one that cannot be read
+}
+
+// call says what a call without a result does or waits for.
+func (o *openLanes) call(ctx context.Context, e *loop.Event) timeline.Open {
+	view := o.view(ctx, e.Lane)
+	if view == nil {
+		return timeline.Open{}
+	}
+	for i := range view.Running {
+		if run := &view.Running[i]; run.CallID == e.CallID && run.SessionID == e.SessionID {
+			return timeline.Open{Running: true, RunMS: float64(run.RunningMS), WorkerID: view.Holder, Attempt: run.Attempt, Waits: run.Waits}
+		}
+	}
+	i := slices.IndexFunc(view.Calls, func(c report.Call) bool { return c.CallID == e.CallID && c.SessionID == e.SessionID })
+	if i < 0 {
+		return timeline.Open{Reason: report.ReasonResult} // it has ended, or is not sent yet
+	}
+	reason, of := waitsFor(view, i)
+	return timeline.Open{Reason: reason, For: of}
+}
+
+func (o *openLanes) view(ctx context.Context, at string) *operator.View {
+	if view, known := o.views[at]; known || len(o.views) >= maxTraceLanes {
+		return view
+	}
+	o.views[at] = nil
+	name, lane, _ := strings.Cut(at, "/")
+	pool := protocol.Pool(name)
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	part := o.fleet.At(pool)
+	if natsio.CheckRights(ctx, part.NC, natsio.LaneRights(o.fleet.Name, pool)) != nil {
+		return nil
+	}
+	lanes, err := operator.New(ctx, part.NC, o.fleet.Name)
+	if err == nil {
+		o.views[at], err = lanes.Show(ctx, pool, protocol.Lane(lane), 0)
+	}
+	if err != nil {
+		o.views[at] = nil // as if nothing were known: it has ended, or the servers do not answer
+	}
+	return o.views[at]
+}
+
+// waitsFor says what the call at an index of its lane waits for. A call of another tenant is not
+// named.
+func waitsFor(view *operator.View, index int) (report.Reason, string) {
+	call := &view.Calls[index]
+	if call.State == operator.CallDelayed {
+		return report.ReasonNotBefore, call.NotBefore.UTC().Format(time.RFC3339)
+	}
+	for i := range index {
+		earlier := &view.Calls[i]
+		if !conflicts(earlier.Resources, call.Resources) {
+			continue
+		}
+		switch {
+		case earlier.Tenant != call.Tenant:
+			return report.ReasonLane, ""
+		case earlier.SessionID == call.SessionID:
+			return report.ReasonLane, string(earlier.CallID)
+		}
+		return report.ReasonLane, protocol.CallRef{SessionID: earlier.SessionID, ID: earlier.CallID}.String()
+	}
+	what, rule, is := strings.Cut(strings.TrimPrefix(view.WaitsFor, "limit "), ": ")
+	switch {
+	case view.State == operator.StatePaused:
+		return report.ReasonPause, ""
+	case view.State == operator.StateLost:
+		return report.ReasonLost, string(view.Holder)
+	case is && strings.HasPrefix(view.WaitsFor, "limit ") && strings.HasPrefix(rule, "rate "):
+		return report.ReasonRate, what
+	case is && strings.HasPrefix(view.WaitsFor, "limit "):
+		return report.ReasonLimit, what
+	case strings.HasPrefix(view.WaitsFor, "call "):
+		return report.ReasonAfter, ""
+	}
+	return report.ReasonSlot, call.WaitsFor
+}
+
+// conflicts reports whether two calls may not run at the same time.
+func conflicts(a, b []protocol.Use) bool {
+	one, other := protocol.Call{Resources: a}, protocol.Call{Resources: b}
+	return one.ConflictsWith(&other)
+}

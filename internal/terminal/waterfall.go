@@ -1,0 +1,245 @@
+package terminal
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+const (
+	// defaultColumns is the width of what is no terminal, and minColumns the least width in which
+	// bars are drawn.
+	defaultColumns, minColumns = 80, 40
+	// shownFrom is the least part of a span that is said in words, in milliseconds.
+	shownFrom = 5
+)
+
+// Waterfall draws the trace of a turn as bars, with all that each took in words.
+type Waterfall struct {
+	Color bool
+	Width int // columns; 0 means 80
+}
+
+// bars are the characters and styles of bars, so that they differ without colours too.
+var bars = map[report.ReasonClass]struct { //nolint:gochecknoglobals // a constant
+	char  string
+	style style
+}{
+	report.ClassModel: {"▓", cyan}, report.ClassRun: {"█", green}, report.ClassWait: {"░", yellow}, report.ClassOverhead: {"─", dim},
+}
+
+// waterfall is a trace that is being drawn.
+type waterfall struct {
+	strings.Builder
+
+	ink          ink
+	trace        *report.Trace
+	width, label int // columns
+	bar          int // columns of a bar
+}
+
+// Write draws a trace.
+func (o Waterfall) Write(to io.Writer, t *report.Trace) error {
+	w := &waterfall{ink: ink(o.Color), trace: t, width: max(cmp.Or(o.Width, defaultColumns), minColumns)}
+	const times = 2 * (maxDuration + 1)
+	w.label = min(max((w.width-times)/2, 12), 48)
+	w.bar = w.width - w.label - times - 1
+	w.head()
+	for i := range t.Spans {
+		w.span(&t.Spans[i])
+	}
+	if t.LeftOut > 0 {
+		w.line(dim, fmt.Sprintf("%s not shown", Plural(t.LeftOut, "more span")))
+	}
+	w.totals()
+	_, err := io.WriteString(to, w.String())
+	return err
+}
+
+// maxDuration is the width of the longest [duration].
+const maxDuration = 9
+
+func span(ms float64) string { return duration(time.Duration(ms * float64(time.Millisecond))) }
+
+func (w *waterfall) line(st style, text string) {
+	w.WriteString(w.ink.paint(st, strings.TrimRight(fit(text, w.width), " ")) + "\n")
+}
+
+// head says what the turn is, and what the columns are.
+func (w *waterfall) head() {
+	t := w.trace
+	state, took := strings.ReplaceAll(t.State, "_", " "), "took "
+	if t.State == report.StateOpen {
+		state, took = "running", "for "
+	}
+	w.line(bold, fmt.Sprintf("session %s, turn %d: %s, %s%s", t.SessionID, t.Turn, state, took, span(t.DurationMS)))
+	if t.Input != "" {
+		w.line(plain, "› "+firstLine(t.Input))
+	}
+	end := span(t.DurationMS)
+	w.line(dim, fmt.Sprintf("%s %*s %*s %s%*s", pad("", w.label), maxDuration, "at", maxDuration, "took", "0", max(w.bar-1, 0), end))
+}
+
+// span draws a row, and below it what the span waited for.
+func (w *waterfall) span(s *report.Span) {
+	indent := strings.Repeat("  ", s.Depth)
+	name := s.About
+	if name == "" {
+		name = s.Name
+	}
+	switch s.Kind {
+	case report.SpanModel:
+		name = "model " + name
+	case report.SpanCompact:
+		name = "summary by " + name
+	case report.SpanCall, report.SpanAgent:
+		name = position(s) + " " + name
+	}
+	mark, st := "✓", green
+	switch s.State {
+	case string(protocol.StatusOK):
+	case report.SpanRunning, report.SpanBackground:
+		mark, st = "▸", plain
+	case report.SpanWaiting:
+		mark, st = "·", yellow
+	case string(protocol.StatusCancelled), report.SpanUnfinished:
+		mark, st = "■", yellow
+	case string(protocol.StatusOutcomeUnknown):
+		mark, st = "?", yellow
+	default:
+		mark, st = "✗", red
+	}
+	label := pad(fit(indent+"  "+name, w.label), w.label)
+	label = strings.Replace(label, indent+"  ", indent+w.ink.paint(st, mark)+" ", 1)
+	w.WriteString(strings.TrimRight(fmt.Sprintf("%s %*s %*s %s", label, maxDuration, span(s.StartMS), maxDuration, span(s.DurationMS), w.drawn(s)), " ") + "\n")
+	w.words(s, indent+"    ")
+}
+
+// position is where in its turn a call is.
+func position(s *report.Span) string { return fmt.Sprintf("%d.%d", s.Step, s.Index+1) }
+
+// drawn is the bar of a span. What is too short to be seen is one character, that of its longest
+// part.
+func (w *waterfall) drawn(s *report.Span) string {
+	length := max(w.trace.DurationMS, 1e-3)
+	column := func(ms float64) int { return min(max(int(ms/length*float64(w.bar)), 0), w.bar) }
+	var b strings.Builder
+	at := min(column(s.StartMS), w.bar-1)
+	b.WriteString(strings.Repeat(" ", at))
+	parts := s.Parts
+	if len(parts) > 0 && column(s.StartMS+s.DurationMS) <= at+1 {
+		longest := slices.MaxFunc(parts, func(a, b report.Part) int { return cmp.Compare(a.MS, b.MS) })
+		longest.StartMS, longest.MS = 0, w.trace.DurationMS*float64(at+1)/float64(w.bar)+length/1e6
+		parts = []report.Part{longest}
+	}
+	for _, p := range parts {
+		if end := column(p.StartMS + p.MS); end > at {
+			look := bars[p.Reason.Class()]
+			b.WriteString(w.ink.paint(look.style, strings.Repeat(look.char, end-at)))
+			at = end
+		}
+	}
+	return b.String()
+}
+
+// words says what took the time of a span, in lines that are not wider than the screen.
+func (w *waterfall) words(s *report.Span, indent string) {
+	var facts []string
+	if s.Kind == report.SpanCall || s.Kind == report.SpanAgent {
+		facts = append(facts, w.outcome(s))
+	}
+	for _, p := range s.Parts {
+		isModel := s.Kind == report.SpanModel && p.Reason != report.ReasonModelLimit
+		if p.MS < shownFrom && !p.Open || isModel {
+			continue
+		}
+		text := p.Reason.Words() + " " + span(p.MS)
+		if p.Open {
+			text += " so far"
+		}
+		if p.For != "" {
+			text += " (" + w.about(&p) + ")"
+		}
+		facts = append(facts, text)
+	}
+	line := ""
+	for _, fact := range facts {
+		fact = fit(fact, w.width-len(indent))
+		if line != "" && columns(indent+line+" · "+fact) > w.width {
+			w.line(dim, indent+line)
+			line = ""
+		}
+		if line != "" {
+			line += " · "
+		}
+		line += fact
+	}
+	if line != "" {
+		w.line(dim, indent+line)
+	}
+}
+
+// outcome is how a call ended, and where it ran.
+func (w *waterfall) outcome(s *report.Span) string {
+	text := strings.ReplaceAll(s.State, "_", " ")
+	if s.Code != "" {
+		text += " " + string(s.Code)
+	}
+	if s.WorkerID != "" {
+		text += " on " + string(s.WorkerID)
+	}
+	if s.Attempt > 1 {
+		text += fmt.Sprintf(", attempt %d", s.Attempt)
+	}
+	return text
+}
+
+// about says what a part waited for.
+func (w *waterfall) about(p *report.Part) string {
+	switch p.Reason {
+	case report.ReasonLane:
+		for i := range w.trace.Spans {
+			if s := &w.trace.Spans[i]; string(s.CallID) == p.For {
+				return position(s) + " " + s.Name
+			}
+		}
+		return "call " + p.For
+	case report.ReasonLost:
+		if p.Attempt > 0 {
+			return fmt.Sprintf("%s, attempt %d", p.For, p.Attempt)
+		}
+	default:
+	}
+	return prose.OneLine(p.For)
+}
+
+// totals says where the time of the turn went, and what it cost.
+func (w *waterfall) totals() {
+	t := w.trace
+	w.WriteString("\n")
+	w.line(bold, fmt.Sprintf("%s %*s  %5s %*s", pad("where the time went", w.label), maxDuration, "of turn", "", maxDuration, "in all"))
+	for _, total := range t.Totals {
+		share := 0.0
+		if t.DurationMS > 0 {
+			share = total.TurnMS / t.DurationMS * 100
+		}
+		look := bars[total.Reason.Class()]
+		w.WriteString(fmt.Sprintf("%s %s %*s %5.1f%% %*s\n", w.ink.paint(look.style, look.char), pad(fit(total.Reason.Words(), w.label-2), w.label-2),
+			maxDuration, span(total.TurnMS), share, maxDuration, span(total.MS)))
+	}
+	cost := "no price is known"
+	if t.CostUSD != nil {
+		cost = fmt.Sprintf("$%.4f", *t.CostUSD)
+	}
+	w.line(plain, fmt.Sprintf("%s (%s in, %s out), %s", tokens(t.Usage), count(t.Usage.InputTokens), count(t.Usage.OutputTokens), cost))
+	if t.TraceID != "" {
+		w.line(dim, "trace "+t.TraceID)
+	}
+}

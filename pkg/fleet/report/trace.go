@@ -1,0 +1,199 @@
+package report
+
+import (
+	"time"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// Trace is where the time of a turn went, by what the fleet keeps of it. Times are in milliseconds;
+// positions count from the beginning of the turn, on the clock of its coordinator. What workers
+// measure are durations, so their clocks do not matter.
+type Trace struct {
+	SessionID protocol.SessionID `json:"session_id"`
+	Turn      int                `json:"turn"`
+	// State is the outcome of the turn, or [StateOpen].
+	State     string    `json:"state"`
+	StartedAt time.Time `json:"started_at"`
+	// DurationMS is until now while the turn is open.
+	DurationMS float64 `json:"duration_ms"`
+	Model      string  `json:"model,omitempty"`
+	Input      string  `json:"input,omitempty"` // its beginning
+	// Spans are in their order, the spans of a sub-agent behind that of its call. LeftOut is how
+	// many more there are.
+	Spans   []Span `json:"spans"`
+	LeftOut int    `json:"left_out,omitempty"`
+	// Totals has each reason that took time, the largest share of the turn first.
+	Totals []Total `json:"totals"`
+	// Usage and CostUSD are with sub-agents; CostUSD is nil if the price of a reply is unknown.
+	Usage   protocol.Usage `json:"usage"`
+	CostUSD *float64       `json:"cost_usd,omitempty"`
+	TraceID string         `json:"trace_id,omitempty"` // where its trace was exported
+}
+
+// SpanKind says what a [Span] is.
+type SpanKind string
+
+// Every kind.
+const (
+	SpanModel   SpanKind = "model"   // a request to the model, until its reply was there
+	SpanCompact SpanKind = "compact" // the request for a summary
+	SpanCall    SpanKind = "call"
+	SpanAgent   SpanKind = "agent" // a call that is a sub-agent
+)
+
+// Span is a request to a model, or a call from the reply that has it until its result was there.
+type Span struct {
+	Kind SpanKind `json:"kind"`
+	Name string   `json:"name"` // of the model or of the tool
+	// About is a few words of the call that are safe to print, although a model wrote them.
+	About string `json:"about,omitempty"`
+	// Depth is how many calls of agents it is below, and SessionID the session it is of.
+	Depth     int                `json:"depth"`
+	SessionID protocol.SessionID `json:"session_id"`
+	Turn      int                `json:"turn"`
+	Step      int                `json:"step"`
+	Index     int                `json:"index"`
+	CallID    protocol.CallID    `json:"call_id,omitempty"`
+
+	StartMS float64 `json:"start_ms"`
+	// DurationMS is until now while it is open.
+	DurationMS float64 `json:"duration_ms"`
+	// State is the status of a call, "ok" or "failed" of a reply, or one of the constants.
+	State string        `json:"state"`
+	Code  protocol.Code `json:"code,omitempty"`
+	// Parts are what it consists of, without gaps.
+	Parts []Part `json:"parts"`
+
+	WorkerID protocol.WorkerID `json:"worker_id,omitempty"`
+	Attempt  int               `json:"attempt,omitempty"`
+	Lane     string            `json:"lane,omitempty"` // POOL/LANE
+	Level    string            `json:"level,omitempty"`
+
+	Usage   *protocol.Usage `json:"usage,omitempty"`
+	CostUSD *float64        `json:"cost_usd,omitempty"`
+}
+
+// States of a [Span] in addition to the statuses of calls.
+const (
+	SpanRunning    = "running"
+	SpanWaiting    = "waiting"
+	SpanBackground = "background" // it goes on as a job
+	SpanUnfinished = "unfinished" // the turn ended without it
+)
+
+// Part is a section of a [Span] with one reason.
+type Part struct {
+	Reason  Reason  `json:"reason"`
+	StartMS float64 `json:"start_ms"`
+	MS      float64 `json:"ms"`
+	// For is what it waited for, if that is known: the call that held the lane (CALL, or
+	// SESSION/CALL of another session), the rule of a limit, who was asked, the lost worker.
+	For string `json:"for,omitempty"`
+	// Attempt is the one that was lost.
+	Attempt int  `json:"attempt,omitempty"`
+	Open    bool `json:"open,omitempty"` // it has not ended
+}
+
+// Total is the time of a [Reason].
+type Total struct {
+	Reason Reason `json:"reason"`
+	// MS is the sum of all parts, also of those at the same time.
+	MS float64 `json:"ms"`
+	// TurnMS is the share of the turn: each moment counts for one reason, that which got the turn
+	// furthest. So waiting counts only while nothing ran, and the shares add up to the turn.
+	TurnMS float64 `json:"turn_ms"`
+}
+
+// Reason says what a [Part] of a turn was for.
+type Reason string
+
+// Every reason.
+const (
+	ReasonRun        Reason = "run"
+	ReasonModel      Reason = "model"
+	ReasonSandbox    Reason = "sandbox"
+	ReasonStore      Reason = "store"  // outputs, changes, journals; policies and hooks judged
+	ReasonSend       Reason = "send"   // to the fleet
+	ReasonResult     Reason = "result" // on its way
+	ReasonRetry      Reason = "retry"  // attempts that failed and were repeated
+	ReasonPerson     Reason = "person"
+	ReasonLane       Reason = "lane"
+	ReasonSlot       Reason = "slot"
+	ReasonLimit      Reason = "limit"
+	ReasonRate       Reason = "rate"
+	ReasonModelLimit Reason = "model_limit" // pauses of requests to the model
+	ReasonFull       Reason = "full"        // a lane or a pool had as many waiting calls as it may have
+	ReasonAfter      Reason = "after"
+	ReasonNotBefore  Reason = "not_before"
+	ReasonPause      Reason = "pause"
+	ReasonLost       Reason = "lost"  // a worker, with the attempt that it ran
+	ReasonAgent      Reason = "agent" // a sub-agent, whose spans say more
+)
+
+// ReasonClass groups reasons.
+type ReasonClass string
+
+// Every class.
+const (
+	ClassModel    ReasonClass = "model"
+	ClassRun      ReasonClass = "run"
+	ClassWait     ReasonClass = "wait"
+	ClassOverhead ReasonClass = "overhead"
+)
+
+// reasons are the classes and words of all reasons. A moment counts for the first of them.
+var reasons = []struct { //nolint:gochecknoglobals // a constant
+	reason Reason
+	class  ReasonClass
+	words  string
+}{
+	{ReasonRun, ClassRun, "ran"},
+	{ReasonModel, ClassModel, "model"},
+	{ReasonSandbox, ClassOverhead, "sandbox start"},
+	{ReasonRetry, ClassRun, "failed attempts"},
+	{ReasonStore, ClassOverhead, "stored, judged"},
+	{ReasonSend, ClassOverhead, "sent"},
+	{ReasonResult, ClassOverhead, "result on its way"},
+	{ReasonPerson, ClassWait, "waited for a person"},
+	{ReasonRate, ClassWait, "waited for a rate"},
+	{ReasonLimit, ClassWait, "waited for a limit"},
+	{ReasonModelLimit, ClassWait, "waited for the model's limit"},
+	{ReasonFull, ClassWait, "waited for room in a queue"},
+	{ReasonPause, ClassWait, "waited: lane paused"},
+	{ReasonNotBefore, ClassWait, "waited for its time"},
+	{ReasonLost, ClassWait, "lost with a worker"},
+	{ReasonSlot, ClassWait, "waited for a slot"},
+	{ReasonAfter, ClassWait, "waited for other calls"},
+	{ReasonLane, ClassWait, "waited for the lane"},
+	{ReasonAgent, ClassRun, "sub-agent"},
+}
+
+// Reasons returns every reason, the one first that gets a turn furthest.
+func Reasons() []Reason {
+	all := make([]Reason, len(reasons))
+	for i := range reasons {
+		all[i] = reasons[i].reason
+	}
+	return all
+}
+
+// Class groups the reason; one that is not known is [ClassOverhead].
+func (r Reason) Class() ReasonClass {
+	for i := range reasons {
+		if reasons[i].reason == r {
+			return reasons[i].class
+		}
+	}
+	return ClassOverhead
+}
+
+// Words says the reason in a few words, such as "waited for the lane".
+func (r Reason) Words() string {
+	for i := range reasons {
+		if reasons[i].reason == r {
+			return reasons[i].words
+		}
+	}
+	return string(r)
+}
