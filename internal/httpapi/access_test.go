@@ -67,6 +67,7 @@ var operations = map[string]struct {
 	"list-sessions":      {"GET /v1/sessions", "", listed, false},
 	"search-sessions":    {"GET /v1/search?words=secret", "", listed, false},
 	"get-session":        {"GET /v1/sessions/s", "", hidden, false},
+	"get-turn-trace":     {"GET /v1/sessions/s/turns/last/trace", "", hidden, false},
 	"remove-session":     {"DELETE /v1/sessions/s?force=true", "", hidden, true},
 	"list-session-calls": {"GET /v1/sessions/s/calls", "", hidden, false},
 	"cancel-session":     {"POST /v1/sessions/s/cancel", "", hidden, true},

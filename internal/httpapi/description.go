@@ -47,7 +47,7 @@ var sent = map[string]any{ //nolint:gochecknoglobals // a constant
 	"session": "s1", "call": "c1", "lane": "sandbox/s1", "wait_ms": 30000, "path": "report.md", "words": "report", "until_turn_ended": true,
 	"send-call.Idempotency-Key": "c1", "new-session.Idempotency-Key": "t1", "send-turn.Idempotency-Key": "t2", "skip-call.call": "waits",
 	"name": "nightly", "remove-template.name": "reports", "compare-sessions.other": "fork", "remove-limit.tenant": "acme", "remove-limit.lane": nil, "import-session.session": "copy", "remove-token.token": "k3v9q2ma",
-	"unpack-archive.path": "src", "write-file.mode": "0644",
+	"get-turn-trace.turn": "last", "unpack-archive.path": "src", "write-file.mode": "0644",
 	"webhook": "wh1", "test-webhook.wait_ms": 1000,
 }
 

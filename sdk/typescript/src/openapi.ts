@@ -778,6 +778,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/sessions/{session}/turns/{turn}/trace": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Get where the time of a turn went, also of one that runs */
+        get: operations["get-turn-trace"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/templates": {
         parameters: {
             query?: never;
@@ -1240,10 +1257,14 @@ export interface components {
             queue_ms: number;
             /** Format: double */
             run_ms: number;
+            /** Format: double */
+            sandbox_ms?: number;
             /** Format: int64 */
             sequence?: number;
             session_id: string;
             status: string;
+            /** Format: double */
+            store_ms?: number;
             /** @description What a model would read. */
             text: string;
             tool?: string;
@@ -1252,6 +1273,13 @@ export interface components {
             value?: unknown;
             waits?: components["schemas"]["Waits"];
             worker_id?: string;
+        };
+        CallStart: {
+            /** Format: double */
+            after_ms: number;
+            /** Format: int64 */
+            attempt: number;
+            worker_id: string;
         };
         CallState: {
             call_id: string;
@@ -1362,6 +1390,7 @@ export interface components {
             error?: components["schemas"]["Error"];
             finish?: string;
             from?: string;
+            full?: string;
             handle?: string;
             hook?: components["schemas"]["HookNote"];
             image?: components["schemas"]["Image"];
@@ -1376,6 +1405,7 @@ export interface components {
             /** Format: int64 */
             kept_turn?: number;
             lane?: string;
+            level?: string;
             model?: string;
             name?: string;
             note?: string;
@@ -1386,18 +1416,27 @@ export interface components {
             queue_ms?: number;
             read?: components["schemas"]["ChannelPosition"];
             reasoning?: components["schemas"]["Reasoning"];
+            /** Format: double */
+            request_ms?: number;
             reverts?: string;
             rule?: string;
             /** Format: double */
             run_ms?: number;
+            /** Format: double */
+            sandbox_ms?: number;
             scratch?: components["schemas"]["ScratchChange"];
             seed?: string;
+            /** Format: double */
+            send_ms?: number;
             session_id: string;
             span_id?: string;
             spent?: components["schemas"]["Spending"];
+            starts?: components["schemas"]["CallStart"][];
             status?: string;
             /** Format: int64 */
             step?: number;
+            /** Format: double */
+            store_ms?: number;
             tenant?: string;
             terms?: components["schemas"]["Terms"];
             text?: string;
@@ -1415,6 +1454,10 @@ export interface components {
             type: string;
             usage?: components["schemas"]["Usage"];
             via?: string;
+            wait_for?: string;
+            /** Format: double */
+            wait_ms?: number;
+            waits?: components["schemas"]["Waits"];
             worker_id?: string;
             workspace?: string;
         };
@@ -1754,6 +1797,17 @@ export interface components {
             call_id: string;
             session_id: string;
         };
+        Part: {
+            /** Format: int64 */
+            attempt?: number;
+            for?: string;
+            /** Format: double */
+            ms: number;
+            open?: boolean;
+            reason: string;
+            /** Format: double */
+            start_ms: number;
+        };
         Passage: {
             call_id?: string;
             role: string;
@@ -1872,6 +1926,7 @@ export interface components {
             running_ms: number;
             session_id: string;
             tool: string;
+            waits?: components["schemas"]["Waits"];
         };
         Schedule: {
             /** Format: date-time */
@@ -1965,6 +2020,36 @@ export interface components {
             left_out: number;
             sessions: components["schemas"]["Session"][];
         };
+        Span: {
+            about?: string;
+            /** Format: int64 */
+            attempt?: number;
+            call_id?: string;
+            code?: string;
+            /** Format: double */
+            cost_usd?: number;
+            /** Format: int64 */
+            depth: number;
+            /** Format: double */
+            duration_ms: number;
+            /** Format: int64 */
+            index: number;
+            kind: string;
+            lane?: string;
+            level?: string;
+            name: string;
+            parts: components["schemas"]["Part"][];
+            session_id: string;
+            /** Format: double */
+            start_ms: number;
+            state: string;
+            /** Format: int64 */
+            step: number;
+            /** Format: int64 */
+            turn: number;
+            usage?: components["schemas"]["Usage"];
+            worker_id?: string;
+        };
         Spending: {
             /** Format: int64 */
             calls?: number;
@@ -2035,6 +2120,33 @@ export interface components {
         };
         ToolList: {
             tools: components["schemas"]["ToolInfo"][];
+        };
+        Total: {
+            /** Format: double */
+            ms: number;
+            reason: string;
+            /** Format: double */
+            turn_ms: number;
+        };
+        Trace: {
+            /** Format: double */
+            cost_usd?: number;
+            /** Format: double */
+            duration_ms: number;
+            input?: string;
+            /** Format: int64 */
+            left_out?: number;
+            model?: string;
+            session_id: string;
+            spans: components["schemas"]["Span"][];
+            /** Format: date-time */
+            started_at: string;
+            state: string;
+            totals: components["schemas"]["Total"][];
+            trace_id?: string;
+            /** Format: int64 */
+            turn: number;
+            usage: components["schemas"]["Usage"];
         };
         Try: {
             /** Format: int64 */
@@ -2131,10 +2243,16 @@ export interface components {
         Waits: {
             /** Format: double */
             after_ms?: number;
+            held_by?: string;
+            held_by_session?: string;
             /** Format: double */
             lane_ms?: number;
+            limit?: string;
             /** Format: double */
             limit_ms?: number;
+            /** Format: double */
+            lost_ms?: number;
+            lost_worker?: string;
             /** Format: double */
             not_before_ms?: number;
             /** Format: double */
@@ -4665,6 +4783,46 @@ export interface operations {
             409: components["responses"]["Conflict"];
             413: components["responses"]["RequestEntityTooLarge"];
             415: components["responses"]["UnsupportedMediaType"];
+            422: components["responses"]["UnprocessableEntity"];
+            429: components["responses"]["TooManyRequests"];
+            500: components["responses"]["InternalServerError"];
+            503: components["responses"]["ServiceUnavailable"];
+        };
+    };
+    "get-turn-trace": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /**
+                 * @description Id of the session.
+                 * @example s1
+                 */
+                session: string;
+                /**
+                 * @description Number of the turn, or last.
+                 * @example last
+                 */
+                turn: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Trace"];
+                };
+            };
+            400: components["responses"]["BadRequest"];
+            401: components["responses"]["Unauthorized"];
+            403: components["responses"]["Forbidden"];
+            404: components["responses"]["NotFound"];
+            409: components["responses"]["Conflict"];
             422: components["responses"]["UnprocessableEntity"];
             429: components["responses"]["TooManyRequests"];
             500: components["responses"]["InternalServerError"];

@@ -1,7 +1,7 @@
 import type { Client } from "./client.js";
 import { CallError } from "./errors.js";
 import { follow, type Message } from "./events.js";
-import type { Arguments, CallOptions, CallResult, CallState, Event, FileInfo, OutputPiece, Place, SessionInfo, SessionMessage, TurnOptions } from "./types.js";
+import type { Arguments, CallOptions, CallResult, CallState, Event, FileInfo, OutputPiece, Place, SessionInfo, SessionMessage, TurnOptions, TurnTrace } from "./types.js";
 
 /** How long one request waits for an end; the server allows up to a minute. */
 const waitMs = 50_000;
@@ -104,6 +104,11 @@ export class Session {
   /** The session with its turns. */
   async info(): Promise<SessionInfo> {
     return await this.client.transport.json("get", "/v1/sessions/{session}", this.#path());
+  }
+
+  /** Where the time of a turn went, also of one that runs. */
+  async trace(turn: number | "last" = "last"): Promise<TurnTrace> {
+    return await this.client.transport.json("get", "/v1/sessions/{session}/turns/{turn}/trace", { path: { session: this.id, turn: String(turn) } });
   }
 
   /** Continues the session with a turn. */

@@ -21,6 +21,8 @@ export type Problem = Schemas["Problem"];
 export type Question = Schemas["Question"];
 export type Schedule = Schemas["Schedule"];
 export type SessionInfo = Schemas["Session"];
+/** Where the time of a turn went. */
+export type TurnTrace = Schemas["Trace"];
 /** What a search has found. */
 export type Found = Schemas["Found"];
 export type ToolInfo = Schemas["ToolInfo"];

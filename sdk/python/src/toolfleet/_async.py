@@ -467,6 +467,10 @@ class AsyncSession:
     async def get(self) -> t.Session:
         return await self._client._ask("get-session", t.Session, self._path)
 
+    async def trace(self, turn: int | Literal["last"] = "last") -> t.Trace:
+        """Where the time of a turn went, also of one that runs."""
+        return await self._client._ask("get-turn-trace", t.Trace, {**self._path, "turn": str(turn)})
+
     async def send(self, prompt: str, /, *, turn_id: str | None = None, **options: Unpack[t.TurnRequest]) -> AsyncFuture:
         """Continues the session with a turn."""
         state = await self._client._ask("send-turn", t.CallState, self._path, body={**options, "prompt": prompt}, key=turn_id or new_id())

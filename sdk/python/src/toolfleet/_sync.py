@@ -465,6 +465,10 @@ class Session:
     def get(self) -> t.Session:
         return self._client._ask("get-session", t.Session, self._path)
 
+    def trace(self, turn: int | Literal["last"] = "last") -> t.Trace:
+        """Where the time of a turn went, also of one that runs."""
+        return self._client._ask("get-turn-trace", t.Trace, {**self._path, "turn": str(turn)})
+
     def send(self, prompt: str, /, *, turn_id: str | None = None, **options: Unpack[t.TurnRequest]) -> Future:
         """Continues the session with a turn."""
         state = self._client._ask("send-turn", t.CallState, self._path, body={**options, "prompt": prompt}, key=turn_id or new_id())

@@ -22,6 +22,7 @@ __all__ = [
     "CallRef",
     "CallRequest",
     "CallResult",
+    "CallStart",
     "CallState",
     "CallWaits",
     "Cancelled",
@@ -66,6 +67,7 @@ __all__ = [
     "NewToken",
     "OutputPiece",
     "Parent",
+    "Part",
     "Passage",
     "Paused",
     "Place",
@@ -90,6 +92,7 @@ __all__ = [
     "SentCall",
     "Session",
     "SessionList",
+    "Span",
     "Spending",
     "Start",
     "Template",
@@ -100,6 +103,8 @@ __all__ = [
     "ToolCall",
     "ToolInfo",
     "ToolList",
+    "Total",
+    "Trace",
     "Try",
     "Turn",
     "TurnRequest",
@@ -353,12 +358,20 @@ class CallResult(_CallResult, total=False):
     kept: Kept
     level: str
     network: str
+    sandbox_ms: float
     sequence: int
+    store_ms: float
     tool: str
     tries: list[Try]
     value: Any
     """Typed output; also of a call that failed, as far as it came."""
     waits: Waits
+    worker_id: str
+
+
+class CallStart(TypedDict):
+    after_ms: float
+    attempt: int
     worker_id: str
 
 
@@ -453,7 +466,7 @@ class ErrorDetail(TypedDict, total=False):
 
 
 _EventA = TypedDict("_EventA", {'session_id': "str", 'time': "str", 'type': "str"}, total=True)
-_EventB = TypedDict("_EventB", {'about': "str", 'answer': "Any", 'answer_schema': "Any", 'arguments': "str", 'attachments': "list[EventAttachment]", 'attempt': "int", 'bound': "Binding", 'by': "str", 'call': "Any", 'call_id': "str", 'checkpoint': "int", 'content': "str", 'cost_usd': "float", 'diff': "str", 'effect': "EventEffect", 'elapsed_ms': "int", 'ending': "str", 'error': "Error", 'finish': "str", 'from': "str", 'handle': "str", 'hook': "HookNote", 'image': "Image", 'index': "int", 'input': "str", 'instructions': "list[str]", 'interface': "str", 'job': "str", 'kept_step': "int", 'kept_turn': "int", 'lane': "str", 'model': "str", 'name': "str", 'note': "str", 'parent': "Parent", 'part': "str", 'question': "AskedQuestion", 'queue_ms': "float", 'read': "ChannelPosition", 'reasoning': "Reasoning", 'reverts': "str", 'rule': "str", 'run_ms': "float", 'scratch': "ScratchChange", 'seed': "str", 'span_id': "str", 'spent': "Spending", 'status': "str", 'step': "int", 'tenant': "str", 'terms': "Terms", 'text': "str", 'told': "bool", 'tool_call_id': "str", 'tool_calls': "list[ToolCall]", 'tools': "list[str]", 'trace_id': "str", 'tries': "list[Try]", 'trigger': "str", 'turn': "int", 'usage': "Usage", 'via': "str", 'worker_id': "str", 'workspace': "str"}, total=False)
+_EventB = TypedDict("_EventB", {'about': "str", 'answer': "Any", 'answer_schema': "Any", 'arguments': "str", 'attachments': "list[EventAttachment]", 'attempt': "int", 'bound': "Binding", 'by': "str", 'call': "Any", 'call_id': "str", 'checkpoint': "int", 'content': "str", 'cost_usd': "float", 'diff': "str", 'effect': "EventEffect", 'elapsed_ms': "int", 'ending': "str", 'error': "Error", 'finish': "str", 'from': "str", 'full': "str", 'handle': "str", 'hook': "HookNote", 'image': "Image", 'index': "int", 'input': "str", 'instructions': "list[str]", 'interface': "str", 'job': "str", 'kept_step': "int", 'kept_turn': "int", 'lane': "str", 'level': "str", 'model': "str", 'name': "str", 'note': "str", 'parent': "Parent", 'part': "str", 'question': "AskedQuestion", 'queue_ms': "float", 'read': "ChannelPosition", 'reasoning': "Reasoning", 'request_ms': "float", 'reverts': "str", 'rule': "str", 'run_ms': "float", 'sandbox_ms': "float", 'scratch': "ScratchChange", 'seed': "str", 'send_ms': "float", 'span_id': "str", 'spent': "Spending", 'starts': "list[CallStart]", 'status': "str", 'step': "int", 'store_ms': "float", 'tenant': "str", 'terms': "Terms", 'text': "str", 'told': "bool", 'tool_call_id': "str", 'tool_calls': "list[ToolCall]", 'tools': "list[str]", 'trace_id': "str", 'tries': "list[Try]", 'trigger': "str", 'turn': "int", 'usage': "Usage", 'via': "str", 'wait_for': "str", 'wait_ms': "float", 'waits': "Waits", 'worker_id': "str", 'workspace': "str"}, total=False)
 
 
 class Event(_EventA, _EventB):
@@ -804,6 +817,14 @@ class Parent(_Parent, total=False):
     agent: str
 
 
+_PartA = TypedDict("_PartA", {'ms': "float", 'reason': "str", 'start_ms': "float"}, total=True)
+_PartB = TypedDict("_PartB", {'attempt': "int", 'for': "str", 'open': "bool"}, total=False)
+
+
+class Part(_PartA, _PartB):
+    pass
+
+
 class _Passage(TypedDict):
     role: str
     score: float
@@ -921,12 +942,16 @@ class Roots(TypedDict, total=False):
     write: list[str]
 
 
-class RunningCall(TypedDict):
+class _RunningCall(TypedDict):
     attempt: int
     call_id: str
     running_ms: int
     session_id: str
     tool: str
+
+
+class RunningCall(_RunningCall, total=False):
+    waits: Waits
 
 
 class _Schedule(TypedDict):
@@ -1014,6 +1039,32 @@ class SessionList(TypedDict):
     sessions: list[Session]
 
 
+class _Span(TypedDict):
+    depth: int
+    duration_ms: float
+    index: int
+    kind: str
+    name: str
+    parts: list[Part]
+    session_id: str
+    start_ms: float
+    state: str
+    step: int
+    turn: int
+
+
+class Span(_Span, total=False):
+    about: str
+    attempt: int
+    call_id: str
+    code: str
+    cost_usd: float
+    lane: str
+    level: str
+    usage: Usage
+    worker_id: str
+
+
 class Spending(TypedDict, total=False):
     calls: int
     steps: int
@@ -1082,6 +1133,31 @@ class ToolInfo(TypedDict):
 
 class ToolList(TypedDict):
     tools: list[ToolInfo]
+
+
+class Total(TypedDict):
+    ms: float
+    reason: str
+    turn_ms: float
+
+
+class _Trace(TypedDict):
+    duration_ms: float
+    session_id: str
+    spans: list[Span]
+    started_at: str
+    state: str
+    totals: list[Total]
+    turn: int
+    usage: Usage
+
+
+class Trace(_Trace, total=False):
+    cost_usd: float
+    input: str
+    left_out: int
+    model: str
+    trace_id: str
 
 
 class Try(TypedDict):
@@ -1170,8 +1246,13 @@ class Use(TypedDict):
 
 class Waits(TypedDict, total=False):
     after_ms: float
+    held_by: str
+    held_by_session: str
     lane_ms: float
+    limit: str
     limit_ms: float
+    lost_ms: float
+    lost_worker: str
     not_before_ms: float
     pause_ms: float
     rate_ms: float
@@ -1280,6 +1361,7 @@ Operation = Literal[
     "get-lane",
     "get-logged-call",
     "get-session",
+    "get-turn-trace",
     "import-session",
     "kill-lane",
     "list-calls",
@@ -1352,6 +1434,7 @@ OPERATIONS: Dict[Operation, Tuple[str, str]] = {
     "get-lane": ("GET", "/v1/lane"),
     "get-logged-call": ("GET", "/v1/calls/{session}/{call}/log"),
     "get-session": ("GET", "/v1/sessions/{session}"),
+    "get-turn-trace": ("GET", "/v1/sessions/{session}/turns/{turn}/trace"),
     "import-session": ("POST", "/v1/sessions/{session}/import"),
     "kill-lane": ("POST", "/v1/lane/kill"),
     "list-calls": ("GET", "/v1/calls"),
