@@ -273,6 +273,8 @@ func TestLane_LostWorkerIsFollowedByAnother(t *testing.T) {
 			r = f.await(p, second)
 			require.Equal(t, protocol.StatusOK, r.Status)
 			require.Equal(t, 1, r.Attempt, "it waited behind the first, so it was never started")
+			require.Equal(t, protocol.WorkerID("lost"), r.Waits.LostWorker)
+			require.Greater(t, r.Waits.LostMS, r.Waits.SlotMS, "%+v", r.Waits)
 			lanes, used, slots := lost.Load()
 			require.Equal(t, []int{1, 1, 1}, []int{lanes, used, slots}, "what was lost runs until it returns")
 			close(release)

@@ -355,6 +355,59 @@ func TestRun_FenceGrowsWithEachHolder(t *testing.T) {
 	require.NoError(t, <-lost)
 }
 
+// A result names the call that held its lane, and the limit, but no call of another tenant.
+func TestWaits_NameWhatTheyWereFor(t *testing.T) {
+	t.Parallel()
+	const rule = "account/*"
+	for name, c := range map[string]struct {
+		session, tenant string // of the call that waits
+		access          func(string) protocol.Use
+		held            bool // it is named
+	}{
+		"the session's own call":    {"s", "", exclusive, true},
+		"a call of another session": {"other", "", exclusive, true},
+		"a call of another tenant":  {"other", "acme", exclusive, false},
+		"a limit":                   {"s", "", shared, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t)
+			f.setLimit(limits.Rule{Lane: rule, Concurrent: 1})
+			began, end := make(chan struct{}, 2), make(chan struct{})
+			f.hold(hostFunc(func(_ context.Context, run *lane.Run) protocol.Result {
+				began <- struct{}{}
+				<-end
+				return succeed(run)
+			}), lane.Options{Slots: 4})
+			p, first, other := f.publisher(), newCall("s", c.access("account/a")), newCall(protocol.SessionID(c.session), c.access("account/a"))
+			other.Tenant = protocol.Tenant(c.tenant)
+			put(t, p, first)
+			<-began
+			put(t, p, other)
+			require.Eventually(t, func() bool {
+				view, err := f.operator().Show(t.Context(), protocol.DefaultPool, other.Lane(), 0)
+				return err == nil && view.WaitsFor != ""
+			}, patience, 10*time.Millisecond)
+			time.Sleep(5 * time.Millisecond) // waits below one are left out
+			close(end)
+			waits := f.await(p, other).Waits
+			held, of := protocol.CallID(""), protocol.SessionID("")
+			if c.held {
+				held = first.ID
+			}
+			if c.held && c.session != "s" {
+				of = "s"
+			}
+			require.Equal(t, held, waits.HeldBy, "%+v", waits)
+			require.Equal(t, of, waits.HeldBySession)
+			if limit := waits.LimitMS > 0; limit {
+				require.Equal(t, rule, waits.Limit)
+			}
+			require.Equal(t, name == "a limit", waits.LimitMS > waits.LaneMS, "%+v", waits)
+		})
+	}
+}
+
 // Operators see what a lane's next call waits for, and a result says for how long, and what for.
 func TestWaits_ResultsSayWhatACallWaitedFor(t *testing.T) {
 	t.Parallel()

@@ -81,6 +81,10 @@ func TestTenants_AClientReachesItsOwn(t *testing.T) {
 			_, err := sessions.Output(ctx, id, func(protocol.CallID, fleet.Output) {})
 			return err
 		},
+		"trace": func(ctx context.Context, id protocol.SessionID, _ protocol.CallRef) error {
+			_, err := sessions.Trace(ctx, id, 0)
+			return err
+		},
 		"show": func(ctx context.Context, id protocol.SessionID, _ protocol.CallRef) error {
 			_, err := sessions.Show(ctx, id)
 			return err
