@@ -47,7 +47,7 @@ func (c *traceCommand) run(ctx context.Context, p program) error {
 		case c.JSON || c.Format == "json":
 			return printJSON(p, trace)
 		case c.Format == "chrome":
-			return timeline.WriteChrome(p.Stdout, trace)
+			return timeline.WriteChrome(terminal.JSONWriter(p.Stdout), trace)
 		}
 		width := c.Width
 		if width == 0 {
