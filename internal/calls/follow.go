@@ -156,8 +156,8 @@ func (t *table) progressed(h *Handle, frame *wire.Frame) {
 	}
 }
 
-// maxStarts bounds the starts that are noted; a call has [protocol.Call].MaxAttempts of them, unless
-// another program sends frames.
+// maxStarts bounds the starts that are noted; a call has [protocol.Call].MaxAttempts of them,
+// unless another program sends frames.
 const maxStarts = 16
 
 // millis is the time since the handle was made, in milliseconds.

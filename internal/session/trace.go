@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session/timeline"
+	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -20,9 +21,9 @@ import (
 // maxTraceLanes bounds the lanes that [Trace] looks at for calls without a result.
 const maxTraceLanes = 32
 
-// Trace returns where the time of a turn went; 0 is the last one. The error wraps [ErrNone] when
-// there is none. Of calls without a result their lanes say what they wait for, if the user may look
-// at these.
+// Trace returns where the time of a turn went; 0 is the last one. The error wraps
+// [codes.ErrNotFound] when there is none. Of calls without a result their lanes say what they wait
+// for, if the user may look at these.
 func Trace(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, turn int) (*report.Trace, error) {
 	history, err := Load(ctx, f, id)
 	if err != nil {
@@ -43,7 +44,11 @@ func Trace(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, turn int)
 		},
 	}, turn)
 	if errors.Is(err, timeline.ErrNoTurn) {
-		return nil, fmt.Errorf("session %s: turn %d: %w", id, turn, ErrNone)
+		which := "no turn yet"
+		if turn > 0 {
+			which = fmt.Sprintf("no turn %d", turn)
+		}
+		return nil, codes.As(codes.ErrNotFound, fmt.Errorf("session %s has %s", id, which))
 	}
 	return made, errors.Join(err, failed)
 }

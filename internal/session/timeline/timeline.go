@@ -56,8 +56,8 @@ type Open struct {
 // Source is what a trace is made from.
 type Source struct {
 	Events []loop.Event // of the session
-	// Agent returns the events of the sub-agent that a call has started; none if it is no sub-agent.
-	// Nil knows of none.
+	// Agent returns the events of the sub-agent that a call has started; none if it is no
+	// sub-agent. Nil knows of none.
 	Agent func(protocol.CallID) []loop.Event
 	// Open returns what is known of a call that has no result. Nil knows nothing.
 	Open func(call *loop.Event) Open

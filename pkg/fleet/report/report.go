@@ -100,8 +100,8 @@ type RunningCall struct {
 	SessionID protocol.SessionID `json:"session_id"`
 	Tool      string             `json:"tool"`
 	Attempt   int                `json:"attempt"` // from 1
-	// RunningMS is how long this attempt has been running, in milliseconds, and Waits what it waited
-	// for before.
+	// RunningMS is how long this attempt has been running, in milliseconds, and Waits what it
+	// waited for before.
 	RunningMS int64          `json:"running_ms"`
 	Waits     protocol.Waits `json:"waits,omitzero"`
 }
