@@ -265,6 +265,13 @@ func served(t *testing.T, model string) []string {
 // background starts this program under a name, and returns what is found in a line of its stderr.
 func background(t *testing.T, sign *regexp.Regexp, args ...string) string {
 	t.Helper()
+	match, _ := begun(t, sign, args...)
+	return match
+}
+
+// begun is background, and returns the process, too.
+func begun(t *testing.T, sign *regexp.Regexp, args ...string) (string, *os.Process) {
+	t.Helper()
 	executable, err := os.Executable()
 	require.NoError(t, err)
 	cmd := exec.CommandContext(t.Context(), executable)
@@ -288,14 +295,14 @@ func background(t *testing.T, sign *regexp.Regexp, args ...string) string {
 	t.Cleanup(func() { t.Logf("%s: %s", args[:2], <-ended) }) // told when the test fails
 	select {
 	case match := <-found:
-		return match
+		return match, cmd.Process
 	case all := <-ended:
 		ended <- ""
 		require.FailNow(t, "ended", "%s: %s", args, all)
 	case <-time.After(time.Minute):
 		require.FailNow(t, "does not say that it is ready", "%s", args)
 	}
-	return ""
+	return "", nil
 }
 
 // watched is a model whose command waits until a file is there; the file is path.

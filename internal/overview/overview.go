@@ -46,7 +46,8 @@ type Picture struct {
 	// Sessions are those that changed last: what waits for a person first, then what runs.
 	Sessions        []report.Session `json:"sessions"`
 	SessionsLeftOut int              `json:"sessions_left_out"`
-	Waits           []Wait           `json:"waits"` // by the listed lanes, the most calls first
+	// Waits are those of the listed lanes and sessions, the most calls first.
+	Waits []Wait `json:"waits"`
 	// Limits are those that hold calls back first.
 	Limits []Limit `json:"limits"`
 	// Missing are the parts that could not be read. What an earlier reading had is there.
@@ -88,8 +89,8 @@ type Rates struct {
 
 // Wait is a reason for which calls wait.
 type Wait struct {
-	// Kind is "slot", "limit", "worker", "call" (an earlier or another one), "pause", "time" or
-	// "other".
+	// Kind is "slot", "limit", "worker", "call" (an earlier or another one), "pause", "time",
+	// "person" or "other".
 	Kind   string `json:"kind"`
 	Reason string `json:"reason"`
 	Calls  int    `json:"calls"`
@@ -159,7 +160,7 @@ type Reader struct {
 	mu       sync.Mutex // held while a picture is read
 	pools    []protocol.Pool
 	workers  map[workerKey]*known
-	unmet    part[[]report.Call]
+	unmet    part[[]unmetCall]
 	lanes    part[laneLists]
 	sessions part[sessionList]
 	limits   part[[]Limit]
@@ -214,6 +215,21 @@ type laneLists struct {
 	all        []report.Lane
 	leftOut    int
 	incomplete bool
+}
+
+// unmetCall is a call that no worker of its pool can run.
+type unmetCall struct {
+	report.Call
+
+	pool protocol.Pool
+}
+
+// lane is where it waits; "" if it says no resource.
+func (c *unmetCall) lane() protocol.Lane {
+	if len(c.Resources) == 0 {
+		return ""
+	}
+	return c.Resources[0].Key.Lane()
 }
 
 type sessionList struct {
@@ -286,7 +302,7 @@ func (r *Reader) Read(ctx context.Context) (*Picture, error) {
 		return r.lanes.read(0, func() (laneLists, error) { return r.readLanes(ctx) })
 	})
 	group.Go(func() error {
-		return r.unmet.read(unmetWait, func() ([]report.Call, error) { return r.readUnmet(ctx) })
+		return r.unmet.read(unmetWait, func() ([]unmetCall, error) { return r.readUnmet(ctx) })
 	})
 	group.Go(func() error {
 		return r.ask("sessions", func() error {
@@ -349,9 +365,13 @@ func (r *Reader) readLanes(ctx context.Context) (found laneLists, err error) {
 	return found, err
 }
 
-func (r *Reader) readUnmet(ctx context.Context) ([]report.Call, error) {
-	lists, err := inPools(ctx, r, "waiting calls", func(ctx context.Context, pool protocol.Pool) ([]report.Call, error) {
-		return r.client.Lanes(pool).Unmet(ctx)
+func (r *Reader) readUnmet(ctx context.Context) ([]unmetCall, error) {
+	lists, err := inPools(ctx, r, "waiting calls", func(ctx context.Context, pool protocol.Pool) (all []unmetCall, err error) {
+		calls, err := r.client.Lanes(pool).Unmet(ctx)
+		for _, call := range calls {
+			all = append(all, unmetCall{call, pool})
+		}
+		return all, err
 	})
 	return slices.Concat(lists...), err
 }
@@ -373,6 +393,9 @@ func (r *Reader) readLimits(ctx context.Context) ([]Limit, error) {
 
 // kindOf is the kind of what a lane waits for, by the sentences of the fleet.
 func kindOf(reason string) string {
+	if strings.Contains(reason, " of pool ") { // none of which can run the call
+		return "worker"
+	}
 	for _, kind := range [][2]string{
 		{"a slot", "slot"}, {"limit ", "limit"}, {"a worker", "worker"}, {"pool ", "worker"}, {"no worker", "worker"}, {"its time", "time"}, {"its retry", "time"},
 		{"an operator", "pause"}, {"an earlier call", "call"}, {"call ", "call"},

@@ -265,7 +265,7 @@ func TestRead_TenThousandLanes(t *testing.T) {
 	require.Equal(t, protocol.Lane("account/0"), p.Lanes[0].Lane)
 	require.Equal(t, 100, p.Rates.Waiting)
 	require.Len(t, p.Waits, 1)
-	require.Equal(t, overview.Wait{Kind: "worker", Reason: "a worker: none has claimed the lane", Calls: 100, Lanes: 100}, p.Waits[0])
+	require.Equal(t, overview.Wait{Kind: "worker", Reason: "pool default has no worker that answers", Calls: 100, Lanes: 100}, p.Waits[0])
 	t.Logf("a picture of %d lanes: %s", all, first)
 }
 

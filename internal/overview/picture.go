@@ -12,10 +12,11 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// States of lanes that need a look.
+// States of lanes.
 const (
 	laneLost    = "lost"
 	laneStalled = "stalled"
+	laneReady   = "ready"
 )
 
 // stalledAfter is how long a call waits until somebody should look at it.
@@ -42,18 +43,48 @@ func (r *Reader) picture(now time.Time) *Picture {
 	slices.SortStableFunc(p.Sessions, func(a, b report.Session) int {
 		return cmp.Or(cmp.Compare(sessionRank(a.State), sessionRank(b.State)), b.UpdatedAt.Compare(a.UpdatedAt))
 	})
-	p.Waits = Waits(p.Lanes)
 	p.Workers, p.Coordinators = r.allWorkers(p.Lanes)
+	r.nameUnmet(p)
+	p.Waits = append(Waits(p.Lanes), waitsForPersons(p.Sessions)...)
+	slices.SortStableFunc(p.Waits, func(a, b Wait) int { return cmp.Compare(b.Calls, a.Calls) })
 	p.Rates = rates(p)
 	throttled(p)
 	p.Looks = looks(p, r.unmet.value)
 	return p
 }
 
+// nameUnmet says of lanes that no worker has claimed what no worker meets: a free slot would not
+// help. Without a worker that is the same for all lanes of a pool.
+func (r *Reader) nameUnmet(p *Picture) {
+	served := map[protocol.Pool]bool{}
+	for _, w := range slices.Concat(p.Workers, p.Coordinators) {
+		served[w.Pool] = served[w.Pool] || w.State == Serving
+	}
+	type poolLane struct {
+		pool protocol.Pool
+		lane protocol.Lane
+	}
+	reasons := map[poolLane]string{}
+	for i := range r.unmet.value {
+		c := &r.unmet.value[i]
+		reasons[poolLane{c.pool, c.lane()}] = c.WaitsFor
+		if !served[c.pool] {
+			reasons[poolLane{pool: c.pool}] = c.WaitsFor
+		}
+	}
+	for i := range p.Lanes {
+		l := &p.Lanes[i]
+		reason := cmp.Or(reasons[poolLane{l.Pool, l.Lane}], reasons[poolLane{pool: l.Pool}])
+		if reason != "" && l.State == laneReady {
+			l.WaitsFor = reason
+		}
+	}
+}
+
 // laneRank is what comes first: what no worker does anything about.
 func laneRank(l *report.Lane) int {
 	switch {
-	case l.State == laneStalled || l.State == laneLost:
+	case (l.State == laneStalled || l.State == laneLost) && l.OldestMS > 0:
 		return 0
 	case l.Waiting > 0:
 		return 1
@@ -95,6 +126,20 @@ func Waits(lanes []report.Lane) []Wait {
 		return cmp.Or(cmp.Compare(b.Calls, a.Calls), cmp.Compare(a.Reason, b.Reason))
 	}) {
 		all = append(all, *w)
+	}
+	return all
+}
+
+// waitsForPersons are the calls that ask a person.
+func waitsForPersons(sessions []report.Session) (all []Wait) {
+	sums := map[string]int{}
+	for i := range sessions {
+		if sessionRank(sessions[i].State) == 0 {
+			sums["a person: "+asked(&sessions[i])]++
+		}
+	}
+	for _, reason := range slices.Sorted(maps.Keys(sums)) {
+		all = append(all, Wait{Kind: "person", Reason: reason, Calls: sums[reason]})
 	}
 	return all
 }
@@ -189,7 +234,7 @@ func (l *Limit) Name() string {
 }
 
 // looks finds what a person should look at.
-func looks(p *Picture, unmet []report.Call) []Look {
+func looks(p *Picture, unmet []unmetCall) []Look {
 	all := []Look{}
 	for _, w := range slices.Concat(p.Workers, p.Coordinators) {
 		if w.State == Lost || w.State == Silent {
@@ -201,7 +246,7 @@ func looks(p *Picture, unmet []report.Call) []Look {
 		}
 	}
 	for i := range p.Lanes {
-		if l := &p.Lanes[i]; l.State == laneLost || l.State == laneStalled {
+		if l := &p.Lanes[i]; (l.State == laneLost || l.State == laneStalled) && l.OldestMS > 0 { // an idle lane holds nothing up
 			why := l.WaitsFor
 			if l.State == laneLost && l.Holder != "" {
 				why = "its holder " + string(l.Holder) + " does not answer"
@@ -211,7 +256,7 @@ func looks(p *Picture, unmet []report.Call) []Look {
 	}
 	for i := range unmet {
 		c := &unmet[i]
-		all = append(all, Look{Kind: KindCall, State: "waiting", What: "call of " + c.Tool, Why: c.WaitsFor, AgeMS: c.AgeMS, SessionID: c.SessionID, CallID: c.CallID})
+		all = append(all, Look{Kind: KindCall, State: "waiting", What: "call of " + c.Tool, Why: c.WaitsFor, AgeMS: c.AgeMS, Pool: c.pool, Lane: c.lane(), SessionID: c.SessionID, CallID: c.CallID})
 	}
 	for i := range p.Limits {
 		if l := &p.Limits[i]; l.Throttled {

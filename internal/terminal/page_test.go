@@ -87,3 +87,22 @@ func TestJSONWriter_KeepsEveryValue(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(got), &back))
 	require.Equal(t, nasty, back)
 }
+
+func TestWrap(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		text        string
+		limit, most int
+		want        []string
+	}{
+		{"", 10, 3, nil},
+		{"one two three", 20, 3, []string{"one two three"}},
+		{"one two three", 7, 3, []string{"one two", "three"}},
+		{"one two three", 6, 2, []string{"one", "two t…"}},
+		{"abcdefghij", 4, 3, []string{"abcd", "efgh", "ij"}},
+		{"日本語日本語", 5, 3, []string{"日本", "語日", "本語"}},
+		{"a\x1b[31m\tb\u202ec", 12, 3, []string{"a\u241b[31m", "b<U+202E>c"}},
+	} {
+		require.Equal(t, test.want, terminal.Wrap(test.text, test.limit, test.most), "%q", test.text)
+	}
+}

@@ -78,6 +78,33 @@ func fit(s string, limit int) string {
 // Fit makes s one safe line of at most limit columns, which must be 1 or more, for other packages.
 func Fit(s string, limit int) string { return fit(s, limit) }
 
+// Wrap makes s safe lines of at most limit columns, at most most of them, between words where it
+// can. The last line of a text that does not fit ends with "…".
+func Wrap(s string, limit, most int) (lines []string) {
+	var safe strings.Builder
+	for _, r := range strings.Join(strings.Fields(s), " ") {
+		safe.WriteString(prose.VisibleRune(r))
+	}
+	for s = safe.String(); s != ""; {
+		col, end := 0, len(s)
+		for i, r := range s {
+			if col += columnsOf(r); col > limit || i >= limit*runesPerColumn {
+				end = i
+				break
+			}
+		}
+		if end == len(s) || end == 0 || len(lines) == most-1 {
+			return append(lines, fit(s, limit))
+		}
+		if at := strings.LastIndexByte(s[:end+1], ' '); at > 0 {
+			end = at
+		}
+		lines = append(lines, s[:end])
+		s = strings.TrimSpace(s[end:])
+	}
+	return lines
+}
+
 // Pad returns a safe line with spaces up to a width; at its left if right is set.
 func Pad(s string, to int, right bool) string {
 	if right {

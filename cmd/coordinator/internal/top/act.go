@@ -33,10 +33,7 @@ func (q *question) run(ctx context.Context) tea.Cmd {
 
 // ask asks about the act of a key on what is selected.
 func (m *model) ask(key string) {
-	to, is := m.selected()
-	if !is {
-		return
-	}
+	to, _ := m.selected()
 	switch {
 	case key == "p" && to.lane != "":
 		m.question = m.pause(to)

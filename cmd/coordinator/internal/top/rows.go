@@ -266,15 +266,21 @@ func used(l *overview.Limit) string {
 
 // heading is the line above all lists.
 func heading(p *overview.Picture) string {
-	lost := 0
+	lost, silent := 0, 0
 	for _, w := range p.Workers {
-		if w.State == overview.Lost || w.State == overview.Silent {
+		switch w.State {
+		case overview.Lost:
 			lost++
+		case overview.Silent:
+			silent++
 		}
 	}
-	workers := terminal.Plural(len(p.Workers)-lost, "worker")
+	workers := terminal.Plural(len(p.Workers)-lost-silent, "worker")
 	if lost > 0 {
 		workers += fmt.Sprintf(", %d LOST", lost)
+	}
+	if silent > 0 {
+		workers += fmt.Sprintf(", %d silent", silent)
 	}
 	all := []string{
 		string(p.Fleet), p.Time.Local().Format(time.TimeOnly), workers, fmt.Sprintf("%d/%d slots", p.Rates.Running, p.Rates.Slots),

@@ -170,12 +170,25 @@ func (t *table) widths(rows []row, width int) (columns, widths []int) {
 // marker stands before the selected row.
 const marker = "> "
 
+// whole is the least height at which the texts of the selected row that are cut are shown below the
+// rows, and maxWhole how many lines these have.
+const (
+	whole    = 10
+	maxWhole = 3
+)
+
 // draw returns the heading and the rows that are on a screen: height lines.
 func (t *table) draw(v *view, width, height int, colors bool) []string {
 	rows := t.shown(v)
+	var below []string
 	if t.note != "" && height > 3 {
-		height--
+		below = append(below, terminal.Fit(t.note, max(width-2, 1)))
 	}
+	if !v.paper && height >= whole && len(rows) > 0 {
+		v.settle(rows, height)
+		below = append(below, t.cutTexts(&rows[v.at], rows, v, width, height-len(below)-1-maxWhole)...)
+	}
+	height -= len(below)
 	v.settle(rows, height-1)
 	visible := rows[v.offset:min(len(rows), v.offset+max(height-1, 0))]
 	columns, widths := t.widths(visible, width)
@@ -198,13 +211,25 @@ func (t *table) draw(v *view, width, height int, colors bool) []string {
 		}
 		lines = append(lines, "  "+terminal.Fit(empty, max(width-2, 1)))
 	}
-	for len(lines) < height {
-		lines = append(lines, "")
-	}
-	if lines = lines[:height]; t.note != "" {
-		lines = append(lines, dim.paint(colors, "  "+terminal.Fit(t.note, max(width-2, 1))))
+	lines = padded(lines, max(height, 0))
+	for _, line := range below {
+		lines = append(lines, dim.paint(colors, "  "+line))
 	}
 	return lines
+}
+
+// cutTexts are the texts of a row that the screen does not show whole, as lines that fit.
+func (t *table) cutTexts(r *row, rows []row, v *view, width, height int) (lines []string) {
+	v.settle(rows, height)
+	columns, widths := t.widths(rows[v.offset:min(len(rows), v.offset+max(height, 0))], width)
+	var all []string
+	for i, c := range r.cells {
+		at := slices.Index(columns, i)
+		if c.text != "-" && c.text != "" && (at < 0 || terminal.Columns(c.text) > widths[at]) {
+			all = append(all, strings.ToLower(t.columns[i].title)+": "+c.text)
+		}
+	}
+	return terminal.Wrap(strings.Join(all, "; "), max(width-2, 1), maxWhole)
 }
 
 func (t *table) drawRow(r *row, columns, widths []int, selected, colors bool) string {

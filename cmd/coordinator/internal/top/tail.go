@@ -12,7 +12,7 @@ import (
 )
 
 // maxTail bounds the end of a text that is kept, in bytes.
-const maxTail = 256 << 10
+const maxTail = 64 << 10
 
 // tail keeps the end of a text that grows. It is safe for concurrent use.
 type tail struct {
