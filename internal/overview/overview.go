@@ -7,6 +7,7 @@
 package overview
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,7 +51,7 @@ type Picture struct {
 	Waits []Wait `json:"waits"`
 	// Limits are those that hold calls back first.
 	Limits []Limit `json:"limits"`
-	// Missing are the parts that could not be read. What an earlier reading had is there.
+	// Missing are the parts that could not be read. Of lists, what an earlier reading had is there.
 	Missing []Missing `json:"missing"`
 }
 
@@ -121,7 +122,7 @@ const (
 // Look is something that a person should look at.
 type Look struct {
 	Kind  string `json:"kind"`
-	State string `json:"state"` // "lost", "silent", "stalled", "waiting", "throttled" or "asks"
+	State string `json:"state"` // "lost", "silent", "stalled", "waiting", "paused", "throttled" or "asks"
 	What  string `json:"what"`
 	Why   string `json:"why,omitempty"`
 	AgeMS int64  `json:"age_ms,omitempty"`
@@ -160,76 +161,11 @@ type Reader struct {
 	mu       sync.Mutex // held while a picture is read
 	pools    []protocol.Pool
 	workers  map[workerKey]*known
-	unmet    part[[]unmetCall]
-	lanes    part[laneLists]
+	unmet    pooled[[]report.Call]
+	lanes    pooled[*report.LaneList]
 	sessions part[sessionList]
 	limits   part[[]Limit]
 	gaps
-}
-
-// gaps are the parts that could not be read, by their names.
-type gaps struct {
-	noting sync.Mutex
-	parts  map[string]gap
-}
-
-// gap is why a part is missing, and until when it is not asked for again.
-type gap struct {
-	Missing
-
-	until time.Time
-}
-
-// deniedFor is for how long a part that was denied is not asked for again: a server logs each
-// request without the right to it.
-const deniedFor = time.Minute
-
-// ask reads a part, unless it was denied a moment ago, and notes why it is missing. It returns the
-// error if nothing else would answer either.
-func (g *gaps) ask(what string, read func() error) error {
-	g.noting.Lock()
-	wait := time.Now().Before(g.parts[what].until)
-	g.noting.Unlock()
-	if wait {
-		return nil
-	}
-	err := read()
-	if errors.Is(err, fleet.ErrUnreachable) || errors.Is(err, fleet.ErrClosed) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	g.noting.Lock()
-	defer g.noting.Unlock()
-	if delete(g.parts, what); err == nil {
-		return nil
-	}
-	missing := gap{Missing: Missing{Part: what, Why: err.Error()}}
-	if _, refused := errors.AsType[*judge.RefusalError](err); refused || errors.Is(err, fleet.ErrRights) {
-		missing.Denied, missing.until = true, time.Now().Add(deniedFor)
-	}
-	g.parts[what] = missing
-	return nil
-}
-
-// laneLists are the lanes of all pools.
-type laneLists struct {
-	all        []report.Lane
-	leftOut    int
-	incomplete bool
-}
-
-// unmetCall is a call that no worker of its pool can run.
-type unmetCall struct {
-	report.Call
-
-	pool protocol.Pool
-}
-
-// lane is where it waits; "" if it says no resource.
-func (c *unmetCall) lane() protocol.Lane {
-	if len(c.Resources) == 0 {
-		return ""
-	}
-	return c.Resources[0].Key.Lane()
 }
 
 type sessionList struct {
@@ -248,7 +184,61 @@ func New(client *fleet.Client, o Options) *Reader {
 	if o.Patience == 0 {
 		o.Patience = 700 * time.Millisecond
 	}
-	return &Reader{client: client, options: o, workers: map[workerKey]*known{}, gaps: gaps{parts: map[string]gap{}}}
+	return &Reader{
+		client: client, options: o, workers: map[workerKey]*known{},
+		unmet: pooled[[]report.Call]{}, lanes: pooled[*report.LaneList]{}, gaps: gaps{parts: map[string]gap{}},
+	}
+}
+
+// gaps are the parts that could not be read, by their names.
+type gaps struct {
+	noting   sync.Mutex
+	parts    map[string]gap
+	answered bool  // something has answered in this reading
+	away     error // why something has not
+}
+
+// gap is why a part is missing, and until when it is not asked for again.
+type gap struct {
+	Missing
+
+	until time.Time
+}
+
+// deniedFor is for how long a part that was denied is not asked for again: a server logs each
+// request without the right to it.
+const deniedFor = time.Minute
+
+// errDenied is the error of a part that is not asked for.
+var errDenied = errors.New("it was denied a moment ago")
+
+// ask reads a part, unless it was denied a moment ago, and notes why it is missing.
+func (g *gaps) ask(what string, read func() error) error {
+	g.noting.Lock()
+	wait := time.Now().Before(g.parts[what].until)
+	g.noting.Unlock()
+	if wait {
+		return errDenied
+	}
+	err := read()
+	g.noting.Lock()
+	defer g.noting.Unlock()
+	if delete(g.parts, what); err == nil {
+		g.answered = true
+		return nil
+	}
+	missing := gap{Missing: Missing{Part: what, Why: err.Error()}}
+	_, refused := errors.AsType[*judge.RefusalError](err)
+	switch {
+	case errors.Is(err, fleet.ErrUnreachable), errors.Is(err, fleet.ErrClosed), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		g.away = fmt.Errorf("%s: %w", what, err)
+	case refused, errors.Is(err, fleet.ErrRights):
+		missing.Denied, missing.until, g.answered = true, time.Now().Add(deniedFor), true
+	default:
+		g.answered = true
+	}
+	g.parts[what] = missing
+	return err
 }
 
 // isMissing reports whether a part could not be read.
@@ -269,58 +259,88 @@ type part[T any] struct {
 }
 
 // read reads a part that is due. Answers that take a fixed time cost nothing: free is that time.
-func (p *part[T]) read(free time.Duration, read func() (T, error)) error {
+func (p *part[T]) read(free time.Duration, read func() (T, error)) {
 	began := time.Now()
 	if began.Before(p.due) {
-		return nil
+		return
 	}
 	value, err := read()
 	p.due = began.Add(share * max(time.Since(began)-free, 0))
 	if err == nil {
 		p.value = value
 	}
-	return err
 }
 
-// Read reads a picture. The error is that of a fleet that does not answer, or of the context: a
+// pooled is a part of each pool.
+type pooled[T any] map[protocol.Pool]*part[T]
+
+// poolsAtOnce is of how many pools a part is read at once.
+const poolsAtOnce = 16
+
+// read reads the part of each pool that is due.
+func (p pooled[T]) read(r *Reader, what string, free time.Duration, read func(fleet.Lanes) (T, error)) {
+	var group errgroup.Group
+	group.SetLimit(poolsAtOnce)
+	for _, pool := range r.lanePools() {
+		of := p[pool]
+		if of == nil {
+			of = &part[T]{}
+			p[pool] = of
+		}
+		group.Go(func() error {
+			of.read(free, func() (value T, err error) {
+				err = r.ask(what+" of pool "+string(pool), func() error {
+					value, err = read(r.client.Lanes(pool))
+					return err
+				})
+				return value, err
+			})
+			return nil
+		})
+	}
+	_ = group.Wait() // it has none
+}
+
+// Read reads a picture. The error is that of a fleet of which nothing answers, or of the context: a
 // part that alone cannot be read is in [Picture].Missing.
 func (r *Reader) Read(ctx context.Context) (*Picture, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.ask("pools", func() error {
+	r.answered, r.away = false, nil
+	_ = r.ask("pools", func() error { // it is noted
 		pools, err := r.client.Pools(ctx)
 		if err == nil {
 			r.pools = pools
 		}
 		return err
-	}); err != nil {
-		return nil, err
-	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return r.readWorkers(ctx) })
-	group.Go(func() error {
-		return r.lanes.read(0, func() (laneLists, error) { return r.readLanes(ctx) })
 	})
-	group.Go(func() error {
-		return r.unmet.read(unmetWait, func() ([]unmetCall, error) { return r.readUnmet(ctx) })
+	var group sync.WaitGroup
+	group.Go(func() { r.readWorkers(ctx) })
+	group.Go(func() {
+		r.lanes.read(r, "lanes", 0, func(of fleet.Lanes) (*report.LaneList, error) { return of.List(ctx, r.options.Lanes) })
 	})
-	group.Go(func() error {
-		return r.ask("sessions", func() error {
-			return r.sessions.read(0, func() (list sessionList, err error) {
+	group.Go(func() {
+		r.unmet.read(r, "waiting calls", unmetWait, func(of fleet.Lanes) ([]report.Call, error) { return of.Unmet(ctx) })
+	})
+	group.Go(func() {
+		r.sessions.read(0, func() (list sessionList, err error) {
+			err = r.ask("sessions", func() error {
 				list.all, list.leftOut, err = r.client.Sessions("").List(ctx, r.options.Sessions)
-				return list, err
+				return err
 			})
+			return list, err
 		})
 	})
-	group.Go(func() error {
-		return r.ask("limits", func() error {
-			return r.limits.read(0, func() ([]Limit, error) { return r.readLimits(ctx) })
-		})
-	})
-	if err := group.Wait(); err != nil {
-		return nil, err
+	group.Go(func() { r.limits.read(0, func() ([]Limit, error) { return r.readLimits(ctx) }) })
+	group.Wait()
+	switch {
+	case r.answered:
+		return r.picture(time.Now()), nil
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	default:
+		return nil, cmp.Or(r.away, errDenied)
 	}
-	return r.picture(time.Now()), nil
 }
 
 // unmetWait is how long workers may take to say what they can run, see [fleet.Lanes.Unmet].
@@ -334,59 +354,20 @@ func (r *Reader) lanePools() []protocol.Pool {
 	return slices.Compact(pools)
 }
 
-// inPools reads a part of each pool.
-func inPools[T any](ctx context.Context, r *Reader, what string, read func(context.Context, protocol.Pool) (T, error)) ([]T, error) {
-	pools := r.lanePools()
-	all := make([]T, len(pools))
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(16)
-	for i, pool := range pools {
-		group.Go(func() error {
-			return r.ask(what+" of pool "+string(pool), func() (err error) {
-				all[i], err = read(ctx, pool)
-				return err
-			})
-		})
-	}
-	return all, group.Wait()
-}
-
-func (r *Reader) readLanes(ctx context.Context) (found laneLists, err error) {
-	lists, err := inPools(ctx, r, "lanes", func(ctx context.Context, pool protocol.Pool) (*report.LaneList, error) {
-		return r.client.Lanes(pool).List(ctx, r.options.Lanes)
-	})
-	for _, list := range lists {
-		if list != nil {
-			found.all = append(found.all, list.Lanes...)
-			found.leftOut += list.LeftOut
-			found.incomplete = found.incomplete || list.Incomplete
+func (r *Reader) readLimits(ctx context.Context) (all []Limit, err error) {
+	err = r.ask("limits", func() error {
+		list, err := r.client.Limits().List(ctx)
+		all = make([]Limit, len(list))
+		for i := range list {
+			all[i].Limit = list[i]
 		}
-	}
-	return found, err
-}
-
-func (r *Reader) readUnmet(ctx context.Context) ([]unmetCall, error) {
-	lists, err := inPools(ctx, r, "waiting calls", func(ctx context.Context, pool protocol.Pool) (all []unmetCall, err error) {
-		calls, err := r.client.Lanes(pool).Unmet(ctx)
-		for _, call := range calls {
-			all = append(all, unmetCall{call, pool})
-		}
-		return all, err
+		return err
 	})
-	return slices.Concat(lists...), err
-}
-
-func (r *Reader) readLimits(ctx context.Context) ([]Limit, error) {
-	list, err := r.client.Limits().List(ctx)
-	all := make([]Limit, len(list))
-	for i := range list {
-		all[i].Limit = list[i]
-		if err := r.ask("use of limits", func() (err error) {
-			all[i].Use, err = r.client.Limits().Use(ctx, list[i], r.lanePools()...)
+	for i := range all {
+		_ = r.ask("use of limits", func() (err error) { // it is noted
+			all[i].Use, err = r.client.Limits().Use(ctx, all[i].Limit, r.lanePools()...)
 			return err
-		}); err != nil {
-			return nil, err
-		}
+		})
 	}
 	return all, err
 }

@@ -17,6 +17,7 @@ const (
 	laneLost    = "lost"
 	laneStalled = "stalled"
 	laneReady   = "ready"
+	lanePaused  = "paused"
 )
 
 // stalledAfter is how long a call waits until somebody should look at it.
@@ -28,10 +29,16 @@ const maxLooks = 200
 // picture puts together what was read.
 func (r *Reader) picture(now time.Time) *Picture {
 	p := &Picture{
-		Format: Format, Fleet: r.options.Fleet, Time: now.UTC(),
-		Lanes: append([]report.Lane{}, r.lanes.value.all...), LanesLeftOut: r.lanes.value.leftOut, Incomplete: r.lanes.value.incomplete,
+		Format: Format, Fleet: r.options.Fleet, Time: now.UTC(), Lanes: []report.Lane{},
 		Sessions: append([]report.Session{}, r.sessions.value.all...), SessionsLeftOut: r.sessions.value.leftOut,
 		Limits: append([]Limit{}, r.limits.value...), Missing: []Missing{},
+	}
+	for _, of := range r.lanes {
+		if list := of.value; list != nil {
+			p.Lanes = append(p.Lanes, list.Lanes...)
+			p.LanesLeftOut += list.LeftOut
+			p.Incomplete = p.Incomplete || list.Incomplete
+		}
 	}
 	for _, gap := range r.parts {
 		p.Missing = append(p.Missing, gap.Missing)
@@ -49,8 +56,36 @@ func (r *Reader) picture(now time.Time) *Picture {
 	slices.SortStableFunc(p.Waits, func(a, b Wait) int { return cmp.Compare(b.Calls, a.Calls) })
 	p.Rates = rates(p)
 	throttled(p)
-	p.Looks = looks(p, r.unmet.value)
+	p.Looks = looks(p, r.unmetCalls())
 	return p
+}
+
+// unmetCall is a call that no worker of its pool can run.
+type unmetCall struct {
+	report.Call
+
+	pool protocol.Pool
+}
+
+// lane is where it waits; "" if it says no resource.
+func (c *unmetCall) lane() protocol.Lane {
+	if len(c.Resources) == 0 {
+		return ""
+	}
+	return c.Resources[0].Key.Lane()
+}
+
+// unmetCalls are those of all pools, the oldest first.
+func (r *Reader) unmetCalls() (all []unmetCall) {
+	for pool, of := range r.unmet {
+		for _, call := range of.value {
+			all = append(all, unmetCall{call, pool})
+		}
+	}
+	slices.SortFunc(all, func(a, b unmetCall) int {
+		return cmp.Or(a.AcceptedAt.Compare(b.AcceptedAt), cmp.Compare(a.CallID, b.CallID))
+	})
+	return all
 }
 
 // nameUnmet says of lanes that no worker has claimed what no worker meets: a free slot would not
@@ -65,8 +100,7 @@ func (r *Reader) nameUnmet(p *Picture) {
 		lane protocol.Lane
 	}
 	reasons := map[poolLane]string{}
-	for i := range r.unmet.value {
-		c := &r.unmet.value[i]
+	for _, c := range r.unmetCalls() {
 		reasons[poolLane{c.pool, c.lane()}] = c.WaitsFor
 		if !served[c.pool] {
 			reasons[poolLane{pool: c.pool}] = c.WaitsFor
@@ -275,7 +309,11 @@ func looks(p *Picture, unmet []unmetCall) []Look {
 	for i := range p.Lanes {
 		l := &p.Lanes[i]
 		if l.State != laneLost && l.State != laneStalled && l.Waiting > 0 && l.OldestMS > stalledAfter.Milliseconds() && l.WaitsFor != "" {
-			all = append(all, lookAt(l, "waiting", l.WaitsFor))
+			state := "waiting"
+			if l.State == lanePaused {
+				state = lanePaused
+			}
+			all = append(all, lookAt(l, state, l.WaitsFor))
 		}
 	}
 	return all[:min(len(all), maxLooks)]

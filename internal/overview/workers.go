@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -34,13 +36,21 @@ const (
 )
 
 // readWorkers asks the workers of all pools. One that does not answer any more is remembered.
-func (r *Reader) readWorkers(ctx context.Context) error {
-	lists, err := inPools(ctx, r, "workers", func(ctx context.Context, pool protocol.Pool) ([]*report.Worker, error) {
-		return r.client.Workers(ctx, pool, r.options.Patience)
-	})
-	if err != nil {
-		return err
+func (r *Reader) readWorkers(ctx context.Context) {
+	pools := r.lanePools()
+	lists := make([][]*report.Worker, len(pools))
+	var group errgroup.Group
+	group.SetLimit(poolsAtOnce)
+	for i, pool := range pools {
+		group.Go(func() error {
+			_ = r.ask("workers of pool "+string(pool), func() (err error) { // it is noted
+				lists[i], err = r.client.Workers(ctx, pool, r.options.Patience)
+				return err
+			})
+			return nil
+		})
 	}
+	_ = group.Wait() // it has none
 	now := time.Now()
 	for _, w := range slices.Concat(lists...) {
 		key := workerKey{w.Pool, w.WorkerID}
@@ -77,7 +87,6 @@ func (r *Reader) readWorkers(ctx context.Context) error {
 			k.State = Silent
 		}
 	}
-	return nil
 }
 
 func perSecond(n uint64, seconds float64) *float64 {
