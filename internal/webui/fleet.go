@@ -13,17 +13,91 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/overview"
+	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// picture is the picture of the fleet, of which each page of the fleet shows a part.
+// picture is a picture of the fleet, of which each page of the fleet shows a part.
+type picture struct {
+	*overview.Picture
+
+	held map[workerKey][]report.Lane // what each worker held when it answered last, as it is now
+}
+
+// workerKey is a worker.
+type workerKey struct {
+	pool protocol.Pool
+	id   protocol.WorkerID
+}
+
+// picture follows the picture of the fleet.
 func (u *ui) picture() followed {
-	return followed{thing: "fleet", free: patience, open: func() func(context.Context) (any, error) {
-		reader := overview.New(u.Client, overview.Options{Fleet: u.Fleet, Patience: patience})
-		return func(ctx context.Context) (any, error) { return reader.Read(ctx) }
+	return followed{thing: "fleet", paced: true, open: func() func(context.Context) (any, error) {
+		reader, held := overview.New(u.Client, overview.Options{Fleet: u.Fleet, Patience: patience}), map[workerKey][]report.Lane{}
+		return func(ctx context.Context) (any, error) {
+			p, err := reader.Read(ctx)
+			if err != nil {
+				return nil, err
+			}
+			held = heldOf(p, held)
+			for i := range p.Looks {
+				if l := &p.Looks[i]; l.Kind == overview.KindWorker {
+					l.Why += becameOf(held[workerKey{l.Pool, l.WorkerID}], l.WorkerID)
+				}
+			}
+			return &picture{p, held}, nil
+		}
 	}}
+}
+
+// heldOf are the lanes that each worker holds, and those that one held that does not answer now,
+// before.
+func heldOf(p *overview.Picture, before map[workerKey][]report.Lane) map[workerKey][]report.Lane {
+	type laneKey struct {
+		pool protocol.Pool
+		hash string
+	}
+	now, held := map[laneKey]report.Lane{}, map[workerKey][]report.Lane{}
+	for _, l := range p.Lanes {
+		now[laneKey{l.Pool, l.Hash}] = l
+		if l.Holder != "" {
+			held[workerKey{l.Pool, l.Holder}] = append(held[workerKey{l.Pool, l.Holder}], l)
+		}
+	}
+	for _, w := range slices.Concat(p.Workers, p.Coordinators) {
+		key := workerKey{w.Pool, w.WorkerID}
+		if w.State == overview.Serving || w.State == overview.Draining || before[key] == nil {
+			continue
+		}
+		held[key] = nil
+		for _, l := range before[key] {
+			as, is := now[laneKey{l.Pool, l.Hash}]
+			if !is {
+				as = report.Lane{Lane: l.Lane, Hash: l.Hash, Pool: l.Pool, State: "idle"} // its calls have ended
+			}
+			held[key] = append(held[key], as)
+		}
+	}
+	return held
+}
+
+// becameOf says what became of the lanes of a worker that does not answer.
+func becameOf(lanes []report.Lane, worker protocol.WorkerID) string {
+	if len(lanes) == 0 {
+		return ""
+	}
+	taken, ended := 0, 0
+	for i := range lanes {
+		switch {
+		case lanes[i].State == "idle":
+			ended++
+		case lanes[i].Holder != "" && lanes[i].Holder != worker:
+			taken++
+		}
+	}
+	return fmt.Sprintf("; it held %s: %d taken over, %d ended, %d not yet", terminal.Plural(len(lanes), "lane"), taken, ended, len(lanes)-taken-ended)
 }
 
 // patience is how long pages wait for the answers of workers.
@@ -31,13 +105,32 @@ const patience = 700 * time.Millisecond
 
 // fleetView is a part of the picture: all of it, a worker or a limit.
 type fleetView struct {
-	*overview.Picture
+	*picture
 
 	Worker *overview.Worker
 	Limit  *overview.Limit
 	Of     []report.Lane // that the worker holds, or that wait for the limit
 	Log    string        // query of the call log
 	Live   string
+
+	Loading bool // the first picture is still being read: the stream brings it
+}
+
+// soon is how long the page of the fleet waits for the first picture.
+const soon = 850 * time.Millisecond
+
+// lookAtFleet reads the picture. The page of the whole fleet is shown at once, also without it.
+func (u *ui) lookAtFleet(ctx context.Context, whole bool) (p *picture, loading bool, err error) {
+	waiting, cancel := ctx, context.CancelFunc(func() {})
+	if whole {
+		waiting, cancel = context.WithTimeout(ctx, soon)
+	}
+	defer cancel()
+	p, err = look[*picture](waiting, u, u.picture())
+	if whole && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return &picture{Picture: &overview.Picture{}}, true, nil
+	}
+	return p, false, err
 }
 
 // shownLanes is how many lanes the page of the fleet lists.
@@ -54,7 +147,7 @@ func (u *ui) fleetPages() {
 	for path, page := range map[string]struct {
 		name, section string
 		blocks        []string
-		view          func(r *http.Request, p *overview.Picture) (title string, v *fleetView, err error)
+		view          func(r *http.Request, p *picture) (title string, v *fleetView, err error)
 	}{
 		"/fleet":  {"fleet", "fleet", fleetBlocks, u.wholeFleet},
 		"/worker": {"worker", "fleet", []string{"worker"}, oneWorker},
@@ -64,7 +157,7 @@ func (u *ui) fleetPages() {
 		u.page("GET "+path, func(w http.ResponseWriter, r *http.Request) error {
 			ctx, cancel := within(r.Context())
 			defer cancel()
-			p, err := look[*overview.Picture](ctx, u, u.picture())
+			p, loading, err := u.lookAtFleet(ctx, path == "/fleet")
 			if err != nil {
 				return err
 			}
@@ -72,6 +165,7 @@ func (u *ui) fleetPages() {
 			if err != nil {
 				return err
 			}
+			v.Loading = loading
 			if v.Live = path + "/live"; r.URL.RawQuery != "" {
 				v.Live += "?" + r.URL.Query().Encode()
 			}
@@ -87,7 +181,7 @@ func (u *ui) fleetPages() {
 		})
 		u.page("GET "+path+"/live", func(w http.ResponseWriter, r *http.Request) error {
 			return u.stream(w, r, u.picture(), func(data any) []part {
-				p, _ := data.(*overview.Picture)
+				p, _ := data.(*picture)
 				_, v, err := page.view(r, p)
 				if err != nil {
 					return []part{u.part(r, "fleet", "stale", err)}
@@ -99,17 +193,17 @@ func (u *ui) fleetPages() {
 }
 
 // wholeFleet shows all of the picture.
-func (u *ui) wholeFleet(r *http.Request, p *overview.Picture) (string, *fleetView, error) {
+func (u *ui) wholeFleet(r *http.Request, p *picture) (string, *fleetView, error) {
 	if strings.HasPrefix(r.URL.Path, "/limits") {
-		return "Limits", &fleetView{Picture: p}, nil
+		return "Limits", &fleetView{picture: p}, nil
 	}
-	return "Fleet " + string(u.Fleet), &fleetView{Picture: p}, nil
+	return "Fleet " + string(u.Fleet), &fleetView{picture: p}, nil
 }
 
 // oneWorker shows a worker, or a coordinator.
-func oneWorker(r *http.Request, p *overview.Picture) (string, *fleetView, error) {
+func oneWorker(r *http.Request, p *picture) (string, *fleetView, error) {
 	id, pool := protocol.WorkerID(r.URL.Query().Get("id")), protocol.Pool(r.URL.Query().Get("pool"))
-	v := &fleetView{Picture: p, Log: url.Values{"worker": {string(id)}}.Encode()}
+	v := &fleetView{picture: p, Log: url.Values{"worker": {string(id)}}.Encode()}
 	for _, list := range [][]overview.Worker{p.Workers, p.Coordinators} {
 		for i := range list {
 			if list[i].WorkerID == id && list[i].Pool == pool {
@@ -117,11 +211,7 @@ func oneWorker(r *http.Request, p *overview.Picture) (string, *fleetView, error)
 			}
 		}
 	}
-	for i := range p.Lanes {
-		if p.Lanes[i].Holder == id && p.Lanes[i].Pool == pool {
-			v.Of = append(v.Of, p.Lanes[i])
-		}
-	}
+	v.Of = p.held[workerKey{pool, id}]
 	if v.Worker == nil {
 		return "", nil, fmt.Errorf("worker %.100q of pool %.100q: %w: it does not answer, and has no lane; the log has what it ran: /calls?%s", id, pool, fleet.ErrNotFound, v.Log)
 	}
@@ -129,14 +219,14 @@ func oneWorker(r *http.Request, p *overview.Picture) (string, *fleetView, error)
 }
 
 // oneLimit shows a limit.
-func oneLimit(r *http.Request, p *overview.Picture) (string, *fleetView, error) {
+func oneLimit(r *http.Request, p *picture) (string, *fleetView, error) {
 	q := r.URL.Query()
 	for i := range p.Limits {
 		l := &p.Limits[i]
 		if l.Lane != q.Get("lane") || string(l.Tenant) != q.Get("tenant") || string(l.Pool) != q.Get("pool") {
 			continue
 		}
-		v := &fleetView{Picture: p, Limit: l}
+		v := &fleetView{picture: p, Limit: l}
 		for j := range p.Lanes {
 			if l.Lane != "" && strings.HasPrefix(p.Lanes[j].WaitsFor, "limit "+l.Lane+":") || l.Pool != "" && p.Lanes[j].Pool == l.Pool && p.Lanes[j].Waiting > 0 {
 				v.Of = append(v.Of, p.Lanes[j])
@@ -262,10 +352,10 @@ func (u *ui) pool(r *http.Request) protocol.Pool {
 }
 
 const (
-	// lanesOnPage is how many lanes or calls a page lists.
+	// lanesOnPage is how many lanes, calls of a lane or schedules a page lists.
 	lanesOnPage = 100
-	// maxLanes is how many lanes are listed to find those of a filter.
-	maxLanes = 10_000
+	// maxPage bounds the number of a page.
+	maxPage = 10_000
 )
 
 // lanesPage is a page of the lanes of a pool.
@@ -276,8 +366,6 @@ type lanesPage struct {
 	Pools  []protocol.Pool
 	Filter string
 	Page   int // from 1
-	More   bool
-	Whole  int
 	Live   string
 }
 
@@ -292,50 +380,28 @@ func (p *lanesPage) From() int { return (p.Page-1)*lanesOnPage + 1 }
 // Last is the number of the last one.
 func (p *lanesPage) Last() int { return (p.Page-1)*lanesOnPage + len(p.Lanes) }
 
+// Whole is how many lanes the list has.
+func (p *lanesPage) Whole() int { return p.Last() + p.LeftOut }
+
 // lanesOf follows a page of lanes.
 func (u *ui) lanesOf(r *http.Request) followed {
 	q := r.URL.Query()
 	number, _ := strconv.Atoi(q.Get("page")) // else it is the first one
-	pool, filter, page := u.pool(r), strings.TrimSpace(q.Get("q")), min(max(number, 1), maxLanes/lanesOnPage)
+	pool, filter, page := u.pool(r), strings.TrimSpace(q.Get("q")), min(max(number, 1), maxPage)
 	thing := fmt.Sprintf("lanes\x00%s\x00%s\x00%d", pool, filter, page)
 	return followed{thing: thing, open: func() func(context.Context) (any, error) {
 		return func(ctx context.Context) (any, error) {
 			p := &lanesPage{Pool: pool, Filter: filter, Page: page, Live: "/lanes/live?" + q.Encode()}
-			limit := page * lanesOnPage
-			if filter != "" {
-				limit = maxLanes
-			}
 			var err error
-			if p.LaneList, err = u.Client.Lanes(pool).List(ctx, limit); err != nil {
+			if p.LaneList, err = u.Client.Lanes(pool).Find(ctx, fleet.LaneQuery{Words: filter, Skip: (page - 1) * lanesOnPage, Limit: lanesOnPage}); err != nil {
 				return nil, err
 			}
 			if p.Pools, err = u.Client.Pools(ctx); err != nil && !errors.Is(err, fleet.ErrRights) {
 				return nil, err
 			}
-			if filter != "" {
-				p.Lanes = slices.DeleteFunc(p.Lanes, func(l report.Lane) bool {
-					return !hasWords(filter, string(l.Lane), l.State, l.WaitsFor, string(l.Holder))
-				})
-			}
-			p.Whole = len(p.Lanes) + p.LeftOut
-			from := min((page-1)*lanesOnPage, len(p.Lanes))
-			to := min(from+lanesOnPage, len(p.Lanes))
-			p.More = p.Whole > to
-			p.Lanes = p.Lanes[from:to]
 			return p, nil
 		}
 	}}
-}
-
-// hasWords reports whether one of some texts has each word of a filter.
-func hasWords(filter string, texts ...string) bool {
-	text := strings.ToLower(strings.Join(texts, " "))
-	for word := range strings.FieldsSeq(strings.ToLower(filter)) {
-		if !strings.Contains(text, word) {
-			return false
-		}
-	}
-	return true
 }
 
 // lanes lists the lanes of a pool.

@@ -19,10 +19,10 @@ const (
 	// lookEvery is the least time between two readings of what an open page shows.
 	lookEvery = time.Second
 	// lookShare is the part of the time that readings of one thing may take: 1 of lookShare.
-	lookShare = 10
+	lookShare = 5
 	// lookTogether is how many things are read that often. With more of them, each is read more
 	// seldom.
-	lookTogether = 16
+	lookTogether = 8
 	// lingers is how long a thing is still read when no page shows it, so that the next page has it
 	// at once: of the first maxLingering things.
 	lingers      = 5 * time.Second
@@ -72,6 +72,7 @@ type followed struct {
 	thing string // all that the reading depends on, in addition to the principal
 	every time.Duration
 	free  time.Duration // of a reading, which costs nothing: it waits for answers
+	paced bool          // it bounds itself what its readings cost
 	// open returns what reads the thing, for as long as it is followed.
 	open func() func(ctx context.Context) (any, error)
 }
@@ -181,7 +182,11 @@ func (f *feed) run(ctx context.Context, what followed) {
 		f.mu.Unlock()
 		close(before.next)
 		took := time.Since(began)
-		timer.Reset(max(every-took, (lookShare-1)*(took-what.free), 0) * f.of.crowd())
+		rest := (lookShare - 1) * (took - what.free)
+		if what.paced {
+			rest = 0
+		}
+		timer.Reset(max(every-took, rest, 0) * f.of.crowd())
 	}
 }
 

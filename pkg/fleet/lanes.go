@@ -74,6 +74,26 @@ func (l Lanes) List(ctx context.Context, limit int) (*report.LaneList, error) {
 	})
 }
 
+// LaneQuery says which lanes [Lanes.Find] returns.
+type LaneQuery struct {
+	// Words are all in the name of the lane, in any case. A lane whose calls are behind the first
+	// 4,096 stored messages is found by its whole name only.
+	Words string
+	// Skip is how many lanes come before, and Limit how many are returned; 0 means 100.
+	Skip, Limit int
+}
+
+// Find is List for a page of the lanes, or for those whose names have some words. LeftOut of the
+// list is how many come after it.
+func (l Lanes) Find(ctx context.Context, q LaneQuery) (*report.LaneList, error) {
+	if q.Skip < 0 || q.Limit < 0 {
+		return nil, invalid(fmt.Errorf("skip %d, limit %d: must be 0 or more", q.Skip, q.Limit))
+	}
+	return inLanes(ctx, l, false, func(ctx context.Context, o *operator.Operator) (*report.LaneList, error) {
+		return o.Find(ctx, l.pool, operator.Query(q))
+	})
+}
+
 // Show returns a lane with its first unfinished calls; a limit of 0 means 256. It asks the workers
 // which requirements of waiting calls none of them meets, which takes half a second. A lane that
 // has nothing is [ErrNotFound].

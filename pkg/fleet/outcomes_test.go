@@ -72,6 +72,7 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 		"Lanes.Cancel":        func(ctx context.Context) error { return lanes.Cancel(ctx, "a/b", "c") },
 		"Lanes.CancelRunning": func(ctx context.Context) error { return second(lanes.CancelRunning(ctx, "a/b")) },
 		"Lanes.List":          func(ctx context.Context) error { return second(lanes.List(ctx, 0)) },
+		"Lanes.Find":          func(ctx context.Context) error { return second(lanes.Find(ctx, fleet.LaneQuery{})) },
 		"Lanes.Pause":         func(ctx context.Context) error { return second(lanes.Pause(ctx, "a/b")) },
 		"Lanes.Resume":        func(ctx context.Context) error { return second(lanes.Resume(ctx, "a/b")) },
 		"Lanes.Show":          func(ctx context.Context) error { return second(lanes.Show(ctx, "a/b", 0)) },

@@ -47,13 +47,42 @@ const (
 	parallelReads = 8
 )
 
-// List returns the lanes of a pool that have anything, the one with the oldest call first; a limit
-// of 0 means [DefaultLaneLimit]. What it costs depends on the limit, not on how many lanes have
-// something: the subjects of the pool are one answer, and the lanes are chosen by its first
-// messages. When the first 4,096 messages are of fewer lanes, the others are chosen by the number
-// of their calls, those without a ready message first.
+// Query says which lanes of a pool [Operator.Find] returns.
+type Query struct {
+	// Words are all in the name of the lane, in any case. A lane whose calls are behind the first
+	// 4,096 messages of the pool is found by its whole name only.
+	Words string
+	// Skip is how many lanes come before, and Limit how many are returned; 0 means
+	// [DefaultLaneLimit].
+	Skip, Limit int
+}
+
+// matches reports whether a lane is wanted. Names that are not read yet are known by their hash.
+func (q *Query) matches(s *storedLane) bool {
+	if q.Words == "" || s.hash == wire.HashLane(protocol.Lane(q.Words)) {
+		return true
+	}
+	name := strings.ToLower(string(s.lane))
+	for word := range strings.FieldsSeq(strings.ToLower(q.Words)) {
+		if !strings.Contains(name, word) {
+			return false
+		}
+	}
+	return name != ""
+}
+
+// List is [Operator.Find] of the first lanes.
 func (o *Operator) List(ctx context.Context, pool protocol.Pool, limit int) (*List, error) {
-	found, list, err := o.list(ctx, pool, limit)
+	return o.Find(ctx, pool, Query{Limit: limit})
+}
+
+// Find returns lanes of a pool that have anything, the one with the oldest call first. What it
+// costs depends on the limit, not on how many lanes have something: the subjects of the pool are
+// one answer, and the lanes are chosen by its first messages. When the first 4,096 messages are of
+// fewer lanes, the others are chosen by the number of their calls, those without a ready message
+// first.
+func (o *Operator) Find(ctx context.Context, pool protocol.Pool, q Query) (*List, error) {
+	found, list, err := o.list(ctx, pool, q)
 	if err != nil {
 		return nil, fmt.Errorf("list lanes of pool %s: %w", pool, err)
 	}
@@ -64,18 +93,28 @@ func (o *Operator) List(ctx context.Context, pool protocol.Pool, limit int) (*Li
 }
 
 // list chooses the lanes of a list, which is still without them.
-func (o *Operator) list(ctx context.Context, pool protocol.Pool, limit int) (chosen []*storedLane, list *List, err error) {
-	if limit <= 0 {
-		limit = DefaultLaneLimit
+func (o *Operator) list(ctx context.Context, pool protocol.Pool, q Query) (chosen []*storedLane, list *List, err error) {
+	if q.Limit <= 0 {
+		q.Limit = DefaultLaneLimit
 	}
 	found, complete, err := o.survey(ctx, pool, "*")
 	if err != nil {
 		return nil, nil, err
 	}
-	if chosen, err = o.oldest(ctx, pool, found, limit); err != nil {
+	all, most := len(found), q.Skip+q.Limit
+	if q.Words != "" {
+		most = all
+	}
+	if chosen, err = o.oldest(ctx, pool, found, most); err != nil {
 		return nil, nil, err
 	}
-	return chosen, &List{Incomplete: !complete, LeftOut: len(found) - len(chosen)}, nil
+	if q.Words != "" {
+		chosen = slices.DeleteFunc(chosen, func(s *storedLane) bool { return !q.matches(s) })
+		all = len(chosen)
+	}
+	chosen = chosen[min(max(q.Skip, 0), len(chosen)):]
+	chosen = chosen[:min(q.Limit, len(chosen))]
+	return chosen, &List{Incomplete: !complete, LeftOut: max(all-max(q.Skip, 0)-len(chosen), 0)}, nil
 }
 
 // oldest chooses at most limit lanes, those with the oldest calls, and notes the first call of each
@@ -117,6 +156,9 @@ func (o *Operator) oldest(ctx context.Context, pool protocol.Pool, found []*stor
 
 // note notes a message of the lane, and reports whether it is an unfinished call.
 func (s *storedLane) note(fleet protocol.Fleet, msg *jetstream.RawStreamMsg, ended map[protocol.CallRef]protocol.Status) bool {
+	if s.lane == "" {
+		s.lane = readableLane(msg.Header, s.hash)
+	}
 	if msg.Subject == wire.ReadySubject(fleet, s.pool, s.hash) {
 		_, is := ended[refOf(msg)]
 		return len(msg.Data) > 0 && !is

@@ -47,6 +47,51 @@ func TestLook_TheOldestIsFirst(t *testing.T) {
 	require.Equal(t, want, names)
 }
 
+// TestFind_HasPagesAndWords: each lane is on one page, oldest first, and words are those of names.
+func TestFind_HasPagesAndWords(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	o, err := New(t.Context(), f.NC, protocol.DefaultFleet)
+	require.NoError(t, err)
+	p, err := lane.NewPublisher(t.Context(), f.NC, protocol.DefaultFleet)
+	require.NoError(t, err)
+	names := []protocol.Lane{"account/One", "account/two", "build/one", "build/two", "build/three"}
+	for _, name := range names {
+		call := &protocol.Call{
+			ID: wire.RandomCallID(), SessionID: "s", Pool: protocol.DefaultPool,
+			Resources: []protocol.Use{{Key: protocol.ResourceKey(name), Access: protocol.Exclusive}},
+			Delivery:  protocol.Idempotent, IssuedAt: time.Now(), Payload: wire.Noop{},
+		}
+		require.NoError(t, p.Enqueue(t.Context(), lane.Outgoing{Call: call}))
+	}
+	for _, test := range []struct {
+		query   Query
+		want    []protocol.Lane
+		leftOut int
+	}{
+		{Query{}, names, 0},
+		{Query{Limit: 2}, names[:2], 3},
+		{Query{Skip: 2, Limit: 2}, names[2:4], 1},
+		{Query{Skip: 4, Limit: 2}, names[4:], 0},
+		{Query{Skip: 9, Limit: 2}, nil, 0},
+		{Query{Words: "one"}, []protocol.Lane{names[0], names[2]}, 0},
+		{Query{Words: "T BUILD"}, names[3:], 0},
+		{Query{Words: "one", Limit: 1}, names[:1], 1},
+		{Query{Words: "one", Skip: 1}, names[2:3], 0},
+		{Query{Words: "build/three"}, names[4:], 0},
+		{Query{Words: "none"}, nil, 0},
+	} {
+		list, err := o.Find(t.Context(), protocol.DefaultPool, test.query)
+		require.NoError(t, err)
+		var found []protocol.Lane
+		for i := range list.Lanes {
+			found = append(found, list.Lanes[i].Lane)
+		}
+		require.Equal(t, test.want, found, "%+v", test.query)
+		require.Equal(t, test.leftOut, list.LeftOut, "%+v", test.query)
+	}
+}
+
 func TestHoldings_TheLaterClaimCounts(t *testing.T) {
 	t.Parallel()
 	const name = protocol.Lane("account/a")

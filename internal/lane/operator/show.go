@@ -193,7 +193,7 @@ func (o *Operator) callStatus(msg *jetstream.RawStreamMsg, running []lane.Runnin
 // Calls of lanes that are paused, or in which a call runs, are left out.
 func (o *Operator) Waiting(ctx context.Context, pool protocol.Pool, maxLanes, maxCalls int) ([]CallStatus, error) {
 	at := time.Now()
-	found, _, err := o.list(ctx, pool, maxLanes)
+	found, _, err := o.list(ctx, pool, Query{Limit: maxLanes})
 	if err != nil {
 		return nil, fmt.Errorf("waiting calls of pool %s: %w", pool, err)
 	}
