@@ -248,6 +248,12 @@ cross: bin/typecheck ## Check that everything, tests too, is valid Go on macOS a
 compose-check: ## Check deploy/compose without an engine
 	$(ONCE) go -C deploy/compose/check test -count=1 ./... # what it checks lies outside its module, where no cache looks
 
+.PHONY: alerts-check
+alerts-check: ## Check the alert rules of deploy/compose, and what they do, by promtool
+	@command -v promtool >/dev/null || { echo "NOT CHECKED: promtool is not installed (Debian: prometheus)" >&2; exit 0; }; \
+	cd deploy/compose && promtool check rules alerts.yml && promtool test rules alerts.test.yml && \
+	promtool check config prometheus.yml
+
 .PHONY: kubernetes-check
 kubernetes-check: ## Check deploy/kubernetes without a cluster
 	$(ONCE) go -C deploy/kubernetes/check test -count=1 ./...

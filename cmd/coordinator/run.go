@@ -370,7 +370,7 @@ func (s *started) turn(ctx context.Context, input loop.Input) (loop.TurnResult, 
 	result, err := s.runner.Run(ctx, s.session, input)
 	unasked()
 	if err == nil { // else it is open, and may continue
-		telemetry.NewTurnMetrics(telemetry.Meter()).Ended(ctx, s.options.ModelName, string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
+		telemetry.NewTurnMetrics(telemetry.Meter()).Ended(ctx, s.options.ModelName, string(result.Outcome), result.Error.ErrorType(), result.CostUSD, time.Since(begun))
 	} else if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = nil // the result says that it was interrupted
 	}

@@ -233,6 +233,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer env.Close(nil)
+	defer env.Fleet.ObserveStored()()
 	var background sync.WaitGroup
 	defer background.Wait()
 	serving, rest := context.WithCancel(ctx)

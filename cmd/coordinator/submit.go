@@ -24,6 +24,7 @@ import (
 
 type submitCommand struct {
 	environment.ExistingFleet `group:"Fleet:"`
+	cli.Tracing               `group:"Fleet:"`
 
 	Model  string `placeholder:"M" help:"Model that a coordinator serves. Default: the default model of the coordinator that runs the turn."`
 	Detach bool   `help:"Return when the turn is accepted, and print the session's id: session attach shows it, session pull copies the workspace back."`
@@ -98,7 +99,7 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 
 // where returns the flags of the fleet.
 func (c *submitCommand) where() environment.FleetFlags {
-	return environment.FleetFlags{Nats: c.Nats, Connection: c.Connection}
+	return environment.FleetFlags{Nats: c.Nats, Connection: c.Connection, Tracing: c.Tracing}
 }
 
 // prepare finds the session, checks the flags, and encodes the policies of the turn.

@@ -258,12 +258,8 @@ func reused(c *protocol.Call, r *protocol.Result) *protocol.Error {
 
 // waited is attributes that say for how long a call waited, and why.
 func waited(w *protocol.Waits) (all []attribute.KeyValue) {
-	for why, ms := range map[string]float64{
-		"not_before_ms": w.NotBeforeMS, "slot_ms": w.SlotMS, "lane_ms": w.LaneMS, "after_ms": w.AfterMS, "limit_ms": w.LimitMS, "rate_ms": w.RateMS, "pause_ms": w.PauseMS,
-	} {
-		if ms > 0 {
-			all = append(all, attribute.Float64(telemetry.KeyWait+why, ms))
-		}
+	for reason, ms := range wire.WaitsByReason(w) {
+		all = append(all, attribute.Float64(telemetry.KeyWait+reason+"_ms", ms))
 	}
 	return all
 }

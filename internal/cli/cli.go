@@ -92,15 +92,30 @@ type Common struct {
 // Logger returns the logger of a command, which writes to stderr.
 func (c Common) Logger(p Program) *slog.Logger { return c.LoggerTo(p.Stderr) }
 
-// LoggerTo returns the logger of a command that writes each record to w at once.
+// LoggerTo returns the logger of a command that writes each record to w at once. What
+// [Program.Telemetry] exports passes through it, too.
 func (c Common) LoggerTo(w io.Writer) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(c.LogLevel)) // the flag's enum allows nothing else
 	options := &slog.HandlerOptions{Level: level}
+	var local slog.Handler = slog.NewTextHandler(w, options)
 	if c.LogFormat == "json" {
-		return slog.New(slog.NewJSONHandler(w, options))
+		local = slog.NewJSONHandler(w, options)
 	}
-	return slog.New(slog.NewTextHandler(w, options))
+	return slog.New(telemetry.NewLogHandler(local, withoutUsers))
+}
+
+// withoutUsers is a text without the passwords and tokens in front of the hosts of its URLs.
+func withoutUsers(text string) string {
+	if !strings.Contains(text, "://") {
+		return text
+	}
+	return users.ReplaceAllString(text, "${1}xxxxx@")
+}
+
+// Tracing is where a command writes spans to, as flags.
+type Tracing struct {
+	TraceFile string `placeholder:"FILE" help:"File to which the spans of this process are appended, in the OTLP file format (JSON Lines), up to 256 MB: Jaeger opens it (Upload), and any OpenTelemetry collector reads it. It has what OpenTelemetry's traces have: no contents of calls, unless OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT is true."`
 }
 
 // Selected is the command of a command line.
@@ -196,7 +211,7 @@ func report(p Program, command string, err error) int {
 	} else if errors.Is(err, context.Canceled) { // nothing but a signal cancels a command
 		err, code = errInterrupted, ExitInterrupted
 	}
-	if message := users.ReplaceAllString(err.Error(), "${1}xxxxx@"); message != "" {
+	if message := withoutUsers(err.Error()); message != "" {
 		_, _ = fmt.Fprintf(p.Stderr, "%s: %s\n", p.Name, prose.Visible(message))
 		if code == ExitUsage && !strings.HasSuffix(message, listed) {
 			_, _ = fmt.Fprintf(p.Stderr, "Run \"%s --help\" for usage.\n", command)
@@ -379,8 +394,8 @@ type signalError struct{ os.Signal }
 func (e signalError) Error() string { return "signal " + e.String() }
 func (signalError) Unwrap() error   { return context.Canceled }
 
-// Telemetry sets up the traces and metrics of a service by its environment variables; a bad value
-// is a usage error. end sends the rest, also when ctx has ended.
+// Telemetry sets up the traces, metrics and exported logs of a service by its environment variables
+// and flags; a bad value is a usage error. end sends the rest, also when ctx has ended.
 func (p Program) Telemetry(ctx context.Context, service string, o telemetry.Options) (end func(), err error) {
 	o.Getenv = p.Getenv
 	shutdown, err := telemetry.Setup(ctx, service, p.Version, &o)
@@ -390,7 +405,7 @@ func (p Program) Telemetry(ctx context.Context, service string, o telemetry.Opti
 	return func() {
 		ctx := context.WithoutCancel(ctx)
 		if err := shutdown(ctx); err != nil && o.Logger != nil {
-			o.Logger.WarnContext(ctx, "the last traces or metrics could not be exported, and are lost; check that a collector answers at OTEL_EXPORTER_OTLP_ENDPOINT",
+			o.Logger.WarnContext(ctx, "the last traces, metrics or logs could not be exported, and are lost; check that a collector answers at OTEL_EXPORTER_OTLP_ENDPOINT",
 				slog.Any("error", err))
 		}
 	}, nil

@@ -225,7 +225,8 @@ type peers struct {
 	// replace replaces a lane's ready message that the consumer never delivers, see
 	// [Holder.replaceReady].
 	replace func(ctx context.Context, lane protocol.Lane)
-	lease   time.Duration // of incarnations whose record is missing
+	lost    func(ctx context.Context, worker protocol.WorkerID) // see [Host]
+	lease   time.Duration                                       // of incarnations whose record is missing
 	origin  string
 
 	mu   sync.Mutex
@@ -337,7 +338,9 @@ func (p *peers) expireDue(ctx context.Context) []wire.IncarnationID {
 	}
 	p.mu.Unlock()
 	for _, beat := range due {
-		p.expire(ctx, beat)
+		if p.expire(ctx, beat) && beat.WorkerID != "" {
+			p.lost(ctx, beat.WorkerID)
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

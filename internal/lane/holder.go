@@ -109,7 +109,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, host Host, o Options) (*Holde
 	h.tickets, h.copies = newTickets(h), newCopies(s.NC)
 	h.awaited = &awaitedCalls{holder: h, wake: make(chan struct{}, 1), calls: map[protocol.CallRef]*awaitedCall{}}
 	h.limits = limits.NewWatch(s.JS, o.Fleet, o.Logger, h.onLimitsChanged)
-	h.peers = &peers{store: s, pool: o.Pool, replace: h.replaceReady, lease: lease, origin: o.Origin, byID: map[wire.IncarnationID]*peer{}}
+	h.peers = &peers{store: s, pool: o.Pool, replace: h.replaceReady, lost: host.OnWorkerLost, lease: lease, origin: o.Origin, byID: map[wire.IncarnationID]*peer{}}
 	h.reaper = &reaper{holder: h, consumer: reaping, due: map[wire.LaneHash]dueLane{}}
 	h.puller = &puller{holder: h, expires: lease / 3}
 	return h, nil

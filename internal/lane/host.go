@@ -63,6 +63,11 @@ type Host interface {
 	// be ending. Called by a goroutine of its own; this holder claims the lane again only after it
 	// has returned. After a crash it is not called: the process is gone.
 	OnLost(ctx context.Context, lane protocol.Lane)
+	// OnWorkerLost is called when this holder has found another worker of its pool to be lost: its
+	// heartbeat has stood still for a lease. Of the workers that look after that, one is called.
+	// Called by the goroutine that looks after heartbeats: it must be quick. After a crash it may
+	// not be called.
+	OnWorkerLost(ctx context.Context, worker protocol.WorkerID)
 }
 
 // Executor executes calls of held lanes.
@@ -113,6 +118,9 @@ func (DefaultHost) OnAlreadySettled(context.Context, *protocol.Call) {}
 
 // OnLost does nothing.
 func (DefaultHost) OnLost(context.Context, protocol.Lane) {}
+
+// OnWorkerLost does nothing.
+func (DefaultHost) OnWorkerLost(context.Context, protocol.WorkerID) {}
 
 // Options of a [Holder]; zero values mean the documented default.
 type Options struct {

@@ -69,7 +69,11 @@ var _ loop.Provider = measured{}
 // Reply implements [loop.Model].
 func (m measured) Reply(ctx context.Context, req loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
 	asked := req.Tokens()
+	came := time.Now()
 	leave, err := m.gate.enter(ctx, m.provider, asked, delta)
+	if waited := time.Since(came); waited > time.Millisecond {
+		m.metrics.Waited(ctx, waited)
+	}
 	if err != nil {
 		return loop.Reply{}, err
 	}

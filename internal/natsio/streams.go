@@ -14,6 +14,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/system/pause"
+	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // ErrNoStream means that a stream of the fleet was deleted. The error names it, and
@@ -35,6 +37,20 @@ const (
 	// streamsRemedy is what to do about a deleted stream.
 	streamsRemedy = "restore it from a backup (nats stream restore), or start a worker or coordinator, which creates it again, empty"
 )
+
+// StreamNames are the names of all streams that a fleet may have.
+func StreamNames(fleet protocol.Fleet) []string {
+	names := []string{
+		wire.CallsStream(fleet), wire.ClaimsStream(fleet), wire.ResultsStream(fleet), wire.SessionsStream(fleet), wire.WorkspacesStream(fleet), wire.ChannelsStream(fleet),
+	}
+	for _, bucket := range []string{wire.KeptBucket(fleet), wire.BlobsBucket(fleet), wire.BodiesBucket(fleet)} {
+		names = append(names, ObjectStream(bucket))
+	}
+	for _, bucket := range []string{wire.SchedulesBucket(fleet), wire.LimitsBucket(fleet), wire.WebhooksBucket(fleet), wire.PlacesBucket(fleet)} {
+		names = append(names, "KV_"+bucket)
+	}
+	return names
+}
 
 // Streams records whether streams exist, and since when. It is safe for concurrent use.
 type Streams struct {

@@ -3,6 +3,7 @@ package system
 import (
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -28,6 +29,14 @@ type Owner struct {
 func OwnerOf(info fs.FileInfo) Owner {
 	uid, gid, known := ids(info)
 	return Owner{uid: uid, gid: gid, gives: known && os.Geteuid() == 0}
+}
+
+// CheckOwner returns an error for a file or directory that belongs to another user.
+func CheckOwner(path string, info fs.FileInfo) error {
+	if uid, _, known := ids(info); known && uid != os.Geteuid() {
+		return fmt.Errorf("%s: belongs to user %d, and this is user %d (did sudo keep HOME?)", path, uid, os.Geteuid())
+	}
+	return nil
 }
 
 // Give gives an open file to the owner.

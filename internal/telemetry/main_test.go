@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,6 +29,12 @@ import (
 // is global to a process, and what it writes to stdout is seen only from outside.
 const childMode = "TOOLFLEET_TELEMETRY_CHILD"
 
+// traceFile is the variable with the file of spans of a child.
+const traceFile = "TOOLFLEET_TELEMETRY_CHILD_FILE"
+
+// logQueue is how many records wait for an exporter at most, by default.
+const logQueue = 2048
+
 func TestMain(m *testing.M) {
 	if mode := os.Getenv(childMode); mode != "" {
 		if err := child(context.Background(), mode); err != nil {
@@ -40,9 +47,12 @@ func TestMain(m *testing.M) {
 }
 
 // child does the job and writes the headers that it would send to stdout.
-func child(ctx context.Context, mode string) error {
+func child(ctx context.Context, mode string) (err error) {
+	logger := slog.New(telemetry.NewLogHandler(slog.NewTextHandler(os.Stderr, nil), func(text string) string {
+		return strings.ReplaceAll(text, "hunter2", "xxxxx")
+	}))
 	shutdown, err := telemetry.Setup(ctx, "child-"+mode, "1.2.3", &telemetry.Options{
-		Instance: "instance-1", Serves: mode == "scrape", Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		Instance: "instance-1", Serves: mode == "scrape", Logger: logger, TraceFile: os.Getenv(traceFile),
 	})
 	if err != nil {
 		return err
@@ -82,12 +92,41 @@ func child(ctx context.Context, mode string) error {
 		}
 	case "keep_failing":
 		keepFailing(ctx)
+	case "log":
+		record(ctx, logger)
+	case "log_much":
+		begun := time.Now()
+		for range 10 * logQueue {
+			logger.WarnContext(ctx, "again")
+		}
+		sent.Set("Took", time.Since(begun).String())
 	}
+	ended := time.Now()
+	defer func() { err = errors.Join(err, inTime(time.Since(ended))) }()
 	if err := json.NewEncoder(os.Stdout).Encode(sent); err != nil {
 		return err
 	}
 	_ = shutdown(ctx) // its errors are the error handler's too
 	return nil
+}
+
+// inTime returns an error when the end of a process has taken longer than its exporters may.
+func inTime(took time.Duration) error {
+	if most := 2 * telemetry.ShutdownTimeout; took > most {
+		return fmt.Errorf("the end has taken %s: more than %s", took, most)
+	}
+	return nil
+}
+
+// record writes records to the log, inside of a span and outside.
+func record(ctx context.Context, logger *slog.Logger) {
+	logger.WarnContext(ctx, "outside")
+	ctx, span := telemetry.Tracer().Start(ctx, telemetry.SpanProcess)
+	defer span.End()
+	logger = logger.With(slog.String("server", "nats://user:hunter2@host"))
+	logger.ErrorContext(ctx, "the password is hunter2", slog.Any("error", errors.New("dial user:hunter2@host")),
+		slog.Group("of", slog.Any("list", []string{"hunter2"})), slog.Int("tries", 3))
+	logger.DebugContext(ctx, "not enabled")
 }
 
 // killedAfter is less than OpenTelemetry's own delay, of 5 s.
@@ -136,6 +175,8 @@ func measure(ctx context.Context) {
 	w.Ended(ctx, "bash", "ok", "")
 	w.Opened(ctx, time.Second, errors.New("no room"))
 	w.Lost(ctx)
+	w.LostWorker(ctx)
+	w.Waited(ctx, "acme", map[string]float64{"limit": 2500})
 	ctx, call := telemetry.StartCallTool(ctx, trace.SpanKindClient, "echo")
 	call.End(ctx, nil, true)
 	telemetry.StartMCPSession(ctx, trace.SpanKindClient, "2025-11-25", genaiconv.TransportPipe)(nil)

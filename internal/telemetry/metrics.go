@@ -30,6 +30,18 @@ const (
 	MetricSandboxCount   = "toolfleet.sandbox.count"
 	MetricSandboxOpening = "toolfleet.sandbox.open_time"
 	MetricCommandEnded   = "toolfleet.command.ended"
+	MetricCallWait       = "toolfleet.call.wait"
+	MetricWorkerLost     = "toolfleet.worker.lost"
+	MetricLaneWaiting    = "toolfleet.lane.waiting"
+	MetricStreamMessages = "toolfleet.stream.messages"
+	MetricStreamSize     = "toolfleet.stream.size"
+	MetricStreamLimit    = "toolfleet.stream.limit"
+	MetricModelWait      = "toolfleet.model.wait"
+	MetricTurnCost       = "toolfleet.turn.cost"
+	MetricJournalAppend  = "toolfleet.journal.append_time"
+	MetricIndexDelay     = "toolfleet.index.delay"
+	MetricWebhookWaiting = "toolfleet.webhook.waiting"
+	MetricWebhookAttempt = "toolfleet.webhook.attempt"
 )
 
 // maxSeries bounds the combinations of attributes that an instrument keeps apart. What comes beyond
@@ -55,6 +67,10 @@ func made[T any](instrument T, err error) T {
 
 func newCounter(meter metric.Meter, name, unit, is string) metric.Int64Counter {
 	return made(meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(is)))
+}
+
+func newSum(meter metric.Meter, name, unit, is string) metric.Float64Counter {
+	return made(meter.Float64Counter(name, metric.WithUnit(unit), metric.WithDescription(is)))
 }
 
 func newGauge(meter metric.Meter, name, unit, is string) metric.Int64ObservableUpDownCounter {
@@ -87,24 +103,31 @@ type CallMetrics struct {
 	sent     metric.Int64Counter
 	active   metric.Int64UpDownCounter
 	duration metric.Float64Histogram
-
-	mu      sync.Mutex
-	tenants map[string]bool // that have a name in metrics
+	tenants
 }
 
 // maxTenants bounds the tenants that metrics of a process name: the first ones. The rest is
 // "other".
 const maxTenants = 20
 
+// tenants are those that have a name in metrics.
+type tenants struct {
+	mu    sync.Mutex
+	named map[string]bool
+}
+
 // tenant is the attribute of a tenant; "" has none.
-func (m *CallMetrics) tenant(name string) attribute.KeyValue {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if name != "" && !m.tenants[name] {
-		if len(m.tenants) >= maxTenants {
+func (t *tenants) tenant(name string) attribute.KeyValue {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if name != "" && !t.named[name] {
+		if len(t.named) >= maxTenants {
 			return KeyTenant.String("other")
 		}
-		m.tenants[name] = true
+		if t.named == nil {
+			t.named = map[string]bool{}
+		}
+		t.named[name] = true
 	}
 	return KeyTenant.String(name)
 }
@@ -112,7 +135,6 @@ func (m *CallMetrics) tenant(name string) attribute.KeyValue {
 // NewCallMetrics makes the instruments of a caller.
 func NewCallMetrics(meter metric.Meter) *CallMetrics {
 	return &CallMetrics{
-		tenants:  map[string]bool{},
 		sent:     newCounter(meter, MetricSentMessages, "{message}", "Calls that were published, or could not be."),
 		active:   newUpDown(meter, MetricCallActive, "{call}", "Calls without a result that this process waits for."),
 		duration: newDuration(meter, MetricCallDuration, "Time from the publishing of a call to its result here."),
@@ -151,15 +173,25 @@ func (m *CallMetrics) Left(ctx context.Context, pool, tenant string) {
 }
 
 // TurnMetrics are the metrics of coordinators, which run turns. They are safe for concurrent use.
-type TurnMetrics struct{ duration metric.Float64Histogram }
+type TurnMetrics struct {
+	duration metric.Float64Histogram
+	cost     metric.Float64Counter
+}
 
 // NewTurnMetrics makes the instruments of a runner of turns.
 func NewTurnMetrics(meter metric.Meter) *TurnMetrics {
-	return &TurnMetrics{duration: newDuration(meter, genaiconv.MetricAgent, "Time that this process has run a turn to its end.")}
+	return &TurnMetrics{
+		duration: newDuration(meter, genaiconv.MetricAgent, "Time that this process has run a turn to its end."),
+		cost:     newSum(meter, MetricTurnCost, "{USD}", "Cost of turns that ended here, with their sub-agents, where the prices of their models are known."),
+	}
 }
 
-// Ended records the end of a turn. code is why its outcome is not an answer, "" when it is.
-func (m *TurnMetrics) Ended(ctx context.Context, model, outcome, code string, took time.Duration) {
+// Ended records the end of a turn. code is why its outcome is not an answer, "" when it is. cost is
+// in US dollars; nil when it is unknown.
+func (m *TurnMetrics) Ended(ctx context.Context, model, outcome, code string, cost *float64, took time.Duration) {
+	if cost != nil && *cost > 0 {
+		m.cost.Add(ctx, *cost, with(genaiconv.RequestModel.String(model)))
+	}
 	if m.duration.Enabled(ctx) {
 		m.duration.Record(ctx, took.Seconds(), with(genaiconv.RequestModel.String(model), KeyOutcome.String(outcome), KeyErrorType.String(code)))
 	}
@@ -168,6 +200,7 @@ func (m *TurnMetrics) Ended(ctx context.Context, model, outcome, code string, to
 // ModelMetrics are the metrics of one model. They are safe for concurrent use.
 type ModelMetrics struct {
 	duration, first                  metric.Float64Histogram
+	wait                             metric.Float64Counter
 	input, output, cached, reasoning metric.Int64Counter
 	replyInput, replyOutput          metric.Int64Histogram
 	model                            []attribute.KeyValue
@@ -182,6 +215,7 @@ func NewModelMetrics(meter metric.Meter, provider, model string) *ModelMetrics {
 	}
 	return &ModelMetrics{
 		duration:    newDuration(meter, genaiconv.MetricModel, "Time that a model took for a reply, with its retries."),
+		wait:        newSum(meter, MetricModelWait, "s", "Time that requests waited for the limits of their provider."),
 		first:       newDuration(meter, genaiconv.MetricFirstChunk, "Time to the first piece of a reply."),
 		input:       newCounter(meter, genaiconv.MetricInputTokens, "{token}", "Input tokens, with those from a cache."),
 		output:      newCounter(meter, genaiconv.MetricOutputTokens, "{token}", "Output tokens, with those of reasoning."),
@@ -192,6 +226,13 @@ func NewModelMetrics(meter metric.Meter, provider, model string) *ModelMetrics {
 		model: []attribute.KeyValue{
 			genaiconv.Operation.String(genaiconv.OperationChat), genaiconv.Provider.String(provider), genaiconv.RequestModel.String(model),
 		},
+	}
+}
+
+// Waited records how long a request waited for the limits of its provider.
+func (m *ModelMetrics) Waited(ctx context.Context, took time.Duration) {
+	if m.wait.Enabled(ctx) {
+		m.wait.Add(ctx, took.Seconds(), with(m.model...))
 	}
 }
 
@@ -346,22 +387,27 @@ type HolderMetrics struct {
 	pool                  string
 	ofPool                metric.MeasurementOption
 	ended, repeated, lost metric.Int64Counter
+	workersLost           metric.Int64Counter
+	wait                  metric.Float64Counter
 	queueTime, laneTime   metric.Float64Histogram
 	lanes, usage, limit   metric.Int64ObservableUpDownCounter
+	tenants
 }
 
 // NewHolderMetrics makes the instruments of a holder of lanes of pool.
 func NewHolderMetrics(meter metric.Meter, pool string) *HolderMetrics {
 	return &HolderMetrics{
 		meter: meter, pool: pool, ofPool: with(KeyPool.String(pool)),
-		ended:     newCounter(meter, MetricCallEnded, "{call}", "Calls whose result this process has stored, run or not."),
-		repeated:  newCounter(meter, MetricCallRepeated, "{attempt}", "Attempts that were begun here after another one was lost."),
-		lost:      newCounter(meter, MetricLeaseLost, "{lease}", "Lanes that were lost while they were held."),
-		queueTime: newDuration(meter, MetricQueueTime, "Time from the acceptance of a call to its start here."),
-		laneTime:  newDuration(meter, MetricLaneTime, "The part of the queue time after the call's lane was claimed."),
-		lanes:     newGauge(meter, MetricLaneHeld, "{lane}", "Lanes that are held, idle ones included."),
-		usage:     newGauge(meter, MetricSlotUsage, "{slot}", "Slots in use."),
-		limit:     newGauge(meter, MetricSlotLimit, "{slot}", "Slots that there are: calls that may run at once."),
+		ended:       newCounter(meter, MetricCallEnded, "{call}", "Calls whose result this process has stored, run or not."),
+		repeated:    newCounter(meter, MetricCallRepeated, "{attempt}", "Attempts that were begun here after another one was lost."),
+		lost:        newCounter(meter, MetricLeaseLost, "{lease}", "Lanes that were lost while they were held."),
+		workersLost: newCounter(meter, MetricWorkerLost, "{worker}", "Workers that were lost without a drain, as this process found."),
+		wait:        newSum(meter, MetricCallWait, "s", "Time that calls whose result this process has stored had waited, by reason."),
+		queueTime:   newDuration(meter, MetricQueueTime, "Time from the acceptance of a call to its start here."),
+		laneTime:    newDuration(meter, MetricLaneTime, "The part of the queue time after the call's lane was claimed."),
+		lanes:       newGauge(meter, MetricLaneHeld, "{lane}", "Lanes that are held, idle ones included."),
+		usage:       newGauge(meter, MetricSlotUsage, "{slot}", "Slots in use."),
+		limit:       newGauge(meter, MetricSlotLimit, "{slot}", "Slots that there are: calls that may run at once."),
 	}
 }
 
@@ -385,6 +431,19 @@ func (m *HolderMetrics) Ended(ctx context.Context, tool, status, code string) {
 	}
 }
 
+// Waited records what a call whose result is stored had waited for, in milliseconds by reason.
+func (m *HolderMetrics) Waited(ctx context.Context, tenant string, waits map[string]float64) {
+	if !m.wait.Enabled(ctx) {
+		return
+	}
+	for reason, ms := range waits {
+		m.wait.Add(ctx, ms/1000, with(KeyPool.String(m.pool), m.tenant(tenant), KeyReason.String(reason)))
+	}
+}
+
+// LostWorker records that this process has found another one to be lost.
+func (m *HolderMetrics) LostWorker(ctx context.Context) { m.workersLost.Add(ctx, 1, m.ofPool) }
+
 // Lost records a lane that was lost.
 func (m *HolderMetrics) Lost(ctx context.Context) { m.lost.Add(ctx, 1, m.ofPool) }
 
@@ -393,16 +452,11 @@ func (m *HolderMetrics) Lost(ctx context.Context) { m.lost.Add(ctx, 1, m.ofPool)
 // Prometheus a counter that comes with its first count has not increased.
 func (m *HolderMetrics) Observe(ctx context.Context, load func() (lanes, used, slots int)) (stop func()) {
 	m.lost.Add(ctx, 0, m.ofPool)
-	registered, err := m.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+	m.workersLost.Add(ctx, 0, m.ofPool)
+	return observe(m.meter, func(_ context.Context, o metric.Observer) {
 		lanes, used, slots := load()
 		o.ObserveInt64(m.lanes, int64(lanes), m.ofPool)
 		o.ObserveInt64(m.usage, int64(used), m.ofPool)
 		o.ObserveInt64(m.limit, int64(slots), m.ofPool)
-		return nil
 	}, m.lanes, m.usage, m.limit)
-	if err != nil {
-		otel.Handle(err)
-		return func() {}
-	}
-	return func() { _ = registered.Unregister() } // never fails in the SDK
 }

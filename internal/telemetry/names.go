@@ -92,7 +92,8 @@ const (
 	KeyAttempt       = attribute.Key("toolfleet.attempt") // from 1
 	KeyStatus        = attribute.Key("toolfleet.status")  // of the result
 	KeyOutcome       = attribute.Key("toolfleet.outcome") // of a turn
-	KeyReason        = attribute.Key("toolfleet.reason")  // why a command ended
+	KeyReason        = attribute.Key("toolfleet.reason")  // why a command ended, or what a call waited for
+	KeyStream        = attribute.Key("toolfleet.stream")
 	KeyQueueMS       = attribute.Key("toolfleet.queue_ms")
 	KeyLaneMS        = attribute.Key("toolfleet.lane_ms")
 	KeyRunMS         = attribute.Key("toolfleet.run_ms")

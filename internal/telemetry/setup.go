@@ -1,4 +1,5 @@
-// Package telemetry makes one trace of a turn, across processes, and the metrics of each process.
+// Package telemetry makes one trace of a turn, across processes, and the metrics and the exported
+// log of each process.
 //
 //	coordinator                                              worker
 //	run
@@ -26,8 +27,12 @@
 // [WorkerMetrics], [CallMetrics], [TurnMetrics] and [ModelMetrics]. Attributes are pools, tools,
 // models, statuses, codes and the like: never lanes, sessions, calls or what a model wrote.
 //
+// Records of the log that are made inside of a call or a turn have the ids of its span, in the
+// process's own log and where they are exported to: [NewLogHandler].
+//
 // Telemetry never decides anything and never fails a call: an exporter that cannot reach its
-// backend costs one warning a minute. Standard output is never written to; it belongs to the
+// backend costs one warning a minute. Spans and records wait for it in queues that are bounded;
+// what finds its queue full is lost. Standard output is never written to; it belongs to the
 // program.
 package telemetry
 
@@ -59,7 +64,7 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 )
 
-// ShutdownTimeout bounds how long the last spans and metrics may take to leave, when the
+// ShutdownTimeout bounds how long the last spans, metrics and records may take to leave, when the
 // context of the shutdown does not end earlier: a dead backend must not hold up an exit.
 const ShutdownTimeout = 3 * time.Second
 
@@ -71,6 +76,9 @@ type Options struct {
 	// others OTEL_METRICS_EXPORTER=prometheus is "none", as they would be over before anybody came,
 	// and take the port of one that serves.
 	Serves bool
+	// TraceFile is a file to which spans are appended, whatever the environment says; "" means
+	// none.
+	TraceFile string
 	// Logger gets what goes wrong with exporting, at most one warning a minute.
 	// The default discards it.
 	Logger *slog.Logger
@@ -97,17 +105,20 @@ func (o *Options) withDefaults() Options {
 	return with
 }
 
-// Setup installs tracing and metrics for the process as its environment asks for them:
+// Setup installs tracing, metrics and the export of logs for the process as its environment asks
+// for them:
 //
-//   - OTEL_EXPORTER_OTLP_ENDPOINT, or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and
-//     OTEL_EXPORTER_OTLP_METRICS_ENDPOINT for one of them, or OTEL_TRACES_EXPORTER=otlp and
-//     OTEL_METRICS_EXPORTER=otlp, export by OTLP; protocol, headers, certificates,
-//     sampling, batching and intervals follow their own OTEL_* variables;
+//   - OTEL_EXPORTER_OTLP_ENDPOINT, or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
+//     OTEL_EXPORTER_OTLP_METRICS_ENDPOINT and OTEL_EXPORTER_OTLP_LOGS_ENDPOINT for one of them, or
+//     OTEL_TRACES_EXPORTER=otlp, OTEL_METRICS_EXPORTER=otlp and OTEL_LOGS_EXPORTER=otlp, export by
+//     OTLP; protocol, headers, certificates, sampling, batching and intervals follow their own
+//     OTEL_* variables;
 //   - OTEL_METRICS_EXPORTER=prometheus listens for scrapes of /metrics, at
 //     OTEL_EXPORTER_PROMETHEUS_HOST (localhost) and OTEL_EXPORTER_PROMETHEUS_PORT (9464), in a
 //     process that [Options].Serves;
-//   - OTEL_TRACES_EXPORTER=console and OTEL_METRICS_EXPORTER=console write to [Options].Console;
-//   - "none" for either, OTEL_SDK_DISABLED=true, or none of all these: nothing.
+//   - OTEL_TRACES_EXPORTER=console, OTEL_METRICS_EXPORTER=console and OTEL_LOGS_EXPORTER=console
+//     write to [Options].Console;
+//   - "none" for one of them, OTEL_SDK_DISABLED=true, or none of all these: nothing.
 //
 // OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over service, version and
 // instance. Call Setup once, early in main; it sets OpenTelemetry's globals, which [Tracer]
@@ -117,6 +128,7 @@ func (o *Options) withDefaults() Options {
 // [ShutdownTimeout]; its error is only worth a debug log.
 func Setup(ctx context.Context, service, version string, options *Options) (shutdown func(context.Context) error, err error) {
 	opts := options.withDefaults()
+	opts.Logger = localOnly(opts.Logger)
 	silent := func(context.Context) error { return nil }
 	chosen, err := chooseExporters(opts.Getenv)
 	if err != nil {
@@ -125,27 +137,39 @@ func Setup(ctx context.Context, service, version string, options *Options) (shut
 	if chosen.metrics == exportPrometheus && !opts.Serves {
 		chosen.metrics = exportNothing
 	}
-	if chosen == (choice{traces: exportNothing, metrics: exportNothing}) {
+	if opts.TraceFile == "" && chosen == (choice{traces: exportNothing, metrics: exportNothing, logs: exportNothing}) {
 		return silent, nil
 	}
 	described, err := describe(ctx, service, version, opts.Instance)
 	if err != nil {
 		return silent, err
 	}
-	exporter, err := newSpanExporter(ctx, chosen.traces, opts.Console)
+	exporters, err := openSpanExporters(ctx, chosen.traces, &opts)
 	if err != nil {
+		return silent, err
+	}
+	abandon := func() { // they have sent nothing
+		for _, exporter := range exporters {
+			_ = exporter.Shutdown(ctx)
+		}
+	}
+	logs, err := newLogExporter(ctx, chosen.logs, opts.Console)
+	if err != nil {
+		abandon()
 		return silent, err
 	}
 	reader, err := newMetricReader(ctx, chosen.metrics, &opts)
 	if err != nil {
-		if exporter != nil {
-			_ = exporter.Shutdown(ctx) // it has sent nothing
+		abandon()
+		if logs != nil {
+			_ = logs.Shutdown(ctx)
 		}
 		return silent, err
 	}
 	otel.SetErrorHandler(&exportErrors{logger: opts.Logger, now: time.Now})
 	otel.SetLogger(logr.FromSlogHandler(opts.Logger.Handler()))
-	return shutdownAll(installTraces(exporter, described, batching(opts.Getenv)...), installMetrics(reader, described)), nil //nolint:contextcheck // exporting goes on when ctx is over
+	return shutdownAll( //nolint:contextcheck // exporting goes on when ctx is over
+		installTraces(exporters, described, batching(opts.Getenv)...), installMetrics(reader, described), installLogs(logs, described, opts.Getenv)), nil
 }
 
 // exportDelay is how long a span that has ended waits for others, when the call that it is part of
@@ -160,13 +184,17 @@ func batching(getenv func(string) string) []sdktrace.BatchSpanProcessorOption {
 	return []sdktrace.BatchSpanProcessorOption{sdktrace.WithBatchTimeout(exportDelay)}
 }
 
-// installTraces installs tracing, if there is an exporter for it.
-func installTraces(exporter sdktrace.SpanExporter, described *resource.Resource, how ...sdktrace.BatchSpanProcessorOption) (shutdown func(context.Context) error) {
-	if exporter == nil {
+// installTraces installs tracing, if there are exporters for it. They do not wait for each other.
+func installTraces(exporters []sdktrace.SpanExporter, described *resource.Resource, how ...sdktrace.BatchSpanProcessorOption) (shutdown func(context.Context) error) {
+	if len(exporters) == 0 {
 		return nil
 	}
 	otel.SetTextMapPropagator(propagation.TraceContext{})
-	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(newPromptProcessor(sdktrace.NewBatchSpanProcessor(exporter, how...))), sdktrace.WithResource(described))
+	options := []sdktrace.TracerProviderOption{sdktrace.WithResource(described)}
+	for _, exporter := range exporters {
+		options = append(options, sdktrace.WithSpanProcessor(newPromptProcessor(sdktrace.NewBatchSpanProcessor(exporter, how...))))
+	}
+	provider := sdktrace.NewTracerProvider(options...)
 	otel.SetTracerProvider(provider)
 	return provider.Shutdown
 }
@@ -213,6 +241,31 @@ func describe(ctx context.Context, service, version, instance string) (*resource
 		return nil, fmt.Errorf("read OTEL_RESOURCE_ATTRIBUTES: %w", err)
 	}
 	return described, nil
+}
+
+// openSpanExporters opens the exporter of that name, and that of the trace file.
+func openSpanExporters(ctx context.Context, name string, opts *Options) (all []sdktrace.SpanExporter, err error) {
+	exporter, err := newSpanExporter(ctx, name, opts.Console)
+	if err != nil {
+		return nil, err
+	}
+	if exporter != nil {
+		all = append(all, exporter)
+	}
+	if opts.TraceFile == "" {
+		return all, nil
+	}
+	file, err := openTraceFile(opts.TraceFile, maxTraceFile, opts.Logger)
+	if err == nil {
+		exporter, err = newTraceFileExporter(ctx, file)
+	}
+	if err != nil {
+		for _, exporter := range all {
+			_ = exporter.Shutdown(ctx) // it has sent nothing
+		}
+		return nil, fmt.Errorf("--trace-file: %w", err)
+	}
+	return append(all, exporter), nil
 }
 
 // newSpanExporter makes the exporter of that name; nil for none.
@@ -307,30 +360,36 @@ const (
 
 // choice is what the environment asks for: an exporter for each signal.
 type choice struct {
-	traces, metrics string
+	traces, metrics, logs string
 }
 
 // chooseExporters reads the variables that decide whether and how telemetry leaves the process.
 // As the OpenTelemetry specification says, an empty variable is an unset one.
 func chooseExporters(getenv func(string) string) (choice, error) {
-	nothing := choice{traces: exportNothing, metrics: exportNothing}
+	nothing := choice{traces: exportNothing, metrics: exportNothing, logs: exportNothing}
 	if strings.EqualFold(getenv("OTEL_SDK_DISABLED"), "true") {
 		return nothing, nil
 	}
-	traces, tracesErr := chooseExporter(getenv, "TRACES", exportOTLP, exportConsole, exportNothing)
-	metrics, metricsErr := chooseExporter(getenv, "METRICS", exportOTLP, exportPrometheus, exportConsole, exportNothing)
-	if tracesErr != nil && metricsErr != nil && tracesErr.Error() == metricsErr.Error() { // of a variable for both
-		metricsErr = nil
+	var errs []error
+	choose := func(signal string, allowed ...string) string {
+		chosen, err := chooseExporter(getenv, signal, allowed...)
+		if err != nil && !slices.ContainsFunc(errs, func(e error) bool { return e.Error() == err.Error() }) { // of a variable for all of them
+			errs = append(errs, err)
+		}
+		return chosen
 	}
-	if err := errors.Join(tracesErr, metricsErr); err != nil {
+	chosen := choice{
+		traces:  choose("TRACES", exportOTLP, exportConsole, exportNothing),
+		metrics: choose("METRICS", exportOTLP, exportPrometheus, exportConsole, exportNothing),
+		logs:    choose("LOGS", exportOTLP, exportConsole, exportNothing),
+	}
+	if chosen.metrics == exportPrometheus {
+		errs = append(errs, checkPort(getenv))
+	}
+	if err := errors.Join(errs...); err != nil {
 		return nothing, err
 	}
-	if metrics == exportPrometheus {
-		if err := checkPort(getenv); err != nil {
-			return nothing, err
-		}
-	}
-	return choice{traces: traces, metrics: metrics}, nil
+	return chosen, nil
 }
 
 // chooseExporter reads the variables of one signal.

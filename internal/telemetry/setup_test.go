@@ -9,10 +9,12 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
@@ -129,12 +131,12 @@ func TestSetup_IsSilent(t *testing.T) {
 	receiver := otlptest.Start(t)
 	for name, env := range map[string][]string{
 		"when nothing is set":          nil,
-		"when variables are empty":     {"OTEL_EXPORTER_OTLP_ENDPOINT=", "OTEL_TRACES_EXPORTER=", "OTEL_METRICS_EXPORTER="},
+		"when variables are empty":     {"OTEL_EXPORTER_OTLP_ENDPOINT=", "OTEL_TRACES_EXPORTER=", "OTEL_METRICS_EXPORTER=", "OTEL_LOGS_EXPORTER="},
 		"when only details are set":    {"OTEL_EXPORTER_OTLP_PROTOCOL=nonsense", "OTEL_SERVICE_NAME=x", "OTEL_EXPORTER_PROMETHEUS_PORT=x"},
-		"when the exporters are none":  append(receiver.Env(), "OTEL_TRACES_EXPORTER=none", "OTEL_METRICS_EXPORTER=none"),
+		"when the exporters are none":  append(receiver.Env(), "OTEL_TRACES_EXPORTER=none", "OTEL_METRICS_EXPORTER=none", "OTEL_LOGS_EXPORTER=none"),
 		"when the SDK is disabled":     append(receiver.Env(), "OTEL_SDK_DISABLED=true"),
 		"when it is disabled in caps":  append(receiver.Env(), "OTEL_SDK_DISABLED=TRUE"),
-		"when disabled with a bad one": {"OTEL_SDK_DISABLED=true", "OTEL_TRACES_EXPORTER=nonsense", "OTEL_METRICS_EXPORTER=nonsense"},
+		"when disabled with a bad one": {"OTEL_SDK_DISABLED=true", "OTEL_TRACES_EXPORTER=nonsense", "OTEL_METRICS_EXPORTER=nonsense", "OTEL_LOGS_EXPORTER=nonsense"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -169,6 +171,7 @@ func TestSetup_ErrorsNameTheVariable(t *testing.T) {
 	for name, c := range map[string]struct{ variable, says string }{
 		"unknown exporter":     {"OTEL_TRACES_EXPORTER=zipkin", `OTEL_TRACES_EXPORTER="zipkin": must be "otlp", "console" or "none"`},
 		"of metrics":           {"OTEL_METRICS_EXPORTER=statsd", `OTEL_METRICS_EXPORTER="statsd": must be "otlp", "prometheus", "console" or "none"`},
+		"of logs":              {"OTEL_LOGS_EXPORTER=loki", `OTEL_LOGS_EXPORTER="loki": must be "otlp", "console" or "none"`},
 		"unknown protocol":     {"OTEL_EXPORTER_OTLP_PROTOCOL=http/json", `OTEL_EXPORTER_OTLP_PROTOCOL="http/json": must be "grpc" or "http/protobuf"`},
 		"protocol of a signal": {"OTEL_EXPORTER_OTLP_METRICS_PROTOCOL=udp", `OTEL_EXPORTER_OTLP_METRICS_PROTOCOL="udp": must be "grpc" or "http/protobuf"`},
 		"no URL":               {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=:::bad", `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=":::bad": must be a URL, as in http://localhost:4318`},
@@ -183,6 +186,96 @@ func TestSetup_ErrorsNameTheVariable(t *testing.T) {
 			require.Equal(t, 1, strings.Count(done.stderr, c.says), done.stderr)
 		})
 	}
+}
+
+// TestLogs_LeaveByOTLP: a record inside of a span leads to it, there and in the process's own log,
+// which has the same records, and neither has a secret.
+func TestLogs_LeaveByOTLP(t *testing.T) {
+	t.Parallel()
+	receiver := otlptest.Start(t)
+	done := run(t, "log", nil, receiver.Env()...)
+	require.Zero(t, done.code, done.stderr)
+	span := otlptest.Find(receiver.Spans(), telemetry.SpanProcess)[0]
+	records := receiver.Records()
+	require.Len(t, records, 2)
+	require.Equal(t, &otlptest.Record{
+		Service: "child-log", Scope: telemetry.Scope, Severity: "WARN", Body: "outside", Attributes: map[string]any{},
+	}, records[0])
+	require.Equal(t, span.TraceID, records[1].TraceID)
+	require.Equal(t, span.SpanID, records[1].SpanID)
+	require.Equal(t, "ERROR", records[1].Severity)
+	require.Equal(t, "the password is xxxxx", records[1].Body)
+	require.Equal(t, "nats://user:xxxxx@host", records[1].Attributes["server"])
+	require.Equal(t, "dial user:xxxxx@host", records[1].Attributes["error"])
+	require.Equal(t, int64(3), records[1].Attributes["tries"])
+	require.Contains(t, done.stderr, "level=WARN msg=outside\n")
+	require.Contains(t, done.stderr, "tries=3 trace_id="+span.TraceID+" span_id="+span.SpanID+"\n")
+	require.NotContains(t, done.stderr, "hunter2")
+	require.NotContains(t, done.stderr, "not enabled")
+}
+
+func TestLogs_ByTheirOwnVariables(t *testing.T) {
+	t.Parallel()
+	receiver := otlptest.Start(t)
+	done := run(t, "log", nil, "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT="+receiver.URL+"/v1/logs")
+	require.Zero(t, done.code, done.stderr)
+	require.Len(t, receiver.Records(), 2)
+	require.Empty(t, receiver.Spans(), "no traces")
+	require.NotContains(t, done.stderr, telemetry.LogTraceID, "there is no span")
+
+	done = run(t, "log", nil, "OTEL_LOGS_EXPORTER=console")
+	require.Zero(t, done.code, done.stderr)
+	require.Contains(t, done.stderr, `"Value":"outside"`)
+	require.Len(t, receiver.Records(), 2)
+}
+
+// TestLogs_ADeadCollectorHoldsUpNothing: it takes connections and never answers. Ten queues full of
+// records are written at once, and the end waits for as long as it may.
+func TestLogs_ADeadCollectorHoldsUpNothing(t *testing.T) {
+	t.Parallel()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, listener.Close()) })
+	done := run(t, "log_much", nil, "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT=http://"+listener.Addr().String()+"/v1/logs")
+	require.Zero(t, done.code, done.stderr)
+	require.Equal(t, 10*logQueue, strings.Count(done.stderr, "msg=again\n"))
+	took, err := time.ParseDuration(done.header.Get("Took"))
+	require.NoError(t, err)
+	require.Less(t, took, time.Minute, "an export may take 10 s, and there would be 40")
+}
+
+// TestTraceFile_HasTheSpansOfProcesses: without any other exporter; two processes append to one
+// file, the second of which is killed.
+func TestTraceFile_HasTheSpansOfProcesses(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "trace.jsonl")
+	publisher := run(t, "publish", nil, traceFile+"="+path, "OTEL_EXPORTER_OTLP_HEADERS=a=b", "OTEL_EXPORTER_OTLP_COMPRESSION=gzip")
+	require.Zero(t, publisher.code, publisher.stderr)
+	require.Equal(t, -1, run(t, "killed", nil, traceFile+"="+path).code)
+	worker := run(t, "process", publisher.header, traceFile+"="+path)
+	require.Zero(t, worker.code, worker.stderr)
+	spans := otlptest.ReadFile(t, path)
+	require.Len(t, spans, 6, otlptest.Tree(spans))
+	publish := otlptest.Find(spans, "publish")[0]
+	require.True(t, publish.ChildOf(otlptest.Find(spans, "dispatch read")[0]))
+	require.True(t, otlptest.Find(spans, "process")[1].ChildOf(publish), otlptest.Tree(spans))
+	require.Equal(t, "child-process", otlptest.Find(spans, "process")[1].Service)
+	require.Equal(t, int64(2), otlptest.Find(spans, "process")[1].Attributes["toolfleet.attempt"])
+	require.Equal(t, "producer", publish.Kind)
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode())
+}
+
+// TestTraceFile_AndACollector get the same spans.
+func TestTraceFile_AndACollector(t *testing.T) {
+	t.Parallel()
+	receiver := otlptest.Start(t)
+	path := filepath.Join(t.TempDir(), "trace.jsonl")
+	done := run(t, "publish", nil, append(receiver.Env(), traceFile+"="+path)...)
+	require.Zero(t, done.code, done.stderr)
+	byID := func(a, b *otlptest.Span) int { return strings.Compare(a.SpanID, b.SpanID) }
+	require.Equal(t, slices.SortedFunc(slices.Values(receiver.Spans()), byID), slices.SortedFunc(slices.Values(otlptest.ReadFile(t, path)), byID))
 }
 
 // measured are the metrics of child mode "measure": name, unit, kind, value and attributes.
@@ -207,6 +300,9 @@ var measured = []otlptest.Point{
 	{Name: "toolfleet.call.repeated", Unit: "{attempt}", Kind: "sum", Value: 1, Attributes: map[string]any{
 		"toolfleet.pool": "default", "gen_ai.tool.name": "bash",
 	}},
+	{Name: "toolfleet.call.wait", Unit: "s", Kind: "sum", Value: 2.5, Attributes: map[string]any{
+		"toolfleet.pool": "default", "toolfleet.tenant": "acme", "toolfleet.reason": "limit",
+	}},
 	{Name: "toolfleet.command.ended", Unit: "{command}", Kind: "sum", Value: 1, Attributes: map[string]any{
 		"toolfleet.sandbox.driver": "ns", "toolfleet.sandbox.level": "full", "toolfleet.reason": "oom",
 	}},
@@ -223,6 +319,7 @@ var measured = []otlptest.Point{
 	}},
 	{Name: "toolfleet.slot.limit", Unit: "{slot}", Kind: "sum", Value: 4, Attributes: map[string]any{"toolfleet.pool": "default"}},
 	{Name: "toolfleet.slot.usage", Unit: "{slot}", Kind: "sum", Value: 2, Attributes: map[string]any{"toolfleet.pool": "default"}},
+	{Name: "toolfleet.worker.lost", Unit: "{worker}", Kind: "sum", Value: 1, Attributes: map[string]any{"toolfleet.pool": "default"}},
 }
 
 func TestMetrics_OfAWorkerLeaveByOTLP(t *testing.T) {

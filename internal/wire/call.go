@@ -22,6 +22,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -111,6 +112,19 @@ func DigestOf(c *protocol.Call) (string, error) {
 	}
 	sum := sha256.Sum256(append([]byte(c.Tool+"\n"), payload...))
 	return hex.EncodeToString(sum[:16]), nil
+}
+
+// WaitsByReason is what a call waited for, in milliseconds, under the words that traces and metrics
+// have for it; nil if it waited for nothing.
+func WaitsByReason(w *protocol.Waits) map[string]float64 {
+	if *w == (protocol.Waits{}) {
+		return nil
+	}
+	waits := map[string]float64{
+		"not_before": w.NotBeforeMS, "slot": w.SlotMS, "lane": w.LaneMS, "after": w.AfterMS, "limit": w.LimitMS, "rate": w.RateMS, "pause": w.PauseMS,
+	}
+	maps.DeleteFunc(waits, func(_ string, ms float64) bool { return ms <= 0 })
+	return waits
 }
 
 // NewResult starts a result for c with the given status and error.

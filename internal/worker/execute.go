@@ -354,6 +354,12 @@ func (w *Worker) OnLost(ctx context.Context, l protocol.Lane) {
 	w.env.ReleaseLane(l)
 }
 
+// OnWorkerLost implements [lane.Host].
+func (w *Worker) OnWorkerLost(ctx context.Context, id protocol.WorkerID) {
+	w.metrics.LostWorker(ctx)
+	w.options.Logger.InfoContext(ctx, "a worker was lost: its lanes go to others", slog.String("worker_id", string(id)))
+}
+
 // MayLinger implements [lane.Host].
 func (w *Worker) MayLinger(l protocol.Lane) bool { return w.env.Sandboxes.Lingers(l) }
 
@@ -379,4 +385,5 @@ func (w *Worker) Release(l protocol.Lane) {
 func (w *Worker) OnSettled(ctx context.Context, c *protocol.Call, r *protocol.Result) {
 	w.env.Sandboxes.Lane(c.Lane()).Checkpoints().Settled(c.ID)
 	w.metrics.Ended(ctx, c.Tool, string(r.Status), r.Error.ErrorType())
+	w.metrics.Waited(ctx, string(c.Tenant), wire.WaitsByReason(&r.Waits))
 }

@@ -72,6 +72,7 @@ var opened = map[string]use{
 	"internal/inplace/hostenv/view.go":                  {2, list},
 	"internal/inplace/queue.go":                         {2, own + "; " + list},
 	"internal/natsio/embedded/failed.go":                {1, own},
+	"internal/telemetry/tracefile.go":                   {1, named + ", by --trace-file: only one that has spans, or nothing yet"},
 	"internal/natsio/embedded/joined.go":                {1, own + "; " + list},
 	"internal/natsio/embedded/server.go":                {1, named},
 	"internal/natsio/shared/process_unix.go":            {1, system},

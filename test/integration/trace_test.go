@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -26,7 +27,8 @@ func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 	t.Parallel()
 	receiver := otlptest.Start(t)
 	b := newBroker(t)
-	workers := startWorkers(t, 1, b.flags, receiver.Env()...)
+	file := filepath.Join(t.TempDir(), "worker.jsonl")
+	workers := startWorkers(t, 1, append(slices.Clone(b.flags), "--trace-file", file, "--log-level", "debug"), receiver.Env()...)
 	model := script(t,
 		say("Both.", bash("c1", "echo traced"), use("c2", "write", object{"path": "a.txt", "content": "x"})),
 		say("Done."))
@@ -73,6 +75,13 @@ func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 		exec := child(t, spans, tool)
 		require.Equal(t, telemetry.SpanSandboxExec, exec.Name, tree)
 		require.Equal(t, "toolfleet-worker", exec.Service)
+		receiver.WaitForRecords(t, func(records []*otlptest.Record) bool {
+			return slices.ContainsFunc(records, func(r *otlptest.Record) bool {
+				return r.Body == "call executed" && r.Service == "toolfleet-worker" && r.TraceID == tool.TraceID && slices.Contains([]string{process.SpanID, tool.SpanID}, r.SpanID) &&
+					r.Attributes["call_id"] == told[id].CallID
+			})
+		})
+		require.Len(t, otlptest.Find(otlptest.ReadFile(t, file), tool.Name), 1, "the worker's file")
 	}
 }
 

@@ -1,10 +1,12 @@
 package interop
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,25 +23,28 @@ import (
 )
 
 // collect starts the collector of OpenTelemetry, which passes what it gets on to a receiver, until
-// the test ends. It returns the variables that make a process export to it by gRPC.
-func collect(t *testing.T, receiver *otlptest.Receiver) []string {
+// the test ends. It returns the variables that make a process export to it by gRPC, and its URL for
+// exports by HTTP.
+func collect(t *testing.T, receiver *otlptest.Receiver) (env []string, url string) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "collector")
 	build := exec.CommandContext(t.Context(), "go", "build", "-C", filepath.Join("..", "..", "tools", "collector"), "-o", program, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	output, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", output)
-	address := fmt.Sprintf("127.0.0.1:%d", natsiotest.FreePorts(t, 1)[0])
+	ports := natsiotest.FreePorts(t, 2)
+	address, web := fmt.Sprintf("127.0.0.1:%d", ports[0]), fmt.Sprintf("127.0.0.1:%d", ports[1])
 	config := filepath.Join(t.TempDir(), "collector.yaml")
 	require.NoError(t, os.WriteFile(config, []byte(fmt.Sprintf(`
-receivers: {otlp: {protocols: {grpc: {endpoint: %q}}}}
+receivers: {otlp: {protocols: {grpc: {endpoint: %q}, http: {endpoint: %q}}}}
 exporters: {otlp_http: {endpoint: %q}}
 service:
   telemetry: {metrics: {level: none}}
   pipelines:
     traces: {receivers: [otlp], exporters: [otlp_http]}
     metrics: {receivers: [otlp], exporters: [otlp_http]}
-`, address, receiver.URL)), 0o600))
+    logs: {receivers: [otlp], exporters: [otlp_http]}
+`, address, web, receiver.URL)), 0o600))
 	said, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	require.NoError(t, err)
 	run := exec.CommandContext(context.WithoutCancel(t.Context()), program, "--config", config)
@@ -63,8 +68,8 @@ service:
 	}, patience, 10*time.Millisecond, "the collector does not listen")
 	return []string{
 		"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + address, "OTEL_EXPORTER_OTLP_PROTOCOL=grpc",
-		"OTEL_BSP_SCHEDULE_DELAY=50", "OTEL_METRIC_EXPORT_INTERVAL=100",
-	}
+		"OTEL_BSP_SCHEDULE_DELAY=50", "OTEL_BLRP_SCHEDULE_DELAY=50", "OTEL_METRIC_EXPORT_INTERVAL=100",
+	}, "http://" + web
 }
 
 // TestCollector has a session with a sub-agent and an MCP server, which is a toolfleet itself,
@@ -76,7 +81,8 @@ func TestCollector(t *testing.T) {
 		t.Skip("the collector is built from 150 modules: make interop runs it")
 	}
 	receiver, dir, workspace := otlptest.Start(t), t.TempDir(), t.TempDir()
-	env := collect(t, receiver)
+	env, _ := collect(t, receiver)
+	file := filepath.Join(dir, "trace.jsonl")
 	inner := map[string]string{}
 	for _, variable := range append(environment(t.TempDir()), env...) {
 		name, value, _ := strings.Cut(variable, "=")
@@ -99,7 +105,7 @@ func TestCollector(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "child.md"), []byte("---\nname: child\ndescription: Looks.\nmodel: script:child.json\n---\nLook.\n"), 0o600))
 	session := func(prompt string) *exec.Cmd {
 		cmd := exec.CommandContext(t.Context(), coordinator, "run", "--session", "traced", "--sandbox", "process", "--workspace", workspace,
-			"--model", "script:parent.json", "--toolset", "core,agents", "--agents", ".", "--mcp-config", "mcp.json", prompt)
+			"--model", "script:parent.json", "--toolset", "core,agents", "--agents", ".", "--mcp-config", "mcp.json", "--trace-file", file, "--log-level", "debug", prompt)
 		cmd.Dir, cmd.Env = dir, append(environment(dir), env...)
 		return cmd
 	}
@@ -141,6 +147,28 @@ func TestCollector(t *testing.T) {
 	receiver.WaitForPoints(t, func(points []*otlptest.Point) bool {
 		return slices.ContainsFunc(points, func(p *otlptest.Point) bool { return p.Name == genaiconv.MetricMCPClientSession })
 	})
+	records := receiver.WaitForRecords(t, func(records []*otlptest.Record) bool {
+		return slices.ContainsFunc(records, func(r *otlptest.Record) bool {
+			return r.Body == "call executed" && slices.ContainsFunc(receiver.Spans(), func(s *otlptest.Span) bool { return s.TraceID == r.TraceID && s.SpanID == r.SpanID })
+		})
+	})
+
+	again := otlptest.Start(t)
+	_, url := collect(t, again)
+	written := otlptest.ReadFile(t, file)
+	lines, err := os.ReadFile(file)
+	require.NoError(t, err)
+	for line := range bytes.Lines(lines) { // as viewers that open the file send it
+		response, err := http.Post(url+"/v1/traces", "application/json", bytes.NewReader(line))
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		require.Equal(t, http.StatusOK, response.StatusCode)
+	}
+	read := again.WaitFor(t, func(spans []*otlptest.Span) bool { return len(spans) == len(written) })
+	byID := func(a, b *otlptest.Span) int { return strings.Compare(a.SpanID, b.SpanID) }
+	require.Equal(t, slices.SortedFunc(slices.Values(written), byID), slices.SortedFunc(slices.Values(read), byID))
+	require.NotEmpty(t, otlptest.Find(read, "tools/call bash"))
+	fmt.Printf("\nOpenTelemetry collector: %d records of logs; a trace file of %d spans, of which a process was killed, is read whole\n", len(records), len(read))
 	fmt.Printf("\nOpenTelemetry collector: one trace of %d spans through a sub-agent and an MCP server\n", count)
 }
 

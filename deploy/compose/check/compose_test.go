@@ -3,6 +3,7 @@ package check
 import (
 	"context"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -56,7 +57,7 @@ func project(t *testing.T) *types.Project {
 
 func TestCompose_HasItsServices(t *testing.T) {
 	t.Parallel()
-	require.ElementsMatch(t, []string{"nats", "coordinator", "worker", "jaeger", "prometheus"}, project(t).ServiceNames())
+	require.ElementsMatch(t, []string{"nats", "coordinator", "worker", "jaeger", "prometheus", "grafana"}, project(t).ServiceNames())
 }
 
 // TestCompose_AsksForWhatHasNoDefault: no secret is known beforehand, and a coordinator without a
@@ -223,16 +224,21 @@ func TestCompose_PrometheusFindsEverybody(t *testing.T) {
 	content, err := os.ReadFile("../prometheus.yml")
 	require.NoError(t, err)
 	var config struct {
+		RuleFiles     []string `yaml:"rule_files"`
 		ScrapeConfigs []struct {
-			DNS []struct {
+			Name string `yaml:"job_name"`
+			DNS  []struct {
 				Names []string `yaml:"names"`
 				Port  int      `yaml:"port"`
 			} `yaml:"dns_sd_configs"`
 		} `yaml:"scrape_configs"`
 	}
 	require.NoError(t, yaml.Unmarshal(content, &config))
+	require.Equal(t, []string{"alerts.yml"}, config.RuleFiles)
+	require.Contains(t, strings.Join(stages(t)["prometheus"].instructions, "\n"), "deploy/compose/alerts.yml /etc/prometheus/")
 	var scraped []string
 	for _, job := range config.ScrapeConfigs {
+		require.Contains(t, read(t, "../alerts.yml"), `up{job="`+job.Name+`"}`)
 		for _, dns := range job.DNS {
 			scraped = append(scraped, dns.Names...)
 			require.Equal(t, 9464, dns.Port)
@@ -249,6 +255,45 @@ func TestCompose_PrometheusFindsEverybody(t *testing.T) {
 	}
 	require.ElementsMatch(t, exporting, scraped)
 	require.Contains(t, services["prometheus"].Networks, "fleet")
+}
+
+// TestCompose_GrafanaShowsTheBoard: it asks the services that there are, by the names that the
+// board has for them, and a visitor cannot change anything.
+func TestCompose_GrafanaShowsTheBoard(t *testing.T) {
+	t.Parallel()
+	services := project(t).Services
+	var sources struct {
+		Datasources []struct{ UID, Type, URL string }
+	}
+	require.NoError(t, yaml.Unmarshal([]byte(read(t, "../grafana/datasources.yaml")), &sources))
+	for _, source := range sources.Datasources {
+		at, err := url.Parse(source.URL)
+		require.NoError(t, err)
+		require.Equal(t, source.Type, at.Hostname(), source.UID)
+		require.Contains(t, services[at.Hostname()].Networks, "fleet")
+		port := map[string]uint32{"prometheus": 9090, "jaeger": 16686}[source.Type]
+		require.Equal(t, strconv.Itoa(int(port)), at.Port())
+		require.Equal(t, port, services[at.Hostname()].Ports[0].Target)
+	}
+	require.Len(t, sources.Datasources, 2)
+	require.Contains(t, read(t, "../grafana/toolfleet.json"), `"value": "prometheus"`)
+	copied := strings.Join(stages(t)["grafana"].instructions, "\n")
+	require.Contains(t, copied, *services["grafana"].Environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+	require.Contains(t, read(t, "../grafana/boards.yaml"), "path: /etc/grafana/boards ")
+	require.Equal(t, "Viewer", *services["grafana"].Environment["GF_AUTH_ANONYMOUS_ORG_ROLE"])
+	require.Equal(t, "true", *services["grafana"].Environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"])
+	require.Contains(t, services["grafana"].Networks, "fleet")
+}
+
+// TestCompose_JaegerGetsTracesOnly: it takes nothing else, and each export would be an error in the
+// log.
+func TestCompose_JaegerGetsTracesOnly(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"coordinator", "worker"} {
+		env := project(t).Services[name].Environment
+		require.Equal(t, "none", *env["OTEL_LOGS_EXPORTER"], name)
+		require.Equal(t, "prometheus", *env["OTEL_METRICS_EXPORTER"], name)
+	}
 }
 
 // TestCompose_EnvironmentPassesThrough: what is not set stays unset, and is not "".

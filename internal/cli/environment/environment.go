@@ -98,6 +98,14 @@ type Process struct {
 	Service string
 }
 
+// traceFile is the file of spans; "" means none.
+func (o *Options) traceFile() string {
+	if o.Flags == nil {
+		return ""
+	}
+	return o.Flags.TraceFile
+}
+
 // Environment is what a session runs with.
 type Environment struct {
 	Fleet *fleet.Fleet
@@ -138,7 +146,7 @@ func Open(ctx context.Context, o Options) (_ context.Context, _ *Environment, er
 	if service == "" {
 		service = "toolfleet-coordinator"
 	}
-	end, err := o.Program.Telemetry(ctx, service, telemetry.Options{Serves: o.Session == nil, Logger: o.Logger})
+	end, err := o.Program.Telemetry(ctx, service, telemetry.Options{Serves: o.Session == nil, TraceFile: o.traceFile(), Logger: o.Logger})
 	if err != nil {
 		return ctx, nil, err
 	}

@@ -35,6 +35,7 @@ type FleetFlags struct {
 	Connection
 	Data string `placeholder:"DIR" help:"Data directory of a fleet of its own, whose server is inside this process. Default: sessions of this machine share one fleet below ~/.local/state/toolfleet, whose server runs in the background while commands use it; a call without --session has a temporary one."`
 	cli.Storage
+	cli.Tracing
 }
 
 // ExistingFleet says where a fleet is, for commands that make none.

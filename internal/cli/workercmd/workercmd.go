@@ -61,6 +61,7 @@ type fleetFlags struct {
 	Pool     string        `default:"default" brief:"Pool whose calls the worker runs." help:"Pool whose calls the worker runs."`
 	Lease    time.Duration `default:"0s" help:"Lease, applied only when the pool is created; 0 means the pool's lease, or 10s."`
 	cli.Storage
+	cli.Tracing
 }
 
 // sandboxFlags say what the sandboxes of the worker are.
@@ -280,7 +281,7 @@ func serve(ctx context.Context, p cli.Program, f *flags, handlers kinds.Handlers
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 
-	end, err := p.Telemetry(ctx, "toolfleet-worker", telemetry.Options{Instance: string(o.Worker), Serves: true, Logger: logger})
+	end, err := p.Telemetry(ctx, "toolfleet-worker", telemetry.Options{Instance: string(o.Worker), Serves: true, TraceFile: f.TraceFile, Logger: logger})
 	if err != nil {
 		return err
 	}

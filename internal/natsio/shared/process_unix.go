@@ -3,22 +3,11 @@
 package shared
 
 import (
-	"fmt"
-	"io/fs"
 	"os"
 	"strconv"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
-
-// owned returns an error for a directory that belongs to another user.
-func owned(dir string, info fs.FileInfo) error {
-	if stat, is := info.Sys().(*syscall.Stat_t); is && int(stat.Uid) != os.Geteuid() {
-		return fmt.Errorf("%s: belongs to user %d, and this is user %d (did sudo keep HOME?)", dir, stat.Uid, os.Geteuid())
-	}
-	return nil
-}
 
 // CloseInherited closes the descriptors that this process was started with, but for the standard
 // ones: a pipe or a lock of the command that started it would stay open. The process's own are

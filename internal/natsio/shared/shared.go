@@ -177,7 +177,7 @@ func own(dir string) error {
 	if !info.IsDir() {
 		return fmt.Errorf("%s: is not a directory", dir)
 	}
-	if err := owned(dir, info); err != nil {
+	if err := system.CheckOwner(dir, info); err != nil {
 		return err
 	}
 	if info.Mode().Perm()&0o077 != 0 {

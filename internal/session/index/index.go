@@ -101,6 +101,8 @@ type Index struct {
 
 	turn chan struct{}          // holds one value while the file is updated or made again
 	open atomic.Pointer[opened] // replaced by the one who has the turn
+
+	current atomic.Pointer[time.Time] // when the file was up to date; nil before the first update
 }
 
 // opened is the file, as this process has it.

@@ -17,6 +17,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session/journal"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -70,16 +71,22 @@ func lastToken(subject string) protocol.SessionID {
 // Update applies what the journals have got and lost since the last update. If ctx ends before, the
 // next update continues there.
 func (x *Index) Update(ctx context.Context) error {
+	begun := time.Now()
 	err := x.change(ctx, func(o *opened) error { return x.update(ctx, o) })
 	if err != nil {
 		return fmt.Errorf("update the index of sessions: %w", err)
 	}
+	x.current.Store(&begun)
 	return nil
 }
 
 // Follow updates the file until ctx ends. It reports an error once, until it is another one.
 func (x *Index) Follow(ctx context.Context, logger *slog.Logger) {
 	const period = 2 * time.Second
+	begun := time.Now()
+	defer telemetry.ObserveIndex(telemetry.Meter(), func() time.Duration {
+		return time.Since(*cmp.Or(x.current.Load(), &begun))
+	})()
 	last := ""
 	for {
 		if err := x.Update(ctx); err != nil && ctx.Err() == nil && err.Error() != last {

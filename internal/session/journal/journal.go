@@ -24,6 +24,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/calls/ports"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -36,6 +37,8 @@ type Journal struct {
 	nc     *nats.Conn
 	js     jetstream.JetStream
 	stream jetstream.Stream
+
+	metrics *telemetry.JournalMetrics
 }
 
 var (
@@ -61,7 +64,7 @@ func Open(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet) (*Journal, e
 	if err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", wire.SessionsStream(fleet), err)
 	}
-	return &Journal{fleet: fleet, nc: nc, js: js, stream: stream}, nil
+	return &Journal{fleet: fleet, nc: nc, js: js, stream: stream, metrics: telemetry.NewJournalMetrics(telemetry.Meter())}, nil
 }
 
 // Load implements [loop.Journal]. It reads from the stream's leader, so it sees
@@ -189,6 +192,8 @@ func (j *Journal) Append(ctx context.Context, session protocol.SessionID, expect
 
 // append stores one message. If an answer was lost, the message that is stored shows whose it is.
 func (j *Journal) append(ctx context.Context, session protocol.SessionID, expected uint64, body []byte, header nats.Header) (last uint64, err error) {
+	begun := time.Now()
+	defer func() { j.metrics.Appended(ctx, time.Since(begun), err) }()
 	err = natsio.UntilKnown(ctx, func(ctx context.Context) (err error) {
 		last, err = j.publish(ctx, session, expected, body, header)
 		return err

@@ -256,6 +256,7 @@ func (s *Server) models() []string { return slices.Sorted(maps.Keys(s.options.Mo
 // would run until the session's next turn. The session's next turn waits meanwhile.
 func (s *Server) OnSettled(ctx context.Context, c *protocol.Call, r *protocol.Result) {
 	s.metrics.Ended(ctx, c.Tool, string(r.Status), r.Error.ErrorType())
+	s.metrics.Waited(ctx, string(c.Tenant), wire.WaitsByReason(&r.Waits))
 	if r.Status != protocol.StatusOK {
 		s.conclude(ctx, c, r)
 	}
@@ -358,6 +359,12 @@ func (s *Server) endGivenUp(ctx context.Context, c *protocol.Call) (err error) {
 // OnLost implements [lane.Host].
 func (s *Server) OnLost(ctx context.Context, _ protocol.Lane) { s.metrics.Lost(ctx) }
 
+// OnWorkerLost implements [lane.Host].
+func (s *Server) OnWorkerLost(ctx context.Context, id protocol.WorkerID) {
+	s.metrics.LostWorker(ctx)
+	s.options.Logger.InfoContext(ctx, "a coordinator was lost: its sessions go to others", slog.String("worker_id", string(id)))
+}
+
 // Release implements [lane.Executor]: a session keeps nothing here.
 func (s *Server) Release(protocol.Lane) {}
 
@@ -425,7 +432,7 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	begun := time.Now()
 	result, err := s.persist(running, runner, run.Call, turn)
 	if err == nil { // else it is open, and may continue elsewhere
-		s.turns.Ended(ctx, s.model(turn), string(result.Outcome), result.Error.ErrorType(), time.Since(begun))
+		s.turns.Ended(ctx, s.model(turn), string(result.Outcome), result.Error.ErrorType(), result.CostUSD, time.Since(begun))
 	}
 	r = s.result(run.Call, result, err)
 	if errors.Is(err, judge.ErrRefused) {

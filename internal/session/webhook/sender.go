@@ -28,6 +28,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 )
 
 const (
@@ -97,6 +98,7 @@ type Sender struct {
 	known   *known
 	client  *http.Client
 	slots   chan struct{} // of deliveries under way
+	metrics *telemetry.WebhookMetrics
 }
 
 // NewSender opens what a sender needs.
@@ -114,7 +116,7 @@ func NewSender(ctx context.Context, o Options) (*Sender, error) {
 		return nil, err
 	}
 	return &Sender{
-		o: o, fleet: o.Fleet, log: o.Logger, store: store, sources: sources(o.Fleet), known: newKnown(), slots: make(chan struct{}, maxHooks),
+		o: o, fleet: o.Fleet, log: o.Logger, store: store, sources: sources(o.Fleet), known: newKnown(), metrics: telemetry.NewWebhookMetrics(telemetry.Meter()), slots: make(chan struct{}, maxHooks),
 		client: &http.Client{
 			Timeout:       sendTimeout,
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -248,6 +250,7 @@ func (s *Sender) putState(ctx context.Context, id string, of state) {
 type receiver struct {
 	*Hook
 
+	waiting  int64       // deliveries, as they were counted last
 	failing  atomic.Bool // the last attempt has failed: one at a time is tried
 	mu       sync.Mutex
 	notedAt  time.Time // when a delivery was noted
@@ -258,6 +261,7 @@ type receiver struct {
 // its own.
 func (s *Sender) sendAll(ctx context.Context, h *Hook) {
 	r := &receiver{Hook: h, clearing: true}
+	defer func() { s.metrics.Waiting(context.WithoutCancel(ctx), -r.waiting) }()
 	for ctx.Err() == nil {
 		err := s.sendSome(ctx, r)
 		if err != nil && ctx.Err() == nil {
@@ -278,6 +282,10 @@ func (s *Sender) sendSome(ctx context.Context, r *receiver) error {
 	if err != nil {
 		return err
 	}
+	about := consumer.CachedInfo()
+	waiting := int64(about.NumPending) + int64(about.NumAckPending) //nolint:gosec // at most maxWaiting
+	s.metrics.Waiting(ctx, waiting-r.waiting)
+	r.waiting = waiting
 	n := atOnce
 	if r.failing.Load() {
 		n = 1
@@ -313,6 +321,11 @@ func (s *Sender) deliver(ctx context.Context, r *receiver, msg jetstream.Msg) {
 	gone := errors.Is(err, errGone)
 	if err == nil {
 		later, err = s.post(ctx, r.Hook, ref, body)
+		kind := ""
+		if err != nil {
+			kind = telemetry.ErrorType(err)
+		}
+		s.metrics.Attempted(ctx, kind)
 	} else if !gone && time.Since(about.Timestamp) <= maxAge { // no attempt was made
 		s.noteError(ctx, r.ID, err)
 		_ = msg.NakWithDelay(opTimeout)

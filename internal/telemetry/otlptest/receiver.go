@@ -1,5 +1,5 @@
-// Package otlptest receives spans and metrics in tests: a small OTLP/HTTP server on the
-// loopback interface, so that a trace can be followed across real processes.
+// Package otlptest receives spans, metrics and records of logs in tests: a small OTLP/HTTP server
+// on the loopback interface, so that a trace can be followed across real processes.
 //
 //	receiver := otlptest.Start(t)
 //	cmd.Env = append(cmd.Env, receiver.Env()...)
@@ -8,24 +8,30 @@
 package otlptest
 
 import (
+	"bytes"
 	"compress/gzip"
+	"encoding/base64"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	logs "go.opentelemetry.io/proto/otlp/collector/logs/v1"
 	metrics "go.opentelemetry.io/proto/otlp/collector/metrics/v1"
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	common "go.opentelemetry.io/proto/otlp/common/v1"
 	metricpb "go.opentelemetry.io/proto/otlp/metrics/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -35,14 +41,15 @@ const WaitTimeout = time.Minute
 // maxBody bounds one export request.
 const maxBody = 32 << 20
 
-// Receiver collects every span, and the last value of every metric, that is exported to it. It is
-// safe for concurrent use.
+// Receiver collects every span, every record of a log, and the last value of every metric, that are
+// exported to it. It is safe for concurrent use.
 type Receiver struct {
 	// URL is the value for OTEL_EXPORTER_OTLP_ENDPOINT.
 	URL string
 
 	mu       sync.Mutex
 	spans    []*Span
+	records  []*Record
 	points   map[string]*Point // by process, name and attributes
 	requests int
 	changed  chan struct{} // closed and replaced at every change
@@ -64,6 +71,7 @@ func (r *Receiver) Env() []string {
 		"OTEL_EXPORTER_OTLP_ENDPOINT=" + r.URL,
 		"OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf",
 		"OTEL_BSP_SCHEDULE_DELAY=50",
+		"OTEL_BLRP_SCHEDULE_DELAY=50",
 		"OTEL_METRIC_EXPORT_INTERVAL=100",
 	}
 }
@@ -73,6 +81,23 @@ func (r *Receiver) Spans() []*Span {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.spans)
+}
+
+// WaitForRecords is [Receiver.WaitFor] for records of logs, in the order of arrival.
+func (r *Receiver) WaitForRecords(tb testing.TB, enough func([]*Record) bool) []*Record {
+	tb.Helper()
+	var records []*Record
+	if !r.wait(tb, func() bool { records = slices.Clone(r.records); return enough(records) }) {
+		tb.Fatalf("not the records that the test waits for; after %s there are:\n%s", WaitTimeout, listRecords(records))
+	}
+	return records
+}
+
+// Records returns the records of logs that have come so far, in the order of arrival.
+func (r *Receiver) Records() []*Record {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.records)
 }
 
 // Points returns the metrics of every process as it exported them last, sorted by name.
@@ -135,10 +160,11 @@ func (r *Receiver) wait(tb testing.TB, enough func() bool) bool {
 
 // ServeHTTP implements [http.Handler].
 func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	spans, points, err := read(req)
+	spans, points, records, err := read(req)
 	r.mu.Lock()
 	r.requests++
 	r.spans = append(r.spans, spans...)
+	r.records = append(r.records, records...)
 	for _, point := range points {
 		r.points[point.key()] = point
 	}
@@ -153,28 +179,34 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	w.WriteHeader(http.StatusOK) // an empty response has no bytes
 }
 
-// read decodes an export of either kind.
-func read(req *http.Request) ([]*Span, []*Point, error) {
-	const traces, measured = "/v1/traces", "/v1/metrics"
-	if req.Method != http.MethodPost || req.URL.Path != traces && req.URL.Path != measured {
-		return nil, nil, fmt.Errorf("%s %s: want POST %s or %s", req.Method, req.URL.Path, traces, measured)
+// read decodes an export of any kind.
+func read(req *http.Request) (spans []*Span, points []*Point, records []*Record, err error) {
+	const traces, measured, logged = "/v1/traces", "/v1/metrics", "/v1/logs"
+	if req.Method != http.MethodPost || !slices.Contains([]string{traces, measured, logged}, req.URL.Path) {
+		return nil, nil, nil, fmt.Errorf("%s %s: want POST %s, %s or %s", req.Method, req.URL.Path, traces, measured, logged)
 	}
 	raw, err := readBody(req)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	if req.URL.Path == measured {
+	switch req.URL.Path {
+	case measured:
 		var export metrics.ExportMetricsServiceRequest
-		if err := proto.Unmarshal(raw, &export); err != nil {
-			return nil, nil, fmt.Errorf("decode metrics: %w", err)
-		}
-		return nil, pointsOf(&export), nil
+		err = proto.Unmarshal(raw, &export)
+		points = pointsOf(&export)
+	case logged:
+		var export logs.ExportLogsServiceRequest
+		err = proto.Unmarshal(raw, &export)
+		records = recordsOf(&export)
+	default:
+		var export collector.ExportTraceServiceRequest
+		err = proto.Unmarshal(raw, &export)
+		spans = spansOf(&export)
 	}
-	var export collector.ExportTraceServiceRequest
-	if err := proto.Unmarshal(raw, &export); err != nil {
-		return nil, nil, fmt.Errorf("decode spans: %w", err)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("decode what came to %s: %w", req.URL.Path, err)
 	}
-	return spansOf(&export), nil, nil
+	return spans, points, records, nil
 }
 
 func readBody(req *http.Request) ([]byte, error) {
@@ -218,6 +250,51 @@ type Span struct {
 	Failed     bool
 	Message    string
 	Start, End time.Time
+}
+
+// ReadFile reads the spans of a file in the OTLP file format, whose lines must all be whole.
+func ReadFile(tb testing.TB, path string) (spans []*Span) {
+	tb.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for line := range bytes.Lines(content) {
+		var tree any
+		if err := json.Unmarshal(line, &tree); err != nil || !bytes.HasSuffix(line, []byte("\n")) {
+			tb.Fatalf("%s: no whole line: %.200q: %v", path, line, err)
+		}
+		decodeIDs(tree)
+		inBase64, err := json.Marshal(tree)
+		var export collector.ExportTraceServiceRequest
+		if err == nil {
+			err = protojson.Unmarshal(inBase64, &export)
+		}
+		if err != nil {
+			tb.Fatalf("%s: %v in %.200q", path, err, line)
+		}
+		spans = append(spans, spansOf(&export)...)
+	}
+	return spans
+}
+
+// decodeIDs makes of ids in hex, as the file format has them, such in base64, as protobuf has them.
+func decodeIDs(tree any) {
+	switch tree := tree.(type) {
+	case []any:
+		for _, element := range tree {
+			decodeIDs(element)
+		}
+	case map[string]any:
+		for key, value := range tree {
+			if text, is := value.(string); is && slices.Contains([]string{"traceId", "spanId", "parentSpanId"}, key) {
+				if raw, err := hex.DecodeString(text); err == nil {
+					tree[key] = base64.StdEncoding.EncodeToString(raw)
+				}
+			}
+			decodeIDs(value)
+		}
+	}
 }
 
 // Find returns the spans of a name, in the order of arrival.
@@ -334,6 +411,40 @@ func valueOf(value *common.AnyValue) any {
 	default:
 		return nil
 	}
+}
+
+// Record is one received record of a log. Ids are in hex, "" outside of a span.
+type Record struct {
+	Service    string
+	Scope      string
+	Severity   string
+	Body       string
+	TraceID    string
+	SpanID     string
+	Attributes map[string]any
+}
+
+func listRecords(records []*Record) string {
+	var out strings.Builder
+	for _, r := range records {
+		fmt.Fprintf(&out, "%s %s %q %v (trace %q, span %q)\n", r.Service, r.Severity, r.Body, r.Attributes, r.TraceID, r.SpanID)
+	}
+	return out.String()
+}
+
+func recordsOf(export *logs.ExportLogsServiceRequest) (records []*Record) {
+	for _, from := range export.GetResourceLogs() {
+		service, _ := valuesOf(from.GetResource().GetAttributes())["service.name"].(string)
+		for _, scoped := range from.GetScopeLogs() {
+			for _, raw := range scoped.GetLogRecords() {
+				records = append(records, &Record{
+					Service: service, Scope: scoped.GetScope().GetName(), Severity: raw.GetSeverityText(), Body: raw.GetBody().GetStringValue(),
+					TraceID: hex.EncodeToString(raw.GetTraceId()), SpanID: hex.EncodeToString(raw.GetSpanId()), Attributes: valuesOf(raw.GetAttributes()),
+				})
+			}
+		}
+	}
+	return records
 }
 
 // Point is the value of a metric for one combination of attributes, as a process exported it last.

@@ -14,10 +14,11 @@ func TestReceiver_RefusesWhatIsNoExport(t *testing.T) {
 	t.Parallel()
 	receiver := otlptest.Start(t)
 	for name, c := range map[string]struct{ path, kind, body string }{
-		"another path":  {"/v1/logs", "application/x-protobuf", ""},
+		"another path":  {"/v1/profiles", "application/x-protobuf", ""},
 		"JSON":          {"/v1/traces", "application/json", "{}"},
 		"not a message": {"/v1/traces", "application/x-protobuf", "\xff\xff"},
 		"no metrics":    {"/v1/metrics", "application/x-protobuf", "\xff\xff"},
+		"no logs":       {"/v1/logs", "application/x-protobuf", "\xff\xff"},
 	} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, receiver.URL+c.path, strings.NewReader(c.body))
 		require.NoError(t, err)
@@ -27,9 +28,10 @@ func TestReceiver_RefusesWhatIsNoExport(t *testing.T) {
 		require.NoError(t, response.Body.Close())
 		require.Equal(t, http.StatusBadRequest, response.StatusCode, name)
 	}
-	require.Equal(t, 4, receiver.Requests())
+	require.Equal(t, 5, receiver.Requests())
 	require.Empty(t, receiver.Spans())
 	require.Empty(t, receiver.Points())
+	require.Empty(t, receiver.Records())
 }
 
 func TestTree_ShowsParents(t *testing.T) {
