@@ -253,7 +253,7 @@ const (
 // [jetstream.ErrObjectNotFound] when there is no such object. The reader ends with ctx. It asks for
 // one part after the other: unlike the client's own, it makes no consumer, for which a worker has
 // no right. What is not as its digest says is an error at the end.
-func GetObject(ctx context.Context, js jetstream.JetStream, bucket, name string) (io.ReadCloser, error) {
+func GetObject(ctx context.Context, js jetstream.JetStream, bucket, name string) (*ObjectReader, error) {
 	stream, err := js.Stream(ctx, ObjectStream(bucket))
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		err = fmt.Errorf("%w: %w", jetstream.ErrObjectNotFound, jetstream.ErrBucketNotFound)
@@ -268,7 +268,7 @@ func GetObject(ctx context.Context, js jetstream.JetStream, bucket, name string)
 	if err != nil {
 		return nil, fmt.Errorf("get object %s: %w", name, err)
 	}
-	return io.NopCloser(&objectReader{ctx: ctx, stream: stream, bucket: bucket, info: info, remaining: info.Chunks, digest: sha256.New()}), nil
+	return &ObjectReader{ctx: ctx, stream: stream, bucket: bucket, info: info, remaining: info.Chunks, digest: sha256.New()}, nil
 }
 
 // objectInfo returns the metadata of an object. In a cluster the server that answers may not know
@@ -294,8 +294,8 @@ func GetObjectBytes(ctx context.Context, js jetstream.JetStream, bucket, name st
 	return io.ReadAll(object)
 }
 
-// objectReader reads the parts of an object.
-type objectReader struct {
+// ObjectReader reads the parts of an object.
+type ObjectReader struct {
 	ctx       context.Context //nolint:containedctx // an io.Reader is given none
 	stream    jetstream.Stream
 	bucket    string
@@ -306,8 +306,14 @@ type objectReader struct {
 	digest    hash.Hash
 }
 
+// Size is that of the whole object, in bytes.
+func (r *ObjectReader) Size() int64 { return int64(r.info.Size) } //nolint:gosec // of a file
+
+// Close implements [io.Closer].
+func (r *ObjectReader) Close() error { return nil }
+
 // Read implements [io.Reader].
-func (r *objectReader) Read(p []byte) (int, error) {
+func (r *ObjectReader) Read(p []byte) (int, error) {
 	for len(r.part) == 0 {
 		if r.remaining == 0 {
 			return 0, r.end()
@@ -321,14 +327,14 @@ func (r *objectReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (r *objectReader) end() error {
+func (r *ObjectReader) end() error {
 	if have := jetstream.GetObjectDigestValue(r.digest); have != r.info.Digest {
 		return fmt.Errorf("get object %s: %w", r.info.Name, jetstream.ErrDigestMismatch)
 	}
 	return io.EOF
 }
 
-func (r *objectReader) nextPart() error {
+func (r *ObjectReader) nextPart() error {
 	for began := time.Now(); r.remaining > 0; {
 		msg, err := r.stream.GetMsg(r.ctx, r.seq+1, jetstream.WithGetMsgSubject(chunkSubject(r.info.Bucket, r.info.NUID)))
 		if err == nil {
@@ -352,7 +358,7 @@ func (r *objectReader) nextPart() error {
 // restartIfReplaced reports whether another object was stored under the name before the first part
 // was read, and continues with that object. In a cluster, a server that lags still names the
 // earlier object, and its parts are gone.
-func (r *objectReader) restartIfReplaced() bool {
+func (r *ObjectReader) restartIfReplaced() bool {
 	if r.seq > 0 {
 		return false
 	}
@@ -365,7 +371,7 @@ func (r *objectReader) restartIfReplaced() bool {
 }
 
 // isPermanent reports whether an error will be the same when it is tried again.
-func (r *objectReader) isPermanent(err error) bool {
+func (r *ObjectReader) isPermanent(err error) bool {
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return r.stream.CachedInfo().Config.Replicas <= 1
 	}

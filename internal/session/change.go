@@ -72,16 +72,11 @@ func merge(ctx context.Context, f *fleet.Fleet, journal loop.Journal, from, into
 // merge has a worker merge a fork whose journal ends at forkLast, unless that is what the
 // interrupted merge has done which was just completed.
 func (r *remover) merge(ctx context.Context, about loop.Event, forkLast uint64) (protocol.Value, error) {
-	payload := wire.WorkspaceMerge{From: string(about.From)}
+	payload := wire.WorkspaceMerge{From: string(about.From), After: MergedUpTo(r.history.Events, about.From)}
 	var ended uint64 // merges of the fork
 	for i := range r.history.Events {
-		switch e := &r.history.Events[i]; {
-		case e.From != about.From:
-		case e.Type == loop.EventSessionMerged:
-			payload.After = e.Checkpoint
-		case e.Type == loop.EventChangeEnded:
+		if e := &r.history.Events[i]; e.From == about.From && e.Type == loop.EventChangeEnded {
 			ended++
-		default:
 		}
 	}
 	if len(r.history.Events) == 0 { // no conversation: the workspace says what was merged
@@ -94,6 +89,16 @@ func (r *remover) merge(ctx context.Context, about loop.Event, forkLast uint64) 
 		}
 	}
 	return r.change(ctx, wire.MergeCallID(r.id, ended, about.From, forkLast), about, payload)
+}
+
+// MergedUpTo is the checkpoint of a fork that a session has merged last; 0 without one.
+func MergedUpTo(events []loop.Event, fork protocol.SessionID) (after uint64) {
+	for i := range events {
+		if e := &events[i]; e.From == fork && e.Type == loop.EventSessionMerged {
+			after = e.Checkpoint
+		}
+	}
+	return after
 }
 
 // answerOf is the answer of the last turn of its own that a session has; "" without one.

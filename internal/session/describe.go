@@ -109,7 +109,7 @@ func (i *folded) described() *report.Session {
 	info, s := i.Session, &i.state
 	info.Usage, info.CostUSD = s.Bill.Usage, s.Bill.CostUSD
 	if a := s.Approval; a != nil {
-		info.Approval = &report.Question{SessionID: a.SessionID, CallID: a.CallID, Tool: a.Name, Arguments: a.Arguments, Reason: a.Text, AskedAt: a.Time}
+		info.Approval = &report.Question{SessionID: a.SessionID, CallID: a.CallID, Tool: a.Name, Arguments: a.Arguments, Reason: a.Text, Rule: a.Rule, Source: a.Source, Scope: a.Scope, AskedAt: a.Time}
 	}
 	for _, q := range s.Questions {
 		info.Questions = append(info.Questions, report.Question{

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
@@ -205,6 +207,50 @@ func (f Files) Diff(ctx context.Context, id protocol.SessionID, call protocol.Ca
 	return Difference(ctx, f.store, id, before, after)
 }
 
+// Between is Diff for the states after two calls; "" is the present one.
+func (f Files) Between(ctx context.Context, id protocol.SessionID, from, to protocol.CallID) (string, error) {
+	var trees [2]snapshot.Tree
+	for i, at := range []protocol.CallID{from, to} {
+		var err error
+		if trees[i], err = f.at(ctx, id, at); err != nil {
+			return "", fmt.Errorf("session %s: %w", id, err)
+		}
+	}
+	return Difference(ctx, f.store, id, trees[0], trees[1])
+}
+
+// Conflicts says what a merge of a fork would do, by the states that are stored: after the
+// checkpoint that was merged last, 0 for none.
+func (f Files) Conflicts(ctx context.Context, fork, into protocol.SessionID, after uint64) (planned report.MergedFiles, err error) {
+	if err := f.may(ctx, judge.See, fork); err != nil {
+		return planned, err
+	}
+	base, theirs, at, err := f.store.Forked(ctx, sandboxHash(fork), sandboxHash(into), after)
+	if err != nil {
+		return planned, fmt.Errorf("session %s: %w", fork, err)
+	}
+	mine, err := f.at(ctx, into, "")
+	if err != nil {
+		return planned, fmt.Errorf("session %s: %w", into, err)
+	}
+	planned.Checkpoint = at.Checkpoint
+	eachChange(base, theirs, func(path string, was, is snapshot.Node, change string) {
+		fate, failed := snapshot.FateOf(ctx, f.store, was, mine[underWorkspace+path], is)
+		err = cmp.Or(err, failed)
+		switch {
+		case fate == snapshot.FateTheirs && change == "removed":
+			planned.Removed = append(planned.Removed, path)
+		case fate == snapshot.FateTheirs:
+			planned.Written = append(planned.Written, path)
+		case fate == snapshot.FateMerged:
+			planned.Written, planned.Merged = append(planned.Written, path), append(planned.Merged, path)
+		case fate == snapshot.FateConflict:
+			planned.Conflicts = append(planned.Conflicts, path)
+		}
+	})
+	return planned, err
+}
+
 // Compare is Diff for the present workspaces of two sessions.
 func (f Files) Compare(ctx context.Context, id, other protocol.SessionID) (string, error) {
 	before, err := f.present(ctx, id)
@@ -217,6 +263,27 @@ func (f Files) Compare(ctx context.Context, id, other protocol.SessionID) (strin
 	}
 	return Difference(ctx, f.store, id, before, after)
 }
+
+// WholeOutput passes on all that a call has printed or returned, if that is stored, and its size.
+// It is the text, or else the value as JSON. The error wraps [ErrNoOutput] if nothing is stored.
+func WholeOutput(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, call protocol.CallID, read func(output io.Reader, size int64) error) error {
+	for _, name := range []string{wire.PartObject(id, call, wire.PartText), wire.PartObject(id, call, wire.PartValue)} {
+		for _, part := range f.Parts() {
+			object, err := natsio.GetObject(ctx, part.JS, wire.KeptBucket(f.Name), name)
+			if errors.Is(err, jetstream.ErrObjectNotFound) {
+				continue
+			}
+			if err != nil {
+				return fmt.Errorf("output of call %s: %w", call, err)
+			}
+			return read(object, object.Size())
+		}
+	}
+	return fmt.Errorf("call %s of session %s: %w", call, id, ErrNoOutput)
+}
+
+// ErrNoOutput means that nothing more of a call's output is stored than its result has.
+var ErrNoOutput = codes.As(codes.ErrNotFound, errors.New("no whole output is stored: the result has all of it, or it is older than the fleet keeps"))
 
 // present returns what a workspace has now.
 func (f Files) present(ctx context.Context, id protocol.SessionID) (snapshot.Tree, error) {

@@ -171,7 +171,7 @@ func (v *View) callEnded(e *loop.Event) {
 	if e.Error != nil {
 		head += " (" + fit(string(e.Error.Code), maxName) + ")"
 	}
-	if exit := exitOf(e); exit != "" {
+	if exit := ExitOf(e); exit != "" {
 		mark, st, head = v.marks.failed, red, fit(exit, maxName)
 	}
 	v.resultHead(e, label, what, part{st, mark + head})

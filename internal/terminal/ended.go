@@ -243,7 +243,7 @@ func (t *tally) begin(at time.Time) {
 func (t *tally) result(e *loop.Event) {
 	t.calls++
 	status := e.Status
-	if exitOf(e) != "" {
+	if ExitOf(e) != "" {
 		status = "exit code not 0"
 	}
 	if status != string(protocol.StatusOK) {

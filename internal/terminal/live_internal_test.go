@@ -341,8 +341,8 @@ func TestExitOf(t *testing.T) {
 		"x\n[exit code 2]\n[output was cut: more]": "exit code 2", "[exit code 1]\nnot the end": "", "[ended by signal KILL]\n": "ended by signal KILL",
 		"[exit code x]": "",
 	} {
-		require.Equal(t, want, exitOf(&loop.Event{Status: "ok", ResultFields: loop.ResultFields{Content: content}}), "%q", content)
-		require.Empty(t, exitOf(&loop.Event{Status: "failed", ResultFields: loop.ResultFields{Content: content}}))
+		require.Equal(t, want, ExitOf(&loop.Event{Status: "ok", ResultFields: loop.ResultFields{Content: content}}), "%q", content)
+		require.Empty(t, ExitOf(&loop.Event{Status: "failed", ResultFields: loop.ResultFields{Content: content}}))
 	}
 }
 

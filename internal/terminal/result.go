@@ -89,9 +89,9 @@ func (p *page) barred(indent string, st style, line string) {
 	p.line(indent + p.ink.paint(dim, bar) + p.marks.bar[len(bar):] + p.ink.paint(st, strings.TrimRight(fit(line, room), " ")))
 }
 
-// exitOf says how a command ended that ran and did not succeed: "exit code 2", "ended by signal
+// ExitOf says how a command ended that ran and did not succeed: "exit code 2", "ended by signal
 // KILL"; "" for all else. The text that a model reads of a result ends with that, in brackets.
-func exitOf(e *loop.Event) string {
+func ExitOf(e *loop.Event) string {
 	if e.Status != string(protocol.StatusOK) {
 		return ""
 	}

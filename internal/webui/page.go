@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net/http"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -108,17 +109,21 @@ func functions(base string) template.FuncMap {
 		"ansi":     ansi,
 		"diff":     diffOf,
 		"args":     pretty,
-		"fold":     fold,
 		"plain":    cut,
 		"line":     firstLine,
 		"ms":       func(ms int64) string { return span(time.Duration(ms) * time.Millisecond) },
 		"part":     func(data any) view { return view{Data: data} },
 		"lanePath": lanePath, "workerPath": workerPath, "limitPath": limitPath, "lookPath": lookPath, "callPath": callPath, "reason": reasonOf,
 		"ask": ask, "uses": usesOf, "perSecond": perSecond, "waited": waited, "waitsOf": waitsOf,
-		"took":   func(ms float64) string { return span(time.Duration(ms * float64(time.Millisecond))) },
-		"poolOf": func(lane string) protocol.Pool { pool, _, _ := strings.Cut(lane, "/"); return protocol.Pool(pool) },
-		"laneIn": func(lane string) protocol.Lane { _, in, _ := strings.Cut(lane, "/"); return protocol.Lane(in) },
-		"link":   func(to, name, section, on string) toPage { return toPage{to, name, section == on} },
+		"took":     func(ms float64) string { return span(time.Duration(ms * float64(time.Millisecond))) },
+		"poolOf":   func(lane string) protocol.Pool { pool, _, _ := strings.Cut(lane, "/"); return protocol.Pool(pool) },
+		"laneIn":   func(lane string) protocol.Lane { _, in, _ := strings.Cut(lane, "/"); return protocol.Lane(in) },
+		"add":      func(a, b int) int { return a + b },
+		"picture":  func(kind string) bool { return slices.Contains(pictures(), kind) },
+		"duration": func(ms float64) string { return span(millisecondsOf(ms)) },
+		"share":    func(ms, of float64) int { return int(min(max(ms*1000/max(of, 1), 0), 1000)) },
+		"choices":  func() []string { return []string{"1h", "24h", "7d", "30d"} },
+		"link":     func(to, name, section, on string) toPage { return toPage{to, name, section == on} },
 	}
 }
 
@@ -208,16 +213,45 @@ func pretty(text string) string {
 type folded struct {
 	Head, Tail string
 	Lines      int // that are left out
+	Bytes      int // of long lines that are left out
 }
 
-// fold leaves out the middle of a text of more than some lines.
-func fold(text string) folded {
+// Cut reports whether a text is shown in part.
+func (f folded) Cut() bool { return f.Lines > 0 || f.Bytes > 0 }
+
+// fold leaves out the middle of a text of more than some lines, and the ends of long lines.
+func fold(text string) (f folded) {
 	const head, tail = 12, 6
-	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
-	if len(lines) <= head+tail+2 {
-		return folded{Head: strings.Join(lines, "\n")}
+	text = strings.TrimRight(text, "\n")
+	f.Head = text
+	if n := strings.Count(text, "\n") + 1; n > head+tail+2 {
+		f.Lines = n - head - tail
+		at := 0
+		for range head {
+			at += strings.IndexByte(text[at:], '\n') + 1
+		}
+		end := len(text)
+		for range tail {
+			end = strings.LastIndexByte(text[:end], '\n')
+		}
+		f.Head, f.Tail = text[:at-1], text[end+1:]
 	}
-	return folded{strings.Join(lines[:head], "\n"), strings.Join(lines[len(lines)-tail:], "\n"), len(lines) - head - tail}
+	f.Head, f.Tail = f.short(f.Head), f.short(f.Tail)
+	return f
+}
+
+// short is a text with the beginnings of its lines.
+func (f *folded) short(text string) string {
+	const most = 1 << 10
+	var out strings.Builder
+	for line := range strings.Lines(text) {
+		if rest := len(line) - most; rest > 0 {
+			f.Bytes += rest
+			line = strings.ToValidUTF8(line[:most], "") + " …\n"
+		}
+		out.WriteString(line)
+	}
+	return out.String()
 }
 
 // perSecond is a rate; "–" if it is not known yet.
@@ -265,7 +299,7 @@ func stateOf(state any) pill {
 	text := fmt.Sprint(state)
 	word := strings.ReplaceAll(text, "_", " ")
 	switch text {
-	case "ok", "answered", "idle", "happened", "approved", "allowed", "accept", "serving", "free":
+	case "ok", "answered", "idle", "happened", "completed", "approved", "allowed", "accept", "serving", "free":
 		return pill{"ok", word}
 	case "open", "running", "in_use", "held", "busy":
 		return pill{"run", word}
@@ -276,6 +310,24 @@ func stateOf(state any) pill {
 	case "failed", "error", "rejected", "timeout", "cancelled", "outcome_unknown", "lost", "stalled", "invalid", "denied", "refused", "expired":
 		return pill{"bad", word}
 	default:
+		if code, is := strings.CutPrefix(text, "exit code "); is {
+			return pill{"bad", "exit " + code}
+		}
+		if strings.HasPrefix(text, "ended by signal ") {
+			return pill{"bad", word}
+		}
 		return pill{"plain", word}
 	}
+}
+
+// firstLine is the first line of a text, cut.
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
+	if len(line) > 400 {
+		line = strings.ToValidUTF8(line[:400], "")
+	}
+	if runes := []rune(line); len(runes) > 80 {
+		line = string(runes[:79]) + "…"
+	}
+	return line
 }

@@ -1,17 +1,15 @@
 package webui
 
 import (
-	"bytes"
 	"context"
-	"errors"
-	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -26,33 +24,170 @@ func (u *ui) of(ctx context.Context, id protocol.SessionID) fleet.Sessions {
 	return u.Client.Sessions(u.Local.Pool(ctx, id))
 }
 
-// maxSessions is how many sessions a page lists.
-const maxSessions = 200
+// maxSessions is how many sessions a list reads at least, maxFiltered how many its filters look at,
+// sessionRows how many rows a page has, and maxFound how many passages a search shows.
+const (
+	maxSessions = 200
+	maxFiltered = 5000
+	sessionRows = 50
+	maxFound    = 30
+)
 
-// maxFound is how many passages a search shows.
-const maxFound = 30
+// listLife is how long a list of sessions is shown to the same principal without being read again.
+const listLife = 2 * time.Second
+
+// lists are the lists of sessions that were read last, by principal.
+type lists struct {
+	mu    sync.Mutex
+	known map[string]*listed
+}
+
+// listed is a list that is read by one request at a time.
+type listed struct {
+	mu      sync.Mutex
+	at      time.Time
+	most    int
+	list    []report.Session
+	leftOut int
+}
+
+// maxLists bounds the principals whose lists are kept.
+const maxLists = 64
+
+// list returns the sessions that changed last. Pages that are open for the same principal, and
+// renew themselves, share one reading.
+func (u *ui) list(ctx context.Context, most int, renews bool) (list []report.Session, leftOut int, err error) {
+	who := judge.Of(ctx).ID()
+	u.lists.mu.Lock()
+	of := u.lists.known[who]
+	if of == nil {
+		if len(u.lists.known) >= maxLists || u.lists.known == nil {
+			u.lists.known = map[string]*listed{}
+		}
+		of = &listed{}
+		u.lists.known[who] = of
+	}
+	u.lists.mu.Unlock()
+	of.mu.Lock()
+	defer of.mu.Unlock()
+	if !renews || time.Since(of.at) > listLife || of.most < most {
+		if of.list, of.leftOut, err = u.Local.List(ctx, most); err != nil {
+			of.at = time.Time{}
+			return nil, 0, err
+		}
+		of.at, of.most = time.Now(), most
+	}
+	n := min(most, len(of.list))
+	return of.list[:n], of.leftOut + len(of.list) - n, nil
+}
+
+// sessionFilter says which sessions a page lists.
+type sessionFilter struct {
+	Words, State, Model, Tool, Since, Tenant string
+}
+
+// filterOf is the filter of a request.
+func filterOf(r *http.Request) (f sessionFilter) {
+	for name, value := range f.fields() {
+		*value = strings.TrimSpace(r.URL.Query().Get(name))
+	}
+	return f
+}
+
+func (f *sessionFilter) fields() map[string]*string {
+	return map[string]*string{"q": &f.Words, "state": &f.State, "model": &f.Model, "tool": &f.Tool, "since": &f.Since, "tenant": &f.Tenant}
+}
+
+// query is the filter as addresses have it, without one of its fields.
+func (f sessionFilter) query(without string) url.Values {
+	query := url.Values{}
+	for name, value := range f.fields() {
+		if *value != "" && name != without {
+			query.Set(name, *value)
+		}
+	}
+	return query
+}
+
+// chip is a filter that is set, and the address of the list without it.
+type chip struct{ Name, Value, Without string }
+
+// chips are the filters that are set.
+func (f sessionFilter) chips() (chips []chip) {
+	for _, name := range []string{"q", "state", "model", "tool", "since", "tenant"} {
+		if value := *f.fields()[name]; value != "" {
+			chips = append(chips, chip{map[string]string{"q": "words"}[name], value, "/sessions?" + f.query(name).Encode()})
+			if last := &chips[len(chips)-1]; last.Name == "" {
+				last.Name = name
+			}
+		}
+	}
+	return chips
+}
 
 // sessionList is the page of sessions.
 type sessionList struct {
+	sessionFilter
+
 	Sessions []report.Session
-	LeftOut  int
-	Filter   string
+	Page     pages
+	LeftOut  int // sessions that no filter has looked at
+	Newer    int // sessions that changed and are not shown
+	Chips    []chip
+	States   []string
+	Models   []string
+	Tenants  []string
 	Found    report.Found
-	Fault    string // why nothing was searched
+	Fault    string          // why nothing was searched
+	Reach    protocol.Tenant // the only one whose sessions the principal sees; "" is each
+	Shown    string          // the ids of the rows
 }
 
-// sessions lists those that changed last.
+// Query is the filter as addresses have it.
+func (p *sessionList) Query() string { return p.query("").Encode() }
+
+// sinces are the times that the filter offers.
+func sinces() map[string]time.Duration {
+	return map[string]time.Duration{"1h": time.Hour, "24h": 24 * time.Hour, "7d": 7 * 24 * time.Hour, "30d": 30 * 24 * time.Hour}
+}
+
+// sessions lists those that changed last; with "shown", the same rows as before, as they are now.
 func (u *ui) sessions(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := within(r.Context())
 	defer cancel()
-	list, leftOut, err := u.Local.List(ctx, maxSessions)
+	p := &sessionList{sessionFilter: filterOf(r), Reach: judge.Of(ctx).Reach()}
+	n, _ := strconv.Atoi(r.URL.Query().Get("page"))
+	most := max(maxSessions, min(n, maxFiltered/sessionRows)*sessionRows)
+	filtered := p.sessionFilter != (sessionFilter{})
+	if filtered {
+		most = maxFiltered
+	}
+	list, leftOut, err := u.list(ctx, most, r.URL.Query().Has("shown"))
 	if err != nil {
 		return err
 	}
-	p := sessionList{Sessions: list, LeftOut: leftOut, Filter: strings.TrimSpace(r.URL.Query().Get("q"))}
-	if p.Filter != "" {
-		p.Sessions = slices.DeleteFunc(list, func(s report.Session) bool { return !matches(&s, p.Filter) })
-		if p.Found, err = u.all().Search(ctx, fleet.Search{Words: p.Filter, Limit: maxFound}); err != nil {
+	if p.Chips = p.chips(); filtered {
+		p.LeftOut = leftOut
+	}
+	p.choices(list)
+	matching, err := u.matching(ctx, list, p.sessionFilter)
+	if err != nil {
+		p.Fault = err.Error()
+	}
+	if shown := r.URL.Query().Get("shown"); r.URL.Query().Has("shown") {
+		p.again(list, matching, strings.Split(shown, ","))
+		u.write(w, r, http.StatusOK, "sessions", "rows", view{Data: p})
+		return nil
+	}
+	all := len(matching)
+	if !filtered {
+		all += leftOut
+	}
+	p.Page = pageOf(r, all, sessionRows)
+	p.Sessions = matching[min(p.Page.First-1, len(matching)):min(max(p.Page.First-1, p.Page.Last), len(matching))]
+	p.note()
+	if p.Words != "" {
+		if p.Found, err = u.all().Search(ctx, fleet.Search{Words: p.Words, Limit: maxFound}); err != nil {
 			p.Fault = err.Error()
 		}
 	}
@@ -60,15 +195,106 @@ func (u *ui) sessions(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// matches reports whether a session has each word of a filter.
-func matches(s *report.Session, filter string) bool {
+// note notes the rows, so that they can be asked for again.
+func (p *sessionList) note() {
+	ids := make([]string, len(p.Sessions))
+	for i := range p.Sessions {
+		ids[i] = string(p.Sessions[i].SessionID)
+	}
+	p.Shown = strings.Join(ids, ",")
+}
+
+// again are the rows that a page has, in their order, and how many came above them since.
+func (p *sessionList) again(list, matching []report.Session, shown []string) {
+	at := map[string]int{}
+	for i := range list {
+		at[string(list[i].SessionID)] = i
+	}
+	for _, id := range shown[:min(len(shown), sessionRows)] {
+		if i, is := at[id]; is {
+			p.Sessions = append(p.Sessions, list[i])
+		}
+	}
+	p.note()
+	for i := range matching {
+		if slices.Contains(shown, string(matching[i].SessionID)) {
+			break
+		}
+		p.Newer++
+	}
+}
+
+// choices are the values that filters offer.
+func (p *sessionList) choices(list []report.Session) {
+	for i := range list {
+		p.States = append(p.States, list[i].State)
+		p.Models = append(p.Models, list[i].Model)
+		p.Tenants = append(p.Tenants, string(list[i].Tenant))
+	}
+	for _, values := range []*[]string{&p.States, &p.Models, &p.Tenants} {
+		slices.Sort(*values)
+		*values = slices.DeleteFunc(slices.Compact(*values), func(s string) bool { return s == "" })
+		*values = (*values)[:min(len(*values), 100)]
+	}
+}
+
+// matching are the sessions that a filter lets through.
+func (u *ui) matching(ctx context.Context, list []report.Session, f sessionFilter) ([]report.Session, error) {
+	if f == (sessionFilter{}) {
+		return list, nil
+	}
+	var since time.Time
+	if d := sinces()[f.Since]; d > 0 {
+		since = time.Now().Add(-d)
+	}
+	withTool, err := u.withTool(ctx, f.Tool, since)
+	var found []report.Session
+	for i := range list {
+		s := &list[i]
+		if matches(s, f) && !s.UpdatedAt.Before(since) && (f.Tool == "" || withTool[s.SessionID]) {
+			found = append(found, *s)
+		}
+	}
+	return found, err
+}
+
+// matches reports whether a session has what a filter wants, but for its time and its tools.
+func matches(s *report.Session, f sessionFilter) bool {
+	if f.State != "" && s.State != f.State || f.Model != "" && s.Model != f.Model || f.Tenant != "" && string(s.Tenant) != f.Tenant {
+		return false
+	}
 	text := strings.ToLower(strings.Join([]string{string(s.SessionID), s.Prompt, s.State, stateOf(s.State).Word, s.Model, s.By, s.Workspace, string(s.Tenant)}, " "))
-	for word := range strings.FieldsSeq(strings.ToLower(filter)) {
+	for word := range strings.FieldsSeq(strings.ToLower(f.Words)) {
 		if !strings.Contains(text, word) {
 			return false
 		}
 	}
 	return true
+}
+
+// maxLogPages bounds how many pages of the call log a filter reads.
+const maxLogPages = 20
+
+// withTool are the sessions that have called a tool; nil without one.
+func (u *ui) withTool(ctx context.Context, tool string, since time.Time) (map[protocol.SessionID]bool, error) {
+	if tool == "" {
+		return nil, nil //nolint:nilnil // every session
+	}
+	with := map[protocol.SessionID]bool{}
+	query := fleet.CallQuery{Tool: tool, Since: since, Limit: 1000}
+	for range maxLogPages {
+		found, err := u.Client.Calls(ctx, query)
+		if err != nil {
+			return with, err
+		}
+		for i := range found.Calls {
+			with[found.Calls[i].SessionID] = true
+		}
+		if query.After = found.Next; query.After == "" {
+			break
+		}
+	}
+	return with, nil
 }
 
 // startSession begins a session with a turn.
@@ -80,224 +306,11 @@ func (u *ui) startSession(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	ref, err := of.Submit(ctx, fleet.Turn{Session: id, Prompt: r.PostFormValue("prompt"), Model: strings.TrimSpace(r.PostFormValue("model"))})
+	ref, err := of.Submit(ctx, fleet.Turn{Session: id, Prompt: textOf(r, "prompt"), Model: strings.TrimSpace(r.PostFormValue("model"))})
 	if err != nil {
 		return err
 	}
-	u.redirect(w, r, "/sessions/"+url.PathEscape(string(ref.SessionID)))
-	return nil
-}
-
-// sessionPage is the page of a session.
-type sessionPage struct {
-	*conversation
-
-	Of      *report.Session
-	Tab     string
-	Changed int
-	Live    bool // the page follows the session
-	Call    *call
-}
-
-// idOf is the session of a request.
-func idOf(r *http.Request) protocol.SessionID { return protocol.SessionID(r.PathValue("session")) }
-
-// load reads a session.
-func (u *ui) load(ctx context.Context, r *http.Request) (*sessionPage, error) {
-	id := idOf(r)
-	shown, err := u.Local.Show(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	history, err := u.all().Log(ctx, id)
-	if err != nil && !errors.Is(err, fleet.ErrNotFound) {
-		return nil, err
-	}
-	c := newConversation(id, u.formKey(r))
-	for i := range history.Events {
-		c.add(&history.Events[i])
-	}
-	return &sessionPage{conversation: c, Of: shown}, nil
-}
-
-// showSession shows a tab of a session.
-func (u *ui) showSession(w http.ResponseWriter, r *http.Request, p *sessionPage, name string) {
-	title := firstLine(p.Of.Prompt)
-	if title == "" {
-		title = string(p.Session)
-	}
-	u.show(w, r, http.StatusOK, name, view{Title: title, Section: "sessions", Path: []crumb{{"Sessions", "/sessions"}}, Data: p})
-}
-
-func firstLine(text string) string {
-	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
-	if runes := []rune(line); len(runes) > 80 {
-		line = string(runes[:79]) + "…"
-	}
-	return line
-}
-
-// session shows the conversation.
-func (u *ui) session(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
-	p, err := u.load(ctx, r)
-	if err != nil {
-		return err
-	}
-	p.Tab, p.Live = "conversation", true
-	u.showSession(w, r, p, "session")
-	return nil
-}
-
-// sessionCall shows all that is known of a call.
-func (u *ui) sessionCall(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
-	p, err := u.load(ctx, r)
-	if err != nil {
-		return err
-	}
-	id := protocol.CallID(r.PathValue("call"))
-	if p.Call = p.calls[id]; p.Call == nil {
-		return fmt.Errorf("call %s of session %s: %w", id, p.Session, fleet.ErrNotFound)
-	}
-	p.Tab = "call"
-	u.showSession(w, r, p, "call")
-	return nil
-}
-
-// timeline shows what each turn took.
-func (u *ui) timeline(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
-	p, err := u.load(ctx, r)
-	if err != nil {
-		return err
-	}
-	p.Tab = "timeline"
-	u.showSession(w, r, p, "timeline")
-	return nil
-}
-
-// filesPage is the workspace of a session after a call.
-type filesPage struct {
-	*sessionPage
-
-	At      protocol.CallID
-	Files   []report.File
-	Changes []report.Change
-	Path    string
-	Text    string
-	Binary  int
-	Diff    string
-}
-
-// sessionFiles lists the files of a session's workspace.
-func (u *ui) sessionFiles(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
-	p, err := u.load(ctx, r)
-	if err != nil {
-		return err
-	}
-	p.Tab = "files"
-	f := &filesPage{sessionPage: p, At: protocol.CallID(r.URL.Query().Get("at"))}
-	if f.Files, err = u.of(ctx, p.Session).Files(ctx, p.Session, f.At); err != nil {
-		return err
-	}
-	if f.Changes, err = u.of(ctx, p.Session).Changes(ctx, p.Session); err != nil {
-		return err
-	}
-	if f.At != "" {
-		if f.Diff, err = u.of(ctx, p.Session).Diff(ctx, p.Session, f.At); err != nil {
-			return err
-		}
-	}
-	u.showFiles(w, r, f)
-	return nil
-}
-
-// sessionFile shows a file.
-func (u *ui) sessionFile(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
-	p, err := u.load(ctx, r)
-	if err != nil {
-		return err
-	}
-	p.Tab = "files"
-	f := &filesPage{sessionPage: p, At: protocol.CallID(r.URL.Query().Get("at")), Path: r.URL.Query().Get("path")}
-	content, err := u.of(ctx, p.Session).ReadFile(ctx, p.Session, f.Path, f.At)
-	if err != nil {
-		return err
-	}
-	if f.Text = string(content); bytes.IndexByte(content, 0) >= 0 {
-		f.Text, f.Binary = "", len(content)
-	}
-	u.showFiles(w, r, f)
-	return nil
-}
-
-func (u *ui) showFiles(w http.ResponseWriter, r *http.Request, f *filesPage) {
-	title := firstLine(f.Of.Prompt)
-	u.show(w, r, http.StatusOK, "files", view{Title: title, Section: "sessions", Path: []crumb{{"Sessions", "/sessions"}}, Data: f})
-}
-
-// using is of, for acts that take a process that runs the session, or a turn.
-func (u *ui) using(ctx context.Context, id protocol.SessionID, act string) (fleet.Sessions, error) {
-	switch act {
-	case "send", "restore", "remove":
-		pool, err := u.Local.Use(ctx, id, act == "send")
-		return u.Client.Sessions(pool), err
-	default:
-		return u.of(ctx, id), nil
-	}
-}
-
-// act does what a person asks of a session.
-func (u *ui) act(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
-	id, call := idOf(r), protocol.CallID(r.PostFormValue("call"))
-	act := r.PathValue("act")
-	of, err := u.using(ctx, id, act)
-	if err != nil {
-		return err
-	}
-	switch act {
-	case "send":
-		_, err = of.Submit(ctx, fleet.Turn{Session: id, Prompt: r.PostFormValue("prompt")})
-	case "approve", "refuse":
-		err = of.Approve(ctx, id, call, protocol.Approval{Granted: act == "approve", By: judge.Of(r.Context()).Name, Note: r.PostFormValue("note")})
-	case "answer":
-		answer := protocol.Answer{Question: r.PostFormValue("question"), Action: protocol.Action(r.PostFormValue("action")), By: judge.Of(r.Context()).Name}
-		if content := strings.TrimSpace(r.PostFormValue("content")); content != "" && answer.Action == protocol.ActionAccept {
-			answer.Content = []byte(content)
-		}
-		err = of.Answer(ctx, id, call, answer)
-	case "cancel":
-		_, err = u.Local.Cancel(ctx, id)
-	case "fork":
-		var made protocol.SessionID
-		made = protocol.NewSessionID()
-		if _, err = of.Fork(ctx, id, fleet.At{Call: call}, made); err == nil {
-			id = made
-		}
-	case "restore":
-		_, _, err = of.Restore(ctx, id, call)
-	case "remove":
-		if _, err = of.Remove(ctx, id, false); err == nil {
-			u.redirect(w, r, "/sessions")
-			return nil
-		}
-	default:
-		err = fmt.Errorf("%w: %q: must be send, approve, refuse, answer, cancel, fork, restore or remove", fleet.ErrInvalid, act)
-	}
-	if err != nil {
-		return err
-	}
-	u.redirect(w, r, "/sessions/"+url.PathEscape(string(id)))
+	u.redirect(w, r, sessionPath(ref.SessionID))
 	return nil
 }
 
@@ -309,8 +322,54 @@ func (u *ui) waits(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	u.show(w, r, http.StatusOK, "waits", view{Title: "Waits for you", Section: "waits", Data: list})
+	p := waitsPage{}
+	shown := strings.FieldsFunc(r.URL.Query().Get("shown"), func(r rune) bool { return r == ',' })
+	p.Gone = slices.Clone(shown[:min(len(shown), maxWaits)])
+	for i := range list[:min(len(list), maxWaits)] {
+		id := string(list[i].CallID)
+		p.Gone = slices.DeleteFunc(p.Gone, func(gone string) bool { return gone == id })
+		p.Shown += id + ","
+		if !slices.Contains(shown, id) {
+			p.New = append(p.New, u.waitingOf(r, &list[i]))
+		}
+	}
+	if r.URL.Query().Has("shown") {
+		u.write(w, r, http.StatusOK, "waits", "changes", view{Data: p})
+		return nil
+	}
+	u.show(w, r, http.StatusOK, "waits", view{Title: "Waits for you", Section: "waits", Data: p})
 	return nil
+}
+
+// maxWaits is how many calls that wait for a person a page shows.
+const maxWaits = 50
+
+// waitsPage is the page of what waits for a person: all of it, or what has changed since.
+type waitsPage struct {
+	New   []waiting
+	Gone  []string // calls that wait no more
+	Shown string   // the ids of the calls that wait
+}
+
+// waiting is a call that waits for a person: for an approval, or for an answer.
+type waiting struct {
+	report.Question
+
+	Ask  *approval
+	Form *questionForm
+}
+
+func (u *ui) waitingOf(r *http.Request, q *report.Question) waiting {
+	made := waiting{Question: *q}
+	if q.Question != nil {
+		made.Form = formOf(q.SessionID, q.CallID, q.Pool(), q.Question, u.formKey(r), "/waits")
+		return made
+	}
+	made.Ask = &approval{
+		Session: q.SessionID, Call: q.CallID, Key: u.formKey(r), Tool: q.Tool, Arguments: q.Arguments, Rule: q.Rule, Source: q.Source,
+		Reason: q.Reason, Scope: q.Scope, Since: q.AskedAt, To: "/waits",
+	}
+	return made
 }
 
 // waitsCount shows how many calls wait for a person.
@@ -323,151 +382,4 @@ func (u *ui) waitsCount(w http.ResponseWriter, r *http.Request) error {
 	}
 	u.write(w, r, http.StatusOK, "waits", "count", view{Data: len(list)})
 	return nil
-}
-
-// drawEvery is how long a page that follows a session waits at least between two drawings.
-const drawEvery = 120 * time.Millisecond
-
-// live sends the open turn of a session whenever it changes, until the browser has gone.
-func (u *ui) live(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	c, next := newConversation(idOf(r), u.formKey(r)), make(chan passed, 64)
-	go func() {
-		defer close(next)
-		for p, err := range u.all().Events(ctx, c.Session, "") {
-			select {
-			case next <- passed{p, err}:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	first, more := <-next
-	if !more || first.err != nil {
-		return cmpError(first.err)
-	}
-	w.Header().Set("Content-Type", "text/event-stream")
-	w.WriteHeader(http.StatusOK)
-	s := &drawing{ui: u, w: w, r: r, of: c, shown: map[int][]byte{}}
-	s.take(first)
-	return s.run(ctx, next)
-}
-
-func cmpError(err error) error {
-	if err == nil {
-		return fleet.ErrNotFound
-	}
-	return err
-}
-
-// passed is one of a session's events, or why there are no more.
-type passed struct {
-	fleet.Passed
-
-	err error
-}
-
-// drawing draws what changes of a session.
-type drawing struct {
-	ui      *ui
-	w       http.ResponseWriter
-	r       *http.Request
-	of      *conversation
-	shown   map[int][]byte // turns, as they were drawn
-	changed bool
-	ended   error
-}
-
-// take adds what was passed on.
-func (d *drawing) take(p passed) {
-	switch {
-	case p.err != nil:
-		d.ended = p.err
-	case p.Event != nil:
-		d.of.add(p.Event)
-	case p.Output != nil:
-		d.of.write(p.CallID, p.Output)
-	}
-	d.changed = true
-}
-
-// run draws until nothing more comes.
-func (d *drawing) run(ctx context.Context, next <-chan passed) error {
-	tick := time.NewTicker(drawEvery)
-	defer tick.Stop()
-	quiet := time.Now()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-access.Draining(ctx):
-			return nil // the browser connects again
-		case p, more := <-next:
-			if !more {
-				d.draw()
-				return nil
-			}
-			d.take(p)
-		case <-tick.C:
-			switch {
-			case d.changed && !d.draw():
-				return nil
-			case time.Since(quiet) > 15*time.Second:
-				if !d.send([]byte(": \n\n")) {
-					return nil
-				}
-			default:
-				continue
-			}
-			quiet = time.Now()
-		}
-	}
-}
-
-// draw sends the turns that changed; false if the browser has gone.
-func (d *drawing) draw() bool {
-	d.changed = false
-	var out bytes.Buffer
-	for _, t := range d.of.Turns {
-		if d.shown[t.N] != nil && t != d.of.Last() && !t.Left {
-			continue
-		}
-		body, err := d.ui.render(d.r, "session", "turn", view{Data: t})
-		if err != nil || bytes.Equal(body, d.shown[t.N]) {
-			continue
-		}
-		if d.shown[t.N] = body; true {
-			fmt.Fprintf(&out, `<hx-partial hx-target="#turn-%d" hx-swap="outerMorph">%s</hx-partial>`, t.N, body)
-		}
-	}
-	if last := d.of.Last(); last != nil {
-		state, err := d.ui.render(d.r, "session", "now", view{Data: last})
-		if err == nil {
-			fmt.Fprintf(&out, `<hx-partial hx-target="#now" hx-swap="outerMorph">%s</hx-partial>`, state)
-		}
-	}
-	if out.Len() == 0 {
-		return true
-	}
-	return d.send(message(out.Bytes()))
-}
-
-// message is a message of a stream, of lines.
-func message(body []byte) []byte {
-	var out bytes.Buffer
-	for line := range bytes.Lines(bytes.ReplaceAll(body, []byte("\r"), nil)) {
-		out.WriteString("data: ")
-		out.Write(bytes.TrimSuffix(line, []byte("\n")))
-		out.WriteByte('\n')
-	}
-	out.WriteByte('\n')
-	return out.Bytes()
-}
-
-func (d *drawing) send(body []byte) bool {
-	if _, err := d.w.Write(body); err != nil {
-		return false
-	}
-	return http.NewResponseController(d.w).Flush() == nil
 }

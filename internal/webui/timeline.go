@@ -1,63 +1,281 @@
 package webui
 
 import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"time"
 
-	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// bar is a span of a turn: what the model took, or a call.
+// traceLife is how long a trace is shown to all that watch a session without being made again, and
+// maxTraces bounds how many are kept.
+const (
+	traceLife = time.Second
+	maxTraces = 128
+)
+
+// traces are the traces that were made last.
+type traces struct {
+	mu    sync.Mutex
+	known map[string]*traced
+}
+
+// traced is a trace that is made by one request at a time.
+type traced struct {
+	mu   sync.Mutex
+	at   time.Time
+	made *report.Trace
+}
+
+// trace is where the time of a turn went; 0 is the last one. The caller may see the session: all
+// that watch it share what is made.
+func (u *ui) trace(ctx context.Context, id protocol.SessionID, turn int) (*report.Trace, error) {
+	key := string(id) + " " + strconv.Itoa(turn)
+	u.traces.mu.Lock()
+	of := u.traces.known[key]
+	if of == nil {
+		if len(u.traces.known) >= maxTraces || u.traces.known == nil {
+			u.traces.known = map[string]*traced{}
+		}
+		of = &traced{}
+		u.traces.known[key] = of
+	}
+	u.traces.mu.Unlock()
+	of.mu.Lock()
+	defer of.mu.Unlock()
+	if time.Since(of.at) < traceLife {
+		return of.made, nil
+	}
+	made, err := u.all().Trace(ctx, id, turn)
+	if err == nil {
+		of.made, of.at = made, time.Now()
+	}
+	return made, err
+}
+
+// chart is a trace, or a section of it, as a page draws it.
+type chart struct {
+	*report.Trace
+
+	Session    protocol.SessionID // whose page it is
+	From, To   float64            // milliseconds of the section
+	Bars       []bar
+	LeftOut    int  // spans that are not drawn
+	In         bool // a section is shown
+	Near       bool // the conversation is next to it
+	Prev, Next int
+}
+
+// bar is a span as it is drawn.
 type bar struct {
+	report.Span
+
 	Label string
-	Call  *call     // nil of the model
-	From  time.Time // when it was asked for
-	Run   time.Time // when it started; From if it waited for nothing
-	To    time.Time // zero while it runs
+	Link  string // of the span
+	Zoom  string
+	Row   bool // it is a call of this page's session
+	Parts []piece
 }
 
-// replied adds what a reply took.
-func (t *turn) replied(e *loop.Event) {
-	from := t.Begun
-	for _, b := range t.Bars { // the model answers what ended before
-		if b.Call == nil || b.To.Before(e.Time) {
-			from = latest(from, b.To)
+// piece is a part of a span, in thousandths of the section.
+type piece struct {
+	report.Part
+
+	Class string
+	X, W  int
+	Link  string // to what it waited for
+}
+
+// Words say what the part was for and how long.
+func (p piece) Words() string {
+	words := p.Reason.Words() + " " + span(millisecondsOf(p.MS))
+	if p.Open {
+		words += " so far"
+	}
+	return words
+}
+
+func millisecondsOf(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
+
+// Took is how long the span took.
+func (b bar) Took() string { return span(millisecondsOf(b.DurationMS)) }
+
+// Waits are the parts that say why the span took so long.
+func (b bar) Waits() (waits []piece) {
+	for _, p := range b.Parts {
+		if p.Reason.Class() == report.ClassWait && (p.MS >= 1 || p.Open) {
+			waits = append(waits, p)
 		}
 	}
-	t.Bars = append(t.Bars, bar{Label: "model", From: from, Run: from, To: e.Time})
+	return waits
 }
 
-// timed keeps the bar of a call.
-func (t *turn) timed(c *call) {
-	b := bar{Label: about(c.Tool, c.Arguments), Call: c, From: c.Asked, Run: c.Started, To: c.Ended}
-	if c.RunMS != nil && !c.Ended.IsZero() {
-		b.Run = c.Ended.Add(-time.Duration(*c.RunMS * float64(time.Millisecond)))
+// Said is the whole bar in words, for those who do not see it.
+func (b bar) Said() string {
+	words := make([]string, 0, len(b.Parts))
+	for _, p := range b.Parts {
+		words = append(words, p.Words())
 	}
-	if b.Run.Before(b.From) {
-		b.Run = b.From
+	return b.Label + ": " + strings.Join(words, ", ")
+}
+
+// maxBars is how many spans a timeline draws, and maxNow how many the column next to a
+// conversation.
+const (
+	maxBars = 500
+	maxNow  = 40
+)
+
+// chartOf draws a section of a trace; all of it, if to is 0. Of more than most spans, the last ones
+// are drawn.
+func chartOf(id protocol.SessionID, t *report.Trace, from, to float64, most int) *chart {
+	c := &chart{Trace: t, Session: id, From: max(0, from), To: to, In: to > from && to > 0}
+	if !c.In {
+		c.From, c.To = 0, max(t.DurationMS, 1)
 	}
-	for i := range t.Bars {
-		if t.Bars[i].Call == c {
-			t.Bars[i] = b
-			return
+	for i := range t.Spans {
+		s := &t.Spans[i]
+		if s.StartMS <= c.To && s.StartMS+s.DurationMS >= c.From {
+			c.Bars = append(c.Bars, c.bar(s))
 		}
 	}
-	t.Bars = append(t.Bars, b)
+	c.LeftOut = max(0, len(c.Bars)-most)
+	c.Bars = c.Bars[c.LeftOut:]
+	return c
 }
 
-func latest(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
+// bar draws a span.
+func (c *chart) bar(s *report.Span) bar {
+	b := bar{Span: *s, Label: s.Name, Row: s.SessionID == c.Session && s.CallID != ""}
+	if s.About != "" {
+		b.Label = s.About
 	}
-	return a
+	if s.CallID != "" {
+		b.Link = sessionCallPath(s.SessionID, s.CallID)
+	}
+	b.Zoom = c.section(s.StartMS, s.StartMS+max(s.DurationMS, 1))
+	place := func(ms float64) int { return min(max(int((ms-c.From)*1000/(c.To-c.From)), 0), 1000) }
+	for _, part := range s.Parts {
+		p := piece{Part: part, X: place(part.StartMS), Class: string(part.Reason.Class()), Link: linkOf(s, &part)}
+		p.W = max(place(part.StartMS+part.MS)-p.X, 1)
+		if part.Reason.Class() == report.ClassRun {
+			if p.Class = stateOf(s.State).Class; part.Open || p.Class == "plain" || p.Class == "wait" {
+				p.Class = "run"
+			}
+		}
+		b.Parts = append(b.Parts, p)
+	}
+	return b
 }
 
-// drawn is a bar as a page draws it, in thousandths of the turn.
-type drawn struct {
-	bar
+// section is the address of a section of the turn.
+func (c *chart) section(from, to float64) string {
+	query := url.Values{"turn": {strconv.Itoa(c.Turn)}, "from": {fmt.Sprintf("%.0f", max(0, from))}, "to": {fmt.Sprintf("%.0f", to)}}
+	return sessionPath(c.Session) + "/timeline?" + query.Encode()
+}
 
-	Class              string
-	WaitX, WaitW, X, W int
-	Waited, Ran, Took  string
+// Closer, Wider, Earlier and Later are the addresses of sections next to the one that is shown.
+func (c *chart) Closer() string {
+	quarter := (c.To - c.From) / 4
+	return c.section(c.From+quarter, max(c.To-quarter, c.From+quarter+1))
+}
+
+// Wider shows twice as much.
+func (c *chart) Wider() string {
+	half := (c.To - c.From) / 2
+	return c.section(c.From-half, min(c.To+half, max(c.DurationMS, 1)))
+}
+
+// Earlier shows what is before.
+func (c *chart) Earlier() string {
+	length := c.To - c.From
+	from := max(0, c.From-length/2)
+	return c.section(from, from+length)
+}
+
+// Later shows what comes after.
+func (c *chart) Later() string { return c.section((c.From+c.To)/2, (c.From+c.To)/2+c.To-c.From) }
+
+// linkOf is the page of what a part waited for; "" if there is none.
+func linkOf(s *report.Span, p *report.Part) string {
+	switch p.Reason {
+	case report.ReasonLane, report.ReasonAfter:
+		session, call, other := strings.Cut(p.For, "/")
+		switch {
+		case other:
+			return sessionCallPath(protocol.SessionID(session), protocol.CallID(call))
+		case p.For != "":
+			return sessionCallPath(s.SessionID, protocol.CallID(p.For))
+		}
+		return laneOf(s.Lane)
+	case report.ReasonPause, report.ReasonFull:
+		return laneOf(s.Lane)
+	case report.ReasonLimit, report.ReasonRate:
+		return "/limits"
+	case report.ReasonSlot, report.ReasonLost:
+		return "/fleet"
+	default:
+		return ""
+	}
+}
+
+// laneOf is the page of a lane, as POOL/LANE; "" without one.
+func laneOf(lane string) string {
+	pool, rest, is := strings.Cut(lane, "/")
+	if !is {
+		return ""
+	}
+	return lanePath(protocol.Pool(pool), protocol.Lane(rest))
+}
+
+// timeline shows where the time of a turn went.
+func (u *ui) timeline(ctx context.Context, r *http.Request, p *sessionPage) error {
+	if len(p.Turns) == 0 {
+		return nil
+	}
+	query := r.URL.Query()
+	n, _ := strconv.Atoi(query.Get("turn"))
+	from, _ := strconv.ParseFloat(query.Get("from"), 64)
+	to, _ := strconv.ParseFloat(query.Get("to"), 64)
+	if from != from || to != to || from > 1e15 || to > 1e15 { // no numbers
+		from, to = 0, 0
+	}
+	made, err := u.trace(ctx, p.Session, max(0, n))
+	if err != nil {
+		return err
+	}
+	p.Chart = chartOf(p.Session, made, from, to, maxBars)
+	at := slices.IndexFunc(p.Turns, func(t *turn) bool { return t.N == made.Turn })
+	if at > 0 {
+		p.Chart.Prev = p.Turns[at-1].N
+	}
+	if at >= 0 && at+1 < len(p.Turns) {
+		p.Chart.Next = p.Turns[at+1].N
+	}
+	return nil
+}
+
+// near is what the column next to a conversation shows of a turn; nil if it cannot be made.
+func (u *ui) near(ctx context.Context, id protocol.SessionID, turn int) *chart {
+	ctx, cancel := within(ctx)
+	defer cancel()
+	made, err := u.trace(ctx, id, turn)
+	if err != nil {
+		u.Logger.DebugContext(ctx, "no trace of the turn", slog.Any("error", err))
+		return nil
+	}
+	c := chartOf(id, made, 0, 0, maxNow)
+	c.Near = true
+	return c
 }
 
 // Length is how long the turn took until now.
@@ -65,35 +283,6 @@ func (t *turn) Length() time.Duration {
 	end := t.Ended
 	if end.IsZero() {
 		end = time.Now()
-		if n := len(t.Bars); n > 0 && t.Outcome != "" {
-			end = t.Bars[n-1].To
-		}
 	}
 	return max(end.Sub(t.Begun), time.Millisecond)
-}
-
-// Timeline draws the bars of the turn.
-func (t *turn) Timeline() []drawn {
-	length := t.Length()
-	place := func(at time.Time) int { return min(max(int(at.Sub(t.Begun)*1000/length), 0), 1000) }
-	all := make([]drawn, 0, len(t.Bars))
-	for _, b := range t.Bars {
-		end := b.To
-		if end.IsZero() {
-			end = t.Begun.Add(length)
-		}
-		run := b.Run
-		if b.Call != nil && b.Call.Open() && b.Call.Started.IsZero() {
-			run = end // it has not started
-		}
-		d := drawn{bar: b, WaitX: place(b.From), X: place(run), Class: "model", Waited: span(run.Sub(b.From)), Ran: span(end.Sub(run)), Took: span(end.Sub(b.From))}
-		d.WaitW, d.W = d.X-d.WaitX, max(place(end)-d.X, 2)
-		if b.Call != nil {
-			if d.Class = stateOf(b.Call.Now()).Class; b.Call.Open() && d.Class != "wait" {
-				d.Class = "run"
-			}
-		}
-		all = append(all, d)
-	}
-	return all
 }

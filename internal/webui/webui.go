@@ -58,10 +58,12 @@ const maxForm = 1 << 20
 type ui struct {
 	Options
 
-	mux   *http.ServeMux
-	pages map[string]*template.Template
-	codes codes
-	feeds feeds
+	mux    *http.ServeMux
+	pages  map[string]*template.Template
+	codes  codes
+	feeds  feeds
+	lists  lists
+	traces traces
 }
 
 // Handler serves the pages.
@@ -102,12 +104,11 @@ func (u *ui) routes() {
 	})
 	u.page("GET /sessions", u.sessions)
 	u.page("POST /sessions", u.startSession)
-	u.page("GET /sessions/{session}", u.session)
+	u.sessionTabs()
+	u.outputPages()
+	u.filePages()
 	u.page("GET /sessions/{session}/live", u.live)
-	u.page("GET /sessions/{session}/calls/{call}", u.sessionCall)
-	u.page("GET /sessions/{session}/timeline", u.timeline)
-	u.page("GET /sessions/{session}/files", u.sessionFiles)
-	u.page("GET /sessions/{session}/file", u.sessionFile)
+	u.page("GET /sessions/{session}/confirm/{act}", u.confirm)
 	u.page("POST /sessions/{session}/{act}", u.act)
 	u.page("GET /waits", u.waits)
 	u.page("GET /waits/count", u.waitsCount)
@@ -147,7 +148,7 @@ func (u *ui) guarded() http.Handler {
 }
 
 // policy is what browsers may do with a page: nothing that it does not need.
-const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 
 // headers sets what browsers are to know of each answer.
 func headers(next http.Handler) http.Handler {
@@ -222,6 +223,12 @@ func (u *ui) fail(w http.ResponseWriter, r *http.Request, err error) {
 		return // the browser has gone
 	}
 	status, title := statusOf(err)
+	if r.Header.Get("HX-Request") != "" && r.Method == http.MethodPost { // the page that is open says it
+		w.Header().Set("HX-Retarget", "#fault")
+		w.Header().Set("HX-Reswap", "innerHTML")
+		u.write(w, r, status, "error", "fault", view{Title: title, Data: err.Error()})
+		return
+	}
 	if status == http.StatusInternalServerError {
 		u.Logger.WarnContext(r.Context(), "page failed", slog.String("path", r.URL.Path), slog.Any("error", err))
 	}

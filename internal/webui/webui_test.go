@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -238,7 +240,7 @@ func TestPages_AreShown(t *testing.T) {
 	}
 	require.Contains(t, body, "a.txt")
 	_, body, _ = s.get("/sessions/work/file?path=a.txt")
-	require.Contains(t, body, "one\ntwo")
+	require.Contains(t, body, `tabindex="-1">2</a>two`)
 	for _, path := range []string{"/sessions/none", "/sessions/work/calls/none", "/sessions/work/file?path=none", "/lane?lane=none%20x"} {
 		status, body, _ = s.get(path)
 		require.GreaterOrEqual(t, status, 400, path)
@@ -305,8 +307,8 @@ func TestPages_TextsAreTexts(t *testing.T) {
 				case "src", "href", "action", "hx-get", "hx-post", "data-hx-post", "hx-sse:connect":
 					require.NotContains(t, strings.ToLower(a.Val), "javascript:", path)
 					require.NotEqual(t, "/ui/sign-out", strings.TrimPrefix(a.Val, map[bool]string{true: "/ui/sign-out"}[node.Data == "form"]), path)
-					if a.Key != "href" {
-						require.NotContains(t, a.Val, "elsewhere.example", "%s: %s", path, node.Data)
+					if a.Key != "href" { // Markdown has links, which a person may follow
+						require.True(t, strings.HasPrefix(a.Val, "/ui/"), "%s: %s %s", path, node.Data, a.Val)
 					}
 				}
 			}
@@ -365,5 +367,170 @@ func TestLive_ShowsWhatHappens(t *testing.T) {
 		require.True(t, lines.Scan(), "%v", lines.Err())
 		shown += lines.Text() + "\n"
 	}
-	require.Contains(t, shown, `hx-target="#turn-2"`)
+	require.Contains(t, shown, `hx-target="#turns" hx-swap="beforeend"><section id="turn-2"`)
+}
+
+// imported is a session of events, each with what a journal needs.
+func (s *site) imported(id protocol.SessionID, events ...loop.Event) {
+	s.t.Helper()
+	for i := range events {
+		events[i].SessionID, events[i].Time = id, time.Now()
+		if events[i].Turn == 0 && events[i].Type != loop.EventSessionStarted {
+			events[i].Turn = 1
+		}
+	}
+	_, err := s.client.Sessions("").Import(s.t.Context(), events, id)
+	require.NoError(s.t, err)
+}
+
+// TestImages_AreOfTypesThatHoldNoScript: an image is sent as itself, anything else only as a file.
+func TestImages_AreOfTypesThatHoldNoScript(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	s.signIn(operator)
+	svg := []byte(`<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"/>`)
+	call := loop.CallFields{CallID: "c1", ToolCallID: "t1", Name: "read"}
+	s.imported(
+		"images", loop.Event{Type: loop.EventSessionStarted},
+		loop.Event{Type: loop.EventTurnStarted, StartFields: loop.StartFields{Input: "look", Attachments: []loop.Attachment{
+			{Name: "a.svg", Image: loop.Image{MediaType: "image/svg+xml", Data: svg}}, {Name: "b.png", Image: loop.Image{MediaType: "image/png", Data: []byte("\x89PNG")}},
+		}}},
+		loop.Event{Type: loop.EventModelReply, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "t1", Name: "read", Arguments: "{}"}}}},
+		loop.Event{Type: loop.EventToolCall, Step: 1, CallFields: call},
+		loop.Event{Type: loop.EventToolResult, Step: 1, CallFields: call, Status: "ok", ResultFields: loop.ResultFields{Content: "an image", Image: &loop.Image{MediaType: "image/gif", Data: []byte("GIF89a")}}},
+		loop.Event{Type: loop.EventModelReply, Step: 2, Text: "seen"},
+		loop.Event{Type: loop.EventTurnEnded, Status: "answered", Text: "seen"},
+	)
+	_, body, _ := s.get("/sessions/images")
+	require.Contains(t, body, "/ui/sessions/images/image?call=c1")
+	require.Contains(t, body, `<img loading="lazy" src="/ui/sessions/images/image?turn=1&amp;file=1"`)
+	require.NotContains(t, body, `<img loading="lazy" src="/ui/sessions/images/image?turn=1&amp;file=0"`)
+	for path, kind := range map[string]string{"?call=c1": "image/gif", "?turn=1&file=1": "image/png", "?turn=1&file=0": "application/octet-stream"} {
+		header := s.header("/sessions/images/image" + path)
+		require.Equal(t, kind, header.Get("Content-Type"), path)
+		require.Equal(t, "nosniff", header.Get("X-Content-Type-Options"), path)
+		require.Equal(t, kind == "application/octet-stream", strings.HasPrefix(header.Get("Content-Disposition"), "attachment"), path)
+		require.Equal(t, "default-src 'none'; sandbox", header.Get("Content-Security-Policy"), path)
+	}
+	for _, path := range []string{"?call=none", "?turn=1&file=2", "?turn=1&file=-1", "?turn=9&file=0", ""} {
+		status, _, _ := s.get("/sessions/images/image" + path)
+		require.Equal(t, 404, status, path)
+	}
+}
+
+// header asks for a page, and returns its header.
+func (s *site) header(path string) http.Header {
+	s.t.Helper()
+	request, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.URL+"/ui"+path, nil)
+	require.NoError(s.t, err)
+	answer, err := s.Client().Do(request)
+	require.NoError(s.t, err)
+	require.NoError(s.t, answer.Body.Close())
+	require.Equal(s.t, 200, answer.StatusCode, path)
+	return answer.Header
+}
+
+// TestActs_ThatLoseSomethingAskFirst: each has a page that says what is lost, with the form that
+// does it; the page itself changes nothing.
+func TestActs_ThatLoseSomethingAskFirst(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	s.signIn(operator)
+	s.run("work", "Write", calls("write", `{"path":"a.txt","content":"one\n"}`), calls("write", `{"path":"a.txt","content":"two\n"}`), says("Done."))
+	changes, err := s.client.Sessions("").Changes(t.Context(), "work")
+	require.NoError(t, err)
+	require.Len(t, changes, 2)
+	first := string(changes[0].Calls[0])
+	_, _, forked := s.post("/sessions/work/fork", "key", s.key(), "call", first)
+	fork := strings.TrimPrefix(forked, "/sessions/")
+	for path, texts := range map[string][]string{
+		"/sessions/work/confirm/cancel":                    {"Cancel the turn?", `action="/ui/sessions/work/cancel"`},
+		"/sessions/work/confirm/remove":                    {"Remove the session?", "Nothing brings them back"},
+		"/sessions/work/confirm/restore?call=" + first:     {"-two", "&#43;one"},
+		"/sessions/work/confirm/merge?fork=" + fork:        {"0 files to be written"},
+		"/sessions/work/confirm/cancel-call?call=" + first: {"Cancel the call?"},
+		"/sessions/work/compare?with=" + fork:              {"-two", "&#43;one"},
+		"/sessions/work/files?from=" + first:               {"-one", "&#43;two", "What changed between"},
+		"/sessions/work/files?at=" + first:                 {"What the call changed", "&#43;one"},
+		"/sessions/work/file?path=a.txt&at=" + first:       {`id="L1"`, "one"},
+		"/sessions/work/details":                           {"Export", "Merge a fork"},
+		"/sessions/work/calls":                             {first},
+		"/sessions/work/agents":                            {"has no sub-agents"},
+		"/sessions/work/calls/" + first + "/arguments":     {"one"},
+	} {
+		status, body, _ := s.get(path)
+		require.Equal(t, 200, status, path)
+		for _, text := range texts {
+			require.Contains(t, body, text, path)
+		}
+	}
+	for _, act := range []string{"nothing", "send"} {
+		status, _, _ := s.get("/sessions/work/confirm/" + act)
+		require.Equal(t, 404, status)
+	}
+	content, err := s.client.Sessions("").ReadFile(t.Context(), "work", "a.txt", "")
+	require.NoError(t, err)
+	require.Equal(t, "two\n", string(content))
+	status, body, _ := s.post("/sessions/work/restore", "key", s.key(), "call", first)
+	require.Equal(t, 200, status, body)
+	content, err = s.client.Sessions("").ReadFile(t.Context(), "work", "a.txt", "")
+	require.NoError(t, err)
+	require.Equal(t, "one\n", string(content))
+	require.Equal(t, "application/x-ndjson", s.header("/sessions/work/export").Get("Content-Type"))
+}
+
+// TestOutput_WholeOneIsSearched: of what a call has printed, all that is stored is read by pages.
+func TestOutput_WholeOneIsSearched(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	s.signIn(operator)
+	s.run("work", "Print", calls("bash", asJSON("seq 200000; echo needle; seq 10")), says("Done."))
+	history, err := s.client.Sessions("").Log(t.Context(), "work")
+	require.NoError(t, err)
+	at := slices.IndexFunc(history.Events, func(e loop.Event) bool { return e.Type == loop.EventToolResult })
+	page := "/sessions/work/calls/" + string(history.Events[at].CallID)
+	_, body, _ := s.get(page + "/output")
+	require.Contains(t, body, "bytes 0 to 65,536 of 1,288,9")
+	_, body, _ = s.get(page + "/output?find=NEEDLE")
+	require.Contains(t, body, "200,001")
+	_, body, _ = s.get(page + "/output?at=1288000")
+	require.Contains(t, body, "needle")
+	_, body, _ = s.get(page)
+	require.Contains(t, body, "Find in the whole output")
+	require.Less(t, len(body), 1<<20)
+}
+
+// TestSession_LongOnesAreShownByPages: of many items a page has the last ones, and leads to the
+// others, each once.
+func TestSession_LongOnesAreShownByPages(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	s.signIn(operator)
+	events := []loop.Event{{Type: loop.EventSessionStarted}}
+	for turn := 1; turn <= 3; turn++ {
+		events = append(events, loop.Event{Type: loop.EventTurnStarted, Turn: turn, StartFields: loop.StartFields{Input: fmt.Sprintf("input %d.", turn)}})
+		for i := range 120 {
+			events = append(events, loop.Event{Type: loop.EventInputAdded, Turn: turn, StartFields: loop.StartFields{Input: fmt.Sprintf("more %d-%d.", turn, i)}})
+		}
+		events = append(events, loop.Event{Type: loop.EventModelReply, Turn: turn, Step: 1, Text: "yes"}, loop.Event{Type: loop.EventTurnEnded, Turn: turn, Status: "answered", Text: "yes"})
+	}
+	s.imported("long", events...)
+	all, path := "", "/sessions/long"
+	for range 10 {
+		_, body, _ := s.get(path)
+		require.Less(t, strings.Count(body, `class="item"`), 152)
+		all = body + all
+		_, after, earlier := strings.Cut(body, `href="/ui/sessions/long?until=`)
+		if !earlier {
+			break
+		}
+		place, _, _ := strings.Cut(after, `"`)
+		path = "/sessions/long?until=" + place
+	}
+	for turn := 1; turn <= 3; turn++ {
+		require.Equal(t, 1, strings.Count(all, fmt.Sprintf(`id="said-%d">input %d.<`, turn, turn)))
+		for i := range 120 {
+			require.Equal(t, 1, strings.Count(all, fmt.Sprintf(">more %d-%d.<", turn, i)), "%d-%d", turn, i)
+		}
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"log/slog"
 	"maps"
 	"reflect"
@@ -139,6 +140,11 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 		"Sessions.Trace":        func(ctx context.Context) error { return second(sessions.Trace(ctx, "s", 0)) },
 		"Sessions.Show":         func(ctx context.Context) error { return second(sessions.Show(ctx, "s")) },
 		"Sessions.Unfinished":   func(ctx context.Context) error { return second(sessions.Unfinished(ctx, "s")) },
+		"Sessions.Between":      func(ctx context.Context) error { return second(sessions.Between(ctx, "s", "c", "d")) },
+		"Sessions.Conflicts":    func(ctx context.Context) error { return second(sessions.Conflicts(ctx, "s", "other")) },
+		"Sessions.WholeOutput": func(ctx context.Context) error {
+			return sessions.WholeOutput(ctx, "s", "c", func(io.Reader, int64) error { return nil })
+		},
 
 		"Templates.Create":            func(ctx context.Context) error { return templates.Create(ctx, "a", dir, fleet.Copy{}) },
 		"Templates.CreateFromSession": func(ctx context.Context) error { return templates.CreateFromSession(ctx, "a", "s") },

@@ -505,6 +505,39 @@ func (s Sessions) Diff(ctx context.Context, id protocol.SessionID, call protocol
 	return inFiles(ctx, s, only(id), nil, func(ctx context.Context, files session.Files) (string, error) { return files.Diff(ctx, id, call) })
 }
 
+// Between is Diff between the states after two calls; "" is the last one.
+func (s Sessions) Between(ctx context.Context, id protocol.SessionID, from, to protocol.CallID) (text string, err error) {
+	return inFiles(ctx, s, only(id), nil, func(ctx context.Context, files session.Files) (string, error) {
+		return files.Between(ctx, id, from, to)
+	})
+}
+
+// Conflicts says what Merge would do now, by the states of the workspaces that are stored. It
+// changes nothing, and needs no worker.
+func (s Sessions) Conflicts(ctx context.Context, fork, into protocol.SessionID) (report.MergedFiles, error) {
+	f := s.client.inner
+	return inFiles(ctx, s, []protocol.SessionID{fork, into}, nil, func(ctx context.Context, files session.Files) (report.MergedFiles, error) {
+		history, err := session.Load(ctx, f, into)
+		if err != nil {
+			return report.MergedFiles{}, err
+		}
+		return files.Conflicts(ctx, fork, into, session.MergedUpTo(history.Events, fork))
+	})
+}
+
+// WholeOutput passes on all that a call has printed or returned, if its result has only a part of
+// it, and its size in bytes. The error is that of read, or wraps [ErrNotFound] if nothing is
+// stored: then the result has all of it, or it is older than the fleet keeps.
+func (s Sessions) WholeOutput(ctx context.Context, id protocol.SessionID, call protocol.CallID, read func(output io.Reader, size int64) error) error {
+	if _, err := protocol.ParseCallID(string(call)); err != nil {
+		return invalid(err)
+	}
+	_, err := run(ctx, s, only(id), nil, func(ctx context.Context, f *fleet.Fleet) (struct{}, error) {
+		return struct{}{}, session.WholeOutput(ctx, f, id, call, read)
+	})
+	return err
+}
+
 // Compare is Diff between the last workspaces of two sessions.
 func (s Sessions) Compare(ctx context.Context, id, other protocol.SessionID) (text string, err error) {
 	return inFiles(ctx, s, []protocol.SessionID{id, other}, nil, func(ctx context.Context, files session.Files) (string, error) { return files.Compare(ctx, id, other) })

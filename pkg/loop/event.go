@@ -212,9 +212,13 @@ type NoteFields struct {
 	// that owns the session (session_started), and who began the turn (turn_started), added to it
 	// (input_added), answered a question (question_answered) or resolved a call (call_resolved).
 	Rule string `json:"rule,omitempty"`
-	By   string `json:"by,omitempty"`
-	Via  string `json:"via,omitempty"`
-	Note string `json:"note,omitempty"`
+	// Source is where the rule is written, as in "policy.yaml:7" (approval_asked). Scope is what an
+	// approval for the session covers (approval_asked), or covers from now on (policy_decision).
+	Source string `json:"source,omitempty"`
+	Scope  string `json:"scope,omitempty"`
+	By     string `json:"by,omitempty"`
+	Via    string `json:"via,omitempty"`
+	Note   string `json:"note,omitempty"`
 	// Interface is the way by which a call came that no model made: [SingleOptions].Interface
 	// (call_judged, turn_started).
 	Interface string `json:"interface,omitempty"`

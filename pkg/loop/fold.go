@@ -33,6 +33,8 @@ type session struct {
 	scratch map[string]string // the scratchpad
 	// positions are how far channels are read.
 	positions map[string]uint64
+	// approved are the scopes that persons have approved for the session, and who did.
+	approved map[string]string
 	// leftOut are the parts of tool calls, and attachments, that requests are without, and why.
 	leftOut map[Part]string
 	// system and project are the instructions of its last turn.
@@ -188,6 +190,12 @@ func (s *session) apply(e *Event) error {
 			return nil
 		})
 	case EventPolicyDecision:
+		if e.Scope != "" && e.Status == decisionApproved {
+			if s.approved == nil {
+				s.approved = make(map[string]string)
+			}
+			s.approved[e.Scope] = e.By
+		}
 		err = s.updateCall(e, func(c *stepCall) error {
 			c.decision = &decision{status: e.Status, reason: e.Text, note: e.Note}
 			return nil
@@ -207,7 +215,10 @@ func (s *session) apply(e *Event) error {
 		err = s.noteSummary(e)
 	case EventRewound:
 		err = s.rewind(e)
-	case EventSessionForked: // what its origin used is the origin's
+	case EventImported: // its events are what a file said
+		s.approved = nil
+	case EventSessionForked: // what its origin used is the origin's, and what was approved in it
+		s.approved = nil
 		s.first, s.spent, s.warned, s.postponed = len(s.turns), protocol.Spending{}, false, nil
 		s.showReferred()
 	case EventTurnPostponed:

@@ -3,6 +3,8 @@ package loop
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -218,8 +220,9 @@ type judging struct {
 	// journal stores the event that decided returns. It passes the calls that count before this one
 	// if others came first, else nil.
 	journal func(ctx context.Context, decided func(used map[string]int) Event) error
-	counts  bool // a call that is allowed is journaled, too
-	later   bool // a person's answer may come later
+	scope   string // what an approval for the session covers
+	counts  bool   // a call that is allowed is journaled, too
+	later   bool   // a person's answer may come later
 	logger  *slog.Logger
 }
 
@@ -248,7 +251,11 @@ func (j *judging) decide(ctx context.Context, judged policy.Verdict) (verdict, e
 				given, rule = answer{status: decisionDenied, reason: now.Reason}, now.Rule
 			}
 		}
-		return j.event.decided(rule, given)
+		decided := j.event.decided(rule, given)
+		if given.status == decisionApproved && given.forSession {
+			decided.Scope = j.scope
+		}
+		return decided
 	})
 	if given.status != string(policy.Allowed) {
 		audit(ctx, j.logger, j.event.decided(rule, given))
@@ -284,9 +291,14 @@ func (t *turnRun) decideCall(ctx context.Context, p *pendingCall, asked policy.C
 			return binding(judged), ifDetached(ctx)
 		}
 	}
-	if judged.Decision == policy.Ask && t.opts.Approve != nil {
+	j.scope, _ = ScopeOf(p.event.Name, p.input)
+	if by, is := t.session.approved[j.scope]; is && t.opts.Approve != nil {
+		j.approve = func(context.Context, ApprovalRequest) (protocol.Approval, error) {
+			return protocol.Approval{Granted: true, By: by, Via: "session"}, nil
+		}
+	} else if judged.Decision == policy.Ask && t.opts.Approve != nil {
 		event := p.as(EventApprovalAsked)
-		event.Arguments, event.Text, event.Rule = p.input, judged.Reason, judged.Rule
+		event.Arguments, event.Text, event.Rule, event.Source, event.Scope = p.input, judged.Reason, judged.Rule, judged.Source, j.scope
 		if err := t.record(ctx, event); err != nil { // shows in the session that it waits
 			return binding(judged), err
 		}
@@ -296,6 +308,24 @@ func (t *turnRun) decideCall(ctx context.Context, p *pendingCall, asked policy.C
 		err = ifDetached(ctx)
 	}
 	return v, err
+}
+
+// editors are the tools that do nothing but change the file of the argument named path.
+var editors = []string{"write", "edit", "multi_edit", "json_write"} //nolint:gochecknoglobals // a constant table
+
+// ScopeOf returns which calls an approval for the whole session covers, as an unambiguous text and
+// in words: the call as it is shown, or every change of its file by the same built-in tool. The
+// arguments of other tools may be programs under any name.
+func ScopeOf(tool, arguments string) (scope, words string) {
+	var args map[string]any
+	if json.Unmarshal([]byte(arguments), &args) == nil && slices.Contains(editors, tool) {
+		if file, _ := args["path"].(string); file != "" {
+			words = fmt.Sprintf("every call of %s for %q", tool, file)
+			return words, words
+		}
+	}
+	words = "this very call of " + tool
+	return fmt.Sprintf("%s sha256:%x", words, sha256.Sum256([]byte(arguments))), words
 }
 
 // ErrAskAgain is returned by an Approve function ([Options], [SingleOptions]) if the question was
@@ -308,12 +338,13 @@ type asker = func(ctx context.Context, request ApprovalRequest) (protocol.Approv
 
 // answer is what came of a question to a person, or a rule's own decision.
 type answer struct {
-	status string // "" when ctx ended before there was an answer
-	reason string // for the model when the call is not made
-	by     string
-	via    string // the way by which the answer came
-	note   string // what the person said
-	later  bool   // the answer comes with the same call, sent again
+	status     string // "" when ctx ended before there was an answer
+	reason     string // for the model when the call is not made
+	by         string
+	via        string // the way by which the answer came
+	note       string // what the person said
+	forSession bool
+	later      bool // the answer comes with the same call, sent again
 }
 
 func askPerson(ctx context.Context, approve asker, judged policy.Verdict, request ApprovalRequest) answer {
@@ -324,7 +355,7 @@ func askPerson(ctx context.Context, approve asker, judged policy.Verdict, reques
 	for errors.Is(err, ErrAskAgain) && ctx.Err() == nil {
 		said, expired, err = askOnce(ctx, approve, judged.Timeout, request)
 	}
-	given := answer{reason: judged.Reason, by: prose.Valid(said.By), via: said.Via, note: noteOf(said)}
+	given := answer{reason: judged.Reason, by: prose.Valid(said.By), via: said.Via, note: noteOf(said), forSession: said.Session}
 	switch {
 	case err == nil && said.Granted:
 		given.status = decisionApproved

@@ -265,6 +265,29 @@ func TestPolicy_APersonIsAskedInOrderBeforeAnythingOfTheStepRuns(t *testing.T) {
 	require.Equal(t, live, journaled, "others see that it waits")
 }
 
+// A person who approves for the session is not asked again about the same call, also in later
+// turns; about other arguments they are.
+func TestPolicy_AnApprovalForTheSession(t *testing.T) {
+	t.Parallel()
+	r := newRig(asks("a", "inline", "greedy"), says("done"), asks("b", "inline", "greedy"), says("done"))
+	r.opts.Policy = newJudge(t, "approval: {tools: [greedy, inline]}")
+	asked := 0
+	r.opts.Approve = func(_ context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
+		asked++
+		return protocol.Approval{Granted: true, Session: request.Tool == "greedy", By: "ada", Via: "fleet"}, nil
+	}
+	r.mustRun(t.Context(), t, "go")
+	require.Equal(t, 2, asked)
+	r.mustRun(t.Context(), t, "again")
+	require.Equal(t, 3, asked, "the journal has it for greedy")
+	decided, questions := r.journaled(t, loop.EventPolicyDecision), r.journaled(t, loop.EventApprovalAsked)
+	scope, _ := loop.ScopeOf("greedy", `{"n":1}`)
+	require.Equal(t, []string{"", scope, "", ""}, []string{decided[0].Scope, decided[1].Scope, decided[2].Scope, decided[3].Scope})
+	require.Equal(t, "approved ada session", decided[3].Status+" "+decided[3].By+" "+decided[3].Via)
+	require.Len(t, questions, 3)
+	require.Equal(t, scope, questions[1].Scope)
+}
+
 // What a person says with a yes reaches the model with the result, and the audit log.
 func TestPolicy_TheNoteOfAYesReachesTheModel(t *testing.T) {
 	t.Parallel()

@@ -43,6 +43,9 @@ type Answer struct {
 // coordinator that waits for it confirms it.
 type Approval struct {
 	Granted bool `json:"granted"`
+	// Session approves in addition, for the rest of the session, what the scope of the question
+	// says. It counts only with Granted.
+	Session bool `json:"session,omitempty"`
 	// By is the person, and Note a text for the model; both may be empty. A session records a By
 	// that came over NATS as claimed: nobody has checked it.
 	By   string `json:"by,omitempty"`

@@ -48,7 +48,7 @@ func (f *PolicyFlags) Policies() ([]policy.Policy, error) {
 		return nil, cli.Usagef("%s", flagNames(err.Error()))
 	}
 	if !p.Zero() {
-		all = append(all, p)
+		all = append(all, p.From("the flags of the command"))
 	}
 	return all, nil
 }

@@ -117,6 +117,52 @@ func (t *texts) text(ctx context.Context, name string, size int64, asItIs bool) 
 	return mergeText(base, mine, theirs)
 }
 
+// Fate is what [Merge] makes of a path that one side has changed.
+type Fate string
+
+// The fates.
+const (
+	FateNothing  Fate = ""         // both sides are the same
+	FateTheirs   Fate = "theirs"   // only the other side has changed it
+	FateMerged   Fate = "merged"   // both changes are made
+	FateConflict Fate = "conflict" // it stays as it is
+)
+
+// FateOf says what [Merge] would make of a path, as far as its content is stored.
+func FateOf(ctx context.Context, bodies Bodies, was, mine, theirs Node) (Fate, error) {
+	same := func(a, b Node) bool { return a.Mode == b.Mode && a.sameContent(b) }
+	switch {
+	case same(mine, theirs), same(was, theirs):
+		return FateNothing, nil
+	case same(mine, was):
+		return FateTheirs, nil
+	}
+	merges, err := merges(ctx, bodies, was, mine, theirs)
+	if merges {
+		return FateMerged, err
+	}
+	return FateConflict, err
+}
+
+// merges reports whether both changes of a file are made.
+func merges(ctx context.Context, bodies Bodies, was, mine, theirs Node) (bool, error) {
+	var contents [3][]byte
+	for i, node := range []Node{was, mine, theirs} {
+		if node.Type != protocol.TypeFile || node.Size > maxText {
+			return false, nil
+		}
+		var err error
+		if contents[i], err = LoadBytes(ctx, bodies, node.Parts, maxText); err != nil {
+			return false, err
+		}
+	}
+	if _, same := either(was.Mode, mine.Mode, theirs.Mode); !same {
+		return false, nil
+	}
+	merged, err := mergeText(contents[0], contents[1], contents[2])
+	return merged != nil, err
+}
+
 // mergeText makes two changes of a text; nil when they conflict, or one of the three is no text.
 func mergeText(base, mine, theirs []byte) ([]byte, error) {
 	for _, content := range [][]byte{base, mine, theirs} {

@@ -68,8 +68,6 @@ type CallEnd struct {
 type Waiting struct {
 	Tenant protocol.Tenant `json:"tenant"`
 	report.Question
-
-	Rule string `json:"rule,omitempty"` // that holds the call back
 }
 
 // TestData is the data of [Test].
@@ -244,8 +242,9 @@ func (s *Sender) ofJournal(ctx context.Context, ref reference, msg *jetstream.Ra
 		return &Event{TurnEnded, e.Time, end}, nil
 	}
 	waits := Waiting{Tenant: ref.Tenant, Question: report.Question{
-		SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Arguments: e.Arguments, Reason: e.Text, AskedAt: e.Time, Question: e.Question, Lane: e.Lane,
-	}, Rule: e.Rule}
+		SessionID: e.SessionID, CallID: e.CallID, Tool: e.Name, Arguments: e.Arguments, Reason: e.Text, Rule: e.Rule, Source: e.Source, Scope: e.Scope,
+		AskedAt: e.Time, Question: e.Question, Lane: e.Lane,
+	}}
 	if e.Question != nil {
 		waits.Reason = e.Question.Message
 	} else if e.Arguments == "" { // the journal had no room for them a second time

@@ -132,13 +132,13 @@ func TestScope_IsWhatWasShown(t *testing.T) {
 		{"write", `{"path":"a.go","content":"1"}`, `{"path":".git/hooks/pre-commit","content":"1"}`, `every call of write for "a.go"`, false},
 		{"write", `{"content":"1"}`, `{"content":"2"}`, "this very call of write", false},
 	} {
-		shown, words := scopeOf(loop.ApprovalRequest{Tool: test.tool, Arguments: test.shown})
-		later, _ := scopeOf(loop.ApprovalRequest{Tool: test.tool, Arguments: test.later})
+		shown, words := loop.ScopeOf(test.tool, test.shown)
+		later, _ := loop.ScopeOf(test.tool, test.later)
 		require.Equal(t, test.words, words)
 		require.Equal(t, test.covers, shown == later, "%s %s", test.tool, test.later)
 	}
-	write, _ := scopeOf(loop.ApprovalRequest{Tool: "write", Arguments: `{"path":"a"}`})
-	edit, _ := scopeOf(loop.ApprovalRequest{Tool: "edit", Arguments: `{"path":"a"}`})
+	write, _ := loop.ScopeOf("write", `{"path":"a"}`)
+	edit, _ := loop.ScopeOf("edit", `{"path":"a"}`)
 	require.NotEqual(t, write, edit)
 }
 

@@ -13,14 +13,12 @@ package prompt
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/user"
 	"path"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -90,7 +88,7 @@ var errNoInput = errors.New("the standard input has ended")
 // Approve asks whether a call may be made. Any answer but yes refuses it, and is passed on to the
 // model. If it had to wait for another question, the error wraps [loop.ErrAskAgain].
 func (q *Prompt) Approve(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
-	kind, scope := scopeOf(request)
+	kind, scope := loop.ScopeOf(request.Tool, request.Arguments)
 	if q.always[kind] {
 		q.screen.Notice("allowed as before: %s", scope)
 		return protocol.Approval{Granted: true, By: UserName(), Via: "terminal"}, nil
@@ -166,22 +164,6 @@ func StoredFiles(client *fleet.Client, session protocol.SessionID) Files {
 
 // maxShownFile bounds the files whose difference is shown, in bytes.
 const maxShownFile = 512 << 10
-
-// editors are the tools that do nothing but change the file of the argument named path.
-var editors = []string{"write", "edit", "multi_edit", "json_write"} //nolint:gochecknoglobals // a constant table
-
-// scopeOf returns which calls an answer for the whole session covers, as a key and in words: the
-// call as it is shown, or every change of its file by the same built-in tool. The arguments of
-// other tools may be programs under any name.
-func scopeOf(request loop.ApprovalRequest) (key, words string) {
-	var args map[string]any
-	if json.Unmarshal([]byte(request.Arguments), &args) == nil && slices.Contains(editors, request.Tool) {
-		if file, _ := args["path"].(string); file != "" {
-			return request.Tool + "\x00file\x00" + file, fmt.Sprintf("every call of %s for %q", request.Tool, file)
-		}
-	}
-	return request.Tool + "\x00" + request.Arguments, "this very call of " + request.Tool
-}
 
 // parseAnswer reads an answer; always means that it holds for the whole session.
 func parseAnswer(line string) (answer protocol.Approval, always bool) {

@@ -249,7 +249,12 @@ type Question struct {
 	Tool      string             `json:"tool"`
 	Arguments string             `json:"arguments"`
 	Reason    string             `json:"reason"` // or what the call asks
-	AskedAt   time.Time          `json:"asked_at"`
+	// Rule asks for the approval, and Source is where it is written, as in "policy.yaml:7". Scope
+	// is what an approval for the session covers; "" if it cannot be given.
+	Rule    string    `json:"rule,omitempty"`
+	Source  string    `json:"source,omitempty"`
+	Scope   string    `json:"scope,omitempty"`
+	AskedAt time.Time `json:"asked_at"`
 	// Question is what a running call asks, nil for an approval, and Lane where the call runs,
 	// POOL/LANE.
 	Question *protocol.Question `json:"question,omitempty"`

@@ -31,6 +31,8 @@ type Verdict struct {
 	Rule string
 	// Reason is for the model when the call is denied, and for the person who is asked.
 	Reason string
+	// Source is where the rule is written, as in "policy.yaml:7"; "" if that is not known.
+	Source string
 	// MinLevel is the least sandbox level that the policy demands; "" for any.
 	MinLevel string
 	// Timeout is how long a person is waited for; 0 means 5 minutes.
@@ -142,6 +144,7 @@ func (c *compiled) judge(call Call) Verdict {
 	for _, rule := range []func(Call) *Verdict{c.tools, c.commands, c.where, c.count, c.approval} {
 		if v := rule(call); v != nil {
 			verdict = *v
+			verdict.Source = cmp.Or(v.Source, c.lines.of(c.file, v.Rule, ""))
 			break
 		}
 	}
@@ -213,17 +216,17 @@ func (c *compiled) count(call Call) *Verdict {
 }
 
 func (c *compiled) approval(call Call) *Verdict {
-	ask := func(rule, reason string) *Verdict {
+	ask := func(rule, pattern, reason string) *Verdict {
 		timeout := cmp.Or(time.Duration(c.Approval.Timeout), defaultTimeout)
-		return &Verdict{Decision: Ask, Rule: rule, Reason: reason, Timeout: timeout}
+		return &Verdict{Decision: Ask, Rule: rule, Source: c.lines.of(c.file, rule, pattern), Reason: reason, Timeout: timeout}
 	}
 	if pattern, is := anyIsOf(c.Approval.Tools, call); is {
-		return ask("approval.tools", fmt.Sprintf("calls of %s need approval", pattern))
+		return ask("approval.tools", pattern, fmt.Sprintf("calls of %s need approval", pattern))
 	}
 	if pattern, command, may := mayRun(c.Approval.Commands, call.Plan.Payload); may && command == "" {
-		return ask("approval.commands", "what it runs cannot be known")
+		return ask("approval.commands", "", "what it runs cannot be known")
 	} else if may {
-		return ask("approval.commands", fmt.Sprintf("%q needs approval (%s)", command, pattern))
+		return ask("approval.commands", pattern, fmt.Sprintf("%q needs approval (%s)", command, pattern))
 	}
 	return nil
 }

@@ -20,13 +20,18 @@
 package policy
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/system/yamlfile"
@@ -55,6 +60,48 @@ type Policy struct {
 	Approval Approval `json:"approval,omitzero" yaml:"approval"`
 	// AtMostOnce are the calls that never start a second time, whatever their tool says.
 	AtMostOnce AtMostOnce `json:"at_most_once,omitzero" yaml:"at_most_once"`
+
+	file  string // where it was read, or what gave it; "" if that is not known
+	lines lines
+}
+
+// From returns the policy with the name of what gave it, such as that of a flag, as the
+// [Verdict].Source of its rules.
+func (p Policy) From(source string) Policy {
+	p.file, p.lines = source, nil
+	return p
+}
+
+// lines are where the rules of a file are: of a field, and of a field with one of its patterns.
+type lines map[string]int
+
+// linesOf finds the rules in the content of a file; none in a file of one line.
+func linesOf(content []byte) lines {
+	var document yaml.Node
+	if bytes.Count(content, []byte("\n")) < 2 || yaml.Unmarshal(content, &document) != nil || len(document.Content) == 0 {
+		return nil
+	}
+	found := lines{}
+	for field, value := range yamlfile.Pairs(document.Content[0]) {
+		found[field.Value] = field.Line
+		for inner, patterns := range yamlfile.Pairs(value) {
+			name := field.Value + "." + inner.Value
+			found[name] = inner.Line
+			for _, pattern := range patterns.Content {
+				found[name+" "+pattern.Value] = pattern.Line
+			}
+		}
+	}
+	return found
+}
+
+// of is where a rule is written; "" if that is not known.
+func (l lines) of(file, rule, pattern string) string {
+	line := cmp.Or(l[rule+" "+pattern], l[rule])
+	if file == "" || line == 0 {
+		return file
+	}
+	return file + ":" + strconv.Itoa(line)
 }
 
 // AtMostOnce are calls whose effects reach outside of the workspace, where nothing can take them
@@ -220,6 +267,7 @@ func Parse(file string, content []byte) (Policy, error) {
 			errs = append(errs, fmt.Errorf("%s: %w", file, err))
 		}
 	}
+	p.file, p.lines = file, linesOf(content)
 	return p, errors.Join(errs...)
 }
 

@@ -341,6 +341,28 @@ func TestJudge_AtMostOnce(t *testing.T) {
 	require.ErrorContains(t, err, "at_most_once.commands[0]: is empty")
 }
 
+// A question names the line of the rule that asks.
+func TestJudge_AQuestionSaysWhereItsRuleIs(t *testing.T) {
+	t.Parallel()
+	p, err := policy.Parse("p.yaml", []byte("max_calls: 9\napproval:\n  tools:\n    - write\n    - \"json_*\"\n  commands: [git push]\n"))
+	require.NoError(t, err)
+	j, err := policy.New(p, policy.Policy{Approval: policy.Approval{Tools: []string{"glob"}}}.From("--ask-for"))
+	require.NoError(t, err)
+	for source, call := range map[string]policy.Call{
+		"p.yaml:4": {Tool: "write"}, "p.yaml:5": {Tool: "json_write"}, "--ask-for": {Tool: "glob"},
+		"p.yaml:6": {Tool: "bash", Plan: tools.Plan{Payload: protocol.CommandRun{Command: "git push origin"}}},
+	} {
+		v := j.Judge(call)
+		require.Equal(t, policy.Ask, v.Decision)
+		require.Equal(t, source, v.Source)
+	}
+	p, err = policy.Parse("policies[0]", []byte(`{"approval":{"tools":["write"]}}`))
+	require.NoError(t, err)
+	j, err = policy.New(p)
+	require.NoError(t, err)
+	require.Equal(t, "policies[0]", j.Judge(policy.Call{Tool: "write"}).Source)
+}
+
 func TestJudge_PoliciesAllHaveToAgree(t *testing.T) {
 	t.Parallel()
 	minute, hour := policy.Duration(time.Minute), policy.Duration(time.Hour)

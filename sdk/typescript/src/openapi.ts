@@ -1294,10 +1294,16 @@ export interface components {
         CallWaits: {
             /** Format: double */
             after_ms?: number;
+            held_by?: string;
+            held_by_session?: string;
             /** Format: double */
             lane_ms?: number;
+            limit?: string;
             /** Format: double */
             limit_ms?: number;
+            /** Format: double */
+            lost_ms?: number;
+            lost_worker?: string;
             /** Format: double */
             model_ms?: number;
             /** Format: double */
@@ -1424,11 +1430,13 @@ export interface components {
             run_ms?: number;
             /** Format: double */
             sandbox_ms?: number;
+            scope?: string;
             scratch?: components["schemas"]["ScratchChange"];
             seed?: string;
             /** Format: double */
             send_ms?: number;
             session_id: string;
+            source?: string;
             span_id?: string;
             spent?: components["schemas"]["Spending"];
             starts?: components["schemas"]["CallStart"][];
@@ -1863,7 +1871,10 @@ export interface components {
             lane?: string;
             question?: components["schemas"]["AskedQuestion"];
             reason: string;
+            rule?: string;
+            scope?: string;
             session_id: string;
+            source?: string;
             tool: string;
         };
         QuestionList: {
