@@ -124,7 +124,7 @@ type httpCommand struct {
 func (c *httpCommand) run(ctx context.Context, p program) error {
 	return c.serveLocal(ctx, p, siteOf{
 		command: "http", ownData: c.UntilStdinCloses,
-		ready: func(_ context.Context, s *site, over func()) error {
+		ready: func(_ context.Context, s *site, over func(), _ *sync.WaitGroup) error {
 			if c.UntilStdinCloses {
 				go func() {
 					_, _ = io.Copy(io.Discard, p.Stdin)
@@ -160,8 +160,12 @@ type localSite struct {
 type siteOf struct {
 	command string
 	ownData bool // without --workspace and --data: the directory of the sessions is that of --workspace
-	// ready is called before the first client is served. over ends the command.
-	ready func(ctx context.Context, s *site, over func()) error
+	// running reports whether another process serves the session already, and has done what was
+	// asked; nil asks no other one.
+	running func(ctx context.Context, session protocol.SessionID) bool
+	// ready is called before the first client is served. over ends the command, and background has
+	// what ends with ctx.
+	ready func(ctx context.Context, s *site, over func(), background *sync.WaitGroup) error
 }
 
 // serveLocal serves clients until ctx ends, or a signal comes.
@@ -200,6 +204,9 @@ func (c *localSite) serveLocal(ctx context.Context, p program, of siteOf) (err e
 		}
 	case workspace != "":
 		session = protocol.SessionID(own)
+	}
+	if of.running != nil && c.Data == "" && of.running(ctx, session) {
+		return nil
 	}
 	hooks, err := c.hooks(workspace)
 	if err != nil {
@@ -271,7 +278,7 @@ func (c *localSite) serveLocal(ctx context.Context, p program, of siteOf) (err e
 		options.Local = local
 	}
 	s := c.site(l, env.Fleet.Name, options)
-	if err := of.ready(serving, s, over); err != nil {
+	if err := of.ready(serving, s, over, &background); err != nil {
 		return errors.Join(err, l.listener.Close())
 	}
 	if turns == nil {

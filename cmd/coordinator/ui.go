@@ -3,13 +3,18 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"runtime"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/system"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // uiCommand serves the web pages of this machine's fleet, and opens them.
@@ -22,22 +27,91 @@ func (c *uiCommand) run(ctx context.Context, p program) error {
 	if strings.HasPrefix(c.HTTP, unixPrefix) {
 		return cli.Usagef("--http %s: browsers open no sockets; coordinator http serves the API there", c.HTTP)
 	}
-	return c.serveLocal(ctx, p, siteOf{command: "ui", ready: func(ctx context.Context, s *site, _ func()) error {
-		link := func() string {
-			if s.bearer == "" { // each user of --http-tokens has one
-				return s.Pages
+	socket := ""
+	return c.serveLocal(ctx, p, siteOf{
+		command: "ui",
+		running: func(ctx context.Context, session protocol.SessionID) bool {
+			state, err := cli.StateDir(string(session) + ".sock")
+			if err != nil {
+				return false
 			}
-			return s.URL + pagesPath + "/open?code=" + s.pages.Code(s.bearer)
+			socket = state
+			link, err := linkOfRunning(ctx, socket)
+			if err != nil {
+				return false
+			}
+			p.warn("coordinator ui runs already, with the flags that it was started with")
+			return c.show(ctx, p, link) == nil
+		},
+		ready: func(ctx context.Context, s *site, _ func(), background *sync.WaitGroup) error {
+			link := func() string {
+				if s.bearer == "" { // each user of --http-tokens has one
+					return s.Pages
+				}
+				return s.URL + pagesPath + "/open?code=" + s.pages.Code(s.bearer)
+			}
+			if socket != "" {
+				offerLinks(ctx, socket, link, background)
+			}
+			if _, err := fmt.Fprintf(p.Stderr, "coordinator: the web pages are at %s%s\n", s.Pages, s.askingForToken()); err != nil {
+				return err
+			}
+			return c.show(ctx, p, link())
+		},
+	})
+}
+
+// show opens an address, or prints it.
+func (c *uiCommand) show(ctx context.Context, p program, link string) error {
+	if !c.NoOpen && openInBrowser(ctx, p.Getenv, link) == nil {
+		return nil
+	}
+	_, err := fmt.Fprintf(p.Stderr, "coordinator: open %s\n", link)
+	return err
+}
+
+// maxLink bounds an address.
+const maxLink = 4 << 10
+
+// linkOfRunning asks a coordinator ui that runs already for an address that signs a browser in.
+// Only processes of this user reach its socket.
+func linkOfRunning(ctx context.Context, socket string) (string, error) {
+	const within = 2 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(within)) // of a connection that is open
+	link, err := io.ReadAll(io.LimitReader(conn, maxLink))
+	if err == nil && len(link) == 0 {
+		err = io.ErrUnexpectedEOF
+	}
+	return string(link), err
+}
+
+// offerLinks answers linkOfRunning until ctx ends. Without it, a second coordinator ui says that the
+// first one runs.
+func offerLinks(ctx context.Context, socket string, link func() string, background *sync.WaitGroup) {
+	listener, err := listenUnix(ctx, socket)
+	if err != nil {
+		return
+	}
+	background.Go(func() {
+		stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
+		defer stop()
+		defer os.Remove(socket)
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, link()) // the other process has gone
+			_ = conn.Close()
 		}
-		switch _, err := fmt.Fprintf(p.Stderr, "coordinator: the web pages are at %s%s\n", s.Pages, s.askingForToken()); {
-		case err != nil:
-			return err
-		case !c.NoOpen && openInBrowser(ctx, p.Getenv, link()) == nil:
-			return nil
-		}
-		_, err := fmt.Fprintf(p.Stderr, "coordinator: open %s\n", link())
-		return err
-	}})
+	})
 }
 
 // askingForToken says what the pages ask a browser for that was not signed in.

@@ -163,27 +163,37 @@ type wait struct {
 // waitsOf is what a call waited for, the longest first.
 func waitsOf(c *report.LoggedCall) []wait {
 	pool, lane, inLane := strings.Cut(c.Lane, "/")
-	toLane, toPool := "", ""
+	toLane, toPool, toCall, toLimit, toWorker := "", "", "", "/limits", ""
 	if inLane {
 		toLane, toPool = lanePath(protocol.Pool(pool), protocol.Lane(lane)), "/lanes?"+url.Values{"pool": {pool}}.Encode()
 	}
 	w := c.Waits
+	if toCall = toLane; w.HeldBy != "" {
+		toCall = callPath(cmp.Or(w.HeldBySession, c.SessionID), w.HeldBy)
+	}
+	limit := ""
+	if w.Limit != "" {
+		toLimit, limit = limitPath(fleet.Limit{Lane: w.Limit}), " of lanes "+w.Limit
+	}
+	lost := "a worker that was lost"
+	if w.LostWorker != "" {
+		lost, toWorker = "worker "+string(w.LostWorker)+", which was lost", workerPath(protocol.Pool(pool), w.LostWorker)
+	}
 	all := []wait{
 		{"a free slot", w.SlotMS, toPool},
-		{"an earlier call of its lane", w.LaneMS, toLane},
+		{"an earlier call of its lane", w.LaneMS, toCall},
 		{"another call", w.AfterMS, ""},
-		{"a limit of calls at once", w.LimitMS, "/limits"},
-		{"a limit of starts", w.RateMS, "/limits"},
+		{"a limit of calls at once" + limit, w.LimitMS, toLimit},
+		{"a limit of starts" + limit, w.RateMS, toLimit},
 		{"an operator, who paused the lane", w.PauseMS, toLane},
-		{"its time", w.NotBeforeMS, ""},
-		{"a person", w.PersonMS, ""},
+		{lost, w.LostMS, toWorker},
 	}
 	rest := w.QueueMS
-	for _, one := range all[:6] {
+	for _, one := range all {
 		rest -= one.MS
 	}
+	all = append(all, wait{"its time", w.NotBeforeMS, ""}, wait{"a person", w.PersonMS, ""}, wait{"the rest: on the way to a worker, and of earlier attempts", rest, ""})
 	const noticed = 1 // millisecond
-	all = append(all, wait{"the rest: on the way to a worker, and of earlier attempts", rest, ""})
 	all = slices.DeleteFunc(all, func(one wait) bool { return one.MS < noticed })
 	slices.SortStableFunc(all, func(a, b wait) int { return cmp.Compare(b.MS, a.MS) })
 	return all

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
+
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 )
 
 // Follow serves a stream of a thing at a path, for tests.
@@ -31,3 +34,18 @@ func (h *Handler) Feeds() int {
 
 // Lingers is how long a thing is still read that no page shows.
 const Lingers = lingers
+
+// Bars are the heights of the bars of each plot, by their classes, for each step.
+func Bars(rates report.CallRates) (plots []map[string][]float64) {
+	for _, p := range plotsOf(rates).Plots {
+		heights, steps := map[string][]float64{}, len(rates.Buckets)
+		for _, bar := range p.Bars {
+			if heights[bar.Class] == nil {
+				heights[bar.Class] = make([]float64, steps)
+			}
+			heights[bar.Class][int(bar.X*float64(steps)/plotWidth)] = math.Round(bar.H)
+		}
+		plots = append(plots, heights)
+	}
+	return plots
+}

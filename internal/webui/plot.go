@@ -102,6 +102,7 @@ func waitSeries(buckets []report.CallRate) []series {
 		{"slot", "w1", func(w *report.CallWaits) float64 { return w.SlotMS }},
 		{"lane", "w2", func(w *report.CallWaits) float64 { return w.LaneMS + w.AfterMS }},
 		{"limit", "w3", func(w *report.CallWaits) float64 { return w.LimitMS + w.RateMS }},
+		{"lost worker", "bad", func(w *report.CallWaits) float64 { return w.LostMS }},
 		{"operator", "w4", func(w *report.CallWaits) float64 { return w.PauseMS }},
 		{"person", "w5", func(w *report.CallWaits) float64 { return w.PersonMS }},
 	}
