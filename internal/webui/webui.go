@@ -17,6 +17,7 @@ import (
 	"context"
 	"embed"
 	"errors"
+	"fmt"
 	"html/template"
 	"io/fs"
 	"log/slog"
@@ -78,9 +79,23 @@ func New(o Options) *Handler {
 	if o.Local == nil {
 		o.Local = httpapi.OnePool(o.Client, o.Pool)
 	}
+	if o.NoTurns {
+		o.Local = noTurns{o.Local}
+	}
 	u := &ui{Options: o, mux: http.NewServeMux(), pages: parsed(o.Base)}
 	u.routes()
 	return &Handler{u.guarded(), u}
+}
+
+// noTurns refuses turns, which would wait without an end.
+type noTurns struct{ httpapi.Local }
+
+// Use implements [httpapi.Local].
+func (n noTurns) Use(ctx context.Context, id protocol.SessionID, turn bool) (protocol.Pool, error) {
+	if turn {
+		return "", fmt.Errorf("%w: this server runs no turns: start coordinator ui or http with --model", fleet.ErrInvalid)
+	}
+	return n.Local.Use(ctx, id, turn)
 }
 
 // Close ends what pages follow. No page is served after it.

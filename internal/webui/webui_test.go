@@ -59,7 +59,7 @@ func note() tools.Tool {
 	}
 }
 
-func start(t *testing.T) *site {
+func start(t *testing.T, change ...func(*httpapi.Options)) *site {
 	t.Helper()
 	client := fleettest.Start(t, worker.Handle("hold", func(ctx context.Context, _ *worker.Call, _ map[string]any) (string, error) {
 		<-ctx.Done()
@@ -67,10 +67,14 @@ func start(t *testing.T) *site {
 	}))
 	table, err := tools.NewTable(append(toolset.Core(), note())...)
 	require.NoError(t, err)
-	handler := webui.New(webui.Options{Fleet: "tf", Base: "/ui", Options: httpapi.Options{
+	options := httpapi.Options{
 		Client: client, Version: "test", Table: func() *tools.Table { return table }, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		Access: access.NewTokens(access.OwnToken(operator), access.Token{Principal: judge.Principal{Known: judge.ByToken, Name: "ann", Role: judge.RoleRead, Tenant: "acme"}, Digest: access.DigestOf(reader)}),
-	}})
+	}
+	for _, c := range change {
+		c(&options)
+	}
+	handler := webui.New(webui.Options{Fleet: "tf", Base: "/ui", Options: options})
 	s := &site{httptest.NewServer(handler), t, client, handler, table}
 	t.Cleanup(handler.Close)
 	t.Cleanup(s.Close)
@@ -190,6 +194,18 @@ func TestSignIn_ACodeIsGoodOnce(t *testing.T) {
 	status, _, at = s.get("/open?code=" + code)
 	require.Equal(t, 401, status)
 	require.Equal(t, "/open", at)
+}
+
+func TestSessions_NeedAModel(t *testing.T) {
+	t.Parallel()
+	s := start(t, func(o *httpapi.Options) { o.NoTurns = true })
+	s.signIn(operator)
+	s.run("work", "go", says("Done."))
+	for _, path := range []string{"/sessions", "/sessions/work/send"} {
+		status, body, _ := s.post(path, "key", s.key(), "prompt", "x")
+		require.Equal(t, 422, status)
+		require.Contains(t, body, "start coordinator ui or http with --model")
+	}
 }
 
 func TestForms_OfOthersAreRefused(t *testing.T) {
