@@ -44,6 +44,7 @@ type callsPage struct {
 	Filters  []filter
 	NextPage string
 	First    bool
+	Fault    string // why the filters are not understood
 }
 
 // callFilters are the filters that the form has, in its order.
@@ -109,9 +110,6 @@ func (u *ui) calls(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	query, err := callQuery(q)
-	if err != nil {
-		return err
-	}
 	p := &callsPage{Query: q, First: query.After == "", Statuses: []choice{{"", "any", false}, {notOK, "not ok", false}}, Times: []choice{{"", "any time", false}}}
 	for _, status := range statuses {
 		p.Statuses = append(p.Statuses, choice{string(status), strings.ReplaceAll(string(status), "_", " "), false})
@@ -119,13 +117,7 @@ func (u *ui) calls(w http.ResponseWriter, r *http.Request) error {
 	for _, since := range []string{"15m", "1h", "24h", "168h"} {
 		p.Times = append(p.Times, choice{since, map[string]string{"15m": "15 minutes", "1h": "1 hour", "24h": "1 day", "168h": "7 days"}[since], false})
 	}
-	chosen := func(choices []choice, value string) {
-		for i := range choices {
-			choices[i].On = choices[i].Value == value
-		}
-	}
-	chosen(p.Statuses, q.Get("status"))
-	chosen(p.Times, q.Get("since"))
+	p.Statuses, p.Times = chosen(p.Statuses, q.Get("status")), chosen(p.Times, q.Get("since"))
 	for _, name := range append(slices.Clone(callFilters), "status", "since") {
 		if q.Get(name) == "" {
 			continue
@@ -138,7 +130,14 @@ func (u *ui) calls(w http.ResponseWriter, r *http.Request) error {
 		}
 		p.Filters = append(p.Filters, filter{name, strings.ReplaceAll(q.Get(name), "_", " "), "/calls?" + without.Encode()})
 	}
-	if p.CallLog, err = u.Client.Calls(ctx, query); err != nil {
+	if err == nil {
+		p.CallLog, err = u.Client.Calls(ctx, query)
+	}
+	status := http.StatusOK
+	switch {
+	case errors.Is(err, fleet.ErrInvalid):
+		status, p.Fault = http.StatusUnprocessableEntity, err.Error()
+	case err != nil:
 		return err
 	}
 	if p.Next != "" {
@@ -149,8 +148,21 @@ func (u *ui) calls(w http.ResponseWriter, r *http.Request) error {
 		next.Set("after", p.Next)
 		p.NextPage = "/calls?" + next.Encode()
 	}
-	u.show(w, r, http.StatusOK, "calls", view{Title: "Calls", Section: "calls", Data: p})
+	u.show(w, r, status, "calls", view{Title: "Calls", Section: "calls", Data: p})
 	return nil
+}
+
+// chosen marks the choice of a value, which may be none of the list.
+func chosen(choices []choice, value string) []choice {
+	is := false
+	for i := range choices {
+		choices[i].On = choices[i].Value == value
+		is = is || choices[i].On
+	}
+	if !is {
+		choices = append(choices, choice{value, value, true})
+	}
+	return choices
 }
 
 // wait is what a call waited for.

@@ -119,7 +119,7 @@ type fleetView struct {
 // soon is how long the page of the fleet waits for the first picture.
 const soon = 850 * time.Millisecond
 
-// lookAtFleet reads the picture. The page of the whole fleet is shown at once, also without it.
+// lookAtFleet reads the picture. Pages of the whole fleet are shown at once, also without it.
 func (u *ui) lookAtFleet(ctx context.Context, whole bool) (p *picture, loading bool, err error) {
 	waiting, cancel := ctx, context.CancelFunc(func() {})
 	if whole {
@@ -144,20 +144,25 @@ var fleetBlocks = []string{"tiles", "looks", "workers", "lanes", "waits", "limit
 
 // fleetPages registers the pages of the picture, each with a stream of its parts.
 func (u *ui) fleetPages() {
+	all := func(url.Values) string { return "" }
+	about := func(q url.Values) string {
+		return fmt.Sprintf("%q", []string{q.Get("id"), q.Get("pool"), q.Get("lane"), q.Get("tenant")})
+	}
 	for path, page := range map[string]struct {
 		name, section string
 		blocks        []string
+		of            func(q url.Values) string // what it is about
 		view          func(r *http.Request, p *picture) (title string, v *fleetView, err error)
 	}{
-		"/fleet":  {"fleet", "fleet", fleetBlocks, u.wholeFleet},
-		"/worker": {"worker", "fleet", []string{"worker"}, oneWorker},
-		"/limits": {"limits", "limits", []string{"limits"}, u.wholeFleet},
-		"/limit":  {"limit", "limits", []string{"limit"}, oneLimit},
+		"/fleet":  {"fleet", "fleet", fleetBlocks, all, u.wholeFleet},
+		"/worker": {"worker", "fleet", []string{"worker"}, about, oneWorker},
+		"/limits": {"limits", "limits", []string{"limits"}, all, u.wholeFleet},
+		"/limit":  {"limit", "limits", []string{"limit"}, about, oneLimit},
 	} {
 		u.page("GET "+path, func(w http.ResponseWriter, r *http.Request) error {
 			ctx, cancel := within(r.Context())
 			defer cancel()
-			p, loading, err := u.lookAtFleet(ctx, path == "/fleet")
+			p, loading, err := u.lookAtFleet(ctx, path == "/"+page.section)
 			if err != nil {
 				return err
 			}
@@ -180,7 +185,7 @@ func (u *ui) fleetPages() {
 			return nil
 		})
 		u.page("GET "+path+"/live", func(w http.ResponseWriter, r *http.Request) error {
-			return u.stream(w, r, u.picture(), func(data any) []part {
+			return u.stream(w, r, u.picture(), path+page.of(r.URL.Query()), func(data any) []part {
 				p, _ := data.(*picture)
 				_, v, err := page.view(r, p)
 				if err != nil {
@@ -417,7 +422,7 @@ func (u *ui) lanes(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (u *ui) lanesLive(w http.ResponseWriter, r *http.Request) error {
-	return u.stream(w, r, u.lanesOf(r), func(data any) []part { return u.parts(r, "lanes", data, "list") })
+	return u.stream(w, r, u.lanesOf(r), "lanes", func(data any) []part { return u.parts(r, "lanes", data, "list") })
 }
 
 // lanePage is the page of a lane.
@@ -459,7 +464,7 @@ func (u *ui) lane(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (u *ui) laneLive(w http.ResponseWriter, r *http.Request) error {
-	return u.stream(w, r, u.laneOf(r), func(data any) []part { return u.parts(r, "lane", data, "state", "calls") })
+	return u.stream(w, r, u.laneOf(r), "lane", func(data any) []part { return u.parts(r, "lane", data, "state", "calls") })
 }
 
 // laneAct pauses or resumes a lane, or cancels calls of it.

@@ -59,9 +59,7 @@ func TestFleet_SaysWhatWaitsAndWhy(t *testing.T) {
 	status, body, _ := s.get("/worker?" + html.UnescapeString(worker))
 	require.Equal(t, 200, status)
 	require.Contains(t, body, "account/one")
-	_, body, _ = s.get("/limits")
-	require.Contains(t, body, "lanes account/*")
-	require.Contains(t, body, "tenant acme")
+	require.Contains(t, s.until("/limits", "lanes account/*"), "tenant acme")
 	status, _, _ = s.get("/limit?lane=" + url.QueryEscape("account/*"))
 	require.Equal(t, 200, status)
 	for _, path := range []string{"/worker?id=none", "/limit?lane=none", "/lane?lane=none/none"} {

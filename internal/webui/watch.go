@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
 )
 
 const (
@@ -57,7 +58,7 @@ type reading struct {
 	next chan struct{} // closed when there is a newer one
 
 	mu    sync.Mutex
-	drawn map[string][]part // by the key of forms and the address of the page
+	drawn map[string][]part // by the key of forms and the name of the page
 }
 
 // part is a part of a page, by its id.
@@ -82,6 +83,9 @@ func (f *feeds) follow(ctx context.Context, what followed) (of *feed, leave func
 	key := judge.Of(ctx).ID() + "\x00" + what.thing
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.ended {
+		return &feed{last: &reading{err: fleet.ErrClosed, next: make(chan struct{})}}, func() {}
+	}
 	if of = f.all[key]; of == nil {
 		of = &feed{of: f, last: &reading{next: make(chan struct{})}}
 		if f.all == nil {
@@ -89,9 +93,7 @@ func (f *feeds) follow(ctx context.Context, what followed) (of *feed, leave func
 		}
 		f.all[key] = of
 		reading, end := context.WithCancel(context.WithoutCancel(ctx)) // for those who follow later, too
-		if of.end = end; f.ended {
-			end()
-		}
+		of.end = end
 		f.joined.Go(func() { of.run(reading, what) })
 	}
 	if of.followers++; of.idle != nil {
@@ -239,8 +241,8 @@ func (d *reading) partsFor(key string, draw func(data any) []part) []part {
 }
 
 // stream sends the parts of a page whenever they change, until the browser has gone. One message
-// has all that changed with a reading.
-func (u *ui) stream(w http.ResponseWriter, r *http.Request, what followed, draw func(data any) []part) error {
+// has all that changed with a reading. Pages of one name show the same.
+func (u *ui) stream(w http.ResponseWriter, r *http.Request, what followed, name string, draw func(data any) []part) error {
 	of, leave := u.feeds.follow(r.Context(), what)
 	defer leave()
 	last, err := of.first(r.Context())
@@ -249,7 +251,7 @@ func (u *ui) stream(w http.ResponseWriter, r *http.Request, what followed, draw 
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.WriteHeader(http.StatusOK)
-	shown, key := map[string][sha256.Size]byte{}, u.formKey(r)+r.URL.RequestURI()
+	shown, key := map[string][sha256.Size]byte{}, u.formKey(r)+name
 	for {
 		var out bytes.Buffer
 		for _, p := range last.partsFor(key, func(data any) []part {

@@ -236,6 +236,7 @@ func TestPages_AreShown(t *testing.T) {
 		if path == "/fleet" {
 			text = "Workers"
 		}
+		s.until(path, text)
 		status, body, _ := s.get(path)
 		require.Equal(t, 200, status, path)
 		require.Contains(t, body, text, path)
