@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -285,6 +286,8 @@ func (u *ui) loadCall(ctx context.Context, r *http.Request) (*loggedPage, error)
 // again is the question whether a call is to be made again, or why it cannot be.
 func (u *ui) again(r *http.Request, p *loggedPage) (*question, string) {
 	switch {
+	case p.Logged != nil && p.Logged.Tool == string(wire.KindTurnRun):
+		return nil, "It is a turn: its session goes on with the next message."
 	case p.In == nil:
 		return nil, "Its arguments are known to its sender only: send it again there."
 	case u.Table == nil:
