@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"time"
 
@@ -86,8 +87,8 @@ func (c *topCommand) once(ctx context.Context, p program, reader *overview.Reade
 		return printJSON(p, picture)
 	}
 	width := terminal.Width(p.Stdout)
-	if width == 0 {
-		width = 120
+	if width == 0 { // nothing is cut for a program
+		width = math.MaxInt16
 	}
 	return top.Print(p.Stdout, picture, width, colors)
 }

@@ -112,6 +112,7 @@ func TestTop_IsWholeAtEachSize(t *testing.T) {
 			fits(m.press("4", "[4 Sess", "there are no sessions"))
 			fits(m.press("5", "[5 Wait", "pool default has no worker that answers"))
 			fits(m.press("6", "[6 Lim", "lanes account/*", "free"))
+			fits(m.press("Tab", "[7 Fail", "no call has failed"))
 			fits(m.press("Tab", "[1 Stall"))
 			require.Contains(t, m.press("?", "any key: back", "filter the list"), "kill the running calls")
 			m.press("x", "not any key: back")
@@ -146,7 +147,8 @@ func TestTop_SaysWhereItCannotDraw(t *testing.T) {
 func TestTop_LooksAndActs(t *testing.T) {
 	t.Parallel()
 	const output = `printf "\\033]0;owned\\007"; i=0; while sleep 0.3; do i=$((i+1)); printf "\\033]0;owned\\007\\033[2J\\033[31m\\342\\200\\256count $i\\033[0m\\n"; done`
-	model := script(t, `{"text": "I begin.", "tool_calls": [{"name": "bash", "arguments": {"command": "`+strings.ReplaceAll(output, `"`, `\"`)+`"}}, {"name": "bash", "arguments": {"command": "true"}}]}, {"text": "Done."}`)
+	model := script(t, `{"text": "I begin.", "tool_calls": [{"name": "bash", "arguments": {"command": "`+strings.ReplaceAll(output, `"`, `\"`)+`"}}, {"name": "bash", "arguments": {"command": "true"}}]},
+		{"tool_calls": [{"name": "read", "arguments": {"path": "no-such-file"}}]}, {"text": "Done."}`)
 	line := background(t, regexp.MustCompile(`start workers with: worker (--nats \S+ --creds .+) --call-keys`),
 		"coordinator", "serve", "--listen", "127.0.0.1:0", "--data", t.TempDir(), "--model", model, "--min-level", "none", "--drain", "1s")
 	reach, err := shell.Fields(line, nil)
@@ -159,7 +161,7 @@ func TestTop_LooksAndActs(t *testing.T) {
 	m.press("3", "> sandbox/s-1", "  sandbox/s-2", "bash ", "1 worker", "2/2 slots")
 
 	m.press("Enter", "lane sandbox/s-1, pool default", "1 running, 1 waiting", "an earlier call of the lane, which runs")
-	m.press("Enter", "call ", "bash, session s-1", "<U+202E>count ")
+	m.press("Enter", "call ", "bash, session s-1", "state: running for ", "input: {", "<U+202E>count ")
 	require.NotContains(t, m.run("display-message", "-p", "#{pane_title}"), "owned", "what it writes does nothing to the terminal")
 	m.press("Escape", "lane sandbox/s-1, pool default", "1 running")
 
@@ -175,9 +177,12 @@ func TestTop_LooksAndActs(t *testing.T) {
 	m.press("y", "lane sandbox/s-1 is resumed", "held, held by")
 	m.press("x", "Kill what runs in lane sandbox/s-1? y/n")
 	m.press("y", "killed: ")
-	m.press("Escape", "[3 Lanes")
+	m.press("Escape", "[3 Lane")
+	m.press("7", "[7 Fail", "failed", "read", "not_found: ")
+	m.press("Enter", "call ", "status: failed, ran ", "│ {\"path\":\"no-such-file\"}", "output:")
+	m.press("Escape", "[7 Fail")
 
-	m.press("4", "[4 Sessions", "s-1", "s-2")
+	m.press("4", "[4 Sess", "s-1", "s-2")
 	m.press("/", "/_")
 	m.keys("-l", "s-2")
 	m.keys("Enter")
@@ -187,12 +192,12 @@ func TestTop_LooksAndActs(t *testing.T) {
 	m.press("y", "the turn of session s-2 is cancelled", "interrupted")
 	m.press("c", "Cancel the turn of session s-2? y/n")
 	m.press("y", "session s-2 has no turn that runs or waits")
-	m.press("Escape", "[4 Sessions")
+	m.press("Escape", "[4 Sess")
 
 	background(t, regexp.MustCompile(`(follow it with)`), append([]string{"coordinator", "submit", "--min-level", "none", "--detach", "--session", "s-3", "Go."}, reach...)...)
-	m.press("3", "[3 Lanes", "sandbox/s-3", "bash ")
+	m.press("3", "[3 Lane", "sandbox/s-3", "bash ")
 	require.NoError(t, worker.Kill())
-	m.press("1", "[1 Stalled", "1 silent")
+	m.press("1", "[1 Stall", "1 silent")
 	m.onScreen("1 LOST", "it does not answer; calls that ran there: 1")
 	require.Regexp(t, `(?m)^> lost .* worker \S+ +it does not answer`, m.press("g", "> lost"), "first of all")
 	m.keys("q")
@@ -228,13 +233,13 @@ func TestTop_HostileTextsDoNothing(t *testing.T) {
 	})
 	require.NoError(t, err)
 	m := inTmux(t, 120, []string{"NO_COLOR=1"}, append([]string{"top"}, reach(f)...)...)
-	screen := m.press("2", "[2 Workers", "serving", "w␛]0;owned␇␛[2J", "<U+202E>evil")
+	screen := m.press("2", "[2 Work", "serving", "w␛]0;owned␇␛[2J", "<U+202E>evil")
 	require.Contains(t, screen, "tf · ", "nothing was cleared")
 	require.NotContains(t, m.run("display-message", "-p", "#{pane_title}"), "owned")
 	for _, r := range m.run("capture-pane", "-p", "-e") {
 		require.False(t, r != '\n' && r != 0x1b && (unicode.IsControl(r) || unicode.In(r, unicode.Bidi_Control)), "%q in %s", r, screen)
 	}
-	m.press("Enter", "[3 Lanes", "filter: w␛")
+	m.press("Enter", "[3 Lane", "filter: w␛")
 }
 
 // A bar says since when the servers are away. When they are back, so is what is seen; and the
@@ -249,15 +254,15 @@ func TestTop_ContinuesAfterAKill(t *testing.T) {
 	reach, err := shell.Fields(line, nil)
 	require.NoError(t, err)
 	m := inTmux(t, 80, nil, append([]string{"top"}, reach...)...)
-	m.press("2", "[2 Workers 1", "session", "serving")
+	m.press("2", "[2 Work", "session", "serving")
 	require.NoError(t, coordinator.Kill())
-	screen := m.onScreen("! no answer since ", "[2 Workers 1", "serving")
+	screen := m.onScreen("! no answer since ", "[2 Work", "serving")
 	require.NotContains(t, screen, "level=WARN", "a log does not draw over the screen")
 	require.Regexp(t, `(?m)^! no answer since \d\d:\d\d:\d\d: trying again`, screen)
-	m.press("3", "[3 Lanes")
+	m.press("3", "[3 Lane")
 	begun(t, sign, serve...)
 	m.onScreen("not no answer since")
-	m.press("2", "[2 Workers", "serving")
+	m.press("2", "[2 Work", "serving")
 	m.keys("q")
 	m.shows("[ended: 0]")
 }
@@ -273,7 +278,7 @@ func TestTop_TenThousandLanes(t *testing.T) {
 	}
 	enqueued(t, f, lanes...)
 	m := inTmux(t, 80, nil, append([]string{"top"}, reach(f)...)...)
-	m.press("3", "3 Lanes 10000]", "> account/00000", "9,900 more lanes wait less long")
+	m.press("3", "10000]", "> account/00000", "9,900 more lanes wait less long")
 	m.press("G", "> account/00099")
 	m.press("g", "> account/00000")
 	m.press("5", "100", "pool default has no worker that answers")

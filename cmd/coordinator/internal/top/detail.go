@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
 
 	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -103,15 +105,46 @@ func (d *laneDetail) resized(*model) tea.Cmd { return nil }
 
 func (d *laneDetail) key(m *model, name string) tea.Cmd {
 	rows := d.table().rows
-	d.view.settle(rows, m.height)
+	d.view.find(rows)
 	if by, is := moves(name, m.height); is {
 		d.view.move(rows, by)
 		return nil
 	}
 	if to, is := d.selected(); is && name == "enter" && to.call != "" {
-		return m.enter(newCallDetail(to))
+		return m.enter(newCallDetail(to, d.facts(to.call)))
 	}
 	return nil
+}
+
+// facts are what is known of a call: what it does, and what it needs.
+func (d *laneDetail) facts(id protocol.CallID) (facts []string) {
+	i := slices.IndexFunc(d.shown.Calls, func(c report.Call) bool { return c.CallID == id })
+	if i < 0 {
+		return nil
+	}
+	c := &d.shown.Calls[i]
+	add := func(name, value string) {
+		if value != "" {
+			facts = append(facts, name+": "+value)
+		}
+	}
+	uses := make([]string, len(c.Resources))
+	for n, use := range c.Resources {
+		uses[n] = string(use.Key)
+	}
+	state := c.State
+	if c.RunningMS > 0 {
+		state += " for " + age(c.RunningMS).text
+	}
+	add("state", state+", accepted "+c.AcceptedAt.Local().Format(time.TimeOnly))
+	add("waits for", cmp.Or(c.WaitsFor, c.Fault))
+	add("uses", strings.Join(uses, ", "))
+	add("tenant", string(c.Tenant))
+	add("owner", c.Owner)
+	if c.Payload != nil {
+		add("input", wire.AboutOf(&protocol.Call{Payload: c.Payload}, c.AcceptedAt).Input) // secrets are left out
+	}
+	return facts
 }
 
 // selected is the selected call, or the lane alone.
@@ -121,7 +154,7 @@ func (d *laneDetail) selected() (target, bool) {
 		to.state = d.shown.State
 	}
 	rows := d.table().rows
-	d.view.settle(rows, 1)
+	d.view.find(rows)
 	if len(rows) > 0 {
 		call := rows[d.view.at].to
 		to.call, to.session, to.tool = call.call, call.session, call.tool
@@ -188,10 +221,11 @@ func newSessionDetail(of target) *tailDetail {
 	return &tailDetail{of: of, name: "session " + string(of.session), help: "esc back  j k scroll  G end  c cancel turn  ? keys  q quit", begin: followSession}
 }
 
-// newCallDetail follows what a running call writes.
-func newCallDetail(of target) *tailDetail {
+// newCallDetail shows facts of a call, and follows what it writes while it runs.
+func newCallDetail(of target, facts []string) *tailDetail {
 	return &tailDetail{
-		of: of, name: fmt.Sprintf("call %s, %s, session %s", of.call, cmp.Or(of.tool, "-"), of.session), begin: followCall,
+		facts: facts,
+		of:    of, name: fmt.Sprintf("call %s, %s, session %s", of.call, cmp.Or(of.tool, "-"), of.session), begin: followCall,
 		help: "esc back  j k scroll  G end  c cancel call  x kill  ? keys  q quit", wait: "waiting for output: what the call has written before is not shown",
 	}
 }
@@ -230,12 +264,14 @@ func followCall(ctx context.Context, m *model, of target, to *tail) error {
 type tailDetail struct {
 	of         target
 	name, help string
-	wait       string // instead of a text that is still empty
+	facts      []string // above the text
+	wait       string   // instead of a text that is still empty
 	begin      func(ctx context.Context, m *model, of target, to *tail) error
 
 	tail *tail
 	stop context.CancelFunc
-	up   int // lines by which it is scrolled up
+	up   int  // lines by which it is scrolled up
+	home bool // its beginning is shown until a key scrolls it
 	err  error
 }
 
@@ -298,7 +334,7 @@ func (d *tailDetail) resized(m *model) tea.Cmd {
 
 func (d *tailDetail) key(m *model, name string) tea.Cmd {
 	if by, is := moves(name, m.height); is {
-		d.up = max(d.up-by, 0)
+		d.up, d.home = max(d.up-by, 0), false
 	}
 	return nil
 }
@@ -306,6 +342,14 @@ func (d *tailDetail) key(m *model, name string) tea.Cmd {
 func (d *tailDetail) selected() (target, bool) { return d.of, true }
 
 func (d *tailDetail) draw(m *model, width, height int) []string {
+	var drawn []string
+	for _, fact := range d.facts {
+		for _, line := range terminal.Wrap(fact, max(width, 1), wholeLines) {
+			drawn = append(drawn, dim.paint(m.options.Colors, line))
+		}
+	}
+	drawn = drawn[:min(len(drawn), height/2)]
+	height -= len(drawn)
 	lines := d.tail.lines()
 	var last string
 	switch {
@@ -317,12 +361,14 @@ func (d *tailDetail) draw(m *model, width, height int) []string {
 	if last != "" {
 		height--
 	}
+	if d.home {
+		d.up = len(lines)
+	}
 	if d.up = max(min(d.up, len(lines)-height), 0); d.up > 0 {
 		height--
 		last = dim.paint(m.options.Colors, terminal.Fit(fmt.Sprintf("%s below: G", terminal.Plural(d.up, "line")), max(width, 1)))
 	}
 	end := len(lines) - d.up
-	var drawn []string
 	for _, line := range lines[max(end-height, 0):end] {
 		drawn = append(drawn, strings.TrimRight(cut(line, width), " "))
 	}

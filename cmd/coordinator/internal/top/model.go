@@ -23,8 +23,9 @@ type model struct {
 	picture *overview.Picture // the last one that was read; nil before the first
 	away    error             // why the last reading failed; nil if it did not
 
-	tab     int
-	views   []view // of each tab
+	tab   int
+	views []view // of each tab
+	failures
 	details []detail
 	line
 }
@@ -99,6 +100,8 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		if m.filtering {
 			m.typed(msg.Content)
 		}
+	case failedRead, failedAgain:
+		return m, m.failures.update(m, msg)
 	default:
 		if d := m.detail(); d != nil {
 			return m, d.update(m, msg)
@@ -143,10 +146,13 @@ func (m *model) leaveAll() {
 
 // list is the table of the tab, and the rows that are shown.
 func (m *model) list() (*table, []row) {
-	if m.picture == nil {
-		return &table{empty: "reading ..."}, nil
+	t := &table{empty: "reading ..."}
+	switch {
+	case m.tab == failedTab:
+		t = m.failures.table()
+	case m.picture != nil:
+		t = m.tabs[m.tab].of(m.picture)
 	}
-	t := m.tabs[m.tab].of(m.picture)
 	return t, t.shown(&m.views[m.tab])
 }
 
@@ -157,7 +163,7 @@ func (m *model) selected() (target, bool) {
 	}
 	_, rows := m.list()
 	v := &m.views[m.tab]
-	v.settle(rows, m.height)
+	v.find(rows)
 	if len(rows) == 0 {
 		return target{}, false
 	}
@@ -210,18 +216,21 @@ func (m *model) key(msg tea.KeyPressMsg) tea.Cmd {
 func (m *model) listKey(name string) tea.Cmd {
 	t, rows := m.list()
 	v := &m.views[m.tab]
-	v.settle(rows, m.height)
+	v.find(rows)
 	if by, is := moves(name, m.height); is {
 		v.move(rows, by)
 		return nil
 	}
 	switch name {
-	case "1", "2", "3", "4", "5", "6":
+	case "1", "2", "3", "4", "5", "6", "7":
 		m.tab = int(name[0] - '1')
+		return m.visit()
 	case "tab", "right", "l":
 		m.tab = (m.tab + 1) % len(m.tabs)
+		return m.visit()
 	case "shift+tab", "left", "h":
 		m.tab = (m.tab + len(m.tabs) - 1) % len(m.tabs)
+		return m.visit()
 	case "/":
 		m.filtering = true
 	case "esc":
@@ -263,6 +272,8 @@ func moves(name string, height int) (by int, is bool) {
 // look looks into what a row is about.
 func (m *model) look(to target) tea.Cmd {
 	switch {
+	case to.logged:
+		return m.enter(newLoggedDetail(to))
 	case to.lane != "":
 		return m.enter(newLaneDetail(to))
 	case to.session != "":
@@ -276,8 +287,11 @@ func (m *model) look(to target) tea.Cmd {
 	return nil
 }
 
-// lanesTab is the number of the list of lanes.
-const lanesTab = 2
+// Numbers of lists.
+const (
+	lanesTab  = 2
+	failedTab = 6 // which no picture has
+)
 
 // filterKey handles a key while the filter is typed.
 func (m *model) filterKey(name, typed string) {
@@ -376,9 +390,11 @@ func padded(lines []string, height int) []string {
 // tabLine names the tabs, as short as the screen needs it.
 func (m *model) tabLine() string {
 	counts := make([]int, len(m.tabs))
-	if m.picture != nil {
-		p := m.picture
-		counts = []int{len(p.Looks), len(p.Workers) + len(p.Coordinators), len(p.Lanes) + p.LanesLeftOut, len(p.Sessions) + p.SessionsLeftOut, len(p.Waits), len(p.Limits)}
+	if p := m.picture; p != nil {
+		copy(counts, []int{len(p.Looks), len(p.Workers) + len(p.Coordinators), len(p.Lanes) + p.LanesLeftOut, len(p.Sessions) + p.SessionsLeftOut, len(p.Waits), len(p.Limits)})
+	}
+	if m.log != nil {
+		counts[failedTab] = len(m.log.Calls)
 	}
 	for _, form := range []func(i int) string{
 		func(i int) string { return fmt.Sprintf("%d %s %d", i+1, m.tabs[i].name, counts[i]) },
@@ -432,9 +448,9 @@ func (m *model) lastLine() string {
 func helpLines(width int, colors bool) []string {
 	lines := []string{bold.paint(colors, "Keys")}
 	for _, key := range [][2]string{
-		{"1 .. 6, tab", "the lists: stalled things, workers, lanes, sessions, waits, limits"},
+		{"1 .. 7, tab", "the lists: stalled things, workers, lanes, sessions, waits, limits, failed calls"},
 		{"j k, arrows", "next and previous row; space and page keys, g and G for the ends"},
-		{"enter", "look into it: a lane, a session, what a running call writes"},
+		{"enter", "look into it: a lane, a session, a call and what it writes"},
 		{"esc", "back; in a list: show all"},
 		{"/", "filter the list by a text"},
 		{"s S", "sort by the next column; turn the order round"},

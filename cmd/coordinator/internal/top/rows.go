@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/overview"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -21,6 +22,7 @@ type target struct {
 	tool    string
 	state   string
 	lanes   string // the filter that shows its lanes
+	logged  bool   // the call has ended, and is in the log
 }
 
 // tab is one of the lists.
@@ -61,7 +63,11 @@ func word(state string) cell {
 	return cell{text: strings.ReplaceAll(state, "_", " "), style: colour(state)}
 }
 
-func text(s string) cell { return cell{text: s} }
+// maxCell bounds the text of a cell, in bytes: a prompt may be long.
+const maxCell = 500
+
+// text is a text of others, on one line.
+func text(s string) cell { return cell{text: strings.Join(strings.Fields(prose.Cut(s, maxCell)), " ")} }
 
 func number[N int | int64 | uint64](n N) cell {
 	if n == 0 {
@@ -182,7 +188,7 @@ func sessions(p *overview.Picture) *table {
 		}
 		t.rows = append(t.rows, row{string(s.SessionID), []cell{
 			text(string(s.SessionID)), word(s.State), number(s.Turns), cost, number(s.ToolCalls), age(max(p.Time.Sub(s.UpdatedAt).Milliseconds(), 1)),
-			text(cmp.Or(s.Model, "-")), text(string(cmp.Or(s.Tenant, "-"))), text(cmp.Or(strings.Join(strings.Fields(s.Prompt), " "), "-")),
+			text(cmp.Or(s.Model, "-")), text(string(cmp.Or(s.Tenant, "-"))), text(cmp.Or(s.Prompt, "-")),
 		}, target{session: s.SessionID, state: s.State}})
 	}
 	if p.SessionsLeftOut > 0 {

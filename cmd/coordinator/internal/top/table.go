@@ -99,8 +99,8 @@ func (t *table) shown(v *view) []row {
 	return rows
 }
 
-// settle finds the selected row, and scrolls to it.
-func (v *view) settle(rows []row, height int) {
+// find finds the selected row, also after others came or went.
+func (v *view) find(rows []row) {
 	if i := slices.IndexFunc(rows, func(r row) bool { return r.key == v.cursor }); i >= 0 {
 		v.at = i
 	}
@@ -108,6 +108,11 @@ func (v *view) settle(rows []row, height int) {
 	if v.cursor = ""; len(rows) > 0 {
 		v.cursor = rows[v.at].key
 	}
+}
+
+// settle finds the selected row, and scrolls to it.
+func (v *view) settle(rows []row, height int) {
+	v.find(rows)
 	v.offset = max(min(v.offset, v.at, len(rows)-height), v.at-height+1, 0)
 }
 
@@ -171,10 +176,10 @@ func (t *table) widths(rows []row, width int) (columns, widths []int) {
 const marker = "> "
 
 // whole is the least height at which the texts of the selected row that are cut are shown below the
-// rows, and maxWhole how many lines these have.
+// rows, in some lines.
 const (
-	whole    = 10
-	maxWhole = 3
+	whole      = 10
+	wholeLines = 3
 )
 
 // draw returns the heading and the rows that are on a screen: height lines.
@@ -182,15 +187,16 @@ func (t *table) draw(v *view, width, height int, colors bool) []string {
 	rows := t.shown(v)
 	var below []string
 	if t.note != "" && height > 3 {
+		height--
 		below = append(below, terminal.Fit(t.note, max(width-2, 1)))
 	}
-	if !v.paper && height >= whole && len(rows) > 0 {
-		v.settle(rows, height)
-		below = append(below, t.cutTexts(&rows[v.at], rows, v, width, height-len(below)-1-maxWhole)...)
+	shows := !v.paper && height >= whole
+	if shows {
+		height -= wholeLines
 	}
-	height -= len(below)
-	v.settle(rows, height-1)
-	visible := rows[v.offset:min(len(rows), v.offset+max(height-1, 0))]
+	fits := max(height-1, 0) // rows, below the heading
+	v.settle(rows, max(fits, 1))
+	visible := rows[v.offset:min(len(rows), v.offset+fits)]
 	columns, widths := t.widths(visible, width)
 	var head strings.Builder
 	for at, i := range columns {
@@ -212,16 +218,21 @@ func (t *table) draw(v *view, width, height int, colors bool) []string {
 		lines = append(lines, "  "+terminal.Fit(empty, max(width-2, 1)))
 	}
 	lines = padded(lines, max(height, 0))
+	if shows {
+		var whole []string
+		if len(rows) > 0 {
+			whole = t.cutTexts(&rows[v.at], columns, widths, width)
+		}
+		below = append(padded(whole, wholeLines), below...)
+	}
 	for _, line := range below {
-		lines = append(lines, dim.paint(colors, "  "+line))
+		lines = append(lines, dim.paint(colors, strings.TrimRight("  "+line, " ")))
 	}
 	return lines
 }
 
 // cutTexts are the texts of a row that the screen does not show whole, as lines that fit.
-func (t *table) cutTexts(r *row, rows []row, v *view, width, height int) (lines []string) {
-	v.settle(rows, height)
-	columns, widths := t.widths(rows[v.offset:min(len(rows), v.offset+max(height, 0))], width)
+func (t *table) cutTexts(r *row, columns, widths []int, width int) []string {
 	var all []string
 	for i, c := range r.cells {
 		at := slices.Index(columns, i)
@@ -229,7 +240,7 @@ func (t *table) cutTexts(r *row, rows []row, v *view, width, height int) (lines 
 			all = append(all, strings.ToLower(t.columns[i].title)+": "+c.text)
 		}
 	}
-	return terminal.Wrap(strings.Join(all, "; "), max(width-2, 1), maxWhole)
+	return terminal.Wrap(strings.Join(all, "; "), max(width-2, 1), wholeLines)
 }
 
 func (t *table) drawRow(r *row, columns, widths []int, selected, colors bool) string {

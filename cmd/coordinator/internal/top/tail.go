@@ -7,8 +7,6 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
-
-	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 )
 
 // maxTail bounds the end of a text that is kept, in bytes.
@@ -51,15 +49,10 @@ func (t *tail) lines() []string {
 		if len(text) < len(t.text) { // from the beginning of a line, if there is one
 			text = text[strings.IndexByte(string(text), '\n')+1:]
 		}
-		all := string(text)
 		if t.raw {
-			all = prose.Screen(prose.Valid(all))
-		}
-		t.split = strings.Split(strings.TrimRight(all, "\n"), "\n")
-		for i, line := range t.split {
-			if t.raw {
-				t.split[i] = prose.Visible(strings.ReplaceAll(line, "\t", "    "))
-			}
+			t.split = visibleLines(string(text))
+		} else {
+			t.split = strings.Split(strings.TrimRight(string(text), "\n"), "\n")
 		}
 	}
 	return t.split

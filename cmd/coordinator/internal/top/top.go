@@ -44,7 +44,8 @@ func Run(ctx context.Context, o *Options) error {
 	if o.Colors {
 		profile = colorprofile.ANSI
 	}
-	m := &model{ctx: ctx, options: o, tabs: tabs(), views: make([]view, len(tabs())), began: time.Now()}
+	m := &model{ctx: ctx, options: o, tabs: append(tabs(), tab{name: "Failed", short: "Fail"}), began: time.Now()}
+	m.views = make([]view, len(m.tabs))
 	defer m.leaveAll()
 	_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithInput(o.In), tea.WithOutput(o.Out), tea.WithEnvironment(o.Environ),
 		tea.WithColorProfile(profile), tea.WithFPS(framesPerSecond), tea.WithoutSignalHandler()).Run()
