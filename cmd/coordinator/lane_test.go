@@ -45,10 +45,10 @@ func TestLaneScripts(t *testing.T) {
 	})
 }
 
-// TestLaneRights runs the verbs as users of a server who may do less than they need: LOOKS may look
-// at lanes, DEAF may not ask who holds them.
-func TestLaneRights(t *testing.T) {
-	t.Parallel()
+// withUsers starts a server with a fleet, and returns the addresses of its users: all may do
+// everything, looks may look at lanes, deaf may not ask who holds them.
+func withUsers(t *testing.T) (url func(user string) string) {
+	t.Helper()
 	may := []string{"$JS.API.STREAM.INFO.>", "$JS.API.CONSUMER.INFO.>", "$JS.API.DIRECT.GET.>", "$JS.API.STREAM.MSG.GET.>"}
 	user := func(name string, publish ...string) *server.User {
 		return &server.User{Username: name, Password: "x", Permissions: &server.Permissions{Publish: &server.SubjectPermission{Allow: publish}}}
@@ -61,13 +61,20 @@ func TestLaneRights(t *testing.T) {
 	s.Start()
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
 	require.True(t, s.ReadyForConnections(time.Minute))
-	url := func(user string) string { return "nats://" + user + ":x@" + s.Addr().String() }
+	url = func(user string) string { return "nats://" + user + ":x@" + s.Addr().String() }
 	nc, err := natsio.Connect(t.Context(), url("all"), natsio.ConnectOptions{Name: "test"})
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)
 	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(time.Minute))
 	require.NoError(t, err)
 	require.NoError(t, natsio.Ensure(t.Context(), js, natsio.Topology{}))
+	return url
+}
+
+// TestLaneRights runs the verbs as users who may do less than they need.
+func TestLaneRights(t *testing.T) {
+	t.Parallel()
+	url := withUsers(t)
 	testscript.Run(t, testscript.Params{
 		Files: []string{"testdata/lane_rights.txtar"}, RequireExplicitExec: true,
 		Setup: func(env *testscript.Env) error {

@@ -45,7 +45,7 @@ func (m *tmux) onScreen(texts ...string) string {
 	m.t.Helper()
 	return m.seen(func(screen string) string {
 		for _, text := range texts {
-			if not, is := strings.CutPrefix(text, "not "); is && strings.Contains(screen, not) || !is && !strings.Contains(screen, text) {
+			if not, is := strings.CutPrefix(text, "without "); is && strings.Contains(screen, not) || !is && !strings.Contains(screen, text) {
 				return text
 			}
 		}
@@ -59,7 +59,7 @@ func (m *tmux) seen(missing func(screen string) string) (screen string) {
 	require.EventuallyWithT(m.t, func(c *assert.CollectT) {
 		screen = withoutPadding(m.run("capture-pane", "-p"))
 		require.Empty(c, missing(screen), screen)
-	}, time.Minute, 100*time.Millisecond)
+	}, 3*time.Minute, 100*time.Millisecond)
 	return screen
 }
 
@@ -115,13 +115,13 @@ func TestTop_IsWholeAtEachSize(t *testing.T) {
 			fits(m.press("Tab", "[7 Fail", "no call has failed"))
 			fits(m.press("Tab", "[1 Stall"))
 			require.Contains(t, m.press("?", "any key: back", "filter the list"), "kill the running calls")
-			m.press("x", "not any key: back")
+			m.press("x", "without any key: back")
 			m.press("3", "> account/a")
 			m.press("j", "> account/b")
 			m.press("/", "/_")
-			m.press("b", "/b_", "not account/a")
+			m.press("b", "/b_", "without account/a")
 			m.press("Enter", "filter: b", "> account/b")
-			m.press("Escape", "not filter: b", "  account/a")
+			m.press("Escape", "without filter: b", "  account/a")
 			m.press("s", "LANE*")
 			m.press("S", "LANE*-")
 			m.run("resize-window", "-x", "70", "-y", "22")
@@ -166,7 +166,7 @@ func TestTop_LooksAndActs(t *testing.T) {
 	m.press("Escape", "lane sandbox/s-1, pool default", "1 running")
 
 	m.press("p", "Pause lane sandbox/s-1? No further call starts. y/n")
-	m.press("n", "not done")
+	m.press("n", "nothing was done")
 	m.press("p", "Pause lane sandbox/s-1?")
 	m.press("y", "lane sandbox/s-1 is paused", "paused, held by")
 	m.press("j", "> ")
@@ -186,7 +186,7 @@ func TestTop_LooksAndActs(t *testing.T) {
 	m.press("/", "/_")
 	m.keys("-l", "s-2")
 	m.keys("Enter")
-	m.onScreen("> s-2", "not s-1 ")
+	m.onScreen("> s-2", "without s-1 ")
 	m.press("Enter", "session s-2", "› Go.", "● I begin.")
 	m.press("c", "Cancel the turn of session s-2? y/n")
 	m.press("y", "the turn of session s-2 is cancelled", "interrupted")
@@ -216,6 +216,16 @@ func TestTop_ShowsRefusals(t *testing.T) {
 	m.press("c", "c cancels a call of a lane, or the turn of a session")
 	m.press("6", "there are no limits")
 	m.press("p", "p pauses a lane")
+
+	url := withUsers(t) // who looks has no right to change, and not to all that there is
+	nc, err := natsio.Connect(t.Context(), url("all"), natsio.ConnectOptions{Name: "test"})
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	enqueued(t, &natsiotest.Fleet{Name: protocol.DefaultFleet, NC: nc}, "account/a")
+	m = inTmux(t, 100, nil, "top", "--nats", url("looks"))
+	m.press("3", "seen: pools (no right to)", "> account/a")
+	m.press("p", "Pause lane account/a?")
+	m.press("y", "! refused or failed: the NATS user has too few rights: it may not publish on tf.")
 }
 
 // What workers, sessions and commands write does nothing to the terminal.
@@ -261,7 +271,7 @@ func TestTop_ContinuesAfterAKill(t *testing.T) {
 	require.Regexp(t, `(?m)^! no answer since \d\d:\d\d:\d\d: trying again`, screen)
 	m.press("3", "[3 Lane")
 	begun(t, sign, serve...)
-	m.onScreen("not no answer since")
+	m.onScreen("without no answer since")
 	m.press("2", "[2 Work", "serving")
 	m.keys("q")
 	m.shows("[ended: 0]")

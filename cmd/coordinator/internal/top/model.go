@@ -183,7 +183,7 @@ func (m *model) key(msg tea.KeyPressMsg) tea.Cmd {
 			m.notice, m.failed = "...", false
 			return asked.run(m.ctx)
 		}
-		m.notice, m.failed = "not done", false
+		m.notice, m.failed = "nothing was done", false
 		return nil
 	case m.filtering:
 		m.filterKey(name, msg.Text)
@@ -389,16 +389,18 @@ func padded(lines []string, height int) []string {
 
 // tabLine names the tabs, as short as the screen needs it.
 func (m *model) tabLine() string {
-	counts := make([]int, len(m.tabs))
+	counts := make([]string, len(m.tabs)) // "" is not known
 	if p := m.picture; p != nil {
-		copy(counts, []int{len(p.Looks), len(p.Workers) + len(p.Coordinators), len(p.Lanes) + p.LanesLeftOut, len(p.Sessions) + p.SessionsLeftOut, len(p.Waits), len(p.Limits)})
+		for i, n := range []int{len(p.Looks), len(p.Workers) + len(p.Coordinators), len(p.Lanes) + p.LanesLeftOut, len(p.Sessions) + p.SessionsLeftOut, len(p.Waits), len(p.Limits)} {
+			counts[i] = fmt.Sprint(" ", n)
+		}
 	}
 	if m.log != nil {
-		counts[failedTab] = len(m.log.Calls)
+		counts[failedTab] = fmt.Sprint(" ", len(m.log.Calls))
 	}
 	for _, form := range []func(i int) string{
-		func(i int) string { return fmt.Sprintf("%d %s %d", i+1, m.tabs[i].name, counts[i]) },
-		func(i int) string { return fmt.Sprintf("%d %s %d", i+1, m.tabs[i].short, counts[i]) },
+		func(i int) string { return fmt.Sprintf("%d %s%s", i+1, m.tabs[i].name, counts[i]) },
+		func(i int) string { return fmt.Sprintf("%d %s%s", i+1, m.tabs[i].short, counts[i]) },
 		func(i int) string { return fmt.Sprintf("%d %s", i+1, m.tabs[i].short) },
 		func(i int) string { return fmt.Sprint(i + 1) },
 	} {
