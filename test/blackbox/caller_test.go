@@ -72,6 +72,20 @@ type result struct {
 	} `json:"error"`
 }
 
+// logged is what the checks need of a call of the log.
+type logged struct {
+	SessionID string     `json:"session_id"`
+	Lane      string     `json:"lane"`
+	Tool      string     `json:"tool"`
+	Input     string     `json:"input"`
+	Tenant    string     `json:"tenant"`
+	WorkerID  string     `json:"worker_id"`
+	Resources []resource `json:"resources"`
+	Accepted  time.Time  `json:"accepted_at"`
+	Finished  time.Time  `json:"finished_at"`
+	result
+}
+
 // client is the callers' connection.
 type client struct {
 	nc    *nats.Conn
@@ -323,6 +337,15 @@ func (c *client) awaitEmpty(ctx context.Context) error {
 			return fmt.Errorf("the calls stream is not empty %s after the last result: %w", patience, err)
 		}
 	}
+}
+
+// dropResults removes all results, as their age does.
+func (c *client) dropResults(ctx context.Context) error {
+	stream, err := c.js.Stream(ctx, "TF_RESULTS")
+	if err != nil {
+		return err
+	}
+	return stream.Purge(ctx)
 }
 
 // readResults reads the results stream from its first message to its last.

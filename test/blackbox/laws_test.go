@@ -5,6 +5,7 @@ package blackbox
 import (
 	"bufio"
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -24,6 +25,7 @@ type history struct {
 	stored   map[string][]result // by call, in the order of the stream
 	replaced uint64              // results that are not there any more
 	effects  map[string][]effect // by lane, in the order in which they were written
+	logged   map[string][]logged // the log of calls
 	kills    []kill
 }
 
@@ -91,6 +93,12 @@ func check(h *history) []string {
 	for _, k := range h.calls {
 		c.result(k)
 		c.starts(k, begun[k.ID], ended[k.ID])
+		c.log(k)
+	}
+	for id := range h.logged {
+		if calls[id] == nil {
+			c.fault("log", id, "it is in the log, and nobody has put it")
+		}
 	}
 	for id := range h.stored {
 		if calls[id] == nil {
@@ -144,6 +152,32 @@ func (c *checker) result(k *call) {
 	}
 	if late := c.lateness(k); late > slack {
 		c.fault("L11", k.ID, "it was answered %s after it was due", late)
+	}
+}
+
+// log checks that the log has a call once, with its result and what its caller has said.
+func (c *checker) log(k *call) {
+	all := c.logged[k.ID]
+	switch {
+	case len(c.stored[k.ID]) != 1: // L3
+		return
+	case len(all) != 1:
+		c.fault("log", k.ID, "it has a result, and is %d times in the log", len(all))
+		return
+	}
+	l := all[0]
+	if l.result != c.stored[k.ID][0] {
+		c.fault("log", k.ID, "the log has %+v, stored is %+v", l.result, c.stored[k.ID][0])
+	}
+	if l.SessionID != k.SessionID || l.Lane != k.Pool+"/"+k.lane || l.Tool != k.Payload.Type || l.Tenant != "default" || l.WorkerID == "" || !slices.Equal(l.Resources, k.Resources) {
+		c.fault("log", k.ID, "the log has %+v of it", l)
+	}
+	var input payload
+	if err := json.Unmarshal([]byte(l.Input), &input); err != nil || input.Command != k.Payload.Command {
+		c.fault("log", k.ID, "its input is %.300q: %v", l.Input, err)
+	}
+	if l.Accepted.After(l.Finished) || l.Accepted.Before(k.put.Add(-time.Second)) || !k.told.IsZero() && l.Finished.After(k.told.Add(time.Second)) {
+		c.fault("log", k.ID, "the log has %s to %s, its caller %s to %s", l.Accepted, l.Finished, k.put, k.told)
 	}
 }
 
@@ -233,12 +267,14 @@ func summary(h *history) string {
 // lawful is two calls of one lane that ran one after the other.
 func lawful() *history {
 	start := time.Unix(1000, 0)
-	h := &history{stored: map[string][]result{}, effects: map[string][]effect{}}
+	h := &history{stored: map[string][]result{}, effects: map[string][]effect{}, logged: map[string][]logged{}}
 	for i, id := range []string{"a", "b"} {
 		k := &call{lane: "sandbox/s", put: start, told: start.Add(time.Second), low: uint64(i + 5), high: uint64(i + 5)}
 		k.ID, k.Delivery, k.result = id, "idempotent", result{CallID: id, Status: "ok", Attempt: 1}
 		h.calls = append(h.calls, k)
 		h.stored[id] = []result{k.result}
+		k.Pool, k.Payload = "default", payload{Type: "command_run", Command: "say"}
+		h.log(k)
 		h.effects[k.lane] = append(h.effects[k.lane], effect{"begin", id, "run-" + id}, effect{"end", id, "run-" + id})
 	}
 	return h
@@ -249,6 +285,14 @@ func (h *history) answer(call int, status string, attempt int) {
 	k := h.calls[call]
 	k.result.Status, k.result.Attempt = status, attempt
 	h.stored[k.ID] = []result{k.result}
+	h.log(k)
+}
+
+// log has a call in the log as its caller knows it.
+func (h *history) log(k *call) {
+	h.logged[k.ID] = []logged{{
+		Lane: "default/" + k.lane, Tool: "command_run", Input: `{"command":"say"}`, Tenant: "default", WorkerID: "w", Accepted: k.put, Finished: k.put.Add(time.Second / 2), result: k.result,
+	}}
 }
 
 // killed adds a kill that has to do with every call.
@@ -285,8 +329,17 @@ func TestCheck(t *testing.T) {
 			e := h.effects["sandbox/s"]
 			h.effects["sandbox/s"] = append(e[2:4:4], e[:2]...)
 		}, "L2: call a: it began after call b, which the stream took later: 5, not before 6"},
-		"lost":          {func(h *history) { delete(h.stored, "a") }, "L3: call a: it was accepted, and has 0 results"},
+		"lost":          {func(h *history) { delete(h.stored, "a"); delete(h.logged, "a") }, "L3: call a: it was accepted, and has 0 results"},
 		"double":        {func(h *history) { h.stored["a"] = append(h.stored["a"], h.stored["a"]...) }, "L3: call a: it was accepted, and has 2 results"},
+		"not logged":    {func(h *history) { delete(h.logged, "a") }, "log: call a: it has a result, and is 0 times in the log"},
+		"logged twice":  {func(h *history) { h.logged["a"] = append(h.logged["a"], h.logged["a"]...) }, "log: call a: it has a result, and is 2 times in the log"},
+		"logged wrong":  {func(h *history) { h.logged["a"][0].Status = "failed" }, "log: call a: the log has"},
+		"logged late":   {func(h *history) { h.logged["a"][0].Finished = time.Unix(1100, 0) }, "log: call a: the log has"},
+		"not its input": {func(h *history) { h.logged["a"][0].Input = "{}" }, "log: call a: its input is"},
+		"not its lane":  {func(h *history) { h.logged["a"][0].Lane = "default/sandbox/t" }, "log: call a: the log has"},
+		"logged by nobody": {func(h *history) {
+			h.logged["x"] = h.logged["a"]
+		}, "log: call x: it is in the log, and nobody has put it"},
 		"replaced":      {func(h *history) { h.replaced = 1 }, "L3: call ?: 1 results were replaced or removed"},
 		"never told":    {func(h *history) { h.calls[0].told = time.Time{} }, "L3: call a: no result was told"},
 		"told another":  {func(h *history) { h.calls[0].result.Attempt = 2 }, "L3: call a: its caller was told"},

@@ -3,10 +3,13 @@
 package blackbox
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
+	"io"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -76,6 +79,12 @@ func run(t *testing.T, s settings) {
 	require.NoError(t, c.readResults(t.Context(), h))
 	h.effects, err = readEffects(filepath.Join(s.dir, "worker"))
 	require.NoError(t, err)
+	end(f.log)
+	_, err = f.readLog(t.Context()) // what the log has not seen
+	require.NoError(t, err)
+	require.NoError(t, c.dropResults(t.Context()))
+	h.logged, err = f.readLog(t.Context())
+	require.NoError(t, err)
 	t.Logf("%s, %d workers and %d servers killed, %s in all",
 		summary(h), f.count("worker"), f.count("server"), time.Since(begin).Round(time.Second))
 	require.Empty(t, check(h))
@@ -108,6 +117,7 @@ type fleet struct {
 	address, url, creds string
 	server              *exec.Cmd
 	workers             []*exec.Cmd
+	log                 *exec.Cmd // it brings the log of calls up to date
 	kills               []kill
 	random              *rand.Rand
 	fault               error
@@ -145,7 +155,41 @@ func startFleet(ctx context.Context, s settings) (*fleet, error) {
 			return nil, err
 		}
 	}
+	if f.log, err = f.start(ctx, "coordinator", f.logCommand("--follow")...); err != nil {
+		f.close()
+		return nil, err
+	}
 	return f, nil
+}
+
+// logCommand is the command line that prints the log of calls.
+func (f *fleet) logCommand(more ...string) []string {
+	return append([]string{"calls", "--nats", f.url, "--creds", f.creds, "--json", "--timeout", "5m"}, more...)
+}
+
+// readLog returns the log of calls, by call.
+func (f *fleet) readLog(ctx context.Context) (map[string][]logged, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(f.bin, "coordinator"), f.logCommand("--limit", "0")...)
+	cmd.Env, cmd.Stderr = f.env(), os.Stderr
+	said, err := cmd.Output()
+	if err != nil {
+		return nil, err
+	}
+	all := map[string][]logged{}
+	for lines := json.NewDecoder(bytes.NewReader(said)); ; {
+		var l logged
+		if err := lines.Decode(&l); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return nil, err
+		}
+		all[l.CallID] = append(all[l.CallID], l)
+	}
+}
+
+// env has a process use no directory of this user.
+func (f *fleet) env() []string {
+	return append(os.Environ(), "HOME="+f.dir, "XDG_CACHE_HOME="+filepath.Join(f.dir, "cache"))
 }
 
 func (f *fleet) startServer(ctx context.Context) (err error) {
@@ -181,7 +225,7 @@ func (f *fleet) start(ctx context.Context, name string, args ...string) (*exec.C
 	}
 	defer func() { _ = log.Close() }() // the process has its own
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), filepath.Join(f.bin, name), args...)
-	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Stdout, cmd.Stderr, cmd.Env = log, log, f.env()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd, cmd.Start()
 }
@@ -198,10 +242,12 @@ func (f *fleet) close() {
 	for _, w := range f.workers {
 		end(w)
 	}
+	end(f.log)
 	end(f.server)
 }
 
-// killNowAndThen kills a worker, or now and then the server, and starts it again, until ctx ends.
+// killNowAndThen kills a worker, or now and then the server, and what brings the log up to date, and
+// starts them again, until ctx ends.
 func (f *fleet) killNowAndThen(ctx context.Context) {
 	for n := 0; f.fault == nil && pause(ctx, f.pause/2+time.Duration(f.random.Int64N(int64(f.pause)))); n++ {
 		k := kill{what: "worker", from: time.Now()}
@@ -215,6 +261,9 @@ func (f *fleet) killNowAndThen(ctx context.Context) {
 			f.workers = append(f.workers[:i], f.workers[i+1:]...)
 			f.fault = f.startWorker(ctx)
 		}
+		end(f.log)
+		log, err := f.start(ctx, "coordinator", f.logCommand("--follow")...)
+		f.log, f.fault = log, cmp.Or(f.fault, err)
 		k.until = time.Now().Add(f.lease + 8*time.Second)
 		f.kills = append(f.kills, k)
 	}

@@ -115,6 +115,9 @@ func (w *writer) settled(m *message) {
 	}
 	about := wire.AboutOfHeader(m.about)
 	s := w.session(r.SessionID)
+	if m.stored <= s.removed { // it was removed with its session, after it was read
+		return
+	}
 	c := w.callOf(s, r.CallID)
 	owner := s.owner // that of the session, if its journal has one
 	if owner.Tenant == "" && m.about != "" {

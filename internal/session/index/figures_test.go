@@ -65,7 +65,7 @@ func TestFigures_OfAMillionCalls(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				w.message(&message{session: c.SessionID, seq: uint64(i + 1), body: body, result: true, about: wire.AboutOf(c, now).Header()})
+				w.message(&message{session: c.SessionID, seq: uint64(i + 1), stored: now.UnixMilli(), body: body, result: true, about: wire.AboutOf(c, now).Header()})
 			}
 			return w.close()
 		}))

@@ -28,6 +28,7 @@ const (
 type row struct {
 	id       int64
 	copies   string          // the fork or import that is not completed
+	removed  int64           // when the server stored that it was removed
 	request  int64           // when the model could be asked: after the last result, or input
 	modelMS  sql.NullFloat64 // how long the last reply took
 	owner    judge.Owner
@@ -51,7 +52,7 @@ func newWriter(ctx context.Context, tx *sql.Tx) *writer {
 // close stores how far the sessions were applied, and returns the first error.
 func (w *writer) close() error {
 	for _, s := range w.sessions {
-		w.exec("UPDATE session SET copies = ?, request = ?, model_ms = ?, last = ?, messages = ? WHERE id = ?", s.copies, s.request, s.modelMS, int64(s.last), int64(s.messages), s.id) //nolint:gosec // sequences are small
+		w.exec("UPDATE session SET copies = ?, removed = ?, request = ?, model_ms = ?, last = ?, messages = ? WHERE id = ?", s.copies, s.removed, s.request, s.modelMS, int64(s.last), int64(s.messages), s.id) //nolint:gosec // sequences are small
 	}
 	for _, statement := range w.statements {
 		w.err = errors.Join(w.err, statement.Close())
@@ -106,8 +107,8 @@ func (w *writer) session(id protocol.SessionID) *row {
 		return s
 	}
 	s := &row{}
-	if !w.scan("SELECT id, copies, request, model_ms, tenant, owner, last, messages FROM session WHERE name = ?", []any{string(id)},
-		&s.id, &s.copies, &s.request, &s.modelMS, &s.owner.Tenant, &s.owner.By, &s.last, &s.messages) {
+	if !w.scan("SELECT id, copies, removed, request, model_ms, tenant, owner, last, messages FROM session WHERE name = ?", []any{string(id)},
+		&s.id, &s.copies, &s.removed, &s.request, &s.modelMS, &s.owner.Tenant, &s.owner.By, &s.last, &s.messages) {
 		s.id, _ = w.exec("INSERT INTO session(name) VALUES(?)", string(id))
 	}
 	w.sessions[id] = s
@@ -123,7 +124,7 @@ func (w *writer) message(m *message) {
 	s := w.session(m.session)
 	if m.record { // it has replaced all messages
 		w.clear(s)
-		s.last, s.messages = m.seq, 1
+		s.last, s.messages, s.removed = m.seq, 1, m.stored
 		return
 	}
 	var events []loop.Event
@@ -131,7 +132,9 @@ func (w *writer) message(m *message) {
 		events = nil
 	}
 	for i := range events {
-		w.event(s, &events[i])
+		if w.event(s, &events[i]); events[i].Type == loop.EventRemoved {
+			s.removed = m.stored
+		}
 	}
 	s.last, s.messages = m.seq, s.messages+1
 }
@@ -223,12 +226,19 @@ func (w *writer) clear(s *row) {
 	s.copies, s.request, s.modelMS, s.owner = "", 0, sql.NullFloat64{}, judge.Owner{}
 }
 
-// forget removes a session.
+// forget removes a session. Of one that was removed lately the row stays, because another process
+// may have read results of it before.
 func (w *writer) forget(id protocol.SessionID) {
-	w.clear(w.session(id))
-	w.exec("DELETE FROM session WHERE name = ?", string(id))
-	delete(w.sessions, id)
+	s := w.session(id)
+	w.clear(s)
+	s.last, s.messages = 0, 0
+	if _, deleted := w.exec("DELETE FROM session WHERE name = ? AND ? < ?", string(id), s.removed, time.Now().Add(-inFlight).UnixMilli()); deleted > 0 {
+		delete(w.sessions, id)
+	}
 }
+
+// inFlight is how long after a removal a process may apply a result that it has read before.
+const inFlight = time.Hour
 
 // remove removes the texts that a query has, and returns when the last one was said and how many
 // they are. Their words are computed again: the file does not have them in their order.

@@ -34,6 +34,7 @@ const (
 	keyPosition = "position" // the sequence up to which messages were applied
 	keyScrub    = "scrub"    // the log of writes has text that was removed
 	keySince    = "since"    // texts before that time have left the file, by its bounds
+	keyUpdated  = "updated"  // when it was, about
 	keyBytes    = "bytes"    // bounds of the file, for processes that name none
 	keyAge      = "age"
 )
@@ -49,6 +50,7 @@ type source struct {
 type message struct {
 	session protocol.SessionID
 	seq     uint64
+	stored  int64 // when, by the server's clock, in milliseconds
 	body    []byte
 	record  bool   // it is the record of a removed session
 	result  bool   // it is a result, and not of a journal
@@ -56,16 +58,15 @@ type message struct {
 }
 
 // message reads a message of a source.
-func (s source) message(subject string, seq uint64, header nats.Header, body []byte) message {
+func (s source) message(subject string, seq uint64, stored time.Time, header nats.Header, body []byte) message {
+	m := message{seq: seq, stored: stored.UnixMilli(), body: body}
 	if s.prefix == "" {
-		return message{session: lastToken(subject), seq: seq, body: body, record: journal.IsRecord(header)}
+		m.session, m.record = protocol.SessionID(subject[strings.LastIndexByte(subject, '.')+1:]), journal.IsRecord(header)
+		return m
 	}
 	session, _, _ := strings.Cut(strings.TrimPrefix(subject, strings.TrimSuffix(s.subject, "*.*")), ".")
-	return message{session: protocol.SessionID(session), seq: seq, body: body, result: true, about: header.Get(wire.HeaderAbout)}
-}
-
-func lastToken(subject string) protocol.SessionID {
-	return protocol.SessionID(subject[strings.LastIndexByte(subject, '.')+1:])
+	m.session, m.result, m.about = protocol.SessionID(session), true, header.Get(wire.HeaderAbout)
+	return m
 }
 
 // Update applies what the journals have got and lost since the last update. If ctx ends before, the
@@ -109,7 +110,7 @@ func (x *Index) update(ctx context.Context, o *opened) error {
 			return err
 		}
 	}
-	if err := x.updateJournals(ctx, o); err != nil {
+	if err := errors.Join(x.updateJournals(ctx, o), x.missed(ctx, o)); err != nil {
 		return err
 	}
 	for i, from := range x.results {
@@ -118,6 +119,30 @@ func (x *Index) update(ctx context.Context, o *opened) error {
 		}
 	}
 	return errors.Join(x.bound(ctx, o), sweep(ctx, o, sweepTime), scrub(ctx, o))
+}
+
+// missed removes the calls of sessions without a journal from a file that was not updated for so
+// long that records of removed sessions have left their stream: it may have missed one.
+func (x *Index) missed(ctx context.Context, o *opened) error {
+	const often = time.Hour
+	text, err := meta(ctx, o.read, keyUpdated)
+	if err != nil {
+		return err
+	}
+	last, err := time.Parse(time.RFC3339, text)
+	if err == nil && time.Since(last) < often {
+		return nil
+	}
+	return within(ctx, o.write, func(tx *sql.Tx) error {
+		w := newWriter(ctx, tx)
+		if err == nil && time.Since(last) > journal.RemovedAge-often {
+			w.exec("UPDATE entry SET session = 0 WHERE session IN (SELECT id FROM session WHERE messages = 0)")
+			w.exec("DELETE FROM call WHERE session IN (SELECT id FROM session WHERE messages = 0)")
+			w.exec("DELETE FROM session WHERE messages = 0")
+		}
+		w.exec("DELETE FROM session WHERE messages = 0 AND removed > 0 AND removed < ?", time.Now().Add(-inFlight).UnixMilli())
+		return errors.Join(w.close(), setMeta(ctx, tx, keyUpdated, time.Now().UTC().Format(time.RFC3339)))
+	})
 }
 
 // errLook means that the server did not describe a stream.
@@ -134,20 +159,7 @@ func look(ctx context.Context, stream jetstream.Stream, options ...jetstream.Str
 // updateResults applies the results up to the last one of an earlier look. Those that have left
 // their stream stay in the file.
 func (x *Index) updateResults(ctx context.Context, o *opened, from source, info *jetstream.StreamInfo) error {
-	var position uint64
-	err := within(ctx, o.write, func(tx *sql.Tx) error {
-		made := strconv.FormatInt(info.Created.UnixNano(), 10)
-		of, err := meta(ctx, tx, from.prefix+keyStream)
-		if err != nil {
-			return err
-		}
-		at, err := positionOf(ctx, tx, from)
-		if err == nil && (of != made || at > info.State.LastSeq) { // another stream, or it was restored
-			at, err = 0, errors.Join(setMeta(ctx, tx, from.prefix+keyStream, made), setMeta(ctx, tx, from.prefix+keyPosition, "0"))
-		}
-		position = at
-		return err
-	})
+	position, _, err := begin(ctx, o, from, info, func(*sql.Tx) error { return nil })
 	if err != nil || position >= info.State.LastSeq {
 		return err
 	}
@@ -159,20 +171,8 @@ func (x *Index) updateJournals(ctx context.Context, o *opened) error {
 	if err != nil {
 		return err
 	}
-	var position, messages uint64
-	err = within(ctx, o.write, func(tx *sql.Tx) error {
-		made := strconv.FormatInt(info.Created.UnixNano(), 10)
-		of, err := meta(ctx, tx, keyStream)
-		if err != nil {
-			return err
-		}
-		at, err := positionOf(ctx, tx, x.journals())
-		if err == nil && of != made || at > info.State.LastSeq { // another stream, or it was restored
-			at, err = 0, errors.Join(err, empty(ctx, tx), setMeta(ctx, tx, keyStream, made), setMeta(ctx, tx, keyPosition, "0"))
-		}
-		if position = at; err != nil {
-			return err
-		}
+	var messages uint64
+	position, info, err := begin(ctx, o, x.journals(), info, func(tx *sql.Tx) error {
 		return tx.QueryRowContext(ctx, "SELECT coalesce(sum(messages), 0) FROM session").Scan(&messages)
 	})
 	if err != nil {
@@ -191,6 +191,34 @@ func (x *Index) updateJournals(ctx context.Context, o *opened) error {
 	return nil
 }
 
+// begin returns the position of a source, and calls more in the same transaction. If the stream is
+// another one, or was restored, the file begins from scratch; without a journal it keeps its calls.
+// Another process may have applied more than the description of the stream says: then begin returns
+// a later one.
+func begin(ctx context.Context, o *opened, from source, info *jetstream.StreamInfo, more func(tx *sql.Tx) error) (position uint64, _ *jetstream.StreamInfo, err error) {
+	err = within(ctx, o.write, func(tx *sql.Tx) error {
+		of, err := meta(ctx, tx, from.prefix+keyStream)
+		if err != nil {
+			return err
+		}
+		if position, err = positionOf(ctx, tx, from); err == nil && position > info.State.LastSeq {
+			info, err = look(ctx, from.stream)
+		}
+		if err != nil {
+			return err
+		}
+		if made := strconv.FormatInt(info.Created.UnixNano(), 10); of != made || position > info.State.LastSeq {
+			position = 0
+			if from.prefix == "" {
+				err = empty(ctx, tx)
+			}
+			err = errors.Join(err, setMeta(ctx, tx, from.prefix+keyStream, made), setMeta(ctx, tx, from.prefix+keyPosition, "0"))
+		}
+		return errors.Join(err, more(tx))
+	})
+	return position, info, err
+}
+
 // journals are the source of all that was said.
 func (x *Index) journals() source {
 	return source{stream: x.stream, subject: wire.EventSubject(x.fleet, "*")}
@@ -199,7 +227,7 @@ func (x *Index) journals() source {
 // apply applies the messages behind a position, up to the last one.
 func (x *Index) apply(ctx context.Context, o *opened, from source, position, last uint64) error {
 	for position < last {
-		next, err := x.read(ctx, o, from, position)
+		next, err := x.read(ctx, o, from, position, last)
 		if errors.Is(err, errBehind) {
 			return nil // the next update begins there
 		}
@@ -224,8 +252,10 @@ func (x *Index) apply(ctx context.Context, o *opened, from source, position, las
 	return nil
 }
 
-// read applies the messages behind a position that a server has, and returns the new position.
-func (x *Index) read(ctx context.Context, o *opened, from source, position uint64) (uint64, error) {
+// read applies the messages behind a position that a server has, up to the last one, and returns the
+// new position. A later result may be of a session that begins again behind what was read of the
+// journals.
+func (x *Index) read(ctx context.Context, o *opened, from source, position, last uint64) (uint64, error) {
 	var batch []message
 	size, delivered := 0, uint64(0)
 	flush := func() error {
@@ -247,20 +277,28 @@ func (x *Index) read(ctx context.Context, o *opened, from source, position uint6
 		if delivered++; about.Sequence.Consumer != delivered {
 			return errGap
 		}
-		batch = append(batch, from.message(msg.Subject(), about.Sequence.Stream, msg.Headers(), msg.Data()))
+		if about.Sequence.Stream > last {
+			return errEnough
+		}
+		batch = append(batch, from.message(msg.Subject(), about.Sequence.Stream, about.Timestamp, msg.Headers(), msg.Data()))
 		if size += len(msg.Data()); len(batch) < batchMessages && size < batchBytes {
 			return nil
 		}
 		return flush()
 	})
-	if err == nil || errors.Is(err, errGap) {
+	if err == nil || errors.Is(err, errGap) || errors.Is(err, errEnough) {
 		err = flush()
 	}
 	return position, err
 }
 
-// errGap means that messages were lost between the server and this process, which reads them again.
-var errGap = errors.New("messages were lost on their way")
+var (
+	// errGap means that messages were lost between the server and this process, which reads them
+	// again.
+	errGap = errors.New("messages were lost on their way")
+	// errEnough means that all messages were read that were asked for.
+	errEnough = errors.New("the rest is for the next update")
+)
 
 // store applies messages behind a position, and stores the sequence of the last one as the new
 // position, in one transaction. One without a session is only a position.
@@ -333,7 +371,7 @@ func (x *Index) reread(ctx context.Context, o *opened, id protocol.SessionID) er
 		if err != nil {
 			return err
 		}
-		all = append(all, x.journals().message(msg.Subject, msg.Sequence, msg.Header, msg.Data))
+		all = append(all, x.journals().message(msg.Subject, msg.Sequence, msg.Time, msg.Header, msg.Data))
 	}
 	return within(ctx, o.write, func(tx *sql.Tx) error {
 		at, err := positionOf(ctx, tx, x.journals())
