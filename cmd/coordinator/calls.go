@@ -247,7 +247,7 @@ func (c *callsCommand) printer(p program) callPrinter {
 		table := csv.NewWriter(p.out())
 		header := []string{
 			"finished_at", "accepted_at", "started_at", "session_id", "turn", "step", "index", "call_id", "tool", "attempt", "status", "code", "error", "lane", "resources", "tenant", "owner", "worker_id", "level", "checkpoint",
-			"run_ms", "queue_ms", "slot_ms", "lane_ms", "after_ms", "limit_ms", "rate_ms", "pause_ms", "not_before_ms", "model_ms", "person_ms", "input", "output",
+			"run_ms", "queue_ms", "slot_ms", "lane_ms", "after_ms", "limit_ms", "rate_ms", "pause_ms", "lost_ms", "not_before_ms", "model_ms", "person_ms", "held_by", "limit", "input", "output",
 		}
 		return callPrinter{func(calls []report.LoggedCall) error {
 			if header != nil {
@@ -297,9 +297,9 @@ type reason struct {
 
 // reasons are what a call waited for, the longest first.
 func reasons(w *report.CallWaits) []reason {
-	known := w.SlotMS + w.LaneMS + w.AfterMS + w.LimitMS + w.RateMS + w.PauseMS
+	known := w.SlotMS + w.LaneMS + w.AfterMS + w.LimitMS + w.RateMS + w.PauseMS + w.LostMS
 	all := []reason{
-		{w.NotBeforeMS, "its time"}, {w.SlotMS, "a slot"}, {w.LaneMS, "its lane"}, {w.AfterMS, "other calls"}, {w.LimitMS, "a limit"}, {w.RateMS, "a rate"}, {w.PauseMS, "an operator"},
+		{w.NotBeforeMS, "its time"}, {w.SlotMS, "a slot"}, {w.LaneMS, "its lane"}, {w.AfterMS, "other calls"}, {w.LimitMS, "a limit"}, {w.RateMS, "a rate"}, {w.PauseMS, "an operator"}, {w.LostMS, "a lost worker"},
 		{w.QueueMS - known, "the fleet"}, {w.PersonMS, "a person"}, {w.ModelMS, "the model"},
 	}
 	all = slices.DeleteFunc(all, func(r reason) bool { return r.ms < 1 })
@@ -340,9 +340,17 @@ func printCall(w io.Writer, c *report.LoggedCall) error {
 	}
 	line("finished", c.FinishedAt.Local().Format(time.DateTime+".000"))
 	line("ran", age(int64(c.RunMS)))
+	if c.SandboxMS+c.StoreMS >= 1 {
+		line("", fmt.Sprintf("%s to open the sandbox, %s to store output and changes", age(int64(c.SandboxMS)), age(int64(c.StoreMS))))
+	}
 	for _, r := range reasons(&c.Waits) {
 		line("waited", age(int64(r.ms))+" for "+r.what)
 	}
+	if w := &c.Waits; w.HeldBy != "" {
+		line("held by", strings.TrimPrefix(string(w.HeldBySession)+"/"+string(w.HeldBy), "/"))
+	}
+	line("limit", c.Waits.Limit)
+	line("lost worker", string(c.Waits.LostWorker))
 	line("lane", c.Lane)
 	line("resources", resources(report.Call{Resources: c.Resources}))
 	line("tenant", string(c.Tenant))
@@ -397,6 +405,6 @@ func cells(c *report.LoggedCall) []string {
 	return []string{
 		at(c.FinishedAt), at(c.AcceptedAt), at(c.StartedAt), text(string(c.SessionID)), strconv.Itoa(c.Turn), strconv.Itoa(c.Step), strconv.Itoa(c.Index), text(string(c.CallID)), text(c.Tool), strconv.Itoa(c.Attempt),
 		string(c.Status), text(code), text(message), text(c.Lane), text(strings.Join(uses, ", ")), text(string(c.Tenant)), text(c.Owner), text(string(c.WorkerID)), text(c.Level), strconv.FormatUint(c.Checkpoint, 10),
-		ms(c.RunMS), ms(w.QueueMS), ms(w.SlotMS), ms(w.LaneMS), ms(w.AfterMS), ms(w.LimitMS), ms(w.RateMS), ms(w.PauseMS), ms(w.NotBeforeMS), ms(w.ModelMS), ms(w.PersonMS), text(c.Input), text(c.Output),
+		ms(c.RunMS), ms(w.QueueMS), ms(w.SlotMS), ms(w.LaneMS), ms(w.AfterMS), ms(w.LimitMS), ms(w.RateMS), ms(w.PauseMS), ms(w.LostMS), ms(w.NotBeforeMS), ms(w.ModelMS), ms(w.PersonMS), text(string(w.HeldBy)), text(w.Limit), text(c.Input), text(c.Output),
 	}
 }

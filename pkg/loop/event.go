@@ -199,7 +199,7 @@ type NoteFields struct {
 	KeptTurn int `json:"kept_turn,omitempty"`
 	KeptStep int `json:"kept_step,omitempty"`
 	// From is the session that was forked (session_forked) or merged, and Checkpoint that of the
-	// merged one (session_merged).
+	// merged one (session_merged), or that with what the call changed (tool_result, job_ended).
 	From       protocol.SessionID `json:"from,omitempty"`
 	Checkpoint uint64             `json:"checkpoint,omitempty"`
 	// Call is the call of a change as it is sent (change_started, revert_started). The next process

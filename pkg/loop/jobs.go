@@ -425,6 +425,7 @@ func (w *followers) endJob(ctx context.Context, j *job, f *follower, told bool) 
 		event.Status, event.ResultFields, event.ReplyFields = f.ended.Status, f.ended.ResultFields, f.ended.ReplyFields
 	default:
 		event.Status, event.ResultFields = string(f.result.Status), resultFields(f.result, f.tool.Text(f.result))
+		event.Checkpoint = f.result.Checkpoint
 		event.Effect = w.effectOf(ctx, w.scope(w.id), f.tool, &f.call, f.result)
 	}
 	w.hookResult(context.WithoutCancel(ctx), j.Arguments, &event)

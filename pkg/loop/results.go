@@ -89,6 +89,7 @@ func (p *pendingCall) running(u Update) Event {
 func (p *pendingCall) result(r *protocol.Result) Event {
 	event := p.as(EventToolResult)
 	event.Status, event.ResultFields = string(r.Status), resultFields(r, p.tool.WithNote(p.tool.Text(r), p.note))
+	event.Checkpoint = r.Checkpoint
 	if mediaType, data, ok := render.Image(r); ok {
 		event.Image = &Image{MediaType: mediaType, Data: data}
 	}

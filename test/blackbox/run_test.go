@@ -246,8 +246,8 @@ func (f *fleet) close() {
 	end(f.server)
 }
 
-// killNowAndThen kills a worker, or now and then the server, and what brings the log up to date, and
-// starts them again, until ctx ends.
+// killNowAndThen kills a worker, or now and then the server, and what brings the log up to date,
+// and starts them again, until ctx ends.
 func (f *fleet) killNowAndThen(ctx context.Context) {
 	for n := 0; f.fault == nil && pause(ctx, f.pause/2+time.Duration(f.random.Int64N(int64(f.pause)))); n++ {
 		k := kill{what: "worker", from: time.Now()}

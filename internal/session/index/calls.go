@@ -33,13 +33,14 @@ const maxName = 300
 
 // logged is the row of a call.
 type logged struct {
-	id            int64
-	input, output int64 // texts
+	id              int64
+	input, output   int64 // texts
+	stored, settled bool  // its stored result was read, and how it ended is known
 }
 
 // callOf returns the row of a call, which it makes if there is none.
 func (w *writer) callOf(s *row, call protocol.CallID) (c logged) {
-	if !w.scan("SELECT id, input, output FROM call WHERE session = ? AND call = ?", []any{s.id, string(call)}, &c.id, &c.input, &c.output) {
+	if !w.scan("SELECT id, input, output, stored, finished IS NOT NULL FROM call WHERE session = ? AND call = ?", []any{s.id, string(call)}, &c.id, &c.input, &c.output, &c.stored, &c.settled) {
 		c.id, _ = w.exec("INSERT INTO call(session, call, tenant, owner) VALUES(?, ?, ?, ?)", s.id, string(call), string(s.owner.Tenant), s.owner.By)
 	}
 	return c
@@ -87,17 +88,36 @@ func (w *writer) result(s *row, e *loop.Event) {
 		return
 	}
 	c := w.callOf(s, e.CallID)
-	code, message := errorOf(e.Error)
-	at := e.Time.UnixMilli()
-	started := sql.NullInt64{}
-	if e.RunMS != nil && (e.Attempt > 0 || e.WorkerID == "") {
-		started = sql.NullInt64{Int64: at - int64(*e.RunMS), Valid: true}
+	w.exec("UPDATE call SET turn = ?, step = ?, idx = ?, tool = iif(tool = '', ?, tool), accepted = iif(accepted = 0, ?, accepted), output = ? WHERE id = ?",
+		e.Turn, e.Step, e.Index, e.Name, e.Time.UnixMilli(), w.replaced(s, e, report.RoleResult, e.Content, c.output), c.id)
+	w.outcome(c, protocol.Status(e.Status), e.Error)
+	if !c.stored {
+		r := protocol.Result{WorkerID: e.WorkerID, Attempt: e.Attempt, Checkpoint: e.Checkpoint, Level: e.Level, SandboxMS: e.SandboxMS, StoreMS: e.StoreMS, Waits: e.Waits, FinishedAt: e.Time}
+		if e.QueueMS != nil && e.RunMS != nil {
+			r.QueueMS, r.RunMS = *e.QueueMS, *e.RunMS
+		}
+		w.ran(c, &r)
 	}
-	w.exec(`UPDATE call SET turn = ?, step = ?, idx = ?, tool = iif(tool = '', ?, tool), accepted = iif(accepted = 0, ?, accepted),
-  started = iif(stored, started, ?), finished = iif(stored, finished, ?), status = ?, code = ?, error = ?,
-  worker = iif(stored, worker, ?), attempt = iif(stored, attempt, ?), checkpoint = iif(stored, checkpoint, ?), queue_ms = iif(stored, queue_ms, ?), run_ms = iif(stored, run_ms, ?), output = ? WHERE id = ?`,
-		e.Turn, e.Step, e.Index, e.Name, at, started, at, e.Status, code, message, string(e.WorkerID), e.Attempt, int64(e.Checkpoint), e.QueueMS, e.RunMS, //nolint:gosec // a sequence is small
-		w.replaced(s, e, report.RoleResult, e.Content, c.output), c.id)
+}
+
+// outcome sets how a call ended.
+func (w *writer) outcome(c logged, status protocol.Status, err *protocol.Error) {
+	code, message := errorOf(err)
+	w.exec("UPDATE call SET status = ?, code = ?, error = ? WHERE id = ?", string(status), code, message, c.id)
+}
+
+// ran sets when and where a call ran, and what it waited for.
+func (w *writer) ran(c logged, r *protocol.Result) {
+	finished, started := r.FinishedAt.UnixMilli(), sql.NullInt64{}
+	if r.Attempt > 0 || r.WorkerID == "" && r.RunMS > 0 {
+		started = sql.NullInt64{Int64: finished - int64(r.RunMS), Valid: true}
+	}
+	waits := &r.Waits
+	w.exec(`UPDATE call SET started = ?, finished = ?, worker = ?, attempt = ?, level = ?, checkpoint = ?, run_ms = ?, sandbox_ms = ?, store_ms = ?, queue_ms = ?,
+  not_before_ms = ?, slot_ms = ?, lane_ms = ?, after_ms = ?, limit_ms = ?, rate_ms = ?, pause_ms = ?, lost_ms = ?, held_by = ?, held_by_session = ?, limited = ?, lost_worker = ? WHERE id = ?`,
+		started, finished, string(r.WorkerID), r.Attempt, prose.Cut(r.Level, maxName), int64(r.Checkpoint), some(r.RunMS), some(r.SandboxMS), some(r.StoreMS), some(r.QueueMS), //nolint:gosec // a sequence is small
+		some(waits.NotBeforeMS), some(waits.SlotMS), some(waits.LaneMS), some(waits.AfterMS), some(waits.LimitMS), some(waits.RateMS), some(waits.PauseMS), some(waits.LostMS),
+		prose.Cut(string(waits.HeldBy), maxName), prose.Cut(string(waits.HeldBySession), maxName), prose.Cut(waits.Limit, maxName), prose.Cut(string(waits.LostWorker), maxName), c.id)
 }
 
 func errorOf(err *protocol.Error) (code, message string) {
@@ -123,11 +143,7 @@ func (w *writer) settled(m *message) {
 	if owner.Tenant == "" && m.about != "" {
 		owner = judge.Owner{Tenant: cmp.Or(about.Tenant, judge.DefaultTenant), By: about.By}
 	}
-	finished, started := r.FinishedAt.UnixMilli(), sql.NullInt64{}
-	accepted := cmp.Or(about.Accepted, finished-int64(r.RunMS+r.QueueMS+r.Waits.NotBeforeMS))
-	if r.Attempt > 0 {
-		started = sql.NullInt64{Int64: finished - int64(r.RunMS), Valid: true}
-	}
+	accepted := cmp.Or(about.Accepted, r.FinishedAt.UnixMilli()-int64(r.RunMS+r.QueueMS+r.Waits.NotBeforeMS))
 	text, at := textOf(r), &loop.Event{Time: r.FinishedAt, CallFields: loop.CallFields{CallID: r.CallID, Name: prose.Cut(about.Tool, maxName)}}
 	at.Turn, at.Step = about.Turn, about.Step
 	if c.input == 0 {
@@ -145,16 +161,13 @@ func (w *writer) settled(m *message) {
 		resources, _ = json.Marshal(about.Resources) // it was JSON
 	}
 	pool, lane, _ := strings.Cut(prose.Cut(about.Lane, 2*maxName), "/")
-	code, message := errorOf(r.Error)
 	w.exec(`UPDATE call SET turn = iif(turn = 0, ?, turn), step = iif(step = 0, ?, step), idx = iif(idx = 0, ?, idx), tool = iif(tool = '', ?, tool),
-  pool = iif(pool = '', ?, pool), lane = iif(lane = '', ?, lane), resources = ?, tenant = ?, owner = ?, accepted = ?, started = ?,
-  status = iif(finished IS NULL, ?, status), code = iif(finished IS NULL, ?, code), error = iif(finished IS NULL, ?, error), finished = ?, stored = 1,
-  worker = ?, attempt = ?, level = ?, checkpoint = ?, run_ms = ?, queue_ms = ?, not_before_ms = ?, slot_ms = ?, lane_ms = ?, after_ms = ?, limit_ms = ?, rate_ms = ?, pause_ms = ?,
-  input = ?, output = ? WHERE id = ?`,
-		about.Turn, about.Step, about.Index, cmp.Or(prose.Cut(about.Tool, maxName), prose.Cut(r.Tool, maxName)), pool, lane, string(resources), string(owner.Tenant), owner.By, accepted, started,
-		string(r.Status), code, message, finished, string(r.WorkerID), r.Attempt, prose.Cut(r.Level, maxName), int64(r.Checkpoint), //nolint:gosec // a sequence is small
-		r.RunMS, r.QueueMS, some(r.Waits.NotBeforeMS), some(r.Waits.SlotMS), some(r.Waits.LaneMS), some(r.Waits.AfterMS), some(r.Waits.LimitMS), some(r.Waits.RateMS), some(r.Waits.PauseMS),
-		c.input, c.output, c.id)
+  pool = iif(pool = '', ?, pool), lane = iif(lane = '', ?, lane), resources = ?, tenant = ?, owner = ?, accepted = ?, stored = 1, input = ?, output = ? WHERE id = ?`,
+		about.Turn, about.Step, about.Index, cmp.Or(prose.Cut(about.Tool, maxName), prose.Cut(r.Tool, maxName)), pool, lane, string(resources), string(owner.Tenant), owner.By, accepted, c.input, c.output, c.id)
+	if !c.settled { // else the journal has said it
+		w.outcome(c, r.Status, r.Error)
+	}
+	w.ran(c, r)
 }
 
 // some is a time, and NULL for none.

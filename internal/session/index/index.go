@@ -40,7 +40,7 @@ import (
 const File = "journals.db"
 
 // version is that of the schema. A file of another one is made again.
-const version = 2
+const version = 3
 
 // schema has one row of entry for each text, and one of call for each call. Texts are in entry
 // alone: word has the positions of their words.
@@ -62,7 +62,8 @@ CREATE TABLE call(
   accepted INTEGER NOT NULL DEFAULT 0, started INTEGER, finished INTEGER, stored INTEGER NOT NULL DEFAULT 0,
   status TEXT NOT NULL DEFAULT '', code TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '',
   worker TEXT NOT NULL DEFAULT '', attempt INTEGER NOT NULL DEFAULT 0, level TEXT NOT NULL DEFAULT '', checkpoint INTEGER NOT NULL DEFAULT 0,
-  run_ms REAL, queue_ms REAL, not_before_ms REAL, slot_ms REAL, lane_ms REAL, after_ms REAL, limit_ms REAL, rate_ms REAL, pause_ms REAL, model_ms REAL, person_ms REAL,
+  run_ms REAL, queue_ms REAL, not_before_ms REAL, slot_ms REAL, lane_ms REAL, after_ms REAL, limit_ms REAL, rate_ms REAL, pause_ms REAL, lost_ms REAL, model_ms REAL, person_ms REAL,
+  sandbox_ms REAL, store_ms REAL, held_by TEXT NOT NULL DEFAULT '', held_by_session TEXT NOT NULL DEFAULT '', limited TEXT NOT NULL DEFAULT '', lost_worker TEXT NOT NULL DEFAULT '',
   asked INTEGER, input INTEGER NOT NULL DEFAULT 0, output INTEGER NOT NULL DEFAULT 0, UNIQUE(call, session));
 CREATE INDEX call_finished ON call(finished);
 CREATE INDEX call_session ON call(session, finished);

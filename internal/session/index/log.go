@@ -152,8 +152,8 @@ func (q *Calls) conditions() (where []string, args []any) {
 // are being copied are not shown.
 const columns = `c.id, c.finished, s.name, c.call, c.turn, c.step, c.idx, c.tool, c.attempt, c.pool, c.lane, c.resources, c.tenant, c.owner,
   c.accepted, coalesce(c.started, 0), c.status, c.code, c.error, c.worker, c.level, c.checkpoint, coalesce(c.run_ms, 0), coalesce(c.queue_ms, 0),
-  coalesce(c.not_before_ms, 0), coalesce(c.slot_ms, 0), coalesce(c.lane_ms, 0), coalesce(c.after_ms, 0), coalesce(c.limit_ms, 0), coalesce(c.rate_ms, 0), coalesce(c.pause_ms, 0),
-  coalesce(c.model_ms, 0), coalesce(c.person_ms, 0), substr(coalesce(i.body, ''), 1, ?), substr(coalesce(o.body, ''), 1, ?)`
+  coalesce(c.not_before_ms, 0), coalesce(c.slot_ms, 0), coalesce(c.lane_ms, 0), coalesce(c.after_ms, 0), coalesce(c.limit_ms, 0), coalesce(c.rate_ms, 0), coalesce(c.pause_ms, 0), coalesce(c.lost_ms, 0),
+  coalesce(c.model_ms, 0), coalesce(c.person_ms, 0), coalesce(c.sandbox_ms, 0), coalesce(c.store_ms, 0), c.held_by, c.held_by_session, c.limited, c.lost_worker, substr(coalesce(i.body, ''), 1, ?), substr(coalesce(o.body, ''), 1, ?)`
 
 // joins are the tables of columns.
 func (q *Calls) joins() string {
@@ -172,8 +172,8 @@ func readCall(row interface{ Scan(into ...any) error }, most int, more ...any) (
 	err = row.Scan(append([]any{
 		&at.id, &at.finished, &c.SessionID, &c.CallID, &c.Turn, &c.Step, &c.Index, &c.Tool, &c.Attempt, &pool, &lane, &resources, &c.Tenant, &c.Owner,
 		&accepted, &started, &c.Status, &code, &message, &c.WorkerID, &c.Level, &c.Checkpoint, &c.RunMS, &waits.QueueMS,
-		&waits.NotBeforeMS, &waits.SlotMS, &waits.LaneMS, &waits.AfterMS, &waits.LimitMS, &waits.RateMS, &waits.PauseMS,
-		&waits.ModelMS, &waits.PersonMS, &c.Input, &c.Output,
+		&waits.NotBeforeMS, &waits.SlotMS, &waits.LaneMS, &waits.AfterMS, &waits.LimitMS, &waits.RateMS, &waits.PauseMS, &waits.LostMS,
+		&waits.ModelMS, &waits.PersonMS, &c.SandboxMS, &c.StoreMS, &waits.HeldBy, &waits.HeldBySession, &waits.Limit, &waits.LostWorker, &c.Input, &c.Output,
 	}, more...)...)
 	if err != nil {
 		return at, c, err
@@ -467,7 +467,7 @@ func (q *Calls) rates(ctx context.Context, o *opened, rates *report.CallRates) e
 	}
 	where, args := q.conditions()
 	rows, err := o.read.QueryContext(ctx, `SELECT c.finished, c.status = 'ok', coalesce(c.run_ms, 0), coalesce(c.queue_ms, 0), coalesce(c.not_before_ms, 0), coalesce(c.slot_ms, 0), coalesce(c.lane_ms, 0),
-  coalesce(c.after_ms, 0), coalesce(c.limit_ms, 0), coalesce(c.rate_ms, 0), coalesce(c.pause_ms, 0), coalesce(c.model_ms, 0), coalesce(c.person_ms, 0)
+  coalesce(c.after_ms, 0), coalesce(c.limit_ms, 0), coalesce(c.rate_ms, 0), coalesce(c.pause_ms, 0), coalesce(c.lost_ms, 0), coalesce(c.model_ms, 0), coalesce(c.person_ms, 0)
   FROM call c WHERE `+strings.Join(where, " AND ")+" ORDER BY c.finished", args...)
 	if err != nil {
 		return err
@@ -487,7 +487,7 @@ func (q *Calls) rates(ctx context.Context, o *opened, rates *report.CallRates) e
 		var ok bool
 		var run float64
 		var w report.CallWaits
-		if err := rows.Scan(&finished, &ok, &run, &w.QueueMS, &w.NotBeforeMS, &w.SlotMS, &w.LaneMS, &w.AfterMS, &w.LimitMS, &w.RateMS, &w.PauseMS, &w.ModelMS, &w.PersonMS); err != nil {
+		if err := rows.Scan(&finished, &ok, &run, &w.QueueMS, &w.NotBeforeMS, &w.SlotMS, &w.LaneMS, &w.AfterMS, &w.LimitMS, &w.RateMS, &w.PauseMS, &w.LostMS, &w.ModelMS, &w.PersonMS); err != nil {
 			return err
 		}
 		if of := &rates.Buckets[(finished-q.Since.UnixMilli())/rates.StepMS]; of != bucket {
@@ -507,7 +507,7 @@ func (q *Calls) rates(ctx context.Context, o *opened, rates *report.CallRates) e
 func addWaits(to, w *report.CallWaits) {
 	to.QueueMS, to.NotBeforeMS, to.SlotMS, to.LaneMS = to.QueueMS+w.QueueMS, to.NotBeforeMS+w.NotBeforeMS, to.SlotMS+w.SlotMS, to.LaneMS+w.LaneMS
 	to.AfterMS, to.LimitMS, to.RateMS, to.PauseMS = to.AfterMS+w.AfterMS, to.LimitMS+w.LimitMS, to.RateMS+w.RateMS, to.PauseMS+w.PauseMS
-	to.ModelMS, to.PersonMS = to.ModelMS+w.ModelMS, to.PersonMS+w.PersonMS
+	to.LostMS, to.ModelMS, to.PersonMS = to.LostMS+w.LostMS, to.ModelMS+w.ModelMS, to.PersonMS+w.PersonMS
 }
 
 // percentiles sorts times, and returns what half of them, and 95 of 100, are at most.

@@ -168,7 +168,9 @@ func (w *writer) event(s *row, e *loop.Event) {
 			w.text(s, e, report.RoleUser, e.Input)
 		}
 	case loop.EventModelReply:
-		s.modelMS = sql.NullFloat64{Float64: float64(max(e.Time.UnixMilli()-s.request, 0)), Valid: s.request > 0}
+		if s.modelMS = (sql.NullFloat64{Float64: e.RequestMS, Valid: true}); e.RequestMS == 0 { // an earlier version has stored it
+			s.modelMS = sql.NullFloat64{Float64: float64(max(e.Time.UnixMilli()-s.request, 0)), Valid: s.request > 0}
+		}
 		w.text(s, e, report.RoleAssistant, e.Text)
 	case loop.EventCompacted:
 		w.text(s, e, report.RoleSummary, e.Text)

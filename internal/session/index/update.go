@@ -252,9 +252,9 @@ func (x *Index) apply(ctx context.Context, o *opened, from source, position, las
 	return nil
 }
 
-// read applies the messages behind a position that a server has, up to the last one, and returns the
-// new position. A later result may be of a session that begins again behind what was read of the
-// journals.
+// read applies the messages behind a position that a server has, up to the last one, and returns
+// the new position. A later result may be of a session that begins again behind what was read of
+// the journals.
 func (x *Index) read(ctx context.Context, o *opened, from source, position, last uint64) (uint64, error) {
 	var batch []message
 	size, delivered := 0, uint64(0)

@@ -33,9 +33,9 @@ type LoggedCall struct {
 	Tool string `json:"tool"`
 	// Attempt is which start of the call has its result, from 1; 0 when it never started.
 	Attempt int `json:"attempt,omitempty"`
-	// Input is up to 16 KiB of the arguments, or of the payload of a call without a model. Values of
-	// more than 1 KiB are digest and size. Output is up to 16 KiB of what the model read, or of the
-	// result as text. Models, tools and files have made both.
+	// Input is up to 16 KiB of the arguments, or of the payload of a call without a model. Values
+	// of more than 1 KiB are digest and size. Output is up to 16 KiB of what the model read, or of
+	// the result as text. Models, tools and files have made both.
 	Input  string `json:"input,omitempty"`
 	Output string `json:"output,omitempty"`
 	// Lane is POOL/LANE; "" if the call ran in the coordinator.
@@ -57,9 +57,13 @@ type LoggedCall struct {
 	// Level is the sandbox level that was proven where the call ran.
 	Level string `json:"level,omitempty"`
 	// Checkpoint is the position of a checkpoint with what the call changed; 0 is none.
-	Checkpoint uint64    `json:"checkpoint,omitempty"`
-	RunMS      float64   `json:"run_ms"`
-	Waits      CallWaits `json:"waits"`
+	Checkpoint uint64  `json:"checkpoint,omitempty"`
+	RunMS      float64 `json:"run_ms"`
+	// SandboxMS and StoreMS are the parts of RunMS in which the sandbox was opened, and in which
+	// the whole output and the changes were stored.
+	SandboxMS float64   `json:"sandbox_ms,omitempty"`
+	StoreMS   float64   `json:"store_ms,omitempty"`
+	Waits     CallWaits `json:"waits"`
 }
 
 // CallWaits is what calls waited for, in milliseconds.
@@ -95,6 +99,6 @@ type CallRate struct {
 	RunP95MS  float64 `json:"run_p95_ms"`
 	WaitP50MS float64 `json:"wait_p50_ms"`
 	WaitP95MS float64 `json:"wait_p95_ms"`
-	// Waits are the sums of the calls.
+	// Waits are the sums of the calls, without the names of what they waited for.
 	Waits CallWaits `json:"waits"`
 }

@@ -1656,12 +1656,16 @@ export interface components {
             resources?: components["schemas"]["Use"][];
             /** Format: double */
             run_ms: number;
+            /** Format: double */
+            sandbox_ms?: number;
             session_id: string;
             /** Format: date-time */
             started_at?: string;
             status: string;
             /** Format: int64 */
             step?: number;
+            /** Format: double */
+            store_ms?: number;
             tenant?: string;
             tool: string;
             /** Format: int64 */

@@ -677,8 +677,10 @@ class LoggedCall(_LoggedCall, total=False):
     output: str
     owner: str
     resources: list[Use]
+    sandbox_ms: float
     started_at: str
     step: int
+    store_ms: float
     tenant: str
     turn: int
     worker_id: str
