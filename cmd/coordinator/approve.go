@@ -80,7 +80,7 @@ func (c *approveCommand) run(ctx context.Context, p program) error {
 
 // open reaches the fleet of the flags.
 func (c *approveCommand) open(ctx context.Context, p program) (*opened, error) {
-	return openSessions(ctx, p, &environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}, "", "", false)
+	return openSessions(ctx, p.logger(), &environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}, "", "", false)
 }
 
 // content reads --content; nil without it.

@@ -78,7 +78,7 @@ func (c *callsCommand) run(ctx context.Context, p program) error {
 	defer stop()
 	short, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	all, err := openSessions(short, p, &environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}, c.Data, "", false)
+	all, err := openSessions(short, p.logger(), &environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}, c.Data, "", false)
 	if err != nil {
 		return err
 	}

@@ -102,7 +102,7 @@ func examples() map[string][]string {
 		"login":          {`coordinator login --mcp-config mcp.json tickets`},
 		"bench":          {`coordinator bench --lanes 1`, `coordinator bench --exec true --calls 2000`},
 		"workers":        {`coordinator workers --nats nats://nats1:4222`},
-		"top":            {`coordinator top --nats nats://nats1:4222`, `coordinator top --nats nats://nats1:4222 --once --json`},
+		"top":            {`coordinator top`, `coordinator top --nats nats://nats1:4222 --once --json`},
 		"lane":           {`coordinator lane ls --nats nats://nats1:4222`, `coordinator lane show --nats nats://nats1:4222 sandbox/abc`},
 		"session":        {`coordinator session ls`, `coordinator session log last`, `coordinator session pull --nats nats://nats1:4222 last ./result`},
 		"session search": {`coordinator session search frobnicate`, `coordinator session search '"no such file" config*' --since 24h`},

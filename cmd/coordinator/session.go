@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -276,15 +277,15 @@ type opened struct {
 
 // open reaches the fleet of the flags. The caller closes it.
 func (c *sessionCommand) open(ctx context.Context, p program, pool protocol.Pool) (*opened, error) {
-	return openSessions(ctx, p, &environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}, c.Data, pool, c.Ls.Running)
+	return openSessions(ctx, p.logger(), &environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}, c.Data, pool, c.Ls.Running)
 }
 
 // openSessions reaches a fleet; running does not start the server of this machine.
-func openSessions(ctx context.Context, p program, f *environment.ExistingFleet, data string, pool protocol.Pool, running bool) (all *opened, err error) {
+func openSessions(ctx context.Context, logger *slog.Logger, f *environment.ExistingFleet, data string, pool protocol.Pool, running bool) (all *opened, err error) {
 	all = &opened{}
 	if f.Nats != "" {
-		all.client, err = f.Client(ctx, p.logger())
-	} else if all.local, err = environment.OpenLocal(ctx, &f.Connection, data, running, p.logger()); err == nil {
+		all.client, err = f.Client(ctx, logger)
+	} else if all.local, err = environment.OpenLocal(ctx, &f.Connection, data, running, logger); err == nil {
 		all.client = all.local.Client
 	}
 	if err != nil {

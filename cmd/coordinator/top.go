@@ -17,7 +17,9 @@ import (
 )
 
 type topCommand struct {
-	environment.ExistingFleet
+	Nats                   string `placeholder:"URL" brief:"NATS servers of a fleet. Default: the sessions of this machine." help:"NATS server or servers of the fleet. Default: the sessions of this machine, which ran without --nats and --data."`
+	environment.Connection `group:"Fleet:"`
+	Data                   string `placeholder:"DIR" help:"Data directory of the fleet, that of serve --data or run --data. No other process may use it."`
 
 	Once     bool          `help:"Print one picture as text, and end."`
 	JSON     bool          `name:"json" help:"With --once: print the picture as JSON."`
@@ -49,22 +51,22 @@ func (c *topCommand) run(ctx context.Context, p program) error {
 	if !c.Once && terminal.IsTerminal(p.Stderr) { // the bar says what the log would draw over it
 		logger = slog.New(slog.DiscardHandler)
 	}
-	client, err := c.Client(ctx, logger)
+	all, err := openSessions(ctx, logger, &environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}, c.Data, "", false)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = client.Close() }() // nothing of it is in this process
+	defer all.close()
 	options := overview.Options{Fleet: protocol.Fleet(c.Fleet), Lanes: c.Limit, Sessions: c.Limit}
 	for pool := range c.PoolNats {
 		options.Pools = append(options.Pools, protocol.Pool(pool))
 	}
-	reader := overview.New(client, options)
+	reader := overview.New(all.client, options)
 	colors := terminal.ColorWanted(p.Stdout, p.Getenv)
 	if c.Once {
 		return c.once(ctx, p, reader, colors)
 	}
 	return top.Run(ctx, &top.Options{
-		Client: client, Reader: reader, Interval: c.Interval, Colors: colors, In: stdin, Out: p.Stdout, Environ: os.Environ(),
+		Client: all.client, Reader: reader, Interval: c.Interval, Colors: colors, In: stdin, Out: p.Stdout, Environ: os.Environ(),
 	})
 }
 

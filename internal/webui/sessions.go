@@ -75,6 +75,7 @@ func (u *ui) list(ctx context.Context, most int, renews bool) (list []report.Ses
 			of.at = time.Time{}
 			return nil, 0, err
 		}
+		of.list = slices.DeleteFunc(of.list, func(s report.Session) bool { return s.Turns == 0 && s.State == "" }) // there is nothing to show
 		of.at, of.most = time.Now(), most
 	}
 	n := min(most, len(of.list))

@@ -113,6 +113,9 @@ func (u *ui) routes() {
 	u.mux.HandleFunc("POST /sign-out", u.signOut)
 	u.mux.HandleFunc("GET /open", u.openCode)
 
+	u.page("GET /", func(_ http.ResponseWriter, r *http.Request) error {
+		return fmt.Errorf("page %s: %w", r.URL.Path, fleet.ErrNotFound)
+	})
 	u.page("GET /{$}", func(w http.ResponseWriter, r *http.Request) error {
 		u.redirect(w, r, "/sessions")
 		return nil

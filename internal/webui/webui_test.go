@@ -241,10 +241,13 @@ func TestPages_AreShown(t *testing.T) {
 		require.Equal(t, 200, status, path)
 		require.Contains(t, body, text, path)
 	}
+	status, body, _ := s.get("/nowhere")
+	require.Equal(t, 404, status)
+	require.Contains(t, body, "page /nowhere: ")
 	s.run("work", "Look around", calls("bash", `{"command": "printf 'one\\ntwo\\n' > a.txt; echo seen"}`), says("It is **done**."))
-	_, body, _ := s.get("/sessions")
+	_, body, _ = s.get("/sessions")
 	require.Contains(t, body, "Look around")
-	status, body, _ := s.get("/sessions/work")
+	status, body, _ = s.get("/sessions/work")
 	require.Equal(t, 200, status)
 	for _, text := range []string{"Look around", "seen", "<strong>done</strong>", "answered"} {
 		require.Contains(t, body, text)
