@@ -104,7 +104,7 @@ func (f *feeds) follow(ctx context.Context, what followed) (of *feed, leave func
 		defer f.mu.Unlock()
 		switch of.followers--; {
 		case of.followers > 0:
-		case len(f.all) > maxLingering:
+		case len(f.all) > maxLingering, f.all[key] != of: // the latter was renewed
 			f.drop(key, of)
 		default:
 			of.idle = time.AfterFunc(lingers, func() {
