@@ -11,9 +11,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -201,15 +203,29 @@ func waitsOf(c *report.LoggedCall) []wait {
 		{"an operator, who paused the lane", w.PauseMS, toLane},
 		{lost, w.LostMS, toWorker},
 	}
-	rest := w.QueueMS
+	rest, restFor := w.QueueMS, "the way to a worker"
+	switch {
+	case c.Attempt == 0:
+		restFor = "a worker that can run it: it never started"
+	case c.Attempt > 1:
+		restFor = "earlier attempts, and the way to a worker"
+	}
 	for _, one := range all {
 		rest -= one.MS
 	}
-	all = append(all, wait{"its time", w.NotBeforeMS, ""}, wait{"a person", w.PersonMS, ""}, wait{"the rest: on the way to a worker, and of earlier attempts", rest, ""})
+	all = append(all, wait{"its time", w.NotBeforeMS, ""}, wait{"a person", w.PersonMS, ""}, wait{restFor, rest, ""})
 	const noticed = 1 // millisecond
 	all = slices.DeleteFunc(all, func(one wait) bool { return one.MS < noticed })
 	slices.SortStableFunc(all, func(a, b wait) int { return cmp.Compare(b.MS, a.MS) })
 	return all
+}
+
+// endOf is the pill of how a call ended: a command that ran may have failed nevertheless.
+func endOf(c *report.LoggedCall) pill {
+	if exit := terminal.ExitOf(&loop.Event{Status: string(c.Status), ResultFields: loop.ResultFields{Content: c.Output}}); exit != "" {
+		return pill{"bad", exit}
+	}
+	return stateOf(c.Status)
 }
 
 // waited is the longest wait of a call, if it is worth a word.

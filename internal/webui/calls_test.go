@@ -22,8 +22,9 @@ func TestCalls_AreFound(t *testing.T) {
 	t.Parallel()
 	s := start(t)
 	s.signIn(operator)
-	s.run("work", "go", calls("bash", `{"command": "printf '\\033[31mred\\033[0m'; touch made"}`), calls("read", `{"path": "none"}`), says("Done."))
-	body := s.until("/calls", "touch made")
+	s.run("work", "go", calls("bash", `{"command": "printf '\\033[31mred\\033[0m'; touch made"}`), calls("read", `{"path": "none"}`), calls("bash", `{"command": "exit 3"}`), says("Done."))
+	body := s.until("/calls", "exit 3")
+	require.Contains(t, body, `<span class="pill bad">exit code 3</span>`)
 	require.Contains(t, body, "failed")
 	for query, found := range map[string]bool{
 		"session=work": true, "session=other": false, "tool=bash": true, "tool=grep": false, "status=ok": true, "status=timeout": false, "status=not_ok": true, "since=1h": true,
@@ -38,7 +39,7 @@ func TestCalls_AreFound(t *testing.T) {
 		status, _, _ := s.get("/calls?" + query)
 		require.Equal(t, 422, status, query)
 	}
-	_, body, _ = s.get("/calls?tool=bash")
+	_, body, _ = s.get("/calls?tool=bash&text=made")
 	status, body, _ := s.get("/calls/" + idOfCall(t, body))
 	require.Equal(t, 200, status)
 	for _, text := range []string{"touch made", "sandbox level", "lane?lane=sandbox%2Fwork&amp;pool=default", "In its conversation", "Run again"} {

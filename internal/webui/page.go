@@ -114,7 +114,7 @@ func functions(base string) template.FuncMap {
 		"ms":       func(ms int64) string { return span(time.Duration(ms) * time.Millisecond) },
 		"part":     func(data any) view { return view{Data: data} },
 		"lanePath": lanePath, "workerPath": workerPath, "limitPath": limitPath, "lookPath": lookPath, "callPath": callPath, "reason": reasonOf,
-		"ask": ask, "uses": usesOf, "perSecond": perSecond, "waited": waited, "waitsOf": waitsOf,
+		"ask": ask, "uses": usesOf, "perSecond": perSecond, "waited": waited, "endOf": endOf, "waitsOf": waitsOf,
 		"took":     func(ms float64) string { return span(time.Duration(ms * float64(time.Millisecond))) },
 		"poolOf":   func(lane string) protocol.Pool { pool, _, _ := strings.Cut(lane, "/"); return protocol.Pool(pool) },
 		"laneIn":   func(lane string) protocol.Lane { _, in, _ := strings.Cut(lane, "/"); return protocol.Lane(in) },
