@@ -44,7 +44,7 @@ func TestHostile_TextsDoNothing(t *testing.T) {
 		tb.opens("/waits", "elsewhere.example")
 		intact("what waits")
 		tb.clickIn("article.ask", "Approve")
-		tb.until(`!location.pathname.endsWith("/waits") || !document.querySelector("article.ask")`, "the call is approved")
+		tb.sees("answered")
 	}
 	tb.open(session)
 	tb.until(`[...document.querySelectorAll(".pill")].some((p) => p.innerText.trim() === "answered")`, "the turn is answered")

@@ -286,7 +286,7 @@ func quoted(text string) string {
 func control(within, text string) string {
 	return `((t) => {
 	const names = (e) => [e.innerText?.trim(), e.getAttribute("aria-label"), e.labels?.[0]?.innerText?.trim()];
-	const all = [...document.querySelectorAll(` + quoted(within) + `)].flatMap((e) => [...e.querySelectorAll("a, button, summary, input, textarea, select, [role=button], [role=tab]")]).filter((e) => e.checkVisibility());
+	const all = [...document.querySelectorAll(` + quoted(within) + `)].flatMap((e) => [...(e.matches("a, button, select") ? [e] : []), ...e.querySelectorAll("a, button, summary, input, textarea, select, [role=button], [role=tab]")]).filter((e) => e.checkVisibility());
 	return all.find((e) => names(e).includes(t)) || all.find((e) => names(e).some((n) => n?.startsWith(t)));
 })(` + quoted(text) + `)`
 }
@@ -324,6 +324,14 @@ func (tb *tab) fillIn(within, label, text string) {
 	tb.until("!!("+control(within, label)+")", "there is a field "+label+" in "+within)
 	eval[bool](tb, `(() => { const e = `+control(within, label)+`; e.focus(); e.select?.(); return true; })()`)
 	send(tb, input.InsertText, input.InsertTextParams{Text: text})
+}
+
+// choose chooses an option of a list.
+func (tb *tab) choose(selector, option string) {
+	tb.t.Helper()
+	tb.clicked++
+	require.True(tb.t, eval[bool](tb, `(() => { const e = document.querySelector(`+quoted(selector)+`), o = [...e.options].find((o) => o.text === `+quoted(option)+`); if (!o) return false;
+		e.focus(); e.value = o.value; e.dispatchEvent(new Event("input", { bubbles: true })); e.dispatchEvent(new Event("change", { bubbles: true })); return true; })()`), "%s has no %s", selector, option)
 }
 
 // press presses keys, one after the other, wherever the focus is.
