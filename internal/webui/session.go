@@ -93,6 +93,10 @@ func (u *ui) tab(path, name string, fill func(context.Context, *http.Request, *s
 		ctx, cancel := within(r.Context())
 		defer cancel()
 		p, err := u.load(ctx, r)
+		if errors.Is(err, fleet.ErrNotFound) && r.URL.Query().Has("begins") { // no coordinator has taken its turn yet
+			u.show(w, r, http.StatusOK, "begins", view{Title: "The session begins", Section: "sessions", Path: []crumb{{"Sessions", "/sessions"}}, Data: idOf(r)})
+			return nil
+		}
 		if err == nil {
 			p.Tab = name
 			err = fill(ctx, r, p)

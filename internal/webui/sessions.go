@@ -311,7 +311,7 @@ func (u *ui) startSession(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	u.redirect(w, r, sessionPath(ref.SessionID))
+	u.redirect(w, r, sessionPath(ref.SessionID)+"?begins")
 	return nil
 }
 

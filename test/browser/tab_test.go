@@ -104,9 +104,6 @@ func newTab(t *testing.T, browser context.Context, base string) *tab {
 	send(tb, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: watching})
 	tb.looks("light", 1280, 900)
 	t.Cleanup(func() {
-		if t.Failed() {
-			tb.keep()
-		}
 		end()
 		tb.harmless()
 	})
@@ -223,6 +220,7 @@ func (tb *tab) opens(path, text string) {
 			return
 		}
 	}
+	tb.keep()
 	require.FailNow(tb.t, path+" never shows "+text)
 }
 
@@ -259,7 +257,14 @@ func (tb *tab) until(script, what string) {
 			return
 		}
 	}
+	tb.keep()
 	require.FailNow(tb.t, "it never was so: "+what)
+}
+
+// lands waits until a page is open, with its scripts.
+func (tb *tab) lands(path, what string) {
+	tb.t.Helper()
+	tb.until(`location.pathname.endsWith(`+quoted(path)+`) && document.readyState === "complete"`, what)
 }
 
 // sees waits until the page shows each of the texts.
