@@ -1,6 +1,7 @@
 package webui
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -155,7 +156,7 @@ func chartOf(id protocol.SessionID, t *report.Trace, from, to float64, most int)
 
 // bar draws a span.
 func (c *chart) bar(s *report.Span) bar {
-	b := bar{Span: *s, Label: s.Name, Row: s.SessionID == c.Session && s.CallID != ""}
+	b := bar{Span: *s, Label: cmp.Or(s.Name, string(s.Kind)), Row: s.SessionID == c.Session && s.CallID != ""}
 	if s.About != "" {
 		b.Label = s.About
 	}

@@ -105,7 +105,7 @@ func newScene(t *testing.T, more ...string) *scene {
 	agents := t.TempDir()
 	reviewer := script(t, "reviewer", said("I look.", shell("r1", "echo reviewed")), said("I found no bug."))
 	require.NoError(t, os.WriteFile(filepath.Join(agents, "reviewer.md"), []byte("---\nname: reviewer\ndescription: Reads code and names bugs.\nmodel: "+reviewer+"\n---\nYou review code.\n"), 0o600))
-	flags := []string{"--tools", s.tools, "--agents", agents, "--policy", written(t, "policy.yaml", "approval: {commands: [git push], timeout: 1h}\n"), "--prices", written(t, "prices.json", `{"as_of": "2026-11-30", "models": {"`+s.models["repair"]+`": {"input": 2, "output": 8, "window": 200000}}}`)}
+	flags := []string{"--tools", s.tools, "--agents", agents, "--policy", "policy.yaml", "--prices", written(t, "prices.json", `{"as_of": "2026-11-30", "models": {"`+s.models["repair"]+`": {"input": 2, "output": 8, "window": 200000}}}`)}
 	for _, name := range []string{"note", "repair", "fails", "asks", "agents", "slow", "talks", "brief"} { // the first one is the default
 		flags = append(flags, "--model", s.models[name])
 	}

@@ -29,7 +29,7 @@ func (s *scene) pages() map[string]string {
 		"/sessions": "Write a note", "/sessions?q=semicolon": "semicolon", "/sessions?q=nothingatall": "No passage", "/sessions/note": "Write a note", "/sessions/note/timeline": "bash",
 		"/sessions/note/files": "note.txt", "/sessions/note/file?path=note.txt": "three", "/sessions/repair": "publish", "/sessions/repair/timeline": "edit", "/sessions/build": "semicolon",
 		"/sessions/review": "reviewed", "/sessions/question": "Which database", "/waits": "git push", "/fleet": "w-1", "/lanes": "account/4711", "/lane?lane=account/4711": "charge",
-		"/limits": "globex", "/schedules": "nightly", "/webhooks": "webhook", "/calls": "charge", "/calls?tool=read": "read", "/calls?text=semicolon": "bash", "/calls?lane=nothing/here": "No call matches",
+		"/limits": "globex", "/schedules": "nightly", "/webhooks": "webhook", "/calls": "unittest", "/calls?tool=read": "read", "/calls?text=compiling": "bash", "/calls?lane=nothing/here": "No call matches",
 	}
 }
 

@@ -94,6 +94,7 @@ func newWorld(t *testing.T, flags ...string) *world {
 			w.coordinator.kill()
 		}
 	})
+	require.NoError(t, os.WriteFile(filepath.Join(w.dir, "policy.yaml"), []byte("approval: {commands: [git push], timeout: 1h}\n"), 0o600))
 	w.serve()
 	return w
 }
@@ -122,6 +123,7 @@ func (w *world) start(name string, args ...string) *process {
 	p := &process{exec.Command(program(w.t, name), args...), &output{}} //nolint:noctx // it is killed at the end
 	home := filepath.Join(w.dir, "home")
 	require.NoError(w.t, os.MkdirAll(home, 0o755))
+	p.Dir = w.dir
 	p.Env = append(os.Environ(), "HOME="+home, "XDG_STATE_HOME="+home, "TOOLFLEET_MIN_LEVEL=none", "GOTOOLCHAIN=local", "GOWORK=off")
 	p.Stdout, p.Stderr = p.out, p.out
 	p.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
