@@ -60,9 +60,52 @@ func TestWorker_KilledCallRunsAgainElsewhere(t *testing.T) {
 			require.Regexp(t, `ok · on `+survivor.id+`, attempt 1(?s:.*)│ goes on\n`, p.stderr, "the lane goes on")
 			require.Equal(t, before, earlier.count(), "a call that has its result is not run again")
 			require.Equal(t, 2, count.count())
+			requireLost(t, b.flags, id, survivor.id)
 			survivor.stop(t)
 		})
 	}
+}
+
+// requireLost checks that the trace of the last turn has the attempt that was lost with its worker,
+// within the call that another worker ended.
+func requireLost(t *testing.T, flags []string, lost, next string) {
+	t.Helper()
+	p := start(t, coordinator, launch{args: append([]string{"trace", "last", "--json"}, flags...)})
+	require.Equal(t, 0, p.wait(t))
+	var trace struct {
+		DurationMS float64 `json:"duration_ms"`
+		Spans      []struct {
+			WorkerID   string  `json:"worker_id"`
+			Attempt    int     `json:"attempt"`
+			DurationMS float64 `json:"duration_ms"`
+			Parts      []struct {
+				Reason  string  `json:"reason"`
+				For     string  `json:"for"`
+				Attempt int     `json:"attempt"`
+				MS      float64 `json:"ms"`
+			} `json:"parts"`
+		} `json:"spans"`
+	}
+	require.NoError(t, json.Unmarshal([]byte(p.stdout.String()), &trace))
+	found := false
+	for _, s := range trace.Spans {
+		if s.Attempt != 2 {
+			continue
+		}
+		require.Equal(t, next, s.WorkerID)
+		sum, attempt := 0.0, 0.0
+		for _, part := range s.Parts {
+			if sum += part.MS; part.Reason == "lost" {
+				require.Equal(t, lost, part.For, "%+v", s)
+				require.Equal(t, 1, part.Attempt)
+				attempt += part.MS
+			}
+		}
+		require.InDelta(t, s.DurationMS, sum, 0.1)
+		require.Greater(t, attempt, sum/4, "a lease passed: %+v", s)
+		found = true
+	}
+	require.True(t, found, "%+v", trace)
 }
 
 // TestWorker_DrainFinishesTheRunningCall: after SIGTERM a worker takes nothing new,
