@@ -50,7 +50,11 @@ func Trace(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, turn int)
 		}
 		return nil, codes.As(codes.ErrNotFound, fmt.Errorf("session %s has %s", id, which))
 	}
-	return made, errors.Join(err, failed)
+	if err = errors.Join(err, failed); err != nil {
+		return nil, err
+	}
+	made.SessionID = id // the turn may be of the session that this one is a fork of
+	return made, nil
 }
 
 // openLanes looks at the lanes of calls without a result, each once.

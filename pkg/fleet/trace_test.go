@@ -149,6 +149,39 @@ func TestTrace_SaysWhatEachCallWaitedFor(t *testing.T) {
 	require.ErrorIs(t, err, fleet.ErrInvalid)
 }
 
+// pausing is a model that waits for its provider before it replies.
+type pausing struct{ stepping }
+
+const providerPause = 40 * time.Millisecond
+
+func (m pausing) Reply(ctx context.Context, request loop.Request, delta func(loop.Delta)) (loop.Reply, error) {
+	delta(loop.Delta{Waits: "the limit of model/test is used up", Pause: providerPause})
+	time.Sleep(providerPause)
+	return m.stepping.Reply(ctx, request, delta)
+}
+
+// A trace has the waits that only the process knows which sends: for the provider of the model, and
+// for room in a lane.
+func TestTrace_WaitsBeforeTheFleetHasTheCall(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	require.NoError(t, b.Limits().Set(t.Context(), fleet.Limit{Lane: "sandbox/*", Waiting: 1}))
+	runner, err := b.Runner(pausing{stepping{{use("1", "bash", `{"command":"sleep 0.3"}`), use("2", "bash", `{"command":"echo second"}`)}}}, b.table, nil)
+	require.NoError(t, err)
+	_, err = runner.Run(t.Context(), "s", loop.Input{Text: "go"})
+	require.NoError(t, err)
+	trace, err := b.Sessions("").Trace(t.Context(), "s", 0)
+	require.NoError(t, err)
+	requireWhole(t, trace)
+	limited := partOf(trace.Spans[0], report.ReasonModelLimit)
+	require.Equal(t, "the limit of model/test is used up", limited.For)
+	require.InDelta(t, float64(providerPause.Milliseconds()), limited.MS, 0.1)
+	require.Equal(t, report.ReasonModel, trace.Spans[0].Parts[len(trace.Spans[0].Parts)-1].Reason)
+	full := partOf(spanOf(t, trace, "bash", 1), report.ReasonFull)
+	require.Equal(t, "busy: lane sandbox/s has 1 of 1 waiting calls", full.For)
+	require.Greater(t, full.MS, 100.0)
+}
+
 // A turn that runs shows what its calls do and wait for now.
 func TestTrace_OfATurnThatRuns(t *testing.T) {
 	t.Parallel()

@@ -1,6 +1,8 @@
 package timeline_test
 
 import (
+	"bytes"
+	"encoding/json"
 	"testing"
 	"time"
 
@@ -226,6 +228,43 @@ func TestOf_ASubAgentIsInItsCall(t *testing.T) {
 		}
 	}
 	checkTrace(t, trace)
+}
+
+// Spans of a track do not overlap: a viewer shows one that begins within another one as a part of it.
+func TestWriteChrome_HasATrackForEachOverlap(t *testing.T) {
+	t.Parallel()
+	var j journal
+	j.begin()
+	j.reply(100, 1, 100, "one", "two", "three")
+	for i, name := range []string{"one", "two", "three"} {
+		j.call(100, 1, i, name, "default/sandbox/s")
+	}
+	for i, name := range []string{"one", "two", "three"} {
+		j.result(float64(200+100*i), 1, i, name, loop.ResultFields{QueueMS: new(0.0), RunMS: new(90.0)})
+	}
+	j.reply(500, 2, 100)
+	j.end(500)
+	var out bytes.Buffer
+	require.NoError(t, timeline.WriteChrome(&out, of(t, j, 0)))
+	var file struct {
+		Events []struct {
+			Name, Cat, Ph string
+			Ts, Dur       float64
+			Tid           int
+		} `json:"traceEvents"`
+	}
+	require.NoError(t, json.Unmarshal(out.Bytes(), &file))
+	end, tracks := map[int]float64{}, map[string]int{}
+	for _, e := range file.Events {
+		if e.Cat == string(report.SpanCall) || e.Name == "m" {
+			require.LessOrEqual(t, end[e.Tid], e.Ts, "%+v", e)
+			end[e.Tid] = e.Ts + e.Dur
+			tracks[e.Name] = e.Tid
+		}
+	}
+	require.Len(t, end, 3)
+	require.Equal(t, map[string]int{"m": 0, "one": 0, "two": 1, "three": 2}, tracks)
+	require.InDelta(t, 500_000, end[0], 1, "in microseconds")
 }
 
 // checkTrace checks what holds for every trace.

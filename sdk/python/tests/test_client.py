@@ -184,6 +184,8 @@ def test_a_session(workspace: Path, tmp_path: Path) -> None:
         rest = [e.id for e in session.events(last_event_id=ids[2], until_turn_ended=True) if isinstance(e, Event) and e.id]
         assert rest == ids[3:]
         assert session.send("Once more.").result().text == "Again."
+        assert session.trace()["turn"] == 2
+        assert [s["name"] for s in session.trace(1)["spans"] if s["kind"] == "call"] == ["write"]
         fork = session.fork("s2", turn=1)
         assert fork.read_file("a") == b"A"
         assert session.compare("s2") == ""

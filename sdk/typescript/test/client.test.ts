@@ -98,6 +98,8 @@ test("a session answers, continues, and has files", async (t) => {
     assert.ok(message.kind !== "event" || message.event.turn === 2, "only events of the second turn");
   }
   assert.equal((await turn.session.info()).turns, 2);
+  assert.equal((await turn.session.trace()).turn, 2);
+  assert.deepEqual((await turn.session.trace(1)).spans.flatMap((s) => (s.kind === "call" ? [s.name] : [])), ["bash"]);
   assert.deepEqual((await client.sessions()).map((s) => s.session_id), [turn.sessionId]);
   assert.equal((await turn.session.export()).trim().split("\n").length > 6, true);
 });
