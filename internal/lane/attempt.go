@@ -347,11 +347,16 @@ func (l *heldLane) waitsOf(e *core.Entry, run *Run, started time.Time) protocol.
 		after = e.FreeSince.Sub(e.AwaitsSince)
 	}
 	unclaimed := run.Queued - run.InLane
-	lost := min(l.claim.lost.held, unclaimed)
+	lost, free := min(l.claim.lost.held, unclaimed), run.InLane-started.Sub(e.FreeSince)-after
+	slot, held := unclaimed-lost+e.Waited[core.WaitsForSlot], free
+	by := e.HeldBy
+	if by.ID == "" { // the mailbox was read meanwhile
+		slot, held = slot+free, 0
+	}
 	w := protocol.Waits{
 		NotBeforeMS: millis(e.Call.Delay()),
-		SlotMS:      millis(unclaimed - lost + e.Waited[core.WaitsForSlot]),
-		LaneMS:      millis(run.InLane - started.Sub(e.FreeSince) - after),
+		SlotMS:      millis(slot),
+		LaneMS:      millis(held),
 		AfterMS:     millis(after),
 		LimitMS:     millis(e.Waited[core.WaitsForLimit]),
 		RateMS:      millis(e.Waited[core.WaitsForRate]),
@@ -361,7 +366,7 @@ func (l *heldLane) waitsOf(e *core.Entry, run *Run, started time.Time) protocol.
 	if w.LostMS > 0 {
 		w.LostWorker = l.claim.lost.worker
 	}
-	if by := e.HeldBy; w.LaneMS > 0 && by != nil && by.Tenant == e.Call.Tenant {
+	if w.LaneMS > 0 && by.Tenant == e.Call.Tenant {
 		if w.HeldBy = by.ID; by.SessionID != e.Call.SessionID {
 			w.HeldBySession = by.SessionID
 		}

@@ -37,12 +37,32 @@ type heldLane struct {
 // blocked is what the calls of a lane wait for that do not run.
 type blocked struct {
 	waits    core.WaitClock
+	ended    endedCall
 	after    laneAfter
 	awaits   atomic.Pointer[string] // which call or retry the lane waits for
 	slotless atomic.Bool            // the next call waits for a slot
 	unmet    *Requirements          // requirements of a call that this worker cannot run; nil if it can run all
 	// retryAt is when the first call that failed may be started again, if nothing else holds it up.
 	retryAt time.Time
+}
+
+// endedCall is the last call of a lane that ended.
+type endedCall struct {
+	core.Earlier
+
+	uses []protocol.Use
+	at   time.Time
+}
+
+// noteHolder notes that the call which ended last held up one that starts, although that was read
+// later: it conflicts with it, and ended after that was accepted.
+func (l *heldLane) noteHolder(e *core.Entry, now time.Time) {
+	if e.HeldBy.ID != "" || l.ended.ID == "" || l.holder.clock.Age(e.Accepted) < now.Sub(l.ended.at) {
+		return
+	}
+	if earlier := (protocol.Call{Resources: l.ended.uses}); earlier.ConflictsWith(e.Call) {
+		e.HeldBy = l.ended.Earlier
+	}
 }
 
 // running is the calls of a lane that are being executed. Any goroutine may read it under mu.
@@ -304,7 +324,9 @@ func (l *heldLane) startCalls() {
 			l.slots.unspent = max(l.slots.unspent-1, 0)
 			lookup := l.lookups.lookupFor(e, l.schedule.Entries())
 			e.Running = true
-			l.waits.Start(e, time.Now())
+			now := time.Now()
+			l.waits.Start(e, now)
+			l.noteHolder(e, now)
 			l.limit.reserve(e)
 			l.slots.free--
 			l.slots.used++
@@ -343,6 +365,7 @@ func (l *heldLane) drainFinished() {
 
 func (l *heldLane) finishEntry(e *core.Entry) {
 	l.usage.served++
+	l.ended = endedCall{core.EarlierOf(e.Call), e.Call.Resources, time.Now()}
 	l.schedule.Finish(e)
 	l.garbage.discardCall(e)
 	l.lookups.remove(e)

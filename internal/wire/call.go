@@ -121,7 +121,7 @@ func WaitsByReason(w *protocol.Waits) map[string]float64 {
 		return nil
 	}
 	waits := map[string]float64{
-		"not_before": w.NotBeforeMS, "slot": w.SlotMS, "lane": w.LaneMS, "after": w.AfterMS, "limit": w.LimitMS, "rate": w.RateMS, "pause": w.PauseMS,
+		"not_before": w.NotBeforeMS, "slot": w.SlotMS, "lane": w.LaneMS, "after": w.AfterMS, "limit": w.LimitMS, "rate": w.RateMS, "pause": w.PauseMS, "lost": w.LostMS,
 	}
 	maps.DeleteFunc(waits, func(_ string, ms float64) bool { return ms <= 0 })
 	return waits

@@ -91,10 +91,21 @@ type Waits struct {
 	AwaitsSince time.Time // when only calls of its After held it up; zero if they never did
 	FreeSince   time.Time // when no earlier call held it up any more; zero before
 	Waited      Waited    // from then until it started
-	// HeldBy is the last earlier call that held it up, and its tenant; nil if none did.
-	HeldBy *protocol.Call
+	HeldBy      Earlier   // the last earlier call that held it up; zero if none did
 
 	waited Waited // what the lane had waited then
+}
+
+// Earlier names a call that a later one of its lane waited for.
+type Earlier struct {
+	protocol.CallRef
+
+	Tenant protocol.Tenant
+}
+
+// EarlierOf names a call.
+func EarlierOf(c *protocol.Call) Earlier {
+	return Earlier{protocol.CallRef{SessionID: c.SessionID, ID: c.ID}, c.Tenant}
 }
 
 // Schedule decides which calls of a lane may run. It has the unfinished entries in sequence order;
@@ -153,7 +164,7 @@ func (s *Schedule) Finish(e *Entry) {
 	for _, later := range s.entries[at+1:] {
 		if later.Call.ConflictsWith(e.Call) {
 			later.blockers--
-			later.HeldBy = e.Call
+			later.HeldBy = EarlierOf(e.Call)
 			// A previous holder cannot have started it before this one had a result.
 			later.MayHaveStarted = later.MayHaveStarted && e.SettledBefore
 		}

@@ -115,6 +115,9 @@ func (t *turnSpans) ended(s *span, l *layout) {
 	switch {
 	case r.RunMS == nil: // of an older version, or refused
 		l.rest(t.runs(s))
+	case s.Lane == "" && r.Type == loop.EventJobEnded: // its end is journaled between two steps
+		l.add(t.runs(s), *r.RunMS, "")
+		l.rest(report.ReasonResult)
 	case s.Lane == "": // this process ran it
 		l.rest(report.ReasonStore)
 		l.add(t.runs(s), *r.RunMS, "")
