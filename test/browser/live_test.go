@@ -43,8 +43,7 @@ func TestHostile_TextsDoNothing(t *testing.T) {
 	for range 2 { // the policy asks about both commands: it understands neither
 		tb.opens("/waits", "elsewhere.example")
 		intact("what waits")
-		tb.clickIn("article.ask", "Approve")
-		tb.sees("answered")
+		tb.leaves(func() { tb.clickIn("article.ask", "Approve") })
 	}
 	tb.open(session)
 	tb.until(`[...document.querySelectorAll(".pill")].some((p) => p.innerText.trim() === "answered")`, "the turn is answered")

@@ -267,6 +267,14 @@ func (tb *tab) lands(path, what string) {
 	tb.until(`location.pathname.endsWith(`+quoted(path)+`) && document.readyState === "complete"`, what)
 }
 
+// leaves does what loads a page, also the same one, and waits until that is open.
+func (tb *tab) leaves(act func()) {
+	tb.t.Helper()
+	eval[bool](tb, "window.left = true")
+	act()
+	tb.until(`!window.left && document.readyState === "complete"`, "a page is loaded")
+}
+
 // sees waits until the page shows each of the texts.
 func (tb *tab) sees(texts ...string) {
 	tb.t.Helper()
