@@ -28,6 +28,7 @@ type conversation struct {
 	calls  map[protocol.CallID]*call
 	order  []*call
 	drawn  position // from where on it is drawn: what is before need not be kept
+	may    bool     // the person may approve calls
 	pieces bool     // only what a card shows of a result is kept
 }
 
@@ -159,6 +160,7 @@ type approval struct {
 	Reason, Scope   string
 	Since           time.Time
 	To              string // the page to which an answer leads
+	May             bool   // the person may answer
 }
 
 // Command is the text of a command as it runs, if its JSON has it on one line; "" without one.
@@ -473,7 +475,7 @@ func (c *conversation) addCall(t *turn, e *loop.Event) bool {
 	case loop.EventApprovalAsked:
 		of.Approval = &approval{
 			Session: c.Session, Call: of.ID, Key: c.Key, Tool: of.Tool, Arguments: cmp.Or(e.Arguments, of.Arguments),
-			Rule: e.Rule, Source: e.Source, Reason: e.Text, Scope: e.Scope, Since: e.Time, To: "stay",
+			Rule: e.Rule, Source: e.Source, Reason: e.Text, Scope: e.Scope, Since: e.Time, To: "stay", May: c.may,
 		}
 	case loop.EventPolicyDecision, loop.EventCallJudged:
 		of.Approval = nil

@@ -3,6 +3,7 @@ package webui
 import (
 	"fmt"
 	"io"
+	"net/http"
 	"net/http/httptest"
 	"reflect"
 	"strings"
@@ -68,7 +69,7 @@ func planted(v reflect.Value, path string, markers *[]string) {
 // character that shows nothing or changes how others are shown.
 func safe(t *testing.T, name, body string) {
 	t.Helper()
-	require.False(t, strings.ContainsFunc(body, func(r rune) bool { return unseen(r) }), name)
+	require.False(t, strings.ContainsFunc(body, unseen), name)
 	root, err := html.Parse(strings.NewReader(body))
 	require.NoError(t, err)
 	for node := range root.Descendants() {
@@ -94,9 +95,10 @@ func safe(t *testing.T, name, body string) {
 func TestPages_EachFieldIsText(t *testing.T) {
 	t.Parallel()
 	u := New(Options{Base: "/ui"}).ui
-	r := httptest.NewRequest("GET", "/ui/sessions/s", nil)
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/ui/sessions/s", nil)
 	var markers []string
 	c := newConversation("s", "key")
+	c.may = true
 	c.add(&loop.Event{Type: loop.EventTurnStarted, Turn: 1, Time: time.Now()})
 	for i, kind := range []loop.EventType{
 		loop.EventSessionStarted, loop.EventTurnStarted, loop.EventInputAdded, loop.EventTextDelta, loop.EventReasoningDelta, loop.EventModelReply, loop.EventNativeCall,
@@ -154,19 +156,33 @@ func TestPages_EachFieldIsText(t *testing.T) {
 		page, block string
 		data        any
 	}{
-		{"session", "main", p}, {"session", "now", p.Chart}, {"session", "facts", p}, {"timeline", "main", p}, {"calls-of", "main", p}, {"agents", "main", p}, {"details", "main", p},
-		{"call", "main", p}, {"call", "about-call", p.Call}, {"files", "main", files}, {"files", "main", text}, {"compare", "main", files}, {"sessions", "main", list}, {"waits", "main", waits},
+		{"session", "main", p},
+		{"session", "now", p.Chart},
+		{"session", "facts", p},
+		{"timeline", "main", p},
+		{"calls-of", "main", p},
+		{"agents", "main", p},
+		{"details", "main", p},
+		{"call", "main", p},
+		{"call", "about-call", p.Call},
+		{"files", "main", files},
+		{"files", "main", text},
+		{"compare", "main", files},
+		{"sessions", "main", list},
+		{"waits", "main", waits},
 		{"confirm", "main", &confirmPage{sessionPage: p, Act: "merge", Fork: protocol.SessionID(evil), Planned: &merged, Diff: evil, Fault: evil, LeftOver: p.Effects}},
 		{"confirm", "main", &confirmPage{sessionPage: p, Act: "cancel-call", At: protocol.CallID(evil)}},
-		{"output", "main", &outputPage{sessionPage: p, Part: "output", Text: evil, Prev: -1}}, {"output", "main", &outputPage{sessionPage: p, Part: "output", Find: evil, Hits: []hit{{1, 1, evil}}}},
-		{"error", "main", evil}, {"error", "fault", evil},
+		{"output", "main", &outputPage{sessionPage: p, Part: "output", Text: evil, Prev: -1}},
+		{"output", "main", &outputPage{sessionPage: p, Part: "output", Find: evil, Hits: []hit{{1, 1, evil}}}},
+		{"error", "main", evil},
+		{"error", "fault", evil},
 	} {
 		body, err := u.render(r, part.page, part.block, view{Title: evil, Data: part.data})
 		require.NoError(t, err, "%s %s", part.page, part.block)
-		safe(t, part.page+" "+part.block, strings.ReplaceAll(string(body), "<hx-partial hx-target=\"#newer-sessions\"", "<div"))
+		safe(t, part.page+" "+part.block, string(body))
 	}
 	for _, marked := range []string{"tool_call.CallFields.Name", "approval_asked.Text", "tool_result.ResultFields.Content", "turn_started.StartFields.Input", "model_reply.Text"} {
-		require.True(t, strings.Contains(strings.Join(markers, "\n"), marked), marked)
+		require.Contains(t, strings.Join(markers, "\n"), marked)
 	}
 }
 

@@ -27,6 +27,7 @@ func (u *ui) live(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	c, next := newConversation(idOf(r), u.formKey(r)), make(chan passed, 64)
+	c.may = mayApprove(r.Context())
 	c.pieces, c.drawn = true, positionOf(r.URL.Query().Get("from"))
 	go func() {
 		defer close(next)

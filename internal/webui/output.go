@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -38,7 +39,7 @@ type outputPage struct {
 }
 
 // To is the last byte that the page shows.
-func (p *outputPage) To() int64 { return p.At + int64(len(p.Text)) }
+func (o *outputPage) To() int64 { return o.At + int64(len(o.Text)) }
 
 // hit is a line with the words that are looked for.
 type hit struct {
@@ -156,7 +157,7 @@ func (o *outputPage) search(output io.Reader) error {
 		if begins && len(piece) > 0 {
 			line++
 		}
-		part := append(before, piece...)
+		part := slices.Concat(before, piece)
 		if found := bytes.Index(bytes.ToLower(part), want); found >= 0 {
 			if len(o.Hits) == maxHits {
 				o.MoreHits = true

@@ -32,6 +32,7 @@ type view struct {
 	Who     string // "" without sign-in
 	Key     string // of forms
 	Now     time.Time
+	NoTurns bool // no model is served here
 }
 
 // crumb is a page above the one that is shown.
@@ -79,7 +80,7 @@ func (u *ui) write(w http.ResponseWriter, r *http.Request, status int, name, blo
 
 // render makes a block of a page.
 func (u *ui) render(r *http.Request, name, block string, v view) ([]byte, error) {
-	v.Fleet, v.Version, v.Now, v.Key = u.Fleet, u.Version, time.Now(), u.formKey(r)
+	v.Fleet, v.Version, v.Now, v.Key, v.NoTurns = u.Fleet, u.Version, time.Now(), u.formKey(r), u.NoTurns
 	if u.Access != nil {
 		v.Who = judge.Of(r.Context()).String()
 	}

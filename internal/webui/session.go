@@ -81,6 +81,7 @@ func (u *ui) load(ctx context.Context, r *http.Request) (*sessionPage, error) {
 		return nil, err
 	}
 	c := newConversation(id, u.formKey(r))
+	c.may = mayApprove(ctx)
 	for i := range history.Events {
 		c.add(&history.Events[i])
 	}
@@ -101,8 +102,12 @@ func (u *ui) tab(path, name string, fill func(context.Context, *http.Request, *s
 			p.Tab = name
 			err = fill(ctx, r, p)
 		}
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
+		case r.URL.Query().Has("begins"): // the address is that of the session from now on
+			u.redirect(w, r, sessionPath(p.Session))
+			return nil
 		}
 		u.showSession(w, r, p, name, p)
 		return nil
@@ -281,7 +286,7 @@ func (u *ui) image(w http.ResponseWriter, r *http.Request) error {
 	} else {
 		asFile(w, "application/octet-stream", "document")
 	}
-	_, _ = w.Write(found.Data) //nolint:gosec // never shown as a page; an error says that the browser has gone
+	_, _ = w.Write(found.Data) // never shown as a page; an error says that the browser has gone
 	return nil
 }
 

@@ -27,7 +27,7 @@ func (u *ui) of(ctx context.Context, id protocol.SessionID) fleet.Sessions {
 // maxSessions is how many sessions a list reads at least, maxFiltered how many its filters look at,
 // sessionRows how many rows a page has, and maxFound how many passages a search shows.
 const (
-	maxSessions = 200
+	maxSessions = 100
 	maxFiltered = 5000
 	sessionRows = 50
 	maxFound    = 30
@@ -177,7 +177,7 @@ func (u *ui) sessions(w http.ResponseWriter, r *http.Request) error {
 	}
 	if shown := r.URL.Query().Get("shown"); r.URL.Query().Has("shown") {
 		p.again(list, matching, strings.Split(shown, ","))
-		u.write(w, r, http.StatusOK, "sessions", "rows", view{Data: p})
+		u.write(w, r, http.StatusOK, "sessions", "again", view{Data: p})
 		return nil
 	}
 	all := len(matching)
@@ -360,6 +360,13 @@ type waiting struct {
 	Form *questionForm
 }
 
+// mayApprove reports whether a role may approve calls. Whether it may in a session is judged with
+// the answer.
+func mayApprove(ctx context.Context) bool {
+	role := judge.Of(ctx).Role
+	return role == "" || role == judge.RoleOperate
+}
+
 func (u *ui) waitingOf(r *http.Request, q *report.Question) waiting {
 	made := waiting{Question: *q}
 	if q.Question != nil {
@@ -368,7 +375,7 @@ func (u *ui) waitingOf(r *http.Request, q *report.Question) waiting {
 	}
 	made.Ask = &approval{
 		Session: q.SessionID, Call: q.CallID, Key: u.formKey(r), Tool: q.Tool, Arguments: q.Arguments, Rule: q.Rule, Source: q.Source,
-		Reason: q.Reason, Scope: q.Scope, Since: q.AskedAt, To: "/waits",
+		Reason: q.Reason, Scope: q.Scope, Since: q.AskedAt, To: "/waits", May: mayApprove(r.Context()),
 	}
 	return made
 }

@@ -110,10 +110,13 @@ func millisecondsOf(ms float64) time.Duration { return time.Duration(ms * float6
 // Took is how long the span took.
 func (b bar) Took() string { return span(millisecondsOf(b.DurationMS)) }
 
+// worthSaying is the least wait that a timeline says in words, in milliseconds.
+const worthSaying = 50
+
 // Waits are the parts that say why the span took so long.
 func (b bar) Waits() (waits []piece) {
 	for _, p := range b.Parts {
-		if p.Reason.Class() == report.ClassWait && (p.MS >= 1 || p.Open) {
+		if p.Reason.Class() == report.ClassWait && (p.MS >= worthSaying || p.Open) {
 			waits = append(waits, p)
 		}
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
+	"github.com/toolfleet/toolfleet/pkg/tools/policy"
 	"github.com/toolfleet/toolfleet/pkg/tools/toolset"
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
@@ -135,13 +136,19 @@ func (s *site) key() string {
 // run runs a turn of a session by a scripted model.
 func (s *site) run(session protocol.SessionID, prompt string, steps ...map[string]any) {
 	s.t.Helper()
+	s.runJudged(session, prompt, nil, steps...)
+}
+
+// runJudged runs a turn whose calls are judged.
+func (s *site) runJudged(session protocol.SessionID, prompt string, rules loop.Policy, steps ...map[string]any) {
+	s.t.Helper()
 	file := filepath.Join(s.t.TempDir(), "script.json")
 	script, err := json.Marshal(map[string]any{"steps": steps})
 	require.NoError(s.t, err)
 	require.NoError(s.t, os.WriteFile(file, script, 0o600))
 	model, err := fleet.OpenModel("script:" + file)
 	require.NoError(s.t, err)
-	runner, err := s.client.Runner(model, s.table, nil)
+	runner, err := s.client.Runner(model, s.table, &loop.Options{Policy: rules, Approve: s.client.AwaitApproval})
 	require.NoError(s.t, err)
 	_, err = runner.Run(s.t.Context(), session, loop.Input{Text: prompt})
 	require.NoError(s.t, err)
@@ -287,6 +294,64 @@ func TestPages_ShowATenantItsOwn(t *testing.T) {
 	}
 	status, _, _ := s.post("/sessions", "key", s.key(), "prompt", "x")
 	require.Equal(t, 403, status, "the role read begins no session")
+}
+
+// TestBegin_LeadsToTheSession: a page waits for a coordinator that takes the first turn.
+func TestBegin_LeadsToTheSession(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	s.signIn(operator)
+	status, body, at := s.post("/sessions", "key", s.key(), "prompt", "one\r\ntwo")
+	require.Equal(t, 200, status)
+	require.Contains(t, body, "waits for a coordinator")
+	id := strings.TrimPrefix(at, "/sessions/")
+	s.run(protocol.SessionID(id), "one", says("Done."))
+	_, body, at = s.get("/sessions/" + id + "?begins")
+	require.Equal(t, "/sessions/"+id, at)
+	require.Contains(t, body, "Done.")
+	status, _, _ = s.get("/sessions/none")
+	require.Equal(t, 404, status)
+}
+
+// TestApprovals_AreWhole: a page shows what is to run in full and the rule that asks, with its file
+// and line, and approves it for the session; who may not approve has no button for it.
+func TestApprovals_AreWhole(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	rules, err := policy.Parse("rules.yaml", []byte("max_calls: 9\napproval:\n  commands: [git push]\n"))
+	require.NoError(t, err)
+	judged, err := policy.New(rules)
+	require.NoError(t, err)
+	ended := make(chan struct{})
+	push := asJSON("git push origin main --" + strings.Repeat("x", 2000))
+	go func() {
+		defer close(ended)
+		s.runJudged("work", "Push", judged, calls("bash", push), calls("bash", push), says("Done."))
+	}()
+	s.signIn(reader)
+	_, body, _ := s.get("/waits")
+	require.NotContains(t, body, "git push", "it is another tenant's")
+	s.signIn(operator)
+	var call string
+	require.Eventually(t, func() bool {
+		_, body, _ = s.get("/waits")
+		_, after, is := strings.Cut(body, `id="call-`)
+		call, _, _ = strings.Cut(after, `"`)
+		return is
+	}, time.Minute, 50*time.Millisecond)
+	_, shown, _ := s.get("/sessions/work")
+	for _, page := range []string{body, shown} {
+		for _, text := range []string{strings.Repeat("x", 2000), "approval.commands", "rules.yaml:3", "Approve for this session", "this very call of bash, with the same arguments"} {
+			require.Contains(t, page, text)
+		}
+	}
+	status, body, _ := s.post("/sessions/work/approve", "key", s.key(), "call", call, "for", "session")
+	require.Equal(t, 200, status, body)
+	<-ended
+	_, body, _ = s.get("/sessions/work")
+	require.Contains(t, body, "Done.", "the second call was not asked about")
+	_, body, _ = s.get("/waits?shown=" + call)
+	require.Contains(t, body, "#answer-"+call, "a page that is open says that it was answered")
 }
 
 // hostile are texts that a model or a tool may write.
@@ -445,7 +510,7 @@ func (s *site) header(path string) http.Header {
 	require.NoError(s.t, err)
 	answer, err := s.Client().Do(request)
 	require.NoError(s.t, err)
-	require.NoError(s.t, answer.Body.Close())
+	defer answer.Body.Close()
 	require.Equal(s.t, 200, answer.StatusCode, path)
 	return answer.Header
 }
