@@ -119,6 +119,10 @@ chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=
 blackbox: build ## Hold the laws against the binaries by a program that knows only the wire (CALLS=n, SEED=n)
 	go test ./test/blackbox -run TestRun_LawsHold -count=1 -timeout=6h -v -args -bin=$(CURDIR)/bin -calls=$(CALLS) -seed=$(SEED)
 
+.PHONY: calls-figures
+calls-figures: ## Measure a log of CALLS calls: its size, and how long a page takes with each filter
+	TOOLFLEET_CALLS=$(CALLS) go test ./internal/session/index -run TestFigures -count=1 -timeout=6h -v
+
 .PHONY: crash
 crash: ## End the world at every write of a session's operations (OPERATION=fork for those whose names begin so), with each fault and each continuation
 	go test ./test/crash -run TestCrash_EveryWrite -count=1 -timeout=3h -v -args -every -operation=$(OPERATION)

@@ -18,7 +18,8 @@ import (
 )
 
 // A log of TOOLFLEET_CALLS calls, of 46 words each: what they cost, and how long a page takes
-// ("make calls-figures"). The stream is left out: messages are applied as they are read from it.
+// ("make calls-figures CALLS=n"). The stream is left out: messages are applied as they are read
+// from it.
 func TestFigures_OfAMillionCalls(t *testing.T) {
 	count, err := strconv.Atoi(os.Getenv("TOOLFLEET_CALLS"))
 	if err != nil {

@@ -40,7 +40,7 @@ import (
 const File = "journals.db"
 
 // version is that of the schema. A file of another one is made again.
-const version = 3
+const version = 4
 
 // schema has one row of entry for each text, and one of call for each call. Texts are in entry
 // alone: word has the positions of their words.
@@ -66,12 +66,12 @@ CREATE TABLE call(
   sandbox_ms REAL, store_ms REAL, held_by TEXT NOT NULL DEFAULT '', held_by_session TEXT NOT NULL DEFAULT '', limited TEXT NOT NULL DEFAULT '', lost_worker TEXT NOT NULL DEFAULT '',
   asked INTEGER, input INTEGER NOT NULL DEFAULT 0, output INTEGER NOT NULL DEFAULT 0, UNIQUE(call, session));
 CREATE INDEX call_finished ON call(finished);
-CREATE INDEX call_session ON call(session, finished);
-CREATE INDEX call_tool ON call(tool, finished);
-CREATE INDEX call_lane ON call(lane, finished);
-CREATE INDEX call_tenant ON call(tenant, finished);
-CREATE INDEX call_worker ON call(worker, finished);
-CREATE INDEX call_failed ON call(finished) WHERE status <> 'ok';
+CREATE INDEX call_session ON call(session, finished, status);
+CREATE INDEX call_tool ON call(tool, finished, status);
+CREATE INDEX call_lane ON call(lane, finished, status);
+CREATE INDEX call_tenant ON call(tenant, finished, status);
+CREATE INDEX call_worker ON call(worker, finished, status);
+CREATE INDEX call_failed ON call(finished, status) WHERE status <> 'ok';
 CREATE VIRTUAL TABLE word USING fts5(text, content='', tokenize="unicode61 remove_diacritics 0 categories 'L* N* M* Co'");
 INSERT INTO word(word, rank) VALUES('secure-delete', 1);
 `

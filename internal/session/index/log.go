@@ -100,20 +100,45 @@ func parseCursor(s string) (c cursor, err error) {
 	return c, nil
 }
 
-// conditions are those of a query on the rows of call c, and their arguments.
+// conditions are those of a query on the rows of call c, and their arguments. The first one decides
+// which index is used, so those with the fewest rows come first; a plus sign keeps the others from
+// using theirs.
 func (q *Calls) conditions() (where []string, args []any) {
+	indexed := false
 	add := func(condition string, values ...any) {
 		where, args = append(where, condition), append(args, values...)
 	}
-	add("c.finished IS NOT NULL")
-	if q.Session != "" {
-		add("c.session = (SELECT id FROM session WHERE name = ?)", string(q.Session))
+	column := func(condition string, values ...any) {
+		if indexed {
+			condition = "+" + condition
+		}
+		indexed = true
+		add(condition, values...)
 	}
+	add("c.finished IS NOT NULL")
 	if q.Call != "" {
-		add("c.call = ?", string(q.Call))
+		column("c.call = ?", string(q.Call))
+	}
+	if q.Session != "" {
+		column("c.session = (SELECT id FROM session WHERE name = ?)", string(q.Session))
+	}
+	if pool, lane, _ := strings.Cut(q.Lane, "/"); strings.Contains(lane, "/") {
+		column("c.lane = ?", lane)
+		add("c.pool = ?", pool)
+	} else if q.Lane != "" {
+		column("c.lane = ?", q.Lane)
+	}
+	if q.Worker != "" {
+		column("c.worker = ?", string(q.Worker))
+	}
+	if q.Tenant != "" {
+		column("c.tenant = ?", string(q.Tenant))
+	}
+	if q.Reach != "" {
+		column("c.tenant = ?", string(q.Reach))
 	}
 	if q.Tool != "" {
-		add("c.tool = ?", q.Tool)
+		column("c.tool = ?", q.Tool)
 	}
 	if len(q.Status) > 0 {
 		values := make([]any, len(q.Status))
@@ -121,23 +146,9 @@ func (q *Calls) conditions() (where []string, args []any) {
 			values[i] = string(status)
 		}
 		add("c.status IN ("+strings.TrimSuffix(strings.Repeat("?,", len(values)), ",")+")", values...)
-		if !slices.Contains(q.Status, protocol.StatusOK) {
+		if !indexed && !slices.Contains(q.Status, protocol.StatusOK) {
 			add("c.status <> 'ok'") // it has an index
 		}
-	}
-	if pool, lane, _ := strings.Cut(q.Lane, "/"); strings.Contains(lane, "/") {
-		add("c.lane = ? AND c.pool = ?", lane, pool)
-	} else if q.Lane != "" {
-		add("c.lane = ?", q.Lane)
-	}
-	if q.Tenant != "" {
-		add("c.tenant = ?", string(q.Tenant))
-	}
-	if q.Reach != "" {
-		add("c.tenant = ?", string(q.Reach))
-	}
-	if q.Worker != "" {
-		add("c.worker = ?", string(q.Worker))
 	}
 	if !q.Since.IsZero() {
 		add("c.finished >= ?", q.Since.UnixMilli())
