@@ -315,6 +315,7 @@ type testHost struct {
 	onSettled        func(*protocol.Call, *protocol.Result)
 	onAlreadySettled func(*protocol.Call)
 	onLost           func(protocol.Lane)
+	onWorkerLost     func(id protocol.WorkerID)
 }
 
 // hostFunc is a host that only executes calls.
@@ -352,6 +353,12 @@ func (h testHost) OnSettled(_ context.Context, c *protocol.Call, r *protocol.Res
 func (h testHost) OnAlreadySettled(_ context.Context, c *protocol.Call) {
 	if h.onAlreadySettled != nil {
 		h.onAlreadySettled(c)
+	}
+}
+
+func (h testHost) OnWorkerLost(_ context.Context, id protocol.WorkerID) {
+	if h.onWorkerLost != nil {
+		h.onWorkerLost(id)
 	}
 }
 

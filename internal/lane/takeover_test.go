@@ -106,6 +106,32 @@ func TestTakeover_FromAnEarlierLifeAtOnce(t *testing.T) {
 	f.requireQuiet()
 }
 
+// A worker that is lost is reported by one of the others; one that drains is reported by none.
+func TestTakeover_ALostWorkerIsReportedOnce(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	p := f.publisher()
+	const lease = 2 * time.Second
+	f.ensurePool(lease)
+	call := newCall("s", exclusive("account/a"))
+	f.lose(p, call, lane.Options{Worker: "lost"})
+	reported := make(chan protocol.WorkerID, 10)
+	host := succeeds
+	host.onWorkerLost = func(id protocol.WorkerID) { reported <- id }
+	drained := f.hold(host, lane.Options{Worker: "drained"})
+	f.hold(host, lane.Options{Worker: "first"})
+	f.hold(host, lane.Options{Worker: "second"})
+	require.GreaterOrEqual(t, f.await(p, call).Attempt, 2)
+	require.Equal(t, protocol.WorkerID("lost"), <-reported)
+	drained.stop()
+	select { // by then its heartbeat would have stood still for long enough
+	case id := <-reported:
+		require.Fail(t, "reported as lost", string(id))
+	case <-time.After(lease + time.Second):
+	}
+	f.requireQuiet()
+}
+
 // Law: a claim of a worker that is alive is not taken over, whoever is given the ready message
 // again, and whatever its name is.
 func TestTakeover_NotFromAWorkerThatIsAlive(t *testing.T) {

@@ -158,6 +158,7 @@ var (
 // check fails for a query that asks for a metric or a label that this program does not have.
 func (c catalog) check(t *testing.T, where, query string) (used []string) {
 	t.Helper()
+	t.Helper()
 	labels := map[string]bool{"le": true}
 	plain := grouping.ReplaceAllString(query, " ")
 	for _, found := range selector.FindAllStringSubmatch(plain, -1) {
@@ -257,7 +258,7 @@ var variables = strings.NewReplacer("$__rate_interval", "5m", "$pool", ".*")
 
 // TestMetrics_DocumentsBoardAndAlertsAgreeWithTheCode: what the board, the alert rules and the
 // documents ask for is measured, with these labels, and the documents name all that is measured.
-func TestMetrics_DocumentsBoardAndAlertsAgreeWithTheCode(t *testing.T) { // not parallel: it replaces the meter of the process
+func TestMetrics_DocumentsBoardAndAlertsAgreeWithTheCode(t *testing.T) { //nolint:paralleltest // it replaces the meter of the process
 	all := catalogOf(t)
 	shown := map[string]bool{}
 	for _, query := range expressions(t) {

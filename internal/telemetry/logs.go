@@ -112,7 +112,7 @@ func (h *logHandler) redacted(a slog.Attr) slog.Attr {
 // each export that fails would make the next one.
 func localOnly(logger *slog.Logger) *slog.Logger {
 	if h, is := logger.Handler().(*logHandler); is {
-		return slog.New(h.local)
+		return slog.New(&logHandler{local: h.local, exported: slog.DiscardHandler, redact: h.redact})
 	}
 	return logger
 }

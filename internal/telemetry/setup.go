@@ -168,8 +168,7 @@ func Setup(ctx context.Context, service, version string, options *Options) (shut
 	}
 	otel.SetErrorHandler(&exportErrors{logger: opts.Logger, now: time.Now})
 	otel.SetLogger(logr.FromSlogHandler(opts.Logger.Handler()))
-	return shutdownAll( //nolint:contextcheck // exporting goes on when ctx is over
-		installTraces(exporters, described, batching(opts.Getenv)...), installMetrics(reader, described), installLogs(logs, described, opts.Getenv)), nil
+	return shutdownAll(installTraces(exporters, described, batching(opts.Getenv)...), installMetrics(reader, described), installLogs(logs, described, opts.Getenv)), nil //nolint:contextcheck // exporting goes on when ctx is over
 }
 
 // exportDelay is how long a span that has ended waits for others, when the call that it is part of

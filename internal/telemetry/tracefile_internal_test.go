@@ -84,7 +84,7 @@ func TestTraceFile_IsWhole(t *testing.T) {
 		require.NoError(t, file.file.Close())
 		content, err := os.ReadFile(path)
 		require.NoError(t, err)
-		require.Equal(t, line+line, string(content))
+		require.Equal(t, line+line, string(content)) //nolint:testifylint // byte by byte
 		info, err := os.Stat(path)
 		require.NoError(t, err)
 		require.Equal(t, os.FileMode(0o600), info.Mode(), "spans are for this user")

@@ -3,6 +3,7 @@ package wire_test
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,22 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
+
+// TestWaitsByReason_HasEachOne: a wait that is measured is in traces and metrics, too.
+func TestWaitsByReason_HasEachOne(t *testing.T) {
+	t.Parallel()
+	var waits protocol.Waits
+	require.Nil(t, wire.WaitsByReason(&waits))
+	want, of := map[string]float64{}, reflect.ValueOf(&waits).Elem()
+	for i := range of.NumField() {
+		if of.Field(i).Kind() == reflect.Float64 {
+			of.Field(i).SetFloat(float64(i + 1))
+			name, _, _ := strings.Cut(of.Type().Field(i).Tag.Get("json"), ",")
+			want[strings.TrimSuffix(name, "_ms")] = float64(i + 1)
+		}
+	}
+	require.Equal(t, want, wire.WaitsByReason(&waits))
+}
 
 // A call that is made for no principal, by the form of the name, is refused by name.
 func TestDecodeCall_RefusesAMalformedPrincipal(t *testing.T) {

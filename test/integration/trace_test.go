@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -82,6 +83,46 @@ func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 			})
 		})
 		require.Len(t, otlptest.Find(otlptest.ReadFile(t, file), tool.Name), 1, "the worker's file")
+	}
+}
+
+// TestTelemetry_MetricsOfAFleet: what processes export is described in the documents; a coordinator
+// reports what is stored and waits, and a worker which other one is lost.
+func TestTelemetry_MetricsOfAFleet(t *testing.T) {
+	t.Parallel()
+	receiver := otlptest.Start(t)
+	b := newBroker(t)
+	killed := startWorkers(t, 1, b.flags)
+	succeed(t, coordinator, launch{args: append(append([]string{"call"}, b.flags...), "bash", `{"command":"true"}`)}) // by then its heartbeat is stored
+	for _, w := range killed {
+		w.kill(t)
+	}
+	startWorkers(t, 1, b.flags, receiver.Env()...)
+	serve := start(t, coordinator, launch{args: append([]string{"serve", "--model", script(t, say("", bash("c1", "echo measured")), say("Done."))}, b.flags...), env: receiver.Env()})
+	serve.waitFor(t, `coordinator: serving sessions`)
+	succeed(t, coordinator, launch{args: append(append([]string{"submit", "--workspace", t.TempDir()}, b.flags...), "do it"), env: receiver.Env()})
+	has := func(points []*otlptest.Point, name, key, value string, least float64) bool {
+		return slices.ContainsFunc(points, func(p *otlptest.Point) bool {
+			return p.Name == name && (key == "" || p.Attributes[key] == value) && p.Value >= least
+		})
+	}
+	points := receiver.WaitForPoints(t, func(points []*otlptest.Point) bool {
+		return has(points, telemetry.MetricWorkerLost, string(telemetry.KeyPool), "default", 1) &&
+			has(points, telemetry.MetricStreamMessages, string(telemetry.KeyStream), "TF_SESSIONS", 5) &&
+			has(points, telemetry.MetricStreamSize, string(telemetry.KeyStream), "TF_SESSIONS", 100) &&
+			has(points, telemetry.MetricStreamLimit, string(telemetry.KeyStream), "TF_CALLS", 1<<20) &&
+			has(points, telemetry.MetricLaneWaiting, string(telemetry.KeyPool), "default", 0) &&
+			has(points, telemetry.MetricLaneWaiting, string(telemetry.KeyPool), "session", 0) &&
+			has(points, telemetry.MetricJournalAppend, "", "", 0) &&
+			has(points, genaiconv.MetricAgent, string(telemetry.KeyOutcome), "answered", 0)
+	})
+	documents, err := os.ReadFile(filepath.Join("..", "..", "docs", "operations", "watch.md"))
+	require.NoError(t, err)
+	for _, point := range points {
+		require.Contains(t, string(documents), "`"+point.Name+"`")
+		for key := range point.Attributes {
+			require.Contains(t, string(documents), "`"+key+"`", point.Name)
+		}
 	}
 }
 

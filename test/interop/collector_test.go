@@ -159,7 +159,10 @@ func TestCollector(t *testing.T) {
 	lines, err := os.ReadFile(file)
 	require.NoError(t, err)
 	for line := range bytes.Lines(lines) { // as viewers that open the file send it
-		response, err := http.Post(url+"/v1/traces", "application/json", bytes.NewReader(line))
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v1/traces", bytes.NewReader(line))
+		require.NoError(t, err)
+		request.Header.Set("Content-Type", "application/json")
+		response, err := http.DefaultClient.Do(request)
 		require.NoError(t, err)
 		require.NoError(t, response.Body.Close())
 		require.Equal(t, http.StatusOK, response.StatusCode)
