@@ -160,6 +160,7 @@ type Reader struct {
 
 	mu       sync.Mutex // held while a picture is read
 	pools    []protocol.Pool
+	unserved part[[]protocol.Pool]
 	workers  map[workerKey]*known
 	unmet    pooled[[]report.Call]
 	lanes    pooled[*report.LaneList]
@@ -314,13 +315,20 @@ func (r *Reader) Read(ctx context.Context) (*Picture, error) {
 		}
 		return err
 	})
+	r.unserved.read(0, func() (pools []protocol.Pool, err error) {
+		err = r.ask(partUnserved, func() error {
+			pools, err = r.client.UnservedPools(ctx)
+			return err
+		})
+		return pools, err
+	})
 	var group sync.WaitGroup
 	group.Go(func() { r.readWorkers(ctx) })
 	group.Go(func() {
 		r.lanes.read(r, "lanes", 0, func(of fleet.Lanes) (*report.LaneList, error) { return of.List(ctx, r.options.Lanes) })
 	})
 	group.Go(func() {
-		r.unmet.read(r, "waiting calls", unmetWait, func(of fleet.Lanes) ([]report.Call, error) { return of.Unmet(ctx) })
+		r.unmet.read(r, partUnmet, unmetWait, func(of fleet.Lanes) ([]report.Call, error) { return of.Unmet(ctx) })
 	})
 	group.Go(func() {
 		r.sessions.read(0, func() (list sessionList, err error) {
@@ -343,13 +351,18 @@ func (r *Reader) Read(ctx context.Context) (*Picture, error) {
 	}
 }
 
+// Names of parts that say more about lanes.
+const (
+	partUnserved = "pools without workers"
+	partUnmet    = "waiting calls"
+)
+
 // unmetWait is how long workers may take to say what they can run, see [fleet.Lanes.Unmet].
 const unmetWait = 500 * time.Millisecond
 
-// lanePools are the pools with lanes: also the default one before a worker has served it, and that
-// of turns.
+// lanePools are the pools with lanes: also those that no worker has served, and that of turns.
 func (r *Reader) lanePools() []protocol.Pool {
-	pools := append(slices.Concat(r.pools, r.options.Pools), protocol.DefaultPool, protocol.SessionPool)
+	pools := append(slices.Concat(r.pools, r.unserved.value, r.options.Pools), protocol.DefaultPool, protocol.SessionPool)
 	slices.Sort(pools)
 	return slices.Compact(pools)
 }
@@ -378,7 +391,8 @@ func kindOf(reason string) string {
 		return "worker"
 	}
 	for _, kind := range [][2]string{
-		{"a slot", "slot"}, {"limit ", "limit"}, {"a worker", "worker"}, {"pool ", "worker"}, {"no worker", "worker"}, {"its time", "time"}, {"its retry", "time"},
+		{"a slot", "slot"}, {"limit ", "limit"}, {"a worker", "worker"}, {"pool ", "worker"}, {"no worker", "worker"},
+		{"its time", "time"}, {"its retry", "time"},
 		{"an operator", "pause"}, {"an earlier call", "call"}, {"call ", "call"},
 	} {
 		if strings.HasPrefix(reason, kind[0]) {

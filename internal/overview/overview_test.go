@@ -30,7 +30,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/worker"
 )
 
-var update = flag.Bool("update", false, "write golden files") //nolint:gochecknoglobals // a flag
+var update = flag.Bool("update", false, "write golden files")
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -207,8 +207,8 @@ func TestRead_SaysWhatMayNotBeSeen(t *testing.T) {
 	require.Empty(t, p.Lanes)
 	require.Len(t, p.Limits, 1)
 	require.Equal(t, protocol.Tenant("acme"), p.Limits[0].Tenant)
-	require.Len(t, p.Missing, 4)
-	for i, part := range []string{"lanes of pool default", "lanes of pool session", "waiting calls of pool default", "waiting calls of pool session"} {
+	require.Len(t, p.Missing, 2)
+	for i, part := range []string{"lanes of pool default", "lanes of pool session"} {
 		require.Equal(t, part, p.Missing[i].Part)
 		require.True(t, p.Missing[i].Denied)
 	}
@@ -271,6 +271,29 @@ func TestRead_TenThousandLanes(t *testing.T) {
 	require.Len(t, p.Waits, 1)
 	require.Equal(t, overview.Wait{Kind: "worker", Reason: "pool default has no worker that answers", Calls: 100, Lanes: 100}, p.Waits[0])
 	t.Logf("a picture of %d lanes: %s", all, first)
+}
+
+// A call that names a pool by mistake is seen, and what it waits for.
+func TestRead_PoolsThatNoWorkerHasServed(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.Listening(t, natsio.Topology{})
+	client := connect(t, f)
+	_, end := waiting(t, client)
+	defer end()
+	publisher, err := lane.NewPublisher(t.Context(), f.NC, f.Name)
+	require.NoError(t, err)
+	require.NoError(t, publisher.Enqueue(t.Context(), lane.Outgoing{Call: &protocol.Call{
+		ID: "c", SessionID: "s", Pool: "dfault", Tool: "bash", Resources: []protocol.Use{{Key: "account/a", Access: protocol.Exclusive}},
+		Delivery: protocol.Idempotent, IssuedAt: time.Now(), Payload: wire.Noop{},
+	}}))
+	unserved, err := client.UnservedPools(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []protocol.Pool{"dfault"}, unserved)
+	p := reads(t, overview.New(client, overview.Options{}), func(p *overview.Picture) bool { return len(p.Lanes) == 1 })
+	require.Equal(t, protocol.Pool("dfault"), p.Lanes[0].Pool)
+	require.Equal(t, "pool dfault has no worker that answers", p.Lanes[0].WaitsFor)
+	require.Equal(t, "call of bash", p.Looks[0].What)
+	require.Empty(t, p.Missing)
 }
 
 func TestWaits_AreSummedUpByReason(t *testing.T) {

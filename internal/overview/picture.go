@@ -40,8 +40,10 @@ func (r *Reader) picture(now time.Time) *Picture {
 			p.Incomplete = p.Incomplete || list.Incomplete
 		}
 	}
-	for _, gap := range r.parts {
-		p.Missing = append(p.Missing, gap.Missing)
+	for what, gap := range r.parts {
+		if !gap.Denied || what != partUnserved && !strings.HasPrefix(what, partUnmet) { // who may not see lanes misses these, too
+			p.Missing = append(p.Missing, gap.Missing)
+		}
 	}
 	slices.SortFunc(p.Missing, func(a, b Missing) int { return cmp.Compare(a.Part, b.Part) })
 	slices.SortStableFunc(p.Lanes, func(a, b report.Lane) int {

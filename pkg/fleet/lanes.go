@@ -190,6 +190,33 @@ func (c *Client) Pools(ctx context.Context) ([]protocol.Pool, error) {
 	})
 }
 
+// UnservedPools returns the pools with waiting calls that no worker has served and that were not
+// made for workers, sorted: a call may name a pool by mistake. It leaves out [protocol.SessionPool].
+func (c *Client) UnservedPools(ctx context.Context) ([]protocol.Pool, error) {
+	served, err := c.Pools(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var waiting []protocol.Pool
+	for _, part := range c.inner.Parts() {
+		pools, err := inLanes(ctx, c.Lanes(""), false, func(ctx context.Context, _ *operator.Operator) ([]protocol.Pool, error) {
+			o, err := operator.New(ctx, part.NC, part.Name)
+			if err != nil {
+				return nil, err
+			}
+			return o.Pools(ctx)
+		})
+		if err != nil {
+			return nil, err
+		}
+		waiting = append(waiting, pools...)
+	}
+	slices.Sort(waiting)
+	return slices.DeleteFunc(slices.Compact(waiting), func(pool protocol.Pool) bool {
+		return pool == protocol.SessionPool || slices.Contains(served, pool)
+	}), nil
+}
+
 // seeWorkers judges whether workers may be seen: all tenants share them, and they do not say what
 // they run.
 func seeWorkers(ctx context.Context, pool protocol.Pool) error {

@@ -64,8 +64,9 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 		"Client.Calls":      func(ctx context.Context) error { return second(c.Calls(ctx, fleet.CallQuery{})) },
 		"Client.LoggedCall": func(ctx context.Context) error { return second(c.LoggedCall(ctx, future.Ref())) },
 
-		"Client.Pools":   func(ctx context.Context) error { return second(c.Pools(ctx)) },
-		"Client.Workers": func(ctx context.Context) error { return second(c.Workers(ctx, "", time.Second)) },
+		"Client.UnservedPools": func(ctx context.Context) error { return second(c.UnservedPools(ctx)) },
+		"Client.Pools":         func(ctx context.Context) error { return second(c.Pools(ctx)) },
+		"Client.Workers":       func(ctx context.Context) error { return second(c.Workers(ctx, "", time.Second)) },
 
 		"Future.Cancel": future.Cancel,
 		"Future.Wait":   func(ctx context.Context) error { return second(future.Wait(ctx)) },

@@ -92,6 +92,18 @@ func (o *Operator) Find(ctx context.Context, pool protocol.Pool, q Query) (*List
 	return list, nil
 }
 
+// Pools returns the pools that have calls which wait for a worker to claim their lane, sorted.
+func (o *Operator) Pools(ctx context.Context) ([]protocol.Pool, error) {
+	found := map[protocol.Pool]bool{}
+	_, err := o.store.EachSubject(ctx, wire.ReadySubject(o.store.Fleet, "*", "*"), maxSubjects, func(subject string) {
+		found[protocol.Pool(strings.Split(subject, ".")[2])] = true
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list pools with calls: %w", err)
+	}
+	return slices.Sorted(maps.Keys(found)), nil
+}
+
 // list chooses the lanes of a list, which is still without them.
 func (o *Operator) list(ctx context.Context, pool protocol.Pool, q Query) (chosen []*storedLane, list *List, err error) {
 	if q.Limit <= 0 {

@@ -168,8 +168,14 @@ func (d *laneDetail) selected() (target, bool) {
 func (d *laneDetail) table() *table {
 	t := &table{
 		columns: []column{
-			{"CALL", 10, 0, false}, {"STATE", 7, 0, false}, {"TOOL", 6, 0, false}, {"AGE", 6, 1, true}, {"RUNS", 6, 2, true}, {"TRY", 3, 5, true},
-			{"SESSION", 10, 3, false}, {"WAITS FOR", 10, 4, false},
+			{"CALL", 10, 0, false},
+			{"STATE", 7, 0, false},
+			{"TOOL", 6, 0, false},
+			{"AGE", 6, 1, true},
+			{"RUNS", 6, 2, true},
+			{"TRY", 3, 5, true},
+			{"SESSION", 10, 3, false},
+			{"WAITS FOR", 10, 4, false},
 		},
 		empty: "no call waits or runs",
 	}

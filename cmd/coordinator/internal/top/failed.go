@@ -60,8 +60,8 @@ func (m *model) readFailed() tea.Msg {
 	return failedRead{log, err}
 }
 
-// update handles a message about failures.
-func (f *failures) update(m *model, msg tea.Msg) tea.Cmd {
+// updateFailed handles a message about failures.
+func (f *failures) updateFailed(m *model, msg tea.Msg) tea.Cmd {
 	switch msg := msg.(type) {
 	case failedRead:
 		if f.logErr = msg.err; msg.err == nil {
@@ -75,11 +75,17 @@ func (f *failures) update(m *model, msg tea.Msg) tea.Cmd {
 	return nil
 }
 
-func (f *failures) table() *table {
+func (f *failures) failedTable() *table {
 	t := &table{
 		columns: []column{
-			{"ENDED", 6, 1, true}, {"STATUS", 7, 0, false}, {"TOOL", 6, 0, false}, {"WHY", 14, 0, false}, {"RAN", 6, 3, true},
-			{"SESSION", 10, 2, false}, {"LANE", 10, 4, false}, {"WORKER", 8, 5, false},
+			{"ENDED", 6, 1, true},
+			{"STATUS", 7, 0, false},
+			{"TOOL", 6, 0, false},
+			{"WHY", 14, 0, false},
+			{"RAN", 6, 3, true},
+			{"SESSION", 10, 2, false},
+			{"LANE", 10, 4, false},
+			{"WORKER", 8, 5, false},
 		},
 		empty: "no call has failed, as far as the log goes back",
 	}
@@ -132,7 +138,7 @@ func loggedText(c *report.LoggedCall, width int) string {
 			lines = append(lines, terminal.Wrap(name+": "+value, max(width, 1), wholeLines)...)
 		}
 	}
-	ran := fmt.Sprintf("%s, ran %s, waited %s", c.Status, terminal.Duration(millis(c.RunMS)), terminal.Duration(millis(c.Waits.QueueMS)))
+	times := []string{string(c.Status), "ran " + terminal.Duration(millis(c.RunMS)), "waited " + terminal.Duration(millis(c.Waits.QueueMS))}
 	for _, wait := range []struct {
 		what string
 		ms   float64
@@ -141,10 +147,10 @@ func loggedText(c *report.LoggedCall, width int) string {
 		{"model", c.Waits.ModelMS}, {"person", c.Waits.PersonMS},
 	} {
 		if wait.ms >= 1 {
-			ran += fmt.Sprintf(", %s %s", wait.what, terminal.Duration(millis(wait.ms)))
+			times = append(times, wait.what+" "+terminal.Duration(millis(wait.ms)))
 		}
 	}
-	add("status", ran)
+	add("status", strings.Join(times, ", "))
 	if c.Error != nil {
 		add("error", string(c.Error.Code)+": "+c.Error.Message)
 	}

@@ -101,7 +101,7 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 			m.typed(msg.Content)
 		}
 	case failedRead, failedAgain:
-		return m, m.failures.update(m, msg)
+		return m, m.updateFailed(m, msg)
 	default:
 		if d := m.detail(); d != nil {
 			return m, d.update(m, msg)
@@ -149,7 +149,7 @@ func (m *model) list() (*table, []row) {
 	t := &table{empty: "reading ..."}
 	switch {
 	case m.tab == failedTab:
-		t = m.failures.table()
+		t = m.failedTable()
 	case m.picture != nil:
 		t = m.tabs[m.tab].of(m.picture)
 	}

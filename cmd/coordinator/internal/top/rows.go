@@ -117,8 +117,17 @@ func stalled(p *overview.Picture) *table {
 func workers(p *overview.Picture) *table {
 	t := &table{
 		columns: []column{
-			{"WORKER", 12, 0, false}, {"STATE", 8, 0, false}, {"POOL", 7, 3, false}, {"SLOTS", 5, 0, true}, {"LANES", 5, 2, true},
-			{"CALLS/S", 7, 1, true}, {"FAILED/S", 8, 1, true}, {"ENDED", 6, 4, true}, {"FAILED", 6, 4, true}, {"LEVEL", 5, 5, false}, {"VERSION", 8, 6, false},
+			{"WORKER", 12, 0, false},
+			{"STATE", 8, 0, false},
+			{"POOL", 7, 3, false},
+			{"SLOTS", 5, 0, true},
+			{"LANES", 5, 2, true},
+			{"CALLS/S", 7, 1, true},
+			{"FAILED/S", 8, 1, true},
+			{"ENDED", 6, 4, true},
+			{"FAILED", 6, 4, true},
+			{"LEVEL", 5, 5, false},
+			{"VERSION", 8, 6, false},
 		},
 		empty: "no worker answers: start one with worker --nats URL",
 	}
@@ -138,8 +147,14 @@ func workers(p *overview.Picture) *table {
 func lanes(p *overview.Picture) *table {
 	t := &table{
 		columns: []column{
-			{"LANE", 14, 0, false}, {"STATE", 7, 0, false}, {"WAIT", 4, 0, true}, {"OLDEST", 6, 0, true},
-			{"RUNNING", 10, 3, false}, {"HOLDER", 8, 2, false}, {"WAITS FOR", 12, 1, false}, {"POOL", 7, 4, false},
+			{"LANE", 14, 0, false},
+			{"STATE", 7, 0, false},
+			{"WAIT", 4, 0, true},
+			{"OLDEST", 6, 0, true},
+			{"RUNNING", 10, 3, false},
+			{"HOLDER", 8, 2, false},
+			{"WAITS FOR", 12, 1, false},
+			{"POOL", 7, 4, false},
 		},
 		empty: "no lane has calls, a holder or a pause",
 	}
@@ -175,8 +190,15 @@ func laneName(l *report.Lane) string {
 func sessions(p *overview.Picture) *table {
 	t := &table{
 		columns: []column{
-			{"SESSION", 12, 0, false}, {"STATE", 8, 0, false}, {"TURN", 4, 0, true}, {"COST", 6, 1, true}, {"CALLS", 5, 5, true},
-			{"CHANGED", 7, 2, true}, {"MODEL", 8, 3, false}, {"TENANT", 6, 6, false}, {"PROMPT", 10, 4, false},
+			{"SESSION", 12, 0, false},
+			{"STATE", 8, 0, false},
+			{"TURN", 4, 0, true},
+			{"COST", 6, 1, true},
+			{"CALLS", 5, 5, true},
+			{"CHANGED", 7, 2, true},
+			{"MODEL", 8, 3, false},
+			{"TENANT", 6, 6, false},
+			{"PROMPT", 10, 4, false},
 		},
 		empty: "there are no sessions: coordinator submit --nats URL PROMPT begins one",
 	}
