@@ -391,9 +391,16 @@ func kindOf(reason string) string {
 		return "worker"
 	}
 	for _, kind := range [][2]string{
-		{"a slot", "slot"}, {"limit ", "limit"}, {"a worker", "worker"}, {"pool ", "worker"}, {"no worker", "worker"},
-		{"its time", "time"}, {"its retry", "time"},
-		{"an operator", "pause"}, {"an earlier call", "call"}, {"call ", "call"},
+		{"a slot", "slot"},
+		{"limit ", "limit"},
+		{"a worker", "worker"},
+		{"pool ", "worker"},
+		{"no worker", "worker"},
+		{"its time", "time"},
+		{"its retry", "time"},
+		{"an operator", "pause"},
+		{"an earlier call", "call"},
+		{"call ", "call"},
 	} {
 		if strings.HasPrefix(reason, kind[0]) {
 			return kind[1]

@@ -191,7 +191,8 @@ func (c *Client) Pools(ctx context.Context) ([]protocol.Pool, error) {
 }
 
 // UnservedPools returns the pools with waiting calls that no worker has served and that were not
-// made for workers, sorted: a call may name a pool by mistake. It leaves out [protocol.SessionPool].
+// made for workers, sorted: a call may name a pool by mistake. It leaves out
+// [protocol.SessionPool].
 func (c *Client) UnservedPools(ctx context.Context) ([]protocol.Pool, error) {
 	served, err := c.Pools(ctx)
 	if err != nil {

@@ -143,8 +143,13 @@ func loggedText(c *report.LoggedCall, width int) string {
 		what string
 		ms   float64
 	}{
-		{"slot", c.Waits.SlotMS}, {"lane", c.Waits.LaneMS}, {"other calls", c.Waits.AfterMS}, {"limit", c.Waits.LimitMS + c.Waits.RateMS}, {"pause", c.Waits.PauseMS},
-		{"model", c.Waits.ModelMS}, {"person", c.Waits.PersonMS},
+		{"slot", c.Waits.SlotMS},
+		{"lane", c.Waits.LaneMS},
+		{"other calls", c.Waits.AfterMS},
+		{"limit", c.Waits.LimitMS + c.Waits.RateMS},
+		{"pause", c.Waits.PauseMS},
+		{"model", c.Waits.ModelMS},
+		{"person", c.Waits.PersonMS},
 	} {
 		if wait.ms >= 1 {
 			times = append(times, wait.what+" "+terminal.Duration(millis(wait.ms)))
