@@ -20,8 +20,8 @@ func OfOtherUser(r *http.Request) bool {
 	if err != nil {
 		return false
 	}
-	old, _ := system.NetTCP() // a table that cannot be read is empty
-	all, _ := system.NetTCP6()
+	old, _ := system.NetTCP()  //nolint:staticcheck // its advice is another library; a table that cannot be read is empty
+	all, _ := system.NetTCP6() //nolint:staticcheck // see above
 	for _, c := range append(old, all...) {
 		if c.LocalAddr.Equal(from.IP) && c.LocalPort == uint64(from.Port) && c.RemAddr.Equal(to.IP) && c.RemPort == uint64(to.Port) { //nolint:gosec // a port
 			return c.UID != 0 && c.UID != uint64(os.Getuid()) //nolint:gosec // a user

@@ -316,7 +316,7 @@ func usesOf(l *overview.Limit) (uses []use) {
 	rated("rate", l.Rate, l.Use.Left)
 	rated("tokens", l.Tokens, l.Use.TokensLeft)
 	counted("turns in flight", l.Use.Turns, l.Sessions, true)
-	counted("calls that wait", l.Use.Waiting, l.Limit.Waiting, l.Pool != "")
+	counted("calls that wait", l.Use.Waiting, l.Waiting, l.Pool != "")
 	if l.Stored > 0 {
 		uses = append(uses, use{"stored", size(l.Use.Stored), size(l.Stored), true, float64(l.Use.Stored), float64(l.Stored)})
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// TestPlots_DrawTheNumbers: the bars of a minute add up to its calls, and the table has the numbers.
+// TestPlots_DrawTheNumbers: the bars of a minute add up to its calls.
 func TestPlots_DrawTheNumbers(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 11, 30, 14, 0, 0, 0, time.UTC)

@@ -19,7 +19,7 @@ func TestSignIn_ACodeIsNotForOtherUsers(t *testing.T) {
 	const nobody = 65534
 	var failed error
 	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
-		return c.Control(func(fd uintptr) { failed = unix.Fchown(int(fd), nobody, -1) }) //nolint:gosec // a descriptor
+		return c.Control(func(fd uintptr) { failed = unix.Fchown(int(fd), nobody, -1) })
 	}}
 	theirs := &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext}}
 	t.Cleanup(theirs.CloseIdleConnections)

@@ -22,7 +22,7 @@ func (s *site) stream(ctx context.Context, path string) (*bufio.Scanner, func())
 	s.t.Helper()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+"/ui"+path, http.NoBody)
 	require.NoError(s.t, err)
-	answer, err := s.Client().Do(request)
+	answer, err := s.Client().Do(request) //nolint:bodyclose // by what is returned
 	require.NoError(s.t, err)
 	require.Equal(s.t, 200, answer.StatusCode)
 	lines := bufio.NewScanner(answer.Body)
@@ -65,7 +65,7 @@ func TestFollow_ManyPagesShareOneReading(t *testing.T) {
 	require.LessOrEqual(t, readings.Load(), int64(time.Since(began)/webui.LookEvery)+2, "each reading is for all pages")
 }
 
-// TestFollow_SaysThatAPageIsOld: a page says when its fleet does not answer, and when it does again.
+// TestFollow_SaysThatAPageIsOld: a page says when its fleet does not answer, and when it does.
 func TestFollow_SaysThatAPageIsOld(t *testing.T) {
 	t.Parallel()
 	s := start(t)
