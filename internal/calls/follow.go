@@ -166,7 +166,7 @@ func (h *Handle) millis() float64 { return float64(time.Since(h.since)) / float6
 // seen is the times of a call for its observer. Of a call that started once its result says enough.
 func (h *Handle) seen() loop.CallTimes {
 	times := h.times
-	if len(times.Starts) < 2 { //nolint:mnd // see above
+	if len(times.Starts) < 2 {
 		times.Starts = nil
 	}
 	return times

@@ -231,8 +231,8 @@ func (w *waterfall) totals() {
 			share = total.TurnMS / t.DurationMS * 100
 		}
 		look := bars[total.Reason.Class()]
-		w.WriteString(fmt.Sprintf("%s %s %*s %5.1f%% %*s\n", w.ink.paint(look.style, look.char), pad(fit(total.Reason.Words(), w.label-2), w.label-2),
-			maxDuration, span(total.TurnMS), share, maxDuration, span(total.MS)))
+		fmt.Fprintf(&w.Builder, "%s %s %*s %5.1f%% %*s\n", w.ink.paint(look.style, look.char), pad(fit(total.Reason.Words(), w.label-2), w.label-2),
+			maxDuration, span(total.TurnMS), share, maxDuration, span(total.MS))
 	}
 	cost := "no price is known"
 	if t.CostUSD != nil {

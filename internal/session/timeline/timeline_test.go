@@ -20,7 +20,7 @@ const session = protocol.SessionID("s")
 // journal is the events of a session, whose times are given in milliseconds.
 type journal []loop.Event
 
-var begun = time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC) //nolint:gochecknoglobals // a constant
+var begun = time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
 
 func at(ms float64) time.Time { return begun.Add(time.Duration(ms * float64(time.Millisecond))) }
 
@@ -129,6 +129,7 @@ func TestOf_SaysWhatEachMomentWasFor(t *testing.T) {
 			require.Less(t, total.TurnMS, 1.0)
 		case report.ReasonRun:
 			require.InDelta(t, 480, total.MS, 0.01)
+		default:
 		}
 	}
 }
@@ -251,7 +252,7 @@ func TestWriteChrome_HasATrackForEachOverlap(t *testing.T) {
 			Name, Cat, Ph string
 			Ts, Dur       float64
 			Tid           int
-		} `json:"traceEvents"`
+		} `json:"traceEvents"` //nolint:tagliatelle // as the format names it
 	}
 	require.NoError(t, json.Unmarshal(out.Bytes(), &file))
 	end, tracks := map[int]float64{}, map[string]int{}
