@@ -26,7 +26,8 @@ func traced() *report.Trace {
 				{Reason: report.ReasonSandbox, StartMS: 2000, MS: 1000}, {Reason: report.ReasonRun, StartMS: 3000, MS: 2000},
 			}}),
 			call(1, "bash go test ./...", report.Span{State: "failed", Code: protocol.CodeToolFailed, StartMS: 2000, DurationMS: 6000, WorkerID: "w-2", Attempt: 2, Parts: []report.Part{
-				{Reason: report.ReasonLane, StartMS: 2000, MS: 3000, For: "c1"}, {Reason: report.ReasonLost, StartMS: 5000, MS: 1000, For: "w-1", Attempt: 1},
+				{Reason: report.ReasonLane, StartMS: 2000, MS: 3000, For: "c1"},
+				{Reason: report.ReasonLost, StartMS: 5000, MS: 1000, For: "w-1", Attempt: 1},
 				{Reason: report.ReasonRun, StartMS: 6000, MS: 2000},
 			}}),
 			{Kind: report.SpanModel, Depth: 1, Name: "small\u202e", State: "running", StartMS: 8000, DurationMS: 2000, Parts: []report.Part{{Reason: report.ReasonModel, StartMS: 8000, MS: 2000, Open: true}}},

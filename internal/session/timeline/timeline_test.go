@@ -231,7 +231,7 @@ func TestOf_ASubAgentIsInItsCall(t *testing.T) {
 	checkTrace(t, trace)
 }
 
-// Spans of a track do not overlap: a viewer shows one that begins within another one as a part of it.
+// Spans of a track do not overlap: a viewer shows one that begins within another as a part of it.
 func TestWriteChrome_HasATrackForEachOverlap(t *testing.T) {
 	t.Parallel()
 	var j journal
