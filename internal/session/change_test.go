@@ -140,6 +140,9 @@ func TestMerge_OfSeveralForksAndAgain(t *testing.T) {
 	messages := 0
 	merge := func(fork protocol.SessionID, answer string, written ...string) {
 		t.Helper()
+		planned, err := files.Conflicts(t.Context(), fork, into, MergedUpTo(mustLoad(t, r.Journal, into).Events, fork))
+		require.NoError(t, err)
+		require.Equal(t, written, planned.Written, "what is said before is what is done")
 		merged, err := Merge(t.Context(), r.Fleet, fork, into, "")
 		require.NoError(t, err)
 		require.Equal(t, written, merged.Written)

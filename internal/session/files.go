@@ -234,7 +234,7 @@ func (f Files) Conflicts(ctx context.Context, fork, into protocol.SessionID, aft
 		return planned, fmt.Errorf("session %s: %w", into, err)
 	}
 	planned.Checkpoint = at.Checkpoint
-	eachChange(base, theirs, func(path string, was, is snapshot.Node, change string) {
+	eachChange(workspace.TreeOf(base), workspace.TreeOf(theirs), func(path string, was, is snapshot.Node, change string) {
 		fate, failed := snapshot.FateOf(ctx, f.store, was, mine[underWorkspace+path], is)
 		err = cmp.Or(err, failed)
 		switch {
