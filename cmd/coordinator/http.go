@@ -265,7 +265,7 @@ func (c *localSite) serveLocal(ctx context.Context, p program, of siteOf) (err e
 			return err
 		}
 	}
-	l, err := c.webFlags.listen(ctx, tokens, clientsOf(serving, env.Fleet, issuer, &background), keep)
+	l, err := c.listen(ctx, tokens, clientsOf(serving, env.Fleet, issuer, &background), keep)
 	if err != nil {
 		return err
 	}

@@ -279,7 +279,7 @@ func (c *serveCommand) serveHTTP(ctx context.Context, p program, env *environmen
 	if err != nil {
 		return err
 	}
-	l, err := c.webFlags.listen(ctx, tokens, others, env.Data)
+	l, err := c.listen(ctx, tokens, others, env.Data)
 	if err != nil {
 		return err
 	}

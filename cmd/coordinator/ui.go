@@ -92,8 +92,8 @@ func linkOfRunning(ctx context.Context, socket string) (string, error) {
 	return string(link), err
 }
 
-// offerLinks answers linkOfRunning until ctx ends. Without it, a second coordinator ui says that the
-// first one runs.
+// offerLinks answers linkOfRunning until ctx ends. Without it, a second coordinator ui says that
+// the first one runs.
 func offerLinks(ctx context.Context, socket string, link func() string, background *sync.WaitGroup) {
 	listener, err := listenUnix(ctx, socket)
 	if err != nil {
