@@ -147,7 +147,8 @@ func TestActs_OfASession(t *testing.T) {
 	tb.t = t
 }
 
-// TestActs_OfTheFleet: lanes are paused, their calls cancelled, and a call runs again, by the pages.
+// TestActs_OfTheFleet: lanes are paused, their calls cancelled, and a call runs again, by the
+// pages.
 func TestActs_OfTheFleet(t *testing.T) {
 	s := newScene(t)
 	tb := s.tab(t)

@@ -1,6 +1,6 @@
-// Package browser tests the web pages as people use them: a real Chromium, a coordinator, workers and
-// a scripted model, each of them a process of its own. It knows the programs only by their pages,
-// their HTTP API and their flags, and so is a module of its own, which no other one needs.
+// Package browser tests the web pages as people use them: a real Chromium, a coordinator, workers
+// and a scripted model, each of them a process of its own. It knows the programs only by their
+// pages, their HTTP API and their flags, and so is a module of its own, which no other one needs.
 //
 //	test ──► Chromium ──► coordinator serve --http ◄── workers
 //	 │       (chromedp)         ▲

@@ -18,8 +18,8 @@ var hostile = []string{
 	`<form action=//elsewhere.example><button autofocus>x</button></form>`, `<meta http-equiv=refresh content="0;url=//elsewhere.example">`, "javascript:alert(1)//", "<https://elsewhere.example/>",
 }
 
-// TestHostile_TextsDoNothing: what a model, a tool and a person write runs nothing, loads nothing and
-// hides nothing, in pages that are loaded and in those that stream.
+// TestHostile_TextsDoNothing: what a model, a tool and a person write runs nothing, loads nothing
+// and hides nothing, in pages that are loaded and in those that stream.
 func TestHostile_TextsDoNothing(t *testing.T) {
 	text := strings.Join(hostile, "\n\n")
 	evil := script(t, "evil", step{Text: text, DelayMS: 2, Calls: []use{shell("c1", "cat <<'END'\n"+text+"\nEND\nsleep 1; head -c 2000000 /dev/zero | tr '\\0' x"), {"c2", "write", object{"path": "evil.html", "content": text}}, {"c3", "bash", object{"command": "exit 1; " + text}}}}, said(text+strings.Repeat("x", 1<<20)), said(text))

@@ -34,8 +34,8 @@ var (
 )
 
 // fill writes calls into the log of a coordinator that does not run: a million real calls take half
-// an hour. They are rows of its tables, spread over its sessions and over the last week: five tools,
-// four tenants, 16 workers, one call in fifty failed, and each has texts of its own.
+// an hour. They are rows of its tables, spread over its sessions and over the last week: five
+// tools, four tenants, 16 workers, one call in fifty failed, and each has texts of its own.
 func (s *scene) fill(calls int) {
 	s.t.Helper()
 	db, err := sql.Open("sqlite", "file:"+filepath.Join(s.dir, "serve", "index", "journals.db")+"?_pragma=synchronous(off)&_txlock=immediate")

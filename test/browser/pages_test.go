@@ -33,8 +33,9 @@ func (s *scene) pages() map[string]string {
 	}
 }
 
-// TestPages_AreReadByAll: each page, in each way that one looks at it, has no violation that axe-core
-// finds, shows what it is about, is not wider than the window, and does nothing that it may not.
+// TestPages_AreReadByAll: each page, in each way that one looks at it, has no violation that
+// axe-core finds, shows what it is about, is not wider than the window, and does nothing that it
+// may not.
 func TestPages_AreReadByAll(t *testing.T) {
 	s := newScene(t)
 	s.lively()

@@ -30,8 +30,8 @@ var documented = map[string]string{"/sessions/repair light": "web-session.png", 
 
 const maxImage = 150 << 10
 
-// TestScreenshots draws each page of a fleet with lively content: a failing test that was repaired, an
-// approval that waits, lanes that wait, a tenant at its limit, and a worker that was lost.
+// TestScreenshots draws each page of a fleet with lively content: a failing test that was repaired,
+// an approval that waits, lanes that wait, a tenant at its limit, and a worker that was lost.
 func TestScreenshots(t *testing.T) {
 	if *shots == "" {
 		t.Skip("make screenshots draws them")
