@@ -19,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/session/index"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
+	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -246,7 +247,7 @@ func (c *callsCommand) printer(p program) callPrinter {
 	case c.CSV:
 		table := csv.NewWriter(p.out())
 		header := []string{
-			"finished_at", "accepted_at", "started_at", "session_id", "turn", "step", "index", "call_id", "tool", "attempt", "status", "code", "error", "lane", "resources", "tenant", "owner", "worker_id", "level", "checkpoint",
+			"finished_at", "accepted_at", "started_at", "session_id", "turn", "step", "index", "call_id", "tool", "attempt", "status", "exit", "code", "error", "lane", "resources", "tenant", "owner", "worker_id", "level", "checkpoint",
 			"run_ms", "queue_ms", "slot_ms", "lane_ms", "after_ms", "limit_ms", "rate_ms", "pause_ms", "lost_ms", "not_before_ms", "model_ms", "person_ms", "held_by", "limit", "input", "output",
 		}
 		return callPrinter{func(calls []report.LoggedCall) error {
@@ -264,7 +265,7 @@ func (c *callsCommand) printer(p program) callPrinter {
 	head := true
 	return callPrinter{func(calls []report.LoggedCall) error {
 		if head && len(calls) > 0 {
-			_, _ = fmt.Fprintln(table, "ENDED\tSTATUS\tTOOL\tRAN\tWAITED\tTENANT\tLANE\tSESSION\tTURN\tCALL") // Flush tells of errors
+			_, _ = fmt.Fprintln(table, "ENDED\tSTATUS\tWHAT\tRAN\tWAITED\tTENANT\tLANE\tSESSION\tTURN\tCALL") // Flush tells of errors
 			head = false
 		}
 		for i := range calls {
@@ -274,15 +275,19 @@ func (c *callsCommand) printer(p program) callPrinter {
 				turn = strconv.Itoa(call.Turn)
 			}
 			_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-				call.FinishedAt.Local().Format(time.DateTime), outcome(call), orDash(prose.OneLine(call.Tool)), age(int64(call.RunMS)), waited(&call.Waits), orDash(prose.OneLine(string(call.Tenant))),
+				call.FinishedAt.Local().Format(time.DateTime), outcome(call), orDash(prose.OneLine(terminal.About(call.Tool, call.Input))), age(int64(call.RunMS)), waited(&call.Waits), orDash(prose.OneLine(string(call.Tenant))),
 				orDash(prose.OneLine(call.Lane)), prose.OneLine(string(call.SessionID)), turn, prose.OneLine(string(call.CallID)))
 		}
 		return nil
 	}, table.Flush}
 }
 
-// outcome is the status of a call, with the code of its error if that says more.
+// outcome is the status of a call, with how its command ended, or the code of its error, if that
+// says more.
 func outcome(c *report.LoggedCall) string {
+	if c.Exit != "" {
+		return prose.OneLine(string(c.Status) + ", " + c.Exit)
+	}
 	if c.Error == nil || string(c.Error.Code) == string(c.Status) || c.Error.Code == "" {
 		return prose.OneLine(string(c.Status))
 	}
@@ -404,7 +409,7 @@ func cells(c *report.LoggedCall) []string {
 	w := &c.Waits
 	return []string{
 		at(c.FinishedAt), at(c.AcceptedAt), at(c.StartedAt), text(string(c.SessionID)), strconv.Itoa(c.Turn), strconv.Itoa(c.Step), strconv.Itoa(c.Index), text(string(c.CallID)), text(c.Tool), strconv.Itoa(c.Attempt),
-		string(c.Status), text(code), text(message), text(c.Lane), text(strings.Join(uses, ", ")), text(string(c.Tenant)), text(c.Owner), text(string(c.WorkerID)), text(c.Level), strconv.FormatUint(c.Checkpoint, 10),
+		string(c.Status), text(c.Exit), text(code), text(message), text(c.Lane), text(strings.Join(uses, ", ")), text(string(c.Tenant)), text(c.Owner), text(string(c.WorkerID)), text(c.Level), strconv.FormatUint(c.Checkpoint, 10),
 		ms(c.RunMS), ms(w.QueueMS), ms(w.SlotMS), ms(w.LaneMS), ms(w.AfterMS), ms(w.LimitMS), ms(w.RateMS), ms(w.PauseMS), ms(w.LostMS), ms(w.NotBeforeMS), ms(w.ModelMS), ms(w.PersonMS), text(string(w.HeldBy)), text(w.Limit), text(c.Input), text(c.Output),
 	}
 }

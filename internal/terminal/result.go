@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -89,29 +90,12 @@ func (p *page) barred(indent string, st style, line string) {
 	p.line(indent + p.ink.paint(dim, bar) + p.marks.bar[len(bar):] + p.ink.paint(st, strings.TrimRight(fit(line, room), " ")))
 }
 
-// ExitOf says how a command ended that ran and did not succeed: "exit code 2", "ended by signal
-// KILL"; "" for all else. The text that a model reads of a result ends with that, in brackets.
+// ExitOf is [render.ExitOf] of a result.
 func ExitOf(e *loop.Event) string {
 	if e.Status != string(protocol.StatusOK) {
 		return ""
 	}
-	rest := strings.TrimRight(e.Content, "\n")
-	for {
-		at := strings.LastIndexByte(rest, '\n') + 1
-		mark, isMark := strings.CutPrefix(rest[at:], "[")
-		mark, ends := strings.CutSuffix(mark, "]")
-		if !isMark || !ends {
-			return ""
-		}
-		code, isCode := strings.CutPrefix(mark, "exit code ")
-		if isCode && strings.Trim(code, "0123456789") == "" && code != "0" || strings.HasPrefix(mark, "ended by signal ") {
-			return mark
-		}
-		if at == 0 {
-			return ""
-		}
-		rest = rest[:at-1]
-	}
+	return render.ExitOf(e.Content)
 }
 
 // lineKind is what a line of a unified diff is.

@@ -11,11 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
-	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
@@ -222,8 +220,8 @@ func waitsOf(c *report.LoggedCall) []wait {
 
 // endOf is the pill of how a call ended: a command that ran may have failed nevertheless.
 func endOf(c *report.LoggedCall) pill {
-	if exit := terminal.ExitOf(&loop.Event{Status: string(c.Status), ResultFields: loop.ResultFields{Content: c.Output}}); exit != "" {
-		return pill{"bad", exit}
+	if c.Exit != "" {
+		return stateOf(c.Exit)
 	}
 	return stateOf(c.Status)
 }

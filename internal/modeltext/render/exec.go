@@ -132,6 +132,29 @@ func cutAt(e *protocol.Execution, shown string) (line int, column int64) {
 	return line, column
 }
 
+// ExitOf says how a command ended that ran and did not succeed, by the text that a model reads of
+// its result, which ends with that in brackets: "exit code 2", "ended by signal KILL"; "" for all
+// else.
+func ExitOf(text string) string {
+	rest := strings.TrimRight(text, "\n")
+	for {
+		at := strings.LastIndexByte(rest, '\n') + 1
+		mark, isMark := strings.CutPrefix(rest[at:], "[")
+		mark, ends := strings.CutSuffix(mark, "]")
+		if !isMark || !ends {
+			return ""
+		}
+		code, isCode := strings.CutPrefix(mark, "exit code ")
+		if isCode && strings.Trim(code, "0123456789") == "" && code != "0" || strings.HasPrefix(mark, "ended by signal ") {
+			return mark
+		}
+		if at == 0 {
+			return ""
+		}
+		rest = rest[:at-1]
+	}
+}
+
 // endMarks says how a process ended, when it is not by itself and with 0.
 func endMarks(e *protocol.Execution) []string {
 	var marks []string

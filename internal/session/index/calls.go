@@ -9,6 +9,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/modeltext/plain"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -90,7 +91,7 @@ func (w *writer) result(s *row, e *loop.Event) {
 	c := w.callOf(s, e.CallID)
 	w.exec("UPDATE call SET turn = ?, step = ?, idx = ?, tool = iif(tool = '', ?, tool), accepted = iif(accepted = 0, ?, accepted), output = ? WHERE id = ?",
 		e.Turn, e.Step, e.Index, e.Name, e.Time.UnixMilli(), w.replaced(s, e, report.RoleResult, e.Content, c.output), c.id)
-	w.outcome(c, protocol.Status(e.Status), e.Error)
+	w.outcome(c, protocol.Status(e.Status), render.ExitOf(e.Content), e.Error)
 	if !c.stored {
 		r := protocol.Result{WorkerID: e.WorkerID, Attempt: e.Attempt, Checkpoint: e.Checkpoint, Level: e.Level, SandboxMS: e.SandboxMS, StoreMS: e.StoreMS, Waits: e.Waits, FinishedAt: e.Time}
 		if e.QueueMS != nil && e.RunMS != nil {
@@ -100,10 +101,13 @@ func (w *writer) result(s *row, e *loop.Event) {
 	}
 }
 
-// outcome sets how a call ended.
-func (w *writer) outcome(c logged, status protocol.Status, err *protocol.Error) {
+// outcome sets how a call ended; exit is how its command did, if that is not well.
+func (w *writer) outcome(c logged, status protocol.Status, exit string, err *protocol.Error) {
 	code, message := errorOf(err)
-	w.exec("UPDATE call SET status = ?, code = ?, error = ? WHERE id = ?", string(status), code, message, c.id)
+	if status != protocol.StatusOK {
+		exit = ""
+	}
+	w.exec("UPDATE call SET status = ?, exit = ?, code = ?, error = ? WHERE id = ?", string(status), prose.Cut(exit, maxName), code, message, c.id)
 }
 
 // ran sets when and where a call ran, and what it waited for.
@@ -165,7 +169,11 @@ func (w *writer) settled(m *message) {
   pool = iif(pool = '', ?, pool), lane = iif(lane = '', ?, lane), resources = ?, tenant = ?, owner = ?, accepted = ?, stored = 1, input = ?, output = ? WHERE id = ?`,
 		about.Turn, about.Step, about.Index, cmp.Or(prose.Cut(about.Tool, maxName), prose.Cut(r.Tool, maxName)), pool, lane, string(resources), string(owner.Tenant), owner.By, accepted, c.input, c.output, c.id)
 	if !c.settled { // else the journal has said it
-		w.outcome(c, r.Status, r.Error)
+		exit := ""
+		if _, is := r.Value.(protocol.CommandRunResult); is {
+			exit = render.ExitOf(render.Command(r))
+		}
+		w.outcome(c, r.Status, exit, r.Error)
 	}
 	w.ran(c, r)
 }

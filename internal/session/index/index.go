@@ -60,7 +60,7 @@ CREATE TABLE call(
   turn INTEGER NOT NULL DEFAULT 0, step INTEGER NOT NULL DEFAULT 0, idx INTEGER NOT NULL DEFAULT 0, tool TEXT NOT NULL DEFAULT '',
   pool TEXT NOT NULL DEFAULT '', lane TEXT NOT NULL DEFAULT '', resources TEXT NOT NULL DEFAULT '', tenant TEXT NOT NULL DEFAULT '', owner TEXT NOT NULL DEFAULT '',
   accepted INTEGER NOT NULL DEFAULT 0, started INTEGER, finished INTEGER, stored INTEGER NOT NULL DEFAULT 0,
-  status TEXT NOT NULL DEFAULT '', code TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '',
+  status TEXT NOT NULL DEFAULT '', exit TEXT NOT NULL DEFAULT '', code TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '',
   worker TEXT NOT NULL DEFAULT '', attempt INTEGER NOT NULL DEFAULT 0, level TEXT NOT NULL DEFAULT '', checkpoint INTEGER NOT NULL DEFAULT 0,
   run_ms REAL, queue_ms REAL, not_before_ms REAL, slot_ms REAL, lane_ms REAL, after_ms REAL, limit_ms REAL, rate_ms REAL, pause_ms REAL, lost_ms REAL, model_ms REAL, person_ms REAL,
   sandbox_ms REAL, store_ms REAL, held_by TEXT NOT NULL DEFAULT '', held_by_session TEXT NOT NULL DEFAULT '', limited TEXT NOT NULL DEFAULT '', lost_worker TEXT NOT NULL DEFAULT '',

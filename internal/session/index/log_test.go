@@ -72,7 +72,7 @@ func ids(page report.CallLog) []string {
 // A call has one row, with what the journal and the stored result say, whichever is read first.
 func TestCalls_TakeFieldsOfJournalAndResult(t *testing.T) {
 	t.Parallel()
-	turn := called(2, "c1", "bash", `{"command": "make"}`, "what the model read")
+	turn := called(2, "c1", "bash", `{"command": "make"}`, "what the model read\n[exit code 2]")
 	call := sent("s", "c1", "acme", "make")
 	call.Turn, call.Step, call.Tool, call.By = 2, 1, "bash", "token:ann"
 	before := []loop.Event{
@@ -83,10 +83,10 @@ func TestCalls_TakeFieldsOfJournalAndResult(t *testing.T) {
 		turn[0],
 	}
 	want := report.LoggedCall{
-		SessionID: "s", CallID: "c1", Turn: 2, Step: 1, Tool: "bash", Attempt: 2, Input: `{"command": "make"}`, Output: "what the model read",
+		SessionID: "s", CallID: "c1", Turn: 2, Step: 1, Tool: "bash", Attempt: 2, Input: `{"command": "make"}`, Output: "what the model read\n[exit code 2]",
 		Lane: "default/account/one", Resources: call.Resources, Tenant: "acme", Owner: "token:ann",
 		AcceptedAt: begun().Add(59 * time.Minute), StartedAt: begun().Add(time.Hour - 250*time.Millisecond), FinishedAt: begun().Add(time.Hour),
-		Status: protocol.StatusOK, WorkerID: "w1", Level: "full", Checkpoint: 7, RunMS: 250,
+		Status: protocol.StatusOK, Exit: "exit code 2", WorkerID: "w1", Level: "full", Checkpoint: 7, RunMS: 250,
 		Waits: report.CallWaits{QueueMS: 1500, Waits: protocol.Waits{SlotMS: 1000, LaneMS: 400}, ModelMS: 3000, PersonMS: 60000},
 	}
 	turn[0].Lane = want.Lane

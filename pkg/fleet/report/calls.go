@@ -51,7 +51,10 @@ type LoggedCall struct {
 	FinishedAt time.Time `json:"finished_at"`
 
 	Status protocol.Status `json:"status"`
-	Error  *protocol.Error `json:"error,omitempty"` // with up to 500 bytes of its message
+	// Exit says how a command ended that ran and did not succeed, as in "exit code 2" or "ended by
+	// signal KILL". The status of its call is ok.
+	Exit  string          `json:"exit,omitempty"`
+	Error *protocol.Error `json:"error,omitempty"` // with up to 500 bytes of its message
 
 	WorkerID protocol.WorkerID `json:"worker_id,omitempty"`
 	// Level is the sandbox level that was proven where the call ran.

@@ -1644,6 +1644,7 @@ export interface components {
             /** Format: int64 */
             checkpoint?: number;
             error?: components["schemas"]["Error"];
+            exit?: string;
             /** Format: date-time */
             finished_at: string;
             /** Format: int64 */

@@ -670,6 +670,7 @@ class LoggedCall(_LoggedCall, total=False):
     attempt: int
     checkpoint: int
     error: Error
+    exit: str
     index: int
     input: str
     lane: str
