@@ -304,8 +304,17 @@ type reason struct {
 func reasons(w *report.CallWaits) []reason {
 	known := w.SlotMS + w.LaneMS + w.AfterMS + w.LimitMS + w.RateMS + w.PauseMS + w.LostMS
 	all := []reason{
-		{w.NotBeforeMS, "its time"}, {w.SlotMS, "a slot"}, {w.LaneMS, "its lane"}, {w.AfterMS, "other calls"}, {w.LimitMS, "a limit"}, {w.RateMS, "a rate"}, {w.PauseMS, "an operator"}, {w.LostMS, "a lost worker"},
-		{w.QueueMS - known, "the fleet"}, {w.PersonMS, "a person"}, {w.ModelMS, "the model"},
+		{w.NotBeforeMS, "its time"},
+		{w.SlotMS, "a slot"},
+		{w.LaneMS, "its lane"},
+		{w.AfterMS, "other calls"},
+		{w.LimitMS, "a limit"},
+		{w.RateMS, "a rate"},
+		{w.PauseMS, "an operator"},
+		{w.LostMS, "a lost worker"},
+		{w.QueueMS - known, "the fleet"},
+		{w.PersonMS, "a person"},
+		{w.ModelMS, "the model"},
 	}
 	all = slices.DeleteFunc(all, func(r reason) bool { return r.ms < 1 })
 	slices.SortStableFunc(all, func(a, b reason) int { return cmp.Compare(b.ms, a.ms) })

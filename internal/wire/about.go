@@ -10,8 +10,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// About is what the log of calls needs to know of a call, in the header [HeaderAbout] of its result:
-// the call itself leaves its stream when it is settled.
+// About is what the log of calls needs to know of a call, in the header [HeaderAbout] of its
+// result: the call itself leaves its stream when it is settled.
 type About struct {
 	Lane      string          `json:"lane,omitempty"` // POOL/LANE
 	Tool      string          `json:"tool,omitempty"` // or the kind of the payload

@@ -67,9 +67,9 @@ type Options struct {
 	// Index is the directory of the index that [Sessions.Search] makes. "" means one in Data, or
 	// for a fleet elsewhere one in the user's cache directory.
 	Index string
-	// IndexAge is how long the index has texts and calls, at least an hour, and IndexBytes its size,
-	// at least 16 MiB, beyond which the oldest leave it. 0 means what the index has from the last
-	// process that set it, or else for ever and 2 GiB.
+	// IndexAge is how long the index has texts and calls, at least an hour, and IndexBytes its
+	// size, at least 16 MiB, beyond which the oldest leave it. 0 means what the index has from the
+	// last process that set it, or else for ever and 2 GiB.
 	IndexAge   time.Duration
 	IndexBytes int64
 	// TracerProvider and MeterProvider make spans and metrics; nil means the global ones of
