@@ -20,7 +20,7 @@ import (
 // A log of TOOLFLEET_CALLS calls, of 46 words each: what they cost, and how long a page takes
 // ("make calls-figures CALLS=n"). The stream is left out: messages are applied as they are read
 // from it.
-func TestFigures_OfAMillionCalls(t *testing.T) {
+func TestFigures_OfAMillionCalls(t *testing.T) { //nolint:paralleltest // it measures
 	count, err := strconv.Atoi(os.Getenv("TOOLFLEET_CALLS"))
 	if err != nil {
 		t.Skip("TOOLFLEET_CALLS is not set: this takes minutes")

@@ -306,7 +306,7 @@ func (q *Calls) page(ctx context.Context, o *opened, from *cursor, page *report.
 	if slices.Contains(where, notOK) { // else a rare status is looked for in all rows
 		index = " INDEXED BY call_failed"
 	}
-	rows, err := o.read.QueryContext(ctx, "SELECT "+columns+" FROM (SELECT * FROM call c"+index+" WHERE "+strings.Join(where, " AND ")+" ORDER BY c.finished DESC, c.id DESC LIMIT ?) c"+
+	rows, err := o.read.QueryContext(ctx, "SELECT "+columns+" FROM (SELECT * FROM call c"+index+" WHERE "+strings.Join(where, " AND ")+" ORDER BY c.finished DESC, c.id DESC LIMIT ?) c"+ //nolint:gosec // constants: values are arguments
 		q.joins()+" ORDER BY c.finished DESC, c.id DESC", slices.Concat([]any{q.most(), q.most()}, args, []any{q.Limit + 1})...)
 	if err != nil {
 		return err
@@ -360,7 +360,8 @@ func (q *Calls) withWords(ctx context.Context, o *opened, words string, from *cu
 	if q.Journaled {
 		where = append(where, "e.role IN ('call', 'result')")
 	}
-	find, err := o.read.PrepareContext(ctx, "SELECT "+columns+`, max(c.input, c.output) FROM (SELECT c.* FROM entry e JOIN call c ON c.session = e.session AND c.call = e.call AND e.id IN (c.input, c.output)
+	find, err := o.read.PrepareContext(ctx, "SELECT "+columns+ //nolint:gosec // constants: values are arguments
+		`, max(c.input, c.output) FROM (SELECT c.* FROM entry e JOIN call c ON c.session = e.session AND c.call = e.call AND e.id IN (c.input, c.output)
   WHERE e.id = ? AND `+strings.Join(where, " AND ")+") c"+q.joins())
 	if err != nil {
 		return err
@@ -484,7 +485,8 @@ func (q *Calls) rates(ctx context.Context, o *opened, rates *report.CallRates) e
 		}
 	}
 	where, args := q.conditions()
-	rows, err := o.read.QueryContext(ctx, `SELECT c.finished, c.status = 'ok', coalesce(c.run_ms, 0), coalesce(c.queue_ms, 0), coalesce(c.not_before_ms, 0), coalesce(c.slot_ms, 0), coalesce(c.lane_ms, 0),
+	rows, err := o.read.QueryContext(ctx, //nolint:gosec // constants: values are arguments
+		`SELECT c.finished, c.status = 'ok', coalesce(c.run_ms, 0), coalesce(c.queue_ms, 0), coalesce(c.not_before_ms, 0), coalesce(c.slot_ms, 0), coalesce(c.lane_ms, 0),
   coalesce(c.after_ms, 0), coalesce(c.limit_ms, 0), coalesce(c.rate_ms, 0), coalesce(c.pause_ms, 0), coalesce(c.lost_ms, 0), coalesce(c.model_ms, 0), coalesce(c.person_ms, 0)
   FROM call c WHERE `+strings.Join(where, " AND ")+" ORDER BY c.finished", args...)
 	if err != nil {
