@@ -63,7 +63,6 @@ type signInView struct {
 
 // signIn remembers a token that is known.
 func (u *ui) signIn(w http.ResponseWriter, r *http.Request) {
-	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	bearer, to := strings.TrimSpace(r.PostFormValue("token")), inside(r.PostFormValue("to"))
 	if u.Access != nil {
 		if _, err := u.Access.Verify(r.Context(), bearer); err != nil {
@@ -102,9 +101,11 @@ func (u *ui) openCode(w http.ResponseWriter, r *http.Request) {
 	u.show(w, r, http.StatusOK, "opened", view{Title: "Signed in"})
 }
 
-// inside is a path of these pages; "/" for an address that leads elsewhere.
+// inside is a path of these pages; "/" for an address that leads elsewhere. Browsers take \ for /,
+// and leave tabs and line ends out.
 func inside(to string) string {
-	if !strings.HasPrefix(to, "/") || strings.HasPrefix(to, "//") || strings.Contains(to, `\`) {
+	strange := func(r rune) bool { return r <= ' ' || r == '\\' || r >= 0x7f }
+	if !strings.HasPrefix(to, "/") || strings.HasPrefix(to, "//") || strings.ContainsFunc(to, strange) {
 		return "/"
 	}
 	return to

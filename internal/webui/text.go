@@ -86,31 +86,28 @@ func ansi(text string) template.HTML {
 	return template.HTML(out.String()) //nolint:gosec // each piece is escaped
 }
 
-// sequence reads a sequence that steers a terminal. codes are those of colours; "" of others.
+// sequence reads a sequence that steers a terminal. codes are those of colours; "" of others. One
+// that does not end on its line hides nothing: it is shown as text.
 func sequence(text string) (codes, rest string) {
 	if len(text) < 2 {
 		return "", ""
 	}
 	switch text[1] {
 	case '[': // ends with a letter
-		for i := 2; i < len(text); i++ {
-			if c := text[i]; c >= 0x40 && c <= 0x7e {
-				if c == 'm' {
-					return text[2:i] + ";", text[i+1:]
-				}
-				return "", text[i+1:]
-			}
-			if text[i] < 0x20 {
-				return "", text[i:]
-			}
+		end := 2 + strings.IndexFunc(text[2:], func(r rune) bool { return r < 0x20 || r >= 0x40 })
+		switch {
+		case end < 2 || text[end] < 0x20 || text[end] > 0x7e:
+			return "", text[1:]
+		case text[end] == 'm':
+			return text[2:end] + ";", text[end+1:]
 		}
-		return "", ""
+		return "", text[end+1:]
 	case ']', 'P', '_', '^', 'X': // a text, which ends with BEL or ESC \
-		end := strings.IndexAny(text[2:], "\a\x1b")
-		if end < 0 {
-			return "", ""
+		end := 2 + strings.IndexAny(text[2:], "\a\x1b\n")
+		if end < 2 || text[end] == '\n' {
+			return "", text[1:]
 		}
-		return "", strings.TrimPrefix(strings.TrimPrefix(text[2+end:], "\a"), "\x1b\\")
+		return "", strings.TrimPrefix(strings.TrimPrefix(text[end:], "\a"), "\x1b\\")
 	default:
 		return "", text[2:]
 	}
@@ -203,15 +200,64 @@ var markdown = goldmark.New( //nolint:gochecknoglobals // a constant
 	goldmark.WithRendererOptions(renderer.WithNodeRenderers(util.Prioritized(asText{}, 1))),
 )
 
-// prose is what a model says.
+// Bounds of what is rendered as Markdown: a text in bytes, and what it may take, see [costOf].
+const (
+	maxProse = 32 << 10
+	maxCost  = 2_000_000
+)
+
+// prose is what a model says, as HTML. What is behind a bound, or takes long, is shown as it is
+// written.
 func prose(text string) template.HTML {
 	text = cut(text)
+	head, rest := text, ""
+	if len(text) > maxProse {
+		at := strings.LastIndexByte(text[:maxProse], '\n') + 1 // a line is shorter
+		head, rest = text[:at], text[at:]
+	}
+	if costOf(head) > maxCost {
+		head, rest = "", text
+	}
 	var out bytes.Buffer
-	if err := markdown.Convert([]byte(text), &out); err != nil {
-		return template.HTML("<p>" + html.EscapeString(text) + "</p>") //nolint:gosec // it is escaped
+	if err := markdown.Convert([]byte(head), &out); err != nil {
+		out.Reset()
+		rest = text
+	}
+	if rest != "" {
+		out.WriteString(`<div class="plain">` + html.EscapeString(rest) + "</div>\n")
 	}
 	return template.HTML(out.String()) //nolint:gosec // goldmark escapes texts, and asText shows the rest
 }
+
+// costOf is about how many steps the renderer takes for the blocks of a text: the square of their
+// marks of emphasis, and each cell of a table, whose rows have the columns of its head.
+func costOf(text string) (cost int) {
+	const cell = 100 // steps
+	marks, columns, rows := 0, 0, 0
+	for line := range strings.Lines(text + "\n\n") {
+		if strings.Trim(line, " \t\r\n") == "" {
+			cost += marks*marks + cell*columns*rows
+			marks, columns, rows = 0, 0, 0
+			continue
+		}
+		rows++
+		columns = max(columns, strings.Count(line, "|"))
+		for i := range len(line) {
+			switch line[i] {
+			case '*', '~', '[':
+				marks++
+			case '_':
+				if i == 0 || !isWord(line[i-1]) || !isWord(line[i+1]) { // else it is in a name, and no mark; the line has an end
+					marks++
+				}
+			}
+		}
+	}
+	return cost
+}
+
+// isWord reports whether a byte is a letter or a digit of ASCII.
+func isWord(b byte) bool { return b >= '0' && b <= '9' || b|0x20 >= 'a' && b|0x20 <= 'z' }
 
 // asText renders nodes that would be HTML of the text itself, or load something.
 type asText struct{}

@@ -22,7 +22,7 @@ const (
 	// lookShare is the part of the time that readings of one thing may take: 1 of lookShare.
 	lookShare = 5
 	// lookTogether is how many things are read that often. With more of them, each is read more
-	// seldom.
+	// seldom: see crowd.
 	lookTogether = 8
 	// lingers is how long a thing is still read when no page shows it, so that the next page has it
 	// at once: of the first maxLingering things.
@@ -43,6 +43,7 @@ type feeds struct {
 // feed is one thing that is followed.
 type feed struct {
 	of        *feeds
+	who       string
 	followers int
 	idle      *time.Timer
 	end       context.CancelFunc
@@ -78,16 +79,24 @@ type followed struct {
 	open func() func(ctx context.Context) (any, error)
 }
 
+// watcher is whose pages may share what was read: those of one principal, as it is known, and as
+// long as it may see.
+func watcher(ctx context.Context) string {
+	who := judge.Of(ctx)
+	return fmt.Sprintf("%s %q %d", who.ID(), who.Known, who.Expires.UnixNano())
+}
+
 // follow begins to follow a thing, until leave.
 func (f *feeds) follow(ctx context.Context, what followed) (of *feed, leave func()) {
-	key := judge.Of(ctx).ID() + "\x00" + what.thing
+	who := watcher(ctx)
+	key := who + "\x00" + what.thing
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.ended {
 		return &feed{last: &reading{err: fleet.ErrClosed, next: make(chan struct{})}}, func() {}
 	}
 	if of = f.all[key]; of == nil {
-		of = &feed{of: f, last: &reading{next: make(chan struct{})}}
+		of = &feed{of: f, who: who, last: &reading{next: make(chan struct{})}}
 		if f.all == nil {
 			f.all = map[string]*feed{}
 		}
@@ -131,7 +140,7 @@ func (f *feeds) renew(ctx context.Context, kind string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for key, of := range f.all {
-		if !strings.HasPrefix(key, judge.Of(ctx).ID()+"\x00"+kind) {
+		if !strings.HasPrefix(key, watcher(ctx)+"\x00"+kind) {
 			continue
 		}
 		if delete(f.all, key); of.followers == 0 {
@@ -153,11 +162,19 @@ func (f *feeds) close() {
 	f.joined.Wait()
 }
 
-// crowd is by how much more seldom things are read.
-func (f *feeds) crowd() time.Duration {
+// crowd is by how much more seldom things of a principal are read. However many things others
+// follow, of each of them only some count.
+func (f *feeds) crowd(who string) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return time.Duration(max(len(f.all)/lookTogether, 1))
+	of, all := map[string]int{}, 0
+	for _, one := range f.all {
+		of[one.who]++
+	}
+	for _, things := range of {
+		all += min(things, lookTogether)
+	}
+	return time.Duration(max(all, of[who], lookTogether) / lookTogether)
 }
 
 // run reads the thing again and again.
@@ -188,7 +205,7 @@ func (f *feed) run(ctx context.Context, what followed) {
 		if what.paced {
 			rest = 0
 		}
-		timer.Reset(max(every-took, rest, 0) * f.of.crowd())
+		timer.Reset(max(every-took, rest, 0) * f.of.crowd(f.who))
 	}
 }
 

@@ -168,7 +168,7 @@ func (u *ui) guarded() http.Handler {
 // policy is what browsers may do with a page: nothing that it does not need.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 
-// headers sets what browsers are to know of each answer.
+// headers sets what browsers are to know of each answer, and bounds the forms that they send.
 func headers(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -179,6 +179,7 @@ func headers(next http.Handler) http.Handler {
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
 		h.Set("Cross-Origin-Resource-Policy", "same-origin")
 		h.Set("Cache-Control", "no-store")
+		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 		next.ServeHTTP(w, r)
 	})
 }
@@ -198,12 +199,9 @@ func cached(next http.Handler) http.Handler {
 func (u *ui) page(pattern string, serve func(http.ResponseWriter, *http.Request) error) {
 	writes := !strings.HasPrefix(pattern, http.MethodGet)
 	u.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-		if writes {
-			r.Body = http.MaxBytesReader(w, r.Body, maxForm)
-			if !u.formIsOurs(r) {
-				u.refuse(w, http.StatusForbidden, "the form is of another sign-in: load the page again")
-				return
-			}
+		if writes && !u.formIsOurs(r) {
+			u.refuse(w, http.StatusForbidden, "the form is of another sign-in: load the page again")
+			return
 		}
 		if err := serve(w, r); err != nil {
 			u.fail(w, r, err)

@@ -1,0 +1,102 @@
+package webui
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/judge"
+)
+
+// TestProse_IsBounded: no text of a model makes a page that is much longer than the text, or that
+// takes long: not a table of few lines whose rows have thousands of cells, and no mixture of marks.
+func TestProse_IsBounded(t *testing.T) {
+	t.Parallel()
+	line := func(unit string) string { return strings.Repeat(unit, maxLine/2/len(unit)) + "\n" }
+	for _, text := range []string{
+		line("|a") + line("|-") + strings.Repeat("a\n", 500),
+		line("|a") + line("|-") + strings.Repeat("a\n\u00a0\n", 500),
+		strings.Repeat("|a|b|c|d|\n|-|-|-|-|\n"+strings.Repeat("a\n", 100)+"\n", 100),
+		strings.Repeat(line("_a*"), 128), strings.Repeat(line("*a**")+"\n", 128), strings.Repeat(line("[a]("), 128), strings.Repeat(line("> "), 128), strings.Repeat(line("1. "), 128),
+	} {
+		began := time.Now()
+		html := string(prose(text))
+		require.Less(t, len(html), 16*len(text)+1000, "%.40q", text)
+		require.Less(t, time.Since(began), 30*time.Second, "%.40q", text)
+	}
+	usual := "| a | b |\n|---|---|\n" + strings.Repeat("| **1** | snake_case_name |\n", 100)
+	require.Equal(t, 100, strings.Count(string(prose(usual)), "<strong>1</strong>"))
+	long := strings.Repeat("*a* b\n\n", maxProse/4)
+	require.Contains(t, prose(long), "<em>a</em>")
+	require.Contains(t, prose(long), `<div class="plain">`, "what is behind the bound is text")
+	require.Contains(t, prose("<b>"+strings.Repeat("*a_", 10_000)), "&lt;b&gt;*a_")
+}
+
+// TestAnsi_HidesNothing: what begins a sequence and does not end it hides no line behind it.
+func TestAnsi_HidesNothing(t *testing.T) {
+	t.Parallel()
+	for text, shown := range map[string]string{
+		"\x1b]0;title\x07a":           "a",
+		"\x1b]8;;u\x1b\\a":            "a",
+		"\x1b[1;31ma\x1b[0mb":         `<span class="b c1">a</span>b`,
+		"\x1b[2Ja":                    "a",
+		"\x1b]0;\nrm -rf /\n":         "]0;\nrm -rf /\n",
+		"\x1bPx\nrm -rf /\n\x1b\\end": "Px\nrm -rf /\nend",
+		"\x1b[31\nrm -rf /":           "[31\nrm -rf /",
+		"\x1b[31":                     "[31",
+		"\x1b]0;rm -rf /":             "]0;rm -rf /",
+		"\x1b[3é rm":                  "[3é rm",
+	} {
+		require.Equal(t, shown, string(ansi(text)), "%q", text)
+	}
+}
+
+// TestInside: where a sign-in leads to is a page of this address, as browsers read it.
+func TestInside(t *testing.T) {
+	t.Parallel()
+	for _, to := range []string{"", "x", "//elsewhere", `/\elsewhere`, "/\t/elsewhere", "/\n/elsewhere", "\t//elsewhere", "/\r\nSet-Cookie: a=b", "https://elsewhere", "/\u00a0"} {
+		require.Equal(t, "/", inside(to), "%q", to)
+	}
+	require.Equal(t, "/sessions?q=%09a#b", inside("/sessions?q=%09a#b"))
+}
+
+// TestFeeds_AreOfOneToken: tokens with the same name may be those of others, and may last for
+// another time, so that none gets what another one may see.
+func TestFeeds_AreOfOneToken(t *testing.T) {
+	t.Parallel()
+	var f feeds
+	defer f.close()
+	ann := judge.Principal{Known: judge.ByToken, Name: "ann", Role: judge.RoleOperate}
+	process, later := ann, ann
+	process.Known, later.Expires = judge.ByProcess, time.Now().Add(time.Hour)
+	for _, who := range []judge.Principal{ann, process, later} {
+		ctx := judge.With(t.Context(), who)
+		of, leave := f.follow(ctx, followed{thing: "thing", open: func() func(context.Context) (any, error) {
+			return func(ctx context.Context) (any, error) { return judge.Of(ctx), nil }
+		}})
+		defer leave()
+		last, err := of.first(ctx)
+		require.NoError(t, err)
+		require.Equal(t, who, last.data)
+	}
+}
+
+// TestFeeds_OnePrincipalDoesNotSlowOthersDown: who follows very many things has these read more
+// seldom, and the things of others as often as before.
+func TestFeeds_OnePrincipalDoesNotSlowOthersDown(t *testing.T) {
+	t.Parallel()
+	f := feeds{all: map[string]*feed{"ann": {who: "ann"}}}
+	for i := range 100 * lookTogether {
+		f.all[fmt.Sprint("eve ", i)] = &feed{who: "eve"}
+	}
+	require.EqualValues(t, 1, f.crowd("ann"))
+	require.EqualValues(t, 100, f.crowd("eve"))
+	for i := range 9 * lookTogether {
+		f.all[fmt.Sprint(i)] = &feed{who: fmt.Sprint(i)}
+	}
+	require.EqualValues(t, 10, f.crowd("ann"), "with many principals, each is read more seldom")
+}
