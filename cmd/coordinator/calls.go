@@ -13,6 +13,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
@@ -199,12 +200,9 @@ func (c *callsCommand) follow(ctx context.Context, p program, client *fleet.Clie
 				break
 			}
 		}
-		last := q.Since
+		q.Since = followFrom(q.Since, time.Now(), found)
 		found = slices.DeleteFunc(found, func(call report.LoggedCall) bool {
 			ref := protocol.CallRef{SessionID: call.SessionID, ID: call.CallID}
-			if call.FinishedAt.After(last) {
-				last = call.FinishedAt
-			}
 			_, known := printed[ref]
 			printed[ref] = call.FinishedAt
 			return known
@@ -212,9 +210,6 @@ func (c *callsCommand) follow(ctx context.Context, p program, client *fleet.Clie
 		slices.Reverse(found)
 		if err := errors.Join(out.print(found), out.flush()); err != nil {
 			return err
-		}
-		if since := last.Add(-followLate); since.After(q.Since) {
-			q.Since = since
 		}
 		for ref, at := range printed {
 			if at.Before(q.Since) {
@@ -225,6 +220,21 @@ func (c *callsCommand) follow(ctx context.Context, p program, client *fleet.Clie
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// followFrom is when the calls have ended that are asked for next. A worker whose clock is ahead
+// hides no call of the others.
+func followFrom(since, now time.Time, found []report.LoggedCall) time.Time {
+	for i := range found {
+		last := found[i].FinishedAt
+		if last.After(now) {
+			last = now
+		}
+		if from := last.Add(-followLate); from.After(since) {
+			since = from
+		}
+	}
+	return since
 }
 
 // callPrinter prints calls in one form.
@@ -395,7 +405,7 @@ func printCall(w io.Writer, c *report.LoggedCall) error {
 // before it.
 func cells(c *report.LoggedCall) []string {
 	text := func(s string) string {
-		if s != "" && strings.ContainsRune("=+-@\t\r", rune(s[0])) {
+		if first, _ := utf8.DecodeRuneInString(s); s != "" && strings.ContainsRune("=+-@\t\r\n＝＋－＠", first) {
 			return "'" + s
 		}
 		return s
