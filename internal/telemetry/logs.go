@@ -92,10 +92,8 @@ func (h *logHandler) redacted(a slog.Attr) slog.Attr {
 		a.Value = slog.GroupValue(h.allRedacted(a.Value.Group())...)
 	case slog.KindAny:
 		switch v := a.Value.Any().(type) {
-		case error:
-			a.Value = slog.StringValue(h.redact(v.Error()))
-		case fmt.Stringer:
-			a.Value = slog.StringValue(h.redact(v.String()))
+		case error, fmt.Stringer:
+			a.Value = slog.StringValue(h.redact(fmt.Sprint(v))) // also of a nil pointer
 		case []string:
 			texts := make([]string, len(v))
 			for i := range v {

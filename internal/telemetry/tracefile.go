@@ -3,6 +3,7 @@ package telemetry
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -79,27 +80,36 @@ func openTraceFile(path string, most int64, logger *slog.Logger) (_ *traceFile, 
 }
 
 // cutPartial removes a last line that has no end, as after a loss of power: viewers would refuse
-// the file.
+// the file. One that is whole gets its end.
 func cutPartial(file *os.File, size int64) error {
 	block := make([]byte, 64<<10)
-	for end := size; end > 0; {
+	begins := int64(0) // the last line
+	for end := size; end > 0 && begins == 0; {
 		from := max(end-int64(len(block)), 0)
 		read := block[:end-from]
 		if _, err := file.ReadAt(read, from); err != nil {
 			return err
 		}
-		if at := bytes.LastIndexByte(read, '\n'); at >= 0 {
-			if from+int64(at)+1 == size {
-				return nil
-			}
-			return file.Truncate(from + int64(at) + 1)
+		begins = from + int64(bytes.LastIndexByte(read, '\n')) + 1
+		if end = from; begins == from { // it has no line end
+			begins = 0
 		}
-		end = from
 	}
-	if size == 0 {
+	if begins == size {
 		return nil
 	}
-	return file.Truncate(0)
+	if size-begins > maxTraceFile {
+		return fmt.Errorf("%s: has a line of %d bytes; name a new file", file.Name(), size-begins)
+	}
+	line := make([]byte, size-begins)
+	if _, err := file.ReadAt(line, begins); err != nil {
+		return err
+	}
+	if json.Valid(line) {
+		_, err := file.Write([]byte{'\n'})
+		return err
+	}
+	return file.Truncate(begins)
 }
 
 // newTraceFileExporter makes an exporter that writes to a file.

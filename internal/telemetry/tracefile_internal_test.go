@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -89,6 +90,13 @@ func TestTraceFile_IsWhole(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, os.FileMode(0o600), info.Mode(), "spans are for this user")
 	}
+	require.NoError(t, os.WriteFile(path, []byte(line[:len(line)-1]), 0o600))
+	whole, err := openTraceFile(path, maxTraceFile, nil)
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(whole.append(t.Context(), []byte(line)), whole.file.Close()))
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, line+line, string(content), "a line without an end that another program has written is kept")
 	var said strings.Builder
 	logger := slog.New(slog.NewTextHandler(&said, nil))
 	var files []*traceFile
@@ -105,7 +113,7 @@ func TestTraceFile_IsWhole(t *testing.T) {
 	for _, file := range files {
 		require.NoError(t, file.file.Close())
 	}
-	content, err := os.ReadFile(path)
+	content, err = os.ReadFile(path)
 	require.NoError(t, err)
 	require.Equal(t, strings.Repeat(line, 3), string(content))
 	require.Equal(t, 2, strings.Count(said.String(), "the trace file is full"), "each says so once")
