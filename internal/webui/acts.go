@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/http"
 	"net/url"
 	"slices"
@@ -146,10 +147,14 @@ func contentOf(values url.Values) (json.RawMessage, error) {
 			object[property] = given[len(given)-1] == "true"
 		case "number", "integer":
 			n, err := strconv.ParseFloat(given[0], 64)
-			if err != nil {
-				return nil, fmt.Errorf("%w: %s %q: must be a number", fleet.ErrInvalid, property, given[0])
+			switch {
+			case err != nil || math.IsNaN(n) || math.IsInf(n, 0):
+				return nil, fmt.Errorf("%w: %.100s %.100q: must be a number", fleet.ErrInvalid, property, given[0])
+			case json.Valid([]byte(given[0])):
+				object[property] = json.Number(given[0]) // as it is written: n has 53 bits
+			default:
+				object[property] = n
 			}
-			object[property] = n
 		default:
 		}
 	}

@@ -3,6 +3,7 @@ package webui
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -99,4 +100,35 @@ func TestFeeds_OnePrincipalDoesNotSlowOthersDown(t *testing.T) {
 		f.all[fmt.Sprint(i)] = &feed{who: fmt.Sprint(i)}
 	}
 	require.EqualValues(t, 10, f.crowd("ann"), "with many principals, each is read more seldom")
+}
+
+// TestOutput_FindsWhereTheWordsAre: capital letters may be shorter than small ones, and longer.
+func TestOutput_FindsWhereTheWordsAre(t *testing.T) {
+	t.Parallel()
+	text := strings.Repeat("Ⱥ", 10_000) + " Needle\n" + strings.Repeat("\u212a", 10_000) + " neEDle\n" + strings.Repeat("x", 3*pageBytes-3) + "needle\nnone\n"
+	o := &outputPage{Find: "needle"}
+	require.NoError(t, o.search(strings.NewReader(text)))
+	require.Len(t, o.Hits, 3)
+	for i, hit := range o.Hits {
+		require.EqualValues(t, i+1, hit.Line)
+		require.Contains(t, strings.ToLower(hit.Text), "needle")
+		require.Contains(t, strings.ToLower(text[hit.At:min(hit.At+300, int64(len(text)))]), "needle")
+	}
+	o = &outputPage{Find: "(a+)+"}
+	require.NoError(t, o.search(strings.NewReader("aaa\n(A+)+\n")))
+	require.Len(t, o.Hits, 1, "what is looked for is text")
+}
+
+// TestContentOf_NumbersAreThoseThatWereWritten: an id that no float has arrives as it is, and what
+// is no number of JSON is refused.
+func TestContentOf_NumbersAreThoseThatWereWritten(t *testing.T) {
+	t.Parallel()
+	content, err := contentOf(url.Values{"integer:id": {"9007199254740993"}, "number:n": {".5"}})
+	require.NoError(t, err)
+	require.JSONEq(t, `{"id":9007199254740993,"n":0.5}`, string(content))
+	require.Contains(t, string(content), "9007199254740993")
+	for _, bad := range []string{"NaN", "inf", "1e999", "true", "1 2", "x"} {
+		_, err := contentOf(url.Values{"number:n": {bad}})
+		require.ErrorContains(t, err, "must be a number", bad)
+	}
 }

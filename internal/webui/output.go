@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,11 +17,12 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// pageBytes is how much of an output a page shows, and maxHits how many lines with the words that
-// are looked for.
+// pageBytes is how much of an output a page shows, maxHits how many lines with the words that are
+// looked for, and maxFind bounds these, in bytes.
 const (
 	pageBytes = 64 << 10
 	maxHits   = 200
+	maxFind   = 200
 )
 
 // outputPage is a page of all that a call has printed or returned, or of its arguments.
@@ -109,7 +111,10 @@ func (u *ui) output(w http.ResponseWriter, r *http.Request, part string) error {
 			return nil
 		})
 	}
-	o := &outputPage{sessionPage: p, Part: part, Prev: -1, Find: strings.TrimSpace(r.URL.Query().Get("find"))}
+	o := &outputPage{sessionPage: p, Part: part, Prev: -1, Find: strings.ToValidUTF8(strings.TrimSpace(r.URL.Query().Get("find")), "�")}
+	if len(o.Find) > maxFind {
+		return fmt.Errorf("%w: find: %d bytes, must be at most %d", fleet.ErrInvalid, len(o.Find), maxFind)
+	}
 	at, _ := strconv.ParseInt(r.URL.Query().Get("at"), 10, 64)
 	err = from(ctx, func(output io.Reader, size int64) error {
 		if o.Size = size; o.Find != "" {
@@ -149,7 +154,7 @@ func (o *outputPage) read(output io.Reader, at int64) error {
 // has it.
 func (o *outputPage) search(output io.Reader) error {
 	lines := bufio.NewReaderSize(output, pageBytes)
-	want := bytes.ToLower([]byte(o.Find))
+	want := regexp.MustCompile("(?i)" + regexp.QuoteMeta(o.Find)) // of text that is valid
 	var line, at int64
 	var before []byte // the end of the part before, of the same line
 	for begins := true; ; {
@@ -158,12 +163,12 @@ func (o *outputPage) search(output io.Reader) error {
 			line++
 		}
 		part := slices.Concat(before, piece)
-		if found := bytes.Index(bytes.ToLower(part), want); found >= 0 {
+		if found := want.FindIndex(part); found != nil {
 			if len(o.Hits) == maxHits {
 				o.MoreHits = true
 				return nil
 			}
-			from := max(0, found-100)
+			from := max(0, found[0]-100)
 			text := strings.ToValidUTF8(string(part[from:min(len(part), from+300)]), "�")
 			o.Hits = append(o.Hits, hit{line, at - int64(len(before)) + int64(from), text})
 		}
@@ -171,7 +176,7 @@ func (o *outputPage) search(output io.Reader) error {
 		if begins = err == nil; begins {
 			before = before[:0]
 		} else {
-			before = bytes.Clone(part[max(0, len(part)-len(want)+1):])
+			before = bytes.Clone(part[max(0, len(part)-len(o.Find)+1):])
 		}
 		switch {
 		case errors.Is(err, io.EOF):

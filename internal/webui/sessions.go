@@ -57,7 +57,7 @@ const maxLists = 64
 // list returns the sessions that changed last. Pages that are open for the same principal, and
 // renew themselves, share one reading.
 func (u *ui) list(ctx context.Context, most int, renews bool) (list []report.Session, leftOut int, err error) {
-	who := judge.Of(ctx).ID()
+	who := watcher(ctx)
 	u.lists.mu.Lock()
 	of := u.lists.known[who]
 	if of == nil {
@@ -175,8 +175,9 @@ func (u *ui) sessions(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		p.Fault = err.Error()
 	}
-	if shown := r.URL.Query().Get("shown"); r.URL.Query().Has("shown") {
-		p.again(list, matching, strings.Split(shown, ","))
+	if r.URL.Query().Has("shown") {
+		shown := strings.SplitN(r.URL.Query().Get("shown"), ",", sessionRows+1)
+		p.again(list, matching, shown[:min(len(shown), sessionRows)])
 		u.write(w, r, http.StatusOK, "sessions", "again", view{Data: p})
 		return nil
 	}
@@ -211,7 +212,7 @@ func (p *sessionList) again(list, matching []report.Session, shown []string) {
 	for i := range list {
 		at[string(list[i].SessionID)] = i
 	}
-	for _, id := range shown[:min(len(shown), sessionRows)] {
+	for _, id := range shown {
 		if i, is := at[id]; is {
 			p.Sessions = append(p.Sessions, list[i])
 		}

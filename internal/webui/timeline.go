@@ -17,8 +17,8 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// traceLife is how long a trace is shown to all that watch a session without being made again, and
-// maxTraces bounds how many are kept.
+// traceLife is how long a trace is shown to all that watch a session without being made again, at
+// least: those of a long session take long. maxTraces bounds how many are kept.
 const (
 	traceLife = time.Second
 	maxTraces = 128
@@ -32,9 +32,9 @@ type traces struct {
 
 // traced is a trace that is made by one request at a time.
 type traced struct {
-	mu   sync.Mutex
-	at   time.Time
-	made *report.Trace
+	mu    sync.Mutex
+	until time.Time
+	made  *report.Trace
 }
 
 // trace is where the time of a turn went; 0 is the last one. The caller may see the session: all
@@ -53,12 +53,13 @@ func (u *ui) trace(ctx context.Context, id protocol.SessionID, turn int) (*repor
 	u.traces.mu.Unlock()
 	of.mu.Lock()
 	defer of.mu.Unlock()
-	if time.Since(of.at) < traceLife {
+	began := time.Now()
+	if began.Before(of.until) {
 		return of.made, nil
 	}
 	made, err := u.all().Trace(ctx, id, turn)
 	if err == nil {
-		of.made, of.at = made, time.Now()
+		of.made, of.until = made, time.Now().Add(max(traceLife, (lookShare-1)*time.Since(began)))
 	}
 	return made, err
 }

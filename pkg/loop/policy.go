@@ -313,13 +313,16 @@ func (t *turnRun) decideCall(ctx context.Context, p *pendingCall, asked policy.C
 // editors are the tools that do nothing but change the file of the argument named path.
 var editors = []string{"write", "edit", "multi_edit", "json_write"} //nolint:gochecknoglobals // a constant table
 
+// maxScope bounds the path of a scope, in bytes: its question has the arguments, too.
+const maxScope = 4 << 10
+
 // ScopeOf returns which calls an approval for the whole session covers, as an unambiguous text and
 // in words: the call as it is shown, or every change of its file by the same built-in tool. The
 // arguments of other tools may be programs under any name.
 func ScopeOf(tool, arguments string) (scope, words string) {
 	var args map[string]any
 	if json.Unmarshal([]byte(arguments), &args) == nil && slices.Contains(editors, tool) {
-		if file, _ := args["path"].(string); file != "" {
+		if file, _ := args["path"].(string); file != "" && len(file) <= maxScope {
 			words = fmt.Sprintf("every call of %s for %q", tool, file)
 			return words, words
 		}

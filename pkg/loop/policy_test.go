@@ -286,6 +286,8 @@ func TestPolicy_AnApprovalForTheSession(t *testing.T) {
 	require.Equal(t, "approved ada session", decided[3].Status+" "+decided[3].By+" "+decided[3].Via)
 	require.Len(t, questions, 3)
 	require.Equal(t, scope, questions[1].Scope)
+	_, words := loop.ScopeOf("write", `{"path":"`+strings.Repeat("x", 5000)+`"}`)
+	require.Equal(t, "this very call of write", words, "a question has room for its scope, too")
 }
 
 // What a person says with a yes reaches the model with the result, and the audit log.
