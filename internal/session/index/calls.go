@@ -142,6 +142,7 @@ func (w *writer) settled(m *message) {
 	if m.stored <= s.removed { // it was removed with its session, after it was read
 		return
 	}
+	r.FinishedAt = m.time(r.FinishedAt)
 	c := w.callOf(s, r.CallID)
 	owner := s.owner // that of the session, if its journal has one
 	if owner.Tenant == "" && m.about != "" {

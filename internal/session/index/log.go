@@ -473,7 +473,7 @@ func (x *Index) Rates(ctx context.Context, q Calls, step time.Duration) (rates r
 	return rates, nil
 }
 
-// rates fills the buckets. Calls come in the order of their ends, so the times of one bucket are in
+// rates fills the buckets. Calls come in the order of their ends, so times of one bucket are in
 // memory at once.
 func (q *Calls) rates(ctx context.Context, o *opened, rates *report.CallRates) error {
 	for i := range rates.Buckets {
@@ -493,13 +493,12 @@ func (q *Calls) rates(ctx context.Context, o *opened, rates *report.CallRates) e
 		return err
 	}
 	defer rows.Close()
-	var ran, waited []float64
+	var ran, waited times
 	var bucket *report.CallRate
 	end := func() {
 		if bucket != nil {
-			bucket.RunP50MS, bucket.RunP95MS = percentiles(ran)
-			bucket.WaitP50MS, bucket.WaitP95MS = percentiles(waited)
-			ran, waited = ran[:0], waited[:0]
+			bucket.RunP50MS, bucket.RunP95MS = ran.percentiles()
+			bucket.WaitP50MS, bucket.WaitP95MS = waited.percentiles()
 		}
 	}
 	for rows.Next() {
@@ -517,7 +516,8 @@ func (q *Calls) rates(ctx context.Context, o *opened, rates *report.CallRates) e
 		if bucket.Calls++; !ok {
 			bucket.Failed++
 		}
-		ran, waited = append(ran, run), append(waited, w.QueueMS)
+		ran.add(run)
+		waited.add(w.QueueMS)
 		addWaits(&bucket.Waits, &w)
 	}
 	end()
@@ -528,6 +528,35 @@ func addWaits(to, w *report.CallWaits) {
 	to.QueueMS, to.NotBeforeMS, to.SlotMS, to.LaneMS = to.QueueMS+w.QueueMS, to.NotBeforeMS+w.NotBeforeMS, to.SlotMS+w.SlotMS, to.LaneMS+w.LaneMS
 	to.AfterMS, to.LimitMS, to.RateMS, to.PauseMS = to.AfterMS+w.AfterMS, to.LimitMS+w.LimitMS, to.RateMS+w.RateMS, to.PauseMS+w.PauseMS
 	to.LostMS, to.ModelMS, to.PersonMS = to.LostMS+w.LostMS, to.ModelMS+w.ModelMS, to.PersonMS+w.PersonMS
+}
+
+// maxTimes is how many times of a bucket are kept at most.
+const maxTimes = 1 << 16
+
+// times are those of a bucket: all, or of very many each second, fourth or eighth one.
+type times struct {
+	kept       []float64
+	all, every int // every is 0 before the first one
+}
+
+func (t *times) add(ms float64) {
+	if t.every = max(t.every, 1); t.all%t.every == 0 {
+		if len(t.kept) == maxTimes {
+			for i := range maxTimes / 2 {
+				t.kept[i] = t.kept[2*i]
+			}
+			t.kept, t.every = t.kept[:maxTimes/2], 2*t.every
+		}
+		t.kept = append(t.kept, ms)
+	}
+	t.all++
+}
+
+// percentiles returns those of the times, and forgets them.
+func (t *times) percentiles() (p50, p95 float64) {
+	p50, p95 = percentiles(t.kept)
+	*t = times{kept: t.kept[:0]}
+	return p50, p95
 }
 
 // percentiles sorts times, and returns what half of them, and 95 of 100, are at most.

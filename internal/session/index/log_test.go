@@ -281,3 +281,45 @@ func TestUpdate_RemovesWhatIsTooOld(t *testing.T) {
 	r.settle(t, sent("s", "old2", "", ""), empty)
 	require.Equal(t, []string{"new"}, ids(r.calls(t, Calls{})))
 }
+
+// TestCalls_AClockThatIsAhead: calls of a worker or a coordinator whose clock is ahead are not in
+// front of all others for ever, and leave the file when others of their time do.
+func TestCalls_AClockThatIsAhead(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	ahead := printed("from tomorrow")
+	ahead.FinishedAt = time.Now().Add(24 * time.Hour)
+	r.settle(t, sent("s", "c1", "acme", "make"), ahead)
+	said := called(1, "c2", "bash", `{"command": "make"}`, "from tomorrow")
+	for i := range said {
+		said[i].Time = ahead.FinishedAt
+	}
+	r.append(t, "t", append([]loop.Event{started(judge.Owner{Tenant: "acme"}), asked(1, "build")}, said...)...)
+	page := r.calls(t, Calls{Until: time.Now().Add(time.Second)})
+	require.ElementsMatch(t, []string{"c1", "c2"}, ids(page))
+	usual := printed("now")
+	usual.FinishedAt = time.Now()
+	r.settle(t, sent("s", "c3", "acme", "make"), usual)
+	require.Equal(t, "c3", ids(r.calls(t, Calls{}))[0])
+}
+
+// TestTimes_AreBounded: however many calls end in a step, only some of their times are in memory,
+// and these are of all of the step.
+func TestTimes_AreBounded(t *testing.T) {
+	t.Parallel()
+	var ran times
+	for range 2 { // the second step has nothing of the first one
+		for i := range 10*maxTimes + 7 {
+			ran.add(float64(i))
+		}
+		require.LessOrEqual(t, cap(ran.kept), 2*maxTimes)
+		p50, p95 := ran.percentiles()
+		require.InEpsilon(t, 5*maxTimes, p50, 0.01)
+		require.InEpsilon(t, 9.5*maxTimes, p95, 0.01)
+	}
+	for i := range 100 {
+		ran.add(float64(i))
+	}
+	p50, p95 := ran.percentiles()
+	require.Equal(t, []float64{49, 94}, []float64{p50, p95}, "of few, each counts")
+}

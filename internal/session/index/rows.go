@@ -132,6 +132,7 @@ func (w *writer) message(m *message) {
 		events = nil
 	}
 	for i := range events {
+		events[i].Time = m.time(events[i].Time)
 		if w.event(s, &events[i]); events[i].Type == loop.EventRemoved {
 			s.removed = m.stored
 		}

@@ -69,6 +69,15 @@ func (s source) message(subject string, seq uint64, stored time.Time, header nat
 	return m
 }
 
+// time is when something was that a message says: not after it was stored, however far ahead the
+// clock was of the process that has said so. Else it would never be old enough to leave the file.
+func (m *message) time(said time.Time) time.Time {
+	if stored := time.UnixMilli(m.stored); said.After(stored) {
+		return stored
+	}
+	return said
+}
+
 // Update applies what the journals have got and lost since the last update. If ctx ends before, the
 // next update continues there.
 func (x *Index) Update(ctx context.Context) error {
