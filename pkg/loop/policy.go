@@ -299,7 +299,11 @@ func (t *turnRun) decideCall(ctx context.Context, p *pendingCall, asked policy.C
 	} else if judged.Decision == policy.Ask && t.opts.Approve != nil {
 		event := p.as(EventApprovalAsked)
 		event.Arguments, event.Text, event.Rule, event.Source, event.Scope = p.input, judged.Reason, judged.Rule, judged.Source, j.scope
-		if err := t.record(ctx, event); err != nil { // shows in the session that it waits
+		err := t.record(ctx, event) // shows in the session that it waits
+		switch {
+		case errors.Is(err, ErrEventTooLarge): // a person approves what is shown whole
+			judged.Decision, judged.Reason = policy.Denied, "a person has to approve it, and its arguments are too long to be shown"
+		case err != nil:
 			return binding(judged), err
 		}
 	}

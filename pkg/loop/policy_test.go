@@ -290,6 +290,37 @@ func TestPolicy_AnApprovalForTheSession(t *testing.T) {
 	require.Equal(t, "this very call of write", words, "a question has room for its scope, too")
 }
 
+// A person is asked about a call with all of its arguments, or the call is not made: they are never
+// left out because the journal takes no more.
+func TestPolicy_NoApprovalOfWhatIsNotShown(t *testing.T) {
+	t.Parallel()
+	call := asks("a", "greedy")
+	call.ToolCalls[0].Arguments = `{"n":1` + strings.Repeat(" ", 20_000) + `}`
+	decisions := map[string]int{}
+	for most := 20_300; most < 20_900; most += 20 {
+		r := newRig(call, says("done"), says("checked"), says("checked"))
+		r.journal = &tightJournal{most: most}
+		r.opts.Policy = newJudge(t, "approval: {tools: [greedy]}")
+		r.opts.Approve = func(_ context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
+			require.Equal(t, call.ToolCalls[0].Arguments, request.Arguments)
+			return protocol.Approval{Granted: true}, nil
+		}
+		_, err := r.run(t.Context(), t, "go")
+		require.NoError(t, err)
+		for _, e := range r.events(t) {
+			switch e.Type {
+			case loop.EventApprovalAsked:
+				require.Equal(t, call.ToolCalls[0].Arguments, e.Arguments, most)
+			case loop.EventPolicyDecision:
+				decisions[e.Status]++
+			default:
+			}
+		}
+	}
+	require.Positive(t, decisions["approved"])
+	require.Positive(t, decisions["denied"])
+}
+
 // What a person says with a yes reaches the model with the result, and the audit log.
 func TestPolicy_TheNoteOfAYesReachesTheModel(t *testing.T) {
 	t.Parallel()

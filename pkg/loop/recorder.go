@@ -124,12 +124,13 @@ func (r *recorder) store(ctx context.Context, events []Event) ([]Event, error) {
 }
 
 // lean returns events that were too large for the journal, so that the session can continue:
-// without arguments (the reply has them) and reasoning, and with shortened results.
+// without arguments (the reply has them) and reasoning, and with shortened results. What a person
+// is asked stays whole.
 func lean(events []Event) []Event {
 	events = slices.Clone(events)
 	for i := range events {
 		switch e := &events[i]; e.Type {
-		case EventToolCall, EventApprovalAsked:
+		case EventToolCall:
 			e.Arguments = ""
 		case EventTurnEnded:
 			e.Text, e.Answer = "", nil
