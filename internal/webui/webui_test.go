@@ -562,6 +562,19 @@ func TestActs_ThatLoseSomethingAskFirst(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "one\n", string(content))
 	require.Equal(t, "application/x-ndjson", s.header("/sessions/work/export").Get("Content-Type"))
+	s.run(protocol.SessionID(fork), "Write", says("before"), calls("write", `{"path":"a.txt","content":"three\n"}`), calls("write", `{"path":"b.txt","content":"new\n"}`), says("Done."))
+	s.run("work", "Write", says("before"), says("before"), says("before"), calls("write", `{"path":"a.txt","content":"four\n"}`), says("Done."))
+	_, body, _ = s.get("/sessions/work/confirm/merge?fork=" + fork)
+	for _, text := range []string{"Conflicts: 1 file changed on both sides", `<li class="bad mono">a.txt</li>`, "1 file to be written", `<li class="mono">b.txt</li>`} {
+		require.Contains(t, body, text)
+	}
+	status, body, _ = s.post("/sessions/work/merge", "key", s.key(), "fork", fork)
+	require.Equal(t, 200, status, body)
+	for path, text := range map[string]string{"a.txt": "four\n", "b.txt": "new\n"} {
+		content, err = s.client.Sessions("").ReadFile(t.Context(), "work", path, "")
+		require.NoError(t, err)
+		require.Equal(t, text, string(content), "as the page has said")
+	}
 }
 
 // TestOutput_WholeOneIsSearched: of what a call has printed, all that is stored is read by pages.
