@@ -300,16 +300,22 @@ func (a *api) callLog(tag string) {
 		func(ctx context.Context, in *CallPath) (*answer[report.LoggedCall], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			call, err := a.Client.LoggedCall(ctx, in.ref())
-			if err == nil && len(a.Hooks) > 0 { // they have not seen the texts that no journal has
-				page, err := a.Client.Calls(ctx, fleet.CallQuery{Session: in.Session, Call: in.Call, Limit: 1, Whole: true, Journaled: true})
-				if err != nil || len(page.Calls) == 0 {
-					return nil, problem(cmp.Or(err, fleet.ErrNotFound))
-				}
-				call = page.Calls[0]
-			}
-			return answered(call, err)
+			return answered(a.LoggedCall(ctx, in.ref()))
 		})
+}
+
+// LoggedCall is [fleet.Client.LoggedCall], without texts that the hooks have not seen: those that no
+// journal has.
+func (o *Options) LoggedCall(ctx context.Context, ref protocol.CallRef) (report.LoggedCall, error) {
+	call, err := o.Client.LoggedCall(ctx, ref)
+	if err != nil || len(o.Hooks) == 0 {
+		return call, err
+	}
+	page, err := o.Client.Calls(ctx, fleet.CallQuery{Session: call.SessionID, Call: call.CallID, Limit: 1, Whole: true, Journaled: true})
+	if err != nil || len(page.Calls) == 0 {
+		return report.LoggedCall{}, cmp.Or(err, fleet.ErrNotFound)
+	}
+	return page.Calls[0], nil
 }
 
 // ToolInfo describes a tool.

@@ -111,6 +111,7 @@ func (u *ui) calls(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	query, err := callQuery(q)
+	query.Journaled = len(u.Hooks) > 0 // they have not seen the other texts
 	p := &callsPage{Query: q, First: query.After == "", Statuses: []choice{{"", "any", false}, {notOK, "not ok", false}}, Times: []choice{{"", "any time", false}}}
 	for _, status := range statuses {
 		p.Statuses = append(p.Statuses, choice{string(status), strings.ReplaceAll(string(status), "_", " "), false})
@@ -273,7 +274,7 @@ func (u *ui) loggedCall(w http.ResponseWriter, r *http.Request) error {
 // loadCall reads a call: from the log, from the conversation of its session, or as it runs.
 func (u *ui) loadCall(ctx context.Context, r *http.Request) (*loggedPage, error) {
 	p := &loggedPage{Ref: refOf(r)}
-	logged, err := u.Client.LoggedCall(ctx, p.Ref)
+	logged, err := u.LoggedCall(ctx, p.Ref)
 	switch {
 	case err == nil:
 		p.Logged = &logged

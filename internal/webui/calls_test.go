@@ -5,6 +5,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/httpapi"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
 // idOfCall is the first call of a page of the log.
@@ -105,4 +109,21 @@ func TestCalls_RunAgain(t *testing.T) {
 	s.signIn(reader)
 	status, _, _ = s.post("/calls/"+ref+"/again", "key", s.key(), "sure", "yes")
 	require.Equal(t, 404, status)
+}
+
+// TestCalls_HooksHaveSeenWhatIsShown: behind hooks, the log has no text that no hook has seen: that
+// of a call whose session has no journal.
+func TestCalls_HooksHaveSeenWhatIsShown(t *testing.T) {
+	t.Parallel()
+	for _, hooks := range [][]loop.Hook{nil, {{Event: loop.HookAfter}}} {
+		s := start(t, func(o *httpapi.Options) { o.Hooks = hooks })
+		s.signIn(operator)
+		result, err := s.client.Call(t.Context(), fleet.Call{Session: "own", Tool: "bash", Arguments: `{"command": "echo unseen"}`})
+		require.NoError(t, err)
+		for _, path := range []string{"/calls", "/calls/own/" + string(result.CallID)} {
+			status, body, _ := s.get(path)
+			require.Equal(t, 200, status)
+			require.Equal(t, hooks == nil, strings.Contains(body, "unseen"), path)
+		}
+	}
 }
