@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strings"
 	"time"
 
@@ -127,6 +128,7 @@ func (s *session) rewind(e *Event) error {
 	if s.summary != nil && s.summary.turn >= e.KeptTurn {
 		s.summary = nil
 	}
+	maps.DeleteFunc(s.approved, func(_ string, a approved) bool { return a.turn > e.KeptTurn })
 	s.lastTokens, s.sinceReply = 0, 0
 	return nil
 }

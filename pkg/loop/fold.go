@@ -33,8 +33,8 @@ type session struct {
 	scratch map[string]string // the scratchpad
 	// positions are how far channels are read.
 	positions map[string]uint64
-	// approved are the scopes that persons have approved for the session, and who did.
-	approved map[string]string
+	// approved are the scopes that persons have approved for the session.
+	approved map[string]approved
 	// leftOut are the parts of tool calls, and attachments, that requests are without, and why.
 	leftOut map[Part]string
 	// system and project are the instructions of its last turn.
@@ -46,6 +46,12 @@ type session struct {
 	length
 	spending
 	state SessionState
+}
+
+// approved is an approval for the session: who gave it, and in which turn.
+type approved struct {
+	by   string
+	turn int
 }
 
 // length is how long a conversation is.
@@ -192,9 +198,9 @@ func (s *session) apply(e *Event) error {
 	case EventPolicyDecision:
 		if e.Scope != "" && e.Status == decisionApproved {
 			if s.approved == nil {
-				s.approved = make(map[string]string)
+				s.approved = make(map[string]approved)
 			}
-			s.approved[e.Scope] = e.By
+			s.approved[e.Scope] = approved{e.By, e.Turn}
 		}
 		err = s.updateCall(e, func(c *stepCall) error {
 			c.decision = &decision{status: e.Status, reason: e.Text, note: e.Note}

@@ -292,9 +292,9 @@ func (t *turnRun) decideCall(ctx context.Context, p *pendingCall, asked policy.C
 		}
 	}
 	j.scope, _ = ScopeOf(p.event.Name, p.input)
-	if by, is := t.session.approved[j.scope]; is && t.opts.Approve != nil {
+	if before, is := t.session.approved[j.scope]; is && t.opts.Approve != nil {
 		j.approve = func(context.Context, ApprovalRequest) (protocol.Approval, error) {
-			return protocol.Approval{Granted: true, By: by, Via: "session"}, nil
+			return protocol.Approval{Granted: true, By: before.by, Via: "session"}, nil
 		}
 	} else if judged.Decision == policy.Ask && t.opts.Approve != nil {
 		event := p.as(EventApprovalAsked)

@@ -269,7 +269,7 @@ func TestPolicy_APersonIsAskedInOrderBeforeAnythingOfTheStepRuns(t *testing.T) {
 // turns; about other arguments they are.
 func TestPolicy_AnApprovalForTheSession(t *testing.T) {
 	t.Parallel()
-	r := newRig(asks("a", "inline", "greedy"), says("done"), asks("b", "inline", "greedy"), says("done"))
+	r := newRig(asks("a", "inline", "greedy"), says("done"), asks("b", "inline", "greedy"), says("done"), asks("c", "greedy"), says("done"))
 	r.opts.Policy = newJudge(t, "approval: {tools: [greedy, inline]}")
 	asked := 0
 	r.opts.Approve = func(_ context.Context, request loop.ApprovalRequest) (protocol.Approval, error) {
@@ -288,6 +288,9 @@ func TestPolicy_AnApprovalForTheSession(t *testing.T) {
 	require.Equal(t, scope, questions[1].Scope)
 	_, words := loop.ScopeOf("write", `{"path":"`+strings.Repeat("x", 5000)+`"}`)
 	require.Equal(t, "this very call of write", words, "a question has room for its scope, too")
+	require.NoError(t, mustNew(t, r.model, r.fleet, r.journal, table(t, r.tools...), &r.opts).Rewind(t.Context(), r.session, 0))
+	r.mustRun(t.Context(), t, "once more")
+	require.Equal(t, 4, asked, "the conversation was taken back to before the approval")
 }
 
 // A person is asked about a call with all of its arguments, or the call is not made: they are never
