@@ -21,7 +21,8 @@ func colours(t *testing.T) (light, dark map[string]string) {
 	require.Len(t, roots, 2)
 	read := func(text string) map[string]string {
 		found := map[string]string{}
-		text, _, _ = strings.Cut(text[strings.Index(text, ":root"):], "}")
+		_, text, _ = strings.Cut(text, ":root")
+		text, _, _ = strings.Cut(text, "}")
 		for _, m := range regexp.MustCompile(`--([a-z-]+): (#[0-9a-f]{3,6});`).FindAllStringSubmatch(text, -1) {
 			if found[m[1]] = m[2]; len(m[2]) == 4 {
 				found[m[1]] = fmt.Sprintf("#%[1]c%[1]c%[2]c%[2]c%[3]c%[3]c", m[2][1], m[2][2], m[2][3])

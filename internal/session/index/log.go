@@ -473,6 +473,10 @@ func (x *Index) Rates(ctx context.Context, q Calls, step time.Duration) (rates r
 	return rates, nil
 }
 
+// timeColumns are those of the times of a call.
+const timeColumns = `c.finished, c.status = 'ok', coalesce(c.run_ms, 0), coalesce(c.queue_ms, 0), coalesce(c.not_before_ms, 0), coalesce(c.slot_ms, 0), coalesce(c.lane_ms, 0),
+  coalesce(c.after_ms, 0), coalesce(c.limit_ms, 0), coalesce(c.rate_ms, 0), coalesce(c.pause_ms, 0), coalesce(c.lost_ms, 0), coalesce(c.model_ms, 0), coalesce(c.person_ms, 0)`
+
 // rates fills the buckets. Calls come in the order of their ends, so times of one bucket are in
 // memory at once.
 func (q *Calls) rates(ctx context.Context, o *opened, rates *report.CallRates) error {
@@ -485,10 +489,7 @@ func (q *Calls) rates(ctx context.Context, o *opened, rates *report.CallRates) e
 		}
 	}
 	where, args := q.conditions()
-	rows, err := o.read.QueryContext(ctx, //nolint:gosec // constants: values are arguments
-		`SELECT c.finished, c.status = 'ok', coalesce(c.run_ms, 0), coalesce(c.queue_ms, 0), coalesce(c.not_before_ms, 0), coalesce(c.slot_ms, 0), coalesce(c.lane_ms, 0),
-  coalesce(c.after_ms, 0), coalesce(c.limit_ms, 0), coalesce(c.rate_ms, 0), coalesce(c.pause_ms, 0), coalesce(c.lost_ms, 0), coalesce(c.model_ms, 0), coalesce(c.person_ms, 0)
-  FROM call c WHERE `+strings.Join(where, " AND ")+" ORDER BY c.finished", args...)
+	rows, err := o.read.QueryContext(ctx, "SELECT "+timeColumns+" FROM call c WHERE "+strings.Join(where, " AND ")+" ORDER BY c.finished", args...) //nolint:gosec // constants: values are arguments
 	if err != nil {
 		return err
 	}
