@@ -304,8 +304,8 @@ func (a *api) callLog(tag string) {
 		})
 }
 
-// LoggedCall is [fleet.Client.LoggedCall], without texts that the hooks have not seen: those that no
-// journal has.
+// LoggedCall is [fleet.Client.LoggedCall], without texts that the hooks have not seen: those that
+// no journal has.
 func (o *Options) LoggedCall(ctx context.Context, ref protocol.CallRef) (report.LoggedCall, error) {
 	call, err := o.Client.LoggedCall(ctx, ref)
 	if err != nil || len(o.Hooks) == 0 {
