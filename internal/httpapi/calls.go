@@ -50,7 +50,7 @@ func (a *api) call(ctx context.Context, r *CallRequest, id protocol.CallID) (fle
 	}
 	call := fleet.Call{
 		Tool: r.Tool, Arguments: string(r.Arguments), Handler: r.Handler, Session: r.Session, Sandbox: r.Sandbox, Resources: r.Resources, Pool: r.Pool, MinLevel: r.MinLevel,
-		ID: cmp.Or(id, protocol.CallID(protocol.NewSessionID())), Delivery: r.Delivery, Retry: r.Retry, Timeout: milliseconds(r.TimeoutMS), QueueTimeout: milliseconds(r.QueueTimeoutMS),
+		ID: id, Delivery: r.Delivery, Retry: r.Retry, Timeout: milliseconds(r.TimeoutMS), QueueTimeout: milliseconds(r.QueueTimeoutMS),
 		NotBefore: r.NotBefore, Deadline: r.Deadline, After: r.After, Tenant: r.Tenant, Priority: r.Priority,
 	}
 	if r.Input != nil {

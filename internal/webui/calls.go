@@ -345,7 +345,7 @@ func (u *ui) runAgain(w http.ResponseWriter, r *http.Request) error {
 	case asked.Sure != "" && r.PostFormValue("sure") != "yes":
 		return fmt.Errorf("%w: call %s: what it does may happen twice: say that this is wanted", fleet.ErrInvalid, p.Ref.ID)
 	}
-	made, err := u.Prepared(ctx, fleet.Call{Tool: p.In.Tool, Arguments: p.In.Arguments, Session: p.Ref.SessionID, ID: protocol.CallID(protocol.NewSessionID())})
+	made, err := u.Prepared(ctx, fleet.Call{Tool: p.In.Tool, Arguments: p.In.Arguments, Session: p.Ref.SessionID})
 	if err != nil {
 		return err
 	}
