@@ -46,6 +46,7 @@ func (t *turnSpans) finishCall(s *span) {
 	}
 	l.into(&s.Span)
 	t.paintStarts(s)
+	t.paintPersons(s, end)
 	for _, d := range s.dialogs {
 		to := t.at(end)
 		if !d.to.IsZero() {
@@ -57,6 +58,22 @@ func (t *turnSpans) finishCall(s *span) {
 		s.State = report.SpanWaiting
 	}
 	t.loadAgent(s)
+}
+
+// paintPersons adds what a call waited for a person who was asked about another call of its reply:
+// the calls of a reply are sent when all of them were judged.
+func (t *turnSpans) paintPersons(s *span, end time.Time) {
+	to := firstOf(s.sent, end)
+	for _, other := range t.spans {
+		if other == s || other.Step != s.Step || other.asked.IsZero() || !other.asked.Before(to) {
+			continue
+		}
+		until := to
+		if !other.approved.IsZero() && other.approved.Before(to) {
+			until = other.approved
+		}
+		paint(&s.Span, t.at(other.asked), t.at(until), []report.Reason{report.ReasonStore}, report.Part{Reason: report.ReasonPerson, For: other.by})
+	}
 }
 
 // firstOf returns the first time that is set.

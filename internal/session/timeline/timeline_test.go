@@ -173,6 +173,24 @@ func TestOf_APersonAndALostWorker(t *testing.T) {
 	require.Equal(t, 1, s.Parts[4].Attempt)
 }
 
+// The calls of a reply are sent when a person has answered about each of them, so all wait for it.
+func TestOf_ACallWaitsForThePersonOfAnother(t *testing.T) {
+	t.Parallel()
+	var j journal
+	j.begin()
+	j.reply(100, 1, 100, "one", "two")
+	j.add(110, loop.Event{Type: loop.EventApprovalAsked, Step: 1, CallFields: fields(1, "two")})
+	open := of(t, j, 1110)
+	require.Equal(t, []string{"store 10ms", "person 1s …"}, parts(find(t, open, "one")))
+	require.Equal(t, report.SpanWaiting, find(t, open, "one").State)
+	j.add(1110, loop.Event{Type: loop.EventPolicyDecision, Step: 1, CallFields: fields(1, "two"), NoteFields: loop.NoteFields{By: "ann"}})
+	j.call(1120, 1, 0, "one", "default/sandbox/s")
+	j.call(1120, 1, 1, "two", "default/sandbox/s")
+	j.result(1220, 1, 0, "one", loop.ResultFields{QueueMS: new(10.0), RunMS: new(50.0), StoreMS: 20})
+	require.Equal(t, []string{"store 10ms", "person 1s for ann", "store 10ms"}, parts(find(t, of(t, j, 1300), "one"))[:3])
+	require.Equal(t, []string{"store 10ms", "person 1s for ann", "store 10ms"}, parts(find(t, of(t, j, 1300), "two"))[:3])
+}
+
 func TestOf_AnOpenTurnSaysWhatItWaitsForNow(t *testing.T) {
 	t.Parallel()
 	var j journal
