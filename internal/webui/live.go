@@ -108,9 +108,10 @@ func (d *drawing) run(ctx context.Context, next <-chan passed) error {
 			}
 			d.take(p)
 		case <-tick.C:
-			running := d.of.Last() != nil && d.of.Last().Outcome == ""
+			last := d.of.Last()
+			due := last != nil && (last.Outcome == "" || d.facts) // the facts also after the end of a turn
 			switch {
-			case d.changed || running && time.Since(d.slow) > slowEvery:
+			case d.changed || due && time.Since(d.slow) > slowEvery:
 				if !d.draw(ctx) {
 					return nil
 				}

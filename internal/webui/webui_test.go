@@ -453,6 +453,12 @@ func TestLive_ShowsWhatHappens(t *testing.T) {
 		shown += lines.Text() + "\n"
 	}
 	require.Contains(t, shown, `hx-target="#turns" hx-swap="beforeend"><section id="turn-2"`)
+	for facts := ""; !strings.Contains(facts, "turns <b>2</b>") || !strings.Contains(facts, "answered"); { // the state of the session, too
+		require.True(t, lines.Scan(), "%v", lines.Err())
+		if _, after, is := strings.Cut(lines.Text(), `hx-target="#facts"`); is || facts != "" {
+			facts += after + lines.Text()
+		}
+	}
 }
 
 // imported is a session of events, each with what a journal needs.
