@@ -351,7 +351,7 @@ clean: ## Remove what the other targets made
 help: ## Show this help
 	@awk 'BEGIN { FS = ":.*## " } \
 		/^## / { printf "\n%s\n", substr($$0, 4) } \
-		/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+		/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 bin/%: tools/%/*.go tools/go.mod
 	@$(ONCE) go -C tools build -o ../$@ ./$*

@@ -19,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/session/index"
+	"github.com/toolfleet/toolfleet/internal/session/timeline"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
@@ -285,7 +286,7 @@ func (c *callsCommand) printer(p program) callPrinter {
 				turn = strconv.Itoa(call.Turn)
 			}
 			_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-				call.FinishedAt.Local().Format(time.DateTime), outcome(call), orDash(prose.OneLine(terminal.About(call.Tool, call.Input))), age(int64(call.RunMS)), waited(&call.Waits), orDash(prose.OneLine(string(call.Tenant))),
+				call.FinishedAt.Local().Format(time.DateTime), outcome(call), orDash(prose.OneLine(terminal.About(call.Tool, call.Input))), age(int64(call.RunMS)), waited(call), orDash(prose.OneLine(string(call.Tenant))),
 				orDash(prose.OneLine(call.Lane)), prose.OneLine(string(call.SessionID)), turn, prose.OneLine(string(call.CallID)))
 		}
 		return nil
@@ -304,40 +305,13 @@ func outcome(c *report.LoggedCall) string {
 	return prose.OneLine(string(c.Status) + ":" + string(c.Error.Code))
 }
 
-// reason is a part of what a call waited for.
-type reason struct {
-	ms   float64
-	what string
-}
-
-// reasons are what a call waited for, the longest first.
-func reasons(w *report.CallWaits) []reason {
-	known := w.SlotMS + w.LaneMS + w.AfterMS + w.LimitMS + w.RateMS + w.PauseMS + w.LostMS
-	all := []reason{
-		{w.NotBeforeMS, "its time"},
-		{w.SlotMS, "a slot"},
-		{w.LaneMS, "its lane"},
-		{w.AfterMS, "other calls"},
-		{w.LimitMS, "a limit"},
-		{w.RateMS, "a rate"},
-		{w.PauseMS, "an operator"},
-		{w.LostMS, "a lost worker"},
-		{w.QueueMS - known, "the fleet"},
-		{w.PersonMS, "a person"},
-		{w.ModelMS, "the model"},
-	}
-	all = slices.DeleteFunc(all, func(r reason) bool { return r.ms < 1 })
-	slices.SortStableFunc(all, func(a, b reason) int { return cmp.Compare(b.ms, a.ms) })
-	return all
-}
-
-// waited is what a call waited for most, but for the model.
-func waited(w *report.CallWaits) string {
-	all := slices.DeleteFunc(reasons(w), func(r reason) bool { return r.what == "the model" })
+// waited is what a call waited for most.
+func waited(c *report.LoggedCall) string {
+	all := timeline.Waited(c)
 	if len(all) == 0 {
 		return "-"
 	}
-	return age(int64(all[0].ms)) + " " + all[0].what
+	return age(int64(all[0].MS)) + " " + all[0].Reason.What()
 }
 
 // printCall prints everything about a call.
@@ -367,14 +341,16 @@ func printCall(w io.Writer, c *report.LoggedCall) error {
 	if c.SandboxMS+c.StoreMS >= 1 {
 		line("", fmt.Sprintf("%s to open the sandbox, %s to store output and changes", age(int64(c.SandboxMS)), age(int64(c.StoreMS))))
 	}
-	for _, r := range reasons(&c.Waits) {
-		line("waited", age(int64(r.ms))+" for "+r.what)
+	for _, p := range timeline.Waited(c) {
+		of := ""
+		if p.For != "" {
+			of = " (" + p.For + ")"
+		}
+		line(p.Reason.Words(), age(int64(p.MS))+of)
 	}
-	if w := &c.Waits; w.HeldBy != "" {
-		line("held by", strings.TrimPrefix(string(w.HeldBySession)+"/"+string(w.HeldBy), "/"))
+	if ms := c.Waits.ModelMS; ms >= 1 {
+		line("model", age(int64(ms)))
 	}
-	line("limit", c.Waits.Limit)
-	line("lost worker", string(c.Waits.LostWorker))
 	line("lane", c.Lane)
 	line("resources", resources(report.Call{Resources: c.Resources}))
 	line("tenant", string(c.Tenant))

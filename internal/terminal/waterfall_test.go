@@ -58,7 +58,7 @@ session s, turn 2: answered, took 10.0 s
     ok on w-1 · sandbox start 1.0 s · ran 2.0 s
 ✗ 1.2 bash go test ./...           2.0 s     6.0 s      ░░░░░░░░░░░░██████
     failed tool_failed on w-2, attempt 2 · waited for the lane 3.0 s (1.1 bash)
-    lost with a worker 1.0 s (w-1, attempt 1) · ran 2.0 s
+    waited for a lost worker 1.0 s (w-1, attempt 1) · ran 2.0 s
   ▸ model small<U+202E>            8.0 s     2.0 s                        ▓▓▓▓▓▓
 ✓ model gpt-4.1                   10.0 s    1.0 ms                             ▓
 

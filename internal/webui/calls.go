@@ -1,7 +1,6 @@
 package webui
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/session/timeline"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -175,48 +175,15 @@ type wait struct {
 }
 
 // waitsOf is what a call waited for, the longest first.
-func waitsOf(c *report.LoggedCall) []wait {
-	pool, lane, inLane := strings.Cut(c.Lane, "/")
-	toLane, toPool, toCall, toLimit, toWorker := "", "", "", "/limits", ""
-	if inLane {
-		toLane, toPool = lanePath(protocol.Pool(pool), protocol.Lane(lane)), "/lanes?"+url.Values{"pool": {pool}}.Encode()
+func waitsOf(c *report.LoggedCall) (waits []wait) {
+	for _, p := range timeline.Waited(c) {
+		w := wait{p.Reason.What(), p.MS, linkOf(c.SessionID, c.Lane, &p)}
+		if p.For != "" && p.Reason != report.ReasonLane { // its link says it
+			w.Word += " (" + p.For + ")"
+		}
+		waits = append(waits, w)
 	}
-	w := c.Waits
-	if toCall = toLane; w.HeldBy != "" {
-		toCall = callPath(cmp.Or(w.HeldBySession, c.SessionID), w.HeldBy)
-	}
-	limit := ""
-	if w.Limit != "" {
-		toLimit, limit = limitPath(fleet.Limit{Lane: w.Limit}), " of lanes "+w.Limit
-	}
-	lost := "a worker that was lost"
-	if w.LostWorker != "" {
-		lost, toWorker = "worker "+string(w.LostWorker)+", which was lost", workerPath(protocol.Pool(pool), w.LostWorker)
-	}
-	all := []wait{
-		{"a free slot", w.SlotMS, toPool},
-		{"an earlier call of its lane", w.LaneMS, toCall},
-		{"another call", w.AfterMS, ""},
-		{"a limit of calls at once" + limit, w.LimitMS, toLimit},
-		{"a limit of starts" + limit, w.RateMS, toLimit},
-		{"an operator, who paused the lane", w.PauseMS, toLane},
-		{lost, w.LostMS, toWorker},
-	}
-	rest, restFor := w.QueueMS, "the way to a worker"
-	switch {
-	case c.Attempt == 0:
-		restFor = "a worker that can run it: it never started"
-	case c.Attempt > 1:
-		restFor = "earlier attempts, and the way to a worker"
-	}
-	for _, one := range all {
-		rest -= one.MS
-	}
-	all = append(all, wait{"its time", w.NotBeforeMS, ""}, wait{"a person", w.PersonMS, ""}, wait{restFor, rest, ""})
-	const noticed = 1 // millisecond
-	all = slices.DeleteFunc(all, func(one wait) bool { return one.MS < noticed })
-	slices.SortStableFunc(all, func(a, b wait) int { return cmp.Compare(b.MS, a.MS) })
-	return all
+	return waits
 }
 
 // endOf is the pill of how a call ended: a command that ran may have failed nevertheless.

@@ -116,7 +116,7 @@ func (d *drawing) run(ctx context.Context, next <-chan passed) error {
 					return nil
 				}
 			case time.Since(quiet) > 15*time.Second:
-				if !d.send([]byte(": \n\n")) {
+				if !send(d.w, []byte(": \n\n")) {
 					return nil
 				}
 			default:
@@ -153,7 +153,7 @@ func (d *drawing) draw(ctx context.Context) bool {
 			d.drawFacts(ctx, &out)
 		}
 	}
-	return out.Len() == 0 || d.send(message(out.Bytes()))
+	return out.Len() == 0 || send(d.w, message(out.Bytes()))
 }
 
 // drawAll draws the whole of what the page shows: it may have missed something.
@@ -240,11 +240,4 @@ func message(body []byte) []byte {
 	}
 	out.WriteByte('\n')
 	return out.Bytes()
-}
-
-func (d *drawing) send(body []byte) bool {
-	if _, err := d.w.Write(body); err != nil {
-		return false
-	}
-	return http.NewResponseController(d.w).Flush() == nil
 }

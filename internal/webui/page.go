@@ -93,11 +93,11 @@ func (u *ui) render(r *http.Request, name, block string, v view) ([]byte, error)
 func functions(base string) template.FuncMap {
 	return template.FuncMap{
 		"base": func() string { return base },
-		"ago":  ago, "span": span, "millis": func(ms *float64) string {
+		"ago":  ago, "span": span, "took": took, "millis": func(ms *float64) string {
 			if ms == nil {
 				return ""
 			}
-			return span(time.Duration(*ms * float64(time.Millisecond)))
+			return took(*ms)
 		},
 		"at":       func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 		"clock":    func(t time.Time) string { return t.Local().Format("15:04:05") },
@@ -116,15 +116,13 @@ func functions(base string) template.FuncMap {
 		"part":     func(data any) view { return view{Data: data} },
 		"lanePath": lanePath, "workerPath": workerPath, "limitPath": limitPath, "lookPath": lookPath, "callPath": callPath, "reason": reasonOf,
 		"ask": ask, "uses": usesOf, "perSecond": perSecond, "waited": waited, "endOf": endOf, "waitsOf": waitsOf,
-		"took":     func(ms float64) string { return span(time.Duration(ms * float64(time.Millisecond))) },
-		"poolOf":   func(lane string) protocol.Pool { pool, _, _ := strings.Cut(lane, "/"); return protocol.Pool(pool) },
-		"laneIn":   func(lane string) protocol.Lane { _, in, _ := strings.Cut(lane, "/"); return protocol.Lane(in) },
-		"add":      func(a, b int) int { return a + b },
-		"picture":  func(kind string) bool { return slices.Contains(pictures(), kind) },
-		"duration": func(ms float64) string { return span(millisecondsOf(ms)) },
-		"share":    func(ms, of float64) int { return int(min(max(ms*1000/max(of, 1), 0), 1000)) },
-		"choices":  func() []string { return []string{"1h", "24h", "7d", "30d"} },
-		"link":     func(to, name, section, on string) toPage { return toPage{to, name, section == on} },
+		"poolOf":  func(lane string) protocol.Pool { pool, _, _ := strings.Cut(lane, "/"); return protocol.Pool(pool) },
+		"laneIn":  func(lane string) protocol.Lane { _, in, _ := strings.Cut(lane, "/"); return protocol.Lane(in) },
+		"add":     func(a, b int) int { return a + b },
+		"picture": func(kind string) bool { return slices.Contains(pictures(), kind) },
+		"share":   func(ms, of float64) int { return int(min(max(ms*1000/max(of, 1), 0), 1000)) },
+		"choices": func() []string { return []string{"1h", "24h", "7d", "30d"} },
+		"link":    func(to, name, section, on string) toPage { return toPage{to, name, section == on} },
 	}
 }
 
@@ -159,6 +157,9 @@ func span(d time.Duration) string {
 		return fmt.Sprintf("%d h %d min", int(d.Hours()), int(d.Minutes())%60)
 	}
 }
+
+// took is a duration in milliseconds, as [span] says it.
+func took(ms float64) string { return span(time.Duration(ms * float64(time.Millisecond))) }
 
 // cost is an amount of US dollars; "" if it is not known.
 func cost(usd *float64) string {

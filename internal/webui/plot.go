@@ -130,7 +130,6 @@ func plotsOf(rates report.CallRates) *plotsPage {
 		p.Calls, p.Failed = p.Calls+rates.Buckets[i].Calls, p.Failed+rates.Buckets[i].Failed
 	}
 	whole := func(n float64) string { return grouped(fmt.Sprintf("%.0f", n)) }
-	took := func(ms float64) string { return span(time.Duration(ms * float64(time.Millisecond))) }
 	p.Plots = []plot{
 		newPlot("Calls a minute", true, whole,
 			series{"failed", "bad", values(func(b *report.CallRate) float64 { return float64(b.Failed) })},
@@ -152,7 +151,7 @@ func (p *plotsPage) Waited(step int) []string {
 	words := make([]string, len(all))
 	for i := range all {
 		if ms := all[i].Values[step]; ms > 0 {
-			words[i] = span(time.Duration(ms * float64(time.Millisecond)))
+			words[i] = took(ms)
 		}
 	}
 	return words

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -99,17 +100,15 @@ type piece struct {
 
 // Words say what the part was for and how long.
 func (p piece) Words() string {
-	words := p.Reason.Words() + " " + span(millisecondsOf(p.MS))
+	words := p.Reason.Words() + " " + took(p.MS)
 	if p.Open {
 		words += " so far"
 	}
 	return words
 }
 
-func millisecondsOf(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
-
 // Took is how long the span took.
-func (b bar) Took() string { return span(millisecondsOf(b.DurationMS)) }
+func (b bar) Took() string { return took(b.DurationMS) }
 
 // worthSaying is the least wait that a timeline says in words, in milliseconds.
 const worthSaying = 50
@@ -170,7 +169,7 @@ func (c *chart) bar(s *report.Span) bar {
 	b.Zoom = c.section(s.StartMS, s.StartMS+max(s.DurationMS, 1))
 	place := func(ms float64) int { return min(max(int((ms-c.From)*1000/(c.To-c.From)), 0), 1000) }
 	for _, part := range s.Parts {
-		p := piece{Part: part, X: place(part.StartMS), Class: string(part.Reason.Class()), Link: linkOf(s, &part)}
+		p := piece{Part: part, X: place(part.StartMS), Class: string(part.Reason.Class()), Link: linkOf(s.SessionID, s.Lane, &part)}
 		p.W = max(place(part.StartMS+part.MS)-p.X, 1)
 		if part.Reason.Class() == report.ClassRun {
 			if p.Class = stateOf(s.State).Class; part.Open || p.Class == "plain" || p.Class == "wait" {
@@ -210,27 +209,37 @@ func (c *chart) Earlier() string {
 // Later shows what comes after.
 func (c *chart) Later() string { return c.section((c.From+c.To)/2, (c.From+c.To)/2+c.To-c.From) }
 
-// linkOf is the page of what a part waited for; "" if there is none.
-func linkOf(s *report.Span, p *report.Part) string {
+// linkOf is the page of what a call of a session and a lane waited for; "" if there is none.
+func linkOf(session protocol.SessionID, lane string, p *report.Part) string {
+	pool, _, inLane := strings.Cut(lane, "/")
 	switch p.Reason {
 	case report.ReasonLane, report.ReasonAfter:
-		session, call, other := strings.Cut(p.For, "/")
+		other, call, is := strings.Cut(p.For, "/")
 		switch {
-		case other:
-			return sessionCallPath(protocol.SessionID(session), protocol.CallID(call))
+		case is:
+			return callPath(protocol.SessionID(other), protocol.CallID(call))
 		case p.For != "":
-			return sessionCallPath(s.SessionID, protocol.CallID(p.For))
+			return callPath(session, protocol.CallID(p.For))
 		}
-		return laneOf(s.Lane)
+		return laneOf(lane)
 	case report.ReasonPause, report.ReasonFull:
-		return laneOf(s.Lane)
+		return laneOf(lane)
 	case report.ReasonLimit, report.ReasonRate:
+		if p.For != "" {
+			return limitPath(fleet.Limit{Lane: p.For})
+		}
 		return "/limits"
-	case report.ReasonSlot, report.ReasonLost:
-		return "/fleet"
+	case report.ReasonLost:
+		if p.For != "" {
+			return workerPath(protocol.Pool(pool), protocol.WorkerID(p.For))
+		}
+	case report.ReasonSlot:
+		if inLane {
+			return "/lanes?" + url.Values{"pool": {pool}}.Encode()
+		}
 	default:
-		return ""
 	}
+	return ""
 }
 
 // laneOf is the page of a lane, as POOL/LANE; "" without one.

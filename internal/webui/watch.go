@@ -280,7 +280,7 @@ func (u *ui) stream(w http.ResponseWriter, r *http.Request, what followed, name 
 		}) {
 			if sum, is := shown[p.id]; !is || sum != p.sum {
 				shown[p.id] = p.sum
-				fmt.Fprintf(&out, `<hx-partial hx-target="#%s" hx-swap="outerMorph">%s</hx-partial>`, p.id, p.body)
+				partial(&out, p.id, "outerMorph", p.body)
 			}
 		}
 		if !send(w, message(out.Bytes())) {

@@ -2,6 +2,7 @@ package timeline
 
 import (
 	"cmp"
+	"slices"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -162,7 +163,7 @@ func (t *turnSpans) queued(l *layout, r *loop.Event) {
 	if r.QueueMS != nil {
 		left = *r.QueueMS + r.Waits.NotBeforeMS
 	}
-	for _, p := range append(waits(&r.Waits, r.Attempt), report.Part{Reason: report.ReasonRetry, MS: retried}) {
+	for _, p := range append(Waits(&r.Waits, r.Attempt), report.Part{Reason: report.ReasonRetry, MS: retried}) {
 		p.MS = min(p.MS, left)
 		left -= p.MS
 		l.addPart(p)
@@ -170,8 +171,9 @@ func (t *turnSpans) queued(l *layout, r *loop.Event) {
 	l.add(report.ReasonSlot, left, "") // an older worker said no more
 }
 
-// waits are the waits of a call, in the order in which they follow each other.
-func waits(w *protocol.Waits, attempt int) []report.Part {
+// Waits returns the waits of a call, in the order in which they follow each other, also those that
+// took no time. Attempt is the one that ran at last.
+func Waits(w *protocol.Waits, attempt int) []report.Part {
 	holder := string(w.HeldBy)
 	if w.HeldBySession != "" {
 		holder = protocol.CallRef{SessionID: w.HeldBySession, ID: w.HeldBy}.String()
@@ -188,6 +190,26 @@ func waits(w *protocol.Waits, attempt int) []report.Part {
 	}
 }
 
+// Waited returns what a call of the log waited for, the longest wait first, without what took less
+// than a millisecond. What no wait explains has a reason of its own.
+func Waited(c *report.LoggedCall) []report.Part {
+	all, rest := Waits(&c.Waits.Waits, c.Attempt), c.Waits.QueueMS+c.Waits.NotBeforeMS
+	for i := range all {
+		rest -= all[i].MS
+	}
+	reason := report.ReasonSend
+	switch {
+	case c.Attempt == 0: // no worker has started it
+		reason = report.ReasonSlot
+	case c.Attempt > 1:
+		reason = report.ReasonRetry
+	}
+	all = append(all, report.Part{Reason: report.ReasonPerson, MS: c.Waits.PersonMS}, report.Part{Reason: reason, MS: rest})
+	all = slices.DeleteFunc(all, func(p report.Part) bool { return p.MS < 1 })
+	slices.SortStableFunc(all, func(a, b report.Part) int { return cmp.Compare(b.MS, a.MS) })
+	return all
+}
+
 // unended is a call without a result in a turn that is open.
 func (t *turnSpans) unended(s *span, l *layout) {
 	s.State = report.SpanRunning
@@ -200,7 +222,7 @@ func (t *turnSpans) unended(s *span, l *layout) {
 		l.rest(t.runs(s))
 	case o.Running:
 		s.WorkerID, s.Attempt = o.WorkerID, o.Attempt
-		for _, p := range waits(&o.Waits, o.Attempt) {
+		for _, p := range Waits(&o.Waits, o.Attempt) {
 			l.addPart(p)
 		}
 		l.rest(report.ReasonSend)

@@ -361,3 +361,23 @@ func TestOf_PartsAddUp(t *testing.T) {
 		checkTrace(t, of(t, j, now+ms("later")))
 	})
 }
+
+// TestWaited_AddsUp: the waits of a call of the log, the longest first, and what none of them
+// explains.
+func TestWaited_AddsUp(t *testing.T) {
+	t.Parallel()
+	call := report.LoggedCall{Attempt: 1}
+	call.Waits.QueueMS, call.Waits.PersonMS = 100, 7
+	call.Waits.Waits = protocol.Waits{NotBeforeMS: 5, LaneMS: 60, HeldBy: "c", HeldBySession: "s", LimitMS: 30, Limit: "api/*", PauseMS: 0.5}
+	require.Equal(t, []report.Part{
+		{Reason: report.ReasonLane, MS: 60, For: "s/c"},
+		{Reason: report.ReasonLimit, MS: 30, For: "api/*"},
+		{Reason: report.ReasonSend, MS: 9.5},
+		{Reason: report.ReasonPerson, MS: 7},
+		{Reason: report.ReasonNotBefore, MS: 5},
+	}, timeline.Waited(&call))
+	for attempt, rest := range map[int]report.Reason{0: report.ReasonSlot, 2: report.ReasonRetry} {
+		never := report.LoggedCall{Attempt: attempt, Waits: report.CallWaits{QueueMS: 3}}
+		require.Equal(t, []report.Part{{Reason: rest, MS: 3}}, timeline.Waited(&never))
+	}
+}

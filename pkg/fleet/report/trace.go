@@ -146,7 +146,7 @@ const (
 var reasons = []struct { //nolint:gochecknoglobals // a constant
 	reason Reason
 	class  ReasonClass
-	words  string
+	what   string
 }{
 	{ReasonRun, ClassRun, "ran"},
 	{ReasonModel, ClassModel, "model"},
@@ -155,17 +155,17 @@ var reasons = []struct { //nolint:gochecknoglobals // a constant
 	{ReasonStore, ClassOverhead, "stored, judged"},
 	{ReasonSend, ClassOverhead, "sent"},
 	{ReasonResult, ClassOverhead, "result on its way"},
-	{ReasonPerson, ClassWait, "waited for a person"},
-	{ReasonRate, ClassWait, "waited for a rate"},
-	{ReasonLimit, ClassWait, "waited for a limit"},
-	{ReasonModelLimit, ClassWait, "waited for the model's limit"},
-	{ReasonFull, ClassWait, "waited for room in a queue"},
-	{ReasonPause, ClassWait, "waited: lane paused"},
-	{ReasonNotBefore, ClassWait, "waited for its time"},
-	{ReasonLost, ClassWait, "lost with a worker"},
-	{ReasonSlot, ClassWait, "waited for a slot"},
-	{ReasonAfter, ClassWait, "waited for other calls"},
-	{ReasonLane, ClassWait, "waited for the lane"},
+	{ReasonPerson, ClassWait, "a person"},
+	{ReasonRate, ClassWait, "a rate"},
+	{ReasonLimit, ClassWait, "a limit"},
+	{ReasonModelLimit, ClassWait, "the model's limit"},
+	{ReasonFull, ClassWait, "room in a queue"},
+	{ReasonPause, ClassWait, "a paused lane"},
+	{ReasonNotBefore, ClassWait, "its time"},
+	{ReasonLost, ClassWait, "a lost worker"},
+	{ReasonSlot, ClassWait, "a slot"},
+	{ReasonAfter, ClassWait, "other calls"},
+	{ReasonLane, ClassWait, "the lane"},
 	{ReasonAgent, ClassRun, "sub-agent"},
 }
 
@@ -188,12 +188,20 @@ func (r Reason) Class() ReasonClass {
 	return ClassOverhead
 }
 
-// Words says the reason in a few words, such as "waited for the lane".
-func (r Reason) Words() string {
+// What says the reason in a few words, such as "the lane" of a wait.
+func (r Reason) What() string {
 	for i := range reasons {
 		if reasons[i].reason == r {
-			return reasons[i].words
+			return reasons[i].what
 		}
 	}
 	return string(r)
+}
+
+// Words says what the time was spent on, such as "waited for the lane".
+func (r Reason) Words() string {
+	if r.Class() == ClassWait {
+		return "waited for " + r.What()
+	}
+	return r.What()
 }

@@ -10,6 +10,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/session/timeline"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -139,21 +140,8 @@ func loggedText(c *report.LoggedCall, width int) string {
 		}
 	}
 	times := []string{string(c.Status), "ran " + terminal.Duration(millis(c.RunMS)), "waited " + terminal.Duration(millis(c.Waits.QueueMS))}
-	for _, wait := range []struct {
-		what string
-		ms   float64
-	}{
-		{"slot", c.Waits.SlotMS},
-		{"lane", c.Waits.LaneMS},
-		{"other calls", c.Waits.AfterMS},
-		{"limit", c.Waits.LimitMS + c.Waits.RateMS},
-		{"pause", c.Waits.PauseMS},
-		{"model", c.Waits.ModelMS},
-		{"person", c.Waits.PersonMS},
-	} {
-		if wait.ms >= 1 {
-			times = append(times, wait.what+" "+terminal.Duration(millis(wait.ms)))
-		}
+	for _, p := range timeline.Waited(c) {
+		times = append(times, p.Reason.Words()+" "+terminal.Duration(millis(p.MS)))
 	}
 	add("status", strings.Join(times, ", "))
 	if c.Error != nil {
