@@ -571,7 +571,7 @@ func TestActs_ThatLoseSomethingAskFirst(t *testing.T) {
 	s.run(protocol.SessionID(fork), "Write", says("before"), calls("write", `{"path":"a.txt","content":"three\n"}`), calls("write", `{"path":"b.txt","content":"new\n"}`), says("Done."))
 	s.run("work", "Write", says("before"), says("before"), says("before"), calls("write", `{"path":"a.txt","content":"four\n"}`), says("Done."))
 	_, body, _ = s.get("/sessions/work/confirm/merge?fork=" + fork)
-	for _, text := range []string{"Conflicts: 1 file changed on both sides", `<li class="bad mono">a.txt</li>`, "1 file to be written", `<li class="mono">b.txt</li>`} {
+	for _, text := range []string{"Conflicts: 1 file changed on both sides", `<div class="bad"><ul class="paths"><li class="mono">a.txt</li>`, "1 file to be written", `<li class="mono">b.txt</li>`} {
 		require.Contains(t, body, text)
 	}
 	status, body, _ = s.post("/sessions/work/merge", "key", s.key(), "fork", fork)
