@@ -2,6 +2,7 @@ package timeline
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"time"
 
@@ -69,11 +70,14 @@ func (t *turnSpans) paintPersons(s *span, end time.Time) {
 		if other == s || other.Step != s.Step || other.asked.IsZero() || !other.asked.Before(to) {
 			continue
 		}
-		until := to
-		if !other.approved.IsZero() && other.approved.Before(to) {
-			until = other.approved
+		until := t.at(to)
+		switch {
+		case !other.approved.IsZero():
+			until = min(until, t.at(other.approved))
+		case s.sent.IsZero():
+			until = math.Inf(1) // to the end of the span, however that is rounded
 		}
-		paint(&s.Span, t.at(other.asked), t.at(until), []report.Reason{report.ReasonStore}, report.Part{Reason: report.ReasonPerson, For: other.by})
+		paint(&s.Span, t.at(other.asked), until, []report.Reason{report.ReasonStore}, report.Part{Reason: report.ReasonPerson, For: other.by})
 	}
 }
 
