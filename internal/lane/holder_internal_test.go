@@ -134,7 +134,7 @@ func TestHolder_PullTroubleIsLoggedOnceAndSaysWhatHappened(t *testing.T) {
 	var log bytes.Buffer
 	nc := f.Connect()
 	t.Cleanup(nc.Close)
-	h, err := NewHolder(t.Context(), nc, nil, Options{Worker: "w", Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	h, err := NewHolder(t.Context(), nc, idleHost{}, Options{Worker: "w", Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	require.NoError(t, err)
 	for range 10 {
 		h.onPullError(errNoConsumer)

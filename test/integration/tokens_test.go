@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -58,13 +59,13 @@ func TestTokens_CountAtEachServer(t *testing.T) {
 		api := server.waitFor(t, `the HTTP API is at (http://\S+)`)[1]
 		agents := server.waitFor(t, `MCP is at (http://\S+)`)[1]
 		urls = append(urls, api+"/v1/workers", agents)
-		require.Equal(t, http.StatusOK, ask(api+"/v1/workers", "").StatusCode)
+		require.Eventually(t, func() bool { return ask(api+"/v1/workers", "").StatusCode == http.StatusOK }, patience, 10*time.Millisecond)
 		if i == 0 {
 			require.Equal(t, http.StatusAccepted, ask(api+"/v1/calls", `{"tool": "bash", "arguments": {"command": "true"}, "session_id": "s"}`).StatusCode, "no worker runs it")
 		}
 		streams[api] = ask(api+"/v1/sessions/s/events", "")
-		begun := ask(agents, hello)
-		require.Equal(t, http.StatusOK, begun.StatusCode)
+		var begun received
+		require.Eventually(t, func() bool { begun = ask(agents, hello); return begun.StatusCode == http.StatusOK }, patience, 10*time.Millisecond)
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, agents, nil)
 		require.NoError(t, err)
 		request.Header = http.Header{"Authorization": {"Bearer " + secret}, "Accept": {"text/event-stream"}, "Mcp-Session-Id": {begun.Header.Get("Mcp-Session-Id")}, "Mcp-Protocol-Version": {"2025-11-25"}}
