@@ -105,19 +105,22 @@ func TestCalls_ACallIsSentAndItsResultRead(t *testing.T) {
 	require.Contains(t, problem.Errors[0].Location, "nonsense")
 }
 
-// A call without a key of the client is no repeat: it counts in the quota of its tenant.
+// A call counts in the quota of its tenant, with a key of the client or without; one that is
+// repeated is not refused.
 func TestCalls_AQuotaOfATenantRefusesMore(t *testing.T) {
 	t.Parallel()
 	s := start(t, nil)
 	require.NoError(t, s.client.Limits().Set(t.Context(), fleet.Limit{Tenant: "acme", Concurrent: 1}))
 	body := fmt.Sprintf(`{"tool": "bash", "arguments": {"command": "true"}, "tenant": "acme", "not_before": %q}`, time.Now().Add(time.Hour).Format(time.RFC3339))
+	require.Equal(t, 202, s.ask(t, "POST", "/v1/calls", body, nil, "Idempotency-Key", "first"))
 	var problem httpapi.Problem
 	require.Eventually(t, func() bool { return s.ask(t, "POST", "/v1/calls", body, &problem) == 429 }, 30*time.Second, 100*time.Millisecond)
 	require.EqualValues(t, "quota_exceeded", problem.Code)
-	require.Contains(t, problem.Detail, "tenant acme has 1 of 1 calls in flight")
+	require.Contains(t, problem.Detail, " of 1 calls in flight")
+	require.Equal(t, 429, s.ask(t, "POST", "/v1/calls", body, nil, "Idempotency-Key", "new"))
+	require.Equal(t, 202, s.ask(t, "POST", "/v1/calls", body, nil, "Idempotency-Key", "first"))
 }
 
-// What no process would run is refused, and not accepted for ever.
 // The log of calls comes in pages, with filters, and names what is wrong with them.
 func TestCalls_TheLogHasPages(t *testing.T) {
 	t.Parallel()
@@ -155,6 +158,7 @@ func TestCalls_TheLogHasPages(t *testing.T) {
 	require.Equal(t, 404, s.ask(t, "GET", "/v1/calls/s0/c3/log", "", nil))
 }
 
+// What no process would run is refused, and not accepted for ever.
 func TestSessions_WithoutAModelAndWithoutFiles(t *testing.T) {
 	t.Parallel()
 	s := start(t, func(o *httpapi.Options) { o.NoTurns = true })

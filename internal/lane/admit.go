@@ -146,11 +146,12 @@ func (a *admission) rules(ctx context.Context) *limits.Rules {
 }
 
 // admit checks whether a call may be sent, and counts it: then it reports whether the call has a
-// mark. A call that may have been sent before is not counted again. The error wraps [ErrBusy] or
-// [ErrQuota].
-func (a *admission) admit(ctx context.Context, call *protocol.Call, again bool) (marked bool, err error) {
+// mark. A call that may have been sent before is not counted again; if it would be found, it is
+// looked for, because any program can say that it was. The error wraps [ErrBusy] or [ErrQuota].
+func (a *admission) admit(ctx context.Context, s *sending) (marked bool, err error) {
+	call := s.call
 	rules := a.rules(ctx)
-	if !rules.BoundCallers() || again || endsSomething(call) {
+	if !rules.BoundCallers() || endsSomething(call) || s.again && !(s.findable && a.isNew(ctx, call)) {
 		return false, nil
 	}
 	fleet, hash := a.store.Fleet, wire.HashLane(call.Lane())
@@ -206,6 +207,22 @@ func (a *admission) admit(ctx context.Context, call *protocol.Call, again bool) 
 		return false, nil
 	}
 	return true, a.mark(ctx, tenant, call)
+}
+
+// isNew reports whether the fleet has neither a call, which would be found, nor its result.
+func (a *admission) isNew(ctx context.Context, call *protocol.Call) bool {
+	ctx, cancel := context.WithTimeout(ctx, store.OpTimeout)
+	defer cancel()
+	fleet, hash := a.store.Fleet, wire.HashLane(call.Lane())
+	found, err := a.store.Stored(ctx, []string{
+		wire.InFlightSubject(fleet, call.Pool, cmp.Or(call.Tenant, wire.DefaultTenant), call.SessionID, call.ID),
+		wire.CallSubject(fleet, call.Pool, hash, call.ID), wire.LaterSubject(fleet, call.Pool, hash, call.ID),
+	})
+	if err != nil || len(found) > 0 {
+		return false
+	}
+	has, err := a.store.HasResult(ctx, call, nil)
+	return err == nil && !has
 }
 
 // endsSomething reports whether a call only ends what earlier calls left: no bound keeps that from

@@ -77,7 +77,10 @@ func TestQuota_InFlight(t *testing.T) {
 	require.Equal(t, 5, others)
 	again := *calls[0]
 	again.Again = true
-	put(t, p, &again) // a call that may have been sent before is not refused
+	put(t, p, &again) // a call that was sent before is not refused
+	again = *calls[4]
+	again.Again = true
+	require.ErrorIs(t, p.Enqueue(t.Context(), lane.Outgoing{Call: &again, Findable: true}), lane.ErrQuota, "it only says that it was")
 
 	f.hold(succeeds, lane.Options{Slots: 4})
 	for _, c := range calls[:3] {

@@ -132,7 +132,7 @@ func (p *Publisher) enqueue(ctx context.Context, out Outgoing) (fault error) {
 			}
 		}()
 	}
-	s := &sending{call: out.Call, again: out.Call.Again, upload: out.Upload}
+	s := &sending{call: out.Call, again: out.Call.Again, findable: out.Findable && !full, upload: out.Upload}
 	if err := p.admit(ctx, s, out.Header); err != nil {
 		return s.notAccepted(natsio.NotSent(err))
 	}
@@ -158,7 +158,7 @@ func (p *Publisher) enqueue(ctx context.Context, out Outgoing) (fault error) {
 
 // admit checks the bounds of a call, and encodes it.
 func (p *Publisher) admit(ctx context.Context, s *sending, header nats.Header) error {
-	marked, err := p.bounds.admit(ctx, s.call, s.again)
+	marked, err := p.bounds.admit(ctx, s)
 	if err == nil {
 		err = p.encode(ctx, s, header)
 	}
@@ -172,9 +172,10 @@ func (p *Publisher) admit(ctx context.Context, s *sending, header nats.Header) e
 type sending struct {
 	call *protocol.Call // with a payload that fits into a message
 	msg  *nats.Msg
-	// again says that an earlier attempt may have stored the call.
-	again  bool
-	upload func() error // see [Outgoing.Upload]
+	// again says that an earlier attempt may have stored the call, and findable that it would then be
+	// found by its id.
+	again, findable bool
+	upload          func() error // see [Outgoing.Upload]
 }
 
 // notAccepted is the error of a call that was not accepted. It wraps [ErrNotSent] if no attempt can
@@ -336,7 +337,7 @@ func (p *Publisher) publish(ctx context.Context, s *sending) error {
 func (p *Publisher) enqueueLater(ctx context.Context, out Outgoing) error {
 	marked := *out.Call
 	marked.Again = true
-	s := &sending{call: &marked, again: out.Call.Again, upload: out.Upload}
+	s := &sending{call: &marked, again: out.Call.Again, findable: true, upload: out.Upload}
 	err := p.roomForLater(ctx)
 	if err == nil {
 		err = p.admit(ctx, s, out.Header)

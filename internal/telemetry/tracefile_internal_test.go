@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -35,10 +34,6 @@ func TestTraceFile_RefusesWhatIsNotItsOwn(t *testing.T) {
 		"a directory": {func(t *testing.T, path string) {
 			t.Helper()
 			require.NoError(t, os.Mkdir(path, 0o700))
-		}, "is no regular file"},
-		"a pipe": {func(t *testing.T, path string) {
-			t.Helper()
-			require.NoError(t, syscall.Mkfifo(path, 0o600))
 		}, "is no regular file"},
 		"a file with something else": {func(t *testing.T, path string) { t.Helper(); write(t, path, "export PATH=/bin\n") }, "has something else than spans"},
 		"a short one":                {func(t *testing.T, path string) { t.Helper(); write(t, path, "{}") }, "has something else than spans"},
