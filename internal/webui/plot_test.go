@@ -37,7 +37,7 @@ func TestPlots_AreOfTheLog(t *testing.T) {
 	s.run("work", "go", calls("bash", `{"command": "true"}`), calls("read", `{"path": "none"}`), says("Done."))
 	s.until("/calls", "read none")
 	_, body, _ := s.get("/fleet/plots")
-	require.Contains(t, body, "2 calls ended, 1 of them not well")
+	require.Contains(t, body, "2 calls ended, 1 of them not with ok")
 	root, err := html.Parse(strings.NewReader(body))
 	require.NoError(t, err)
 	drawn := 0

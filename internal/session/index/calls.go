@@ -88,6 +88,7 @@ func (w *writer) result(s *row, e *loop.Event) {
 		w.text(s, e, report.RoleResult, e.Content)
 		return
 	}
+	w.answered(s, e) // it ended before a person has answered
 	c := w.callOf(s, e.CallID)
 	w.exec("UPDATE call SET turn = ?, step = ?, idx = ?, tool = iif(tool = '', ?, tool), accepted = iif(accepted = 0, ?, accepted), output = ? WHERE id = ?",
 		e.Turn, e.Step, e.Index, e.Name, e.Time.UnixMilli(), w.replaced(s, e, report.RoleResult, e.Content, c.output), c.id)

@@ -323,3 +323,16 @@ func TestTimes_AreBounded(t *testing.T) {
 	p50, p95 := ran.percentiles()
 	require.Equal(t, []float64{49, 94}, []float64{p50, p95}, "of few, each counts")
 }
+
+// A call that ends before a person has answered has waited for that person until its end.
+func TestCalls_EndWhileAPersonIsAsked(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	fields := loop.CallFields{CallID: "c1", Name: "bash"}
+	r.append(t, "s", started(judge.Owner{Tenant: "acme"}), asked(1, "go"),
+		loop.Event{Type: loop.EventApprovalAsked, Turn: 1, Step: 1, Time: begun().Add(time.Minute), CallFields: fields},
+		loop.Event{Type: loop.EventToolResult, Turn: 1, Step: 1, Time: begun().Add(3 * time.Minute), CallFields: fields, Status: string(protocol.StatusCancelled)})
+	page := r.calls(t, Calls{})
+	require.Len(t, page.Calls, 1)
+	require.InDelta(t, 120_000, page.Calls[0].Waits.PersonMS, 0)
+}
