@@ -151,7 +151,7 @@ func (a *admission) rules(ctx context.Context) *limits.Rules {
 func (a *admission) admit(ctx context.Context, s *sending) (marked bool, err error) {
 	call := s.call
 	rules := a.rules(ctx)
-	if !rules.BoundCallers() || endsSomething(call) || s.again && !(s.findable && a.isNew(ctx, call)) {
+	if !rules.BoundCallers() || endsSomething(call) || s.again && (!s.findable || !a.isNew(ctx, call)) {
 		return false, nil
 	}
 	fleet, hash := a.store.Fleet, wire.HashLane(call.Lane())

@@ -172,8 +172,8 @@ func (p *Publisher) admit(ctx context.Context, s *sending, header nats.Header) e
 type sending struct {
 	call *protocol.Call // with a payload that fits into a message
 	msg  *nats.Msg
-	// again says that an earlier attempt may have stored the call, and findable that it would then be
-	// found by its id.
+	// again says that an earlier attempt may have stored the call, and findable that it would then
+	// be found by its id.
 	again, findable bool
 	upload          func() error // see [Outgoing.Upload]
 }
