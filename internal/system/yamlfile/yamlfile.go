@@ -70,6 +70,9 @@ func Decode(content []byte, into any) []Error {
 func Fields(t reflect.Type) []string {
 	names := make([]string, 0, t.NumField())
 	for field := range t.Fields() {
+		if !field.IsExported() {
+			continue
+		}
 		if tag := field.Tag.Get("yaml"); tag == ",inline" {
 			names = append(names, Fields(field.Type)...)
 		} else {
