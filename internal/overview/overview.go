@@ -302,8 +302,8 @@ func (p pooled[T]) read(r *Reader, what string, free time.Duration, read func(fl
 	_ = group.Wait() // it has none
 }
 
-// Read reads a picture. The error is that of a fleet of which nothing answers, or of the context: a
-// part that alone cannot be read is in [Picture].Missing.
+// Read reads a picture. The error is that of a fleet that does not answer at all, or of the
+// context: a part that alone cannot be read is in [Picture].Missing.
 func (r *Reader) Read(ctx context.Context) (*Picture, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -387,7 +387,7 @@ func (r *Reader) readLimits(ctx context.Context) (all []Limit, err error) {
 
 // kindOf is the kind of what a lane waits for, by the sentences of the fleet.
 func kindOf(reason string) string {
-	if strings.Contains(reason, " of pool ") { // none of which can run the call
+	if strings.Contains(reason, " of pool ") { // no worker of the pool can run the call
 		return "worker"
 	}
 	for _, kind := range [][2]string{

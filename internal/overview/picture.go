@@ -20,7 +20,7 @@ const (
 	lanePaused  = "paused"
 )
 
-// stalledAfter is how long a call waits until somebody should look at it.
+// stalledAfter is how long a call waits until a person should look at it.
 const stalledAfter = 10 * time.Second
 
 // maxLooks bounds what is listed to be looked at.

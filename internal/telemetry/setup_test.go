@@ -245,7 +245,7 @@ func TestLogs_ADeadCollectorHoldsUpNothing(t *testing.T) {
 }
 
 // TestTraceFile_HasTheSpansOfProcesses: without any other exporter; two processes append to one
-// file, the second of which is killed.
+// file, and the second one is killed.
 func TestTraceFile_HasTheSpansOfProcesses(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "trace.jsonl")

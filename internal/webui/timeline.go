@@ -25,12 +25,6 @@ const (
 	maxTraces = 128
 )
 
-// traces are the traces that were made last.
-type traces struct {
-	mu    sync.Mutex
-	known map[string]*traced
-}
-
 // traced is a trace that is made by one request at a time.
 type traced struct {
 	mu    sync.Mutex
@@ -41,17 +35,7 @@ type traced struct {
 // trace is where the time of a turn went; 0 is the last one. The caller may see the session: all
 // that watch it share what is made.
 func (u *ui) trace(ctx context.Context, id protocol.SessionID, turn int) (*report.Trace, error) {
-	key := string(id) + " " + strconv.Itoa(turn)
-	u.traces.mu.Lock()
-	of := u.traces.known[key]
-	if of == nil {
-		if len(u.traces.known) >= maxTraces || u.traces.known == nil {
-			u.traces.known = map[string]*traced{}
-		}
-		of = &traced{}
-		u.traces.known[key] = of
-	}
-	u.traces.mu.Unlock()
+	of := u.traces.of(string(id)+" "+strconv.Itoa(turn), maxTraces)
 	of.mu.Lock()
 	defer of.mu.Unlock()
 	began := time.Now()

@@ -63,8 +63,8 @@ type ui struct {
 	pages  map[string]*template.Template
 	codes  codes
 	feeds  feeds
-	lists  lists
-	traces traces
+	lists  readings[listed]
+	traces readings[traced]
 }
 
 // Handler serves the pages.

@@ -194,7 +194,7 @@ type span struct {
 	call     *loop.Event // its tool_call; nil until it was judged
 	replied  time.Time
 	sent     time.Time // when its tool_call was journaled
-	asked    time.Time // when a person was asked for an approval; zero if nobody was
+	asked    time.Time // when a person was asked for an approval; zero if no person was
 	approved time.Time
 	by       string
 	result   *loop.Event
