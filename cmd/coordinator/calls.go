@@ -16,7 +16,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/session/index"
 	"github.com/toolfleet/toolfleet/internal/session/timeline"
@@ -28,9 +27,7 @@ import (
 )
 
 type callsCommand struct {
-	Nats                   string `placeholder:"URL" brief:"NATS servers of a fleet. Default: the sessions of this machine." help:"NATS server or servers of the fleet. Default: the sessions of this machine, which ran without --nats and --data."`
-	environment.Connection `group:"Fleet:"`
-	Data                   string `placeholder:"DIR" help:"Data directory of the fleet, that of serve --data or run --data. No other process may use it."`
+	lookedAt
 
 	ID      string        `arg:"" optional:"" name:"call" help:"Id of a call, or SESSION/CALL: show everything about it."`
 	Session string        `placeholder:"ID" help:"Only calls of this session: its id, the beginning of its id, or last."`
@@ -81,7 +78,7 @@ func (c *callsCommand) run(ctx context.Context, p program) error {
 	defer stop()
 	short, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	all, err := openSessions(short, p.logger(), &environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}, c.Data, "", false)
+	all, err := c.open(short, p.logger())
 	if err != nil {
 		return err
 	}

@@ -280,6 +280,18 @@ func (c *sessionCommand) open(ctx context.Context, p program, pool protocol.Pool
 	return openSessions(ctx, p.logger(), &environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}, c.Data, pool, c.Ls.Running)
 }
 
+// lookedAt says which fleet a command looks at.
+type lookedAt struct {
+	Nats                   string `placeholder:"URL" brief:"NATS servers of a fleet. Default: the sessions of this machine." help:"NATS server or servers of the fleet. Default: the sessions of this machine, which ran without --nats and --data."`
+	environment.Connection `group:"Fleet:"`
+	Data                   string `placeholder:"DIR" help:"Data directory of the fleet, that of serve --data or run --data. No other process may use it."`
+}
+
+// open reaches the fleet. The caller closes it.
+func (f *lookedAt) open(ctx context.Context, logger *slog.Logger) (*opened, error) {
+	return openSessions(ctx, logger, &environment.ExistingFleet{Nats: f.Nats, Connection: f.Connection}, f.Data, "", false)
+}
+
 // openSessions reaches a fleet; running does not start the server of this machine.
 func openSessions(ctx context.Context, logger *slog.Logger, f *environment.ExistingFleet, data string, pool protocol.Pool, running bool) (all *opened, err error) {
 	all = &opened{}

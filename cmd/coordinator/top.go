@@ -10,16 +10,13 @@ import (
 
 	"github.com/toolfleet/toolfleet/cmd/coordinator/internal/top"
 	"github.com/toolfleet/toolfleet/internal/cli"
-	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/overview"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 type topCommand struct {
-	Nats                   string `placeholder:"URL" brief:"NATS servers of a fleet. Default: the sessions of this machine." help:"NATS server or servers of the fleet. Default: the sessions of this machine, which ran without --nats and --data."`
-	environment.Connection `group:"Fleet:"`
-	Data                   string `placeholder:"DIR" help:"Data directory of the fleet, that of serve --data or run --data. No other process may use it."`
+	lookedAt
 
 	Once     bool          `help:"Print one picture as text, and end."`
 	JSON     bool          `name:"json" help:"With --once: print the picture as JSON."`
@@ -51,7 +48,7 @@ func (c *topCommand) run(ctx context.Context, p program) error {
 	if !c.Once && terminal.IsTerminal(p.Stderr) { // the bar says what the log would draw over it
 		logger = slog.New(slog.DiscardHandler)
 	}
-	all, err := openSessions(ctx, logger, &environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}, c.Data, "", false)
+	all, err := c.open(ctx, logger)
 	if err != nil {
 		return err
 	}
