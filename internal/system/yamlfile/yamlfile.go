@@ -70,7 +70,7 @@ func Decode(content []byte, into any) []Error {
 func Fields(t reflect.Type) []string {
 	names := make([]string, 0, t.NumField())
 	for field := range t.Fields() {
-		if !field.IsExported() {
+		if !field.IsExported() && !field.Anonymous {
 			continue
 		}
 		if tag := field.Tag.Get("yaml"); tag == ",inline" {
