@@ -95,7 +95,7 @@ func TestCodex(t *testing.T) {
 			require.NoError(t, os.WriteFile(filepath.Join(home, "config.toml"), []byte(
 				"model = \"m\"\nmodel_provider = \"p\"\napproval_policy = \"never\"\n"+
 					"[model_providers.p]\nname = \"p\"\nwire_api = \"responses\"\nbase_url = "+strconv.Quote(base+"/v1")+"\n"+
-					"[mcp_servers.toolfleet]\ndefault_tools_approval_mode = \"approve\"\nstartup_timeout_sec = 120\n"+at(t, workspace)), 0o600))
+					"[mcp_servers.toolfleet]\ndefault_tools_approval_mode = \"approve\"\nstartup_timeout_sec = 120\nrequired = true\n"+at(t, workspace)), 0o600))
 			cmd := exec.CommandContext(t.Context(), found[0], "exec", "--skip-git-repo-check", "--json", "--cd", workspace, "What is in a.txt?")
 			cmd.Env = append(environment(home), "CODEX_HOME="+home)
 			output, err := cmd.CombinedOutput()
