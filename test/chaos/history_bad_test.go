@@ -157,6 +157,14 @@ func TestCheck_LawfulHistories(t *testing.T) {
 			s.ran("a", "w2", 1, 2, 1000, 1010, protocol.StatusOK)
 			s.stored("a", "w2", 2, 1011, protocol.StatusOK, "")
 		},
+		"a worker is stopped directly before a call's first instruction": func(s story) {
+			s.put("a")
+			s.stopped("w1", 5, 2000)
+			s.ran("a", "w2", 1, 2, 1100, 1110, protocol.StatusOK)
+			s.stored("a", "w2", 2, 1111, protocol.StatusOK, "")
+			s.ok("b", "w2", 2, 1200, 1300)
+			s.ran("a", "w1", 1, 1, 2001, 2003, StatusLost)
+		},
 		"another call starts while the worker stands still": func(s story) {
 			s.put("a").Delivery = protocol.AtMostOnce
 			s.ran("a", "w1", 1, 1, 0, 2100, StatusLost)
@@ -259,12 +267,6 @@ func TestCheck_FindsWhatIsBroken(t *testing.T) {
 			s.stopped("w1", 5, 800)
 			s.ok("b", "w2", 2, 500, 600)
 		}, "L1 exclusive: call b"},
-		"a zombie starts something": {func(s story) {
-			s.stopped("w1", 5, 2000)
-			s.ok("b", "w2", 2, 1900, 2300)
-			s.put("c").Accepted = false
-			s.ran("c", "w1", 3, 1, 2001, 2010, StatusLost)
-		}, "L1 exclusive: call c"},
 		"attempts of one shared call overlap": {func(s story) {
 			s.put("a").Resources[0].Access = protocol.Shared
 			s.ran("a", "w1", 1, 1, 0, 10, StatusLost)
@@ -437,6 +439,25 @@ func TestCheck_FindsWhatIsBroken(t *testing.T) {
 			s.stalled("w1", 6, 2400)
 			s.stalled("w1", 2500, 3000)
 		}, "L7 zombie: call a: attempt 1 by w1 went on for 201ms"},
+		"a zombie starts what it held": {func(s story) {
+			for seq, id := range []string{"a", "b"} {
+				s.put(id)
+				s.ran(id, "w2", uint64(seq), 2, 1100+10*Time(seq), 1105+10*Time(seq), protocol.StatusOK)
+				s.stored(id, "w2", 2, 1106+10*Time(seq), protocol.StatusOK, "")
+				s.ran(id, "w1", uint64(seq), 1, 2001, 2003, StatusLost)
+			}
+			s.stopped("w1", 5, 2000)
+		}, "L6 crash: call a: 2 executions began when their workers woke, after 1 stops; at most 1 can be by chance"},
+		"a zombie starts a call and stores its result": {func(s story) {
+			s.stopped("w1", 5, 2000)
+			s.ok("a", "w1", 1, 2001, 2003)
+		}, "L3 one result: call a: result"},
+		"a zombie starts a call long after it wakes": {func(s story) {
+			s.ok("a", "w2", 1, 1100, 1110)
+			s.ok("b", "w2", 2, 1200, 1300)
+			s.stopped("w1", 5, 2000)
+			s.ran("a", "w1", 1, 1, 2021, 2023, StatusLost)
+		}, "L2 order: call a: sequence 1 started by w1"},
 		"a zombie's result counts": {func(s story) {
 			s.ok("a", "w1", 1, 0, 2050)
 			s.stopped("w1", 5, 2000)

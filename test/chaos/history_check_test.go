@@ -57,6 +57,7 @@ type Report struct {
 type check struct {
 	history *History
 	report  *Report
+	awoken  []span // see [check.awoke]
 }
 
 func (c *check) fault(law Law, id protocol.CallID, format string, args ...any) {
@@ -86,6 +87,7 @@ func checkHistory(h *History) *Report {
 		c.zombie(&spans[i])
 		c.cancelled(&spans[i])
 	}
+	c.fewAwoken()
 	c.results(byCall)
 	c.idle(spans)
 	slices.SortFunc(c.report.Violations, func(a, b Violation) int {
@@ -347,6 +349,10 @@ func (c *check) spans() []span {
 			}
 		}
 		s.wakeLater(faults[e.Worker], Time(c.history.Grace))
+		if c.awoke(s, faults[e.Worker]) {
+			c.awoken = append(c.awoken, s)
+			continue
+		}
 		out = append(out, s)
 	}
 	slices.SortFunc(out, func(a, b span) int { return cmp.Compare(a.Start, b.Start) })
@@ -362,6 +368,37 @@ func (s *span) wakeLater(faults []Fault, grace Time) {
 			return
 		}
 		s.goesOn = faults[i].Until
+	}
+}
+
+// awoke reports whether a worker that was stopped for longer than a lease began an execution when
+// it woke, and found out at once that it had lost the lane: it was stopped between its last look at
+// its lease and the call's first instruction. No result of such an execution may count, and
+// [check.fewAwoken] bounds how many there are.
+func (c *check) awoke(s span, faults []Fault) bool {
+	return slices.ContainsFunc(faults, func(f Fault) bool {
+		if !f.Stopped || f.Until-f.Still <= Time(c.history.Lease) || f.Until > s.Start {
+			return false
+		}
+		woken := span{Execution: s.Execution, late: true, goesOn: f.Until}
+		woken.wakeLater(faults, Time(c.history.Grace))
+		return s.Start <= woken.goesOn+soon && s.End <= woken.goesOn+Time(c.history.Grace)
+	})
+}
+
+// fewAwoken checks that hardly any stop of a worker came in the microseconds between its last look
+// at its lease and the first instruction of a call: a worker that does not look there begins a call
+// in most lanes that it held.
+func (c *check) fewAwoken() {
+	stops := 0
+	for _, f := range c.history.Faults {
+		if f.Stopped {
+			stops++
+		}
+	}
+	if allowed := 1 + stops/50; len(c.awoken) > allowed {
+		c.fault(L6, c.awoken[0].CallID, "%d executions began when their workers woke, after %d stops; at most %d can be by chance",
+			len(c.awoken), stops, allowed)
 	}
 }
 
