@@ -147,10 +147,16 @@ func TestCollector(t *testing.T) {
 	receiver.WaitForPoints(t, func(points []*otlptest.Point) bool {
 		return slices.ContainsFunc(points, func(p *otlptest.Point) bool { return p.Name == genaiconv.MetricMCPClientSession })
 	})
+	var executed *otlptest.Record
 	records := receiver.WaitForRecords(t, func(records []*otlptest.Record) bool {
-		return slices.ContainsFunc(records, func(r *otlptest.Record) bool {
-			return r.Body == "call executed" && slices.ContainsFunc(receiver.Spans(), func(s *otlptest.Span) bool { return s.TraceID == r.TraceID && s.SpanID == r.SpanID })
-		})
+		at := slices.IndexFunc(records, func(r *otlptest.Record) bool { return r.Body == "call executed" && r.SpanID != "" })
+		if at >= 0 {
+			executed = records[at]
+		}
+		return at >= 0
+	})
+	receiver.WaitFor(t, func(spans []*otlptest.Span) bool {
+		return slices.ContainsFunc(spans, func(s *otlptest.Span) bool { return s.TraceID == executed.TraceID && s.SpanID == executed.SpanID })
 	})
 
 	again := otlptest.Start(t)
