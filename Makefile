@@ -341,7 +341,7 @@ fuzz: ## Run every fuzz target for FUZZTIME (default 10s) each
 screenshots: build bin/screenshots ## Draw docs/images from real sessions with a scripted model, and each web page into bin/screenshots-web (needs chromium-headless-shell)
 	mkdir -p .toolfleet/screenshots docs/images
 	bin/screenshots bin/coordinator tools/screenshots/run.script.json examples/wordstats docs/images/run.svg
-	TOOLFLEET_INTEGRATION=required go -C test/browser test . -run TestScreenshots -count=1 -timeout=30m -v -shots=$(CURDIR)/bin/screenshots-web -images=$(CURDIR)/docs/images
+	TOOLFLEET_INTEGRATION=required go -C test/browser test . -run 'TestScreenshots|TestWalks' -count=1 -timeout=30m -v -shots=$(CURDIR)/bin/screenshots-web -images=$(CURDIR)/docs/images
 
 .PHONY: clean
 clean: ## Remove what the other targets made

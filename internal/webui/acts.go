@@ -143,6 +143,8 @@ func contentOf(values url.Values) (json.RawMessage, error) {
 		switch kind {
 		case "string":
 			object[property] = strings.ReplaceAll(given[0], "\r\n", "\n")
+		case "array":
+			object[property] = given
 		case "boolean":
 			object[property] = given[len(given)-1] == "true"
 		case "number", "integer":

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // TestProse_IsBounded: no text of a model makes a page that is much longer than the text, or that
@@ -130,5 +131,26 @@ func TestContentOf_NumbersAreThoseThatWereWritten(t *testing.T) {
 	for _, bad := range []string{"NaN", "inf", "1e999", "true", "1 2", "x"} {
 		_, err := contentOf(url.Values{"number:n": {bad}})
 		require.ErrorContains(t, err, "must be a number", bad)
+	}
+}
+
+// TestQuestion_ChoicesHaveTheirTitles, of one value and of several; what forms do not have is
+// answered as JSON.
+func TestQuestion_ChoicesHaveTheirTitles(t *testing.T) {
+	t.Parallel()
+	of := func(properties string) *questionForm {
+		return formOf("s", "c", "default", &protocol.Question{Schema: []byte(`{"properties": ` + properties + `}`)}, "", "")
+	}
+	f := of(`{"a": {"type": "string", "oneOf": [{"const": "m1", "title": "Fish"}, {"const": "m2"}], "default": "m2"},
+		"b": {"type": "array", "items": {"type": "string", "anyOf": [{"const": "t", "title": "Tea"}, {"const": "w", "title": "Wine"}]}, "default": ["w"]},
+		"c": {"type": "string", "enum": ["x", "y"], "enumNames": ["Ex"]}}`)
+	require.Equal(t, []choice{{"m1", "Fish", false}, {"m2", "m2", true}}, f.Fields[0].Choices)
+	require.Equal(t, []choice{{"t", "Tea", false}, {"w", "Wine", true}}, f.Fields[1].Choices)
+	require.Equal(t, []choice{{"x", "Ex", false}, {"y", "y", false}}, f.Fields[2].Choices)
+	content, err := contentOf(url.Values{"string:a": {"m1"}, "array:b": {"t", "w"}, "string:c": {""}})
+	require.NoError(t, err)
+	require.JSONEq(t, `{"a": "m1", "b": ["t", "w"]}`, string(content))
+	for _, properties := range []string{`{"b": {"type": "array", "items": {"type": "string"}}}`, `{"b": {"type": "array", "items": {"type": "object"}}}`, `{"b": {"type": "array"}}`, `{"b": {"type": "object"}}`} {
+		require.True(t, of(properties).JSON, properties)
 	}
 }

@@ -3,13 +3,19 @@ package webui_test
 import (
 	"fmt"
 	"math"
+	"net/http"
 	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/toolfleet/toolfleet/internal/httpapi"
+	"github.com/toolfleet/toolfleet/internal/webui"
 )
 
 // colours are the variables of the style sheet, in light and in dark.
@@ -95,4 +101,32 @@ func TestDesign_KeysAreAsDocumented(t *testing.T) {
 		require.Contains(t, string(rules), "| "+code.Replace(k[1])+" | "+code.Replace(k[2])+" |")
 	}
 	require.Equal(t, len(keys), strings.Count(string(rules), "\n| `")-5, "the page of rules has no other keys, and five colours")
+}
+
+// TestPages_AreInTheList: each route that is served is a page that make browser opens, or a part of
+// one, by a line of its list, and each line is of a route.
+func TestPages_AreInTheList(t *testing.T) {
+	list, err := os.ReadFile(filepath.Join("..", "..", "test", "browser", "testdata", "pages.txt"))
+	require.NoError(t, err)
+	handler := webui.New(webui.Options{Options: httpapi.Options{Local: struct{ httpapi.Local }{}}})
+	defer handler.Close()
+	opened := map[string]bool{}
+	for line := range strings.Lines(string(list)) {
+		columns := strings.Fields(line)
+		if len(columns) == 0 || columns[0] == "#" {
+			continue
+		}
+		pattern := "GET " + columns[2]
+		if columns[0] != "part" {
+			pattern = handler.Matches(columns[2])
+		}
+		require.True(t, slices.Contains(handler.Served(), pattern) || pattern == "GET /sign-in", "no page is served for: %s", line)
+		require.Equal(t, columns[2] == "/nothing", pattern == "GET /", "no page is served for: %s", line)
+		opened[pattern] = true
+	}
+	for _, pattern := range handler.Served() {
+		if strings.HasPrefix(pattern, http.MethodGet) {
+			require.True(t, opened[pattern], "no line of test/browser/testdata/pages.txt is of %s", pattern)
+		}
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"net/http/httptest"
 
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 )
@@ -48,4 +49,13 @@ func Bars(rates report.CallRates) (plots []map[string][]float64) {
 		plots = append(plots, heights)
 	}
 	return plots
+}
+
+// Served are the patterns of the pages.
+func (h *Handler) Served() []string { return h.ui.served }
+
+// Matches is the pattern that serves a path.
+func (h *Handler) Matches(path string) string {
+	_, pattern := h.ui.mux.Handler(httptest.NewRequest(http.MethodGet, path, nil))
+	return pattern
 }

@@ -2,8 +2,10 @@ package webui
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -26,8 +28,48 @@ type questionForm struct {
 // property is one of an answer.
 type property struct {
 	Name, Kind, Label, About, Default string
-	Choices                           []string
+	Choices                           []choice
 	Required                          bool
+}
+
+// schemaOf is the schema of a property, as far as forms have it.
+type schemaOf struct {
+	Type        string     `json:"type"`
+	Title       string     `json:"title"`
+	Description string     `json:"description"`
+	Default     any        `json:"default"`
+	Enum        []any      `json:"enum"`
+	EnumNames   []string   `json:"enumNames"`
+	OneOf       []constant `json:"oneOf"`
+	AnyOf       []constant `json:"anyOf"`
+	Items       *schemaOf  `json:"items"`
+}
+
+// constant is a choice with a title.
+type constant struct {
+	Const any    `json:"const"`
+	Title string `json:"title"`
+}
+
+// choices are what a property may be, or each item of it.
+func (s *schemaOf) choices(chosen ...any) (list []choice) {
+	add := func(value any, word string) {
+		list = append(list, choice{fmt.Sprint(value), cmp.Or(strings.TrimSpace(word), fmt.Sprint(value)), slices.Contains(chosen, value)})
+	}
+	for i, value := range s.Enum {
+		word := ""
+		if i < len(s.EnumNames) {
+			word = s.EnumNames[i]
+		}
+		add(value, word)
+	}
+	for _, one := range slices.Concat(s.OneOf, s.AnyOf) {
+		if _, is := one.Const.(string); !is {
+			return nil // it is a schema of its own
+		}
+		add(one.Const, one.Title)
+	}
+	return list
 }
 
 // maxFields bounds how many properties a form shows.
@@ -69,25 +111,28 @@ func fieldsOf(properties json.RawMessage, required map[string]bool) (fields []pr
 		if err != nil {
 			return nil, err
 		}
-		var p struct {
-			Type        string `json:"type"`
-			Title       string `json:"title"`
-			Description string `json:"description"`
-			Default     any    `json:"default"`
-			Enum        []any  `json:"enum"`
-		}
+		var p schemaOf
 		if err := decoder.Decode(&p); err != nil {
 			return nil, err
 		}
 		made := property{Name: fmt.Sprint(name), Kind: p.Type, Label: p.Title, About: p.Description, Required: required[fmt.Sprint(name)]}
-		if p.Default != nil {
+		switch {
+		case p.Type == "array" && p.Items != nil && p.Items.Type == "string":
+			chosen, _ := p.Default.([]any)
+			made.Choices = p.Items.choices(chosen...)
+		case p.Default != nil:
 			made.Default = fmt.Sprint(p.Default)
-		}
-		for _, choice := range p.Enum {
-			made.Choices = append(made.Choices, fmt.Sprint(choice))
+			fallthrough
+		default:
+			made.Choices = p.choices(p.Default)
 		}
 		switch made.Kind {
 		case "string", "number", "integer", "boolean":
+		case "array":
+			if len(made.Choices) > 0 {
+				break
+			}
+			fallthrough
 		default:
 			return nil, fmt.Errorf("property %s has the type %q", made.Name, made.Kind)
 		}

@@ -60,6 +60,7 @@ type ui struct {
 	Options
 
 	mux    *http.ServeMux
+	served []string // patterns of pages
 	pages  map[string]*template.Template
 	codes  codes
 	feeds  feeds
@@ -197,6 +198,7 @@ func cached(next http.Handler) http.Handler {
 // page registers a page. What it returns as an error becomes a page that says so, or a line in the
 // page that is open.
 func (u *ui) page(pattern string, serve func(http.ResponseWriter, *http.Request) error) {
+	u.served = append(u.served, pattern)
 	writes := !strings.HasPrefix(pattern, http.MethodGet)
 	u.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		if writes && !u.formIsOurs(r) {

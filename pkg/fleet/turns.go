@@ -29,8 +29,8 @@ type Turn struct {
 	// AnswerSchema is the JSON Schema of the answer; see [loop.Input]. The valid answer is
 	// [loop.TurnResult].Answer.
 	AnswerSchema json.RawMessage
-	// Model is one that a coordinator serves; "" means the default model of the coordinator that
-	// runs the turn.
+	// Model is one that a coordinator serves; "" means that of the session, as far as the
+	// coordinator that runs the turn serves it, else the default model of that coordinator.
 	Model    string
 	Settings loop.Settings
 	// Toolsets are names of built-in toolsets; none means "core".

@@ -4,12 +4,16 @@ package browser
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -56,6 +60,15 @@ resources: [{key: "account/{account}"}]
 delivery: idempotent
 timeout: 30m
 `
+	deliver = `name: deliver
+description: Deliver a parcel.
+parameters: {type: object, properties: {parcel: {type: string}}, required: [parcel]}
+command: [python3, "-c", "import time; time.sleep(900)"]
+resources: [{key: "parcel/{parcel}"}]
+delivery: at_most_once
+pool: lost
+timeout: 30m
+`
 	repairPrompt = "The tests of this project fail. Find out why, repair it, and show that they pass."
 )
 
@@ -69,6 +82,10 @@ type scene struct {
 	tenant  string // a token of role operate of the tenant acme
 	called  map[string]string
 	tools   string
+
+	receiver *httptest.Server // of webhooks
+	received atomic.Int64     // events
+	answers  atomic.Int64     // the status that it answers with
 }
 
 // newScene starts the fleet. Each test that changes what others look at makes one of its own.
@@ -92,10 +109,26 @@ func newScene(t *testing.T, more ...string) *scene {
 		"fails":  script(t, "fails", said("I build it.", shell("f1", "echo compiling main.c; echo \"main.c:7: error: expected ';' before '}'\" >&2; exit 2")), said("The build fails: a semicolon is missing in line 7.")),
 		"asks":   script(t, "asks", said("I need to know one thing.", use{"q1", "ask_user", object{"question": "Which database does the report use?", "choices": []string{"orders", "archive"}}}), said("Thank you.")),
 		"agents": script(t, "agents", said("Another one reads it.", use{"g1", "agent", object{"agent": "reviewer", "prompt": "Review split.py."}}), said("The review is done.")),
+		"twice":  script(t, "twice", said("I publish it.", shell("p1", "git push origin main")), said("Once more.", shell("p2", "git push origin main")), said("Both are published.")),
+		"books":  script(t, "books", said("I book a table.", use{"b1", "desk__book", object{}}), said("It is booked."), said("A photo.", use{"b2", "desk__photo", object{}}), said("That is the room.")),
+		"rooms":  script(t, "rooms", said("A photo.", use{"r1", "desk__photo", object{}}), said("That is the room.")),
+		"parcel": script(t, "parcel", said("I send it.", use{"d1", "deliver", object{"parcel": "p-1"}}), said("It may have arrived."), said("Thank you for looking.")),
 		"slow":   script(t, "slow", said("It takes a while.", shell("s1", lines(600))), said("Done.")),
 	}}
 	s.tools = t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(s.tools, "charge.yaml"), []byte(charge), 0o600))
+	s.answers.Store(http.StatusNoContent)
+	s.receiver = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		s.received.Add(1)
+		w.WriteHeader(int(s.answers.Load()))
+	}))
+	t.Cleanup(s.receiver.Close)
+	for name, text := range map[string]string{"charge": charge, "deliver": deliver} {
+		require.NoError(t, os.WriteFile(filepath.Join(s.tools, name+".yaml"), []byte(text), 0o600))
+	}
+	desk, err := os.ReadFile(filepath.Join("testdata", "desk.py"))
+	require.NoError(t, err)
+	servers, err := json.Marshal(object{"mcpServers": object{"desk": object{"command": "python3", "args": []string{"-c", string(desk)}, "toolfleet": object{"workspace": false}}}})
+	require.NoError(t, err)
 	story := make([]string, 0, 200)
 	for n := range 200 {
 		story = append(story, fmt.Sprintf("word %d ", n))
@@ -105,8 +138,8 @@ func newScene(t *testing.T, more ...string) *scene {
 	agents := t.TempDir()
 	reviewer := script(t, "reviewer", said("I look.", shell("r1", "echo reviewed")), said("I found no bug."))
 	require.NoError(t, os.WriteFile(filepath.Join(agents, "reviewer.md"), []byte("---\nname: reviewer\ndescription: Reads code and names bugs.\nmodel: "+reviewer+"\n---\nYou review code.\n"), 0o600))
-	flags := []string{"--tools", s.tools, "--agents", agents, "--policy", "policy.yaml", "--prices", written(t, "prices.json", `{"as_of": "2026-11-30", "models": {"`+s.models["repair"]+`": {"input": 2, "output": 8, "window": 200000}}}`)}
-	for _, name := range []string{"note", "repair", "fails", "asks", "agents", "slow", "talks", "brief"} { // the first one is the default
+	flags := []string{"--tools", s.tools, "--mcp-config", written(t, "mcp.json", string(servers)), "--webhook-host", strings.TrimPrefix(s.receiver.URL, "http://"), "--webhook-plain", "--agents", agents, "--policy", "policy.yaml", "--prices", written(t, "prices.json", `{"as_of": "2026-11-30", "models": {"`+s.models["repair"]+`": {"input": 2, "output": 8, "window": 200000}}}`)}
+	for _, name := range []string{"note", "repair", "fails", "asks", "agents", "slow", "talks", "brief", "twice", "books", "rooms", "parcel"} { // the first one is the default
 		flags = append(flags, "--model", s.models[name])
 	}
 	s.world = newWorld(t, append(flags, more...)...)
@@ -137,6 +170,8 @@ func (s *scene) lively() {
 	s.begin("build", s.models["fails"], "Build the program.", nil)
 	s.begin("question", s.models["asks"], "Write the report of this month.", object{"toolsets": []string{"core", "ask"}})
 	s.begin("review", s.models["agents"], "Have the change reviewed.", object{"toolsets": []string{"core", "agents"}})
+	s.begin("books", s.models["books"], "Book a table.", nil)
+	s.begin("rooms", s.models["rooms"], "Show me the room.", nil)
 	s.begin("long", s.models["slow"], "Count to six hundred.", nil)
 	s.called["holds"] = s.call("billing", "charge", object{"account": "4711", "seconds": 900}, nil)
 	s.running("default", s.called["holds"])
@@ -155,6 +190,11 @@ func (s *scene) lively() {
 	s.state("note", "answered")
 	s.state("build", "answered")
 	s.state("review", "answered")
+	s.state("rooms", "answered")
+	s.ask(http.MethodPost, "/v1/sessions/note/fork", object{"session_id": "changed"}, nil)
+	s.put("changed", "note.txt", "one\ntwo of the fork\nthree\n")
+	s.put("note", "note.txt", "one\ntwo of the session\nthree\n")
+	s.ask(http.MethodPost, "/v1/webhooks", object{"url": s.receiver.URL, "events": []string{"turn.ended"}}, nil)
 }
 
 // loses has a worker that is lost while it runs a call.
@@ -166,27 +206,48 @@ func (s *scene) loses(name, session string) {
 	s.workers[name].kill()
 }
 
-// running waits until a call of a pool runs.
-func (s *scene) running(pool, call string) {
+// outcomes makes calls of which it is not known whether they happened: their workers were lost.
+func (s *scene) outcomes(session string) {
 	s.t.Helper()
-	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(50 * time.Millisecond) {
-		var got struct {
-			Lanes []struct {
-				Running []struct {
-					CallID string `json:"call_id"`
-				}
-			}
-		}
-		s.ask(http.MethodGet, "/v1/lanes?pool="+pool, nil, &got)
-		for _, l := range got.Lanes {
-			if len(l.Running) > 0 && l.Running[0].CallID == call {
-				return
+	s.work("w-lost", "--pool", "lost", "--tools", s.tools)
+	s.begin(session, s.models["parcel"], "Send the parcel.", nil)
+	s.waits(func() bool { return len(s.runs("lost")) > 0 }, "the parcel is being delivered")
+	s.workers["w-lost"].kill()
+	s.work("w-found", "--pool", "lost", "--tools", s.tools)
+	s.state(session, "answered")
+}
+
+// waits waits until something is so.
+func (s *scene) waits(is func() bool, what string) {
+	s.t.Helper()
+	for began := time.Now(); !is(); time.Sleep(50 * time.Millisecond) {
+		require.Less(s.t, time.Since(began), 2*time.Minute, "it never was so: "+what)
+	}
+}
+
+// runs are the calls of a pool that run.
+func (s *scene) runs(pool string) (calls []string) {
+	s.t.Helper()
+	var got struct {
+		Lanes []struct {
+			Running []struct {
+				CallID string `json:"call_id"`
 			}
 		}
 	}
-	var state any
-	s.ask(http.MethodGet, "/v1/calls/billing/"+call, nil, &state)
-	require.FailNow(s.t, "the call never runs", "%s: %v", call, state)
+	s.ask(http.MethodGet, "/v1/lanes?pool="+pool, nil, &got)
+	for _, l := range got.Lanes {
+		for _, c := range l.Running {
+			calls = append(calls, c.CallID)
+		}
+	}
+	return calls
+}
+
+// running waits until a call of a pool runs.
+func (s *scene) running(pool, call string) {
+	s.t.Helper()
+	s.waits(func() bool { return slices.Contains(s.runs(pool), call) }, "call "+call+" runs")
 }
 
 // put writes a file into the workspace of a session.

@@ -5,8 +5,11 @@ package browser
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -23,15 +26,46 @@ var looks = []struct {
 	{"light", "light", 1280, 900}, {"dark", "dark", 1280, 900}, {"narrow", "light", 360, 740}, {"narrow and dark", "dark", 360, 740}, {"at 200 %", "light", 640, 450},
 }
 
-// pages are those of a lively fleet, with a text that each of them shows.
-func (s *scene) pages() map[string]string {
-	return map[string]string{
-		"/sessions": "Write a note", "/sessions?q=semicolon": "semicolon", "/sessions?q=nothingatall": "No passage", "/sessions/note": "Write a note", "/sessions/note/timeline": "bash",
-		"/sessions/note/files": "note.txt", "/sessions/note/file?path=note.txt": "three", "/sessions/repair": "publish", "/sessions/repair/timeline": "edit", "/sessions/build": "semicolon",
-		"/sessions/review": "reviewed", "/sessions/question": "Which database", "/waits": "git push", "/fleet": "w-1", "/lanes": "account/4711", "/lane?lane=account/4711": "charge",
-		"/limits": "globex", "/schedules": "nightly", "/webhooks": "webhook", "/calls": "unittest", "/calls?tool=read": "read", "/calls?text=compiling": "bash", "/calls?lane=nothing/here": "No call matches",
+// shown is a line of testdata/pages.txt: a page, who opens it, and what it shows.
+type shown struct{ who, status, path, text string }
+
+// listed are the pages of testdata/pages.txt.
+func listed(t *testing.T) (pages []shown) {
+	t.Helper()
+	list, err := os.ReadFile(filepath.Join("testdata", "pages.txt"))
+	require.NoError(t, err)
+	for line := range strings.Lines(string(list)) {
+		if columns := strings.Fields(line); len(columns) > 3 && columns[0] != "#" && columns[0] != "part" {
+			pages = append(pages, shown{columns[0], columns[1], columns[2], strings.Join(columns[3:], " ")})
+		}
 	}
+	require.NotEmpty(t, pages)
+	return pages
 }
+
+// at is the address of a page, with the ids of the calls that it names.
+func (s *scene) at(path string) string {
+	s.t.Helper()
+	return named.ReplaceAllStringFunc(path, func(name string) string {
+		name = strings.Trim(name, "{}")
+		session, tool, is := strings.Cut(name, ".")
+		if !is {
+			return s.called[name]
+		}
+		var log struct {
+			Calls []struct {
+				CallID string `json:"call_id"`
+			}
+		}
+		s.waits(func() bool {
+			s.ask(http.MethodGet, "/v1/calls?"+url.Values{"session": {session}, "tool": {tool}}.Encode(), nil, &log)
+			return len(log.Calls) > 0
+		}, "the log has a call of "+tool+" in session "+session)
+		return log.Calls[len(log.Calls)-1].CallID
+	})
+}
+
+var named = regexp.MustCompile(`{[^}]+}`)
 
 // TestPages_AreReadByAll: each page, in each way that one looks at it, has no violation that
 // axe-core finds, shows what it is about, is not wider than the window, and does nothing that it
@@ -39,28 +73,25 @@ func (s *scene) pages() map[string]string {
 func TestPages_AreReadByAll(t *testing.T) {
 	s := newScene(t)
 	s.lively()
-	tb := s.tab(t)
-	tb.opens("/waits", "git push")
-	for path, text := range s.pages() {
-		t.Run(strings.TrimPrefix(path, "/"), func(t *testing.T) {
+	s.outcomes("parcel")
+	empty := &scene{world: newWorld(t, "--model", s.models["note"]), browser: s.browser}
+	tabs := map[string]*tab{"operator": s.tab(t), "empty": empty.tab(t), "acme": newTab(t, s.browser, "http://"+s.http+"/ui"), "visitor": newTab(t, s.browser, "http://"+s.http+"/ui")}
+	tabs["acme"].signIn(s.tenant)
+	tabs["operator"].opens("/waits", "git push")
+	for _, page := range listed(t) {
+		t.Run(page.who+page.path, func(t *testing.T) {
+			tb := tabs[page.who]
 			tb.t = t
 			defer func() { tb.t = s.t }()
+			tb.looks(looks[0].scheme, looks[0].width, looks[0].height)
+			tb.opens(s.at(page.path), page.text)
+			require.Equal(t, page.status, eval[string](tb, `String(performance.getEntriesByType("navigation")[0].responseStatus)`))
 			for _, l := range looks {
 				tb.looks(l.scheme, l.width, l.height)
-				tb.open(path)
-				tb.sees(text)
 				tb.accessible(l.name)
 			}
-			tb.harmless()
+			tb.harmless("the server responded with a status of")
 		})
-	}
-	tb.looks("light", 1280, 900)
-	tb.open("/sessions")
-	tb.click("Sign out")
-	tb.sees("Token")
-	for _, l := range looks {
-		tb.looks(l.scheme, l.width, l.height)
-		tb.accessible("sign-in, " + l.name)
 	}
 }
 

@@ -39,21 +39,26 @@ func TestScreenshots(t *testing.T) {
 	require.NoError(t, os.MkdirAll(*shots, 0o755))
 	s := newScene(t)
 	s.lively()
+	s.outcomes("parcel")
 	s.loses("w-2", "render")
 	tb := s.tab(t)
 	tb.opens("/waits", "git push")
-	for path := range s.pages() {
+	for _, page := range listed(t) {
+		if page.who != "operator" || page.status != "200" {
+			continue
+		}
+		path := page.path
 		for _, scheme := range []string{"light", "dark"} {
 			tb.looks(scheme, 1280, 860)
-			tb.open(path)
-			tb.sees(s.pages()[path])
+			tb.open(s.at(path))
+			tb.sees(page.text)
 			tb.until(`document.fonts.status === "loaded"`, "fonts are there")
 			picture, err := chromedp.Run(tb.ctx, chromedp.CaptureScreenshot())
 			require.NoError(t, err)
-			name := strings.Trim(strings.NewReplacer("/", "-", "?", "-", "=", "-", "&", "-").Replace(path), "-") + "-" + scheme + ".png"
+			name := strings.Trim(strings.NewReplacer("/", "-", "?", "-", "=", "-", "&", "-", "{", "", "}", "", "*", "all").Replace(path), "-") + "-" + scheme + ".png"
 			require.NoError(t, os.WriteFile(filepath.Join(*shots, name), picture, 0o600))
 			if to := documented[path+" "+scheme]; to != "" && *images != "" {
-				small := reduced(t, picture)
+				small := reduced(t, picture, 256)
 				require.Less(t, len(small), maxImage, to)
 				require.NoError(t, os.WriteFile(filepath.Join(*images, to), small, 0o644)) //nolint:gosec // as all documents
 			}
@@ -62,8 +67,8 @@ func TestScreenshots(t *testing.T) {
 	tb.harmless()
 }
 
-// reduced is a picture with its 256 most frequent colours, the others replaced by the nearest one.
-func reduced(t *testing.T, picture []byte) []byte {
+// reduced is a picture with its most frequent colours, the others replaced by the nearest one.
+func reduced(t *testing.T, picture []byte, colours int) []byte {
 	t.Helper()
 	from, err := png.Decode(bytes.NewReader(picture))
 	require.NoError(t, err)
@@ -83,8 +88,8 @@ func reduced(t *testing.T, picture []byte) []byte {
 		}
 		return slices.Compare([]byte{a.R, a.G, a.B}, []byte{b.R, b.G, b.B})
 	})
-	palette := make(color.Palette, 0, 256)
-	for _, c := range all[:min(len(all), 256)] {
+	palette := make(color.Palette, 0, colours)
+	for _, c := range all[:min(len(all), colours)] {
 		palette = append(palette, c)
 	}
 	to := image.NewPaletted(from.Bounds(), palette)

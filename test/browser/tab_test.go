@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/browser"
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/input"
@@ -373,6 +374,25 @@ func (tb *tab) outlined(what string) {
 	tb.t.Helper()
 	seen := eval[bool](tb, `(() => { const s = getComputedStyle(document.activeElement); return s.outlineStyle !== "none" && parseFloat(s.outlineWidth) > 0 || s.boxShadow !== "none"; })()`)
 	require.True(tb.t, seen, "one does not see that the focus is on %s", what)
+}
+
+// downloads is the file that the browser is given by an act.
+func (tb *tab) downloads(act func()) string {
+	tb.t.Helper()
+	dir := tb.t.TempDir()
+	of := chromedp.FromContext(tb.ctx).BrowserContextID
+	send(tb, browser.SetDownloadBehavior, browser.SetDownloadBehaviorParams{Behavior: browser.SetDownloadBehaviorBehaviorAllow, BrowserContextID: of, DownloadPath: dir})
+	act()
+	for began := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+		files, err := os.ReadDir(dir)
+		require.NoError(tb.t, err)
+		if len(files) == 1 && filepath.Ext(files[0].Name()) != ".crdownload" {
+			text, err := os.ReadFile(filepath.Join(dir, files[0].Name()))
+			require.NoError(tb.t, err)
+			return string(text)
+		}
+		require.Less(tb.t, time.Since(began), patience, "nothing is downloaded")
+	}
 }
 
 // signIn signs in by the page.

@@ -3,25 +3,80 @@
 package browser
 
 import (
+	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
 	"testing"
 	"time"
 
+	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 )
 
-// walk is a question that a person has, who has just opened the pages and knows nothing else.
-func (s *scene) walk(t *testing.T, clicks int, steps func(tb *tab)) {
-	t.Helper()
-	tb := s.tab(t)
-	tb.open("/")
-	tb.clicked = 0
+// walker is a person who has just opened the pages, and knows nothing else.
+type walker struct {
+	*tab
+
+	name    string // of the pictures
+	shown   int
+	drawing time.Duration
+}
+
+// walk answers the question of a heading of docs/walks.md. With -images it is drawn, and the
+// document says what was measured.
+func (s *scene) walk(heading, name string, clicks int, steps func(w *walker)) {
+	s.t.Run(name, func(t *testing.T) {
+		w := &walker{tab: s.tab(t), name: name}
+		w.looks("light", 1180, 720)
+		w.open("/")
+		w.sees("Sessions")
+		w.clicked = 0
+		began := time.Now()
+		steps(w)
+		took := time.Since(began) - w.drawing
+		t.Logf("answered after %d clicks and %s", w.clicked, took.Round(100*time.Millisecond))
+		require.LessOrEqual(t, w.clicked, clicks, "clicks")
+		require.Less(t, took, time.Minute)
+		w.harmless()
+		if *images == "" {
+			return
+		}
+		document := filepath.Join(*images, "..", "walks.md")
+		text, err := os.ReadFile(document)
+		require.NoError(t, err)
+		line := regexp.MustCompile(`(?m)^(## ` + regexp.QuoteMeta(heading) + `\n\n)\*.*\*$`)
+		require.Regexp(t, line, string(text))
+		word := map[bool]string{true: "click", false: "clicks"}[w.clicked == 1]
+		text = line.ReplaceAll(text, fmt.Appendf(nil, "${1}*%d %s, %.1f seconds.*", w.clicked, word, took.Seconds()))
+		require.NoError(t, os.WriteFile(document, text, 0o644)) //nolint:gosec // as all documents
+	})
+}
+
+// shows draws the page with a ring around the first thing that has a text: what is clicked next, or
+// the answer.
+func (w *walker) shows(within, text string) {
+	w.t.Helper()
+	w.sees(text)
+	if *images == "" {
+		return
+	}
 	began := time.Now()
-	steps(tb)
-	t.Logf("answered after %d clicks and %s", tb.clicked, time.Since(began).Round(100*time.Millisecond))
-	require.LessOrEqual(t, tb.clicked, clicks, "clicks")
-	require.Less(t, time.Since(began), time.Minute)
-	tb.harmless()
+	thing := `[...document.querySelectorAll(` + quoted(within) + `)].flatMap((e) => [e, ...e.querySelectorAll("*")]).find((e) => e.innerText?.includes(` + quoted(text) + `) && ![...e.children].some((c) => c.innerText?.includes(` + quoted(text) + `)))`
+	w.until(`!!(`+thing+`)`, "there is "+text+" in "+within)
+	eval[bool](w.tab, `(() => { const e = `+thing+`; if (e.getBoundingClientRect().bottom > innerHeight - 40) e.scrollIntoView({ block: "center", behavior: "instant" });
+		const b = e.getBoundingClientRect(), r = document.createElement("div"); r.id = "ring";
+		Object.assign(r.style, { position: "fixed", zIndex: 9, left: b.x - 6 + "px", top: b.y - 5 + "px", width: b.width + 12 + "px", height: b.height + 10 + "px", border: "3px solid #b3222a", borderRadius: "10px", boxSizing: "border-box" });
+		document.body.append(r); return true; })()`)
+	picture, err := chromedp.Run(w.ctx, chromedp.CaptureScreenshot())
+	require.NoError(w.t, err)
+	eval[bool](w.tab, `document.getElementById("ring").remove(); true`)
+	w.shown++
+	small := reduced(w.t, picture, 64)
+	require.Less(w.t, len(small), maxImage, w.name)
+	require.NoError(w.t, os.WriteFile(filepath.Join(*images, fmt.Sprintf("walk-%s-%d.png", w.name, w.shown)), small, 0o644)) //nolint:gosec // as all documents
+	w.drawing += time.Since(began)
 }
 
 // TestWalks: the pages alone answer six questions, each within a minute. docs/walks.md has them as
@@ -31,48 +86,45 @@ func TestWalks(t *testing.T) {
 	s.lively()
 	s.loses("w-2", "render")
 
-	t.Run("why a call waits", func(t *testing.T) {
-		s.walk(t, 3, func(tb *tab) {
-			tb.clickIn("nav.side", "Lanes")
-			tb.clickIn("main", "account/4711")
-			tb.sees("held", "waits")
-			tb.sees(s.called["holds"]) // what it waits for
-		})
+	s.walk("Why does a call wait?", "waits", 3, func(w *walker) {
+		w.clickIn("nav.side", "Lanes")
+		w.shows("main", "account/4711")
+		w.clickIn("main", "account/4711")
+		w.sees("held", "waits")
+		w.sees(s.called["holds"]) // what it waits for
+		w.shows("tr:has(a[href*='"+s.called["second"]+"']) td:nth-child(5)", "lane")
 	})
-	t.Run("which worker was lost", func(t *testing.T) {
-		s.walk(t, 2, func(tb *tab) {
-			tb.clickIn("nav.side", "Fleet")
-			tb.sees("lost", "w-2")
-		})
+	s.walk("Which worker was lost?", "lost", 2, func(w *walker) {
+		w.clickIn("nav.side", "Fleet")
+		w.sees("lost", "w-2")
+		w.shows("main", "w-2")
 	})
-	t.Run("what a failed command printed", func(t *testing.T) {
-		s.walk(t, 3, func(tb *tab) {
-			tb.clickIn("nav.side", "Sessions")
-			tb.clickIn("main", "Build the program.")
-			tb.sees("exit 2", "main.c:7: error: expected ';' before '}'")
-		})
+	s.walk("What did a failed command print?", "printed", 3, func(w *walker) {
+		w.clickIn("nav.side", "Sessions")
+		w.shows("main", "Build the program.")
+		w.clickIn("main", "Build the program.")
+		w.sees("exit 2")
+		w.shows("main", "main.c:7: error: expected ';' before '}'")
 	})
-	t.Run("who holds a lane", func(t *testing.T) {
-		s.walk(t, 3, func(tb *tab) {
-			tb.clickIn("nav.side", "Lanes")
-			tb.clickIn("main", "account/4711")
-			tb.sees("held by w-1", s.called["holds"])
-		})
+	s.walk("Who holds a lane?", "holds", 3, func(w *walker) {
+		w.clickIn("nav.side", "Lanes")
+		w.clickIn("main", "account/4711")
+		w.sees("held by w-1", s.called["holds"])
+		w.shows(".facts", "w-1")
 	})
-	t.Run("what a turn cost", func(t *testing.T) {
-		s.ask(http.MethodPost, "/v1/sessions/repair/cancel", object{}, nil)
-		s.walk(t, 3, func(tb *tab) {
-			tb.clickIn("nav.side", "Sessions")
-			tb.clickIn("main", "The tests of this project fail.")
-			tb.sees("$0.02")
-			tb.click("Timeline")
-			tb.sees("$0.02", "Turn 1")
-		})
+	s.ask(http.MethodPost, "/v1/sessions/repair/cancel", object{}, nil)
+	s.walk("What did a turn cost?", "cost", 3, func(w *walker) {
+		w.clickIn("nav.side", "Sessions")
+		w.shows("main", "The tests of this project fail.")
+		w.clickIn("main", "The tests of this project fail.")
+		w.sees("$0.02")
+		w.click("Timeline")
+		w.sees("Turn 1")
+		w.shows("main", "$0.02")
 	})
-	t.Run("which tenant is throttled", func(t *testing.T) {
-		s.walk(t, 2, func(tb *tab) {
-			tb.clickIn("nav.side", "Limits")
-			tb.sees("tenant globex", "throttled", "1 of 1 turns are in flight")
-		})
+	s.walk("Which tenant is throttled?", "throttled", 2, func(w *walker) {
+		w.clickIn("nav.side", "Limits")
+		w.sees("tenant globex", "1 of 1 turns are in flight")
+		w.shows("main", "throttled")
 	})
 }

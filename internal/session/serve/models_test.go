@@ -65,6 +65,35 @@ func TestTurn_GoesToACoordinatorThatServesItsModel(t *testing.T) {
 	require.Equal(t, `no coordinator serves model "green"; served are: blue, red`, calls.Unserved(t.Context(), r.NC, r.Name, "green"))
 }
 
+// TestTurn_WithoutAModelHasThatOfItsSession, unless it is not served any more; a new session has the
+// default.
+func TestTurn_WithoutAModelHasThatOfItsSession(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, answer)
+	models := map[string]loop.Model{}
+	for _, name := range []string{"red", "blue"} {
+		model, err := scripted.Parse(name, []byte(`{"steps":[{"text":"`+name+`"},{"text":"`+name+`"},{"text":"`+name+`"}]}`))
+		require.NoError(t, err)
+		models[name] = model
+	}
+	stop := r.serve(r.Connect(), "both", func(o *serve.Options) { o.Models, o.Default = models, "red" })
+	session := protocol.NewSessionID()
+	said := func(turn wire.TurnRun) string {
+		t.Helper()
+		got := r.submit(t.Context(), serve.NewCall(session, turn, 0))
+		require.Nil(t, got.Error)
+		value, _ := got.Value.(wire.TurnRunResult)
+		return value.Text
+	}
+	require.Equal(t, "blue", said(wire.TurnRun{Prompt: "go", Model: "blue"}))
+	require.Equal(t, "blue", said(wire.TurnRun{Prompt: "go on"}))
+	stop(patience)
+	r.serving("red")
+	require.Equal(t, "red", said(wire.TurnRun{Prompt: "go on"}))
+	session = protocol.NewSessionID()
+	require.Equal(t, "red", said(wire.TurnRun{Prompt: "go"}))
+}
+
 // TestTurn_WaitsForACoordinatorThatServesItsModel and says so; others of the fleet run meanwhile.
 func TestTurn_WaitsForACoordinatorThatServesItsModel(t *testing.T) {
 	t.Parallel()

@@ -111,6 +111,24 @@ func attachments(turn wire.TurnRun) []loop.Attachment {
 // model is the name of the model that a turn asks for.
 func (s *Server) model(turn wire.TurnRun) string { return cmp.Or(turn.Model, s.options.Default) }
 
+// modelOf is the name of the model of a turn in a session: if it names none, that of the session, as
+// far as this server has it.
+func (s *Server) modelOf(ctx context.Context, id protocol.SessionID, turn wire.TurnRun) (string, *protocol.Error) {
+	if turn.Model != "" || turn.Compact || len(s.options.Models) == 1 {
+		return s.model(turn), nil
+	}
+	history, err := s.options.Journal.Load(ctx, id)
+	switch {
+	case errors.Is(err, loop.ErrJournalInvalid), errors.Is(err, loop.ErrRemoved), errors.Is(err, loop.ErrUncompleted), errors.Is(err, judge.ErrRefused): // the turn ends with it
+	case err != nil:
+		return "", protocol.Errorf(protocol.CodeFleetUnavailable, "the session cannot be read: %v", err)
+	}
+	if at := slices.IndexFunc(history.Events, func(e loop.Event) bool { return e.Type == loop.EventSessionStarted }); at >= 0 && s.options.Models[history.Events[at].Model] != nil {
+		return history.Events[at].Model, nil
+	}
+	return s.model(turn), nil
+}
+
 // judge makes the judge of a turn, nil when there is nothing to judge: the server's policies and
 // the turn's all have to agree. A policy of the turn must name no tool that is not among names; nil
 // are any.

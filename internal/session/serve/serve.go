@@ -402,7 +402,7 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	}
 	events := &events{server: s, run: run}
 	events.started()
-	runner, fault := s.patientRunner(ctx, run.Call, turn, events.send)
+	runner, fault := s.patientRunner(ctx, run.Call, &turn, events.send)
 	if status, interrupted, is := lane.Interrupted(ctx); is && fault != nil {
 		return wire.NewResult(run.Call, status, interrupted)
 	}
@@ -446,14 +446,18 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	return r
 }
 
-// patientRunner makes the runner of a turn. While the fleet cannot be asked for the tools of MCP
+// patientRunner makes the runner of a turn, and names the turn's model. While the fleet cannot be asked for the tools of MCP
 // servers, it is asked again until ctx ends: the turn may have begun elsewhere, and a refusal would
 // end it.
-func (s *Server) patientRunner(ctx context.Context, c *protocol.Call, turn wire.TurnRun, observe func(loop.Event)) (runner *loop.Runner, fault *protocol.Error) {
+func (s *Server) patientRunner(ctx context.Context, c *protocol.Call, turn *wire.TurnRun, observe func(loop.Event)) (runner *loop.Runner, fault *protocol.Error) {
 	pause.Until(ctx, pause.Resume, func() bool {
-		runner, fault = s.runner(turn, func(rules mcptools.Rules, own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
-			return s.served(ctx, c, rules, own, servers)
-		}, observe)
+		var model string
+		if model, fault = s.modelOf(ctx, c.SessionID, *turn); fault == nil {
+			turn.Model = model
+			runner, fault = s.runner(*turn, func(rules mcptools.Rules, own []tools.Tool, servers []mcp.Server) ([]tools.Tool, error) {
+				return s.served(ctx, c, rules, own, servers)
+			}, observe)
+		}
 		if fault == nil || fault.Code != protocol.CodeFleetUnavailable {
 			return true
 		}

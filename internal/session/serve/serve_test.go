@@ -766,7 +766,7 @@ func TestTurn_CancelledBetweenTwoTries(t *testing.T) {
 	})
 	got := r.submit(ctx, serve.NewCall(session, wire.TurnRun{Prompt: "p", Model: "meddled"}, 0))
 	requireFault(t, got, protocol.StatusCancelled, protocol.CodeCancelled)
-	require.Nil(t, r.submit(t.Context(), serve.NewCall(session, wire.TurnRun{Prompt: "and then"}, 0)).Error)
+	require.Nil(t, r.submit(t.Context(), serve.NewCall(session, wire.TurnRun{Prompt: "and then", Model: "script"}, 0)).Error)
 	require.Equal(t, []string{"1 turn_ended interrupted", "2 turn_ended answered"}, r.ends(session))
 }
 
