@@ -111,8 +111,8 @@ func attachments(turn wire.TurnRun) []loop.Attachment {
 // model is the name of the model that a turn asks for.
 func (s *Server) model(turn wire.TurnRun) string { return cmp.Or(turn.Model, s.options.Default) }
 
-// modelOf is the name of the model of a turn in a session: if it names none, that of the session, as
-// far as this server has it.
+// modelOf is the name of the model of a turn in a session: if it names none, that of the session,
+// as far as this server has it.
 func (s *Server) modelOf(ctx context.Context, id protocol.SessionID, turn wire.TurnRun) (string, *protocol.Error) {
 	if turn.Model != "" || turn.Compact || len(s.options.Models) == 1 {
 		return s.model(turn), nil

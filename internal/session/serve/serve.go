@@ -446,9 +446,9 @@ func (s *Server) Execute(ctx context.Context, run *lane.Run) (r protocol.Result)
 	return r
 }
 
-// patientRunner makes the runner of a turn, and names the turn's model. While the fleet cannot be asked for the tools of MCP
-// servers, it is asked again until ctx ends: the turn may have begun elsewhere, and a refusal would
-// end it.
+// patientRunner makes the runner of a turn, and names the turn's model. While the fleet cannot be
+// asked for the tools of MCP servers, it is asked again until ctx ends: the turn may have begun
+// elsewhere, and a refusal would end it.
 func (s *Server) patientRunner(ctx context.Context, c *protocol.Call, turn *wire.TurnRun, observe func(loop.Event)) (runner *loop.Runner, fault *protocol.Error) {
 	pause.Until(ctx, pause.Resume, func() bool {
 		var model string
