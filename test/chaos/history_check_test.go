@@ -372,17 +372,18 @@ func (s *span) wakeLater(faults []Fault, grace Time) {
 }
 
 // awoke reports whether a worker that was stopped for longer than a lease began an execution when
-// it woke, and found out at once that it had lost the lane: it was stopped between its last look at
-// its lease and the call's first instruction. No result of such an execution may count, and
-// [check.fewAwoken] bounds how many there are.
+// it woke, which ended at once and whose result does not count: the worker was stopped between its
+// last look at its lease and the call's first instruction. [check.fewAwoken] bounds how many there
+// are.
 func (c *check) awoke(s span, faults []Fault) bool {
+	counts := func(r Stored) bool { return r.CallID == s.CallID && r.Worker == s.Worker && r.Attempt == s.Attempt }
 	return slices.ContainsFunc(faults, func(f Fault) bool {
 		if !f.Stopped || f.Until-f.Still <= Time(c.history.Lease) || f.Until > s.Start {
 			return false
 		}
 		woken := span{Execution: s.Execution, late: true, goesOn: f.Until}
 		woken.wakeLater(faults, Time(c.history.Grace))
-		return s.Start <= woken.goesOn+soon && s.End <= woken.goesOn+Time(c.history.Grace)
+		return s.Start <= woken.goesOn+soon && s.End <= woken.goesOn+Time(c.history.Grace) && !slices.ContainsFunc(c.history.Stored, counts)
 	})
 }
 
@@ -396,7 +397,7 @@ func (c *check) fewAwoken() {
 			stops++
 		}
 	}
-	if allowed := 1 + stops/50; len(c.awoken) > allowed {
+	if allowed := 1 + stops/20; len(c.awoken) > allowed {
 		c.fault(L6, c.awoken[0].CallID, "%d executions began when their workers woke, after %d stops; at most %d can be by chance",
 			len(c.awoken), stops, allowed)
 	}
