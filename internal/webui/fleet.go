@@ -116,7 +116,7 @@ type fleetView struct {
 }
 
 // soon is how long the page of the fleet waits for the first picture.
-const soon = 850 * time.Millisecond
+const soon = 300 * time.Millisecond
 
 // lookAtFleet reads the picture. Pages of the whole fleet are shown at once, also without it.
 func (u *ui) lookAtFleet(ctx context.Context, whole bool) (p *picture, loading bool, err error) {
@@ -330,6 +330,12 @@ func usesOf(l *overview.Limit) (uses []use) {
 		}
 	}
 	return uses
+}
+
+// nearly reports whether four fifths of a bound of a limit are used, of one that is not so small that
+// the next use is the last one.
+func nearly(l *overview.Limit) bool {
+	return slices.ContainsFunc(usesOf(l), func(u use) bool { return u.Max >= 5 && u.Value >= 0.8*u.Max })
 }
 
 // reason is why something waits, with a link to what it waits for.

@@ -117,7 +117,7 @@ func functions(base string) template.FuncMap {
 		"lanePath": lanePath, "workerPath": workerPath, "limitPath": limitPath, "lookPath": lookPath, "callPath": callPath, "reason": reasonOf,
 		"first":  func(paths []string) []string { return paths[:min(len(paths), maxFiles)] },
 		"beyond": func(paths []string) int { return max(0, len(paths)-maxFiles) },
-		"ask":    ask, "uses": usesOf, "perSecond": perSecond, "waited": waited, "endOf": endOf, "waitsOf": waitsOf,
+		"ask":    ask, "uses": usesOf, "near": nearly, "perSecond": perSecond, "waited": waited, "endOf": endOf, "waitsOf": waitsOf,
 		"poolOf":  func(lane string) protocol.Pool { pool, _, _ := strings.Cut(lane, "/"); return protocol.Pool(pool) },
 		"laneIn":  func(lane string) protocol.Lane { _, in, _ := strings.Cut(lane, "/"); return protocol.Lane(in) },
 		"add":     func(a, b int) int { return a + b },

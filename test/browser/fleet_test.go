@@ -93,8 +93,14 @@ func newScene(t *testing.T, more ...string) *scene {
 	t.Helper()
 	browser := openBrowser(t)
 	tests := "python3 -m unittest -v test_split"
+	dir := t.TempDir()
+	model := func(name string, steps ...step) string { // beside the coordinator, so that pages show a short name
+		file := strings.TrimPrefix(script(t, name, steps...), "script:")
+		require.NoError(t, os.Rename(file, filepath.Join(dir, name+".json")))
+		return "script:" + name + ".json"
+	}
 	s := &scene{browser: browser, called: map[string]string{}, models: map[string]string{
-		"repair": script(t, "repair",
+		"repair": model("repair",
 			step{Text: "I'll run the tests first, to see what fails.", Calls: []use{shell("c1", tests)}, Usage: object{"input_tokens": 1804, "output_tokens": 41}},
 			step{Text: "A text that ends inside a word loses that word.", Calls: []use{{"c2", "read", object{"path": "split.py"}}, {"c3", "grep", object{"pattern": "split"}}}, Usage: object{"input_tokens": 2112, "output_tokens": 58}},
 			step{
@@ -105,15 +111,15 @@ func newScene(t *testing.T, more ...string) *scene {
 			step{Text: "**Repaired**: `split` dropped the last word of a text without a separator at its end.\n\n- `split.py` now stores what is left after the loop\n- all tests pass", Usage: object{"input_tokens": 3300, "output_tokens": 80}},
 			said("There is nothing more to do."), said("There is nothing more to do."),
 		),
-		"note":   script(t, "note", said("I write a note.", shell("n1", "printf 'one\\ntwo\\nthree\\n' > note.txt; seq 1 200")), said("It is **written**."), said("Once more.", shell("n2", "echo four >> note.txt; cat note.txt")), said("Done again."), said("And again.")),
-		"fails":  script(t, "fails", said("I build it.", shell("f1", "echo compiling main.c; echo \"main.c:7: error: expected ';' before '}'\" >&2; exit 2")), said("The build fails: a semicolon is missing in line 7.")),
-		"asks":   script(t, "asks", said("I need to know one thing.", use{"q1", "ask_user", object{"question": "Which database does the report use?", "choices": []string{"orders", "archive"}}}), said("Thank you.")),
-		"agents": script(t, "agents", said("Another one reads it.", use{"g1", "agent", object{"agent": "reviewer", "prompt": "Review split.py."}}), said("The review is done.")),
-		"twice":  script(t, "twice", said("I publish it.", shell("p1", "git push origin main")), said("Once more.", shell("p2", "git push origin main")), said("Both are published.")),
-		"books":  script(t, "books", said("I book a table.", use{"b1", "desk__book", object{}}), said("It is booked."), said("A photo.", use{"b2", "desk__photo", object{}}), said("That is the room.")),
-		"rooms":  script(t, "rooms", said("A photo.", use{"r1", "desk__photo", object{}}), said("That is the room.")),
-		"parcel": script(t, "parcel", said("I send it.", use{"d1", "deliver", object{"parcel": "p-1"}}), said("It may have arrived."), said("Thank you for looking.")),
-		"slow":   script(t, "slow", said("It takes a while.", shell("s1", lines(600))), said("Done.")),
+		"note":   model("note", said("I write a note.", shell("n1", "printf 'one\\ntwo\\nthree\\n' > note.txt; seq 1 200")), said("It is **written**."), said("Once more.", shell("n2", "echo four >> note.txt; cat note.txt")), said("Done again."), said("And again.")),
+		"fails":  model("fails", said("I build it.", shell("f1", "echo compiling main.c; echo \"main.c:7: error: expected ';' before '}'\" >&2; exit 2")), said("The build fails: a semicolon is missing in line 7.")),
+		"asks":   model("asks", said("I need to know one thing.", use{"q1", "ask_user", object{"question": "Which database does the report use?", "choices": []string{"orders", "archive"}}}), said("Thank you.")),
+		"agents": model("agents", said("Another one reads it.", use{"g1", "agent", object{"agent": "reviewer", "prompt": "Review split.py."}}), said("The review is done.")),
+		"twice":  model("twice", said("I publish it.", shell("p1", "git push origin main")), said("Once more.", shell("p2", "git push origin main")), said("Both are published.")),
+		"books":  model("books", said("I book a table.", use{"b1", "desk__book", object{}}), said("It is booked."), said("A photo.", use{"b2", "desk__photo", object{}}), said("That is the room.")),
+		"rooms":  model("rooms", said("A photo.", use{"r1", "desk__photo", object{}}), said("That is the room.")),
+		"parcel": model("parcel", said("I send it.", use{"d1", "deliver", object{"parcel": "p-1"}}), said("It may have arrived."), said("Thank you for looking.")),
+		"slow":   model("slow", said("It takes a while.", shell("s1", lines(6000))), said("Done.")),
 	}}
 	s.tools = t.TempDir()
 	s.answers.Store(http.StatusNoContent)
@@ -133,16 +139,16 @@ func newScene(t *testing.T, more ...string) *scene {
 	for n := range 200 {
 		story = append(story, fmt.Sprintf("word %d ", n))
 	}
-	s.models["talks"] = script(t, "talks", step{Text: strings.Join(story, "\n\n"), DelayMS: 5, Calls: []use{shell("t1", lines(80))}}, said("That is all."))
-	s.models["brief"] = script(t, "brief", said("Yes."))
+	s.models["talks"] = model("talks", step{Text: strings.Join(story, "\n\n"), DelayMS: 5, Calls: []use{shell("t1", lines(80))}}, said("That is all."))
+	s.models["brief"] = model("brief", said("Yes."))
 	agents := t.TempDir()
-	reviewer := script(t, "reviewer", said("I look.", shell("r1", "echo reviewed")), said("I found no bug."))
+	reviewer := model("reviewer", said("I look.", shell("r1", "echo reviewed")), said("I found no bug."))
 	require.NoError(t, os.WriteFile(filepath.Join(agents, "reviewer.md"), []byte("---\nname: reviewer\ndescription: Reads code and names bugs.\nmodel: "+reviewer+"\n---\nYou review code.\n"), 0o600))
 	flags := []string{"--tools", s.tools, "--mcp-config", written(t, "mcp.json", string(servers)), "--webhook-host", strings.TrimPrefix(s.receiver.URL, "http://"), "--webhook-plain", "--agents", agents, "--policy", "policy.yaml", "--prices", written(t, "prices.json", `{"as_of": "2026-11-30", "models": {"`+s.models["repair"]+`": {"input": 2, "output": 8, "window": 200000}}}`)}
 	for _, name := range []string{"note", "repair", "fails", "asks", "agents", "slow", "talks", "brief", "twice", "books", "rooms", "parcel"} { // the first one is the default
 		flags = append(flags, "--model", s.models[name])
 	}
-	s.world = newWorld(t, append(flags, more...)...)
+	s.world = newWorld(t, dir, append(flags, more...)...)
 	s.work("w-1", "--slots", "8", "--tools", s.tools)
 	var made struct{ Token string }
 	s.ask(http.MethodPost, "/v1/tokens", object{"name": "ann", "role": "operate", "tenant": "acme"}, &made)
@@ -223,6 +229,26 @@ func (s *scene) waits(is func() bool, what string) {
 	for began := time.Now(); !is(); time.Sleep(50 * time.Millisecond) {
 		require.Less(s.t, time.Since(began), 2*time.Minute, "it never was so: "+what)
 	}
+}
+
+// worker is the id of a worker that was started with a name.
+func (s *scene) worker(name string) (id string) {
+	s.t.Helper()
+	var got struct {
+		Workers []struct {
+			WorkerID string `json:"worker_id"`
+		}
+	}
+	s.waits(func() bool {
+		s.ask(http.MethodGet, "/v1/workers", nil, &got)
+		for _, w := range got.Workers {
+			if strings.HasPrefix(w.WorkerID, name+"-") {
+				id = w.WorkerID
+			}
+		}
+		return id != ""
+	}, "worker "+name+" answers")
+	return id
 }
 
 // runs are the calls of a pool that run.

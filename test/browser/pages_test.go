@@ -48,9 +48,12 @@ func (s *scene) at(path string) string {
 	s.t.Helper()
 	return named.ReplaceAllStringFunc(path, func(name string) string {
 		name = strings.Trim(name, "{}")
+		if call := s.called[name]; call != "" {
+			return call
+		}
 		session, tool, is := strings.Cut(name, ".")
 		if !is {
-			return s.called[name]
+			return s.worker(name)
 		}
 		var log struct {
 			Calls []struct {
@@ -74,7 +77,7 @@ func TestPages_AreReadByAll(t *testing.T) {
 	s := newScene(t)
 	s.lively()
 	s.outcomes("parcel")
-	empty := &scene{world: newWorld(t, "--model", s.models["note"]), browser: s.browser}
+	empty := &scene{world: newWorld(t, t.TempDir(), "--model", script(t, "note", said("Yes."))), browser: s.browser}
 	tabs := map[string]*tab{"operator": s.tab(t), "empty": empty.tab(t), "acme": newTab(t, s.browser, "http://"+s.http+"/ui"), "visitor": newTab(t, s.browser, "http://"+s.http+"/ui")}
 	tabs["acme"].signIn(s.tenant)
 	tabs["operator"].opens("/waits", "git push")

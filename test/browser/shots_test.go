@@ -4,11 +4,13 @@ package browser
 
 import (
 	"bytes"
+	"cmp"
 	"flag"
 	"image"
 	"image/color"
 	"image/draw"
 	"image/png"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,14 +21,17 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What TestScreenshots writes: a picture of each page, and two of them for the documents.
+// What TestScreenshots writes: a picture of each page, and some of them for the documents.
 var (
 	shots  = flag.String("shots", "", "directory that gets a picture of each page, light and dark")
-	images = flag.String("images", "", "directory of the documents' images, which gets two of them")
+	images = flag.String("images", "", "directory of the documents' images, which gets some of them")
 )
 
 // documented are the pictures of the documents, by page and scheme; each has less than maxImage.
-var documented = map[string]string{"/sessions/repair light": "web-session.png", "/fleet dark": "web-fleet.png"}
+var documented = map[string]string{
+	"/sessions/repair light": "web-session.png", "/fleet dark": "web-fleet.png",
+	"/sessions/repair/timeline light": "web-timeline.png", "/sessions light": "web-sessions.png", "/limits light": "web-limits.png",
+}
 
 const maxImage = 150 << 10
 
@@ -58,7 +63,7 @@ func TestScreenshots(t *testing.T) {
 			name := strings.Trim(strings.NewReplacer("/", "-", "?", "-", "=", "-", "&", "-", "{", "", "}", "", "*", "all").Replace(path), "-") + "-" + scheme + ".png"
 			require.NoError(t, os.WriteFile(filepath.Join(*shots, name), picture, 0o600))
 			if to := documented[path+" "+scheme]; to != "" && *images != "" {
-				small := reduced(t, picture, 256)
+				small := reduced(t, picture)
 				require.Less(t, len(small), maxImage, to)
 				require.NoError(t, os.WriteFile(filepath.Join(*images, to), small, 0o644)) //nolint:gosec // as all documents
 			}
@@ -67,8 +72,9 @@ func TestScreenshots(t *testing.T) {
 	tb.harmless()
 }
 
-// reduced is a picture with its most frequent colours, the others replaced by the nearest one.
-func reduced(t *testing.T, picture []byte, colours int) []byte {
+// reduced is a picture with 256 colours: the most frequent one of each kind of colour, of the most
+// frequent kinds. All others are replaced by the nearest one.
+func reduced(t *testing.T, picture []byte) []byte {
 	t.Helper()
 	from, err := png.Decode(bytes.NewReader(picture))
 	require.NoError(t, err)
@@ -78,18 +84,16 @@ func reduced(t *testing.T, picture []byte, colours int) []byte {
 			counts[color.RGBAModel.Convert(from.At(x, y)).(color.RGBA)]++ //nolint:forcetypeassert // it converts to this
 		}
 	}
-	all := make([]color.RGBA, 0, len(counts))
-	for c := range counts {
-		all = append(all, c)
-	}
-	slices.SortFunc(all, func(a, b color.RGBA) int {
-		if counts[a] != counts[b] {
-			return counts[b] - counts[a]
-		}
-		return slices.Compare([]byte{a.R, a.G, a.B}, []byte{b.R, b.G, b.B})
+	all := slices.SortedFunc(maps.Keys(counts), func(a, b color.RGBA) int {
+		return cmp.Or(cmp.Compare(counts[b], counts[a]), slices.Compare([]byte{a.R, a.G, a.B}, []byte{b.R, b.G, b.B}))
 	})
-	palette := make(color.Palette, 0, colours)
-	for _, c := range all[:min(len(all), colours)] {
+	palette, kinds := color.Palette{}, map[[3]byte]bool{}
+	for _, c := range all {
+		kind := [3]byte{c.R >> 4, c.G >> 4, c.B >> 4}
+		if counts[c] < 200 && kinds[kind] || len(palette) == 256 {
+			continue
+		}
+		kinds[kind] = true
 		palette = append(palette, c)
 	}
 	to := image.NewPaletted(from.Bounds(), palette)

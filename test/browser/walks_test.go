@@ -73,7 +73,7 @@ func (w *walker) shows(within, text string) {
 	require.NoError(w.t, err)
 	eval[bool](w.tab, `document.getElementById("ring").remove(); true`)
 	w.shown++
-	small := reduced(w.t, picture, 64)
+	small := reduced(w.t, picture)
 	require.Less(w.t, len(small), maxImage, w.name)
 	require.NoError(w.t, os.WriteFile(filepath.Join(*images, fmt.Sprintf("walk-%s-%d.png", w.name, w.shown)), small, 0o644)) //nolint:gosec // as all documents
 	w.drawing += time.Since(began)
@@ -92,7 +92,7 @@ func TestWalks(t *testing.T) {
 		w.clickIn("main", "account/4711")
 		w.sees("held", "waits")
 		w.sees(s.called["holds"]) // what it waits for
-		w.shows("tr:has(a[href*='"+s.called["second"]+"']) td:nth-child(5)", "lane")
+		w.shows("tr:has(a[href*='"+s.called["second"]+"']) td:nth-child(5)", "limit")
 	})
 	s.walk("Which worker was lost?", "lost", 2, func(w *walker) {
 		w.clickIn("nav.side", "Fleet")
@@ -120,11 +120,11 @@ func TestWalks(t *testing.T) {
 		w.sees("$0.02")
 		w.click("Timeline")
 		w.sees("Turn 1")
-		w.shows("main", "$0.02")
+		w.shows(".facts ~ *", "$0.02")
 	})
 	s.walk("Which tenant is throttled?", "throttled", 2, func(w *walker) {
 		w.clickIn("nav.side", "Limits")
 		w.sees("tenant globex", "1 of 1 turns are in flight")
-		w.shows("main", "throttled")
+		w.shows("tr:has(a[href*=globex])", "throttled")
 	})
 }

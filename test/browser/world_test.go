@@ -82,10 +82,10 @@ func program(t *testing.T, name string) string {
 	return path
 }
 
-// newWorld starts a coordinator with some flags.
-func newWorld(t *testing.T, flags ...string) *world {
+// newWorld starts a coordinator in a directory, with some flags.
+func newWorld(t *testing.T, dir string, flags ...string) *world {
 	t.Helper()
-	w := &world{t: t, dir: t.TempDir(), nats: free(t), http: free(t), flags: flags, workers: map[string]*process{}}
+	w := &world{t: t, dir: dir, nats: free(t), http: free(t), flags: flags, workers: map[string]*process{}}
 	t.Cleanup(func() {
 		for _, p := range w.workers {
 			p.kill()

@@ -93,25 +93,25 @@ func (t *turnSpans) judged(s *span, l *layout, begun time.Time) {
 		return
 	}
 	l.add(report.ReasonStore, millis(s.asked.Sub(begun)), "")
-	if s.approved.IsZero() {
+	answered := firstOf(s.approved, s.sent) // it may have been cancelled without an answer
+	if answered.IsZero() {
 		return
 	}
-	l.add(report.ReasonPerson, millis(s.approved.Sub(s.asked)), s.by)
+	l.add(report.ReasonPerson, millis(answered.Sub(s.asked)), s.by)
 	if !s.sent.IsZero() {
-		l.add(report.ReasonStore, millis(s.sent.Sub(s.approved)), "")
+		l.add(report.ReasonStore, millis(s.sent.Sub(answered)), "")
 	}
 }
 
 // unsent is a call that has not been judged yet, or never was.
 func (t *turnSpans) unsent(s *span, l *layout) {
 	s.State = report.SpanWaiting
-	switch {
-	case !l.open:
+	if !l.open {
 		s.State = report.SpanUnfinished
-		l.rest(report.ReasonStore)
-	case !s.asked.IsZero() && s.approved.IsZero():
+	}
+	if !s.asked.IsZero() && s.approved.IsZero() {
 		l.rest(report.ReasonPerson)
-	default:
+	} else {
 		l.rest(report.ReasonStore)
 	}
 }

@@ -173,6 +173,28 @@ func TestOf_APersonAndALostWorker(t *testing.T) {
 	require.Equal(t, 1, s.Parts[4].Attempt)
 }
 
+// A turn that is cancelled while a person is asked waited for that person to its end.
+func TestOf_APersonWhoNeverAnswered(t *testing.T) {
+	t.Parallel()
+	var j journal
+	j.begin()
+	j.reply(100, 1, 100, "one")
+	j.add(110, loop.Event{Type: loop.EventApprovalAsked, Step: 1, CallFields: fields(0, "one")})
+	j.end(1110)
+	s := find(t, of(t, j, 0), "one")
+	require.Equal(t, []string{"store 10ms", "person 1s"}, parts(s))
+	require.Equal(t, report.SpanUnfinished, s.State)
+
+	var cancelled journal // its call is in the journal, with a result
+	cancelled.begin()
+	cancelled.reply(100, 1, 100, "one")
+	cancelled.add(110, loop.Event{Type: loop.EventApprovalAsked, Step: 1, CallFields: fields(0, "one")})
+	cancelled.call(1110, 1, 0, "one", "default/sandbox/s")
+	cancelled.result(1110, 1, 0, "one", loop.ResultFields{})
+	cancelled.end(1110)
+	require.Equal(t, []string{"store 10ms", "person 1s"}, parts(find(t, of(t, cancelled, 0), "one")))
+}
+
 // The calls of a reply are sent when a person has answered about each of them, so all wait for it.
 func TestOf_ACallWaitsForThePersonOfAnother(t *testing.T) {
 	t.Parallel()
