@@ -40,12 +40,14 @@ type folded struct {
 	report.Session
 
 	state   loop.SessionState
-	worked  bool            // it has a turn that no client of another interface made, or is a fork
-	last    uint64          // sequence of the last message
-	invalid bool            // a message cannot be read
-	copies  protocol.CallID // the fork or import that is not completed
-	removed bool            // it is being removed
-	owned   bool            // the journal says whose it is
+	worked  bool                 // it has a turn that no client of another interface made, or is a fork
+	last    uint64               // sequence of the last message
+	invalid bool                 // a message cannot be read
+	copies  protocol.CallID      // the fork or import that is not completed
+	removed bool                 // it is being removed
+	owned   bool                 // the journal says whose it is
+	starts  []uint64             // the messages in which the turns of History begin
+	origins []protocol.SessionID // the sessions that it is a fork of
 }
 
 // describe describes a session by the events of its journal.
@@ -86,6 +88,7 @@ func (i *folded) apply(e *loop.Event) {
 		if i.Turns, i.State = i.Turns+1, report.StateOpen; i.Turns == 1 {
 			i.Prompt, i.By = e.Input, e.By
 		}
+		i.starts = append(i.starts, i.last)
 		i.History = append(i.History, report.Turn{Turn: e.Turn, State: report.StateOpen, StartedAt: e.Time, Input: e.Input, TraceID: e.TraceID})
 	case loop.EventModelReply:
 		i.Steps, i.ToolCalls = i.Steps+1, i.ToolCalls+len(e.ToolCalls)
@@ -94,7 +97,7 @@ func (i *folded) apply(e *loop.Event) {
 			i.History[last].ToolCalls += len(e.ToolCalls)
 		}
 	case loop.EventSessionForked:
-		i.State, i.Parent, i.worked = report.StateForked, e.From, true
+		i.State, i.Parent, i.worked, i.origins = report.StateForked, e.From, true, append(i.origins, e.From)
 	case loop.EventTurnEnded:
 		i.State = e.Status
 		if last >= 0 {
@@ -249,7 +252,7 @@ func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*report.Sessi
 		return nil, fmt.Errorf("session %s: %w", id, err)
 	}
 	var info *report.Session
-	read, err := r.journal(ctx, id, false)
+	read, err := r.known(ctx, id)
 	if err == nil {
 		err = r.own(ctx, read)
 	}
@@ -285,21 +288,24 @@ func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*report.Sessi
 // journal reads the journal, or only so much of it as says who owns the session.
 func (r *Reader) journal(ctx context.Context, id protocol.SessionID, owner bool) (*folded, error) {
 	info := &folded{Session: report.Session{SessionID: id}}
-	for next := uint64(1); ; next = info.last + 1 {
-		if owner && info.owned {
-			return info, nil
-		}
-		msg, err := r.events.GetMsg(ctx, next, jetstream.WithGetMsgSubject(wire.EventSubject(r.fleet, id)))
+	return info, r.extend(ctx, info, owner)
+}
+
+// extend extends a description by what the journal has behind it.
+func (r *Reader) extend(ctx context.Context, info *folded, owner bool) error {
+	for !owner || !info.owned {
+		msg, err := r.events.GetMsg(ctx, info.last+1, jetstream.WithGetMsgSubject(wire.EventSubject(r.fleet, info.SessionID)))
 		switch {
 		case errors.Is(err, jetstream.ErrMsgNotFound) && info.Messages == 0:
-			return nil, ErrNone
+			return ErrNone
 		case errors.Is(err, jetstream.ErrMsgNotFound):
-			return info, nil
+			return nil
 		case err != nil:
-			return nil, fmt.Errorf("read the journal: %w", err)
+			return fmt.Errorf("read the journal: %w", err)
 		}
 		info.read(msg.Data, msg.Sequence, msg.Time)
 	}
+	return nil
 }
 
 // journals reads the journals of many sessions, which come in few answers. One that the server does
@@ -308,8 +314,11 @@ func (r *Reader) journal(ctx context.Context, id protocol.SessionID, owner bool)
 func (r *Reader) journals(ctx context.Context, of []change) (map[protocol.SessionID]*folded, error) {
 	var subjects []string
 	all := make(map[protocol.SessionID]*folded, len(of))
+	found := make(map[protocol.SessionID]*folded, len(of))
 	for _, c := range of {
-		if c.accepted == nil && c.only == nil {
+		if info := r.Known.get(c.id); info != nil && info.last == c.last {
+			found[c.id] = info.copied() // callers add to it
+		} else if c.accepted == nil && c.only == nil {
 			subjects = append(subjects, wire.EventSubject(r.fleet, c.id))
 			all[c.id] = &folded{Session: report.Session{SessionID: c.id}}
 		}
@@ -321,13 +330,13 @@ func (r *Reader) journals(ctx context.Context, of []change) (map[protocol.Sessio
 		}
 		return err
 	})
-	found := make(map[protocol.SessionID]*folded, len(all))
 	for _, c := range of {
 		info := all[c.id]
 		switch {
 		case err != nil || info == nil:
 		case info.last >= c.last && info.Messages > 0:
-			found[c.id] = info
+			r.Known.put(c.id, info)
+			found[c.id] = info.copied()
 		case info.last >= c.last: // removed
 		default:
 			var alone *folded
@@ -346,13 +355,14 @@ func (r *Reader) journals(ctx context.Context, of []change) (map[protocol.Sessio
 func (i *folded) read(body []byte, seq uint64, at time.Time) {
 	var events []loop.Event
 	messages, size := i.Messages, i.JournalBytes
+	i.last = seq
 	if json.Unmarshal(body, &events) != nil {
 		i.invalid, events, i.UpdatedAt = true, nil, at
 	}
 	for n := range events {
-		i.apply(&events[n])
+		i.apply(light(&events[n]))
+		i.last = seq
 	}
-	i.last = seq
 	if i.CreatedAt == nil && !i.invalid { // the record of a session that was removed
 		return
 	}

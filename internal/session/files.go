@@ -100,9 +100,9 @@ func fileOf(path string, node snapshot.Node) report.File {
 }
 
 // Changed returns what the last turn of a session has changed; a removed file is as it was.
-func (f Files) Changed(ctx context.Context, journal loop.Journal, id protocol.SessionID) ([]report.File, error) {
-	history, err := journal.Load(ctx, id)
-	if err == nil {
+func (f Files) Changed(ctx context.Context, reader *Reader, id protocol.SessionID) ([]report.File, error) {
+	history, err := reader.turnOf(ctx, id, 0)
+	if err == nil || errors.Is(err, ErrNone) { // without a turn, single calls may have changed files
 		err = f.may(ctx, judge.See, id)
 	}
 	if err != nil {
@@ -110,9 +110,6 @@ func (f Files) Changed(ctx context.Context, journal loop.Journal, id protocol.Se
 	}
 	calls := map[protocol.CallID]bool{}
 	for _, e := range history.Events {
-		if e.Type == loop.EventTurnStarted {
-			clear(calls)
-		}
 		if e.Type == loop.EventToolCall {
 			calls[e.CallID] = true
 		}

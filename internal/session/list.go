@@ -41,6 +41,8 @@ type Reader struct {
 	// Workspaces means that the caller may read the journals of workspaces: then what has a
 	// workspace and no journal is listed too.
 	Workspaces bool
+	// Known is what is known of sessions already; nil is nothing.
+	Known *Known
 
 	fleet   protocol.Fleet
 	main    *fleet.Fleet

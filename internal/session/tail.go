@@ -46,14 +46,15 @@ func ParsePosition(s string) (p Position, err error) {
 // behind the last event.
 var ErrInvalidPosition = errors.New("not a position")
 
-// Passed is one of what [Tails.Tail] passes on: an event, a piece of output of a running call, or
-// that live ones were lost.
+// Passed is one of what [Tails.Tail] passes on: an event, a piece of output of a running call, that
+// live ones were lost, or that the events that were stored before are passed on.
 type Passed struct {
 	Event *loop.Event
 	// At is the place of a stored event; zero for what is live only.
 	At     Position
 	Output *wire.Frame
 	Lost   bool
+	Stored bool
 }
 
 // Tails passes on the events of sessions: all stored ones, in order and each once, and the live
@@ -135,9 +136,15 @@ func (t *Tails) Tail(ctx context.Context, id protocol.SessionID, after Position)
 		}
 		shared, own := t.join(ctx, id)
 		defer t.leave(shared, own)
+		last, err := t.fleet.Journal.Last(ctx, id)
+		if err != nil {
+			yield(Passed{}, err)
+			return
+		}
 		if !yield(Passed{}, nil) {
 			return
 		}
+		var stored bool
 		var replied loop.Event // the last reply that was passed on
 		for {
 			for {
@@ -147,6 +154,11 @@ func (t *Tails) Tail(ctx context.Context, id protocol.SessionID, after Position)
 					return
 				}
 				if m == nil {
+					if !stored && after.Sequence >= last {
+						if stored = true; !yield(Passed{Stored: true}, nil) {
+							return
+						}
+					}
 					break
 				}
 				if !known && !m.removed {
@@ -225,19 +237,15 @@ func (t *Tails) check(ctx context.Context, id protocol.SessionID, after Position
 	return nil
 }
 
-// observed is an event as observers get it.
-func observed(e loop.Event) loop.Event {
+// Observed is an event without what observers do not get.
+func Observed(e loop.Event) loop.Event {
 	e.Seed, e.Bound, e.Call = "", nil, nil
-	if e.Image != nil {
-		image := *e.Image
-		image.Data = nil
-		e.Image = &image
-	}
-	e.Attachments = slices.Clone(e.Attachments)
-	for i := range e.Attachments {
-		e.Attachments[i].Data = nil
-	}
 	return e
+}
+
+// observed is an event as observers get it live.
+func observed(e loop.Event) loop.Event {
+	return *light(new(Observed(e)))
 }
 
 // join adds a reader to those of a session.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/session/timeline"
@@ -24,10 +25,11 @@ const maxTraceLanes = 32
 // Trace returns where the time of a turn went; 0 is the last one. The error wraps
 // [codes.ErrNotFound] when there is none. Of calls without a result their lanes say what they wait
 // for, if the user may look at these.
-func Trace(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, turn int) (*report.Trace, error) {
-	history, err := Load(ctx, f, id)
+func (r *Reader) Trace(ctx context.Context, id protocol.SessionID, turn int) (*report.Trace, error) {
+	f := r.main
+	history, err := r.turnOf(ctx, id, turn)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("session %s: %w", id, err)
 	}
 	lanes := &openLanes{fleet: f, views: map[string]*operator.View{}}
 	var failed error
@@ -55,6 +57,47 @@ func Trace(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, turn int)
 	}
 	made.SessionID = id // the turn may be of the session that this one is a fork of
 	return made, nil
+}
+
+// turnOf are the events of a turn, 0 is the last one, behind what says of which model and which
+// forks the session is.
+func (r *Reader) turnOf(ctx context.Context, id protocol.SessionID, turn int) (history loop.History, err error) {
+	if err := May(ctx, r.main, judge.See, id); err != nil {
+		return history, err
+	}
+	info, err := r.known(ctx, id)
+	switch {
+	case errors.Is(err, ErrNone):
+		return history, errNoTurn
+	case err != nil:
+		return history, err
+	case info.removed:
+		return history, loop.ErrRemoved
+	case info.copies != "":
+		return history, loop.ErrUncompleted
+	}
+	history.Events = append(history.Events, loop.Event{Type: loop.EventSessionStarted, SessionID: id, StartFields: loop.StartFields{Model: info.Model}})
+	for _, from := range info.origins {
+		history.Events = append(history.Events, loop.Event{Type: loop.EventSessionForked, SessionID: id, NoteFields: loop.NoteFields{From: from}})
+	}
+	at := len(info.History) - 1
+	if turn > 0 {
+		at = slices.IndexFunc(info.History, func(t report.Turn) bool { return t.Turn == turn })
+	}
+	if at < 0 {
+		return history, nil
+	}
+	for next := info.starts[at]; ; {
+		sequence, events, _, _, err := r.main.Journal.Next(ctx, id, next)
+		if err != nil || sequence == 0 {
+			return history, err
+		}
+		history.Events = append(history.Events, events...)
+		if slices.ContainsFunc(events, func(e loop.Event) bool { return e.Type == loop.EventTurnEnded && e.Turn == info.History[at].Turn }) {
+			return history, nil
+		}
+		next = sequence + 1
+	}
 }
 
 // openLanes looks at the lanes of calls without a result, each once.

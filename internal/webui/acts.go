@@ -221,6 +221,11 @@ type confirmPage struct {
 	LeftOver []report.Effect
 }
 
+// Nothing reports whether there is nothing that the act would change.
+func (c *confirmPage) Nothing() bool {
+	return c.Act == "cancel" && len(c.Calls) == 0 && c.Fault == "" && !c.Runs()
+}
+
 // confirm asks before an act. It works without scripts.
 func (u *ui) confirm(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := within(r.Context())

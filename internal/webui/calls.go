@@ -248,8 +248,8 @@ func (u *ui) loadCall(ctx context.Context, r *http.Request) (*loggedPage, error)
 	case !errors.Is(err, fleet.ErrNotFound):
 		return nil, err
 	}
-	if session, err := u.load(ctx, r); err == nil {
-		p.In = session.calls[p.Ref.ID]
+	if session, err := u.open(ctx, r); err == nil {
+		p.In = session.call(p.Ref.ID)
 	}
 	if p.Logged != nil {
 		return p, nil

@@ -17,19 +17,25 @@ import (
 )
 
 // conversation is a session as a person reads it: what was said, and the calls between. It is made
-// of the events of the session, in their order, and of what running calls write.
+// of the events of the session, in their order, and of what running calls write. Of results it has
+// what a card shows: the whole ones are read where a page shows them.
 type conversation struct {
 	Session protocol.SessionID
-	Model   string
-	Parent  *loop.Parent
 	Turns   []*turn
-	Key     string // of forms
 
-	calls  map[protocol.CallID]*call
-	order  []*call
-	drawn  position // from where on it is drawn: what is before need not be kept
-	may    bool     // the person may approve calls
-	pieces bool     // only what a card shows of a result is kept
+	calls map[protocol.CallID]*call
+	order []*call
+	bytes int // about what it takes
+
+	version int // counts the changes
+	stored  int // the version of the last stored event
+	facts   int // the version in which what is known of the whole session has changed
+}
+
+// viewer is who sees a conversation.
+type viewer struct {
+	key string // of forms
+	may bool   // approve calls
 }
 
 // position is an item of a turn.
@@ -63,18 +69,15 @@ type turn struct {
 	Usage   *protocol.Usage
 	Left    bool // the conversation was taken back to before it
 	Items   []*item
+	From    int // the first item that is drawn
 
-	saying  *item // a reply that is not complete
-	from    int   // items before it are not drawn
-	changed map[*item]bool
-	redraw  bool // as a whole
+	at      string  // the id of the event that began it
+	saying  *item   // a reply that is not complete
+	replied int     // the step of the last reply that is complete
+	unsent  []*call // of that reply
+	begun   int     // the version in which it began
+	foot    int     // the version in which its end has changed
 }
-
-// Shown are the items that are drawn.
-func (t *turn) Shown() []*item { return t.Items[min(t.from, len(t.Items)):] }
-
-// From is the first item that is drawn.
-func (t *turn) From() int { return t.from }
 
 // item is one thing of a turn.
 type item struct {
@@ -85,6 +88,8 @@ type item struct {
 	User      string // what a person added
 	Note      string // what the fleet says
 	Call      *call
+
+	begun, changed int // the versions
 }
 
 // ID is that of the item's element.
@@ -92,6 +97,11 @@ func (i *item) ID() string { return fmt.Sprintf("i-%d-%d", i.Turn, i.N) }
 
 // Prose is what the model says, as HTML.
 func (i *item) Prose() template.HTML { return prose(i.Said + i.Saying) }
+
+// Empty reports whether the item shows nothing: it stands for a reply whose text has not come.
+func (i *item) Empty() bool {
+	return i.Call == nil && i.Said+i.Saying+i.Reasoning+i.User+i.Note == ""
+}
 
 // Spoken says in a line what an item is, once it is complete; "" before.
 func (i *item) Spoken() string {
@@ -132,9 +142,9 @@ type call struct {
 	Tries     []protocol.Try
 	QueueMS   *float64
 	RunMS     *float64
-	Content   string // "" where only Folded is kept
+	Content   string // the whole result, on the page of the call
 	Folded    folded
-	Live      string // what it writes
+	Live      []written
 	Diff      string
 	Image     *loop.Image
 	Error     *protocol.Error
@@ -148,6 +158,13 @@ type call struct {
 
 	in   *turn
 	item *item
+	at   string // the id of the event that has the result
+}
+
+// written is what an attempt of a running call writes.
+type written struct {
+	Attempt int
+	Text    string
 }
 
 // approval is a call that waits for a person's approval.
@@ -203,10 +220,10 @@ func (c *call) Form() *questionForm {
 	return formOf(c.Session, c.ID, protocol.Pool(pool), c.Question, c.Key, "stay")
 }
 
-// Tail are the last lines of what the call writes.
-func (c *call) Tail() string {
+// Tail are the last lines of what the attempt writes.
+func (w written) Tail() string {
 	const most = 24
-	text := strings.TrimRight(c.Live, "\n")
+	text := strings.TrimRight(w.Text, "\n")
 	at := len(text)
 	for range most {
 		if at = strings.LastIndexByte(text[:at], '\n'); at < 0 {
@@ -251,282 +268,401 @@ func (c *call) Document() string {
 	return c.Image.MediaType
 }
 
-// maxLive is how much of what a running call writes is kept, in bytes.
-const maxLive = 16 << 10
+// maxLive is how much of what an attempt of a running call writes is kept, in bytes, and maxTries of
+// how many attempts.
+const (
+	maxLive  = 16 << 10
+	maxTries = 3
+)
 
-func newConversation(session protocol.SessionID, key string) *conversation {
-	return &conversation{Session: session, Key: key, calls: map[protocol.CallID]*call{}}
+func newConversation(session protocol.SessionID) *conversation {
+	return &conversation{Session: session, calls: map[protocol.CallID]*call{}}
 }
 
-// Last is the turn that runs or ran last; nil before the first one.
-func (c *conversation) Last() *turn {
+// last is the turn that runs or ran last; nil before the first one.
+func (c *conversation) last() *turn {
 	if len(c.Turns) == 0 {
 		return nil
 	}
 	return c.Turns[len(c.Turns)-1]
 }
 
-// agents are the calls that are sub-agents.
-func (c *conversation) agents() (agents []*call) {
-	for _, of := range c.order {
-		if of.Agent {
-			agents = append(agents, of)
+// window is from where on a page shows the last items before a position, and how many are before
+// it. The zero value of a position is the end.
+func (c *conversation) window(most int, until position) (from position, before int) {
+	for _, t := range slices.Backward(c.Turns) {
+		n := t.until(until)
+		if n < 0 {
+			continue
 		}
+		if most > 0 {
+			from = position{t.N, max(0, n-most)}
+			before += from.item
+		} else {
+			before += n + 1
+		}
+		most -= n + 1
 	}
-	return agents
+	return from, before
 }
 
-// window draws only the last items before a position, or before the end without one, and returns
-// how many are before them.
-func (c *conversation) window(most int, until position) (before int) {
-	if until != (position{}) {
-		c.Turns = slices.DeleteFunc(c.Turns, func(t *turn) bool { return t.N > until.turn })
-		if last := c.Last(); last != nil && last.N == until.turn {
-			last.Items = last.Items[:min(until.item, len(last.Items))]
+// until is how many items of the turn are before a position; -1 if the turn begins behind it.
+func (t *turn) until(end position) int {
+	switch {
+	case end == position{} || t.N < end.turn:
+		return len(t.Items)
+	case t.N > end.turn || end.item <= 0:
+		return -1
+	}
+	return min(end.item, len(t.Items))
+}
+
+// copied are the turns between two positions as a viewer sees them, with the items that have
+// changed since a version; 0 is all. Nothing changes them any more.
+func (c *conversation) copied(from, until position, since int, who viewer) (turns []*turn) {
+	for _, t := range slices.Backward(c.Turns) {
+		if t.N < from.turn {
+			break
+		}
+		n := t.until(until)
+		if n < 0 {
+			continue
+		}
+		made := *t
+		made.Items, made.saying, made.unsent, made.From = nil, nil, nil, 0
+		if t.N == from.turn {
+			made.From = min(max(from.item, 0), n)
+		}
+		for _, i := range t.Items[made.From:n] {
+			if i.changed > since {
+				made.Items = append(made.Items, i.copied(who))
+			}
+		}
+		turns = append(turns, &made)
+	}
+	slices.Reverse(turns)
+	return turns
+}
+
+func (i *item) copied(who viewer) *item {
+	made := *i
+	if i.Call != nil {
+		made.Call = i.Call.copied(who)
+	}
+	return &made
+}
+
+func (c *call) copied(who viewer) *call {
+	made := *c
+	made.Key, made.Live, made.in, made.item = who.key, slices.Clone(c.Live), nil, nil
+	if c.Approval != nil {
+		asked := *c.Approval
+		asked.Key, asked.May = who.key, who.may
+		made.Approval = &asked
+	}
+	if !c.Sent() {
+		if asked := c.in.asked(); asked != nil {
+			made.Waits = "what a person says of " + about(asked.Tool, asked.Arguments)
 		}
 	}
-	for _, t := range slices.Backward(c.Turns) {
-		c.drawn = position{t.N, max(0, len(t.Items)-most)}
-		if most -= len(t.Items) + 1; most <= 0 {
+	return &made
+}
+
+// asked is the call of the turn that waits for an approval; nil without one. It is one of the last
+// reply.
+func (t *turn) asked() *call {
+	for _, i := range slices.Backward(t.Items) {
+		if of := i.Call; of != nil && (of.Approval != nil || of.Sent() && of.Step < t.replied) {
+			if of.Approval != nil {
+				return of
+			}
 			break
 		}
 	}
-	for _, t := range c.Turns {
-		switch {
-		case t.N < c.drawn.turn:
-			before += len(t.Items) + 1
-		case t.N == c.drawn.turn:
-			t.from = c.drawn.item
-			before += t.from
-		}
-	}
-	c.Turns = slices.DeleteFunc(c.Turns, func(t *turn) bool { return t.N < c.drawn.turn })
-	return before
+	return nil
 }
 
-// Drawn is from where on the conversation is drawn.
-func (c *conversation) Drawn() string { return c.drawn.String() }
-
-// add adds an event. Live ones may come twice, or be missing.
-func (c *conversation) add(e *loop.Event) {
+// add adds an event; id is that of a stored one. Live ones may come twice, late, or be missing.
+func (c *conversation) add(e *loop.Event, id string) {
+	c.version++
+	if id != "" {
+		c.stored = c.version
+		c.bytes += 256 + len(e.Text) + len(e.Input) + len(e.Diff)
+	}
 	switch e.Type {
-	case loop.EventSessionStarted:
-		c.Model, c.Parent = e.Model, e.Parent
+	case loop.EventRemoved:
+		c.facts = c.version
 		return
 	case loop.EventTurnStarted:
-		c.begin(e)
+		t := &turn{Session: c.Session, N: e.Turn, Input: e.Input, By: e.By, Trigger: e.Trigger, Files: e.Attachments, Begun: e.Time, at: id, begun: c.version, foot: c.version}
+		c.Turns, c.facts = append(c.Turns, t), c.version
 		return
 	case loop.EventRewound:
 		for _, t := range c.Turns {
-			left := t.Left || t.N > e.KeptTurn
-			t.Left, t.redraw = left, t.redraw || left != t.Left
+			if t.N > e.KeptTurn && !t.Left {
+				t.Left, t.foot = true, c.version
+			}
 		}
+	case loop.EventTurnEnded, loop.EventApprovalAsked, loop.EventPolicyDecision, loop.EventQuestionAsked, loop.EventAnswered, loop.EventModelReply:
+		c.facts = c.version
 	default:
 	}
-	t := c.Last()
+	t := c.last()
 	if t == nil {
 		return
 	}
 	t.Step = max(t.Step, e.Step)
-	if e.CallID != "" && c.addCall(t, e) {
-		return
+	if e.CallID == "" || !c.addCall(t, e, id) {
+		c.addSaid(t, e)
 	}
-	t.addSaid(e)
 }
 
-// begin begins a turn. Those that are not drawn any more are let go.
-func (c *conversation) begin(e *loop.Event) {
-	if last := c.Last(); last != nil && last.N < c.drawn.turn {
-		for _, i := range last.Items {
-			if i.Call != nil && !i.Call.Open() {
-				delete(c.calls, i.Call.ID)
-			}
+// quiet forgets what is live only: nothing says any more how it continues.
+func (c *conversation) quiet() {
+	c.version++
+	for _, t := range c.Turns {
+		if t.saying != nil {
+			t.saying.Saying, t.saying.Reasoning, t.saying.Note = "", "", ""
+			c.touch(t.saying)
 		}
-		c.Turns, c.order = c.Turns[:len(c.Turns)-1], nil
 	}
-	t := &turn{Session: c.Session, N: e.Turn, Input: e.Input, By: e.By, Trigger: e.Trigger, Files: e.Attachments, Begun: e.Time}
-	if t.N == c.drawn.turn {
-		t.from = c.drawn.item
+	for _, of := range c.calls {
+		if len(of.Live) > 0 {
+			of.Live = nil
+			c.touch(of.item)
+		}
 	}
-	c.Turns = append(c.Turns, t)
 }
 
-// put adds an item to the turn.
-func (t *turn) put(i item) *item {
-	i.Turn, i.N = t.N, len(t.Items)
+// put adds an item to a turn.
+func (c *conversation) put(t *turn, i item) *item {
+	i.Turn, i.N, i.begun = t.N, len(t.Items), c.version
 	t.Items = append(t.Items, &i)
-	t.touch(&i)
+	c.touch(&i)
 	return &i
 }
 
 // touch notes that an item has changed.
-func (t *turn) touch(i *item) {
-	if t.changed == nil {
-		t.changed = map[*item]bool{}
-	}
-	t.changed[i] = true
-}
+func (c *conversation) touch(i *item) { i.changed = c.version }
 
 // addSaid adds what the model, a person or the fleet says.
-func (t *turn) addSaid(e *loop.Event) {
+func (c *conversation) addSaid(t *turn, e *loop.Event) {
 	switch e.Type {
-	case loop.EventTextDelta:
-		t.partial().Saying += e.Text
-	case loop.EventReasoningDelta:
-		t.partial().Reasoning += e.Text
+	case loop.EventTextDelta, loop.EventReasoningDelta, loop.EventModelWaits:
+		c.piece(t, e)
 	case loop.EventModelReply:
-		t.reply(e)
+		c.reply(t, e)
 	case loop.EventInputAdded:
-		t.put(item{User: e.Input})
-	case loop.EventModelWaits:
-		t.partial().Note = e.Text
+		c.put(t, item{User: e.Input})
 	case loop.EventNativeCall:
-		t.note("The provider ran " + e.Name + ": " + e.Text)
+		c.note(t, "The provider ran "+e.Name+": "+e.Text)
 	case loop.EventTurnEnded:
-		t.saying, t.redraw = nil, true
+		t.saying, t.foot = nil, c.version
 		t.Ended, t.Outcome, t.Error, t.Cost, t.Usage = e.Time, e.Status, e.Error, e.CostUSD, e.Usage
 	case loop.EventCompacted:
-		t.note("A summary stands for the earlier replies: " + e.Text)
+		c.note(t, "A summary stands for the earlier replies: "+e.Text)
 	case loop.EventRewound:
-		t.note(fmt.Sprintf("The conversation was taken back to turn %d.", e.KeptTurn))
+		c.note(t, fmt.Sprintf("The conversation was taken back to turn %d.", e.KeptTurn))
 	case loop.EventSessionForked:
-		t.note("This session is a fork of session " + string(e.From) + ".")
+		c.note(t, "This session is a fork of session "+string(e.From)+".")
 	case loop.EventImported:
-		t.note("This session was imported.")
+		c.note(t, "This session was imported.")
 	case loop.EventReplyFailed:
 		if t.saying != nil {
-			*t.saying = item{Turn: t.saying.Turn, N: t.saying.N, Note: e.Text}
-			t.touch(t.saying)
+			t.saying.Saying, t.saying.Reasoning, t.saying.Note = "", "", e.Text
+			c.touch(t.saying)
 			t.saying = nil
 			break
 		}
-		t.note(e.Text)
+		c.note(t, e.Text)
 	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventAnswerRefused, loop.EventTurnPostponed, loop.EventSessionMerged, loop.EventCallResolved, loop.EventRevertEnded, loop.EventPartLeftOut:
-		t.note(e.Text)
+		c.note(t, e.Text)
 	case loop.EventHookDecided:
 		if e.Hook != nil && e.Text != "" {
-			t.note("A hook: " + e.Text)
+			c.note(t, "A hook: "+e.Text)
 		}
 	default:
 	}
 }
 
-// reply adds a complete reply, which replaces what came of it before.
-func (t *turn) reply(e *loop.Event) {
-	said := item{Said: e.Text}
+// piece adds a piece of a reply that is not complete.
+func (c *conversation) piece(t *turn, e *loop.Event) {
+	if e.Step > 0 && e.Step <= t.replied || t.Outcome != "" { // it comes late
+		return
+	}
+	of := c.partial(t)
+	switch e.Type {
+	case loop.EventTextDelta:
+		of.Saying += e.Text
+	case loop.EventReasoningDelta:
+		of.Reasoning += e.Text
+	default:
+		of.Note = e.Text
+	}
+}
+
+// reply adds a complete reply, which replaces what came of it before, and behind it its calls, in
+// their order.
+func (c *conversation) reply(t *turn, e *loop.Event) {
+	var thought string
 	if e.Reasoning != nil {
-		said.Reasoning = e.Reasoning.Text
+		thought = e.Reasoning.Text
 	}
-	switch {
-	case t.saying != nil:
-		said.Turn, said.N = t.saying.Turn, t.saying.N
-		*t.saying = said
-		t.touch(t.saying)
-		t.saying = nil
-	case said.Said != "" || said.Reasoning != "":
-		t.put(said)
+	if t.saying != nil || e.Text != "" || thought != "" {
+		of := c.partial(t)
+		of.Said, of.Saying, of.Reasoning, of.Note = e.Text, "", thought, ""
 	}
+	t.saying, t.replied, t.unsent = nil, e.Step, nil
 	if e.Usage != nil {
 		t.Usage = e.Usage
+	}
+	for _, asked := range e.ToolCalls {
+		if !slices.ContainsFunc(c.order[max(0, len(c.order)-len(e.ToolCalls)):], func(of *call) bool { return of.in == t && of.Step == e.Step && of.ToolCall == asked.ID }) {
+			of := &call{Session: c.Session, ToolCall: asked.ID, Turn: t.N, Step: e.Step, Tool: asked.Name, Arguments: asked.Arguments, Asked: e.Time, State: stateNotSent, in: t}
+			c.bytes += 512 + len(asked.Arguments)
+			of.item = c.put(t, item{Call: of})
+			t.unsent = append(t.unsent, of)
+		}
 	}
 }
 
 // partial is the item of a reply that is not complete.
-func (t *turn) partial() *item {
+func (c *conversation) partial(t *turn) *item {
 	if t.saying == nil {
-		t.saying = t.put(item{})
+		t.saying = c.put(t, item{})
 	}
-	t.touch(t.saying)
+	c.touch(t.saying)
 	return t.saying
 }
 
-func (t *turn) note(text string) {
+func (c *conversation) note(t *turn, text string) {
 	if text != "" {
-		t.put(item{Note: text})
+		c.put(t, item{Note: text})
 	}
 }
 
+// stateNotSent is the state of a call that the reply has, and that was not sent yet.
+const stateNotSent = "not_sent"
+
+// Sent reports whether the call has been sent, or judged: it has an id then.
+func (c *call) Sent() bool { return c.ID != "" }
+
+// begun is the call of an event that comes first of it; nil for an event that begins none.
+func (c *conversation) begun(t *turn, e *loop.Event) *call {
+	if !slices.Contains([]loop.EventType{loop.EventToolCall, loop.EventCallJudged, loop.EventApprovalAsked, loop.EventPolicyDecision}, e.Type) {
+		return nil
+	}
+	var of *call
+	if at := slices.IndexFunc(t.unsent, func(of *call) bool { return of.Step == e.Step && of.ToolCall == e.ToolCallID }); at >= 0 {
+		of = t.unsent[at]
+		t.unsent = slices.Delete(t.unsent, at, at+1)
+	} else {
+		if e.Step > t.replied && e.Interface == "" {
+			c.partial(t) // the text of the reply, which is not complete, is before its calls
+		}
+		of = &call{Session: c.Session, Turn: t.N, Step: e.Step, in: t, Tool: e.Name, Asked: e.Time}
+		of.item = c.put(t, item{Call: of})
+	}
+	of.ID, of.ToolCall, of.State, of.Arguments = e.CallID, e.ToolCallID, "queued", cmp.Or(e.Arguments, of.Arguments)
+	c.bytes += 512 + len(e.Arguments)
+	c.calls[e.CallID], c.order = of, append(c.order, of)
+	return of
+}
+
 // addCall adds an event of a call, and reports whether it was one.
-func (c *conversation) addCall(t *turn, e *loop.Event) bool {
+func (c *conversation) addCall(t *turn, e *loop.Event, id string) bool {
 	of := c.calls[e.CallID]
 	if of == nil {
-		if !slices.Contains([]loop.EventType{loop.EventToolCall, loop.EventCallJudged, loop.EventApprovalAsked, loop.EventPolicyDecision}, e.Type) {
+		if of = c.begun(t, e); of == nil {
 			return false
 		}
-		of = &call{Session: c.Session, Key: c.Key, ID: e.CallID, ToolCall: e.ToolCallID, Turn: t.N, Step: e.Step, Tool: e.Name, Arguments: e.Arguments, Asked: e.Time, State: "queued"}
-		c.calls[e.CallID] = of
-		c.order = append(c.order, of)
-		of.in, of.item = t, t.put(item{Call: of})
 	}
-	of.in.touch(of.item)
+	c.touch(of.item)
 	switch e.Type {
 	case loop.EventToolCall:
 		of.ToolCall, of.Arguments = e.ToolCallID, cmp.Or(e.Arguments, of.Arguments)
 		of.Lane, of.Agent = e.Lane, e.Lane == "" && e.Name == "agent"
 		if e.Status != "" { // it was refused
-			c.end(of, e)
+			c.end(of, e, id)
 		}
-	case loop.EventToolQueued:
-		of.State, of.Waits = "queued", e.Text
-	case loop.EventToolRunning:
-		of.State, of.Waits, of.Worker, of.Attempt, of.Started = "running", "", e.WorkerID, e.Attempt, e.Time
-	case loop.EventWorkerLost:
-		of.State, of.Waits = "lost", e.Text
+	case loop.EventToolQueued, loop.EventToolRunning, loop.EventWorkerLost:
+		of.moved(e)
 	case loop.EventApprovalAsked:
 		of.Approval = &approval{
-			Session: c.Session, Call: of.ID, Key: c.Key, Tool: of.Tool, Arguments: cmp.Or(e.Arguments, of.Arguments),
-			Rule: e.Rule, Source: e.Source, Reason: e.Text, Scope: e.Scope, Since: e.Time, To: "stay", May: c.may,
+			Session: c.Session, Call: of.ID, Tool: of.Tool, Arguments: cmp.Or(e.Arguments, of.Arguments),
+			Rule: e.Rule, Source: e.Source, Reason: e.Text, Scope: e.Scope, Since: e.Time, To: "stay",
 		}
+		c.touchUnsent(of.in)
 	case loop.EventPolicyDecision, loop.EventCallJudged:
 		of.Approval = nil
 		of.Decisions = append(of.Decisions, decision{e.Status, e.Rule, e.By, e.Via, e.Note, e.Text})
+		c.touchUnsent(of.in)
 	case loop.EventQuestionAsked:
 		of.Question = e.Question
 	case loop.EventAnswered:
 		of.Question = nil
 	case loop.EventAgentMoved:
 		of.Agent = true
-		if of.Moves = append(of.Moves, e.Text); len(of.Moves) > 5 {
-			of.Moves = of.Moves[1:]
-		}
+		of.Moves = append(slices.Clone(of.Moves[max(0, len(of.Moves)-4):]), e.Text)
 	case loop.EventToolResult:
 		if of.Job = e.Job; of.Job == "" {
-			c.end(of, e)
+			c.end(of, e, id)
 			break
 		}
-		of.State, of.Content, of.Folded = "running", e.Content, fold(e.Content) // in the background
+		of.State, of.Folded, of.at = "running", fold(e.Content), id // in the background
 	case loop.EventJobEnded:
-		c.end(of, e)
+		c.end(of, e, id)
 	default:
 		return false
 	}
 	return true
 }
 
-// end is the result of a call.
-func (c *conversation) end(of *call, e *loop.Event) {
-	of.Status, of.Ended, of.Waits, of.Approval, of.Question, of.Exit = e.Status, e.Time, "", nil, nil, terminal.ExitOf(e)
-	of.Content, of.Folded, of.Diff, of.Image, of.Error, of.Effect, of.Tries = e.Content, fold(e.Content), e.Diff, e.Image, e.Error, e.Effect, e.Tries
-	of.QueueMS, of.RunMS = e.QueueMS, e.RunMS
-	of.Worker, of.Attempt = e.WorkerID, e.Attempt
-	of.Live, of.Moves = "", nil
-	if c.pieces {
-		of.Content = ""
-		if of.Image != nil {
-			of.Image = &loop.Image{MediaType: of.Image.MediaType}
-		}
+// touchUnsent notes that calls which were not sent wait for something else.
+func (c *conversation) touchUnsent(t *turn) {
+	for _, of := range t.unsent {
+		c.touch(of.item)
 	}
 }
 
-// write adds what a running call writes.
+// moved is what the fleet says of a call without a result.
+func (c *call) moved(e *loop.Event) {
+	switch {
+	case !c.Open(): // it comes late
+	case e.Type == loop.EventToolQueued:
+		c.State, c.Waits = "queued", e.Text
+	case e.Type == loop.EventWorkerLost:
+		c.State, c.Waits = "lost", e.Text
+	default:
+		c.State, c.Waits, c.Worker, c.Attempt, c.Started = "running", "", e.WorkerID, e.Attempt, e.Time
+	}
+}
+
+// end is the result of a call.
+func (c *conversation) end(of *call, e *loop.Event, id string) {
+	of.Status, of.Ended, of.Waits, of.Approval, of.Question, of.Exit = e.Status, e.Time, "", nil, nil, terminal.ExitOf(e)
+	of.Folded, of.Diff, of.Image, of.Error, of.Effect, of.Tries = fold(e.Content), e.Diff, e.Image, e.Error, e.Effect, e.Tries
+	of.QueueMS, of.RunMS = e.QueueMS, e.RunMS
+	of.Worker, of.Attempt = e.WorkerID, e.Attempt
+	of.Live, of.Moves, of.at = nil, nil, id
+	c.bytes += len(of.Folded.Head) + len(of.Folded.Tail)
+}
+
+// write adds what a running call writes: that of each attempt by itself.
 func (c *conversation) write(id protocol.CallID, piece *fleet.Output) {
 	of := c.calls[id]
 	if of == nil || !of.Open() {
 		return
 	}
-	of.in.touch(of.item)
+	c.version++
+	c.touch(of.item)
 	of.State = "running"
-	if of.Live += string(piece.Data); len(of.Live) > maxLive {
-		of.Live = of.Live[len(of.Live)-maxLive:]
+	at := slices.IndexFunc(of.Live, func(w written) bool { return w.Attempt == piece.Attempt })
+	if at < 0 {
+		at, of.Live = len(of.Live), append(of.Live, written{Attempt: piece.Attempt})
 	}
+	w := &of.Live[at]
+	w.Text += string(piece.Data)
+	w.Text = w.Text[max(0, len(w.Text)-maxLive):]
+	of.Live = of.Live[max(0, len(of.Live)-maxTries):]
 }

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // Follow serves a stream of a thing at a path, for tests.
@@ -31,6 +32,18 @@ func (h *Handler) Feeds() int {
 	h.ui.feeds.mu.Lock()
 	defer h.ui.feeds.mu.Unlock()
 	return len(h.ui.feeds.all)
+}
+
+// Kept is how many events a session was read of, and how many sessions are kept.
+func (h *Handler) Kept(id protocol.SessionID) (events, sessions int) {
+	h.ui.kept.mu.Lock()
+	defer h.ui.kept.mu.Unlock()
+	if k := h.ui.kept.known[string(id)]; k != nil {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		events = k.of.version
+	}
+	return events, len(h.ui.kept.known)
 }
 
 // Lingers is how long a thing is still read that no page shows.

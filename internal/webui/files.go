@@ -94,7 +94,7 @@ func (p *filesPage) Up() string { return strings.TrimPrefix(path.Dir(p.Dir), "."
 
 // Label names a call for a list of states.
 func (p *filesPage) Label(id protocol.CallID) string {
-	if of := p.calls[id]; of != nil {
+	if of := p.call(id); of != nil {
 		return fmt.Sprintf("turn %d: %s", of.Turn, about(of.Tool, of.Arguments))
 	}
 	return string(id)

@@ -97,9 +97,8 @@ func TestPages_EachFieldIsText(t *testing.T) {
 	u := New(Options{Base: "/ui"}).ui
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/ui/sessions/s", nil)
 	var markers []string
-	c := newConversation("s", "key")
-	c.may = true
-	c.add(&loop.Event{Type: loop.EventTurnStarted, Turn: 1, Time: time.Now()})
+	c := newConversation("s")
+	c.add(&loop.Event{Type: loop.EventTurnStarted, Turn: 1, Time: time.Now()}, "1-0")
 	for i, kind := range []loop.EventType{
 		loop.EventSessionStarted, loop.EventTurnStarted, loop.EventInputAdded, loop.EventTextDelta, loop.EventReasoningDelta, loop.EventModelReply, loop.EventNativeCall,
 		loop.EventToolCall, loop.EventToolQueued, loop.EventToolRunning, loop.EventWorkerLost, loop.EventApprovalAsked, loop.EventQuestionAsked, loop.EventAgentMoved,
@@ -122,11 +121,12 @@ func TestPages_EachFieldIsText(t *testing.T) {
 			if kind == loop.EventTurnStarted && !open || kind == loop.EventTurnEnded && open {
 				continue
 			}
-			if c.add(e); open && kind == loop.EventApprovalAsked {
+			if c.add(e, "2-0"); open && kind == loop.EventApprovalAsked {
 				c.calls[e.CallID].Agent = true
 			}
 			if of := c.calls[e.CallID]; of != nil && of.Open() {
 				c.write(e.CallID, &fleet.Output{Data: []byte(evil)})
+				c.write(e.CallID, &fleet.Output{Data: []byte(evil), Attempt: 2})
 			}
 		}
 	}
@@ -134,7 +134,8 @@ func TestPages_EachFieldIsText(t *testing.T) {
 	planted(reflect.ValueOf(of).Elem(), "Session", &markers)
 	planted(reflect.ValueOf(&file).Elem(), "File", &markers)
 	planted(reflect.ValueOf(&merged).Elem(), "Merged", &markers)
-	p := &sessionPage{conversation: c, Of: of, Live: true, Others: []report.Session{*of}, Listed: c.order, Tab: "session"}
+	who := viewer{"key", true}
+	p := &sessionPage{Session: "s", kept: &kept{id: "s", of: c}, who: who, Of: of, Turns: c.copied(position{}, position{}, 0, who), Live: true, Others: []report.Session{*of}, Listed: c.order, Tab: "session"}
 	planted(reflect.ValueOf(&p.Effects).Elem(), "Effects", &markers)
 	p.Tree = []branch{{Call: c.order[0], Session: of, Branches: []branch{{Call: c.order[0]}}}}
 	p.Call = c.order[0]

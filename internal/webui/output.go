@@ -99,6 +99,9 @@ func (u *ui) output(w http.ResponseWriter, r *http.Request, part string) error {
 	if err == nil {
 		err = p.find(protocol.CallID(r.PathValue("call")))
 	}
+	if err == nil && part == "output" {
+		err = u.wholeResult(ctx, p)
+	}
 	if err != nil {
 		return err
 	}

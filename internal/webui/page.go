@@ -309,7 +309,7 @@ func stateOf(state any) pill {
 		return pill{"run", word}
 	case "waits_for_approval", "waits_for_answer":
 		return pill{"wait", "waits for you"}
-	case "waits_for_worker", "waits_for_coordinator", "waiting", "silent", "throttled", "slot", "limit", "lane", "worker", "call", "time", "pause", "asks", "queued", "paused", "delayed", "draining", "interrupted", "limit_reached", "removing", "uncompleted":
+	case "waits_for_worker", "waits_for_coordinator", "waiting", stateNotSent, "silent", "throttled", "slot", "limit", "lane", "worker", "call", "time", "pause", "asks", "queued", "paused", "delayed", "draining", "interrupted", "limit_reached", "removing", "uncompleted":
 		return pill{"wait", word}
 	case "failed", "error", "rejected", "timeout", "cancelled", "outcome_unknown", "lost", "stalled", "invalid", "denied", "refused", "expired":
 		return pill{"bad", word}

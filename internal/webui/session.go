@@ -26,9 +26,9 @@ const (
 
 // sessionPage is the page of a session.
 type sessionPage struct {
-	*conversation
-
+	Session protocol.SessionID
 	Of      *report.Session
+	Turns   []*turn // that are drawn
 	Tab     string
 	Agents  int  // sub-agents
 	Live    bool // the page follows the session
@@ -42,6 +42,36 @@ type sessionPage struct {
 	Tree    []branch
 	Effects []report.Effect
 	Others  []report.Session
+
+	kept  *kept
+	who   viewer
+	drawn position // the first item that is drawn
+}
+
+// Drawn is from where on the conversation is drawn.
+func (p *sessionPage) Drawn() string { return p.drawn.String() }
+
+// Open reports whether a turn has not ended.
+func (p *sessionPage) Open() bool {
+	p.kept.mu.Lock()
+	defer p.kept.mu.Unlock()
+	last := p.kept.of.last()
+	return last != nil && last.Outcome == ""
+}
+
+// Runs reports whether something of the session runs or waits that can be cancelled.
+func (p *sessionPage) Runs() bool {
+	return slices.Contains([]string{report.StateOpen, report.StateInUse, report.StateWaitsForApproval, report.StateWaitsForAnswer, report.StateWaitsForWorker, report.StateWaitsForCoordinator}, p.Of.State)
+}
+
+// call is a call of the session; nil if there is none.
+func (p *sessionPage) call(id protocol.CallID) *call {
+	p.kept.mu.Lock()
+	defer p.kept.mu.Unlock()
+	if of := p.kept.of.calls[id]; of != nil {
+		return of.copied(p.who)
+	}
+	return nil
 }
 
 // pages leads through a list.
@@ -69,23 +99,31 @@ func idOf(r *http.Request) protocol.SessionID { return protocol.SessionID(r.Path
 // sessionPath is the address of a session.
 func sessionPath(id protocol.SessionID) string { return "/sessions/" + url.PathEscape(string(id)) }
 
-// load reads a session.
+// viewerOf is who sees a page.
+func (u *ui) viewerOf(r *http.Request) viewer { return viewer{u.formKey(r), mayApprove(r.Context())} }
+
+// open reads the conversation of a session, which is empty where only the fleet knows of it.
+func (u *ui) open(ctx context.Context, r *http.Request) (*sessionPage, error) {
+	k, err := u.session(ctx, idOf(r))
+	return &sessionPage{Session: idOf(r), kept: k, who: u.viewerOf(r)}, err
+}
+
+// load is open with what the fleet says of the session.
 func (u *ui) load(ctx context.Context, r *http.Request) (*sessionPage, error) {
-	id := idOf(r)
-	shown, err := u.Local.Show(ctx, id)
+	p, err := u.open(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	history, err := u.all().Log(ctx, id)
-	if err != nil && !errors.Is(err, fleet.ErrNotFound) {
-		return nil, err
+	p.kept.mu.Lock()
+	version := p.kept.of.stored
+	for _, of := range p.kept.of.order {
+		if of.Agent {
+			p.Agents++
+		}
 	}
-	c := newConversation(id, u.formKey(r))
-	c.may = mayApprove(ctx)
-	for i := range history.Events {
-		c.add(&history.Events[i])
-	}
-	return &sessionPage{conversation: c, Of: shown, Agents: len(c.agents())}, nil
+	p.kept.mu.Unlock()
+	p.Of, err = u.describe(ctx, p.kept, version)
+	return p, err
 }
 
 // tab registers a page of a session: fill adds what it shows.
@@ -127,15 +165,20 @@ func (u *ui) showSession(w http.ResponseWriter, r *http.Request, p *sessionPage,
 func (u *ui) sessionTabs() {
 	u.tab("", "session", u.talk)
 	u.tab("/calls", "calls-of", func(_ context.Context, r *http.Request, p *sessionPage) error {
-		p.Page = pageOf(r, len(p.order), maxCalls)
-		p.Listed = p.order[p.Page.First-1 : max(p.Page.First-1, p.Page.Last)]
+		p.kept.mu.Lock()
+		defer p.kept.mu.Unlock()
+		order := p.kept.of.order
+		p.Page = pageOf(r, len(order), maxCalls)
+		for _, of := range order[p.Page.First-1 : max(p.Page.First-1, p.Page.Last)] {
+			p.Listed = append(p.Listed, of.copied(p.who))
+		}
 		return nil
 	})
 	u.tab("/calls/{call}", "call", u.oneCall)
 	u.tab("/timeline", "timeline", u.timeline)
 	u.tab("/agents", "agents", func(ctx context.Context, _ *http.Request, p *sessionPage) error {
 		room := maxAgents
-		p.Tree = u.agentsOf(ctx, p.conversation, 1, &room)
+		p.Tree = u.agentsOf(ctx, p.kept, 1, &room)
 		return nil
 	})
 	u.tab("/details", "details", u.details)
@@ -147,17 +190,22 @@ func (u *ui) sessionTabs() {
 // talk shows the conversation: its end, or what is before a position.
 func (u *ui) talk(ctx context.Context, r *http.Request, p *sessionPage) error {
 	p.Until = r.URL.Query().Get("until")
-	p.Before = p.window(maxItems, positionOf(p.Until))
 	p.Live = p.Until == ""
-	if last := p.Last(); last != nil {
-		p.Chart = u.near(ctx, p.Session, last.N)
+	until := positionOf(p.Until)
+	p.kept.mu.Lock()
+	p.drawn, p.Before = p.kept.of.window(maxItems, until)
+	p.Turns = p.kept.of.copied(p.drawn, until, 0, p.who)
+	last := p.kept.of.last()
+	p.kept.mu.Unlock()
+	if last != nil {
+		p.Chart = u.near(ctx, p.kept, last.N)
 	}
 	return nil
 }
 
 // find is a call of the session.
 func (p *sessionPage) find(id protocol.CallID) error {
-	if p.Call = p.calls[id]; p.Call == nil {
+	if p.Call = p.call(id); p.Call == nil {
 		return fmt.Errorf("call %s of session %s: %w", id, p.Session, fleet.ErrNotFound)
 	}
 	return nil
@@ -169,14 +217,24 @@ func (u *ui) oneCall(ctx context.Context, r *http.Request, p *sessionPage) error
 		return err
 	}
 	p.Whole = u.wholeSize(ctx, p.Session, p.Call.ID)
-	return nil
+	return u.wholeResult(ctx, p)
+}
+
+// wholeResult reads the whole result of the call of a page, as the model has it.
+func (u *ui) wholeResult(ctx context.Context, p *sessionPage) error {
+	if p.Call.at == "" {
+		return nil
+	}
+	e, err := u.all().Event(ctx, p.Session, p.Call.at)
+	p.Call.Content = e.Content
+	return err
 }
 
 // brief shows next to a conversation what is known of a call.
 func (u *ui) brief(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := within(r.Context())
 	defer cancel()
-	p, err := u.load(ctx, r)
+	p, err := u.open(ctx, r)
 	if err == nil {
 		err = p.find(protocol.CallID(r.PathValue("call")))
 	}
@@ -200,24 +258,29 @@ type branch struct {
 	Branches []branch
 }
 
-// agentsOf is the tree of sub-agents below a conversation.
-func (u *ui) agentsOf(ctx context.Context, c *conversation, depth int, room *int) (tree []branch) {
-	for _, of := range c.agents() {
+// agentsOf is the tree of sub-agents below a session.
+func (u *ui) agentsOf(ctx context.Context, k *kept, depth int, room *int) (tree []branch) {
+	k.mu.Lock()
+	var agents []*call
+	for _, of := range k.of.order {
+		if of.Agent {
+			agents = append(agents, of.copied(viewer{}))
+		}
+	}
+	k.mu.Unlock()
+	for _, of := range agents {
 		if *room--; *room < 0 {
 			break
 		}
 		b := branch{Call: of}
-		child := protocol.SessionID(of.ID)
-		shown, err := u.Local.Show(ctx, child)
-		if err == nil && shown.Parent == c.Session { // a call of an imported session may have the id of any session
-			b.Session = shown
-			if history, err := u.all().Log(ctx, child); err == nil && depth < maxDepth {
-				inner := newConversation(child, c.Key)
-				inner.pieces = true
-				for i := range history.Events {
-					inner.add(&history.Events[i])
-				}
-				b.Branches = u.agentsOf(ctx, inner, depth+1, room)
+		below, err := u.session(ctx, protocol.SessionID(of.ID))
+		var shown *report.Session
+		if err == nil {
+			shown, err = u.describe(ctx, below, 0)
+		}
+		if err == nil && shown.Parent == k.id { // a call of an imported session may have the id of any session
+			if b.Session = shown; depth < maxDepth {
+				b.Branches = u.agentsOf(ctx, below, depth+1, room)
 			}
 		}
 		tree = append(tree, b)
@@ -270,11 +333,14 @@ func asFile(w http.ResponseWriter, kind, name string) {
 func (u *ui) image(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := within(r.Context())
 	defer cancel()
-	p, err := u.load(ctx, r)
+	p, err := u.open(ctx, r)
 	if err != nil {
 		return err
 	}
-	found := p.imageOf(r.URL.Query())
+	found, err := u.imageOf(ctx, p, r.URL.Query())
+	if err != nil {
+		return err
+	}
 	if found == nil || len(found.Data) == 0 {
 		return fmt.Errorf("image of session %s: %w", p.Session, fleet.ErrNotFound)
 	}
@@ -291,19 +357,37 @@ func (u *ui) image(w http.ResponseWriter, r *http.Request) error {
 }
 
 // imageOf is the image of a call, or the file of a turn; nil if there is none.
-func (p *sessionPage) imageOf(query url.Values) *loop.Image {
-	if id := query.Get("call"); id != "" {
-		if of := p.calls[protocol.CallID(id)]; of != nil {
-			return of.Image
+func (u *ui) imageOf(ctx context.Context, p *sessionPage, query url.Values) (*loop.Image, error) {
+	id, file := "", -1
+	if query.Has("call") {
+		if of := p.call(protocol.CallID(query.Get("call"))); of != nil {
+			id = of.at
 		}
-		return nil
-	}
-	n, _ := strconv.Atoi(query.Get("turn"))
-	at, err := strconv.Atoi(query.Get("file"))
-	for _, t := range p.Turns {
-		if t.N == n && err == nil && at >= 0 && at < len(t.Files) {
-			return &t.Files[at].Image
+	} else {
+		n, _ := strconv.Atoi(query.Get("turn"))
+		var err error
+		if file, err = strconv.Atoi(query.Get("file")); err != nil {
+			file = -1
 		}
+		p.kept.mu.Lock()
+		for _, t := range p.kept.of.Turns {
+			if t.N == n && file >= 0 && file < len(t.Files) {
+				id = t.at
+			}
+		}
+		p.kept.mu.Unlock()
 	}
-	return nil
+	if id == "" {
+		return nil, nil //nolint:nilnil // see above
+	}
+	e, err := u.all().Event(ctx, p.Session, id)
+	switch {
+	case err != nil:
+		return nil, err
+	case file < 0:
+		return e.Image, nil
+	case file < len(e.Attachments):
+		return &e.Attachments[file].Image, nil
+	}
+	return nil, nil //nolint:nilnil // see above
 }

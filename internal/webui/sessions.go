@@ -36,28 +36,6 @@ const (
 // listLife is how long a list of sessions is shown to the same principal without being read again.
 const listLife = 2 * time.Second
 
-// readings are what was read last, by a key that says what and for whom.
-type readings[T any] struct {
-	mu    sync.Mutex
-	known map[string]*T
-}
-
-// of returns the reading of a key, which is empty if there is none. Once there are most readings,
-// all of them are dropped before the next one is kept.
-func (r *readings[T]) of(key string, most int) *T {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	of := r.known[key]
-	if of == nil {
-		if len(r.known) >= most || r.known == nil {
-			r.known = map[string]*T{}
-		}
-		of = new(T)
-		r.known[key] = of
-	}
-	return of
-}
-
 // listed is a list that is read by one request at a time.
 type listed struct {
 	mu      sync.Mutex
@@ -73,7 +51,8 @@ const maxLists = 64
 // list returns the sessions that changed last. Pages that are open for the same principal, and
 // renew themselves, share one reading.
 func (u *ui) list(ctx context.Context, most int, renews bool) (list []report.Session, leftOut int, err error) {
-	of := u.lists.of(watcher(ctx), maxLists)
+	of := u.lists.of(watcher(ctx), nil, func() *listed { return &listed{} })
+	u.lists.fit(maxLists, 0, func(*listed) int { return 0 })
 	of.mu.Lock()
 	defer of.mu.Unlock()
 	if !renews || time.Since(of.at) > listLife || of.most < most {

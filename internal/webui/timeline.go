@@ -18,11 +18,12 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
-// traceLife is how long a trace is shown to all that watch a session without being made again, at
-// least: those of a long session take long. maxTraces bounds how many are kept.
+// keptLife is how long a trace or a description is shown to all that watch a session without being
+// made again, at least: traces of long turns take long. maxTraces bounds how many are kept of one
+// session.
 const (
-	traceLife = time.Second
-	maxTraces = 128
+	keptLife  = time.Second
+	maxTraces = 8
 )
 
 // traced is a trace that is made by one request at a time.
@@ -32,19 +33,20 @@ type traced struct {
 	made  *report.Trace
 }
 
-// trace is where the time of a turn went; 0 is the last one. The caller may see the session: all
-// that watch it share what is made.
-func (u *ui) trace(ctx context.Context, id protocol.SessionID, turn int) (*report.Trace, error) {
-	of := u.traces.of(string(id)+" "+strconv.Itoa(turn), maxTraces)
+// trace is where the time of a turn went; 0 is the last one. All that watch the session share what
+// is made.
+func (u *ui) trace(ctx context.Context, k *kept, turn int) (*report.Trace, error) {
+	of := k.traces.of(strconv.Itoa(turn), nil, func() *traced { return &traced{} })
+	k.traces.fit(maxTraces, 0, func(*traced) int { return 0 })
 	of.mu.Lock()
 	defer of.mu.Unlock()
 	began := time.Now()
 	if began.Before(of.until) {
 		return of.made, nil
 	}
-	made, err := u.all().Trace(ctx, id, turn)
+	made, err := u.all().Trace(ctx, k.id, turn)
 	if err == nil {
-		of.made, of.until = made, time.Now().Add(max(traceLife, (lookShare-1)*time.Since(began)))
+		of.made, of.until = made, time.Now().Add(max(keptLife, (lookShare-1)*time.Since(began)))
 	}
 	return made, err
 }
@@ -237,7 +239,13 @@ func laneOf(lane string) string {
 
 // timeline shows where the time of a turn went.
 func (u *ui) timeline(ctx context.Context, r *http.Request, p *sessionPage) error {
-	if len(p.Turns) == 0 {
+	p.kept.mu.Lock()
+	turns := make([]int, 0, len(p.kept.of.Turns))
+	for _, t := range p.kept.of.Turns {
+		turns = append(turns, t.N)
+	}
+	p.kept.mu.Unlock()
+	if len(turns) == 0 {
 		return nil
 	}
 	query := r.URL.Query()
@@ -247,31 +255,31 @@ func (u *ui) timeline(ctx context.Context, r *http.Request, p *sessionPage) erro
 	if from != from || to != to || from > 1e15 || to > 1e15 { // no numbers
 		from, to = 0, 0
 	}
-	made, err := u.trace(ctx, p.Session, max(0, n))
+	made, err := u.trace(ctx, p.kept, max(0, n))
 	if err != nil {
 		return err
 	}
 	p.Chart = chartOf(p.Session, made, from, to, maxBars)
-	at := slices.IndexFunc(p.Turns, func(t *turn) bool { return t.N == made.Turn })
+	at := slices.Index(turns, made.Turn)
 	if at > 0 {
-		p.Chart.Prev = p.Turns[at-1].N
+		p.Chart.Prev = turns[at-1]
 	}
-	if at >= 0 && at+1 < len(p.Turns) {
-		p.Chart.Next = p.Turns[at+1].N
+	if at >= 0 && at+1 < len(turns) {
+		p.Chart.Next = turns[at+1]
 	}
 	return nil
 }
 
 // near is what the column next to a conversation shows of a turn; nil if it cannot be made.
-func (u *ui) near(ctx context.Context, id protocol.SessionID, turn int) *chart {
+func (u *ui) near(ctx context.Context, k *kept, turn int) *chart {
 	ctx, cancel := within(ctx)
 	defer cancel()
-	made, err := u.trace(ctx, id, turn)
+	made, err := u.trace(ctx, k, turn)
 	if err != nil {
 		u.Logger.DebugContext(ctx, "no trace of the turn", slog.Any("error", err))
 		return nil
 	}
-	c := chartOf(id, made, 0, 0, maxNow)
+	c := chartOf(k.id, made, 0, 0, maxNow)
 	c.Near = true
 	return c
 }

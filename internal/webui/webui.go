@@ -24,6 +24,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/access"
@@ -65,7 +66,11 @@ type ui struct {
 	codes  codes
 	feeds  feeds
 	lists  readings[listed]
-	traces readings[traced]
+	kept   readings[kept]
+
+	followed context.Context //nolint:containedctx // ends when the pages are closed
+	unfollow context.CancelFunc
+	joined   sync.WaitGroup
 }
 
 // Handler serves the pages.
@@ -84,6 +89,7 @@ func New(o Options) *Handler {
 		o.Local = noTurns{o.Local}
 	}
 	u := &ui{Options: o, mux: http.NewServeMux(), pages: parsed(o.Base)}
+	u.followed, u.unfollow = context.WithCancel(context.Background())
 	u.routes()
 	return &Handler{u.guarded(), u}
 }
@@ -100,7 +106,11 @@ func (n noTurns) Use(ctx context.Context, id protocol.SessionID, turn bool) (pro
 }
 
 // Close ends what pages follow. No page is served after it.
-func (h *Handler) Close() { h.ui.feeds.close() }
+func (h *Handler) Close() {
+	h.ui.unfollow()
+	h.ui.joined.Wait()
+	h.ui.feeds.close()
+}
 
 // Code returns a code that signs one browser in with a token, at /open?code=, within a minute.
 func (h *Handler) Code(bearer string) string { return h.ui.codes.add(bearer) }

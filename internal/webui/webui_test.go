@@ -62,10 +62,15 @@ func note() tools.Tool {
 
 func start(t *testing.T, change ...func(*httpapi.Options)) *site {
 	t.Helper()
-	client := fleettest.Start(t, worker.Handle("hold", func(ctx context.Context, _ *worker.Call, _ map[string]any) (string, error) {
+	return startWith(t, fleettest.Start(t, worker.Handle("hold", func(ctx context.Context, _ *worker.Call, _ map[string]any) (string, error) {
 		<-ctx.Done()
 		return "", context.Cause(ctx)
-	}))
+	})), change...)
+}
+
+// startWith is start with the client of a fleet.
+func startWith(t *testing.T, client *fleet.Client, change ...func(*httpapi.Options)) *site {
+	t.Helper()
 	table, err := tools.NewTable(append(toolset.Core(), note())...)
 	require.NoError(t, err)
 	options := httpapi.Options{
@@ -535,7 +540,7 @@ func TestActs_ThatLoseSomethingAskFirst(t *testing.T) {
 	_, _, forked := s.post("/sessions/work/fork", "key", s.key(), "call", first)
 	fork := strings.TrimPrefix(forked, "/sessions/")
 	for path, texts := range map[string][]string{
-		"/sessions/work/confirm/cancel":                    {"Cancel the turn?", `action="/ui/sessions/work/cancel"`},
+		"/sessions/work/confirm/cancel":                    {"Cancel the turn?", "There is nothing to cancel", "Back to the session"},
 		"/sessions/work/confirm/remove":                    {"Remove the session?", "Nothing brings them back"},
 		"/sessions/work/confirm/restore?call=" + first:     {"-two", "&#43;one"},
 		"/sessions/work/confirm/merge?fork=" + fork:        {"0 files to be written"},

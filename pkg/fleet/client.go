@@ -96,6 +96,7 @@ type Client struct {
 	served    sync.Map    // of each pool of which a worker was started here
 
 	tails func() *session.Tails // of sessions that are followed
+	known session.Known         // of sessions that were described
 	index *searchIndex
 }
 

@@ -123,6 +123,7 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 		"Sessions.Follow":       func(ctx context.Context) error { return second(sessions.Follow(ctx, "s", func(loop.Event) {}, nil)) },
 		"Sessions.Fork":         func(ctx context.Context) error { return second(sessions.Fork(ctx, "s", fleet.At{}, "other")) },
 		"Sessions.IDs":          func(ctx context.Context) error { return second(sessions.IDs(ctx)) },
+		"Sessions.Event":        func(ctx context.Context) error { return second(sessions.Event(ctx, "s", "1-0")) },
 		"Sessions.Import":       func(ctx context.Context) error { return second(sessions.Import(ctx, nil, "s")) },
 		"Sessions.List":         func(ctx context.Context) error { return third(sessions.List(ctx, 0)) },
 		"Sessions.Log":          func(ctx context.Context) error { return second(sessions.Log(ctx, "s")) },

@@ -19,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/session/approval"
 	"github.com/toolfleet/toolfleet/internal/session/serve"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/internal/workspace/transfer"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -83,7 +84,7 @@ func only(id protocol.SessionID) []protocol.SessionID { return []protocol.Sessio
 // may do that.
 func read[T any](ctx context.Context, s Sessions, ids []protocol.SessionID, method func(context.Context, *session.Reader) (T, error)) (T, error) {
 	return run(ctx, s, ids, nil, func(ctx context.Context, f *fleet.Fleet) (none T, err error) {
-		reader, err := session.NewReader(ctx, f)
+		reader, err := s.reader(ctx, f)
 		if err != nil {
 			return none, err
 		}
@@ -96,6 +97,15 @@ func read[T any](ctx context.Context, s Sessions, ids []protocol.SessionID, meth
 		}
 		return method(ctx, reader)
 	})
+}
+
+// reader reads sessions from where the client has read them.
+func (s Sessions) reader(ctx context.Context, f *fleet.Fleet) (*session.Reader, error) {
+	reader, err := session.NewReader(ctx, f)
+	if err == nil {
+		reader.Known = &s.client.known
+	}
+	return reader, err
 }
 
 // List returns the sessions that changed last, the last one first; a limit of 0 means 100. leftOut
@@ -153,7 +163,30 @@ func (s Sessions) Trace(ctx context.Context, id protocol.SessionID, turn int) (*
 		return nil, invalid(fmt.Errorf("turn %d: must be 1 or more, or 0 for the last one", turn))
 	}
 	return run(ctx, s, only(id), nil, func(ctx context.Context, f *fleet.Fleet) (*report.Trace, error) {
-		return session.Trace(ctx, f, id, turn)
+		reader, err := s.reader(ctx, f)
+		if err != nil {
+			return nil, err
+		}
+		return reader.Trace(ctx, id, turn)
+	})
+}
+
+// Event returns a stored event of a session, by its [Passed].ID, with the data of its images and
+// attachments. The error wraps [ErrNotFound] if the session has no such event.
+func (s Sessions) Event(ctx context.Context, id protocol.SessionID, at string) (loop.Event, error) {
+	return run(ctx, s, only(id), nil, func(ctx context.Context, f *fleet.Fleet) (loop.Event, error) {
+		position, err := session.ParsePosition(at)
+		if err != nil {
+			return loop.Event{}, invalid(err)
+		}
+		e, err := f.Journal.Event(ctx, id, position.Sequence, position.Index)
+		if err == nil && e == nil {
+			err = codes.As(codes.ErrNotFound, fmt.Errorf("session %s has no event %s", id, position))
+		}
+		if err != nil {
+			return loop.Event{}, err
+		}
+		return session.Observed(*e), nil
 	})
 }
 
@@ -339,7 +372,7 @@ func (s Sessions) Output(ctx context.Context, id protocol.SessionID, observe fun
 // for any more, because only a possible answer finds that out.
 func (s Sessions) Approvals(ctx context.Context) ([]report.Question, error) {
 	return run(ctx, s, nil, nil, func(ctx context.Context, f *fleet.Fleet) ([]report.Question, error) {
-		reader, err := session.NewReader(ctx, f)
+		reader, err := s.reader(ctx, f)
 		if err != nil {
 			return nil, err
 		}
@@ -495,7 +528,11 @@ func (s Sessions) Changes(ctx context.Context, id protocol.SessionID) (list []re
 func (s Sessions) ChangedFiles(ctx context.Context, id protocol.SessionID) (list []report.File, err error) {
 	f := s.client.inner
 	return inFiles(ctx, s, only(id), []natsio.Rights{natsio.WorkspaceRights(f.Name)}, func(ctx context.Context, files session.Files) ([]report.File, error) {
-		return files.Changed(ctx, f.Journal, id)
+		reader, err := s.reader(ctx, f)
+		if err != nil {
+			return nil, err
+		}
+		return files.Changed(ctx, reader, id)
 	})
 }
 
@@ -602,8 +639,8 @@ func (s Sessions) Pull(ctx context.Context, id protocol.SessionID, dir string, o
 }
 
 // Passed is what [Sessions.Events] passes on: an event, a piece of what a running call writes, or
-// that live ones were lost. One of Event, Output and Lost is set, but for the first one: it says
-// that the session may be followed.
+// that live ones were lost. One of Event, Output, Lost and Stored is set, but for the first one: it
+// says that the session may be followed.
 type Passed struct {
 	Event *loop.Event
 	// ID is that of a stored event: Events continues behind it. What is only live has none.
@@ -614,6 +651,9 @@ type Passed struct {
 	// Lost means that the reader did not keep up with what is only live. Stored events are never
 	// lost.
 	Lost bool
+	// Stored means that every event has been passed on that was stored when the session began to be
+	// followed. It comes once.
+	Stored bool
 }
 
 // Events follows a session: it passes on every stored event behind the one with the id after, or
@@ -640,7 +680,7 @@ func (s Sessions) Events(ctx context.Context, id protocol.SessionID, after strin
 		ctx, done := s.client.whileOpen(ctx)
 		defer done()
 		for p, err := range s.client.tails().Tail(ctx, id, from) {
-			made := Passed{Event: p.Event, Lost: p.Lost}
+			made := Passed{Event: p.Event, Lost: p.Lost, Stored: p.Stored}
 			if (p.At != session.Position{}) {
 				made.ID = p.At.String()
 			}

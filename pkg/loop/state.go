@@ -83,6 +83,14 @@ func (s *SessionState) Apply(e *Event) {
 	}
 }
 
+// Clone returns a state that is extended while others read this one.
+func (s *SessionState) Clone() SessionState {
+	made := *s
+	made.Jobs, made.Questions, made.Unknown, made.Changes = slices.Clone(s.Jobs), slices.Clone(s.Questions), slices.Clone(s.Unknown), slices.Clone(s.Changes)
+	made.calls, made.sent = maps.Clone(s.calls), maps.Clone(s.sent)
+	return made
+}
+
 // Calls are the tool calls of the open turn that have no result, in their order: each as its
 // tool_call, or without a CallID while only the reply has it.
 func (s *SessionState) Calls() []*Event {

@@ -150,6 +150,16 @@ func (j *Journal) Next(ctx context.Context, session protocol.SessionID, from uin
 	return msg.Sequence, events, len(msg.Data), IsRecord(msg.Header) && len(events) == 1 && events[0].Status == loop.RemovalCompleted, nil
 }
 
+// Event reads the event at an index of a message, with the data of its images and attachments; nil
+// if there is none.
+func (j *Journal) Event(ctx context.Context, session protocol.SessionID, sequence uint64, index int) (*loop.Event, error) {
+	found, events, _, _, err := j.Next(ctx, session, max(sequence, 1))
+	if err != nil || found != sequence || index >= len(events) {
+		return nil, err
+	}
+	return &events[index], j.loadImages(ctx, session, &events[index])
+}
+
 // Last returns the sequence of the last message of a session; 0 if it has none.
 func (j *Journal) Last(ctx context.Context, session protocol.SessionID) (uint64, error) {
 	msg, err := j.last(ctx, session)

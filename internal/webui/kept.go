@@ -1,0 +1,303 @@
+package webui
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
+
+// readings are what was read last, by a key that says what and for whom.
+type readings[T any] struct {
+	mu    sync.Mutex
+	known map[string]*T
+	order []string // the one that was used last at the end
+}
+
+// of returns the reading of a key, which is a new one if there is none, or if that is over.
+func (r *readings[T]) of(key string, over *T, begin func() *T) *T {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	of := r.known[key]
+	if of == nil || of == over {
+		if r.known == nil {
+			r.known = map[string]*T{}
+		}
+		of = begin()
+		r.known[key] = of
+	}
+	r.order = append(slices.DeleteFunc(r.order, func(other string) bool { return other == key }), key)
+	return of
+}
+
+// fit lets the readings go that were used longest ago, until there are at most so many, and these
+// take at most so many bytes. The one that was used last stays.
+func (r *readings[T]) fit(most, room int, size func(*T) int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := 0
+	for at, key := range slices.Backward(r.order) {
+		all += size(r.known[key])
+		if at < len(r.order)-1 && (len(r.order)-at > most || all > room) {
+			for _, gone := range r.order[:at+1] {
+				delete(r.known, gone)
+			}
+			r.order = slices.Clone(r.order[at+1:])
+			return
+		}
+	}
+}
+
+// drop lets a reading go.
+func (r *readings[T]) drop(key string, of *T) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.known[key] == of {
+		delete(r.known, key)
+		r.order = slices.DeleteFunc(r.order, func(other string) bool { return other == key })
+	}
+}
+
+// maxKept and maxKeptBytes bound the sessions that are kept, in number and in bytes.
+const (
+	maxKept      = 256
+	maxKeptBytes = 64 << 20
+)
+
+// kept is a session as it was read last: all pages that show it share that, however many they are.
+// Each request asks the judge before it gets it, and reads what came since. While pages follow the
+// session, what happens in it is added as it comes.
+type kept struct {
+	id    protocol.SessionID
+	reads chan struct{} // has room for the request that reads
+	bytes atomic.Int64
+
+	traces readings[traced]
+
+	mu       sync.Mutex
+	of       *conversation
+	at       string        // the id of the last event
+	gone     bool          // what is stored now is another session of its name
+	next     chan struct{} // closed when there is more
+	ended    error         // why it is not followed any more
+	watchers int
+	idle     *time.Timer
+	end      context.CancelFunc // of the following; nil while nothing follows
+	round    int                // counts the followings
+
+	describing sync.Mutex
+	described  *report.Session
+	about      int // the version of the conversation that was described
+	until      time.Time
+}
+
+// session is the conversation of a session up to the end of its journal. It is for those who may
+// see the session: the judge is asked.
+func (u *ui) session(ctx context.Context, id protocol.SessionID) (*kept, error) {
+	var over *kept
+	for from := ""; ; {
+		k := u.kept.of(string(id), over, func() *kept {
+			return &kept{id: id, reads: make(chan struct{}, 1), at: from, next: make(chan struct{}), of: newConversation(id)}
+		})
+		err := k.read(ctx, u)
+		k.mu.Lock()
+		gone, none := k.gone, k.of.stored == 0
+		from = k.at
+		k.mu.Unlock()
+		switch {
+		case gone:
+			over = k
+			continue
+		case none: // it takes no room
+			u.kept.drop(string(id), k)
+		default:
+			u.kept.fit(maxKept, maxKeptBytes, func(k *kept) int { return int(k.bytes.Load()) })
+		}
+		return k, err
+	}
+}
+
+// read adds the events that were stored since the last time. Each request follows the session with
+// the rights of its own, from where the last one ended.
+func (k *kept) read(ctx context.Context, u *ui) error {
+	select {
+	case k.reads <- struct{}{}:
+		defer func() { <-k.reads }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	k.mu.Lock()
+	from, gone := k.at, k.gone
+	k.mu.Unlock()
+	if gone {
+		return nil
+	}
+	err := k.upTo(u.all().Events(ctx, k.id, from))
+	removed, another := errors.Is(err, loop.ErrRemoved), errors.Is(err, fleet.ErrInvalid) && from != ""
+	if !removed && !another {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case another: // the journals are not those of before
+		k.gone, k.at = true, ""
+	case !k.gone: // nothing is left, not even the record
+		k.gone, k.at = from != "", ""
+	}
+	return fmt.Errorf("session %s: %w", k.id, fleet.ErrNotFound)
+}
+
+// upTo adds events up to the last one that is stored now.
+func (k *kept) upTo(events iter.Seq2[fleet.Passed, error]) error {
+	for p, err := range events {
+		switch {
+		case err != nil:
+			return err
+		case p.Stored:
+			return nil
+		case p.ID != "":
+			k.take(p)
+		}
+	}
+	return fleet.ErrClosed
+}
+
+// take adds what was passed on. Stored events come from all that read; each counts once.
+func (k *kept) take(p fleet.Passed) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case p.Event != nil && p.ID != "":
+		switch {
+		case k.gone || !behind(p.ID, k.at):
+			return
+		case p.Event.Type == loop.EventRemoved && p.Event.Status == loop.RemovalCompleted:
+			k.gone, k.at = true, p.ID
+		case p.Event.Type == loop.EventCopyStarted && k.of.stored > 0: // what is before was interrupted
+			k.gone = true
+		default:
+			k.of.add(p.Event, p.ID)
+			k.at = p.ID
+		}
+	case p.Event != nil:
+		k.of.add(p.Event, "")
+	case p.Output != nil:
+		k.of.write(p.CallID, p.Output)
+	default:
+		return
+	}
+	k.bytes.Store(int64(k.of.bytes))
+	k.notify()
+}
+
+// notify has those that follow the session look at it.
+func (k *kept) notify() {
+	close(k.next)
+	k.next = make(chan struct{})
+}
+
+// behind reports whether an event comes behind another one, by their ids; "" is the beginning.
+func behind(id, other string) bool {
+	at := func(id string) (message, index int) {
+		first, second, _ := strings.Cut(id, "-")
+		message, _ = strconv.Atoi(first)
+		index, _ = strconv.Atoi(second)
+		return message, index
+	}
+	m, i := at(id)
+	n, j := at(other)
+	return other == "" || m > n || m == n && i > j
+}
+
+// watch is session for a page that follows what happens, until leave.
+func (u *ui) watch(ctx context.Context, id protocol.SessionID) (k *kept, leave func(), err error) {
+	if k, err = u.session(ctx, id); err != nil {
+		return nil, nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.of.stored == 0 {
+		return nil, nil, fmt.Errorf("session %s: %w", id, fleet.ErrNotFound)
+	}
+	if k.watchers++; k.idle != nil {
+		k.idle.Stop()
+	}
+	if k.end == nil && u.followed.Err() == nil {
+		// It is followed for all that watch it, each of which was judged.
+		following, end := context.WithCancel(judge.With(u.followed, judge.Principal{}))
+		k.end, k.ended, k.round = end, nil, k.round+1
+		round, from := k.round, k.at
+		u.joined.Go(func() { k.follow(following, u, round, from) })
+	}
+	return k, func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.watchers--; k.watchers == 0 && k.end != nil {
+			k.idle = time.AfterFunc(lingers, k.rest)
+		}
+	}, nil
+}
+
+// rest ends the following if no page has come.
+func (k *kept) rest() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.watchers == 0 {
+		k.endRound(k.round, nil)
+	}
+}
+
+// endRound ends a following, which may have ended.
+func (k *kept) endRound(round int, why error) {
+	if k.end != nil && k.round == round {
+		k.end()
+		k.end, k.ended = nil, why
+		k.of.quiet()
+		k.notify()
+	}
+}
+
+// follow adds what happens in the session.
+func (k *kept) follow(ctx context.Context, u *ui, round int, from string) {
+	var ended error
+	for p, err := range u.all().Events(ctx, k.id, from) {
+		if ended = err; err == nil {
+			k.take(p)
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.endRound(round, cmp.Or(ended, fleet.ErrClosed))
+}
+
+// describe is what the fleet says of the session as a whole. A description is shared for a second
+// by all that do not know of more than it does: version is that of the conversation.
+func (u *ui) describe(ctx context.Context, k *kept, version int) (*report.Session, error) {
+	k.describing.Lock()
+	defer k.describing.Unlock()
+	if k.described != nil && k.about >= version && time.Now().Before(k.until) {
+		return k.described, nil
+	}
+	k.mu.Lock()
+	about := k.of.version
+	k.mu.Unlock()
+	made, err := u.Local.Show(ctx, k.id)
+	if err == nil {
+		k.described, k.about, k.until = made, about, time.Now().Add(keptLife)
+	}
+	return made, err
+}
