@@ -44,7 +44,7 @@ type tickets struct {
 	serving  map[protocol.Tenant]bool // a goroutine waits for a slot
 	shares   map[protocol.Tenant]*core.Fair[uint8]
 	claiming map[wire.LaneHash]*readyMessage // lanes whose tickets are being taken; what was delivered meanwhile
-	latest   time.Time                       // when a ticket was last seen
+	latest   time.Time                       // when a ticket was last read: a hint may be a check of rights
 	listed   time.Time                       // when all were last listed
 }
 
@@ -129,7 +129,6 @@ func (t *tickets) run(ctx context.Context) {
 func (t *tickets) note(flow wire.Flow) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.latest = time.Now()
 	if t.flows[flow] == nil {
 		if len(t.flows) >= maxFlows {
 			return
@@ -158,6 +157,7 @@ func (t *tickets) recheck(ctx context.Context) {
 		return
 	}
 	t.mu.Lock()
+	t.latest = time.Now()
 	for _, flow := range t.flows {
 		flow.cursor, flow.waits, flow.first = 0, true, time.Time{}
 	}

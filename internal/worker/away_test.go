@@ -292,11 +292,13 @@ func TestPrefer_NotWhileItIsBusyOrGone(t *testing.T) {
 		}
 		return busy != ""
 	}, patience, time.Millisecond)
+	began := time.Now()
 	for _, session := range []protocol.SessionID{"s-2", "s-3"} {
 		got := r.do(session, protocol.CommandRun{Command: "echo step >> steps"})
 		requireOK(t, got)
 		require.NotEqual(t, busy, got.WorkerID)
 	}
+	require.Less(t, time.Since(began), patience/3, "a busy worker keeps a lane for a third of a lease where tenants wait")
 	require.NoError(t, os.WriteFile(filepath.Join(workspaceOf(workers[busy].data, "s-1"), "go"), nil, 0o600))
 	<-done
 	workers[busy].stop()
