@@ -380,5 +380,22 @@ func (s *Store) Request(ctx context.Context, limit time.Duration, msg *nats.Msg)
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return s.NC.RequestMsgWithContext(ctx, msg)
+	return s.NC.RequestMsgWithContext(&sentFirst{Context: ctx}, msg)
+}
+
+// sentFirst is a context that ends after a request was sent: the client checks it once before it
+// sends, and the error would not say whether that was before or after.
+type sentFirst struct {
+	context.Context
+
+	checked bool
+}
+
+// Err is nil the first time.
+func (c *sentFirst) Err() error {
+	if !c.checked {
+		c.checked = true
+		return nil
+	}
+	return c.Context.Err()
 }
