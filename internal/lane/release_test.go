@@ -355,10 +355,19 @@ func TestRun_FenceGrowsWithEachHolder(t *testing.T) {
 	require.NoError(t, <-lost)
 }
 
+// requireWaitsFor waits until an operator sees what a call waits for.
+func (f *fleet) requireWaitsFor(c *protocol.Call, shown string) {
+	f.t.Helper()
+	require.Eventually(f.t, func() bool {
+		view, err := f.operator().Show(f.t.Context(), protocol.DefaultPool, c.Lane(), 0)
+		return err == nil && strings.HasPrefix(view.WaitsFor, shown)
+	}, patience, 10*time.Millisecond, shown)
+}
+
 // A result names the call that held its lane, and the limit, but no call of another tenant.
 func TestWaits_NameWhatTheyWereFor(t *testing.T) {
 	t.Parallel()
-	const rule, takes = "account/*", time.Second
+	const rule, takes = "account/*", 200 * time.Millisecond
 	for name, c := range map[string]struct {
 		session, tenant string // of the call that waits
 		access          func(string) protocol.Use
@@ -383,9 +392,12 @@ func TestWaits_NameWhatTheyWereFor(t *testing.T) {
 			other.Tenant = protocol.Tenant(c.tenant)
 			put(t, p, first)
 			<-began
-			sent := time.Now()
+			sent, isLimit := time.Now(), name == "a limit"
 			put(t, p, other)
-			time.Sleep(max(takes, 2*time.Since(sent))) // the holder has read it long before
+			if isLimit { // only what the holder has read waits for a limit
+				f.requireWaitsFor(other, "limit "+rule)
+			}
+			time.Sleep(max(takes, 2*time.Since(sent)))
 			close(end)
 			waits := f.await(p, other).Waits
 			held, of := protocol.CallID(""), protocol.SessionID("")
@@ -397,7 +409,6 @@ func TestWaits_NameWhatTheyWereFor(t *testing.T) {
 			}
 			require.Equal(t, held, waits.HeldBy, "%+v", waits)
 			require.Equal(t, of, waits.HeldBySession)
-			isLimit := name == "a limit"
 			require.Equal(t, isLimit, waits.LimitMS > waits.LaneMS, "%+v", waits)
 			require.True(t, !isLimit || waits.Limit == rule, "%+v", waits)
 		})
@@ -407,7 +418,7 @@ func TestWaits_NameWhatTheyWereFor(t *testing.T) {
 // Operators see what a lane's next call waits for, and a result says for how long, and what for.
 func TestWaits_ResultsSayWhatACallWaitedFor(t *testing.T) {
 	t.Parallel()
-	const takes = 2 * time.Second
+	const takes = 200 * time.Millisecond
 	at := func(w *protocol.Waits) map[string]float64 {
 		return map[string]float64{"slot": w.SlotMS, "lane": w.LaneMS, "after": w.AfterMS, "limit": w.LimitMS, "rate": w.RateMS}
 	}
@@ -444,10 +455,7 @@ func TestWaits_ResultsSayWhatACallWaitedFor(t *testing.T) {
 			<-began
 			sent := time.Now()
 			put(t, p, c.other)
-			require.Eventually(t, func() bool { // lane show says so
-				view, err := f.operator().Show(t.Context(), protocol.DefaultPool, c.other.Lane(), 0)
-				return err == nil && strings.HasPrefix(view.WaitsFor, c.shown)
-			}, patience, 10*time.Millisecond, c.shown)
+			f.requireWaitsFor(c.other, c.shown)
 			time.Sleep(max(takes, 2*time.Since(sent))) // longer than all else takes, however slow the machine is
 			close(end)
 			if c.rule.Rate != "" {
