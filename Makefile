@@ -43,10 +43,11 @@ RACED    := $(addprefix internal/,lane worker calls mcp/mcpserver natsio session
 	telemetry terminal worker/background worker/dialog worker/sandboxes) pkg/fleet pkg/loop pkg/worker
 RACEDS   := ($(shell echo $(RACED) | tr ' ' '|'))
 LONGEST  := $(addprefix ./,test/integration cmd/coordinator test/firsthour test/chaos internal/sandbox/ns internal/lane/core)
-# Nor with the detector, tests of these packages that move much data, that fill a fleet, that need a worker's answer within 75 ms, or that
-# run three servers in their process. They take eight times as long with it, and it sees the same code in the others.
+# Nor with the detector, tests of these packages that end the world at each write, one after the other, that move much
+# data, that fill a fleet, that need a worker's answer within 75 ms, or that run three servers in their process. They
+# take four to fifteen times as long with it, and it sees the same code in the others.
 # PKG=./internal/lane runs them all with it. Their times mean less beside many others, so fewer run at once.
-HEAVY     = Test(Cluster|Attachments_Documents|Deploy_EachUser|Redeliver_OutlivesTheLeader|Prefer|Fact|Keep|ResultRead|Toolsets|Command_OfVery|Limits_HoldWhile|Later_Many|Drain_WhatIsOn|Dispatch_Spans|Flood_|Memory_DoesNotGrow|Reader_EndsSoon|Save_EachChange|AsNobody$$|Server_GivesMemory|\w*(ADeepLane|ADeepStream|OnThreeServers|AFloodDelays|BehindAFlood|Thousands|ManyFutures|ManyHeld|TooLargeForTheFleet|TooLargeIsRejected))
+HEAVY     = Test(Crash_|Cluster|Caretaker_WhatACaller|Remade_|Twice_|Cancel_Beyond|Attachments_Documents|Deploy_EachUser|Redeliver_OutlivesTheLeader|Prefer|Fact|Keep|ResultRead|Toolsets|Command_OfVery|Command_LongerThan|Isolated_LongCommand|WorkspaceImport_Failed|Limits_HoldWhile|Later_Many|Drain_WhatIsOn|Dispatch_Spans|Flood_|Memory_DoesNotGrow|Reader_EndsSoon|Save_EachChange|AsNobody$$|Server_GivesMemory|\w*(CrashAt|AnyCrashes|AndCrashes|Wherever|CutOffAnywhere|WhateverFollows|WhateverIsTooLarge|InMemoryIsBounded|SentAgainAreBounded|ADeepLane|ADeepStream|OnThreeServers|OnSeveralServers|InACluster|AServerCannotKeep|AFloodDelays|BehindAFlood|Thousands|ManyFutures|ManyHeld|TooLargeForTheFleet|TooLargeIsRejected))
 HEAVY_IN  = $$(grep -rlE --include='*_test.go' '^func $(HEAVY)' $(RACED) | xargs -n1 dirname | sort -u | grep -xE '$(RACEDS)' | sed 's,^,./,')
 MODULES  := . tools tools/openapi test/browser deploy/compose/check deploy/kubernetes/check
 PKG      ?= ./...
@@ -160,6 +161,7 @@ vm: program ## Run sandbox tests in virtual machines with what this one may lack
 .PHONY: interop
 interop: program ## Run the MCP conformance suites, the inspector and agents of others against the server, and OpenTelemetry's collector, and print what they found
 	TOOLFLEET_INTEGRATION=required go test -tags=$(TAG) ./test/interop -count=1 -timeout=30m -v -args -tables
+	TOOLFLEET_INTEGRATION=required go test -tags=$(TAG) ./test/integration -run TestMcpDocs_ServersByNpx -count=1 -timeout=30m -v
 
 .PHONY: sdk-typescript
 sdk-typescript: build ## Check and test the client for TypeScript, and use its package in a fresh folder (needs node 20, npm)

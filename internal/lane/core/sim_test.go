@@ -273,7 +273,7 @@ func TestSimulation_LawsHold(t *testing.T) {
 // through.
 func lawsHold(t *testing.T, kinds ...string) map[string]int {
 	t.Helper()
-	n := 400
+	n := 200
 	if raced {
 		n = 60
 	}
@@ -368,7 +368,7 @@ func TestSimulation_CallsThatAreNewToTheirHolderRunOnce(t *testing.T) {
 			}
 		})
 	}
-	n, stats := uint64(120), map[string]int{}
+	n, stats := uint64(60), map[string]int{}
 	if raced {
 		n = 30
 	}

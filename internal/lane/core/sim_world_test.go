@@ -379,7 +379,7 @@ func simulateLimits(seed uint64, cluster bool, broken string) *world {
 // of the rules, and no call is lost by them.
 func TestSimulation_LimitsHold(t *testing.T) {
 	t.Parallel()
-	n, stats := uint64(200), map[string]int{}
+	n, stats := uint64(100), map[string]int{}
 	if raced {
 		n = 30
 	}
