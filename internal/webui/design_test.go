@@ -106,6 +106,7 @@ func TestDesign_KeysAreAsDocumented(t *testing.T) {
 // TestPages_AreInTheList: each route that is served is a page that make browser opens, or a part of
 // one, by a line of its list, and each line is of a route.
 func TestPages_AreInTheList(t *testing.T) {
+	t.Parallel()
 	list, err := os.ReadFile(filepath.Join("..", "..", "test", "browser", "testdata", "pages.txt"))
 	require.NoError(t, err)
 	handler := webui.New(webui.Options{Options: httpapi.Options{Local: struct{ httpapi.Local }{}}})

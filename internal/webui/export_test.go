@@ -69,6 +69,6 @@ func (h *Handler) Served() []string { return h.ui.served }
 
 // Matches is the pattern that serves a path.
 func (h *Handler) Matches(path string) string {
-	_, pattern := h.ui.mux.Handler(httptest.NewRequest(http.MethodGet, path, nil))
+	_, pattern := h.ui.mux.Handler(httptest.NewRequestWithContext(context.Background(), http.MethodGet, path, nil))
 	return pattern
 }

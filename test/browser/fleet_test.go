@@ -221,6 +221,7 @@ func (s *scene) outcomes(session string) {
 	s.workers["w-lost"].kill()
 	s.work("w-found", "--pool", "lost", "--tools", s.tools)
 	s.state(session, "answered")
+	s.workers["w-found"].kill()
 }
 
 // waits waits until something is so.
