@@ -453,7 +453,7 @@ func TestCheck_FindsWhatIsBroken(t *testing.T) {
 				s.ran(id, "w1", uint64(seq), 1, 2001, 2003, StatusLost)
 			}
 			s.stopped("w1", 5, 2000)
-		}, "L6 crash: call a: 2 executions began when their workers woke, after 1 stops; at most 1 can be by chance"},
+		}, "L3 one result: call a: attempt 1 started by w1"},
 		"a zombie starts a call long after it wakes": {func(s story) {
 			s.ok("a", "w2", 1, 1100, 1110)
 			s.ok("b", "w2", 2, 1200, 1300)
