@@ -48,6 +48,8 @@ type Options struct {
 	Logger *slog.Logger
 	// Signer signs calls; default none.
 	Signer *signing.Signer
+	// Secret returns the secret of the fleet, with which calls prove who has sent them; default none.
+	Secret func(ctx context.Context) ([]byte, error)
 	// Keys are those whose answers count for what sessions ask; default every answer.
 	Keys *signing.Keys
 	// LookAfter is how long a call may be without a result before that is looked up,
@@ -116,7 +118,7 @@ func New(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, options *Opti
 	if err != nil {
 		return nil, err
 	}
-	publisher.Signer = o.Signer
+	publisher.Signer, publisher.Secret = o.Signer, o.Secret
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, fmt.Errorf("open JetStream: %w", err)
@@ -288,7 +290,7 @@ func (d *Dispatcher) RoutePool(pool protocol.Pool, to *Dispatcher) {
 	if d.others == nil {
 		d.others = map[protocol.Pool]*Dispatcher{}
 	}
-	d.others[pool] = to
+	d.others[pool], to.publisher.Secret = to, d.publisher.Secret // the secret is stored where journals are
 }
 
 // of returns the dispatcher of a pool.

@@ -119,7 +119,7 @@ func (f *Fleet) Open(ctx context.Context, journaled bool) (err error) {
 	if f.JS, err = jetstream.New(f.NC); err != nil {
 		return err
 	}
-	if f.Dispatcher, err = calls.New(ctx, f.NC, f.Name, &calls.Options{Tracer: f.Tracer, Meter: f.Meter, Signer: f.Signer, Keys: f.Keys(), Logger: f.Logger}); err != nil {
+	if f.Dispatcher, err = calls.New(ctx, f.NC, f.Name, &calls.Options{Tracer: f.Tracer, Meter: f.Meter, Signer: f.Signer, Secret: f.Secret, Keys: f.Keys(), Logger: f.Logger}); err != nil {
 		return err
 	}
 	f.OnClose(f.Dispatcher.Close)

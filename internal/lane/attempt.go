@@ -429,7 +429,9 @@ func (l *heldLane) settle(e *core.Entry, r *protocol.Result) bool {
 	}
 	r.Sequence, r.Epoch = e.Seq, l.claim.epoch.Load()
 	r.Tries = slices.DeleteFunc(slices.Clone(e.Tries), func(t protocol.Try) bool { return t.Attempt == r.Attempt })
-	if !l.retry("result cannot be stored", func() error { return l.holder.store.StoreResult(l.ctx, e.Call, e.Accepted, r) }) {
+	if !l.retry("result cannot be stored", func() error {
+		return l.holder.store.StoreResult(l.ctx, e.Call, e.Accepted, nats.Header(e.Header).Get(wire.HeaderProof), r)
+	}) {
 		return false
 	}
 	l.holder.count(r.Status)

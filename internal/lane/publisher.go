@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -37,7 +38,11 @@ var (
 type Publisher struct {
 	// Signer, if set, signs the calls; it is not changed while the publisher is used.
 	Signer *signing.Signer
+	// Secret, if set, returns the secret of the fleet, with which calls prove who has sent them. A
+	// user without the right to read it sends calls without a proof.
+	Secret func(ctx context.Context) ([]byte, error)
 
+	secret  secret
 	store   *store.Store
 	streams *natsio.Streams
 	noRoom  atomic.Int64 // when a call was refused for lack of room, in nanoseconds since 1970
@@ -245,10 +250,43 @@ func (p *Publisher) encode(ctx context.Context, s *sending, header nats.Header) 
 	if flow := wire.FlowOf(s.call); !flow.IsDefault() {
 		s.msg.Header.Set(wire.HeaderFlow, flow.Header())
 	}
+	if secret := p.secret.get(ctx, p.Secret); secret != nil {
+		s.msg.Header.Set(wire.HeaderProof, wire.Proof(secret, p.store.Fleet, protocol.CallRef{SessionID: s.call.SessionID, ID: s.call.ID}, s.call.Tenant, s.call.By))
+	}
 	return nil
 }
 
-const headers = 5
+const headers = 6
+
+// secret is that of a fleet, once it was read.
+type secret struct {
+	mu    sync.Mutex
+	value []byte
+	tried time.Time
+}
+
+const (
+	secretTimeout = 2 * time.Second // a server does not answer what it refuses
+	secretAgain   = time.Minute
+)
+
+// get returns the secret; nil as long as it cannot be read.
+func (s *secret) get(ctx context.Context, read func(ctx context.Context) ([]byte, error)) []byte {
+	if read == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.value == nil && time.Since(s.tried) > secretAgain {
+		ctx, cancel := context.WithTimeout(ctx, secretTimeout)
+		defer cancel()
+		value, err := read(ctx)
+		if s.tried = time.Now(); err == nil {
+			s.value = value
+		}
+	}
+	return s.value
+}
 
 // sign signs a call right before it is sent.
 func (p *Publisher) sign(msg *nats.Msg) error {

@@ -161,8 +161,8 @@ func (p *plotsPage) Waited(step int) []string {
 func (u *ui) rates() followed {
 	return followed{thing: "rates", every: plotEvery, open: func() func(context.Context) (any, error) {
 		return func(ctx context.Context) (any, error) {
-			now := time.Now()
-			rates, err := u.Client.CallRates(ctx, fleet.CallQuery{Since: now.Add(-plotTime), Until: now}, plotStep)
+			until := time.Now().Truncate(plotStep).Add(plotStep)
+			rates, err := u.Client.CallRates(ctx, fleet.CallQuery{Since: until.Add(-plotTime), Until: until}, plotStep)
 			if err != nil {
 				return nil, err
 			}

@@ -2,9 +2,12 @@ package wire
 
 import (
 	"cmp"
+	"crypto/hmac"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -59,6 +62,15 @@ func (a About) Header() string {
 		return "" // never, as names are short
 	}
 	return string(text)
+}
+
+// Proof proves to those who know the secret of a fleet who has sent a call: 128 bits of HMAC-SHA-256,
+// in base64 (URL, without padding). The sender puts it into [HeaderProof], and the worker returns it
+// with the result. So a worker cannot say that it has run a call of another tenant.
+func Proof(secret []byte, f protocol.Fleet, call protocol.CallRef, tenant protocol.Tenant, by string) string {
+	mac := hmac.New(sha256.New, secret)
+	fmt.Fprintf(mac, "toolfleet sender 1\n%s\n%s\n%s\n%s\n%s", f, call.SessionID, call.ID, tenant, by)
+	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:16])
 }
 
 // AboutOfHeader is the About with a header; zero for any other text.

@@ -173,6 +173,8 @@ const (
 	HeaderLate = "Tf-Late"
 	// HeaderAbout is the [About] of the call, in the message of its result.
 	HeaderAbout = "Tf-About"
+	// HeaderProof is the [Proof] of a call, and of its result.
+	HeaderProof = "Tf-Proof"
 	// HeaderSeen is the [Seen] of a call that its caller sends for the first time.
 	HeaderSeen = "Tf-Seen"
 	// HeaderIncarnation names the only incarnation that a query about a lane is for.

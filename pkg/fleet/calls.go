@@ -29,6 +29,9 @@ type CallQuery struct {
 	Text string
 	// After is the Next of the page before.
 	After string
+	// From is the Position of an earlier page. The page has calls that the log took in since then, the
+	// first one first, and no Next: its Position is where the next page begins. It is without After.
+	From string
 	// Limit bounds the number of calls of a page, up to 1,000; 0 means 50.
 	Limit int
 	// Whole returns inputs and outputs as long as the log has them: 16 KiB, and not 400 bytes.
@@ -42,7 +45,7 @@ type CallQuery struct {
 func (q *CallQuery) query(ctx context.Context) index.Calls {
 	made := index.Calls{
 		Session: q.Session, Call: q.Call, Tool: q.Tool, Status: q.Status, Lane: q.Lane, Tenant: q.Tenant, Worker: q.Worker,
-		Since: q.Since, Until: q.Until, Text: q.Text, After: q.After, Limit: q.Limit, Whole: q.Whole, Journaled: q.Journaled,
+		Since: q.Since, Until: q.Until, Text: q.Text, After: q.After, From: q.From, Limit: q.Limit, Whole: q.Whole, Journaled: q.Journaled,
 	}
 	if judge.Bounded(ctx) {
 		made.Reach = judge.Of(ctx).Reach()
@@ -80,8 +83,9 @@ func (c *Client) LoggedCall(ctx context.Context, ref protocol.CallRef) (report.L
 }
 
 // CallRates returns how many calls of the log ended in each step of a time, and how long they
-// took. Of the query it uses the filters, Since and Until, which without a value are the last hour.
-// A step is at least 1 s; 0 means a minute. There may be 1,000 steps.
+// took. Of the query it uses the filters, Since and Until, which without a value are the hour until
+// the end of this minute. A step is at least 1 s; 0 means a minute. There may be 1,000 steps. Whole
+// minutes of all calls, or of a tenant, take the same time however many calls the log has.
 func (c *Client) CallRates(ctx context.Context, q CallQuery, step time.Duration) (report.CallRates, error) {
 	return run(ctx, c.Sessions(""), nil, nil, func(ctx context.Context, _ *fleet.Fleet) (report.CallRates, error) {
 		x, err := c.index.open(ctx)

@@ -94,7 +94,7 @@ func (s *searchIndex) open(ctx context.Context) (*index.Index, error) {
 			named[part], parts[string(pool)] = true, part.JS
 		}
 	}
-	options.Parts = parts
+	options.Parts, options.Secret = parts, s.inner.Secret
 	s.opened, err = index.Open(ctx, s.inner.JS, s.inner.Name, dir, options)
 	return s.opened, err
 }

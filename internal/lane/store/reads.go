@@ -350,9 +350,9 @@ func readListing(body []byte) (*Listing, error) {
 
 var errNoState = errors.New("the answer has no state of the stream")
 
-// StoreResult stores the result of a call unless there is one already. It counts for the call's
-// tenant.
-func (s *Store) StoreResult(ctx context.Context, c *protocol.Call, accepted time.Time, r *protocol.Result) error {
+// StoreResult stores the result of a call, with the proof of who has sent it, unless there is one
+// already. It counts for the call's tenant.
+func (s *Store) StoreResult(ctx context.Context, c *protocol.Call, accepted time.Time, proof string, r *protocol.Result) error {
 	tenant := c.Tenant
 	body, err := s.Blobs.EncodeResult(natsio.StoredBy(ctx, tenant), r)
 	if err != nil {
@@ -361,6 +361,9 @@ func (s *Store) StoreResult(ctx context.Context, c *protocol.Call, accepted time
 	msg := &nats.Msg{
 		Subject: wire.ResultSubject(s.Fleet, r.SessionID, r.CallID), Data: body,
 		Header: nats.Header{jetstream.ExpectedLastSubjSeqHeader: []string{"0"}, wire.HeaderAbout: []string{wire.AboutOf(c, accepted).Header()}},
+	}
+	if proof != "" {
+		msg.Header.Set(wire.HeaderProof, proof)
 	}
 	_, answer, err := s.PublishOnce(ctx, wire.ResultsStream(s.Fleet), msg)
 	if err = answer.full(err); err != nil {

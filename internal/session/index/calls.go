@@ -37,12 +37,25 @@ type logged struct {
 	id              int64
 	input, output   int64 // texts
 	stored, settled bool  // its stored result was read, and how it ended is known
+	owner           judge.Owner
 }
 
-// callOf returns the row of a call, which it makes if there is none.
+// callOf returns the row of a call, which it makes if there is none. It belongs to no tenant until
+// a journal or a proof says to which: what a result says alone, its worker may have made up.
 func (w *writer) callOf(s *row, call protocol.CallID) (c logged) {
-	if !w.scan("SELECT id, input, output, stored, finished IS NOT NULL FROM call WHERE session = ? AND call = ?", []any{s.id, string(call)}, &c.id, &c.input, &c.output, &c.stored, &c.settled) {
-		c.id, _ = w.exec("INSERT INTO call(session, call, tenant, owner) VALUES(?, ?, ?, ?)", s.id, string(call), string(s.owner.Tenant), s.owner.By)
+	if !w.scan("SELECT id, input, output, stored, finished IS NOT NULL, tenant, owner FROM call WHERE session = ? AND call = ?", []any{s.id, string(call)},
+		&c.id, &c.input, &c.output, &c.stored, &c.settled, &c.owner.Tenant, &c.owner.By) {
+		c.id, _ = w.exec("INSERT INTO call(session, call) VALUES(?, ?)", s.id, string(call))
+	}
+	return c
+}
+
+// journaled returns the row of a call that the journal of a session has.
+func (w *writer) journaled(s *row, call protocol.CallID) logged {
+	c := w.callOf(s, call)
+	if c.owner.Tenant == "" && s.owner.Tenant != "" {
+		c.owner = s.owner
+		w.exec("UPDATE call SET tenant = ?, owner = ? WHERE id = ?", string(c.owner.Tenant), c.owner.By, c.id)
 	}
 	return c
 }
@@ -62,7 +75,7 @@ func (w *writer) call(s *row, e *loop.Event) {
 	if e.CallID == "" {
 		return
 	}
-	c := w.callOf(s, e.CallID)
+	c := w.journaled(s, e.CallID)
 	pool, lane, _ := strings.Cut(e.Lane, "/")
 	w.exec(`UPDATE call SET turn = ?, step = ?, idx = ?, tool = ?, pool = ?, lane = ?, accepted = iif(accepted = 0, ?, accepted), model_ms = coalesce(model_ms, ?), input = ? WHERE id = ?`,
 		e.Turn, e.Step, e.Index, e.Name, pool, lane, e.Time.UnixMilli(), s.modelMS, w.replaced(s, e, report.RoleCall, wire.Shortened(e.Arguments), c.input), c.id)
@@ -71,7 +84,7 @@ func (w *writer) call(s *row, e *loop.Event) {
 // asked notes that a person is asked about a call, or by it.
 func (w *writer) asked(s *row, e *loop.Event) {
 	if e.CallID != "" {
-		w.exec("UPDATE call SET asked = coalesce(asked, ?) WHERE id = ?", e.Time.UnixMilli(), w.callOf(s, e.CallID).id)
+		w.exec("UPDATE call SET asked = coalesce(asked, ?) WHERE id = ?", e.Time.UnixMilli(), w.journaled(s, e.CallID).id)
 	}
 }
 
@@ -89,7 +102,7 @@ func (w *writer) result(s *row, e *loop.Event) {
 		return
 	}
 	w.answered(s, e) // it ended before a person has answered
-	c := w.callOf(s, e.CallID)
+	c := w.journaled(s, e.CallID)
 	w.exec("UPDATE call SET turn = ?, step = ?, idx = ?, tool = iif(tool = '', ?, tool), accepted = iif(accepted = 0, ?, accepted), output = ? WHERE id = ?",
 		e.Turn, e.Step, e.Index, e.Name, e.Time.UnixMilli(), w.replaced(s, e, report.RoleResult, e.Content, c.output), c.id)
 	w.outcome(c, protocol.Status(e.Status), render.ExitOf(e.Content), e.Error)
@@ -138,16 +151,21 @@ func (w *writer) settled(m *message) {
 	if err != nil || r.SessionID != m.session { // no reader gets it
 		return
 	}
-	about := wire.AboutOfHeader(m.about)
+	about := m.about
+	if about == nil {
+		about = &wire.About{}
+	}
 	s := w.session(r.SessionID)
 	if m.stored <= s.removed { // it was removed with its session, after it was read
 		return
 	}
 	r.FinishedAt = m.time(r.FinishedAt)
 	c := w.callOf(s, r.CallID)
-	owner := s.owner // that of the session, if its journal has one
-	if owner.Tenant == "" && m.about != "" {
-		owner = judge.Owner{Tenant: cmp.Or(about.Tenant, judge.DefaultTenant), By: about.By}
+	owner := c.owner
+	if owner.Tenant == "" && m.proven { // that of the session, if its journal has one
+		if owner = s.owner; owner.Tenant == "" {
+			owner = judge.Owner{Tenant: cmp.Or(about.Tenant, judge.DefaultTenant), By: about.By}
+		}
 	}
 	accepted := cmp.Or(about.Accepted, r.FinishedAt.UnixMilli()-int64(r.RunMS+r.QueueMS+r.Waits.NotBeforeMS))
 	text, at := textOf(r), &loop.Event{Time: r.FinishedAt, CallFields: loop.CallFields{CallID: r.CallID, Name: prose.Cut(about.Tool, maxName)}}
@@ -157,7 +175,7 @@ func (w *writer) settled(m *message) {
 	}
 	if c.output == 0 {
 		role := roleOutput
-		if _, turn := r.Value.(wire.TurnRunResult); turn || about.Turn > 0 || m.about == "" {
+		if _, turn := r.Value.(wire.TurnRunResult); turn || about.Turn > 0 || m.about == nil {
 			role = roleLater
 		}
 		c.output = w.text(s, at, role, text)

@@ -66,7 +66,7 @@ func TestFigures_OfAMillionCalls(t *testing.T) { //nolint:paralleltest // it mea
 				if err != nil {
 					return err
 				}
-				w.message(&message{session: c.SessionID, seq: uint64(i + 1), stored: now.UnixMilli(), body: body, result: true, about: wire.AboutOf(c, now).Header()})
+				w.message(&message{session: c.SessionID, seq: uint64(i + 1), stored: now.UnixMilli(), body: body, result: true, about: new(wire.AboutOf(c, now)), proven: true})
 			}
 			return w.close()
 		}))

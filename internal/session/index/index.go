@@ -7,6 +7,7 @@
 //	 journals    │   reads       rows, and the position behind         Calls: the log, in pages
 //	TF_RESULTS ──┘   behind      which the next one reads              the caller judges
 //	 results         positions                                         each owner
+//	                             triggers ──► sums of each minute ──► Rates
 //
 // The streams are authoritative. The position is stored with the rows of its messages, so a process
 // that is killed loses no message and applies none twice, and several processes may use one file.
@@ -29,6 +30,7 @@ import (
 	"time"
 
 	"github.com/gofrs/flock"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"modernc.org/sqlite"
 
@@ -40,7 +42,7 @@ import (
 const File = "journals.db"
 
 // version is that of the schema. A file of another one is made again.
-const version = 4
+const version = 5
 
 // schema has one row of entry for each text, and one of call for each call. Texts are in entry
 // alone: word has the positions of their words.
@@ -64,7 +66,8 @@ CREATE TABLE call(
   worker TEXT NOT NULL DEFAULT '', attempt INTEGER NOT NULL DEFAULT 0, level TEXT NOT NULL DEFAULT '', checkpoint INTEGER NOT NULL DEFAULT 0,
   run_ms REAL, queue_ms REAL, not_before_ms REAL, slot_ms REAL, lane_ms REAL, after_ms REAL, limit_ms REAL, rate_ms REAL, pause_ms REAL, lost_ms REAL, model_ms REAL, person_ms REAL,
   sandbox_ms REAL, store_ms REAL, held_by TEXT NOT NULL DEFAULT '', held_by_session TEXT NOT NULL DEFAULT '', limited TEXT NOT NULL DEFAULT '', lost_worker TEXT NOT NULL DEFAULT '',
-  asked INTEGER, input INTEGER NOT NULL DEFAULT 0, output INTEGER NOT NULL DEFAULT 0, UNIQUE(call, session));
+  asked INTEGER, input INTEGER NOT NULL DEFAULT 0, output INTEGER NOT NULL DEFAULT 0, taken INTEGER, UNIQUE(call, session));
+CREATE INDEX call_taken ON call(taken);
 CREATE INDEX call_finished ON call(finished);
 CREATE INDEX call_session ON call(session, finished, status);
 CREATE INDEX call_tool ON call(tool, finished, status);
@@ -86,6 +89,9 @@ type Options struct {
 	// Parts are the servers that have results of the fleet besides the one that has its journals,
 	// by the name of a pool.
 	Parts map[string]jetstream.JetStream
+	// Secret returns the secret of the fleet, by which results prove whose calls they are of. It is
+	// nil for a user who may not read it, and for one without.
+	Secret func(ctx context.Context) ([]byte, error)
 }
 
 // defaultMaxBytes is some five million texts of calls.
@@ -95,6 +101,7 @@ const defaultMaxBytes = 2 << 30
 // several processes.
 type Index struct {
 	fleet   protocol.Fleet
+	nc      *nats.Conn
 	stream  jetstream.Stream
 	results []source
 	dir     string
@@ -104,6 +111,7 @@ type Index struct {
 	open atomic.Pointer[opened] // replaced by the one who has the turn
 
 	current atomic.Pointer[time.Time] // when the file was up to date; nil before the first update
+	secret  []byte                    // used by the one who has the turn; nil until it is read
 }
 
 // opened is the file, as this process has it.
@@ -121,7 +129,7 @@ func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, dir
 	if err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", wire.SessionsStream(fleet), err)
 	}
-	x := &Index{fleet: fleet, stream: stream, dir: dir, options: options, turn: make(chan struct{}, 1)}
+	x := &Index{fleet: fleet, nc: js.Conn(), stream: stream, dir: dir, options: options, turn: make(chan struct{}, 1)}
 	parts := map[string]jetstream.JetStream{"": js}
 	maps.Copy(parts, options.Parts)
 	for _, name := range slices.Sorted(maps.Keys(parts)) {
@@ -129,7 +137,7 @@ func Open(ctx context.Context, js jetstream.JetStream, fleet protocol.Fleet, dir
 		if err != nil {
 			return nil, fmt.Errorf("open stream %s: %w", wire.ResultsStream(fleet), err)
 		}
-		x.results = append(x.results, source{stream: results, subject: wire.ResultSubject(fleet, "*", "*"), prefix: "results " + name + " "})
+		x.results = append(x.results, source{stream: results, subject: wire.ResultSubject(fleet, "*", "*"), prefix: "results " + name + " ", proof: x.proof})
 	}
 	if err := x.reopen(ctx, nil); err != nil {
 		return nil, err
@@ -233,8 +241,8 @@ func (x *Index) openFile(ctx context.Context) (_ *opened, err error) {
 		if found != 0 {
 			return fmt.Errorf("%w: %d, and not %d", errVersion, found, version)
 		}
-		_, err := tx.ExecContext(ctx, schema+fmt.Sprintf("PRAGMA user_version = %d;", version))
-		return err
+		_, err := tx.ExecContext(ctx, schema+ratesSchema+triggers()+fmt.Sprintf("PRAGMA user_version = %d;", version))
+		return errors.Join(err, setMeta(ctx, tx, keyFile, newFile()))
 	})
 	if err == nil && o.file.Size() == 0 {
 		_, err = o.write.ExecContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)")

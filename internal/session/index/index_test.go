@@ -52,11 +52,15 @@ func newRig(t *testing.T, options Options) *rig {
 
 func (r *rig) open(t *testing.T, dir string, options Options) *Index {
 	t.Helper()
+	options.Secret = secret
 	x, err := Open(t.Context(), r.JS, r.Name, dir, options)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, x.Close()) })
 	return x
 }
+
+// secret is that of the fleet.
+func secret(context.Context) ([]byte, error) { return []byte("the secret of the fleet"), nil }
 
 // begun is when the tests' sessions begin.
 func begun() time.Time { return time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) }
@@ -588,8 +592,12 @@ func child(url, creds string) error {
 	if err != nil {
 		return err
 	}
+	options := Options{Secret: secret}
+	if os.Getenv(childEnv+"_AGE") != "" {
+		options.MaxAge = time.Hour
+	}
 	for {
-		x, err := Open(ctx, js, protocol.DefaultFleet, ".", Options{})
+		x, err := Open(ctx, js, protocol.DefaultFleet, ".", options)
 		if err == nil {
 			err = errors.Join(x.Update(ctx), x.Close())
 		}
@@ -604,6 +612,58 @@ func child(url, creds string) error {
 func TestUpdate_SurvivesKills(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Options{})
+	r.whileKilled(t, nil, func() {
+		for begun := time.Now(); time.Since(begun) < 5*time.Second; {
+			r.live(t, 20)
+		}
+	})
+	requireRebuilt(t, r)
+	r.requireWhole(t)
+	require.NoError(t, r.journal.Mark(t.Context(), "s0"))
+	results, err := r.JS.Stream(t.Context(), wire.ResultsStream(r.Name))
+	require.NoError(t, err)
+	require.NoError(t, results.Purge(t.Context(), jetstream.WithPurgeSubject(wire.ResultSubject(r.Name, "s0", ">"))))
+	_, err = r.journal.Forget(t.Context(), "s0", 0)
+	require.NoError(t, err)
+	require.NoError(t, r.index.Update(t.Context()))
+	requireRebuilt(t, r)
+}
+
+// Calls of sessions without a journal leave a file with their age, and the rows of these sessions
+// with the last call, and what was counted of them, although the process that removes them is
+// killed again and again.
+func TestUpdate_SessionsWithoutAJournalLeave(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{MaxAge: time.Hour})
+	add := func(name string, n int, age time.Duration) {
+		result := printed("words of " + name)
+		result.FinishedAt = time.Now().Add(-age)
+		r.settle(t, sent(fmt.Sprintf("%s%d", name, n), "c1", "acme", "x"), result)
+	}
+	n := 0
+	r.whileKilled(t, []string{childEnv + "_AGE=1"}, func() {
+		for begun := time.Now(); time.Since(begun) < 4*time.Second; n++ {
+			add("old", n, 2*time.Hour)
+			if n%10 == 0 {
+				add("new", n, time.Minute)
+			}
+		}
+	})
+	require.NoError(t, r.index.Update(t.Context()))
+	young := (n + 9) / 10
+	for _, table := range []string{"call", "session"} {
+		require.Equal(t, young, r.count(t, r.index, "SELECT count(*) FROM "+table), table)
+	}
+	require.Equal(t, young, r.count(t, r.index, "SELECT sum(calls) FROM rate"))
+	require.Equal(t, young, r.count(t, r.index, "SELECT sum(calls) FROM rate_time WHERE waited = 0"))
+	require.NoError(t, r.index.Forget(t.Context(), "new0"))
+	require.Equal(t, young-1, r.count(t, r.index, "SELECT count(*) FROM session"), "it was removed")
+	require.Equal(t, young-1, r.count(t, r.index, "SELECT sum(calls) FROM rate"))
+}
+
+// whileKilled runs a function while processes that update the file are killed one after another.
+func (r *rig) whileKilled(t *testing.T, environment []string, do func()) {
+	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	program, err := filepath.Abs(os.Args[0])
 	require.NoError(t, err)
@@ -614,7 +674,7 @@ func TestUpdate_SurvivesKills(t *testing.T) {
 		defer close(done)
 		for ctx.Err() == nil {
 			command := exec.CommandContext(ctx, program, "-test.run=none")
-			command.Env = append(os.Environ(), childEnv+"="+r.Server.URL(), childEnv+"_CREDS="+r.Server.CredentialFile())
+			command.Env = append(append(os.Environ(), environment...), childEnv+"="+r.Server.URL(), childEnv+"_CREDS="+r.Server.CredentialFile())
 			command.Dir, command.Stderr = r.dir, &output
 			if err := command.Start(); err != nil {
 				done <- err
@@ -635,21 +695,9 @@ func TestUpdate_SurvivesKills(t *testing.T) {
 			}
 		}
 	}()
-	for begun := time.Now(); time.Since(begun) < 5*time.Second; {
-		r.live(t, 20)
-	}
+	do()
 	stop()
 	require.NoError(t, <-done)
 	t.Logf("%d kills", kills)
 	require.Positive(t, kills)
-	requireRebuilt(t, r)
-	r.requireWhole(t)
-	require.NoError(t, r.journal.Mark(t.Context(), "s0"))
-	results, err := r.JS.Stream(t.Context(), wire.ResultsStream(r.Name))
-	require.NoError(t, err)
-	require.NoError(t, results.Purge(t.Context(), jetstream.WithPurgeSubject(wire.ResultSubject(r.Name, "s0", ">"))))
-	_, err = r.journal.Forget(t.Context(), "s0", 0)
-	require.NoError(t, err)
-	require.NoError(t, r.index.Update(t.Context()))
-	requireRebuilt(t, r)
 }

@@ -23,7 +23,6 @@ import (
 const (
 	MaxCalls     = 1000 // of a page
 	defaultCalls = 50
-	MaxBuckets   = 1000
 	scanned      = 5000 // passages with the words of a query that are looked at for one page
 	updateTime   = 2 * time.Second
 )
@@ -45,6 +44,9 @@ type Calls struct {
 	Text string
 	// After is the Next of the page before.
 	After string
+	// From is the Position of an earlier page: the page has calls that the log took in since then, in
+	// that order.
+	From string
 	// Limit bounds the number of calls of a page, up to [MaxCalls]; 0 means 50.
 	Limit int
 	// Journaled leaves out texts that no journal has.
@@ -71,6 +73,9 @@ func (q *Calls) check() error {
 	}
 	if !q.Since.IsZero() && !q.Until.IsZero() && !q.Since.Before(q.Until) {
 		faults = append(faults, fmt.Errorf("until %s: must be after since %s", q.Until.Format(time.RFC3339), q.Since.Format(time.RFC3339)))
+	}
+	if q.From != "" && q.After != "" {
+		faults = append(faults, errors.New("from, after: a page has one of them"))
 	}
 	if err := errors.Join(faults...); err != nil {
 		return codes.As(codes.ErrInvalid, err)
@@ -209,9 +214,9 @@ func readCall(row interface{ Scan(into ...any) error }, most int, more ...any) (
 	return at, c, err
 }
 
-// Calls returns a page of the log, the call that ended last first. It updates the index first, but
-// for not longer than two seconds: then the page is of what the file has. The error wraps
-// [codes.ErrInvalid] if the query is not understood.
+// Calls returns a page of the log, the call that ended last first, or with From the one that the log
+// took in first. It updates the index first, but for not longer than two seconds: then the page is
+// of what the file has. The error wraps [codes.ErrInvalid] if the query is not understood.
 func (x *Index) Calls(ctx context.Context, q Calls) (page report.CallLog, err error) {
 	if err := q.check(); err != nil {
 		return page, err
@@ -230,6 +235,12 @@ func (x *Index) Calls(ctx context.Context, q Calls) (page report.CallLog, err er
 		}
 		from = &at
 	}
+	var since *position
+	if q.From != "" {
+		if since, err = parsePosition(q.From); err != nil {
+			return page, err
+		}
+	}
 	behind, err := x.updateForAWhile(ctx)
 	if err != nil {
 		return page, err
@@ -239,7 +250,14 @@ func (x *Index) Calls(ctx context.Context, q Calls) (page report.CallLog, err er
 		if page.Since, err = sinceOf(ctx, o); err != nil {
 			return err
 		}
-		if terms != nil {
+		now, err := positionNow(ctx, o)
+		page.Position = now.String()
+		switch {
+		case err != nil:
+			return err
+		case since != nil:
+			return q.taken(ctx, o, *since, now, terms, &page)
+		case terms != nil:
 			return q.withWords(ctx, o, expression(terms), from, &page)
 		}
 		return q.page(ctx, o, from, &page)
@@ -430,139 +448,4 @@ func (x *Index) Call(ctx context.Context, q Calls) (report.LoggedCall, error) {
 		return report.LoggedCall{}, codes.As(codes.ErrNotFound, fmt.Errorf("%w: call %s", ErrBehind, q.Call))
 	}
 	return report.LoggedCall{}, codes.As(codes.ErrNotFound, fmt.Errorf("the log has no call %s", q.Call))
-}
-
-// Rates returns how many calls ended in each step of a time, and how long they took. The query has
-// no words and no page.
-func (x *Index) Rates(ctx context.Context, q Calls, step time.Duration) (rates report.CallRates, err error) {
-	if q.Until.IsZero() {
-		q.Until = time.Now()
-	}
-	if q.Since.IsZero() {
-		q.Since = q.Until.Add(-time.Hour)
-	}
-	if step == 0 {
-		step = time.Minute
-	}
-	steps := (q.Until.UnixMilli() - q.Since.UnixMilli() + step.Milliseconds() - 1) / max(step.Milliseconds(), 1)
-	switch {
-	case step < time.Second || step%time.Millisecond != 0:
-		return rates, codes.As(codes.ErrInvalid, fmt.Errorf("step %s: must be at least 1s, in whole milliseconds", step))
-	case steps > MaxBuckets:
-		return rates, codes.As(codes.ErrInvalid, fmt.Errorf("step %s: %d steps, must be at most %d", step, steps, MaxBuckets))
-	case q.Text != "" || q.After != "":
-		return rates, codes.As(codes.ErrInvalid, errors.New("text, after: rates have neither"))
-	}
-	if err := q.check(); err != nil {
-		return rates, err
-	}
-	behind, err := x.updateForAWhile(ctx)
-	if err != nil {
-		return rates, err
-	}
-	err = x.query(ctx, func(o *opened) (err error) {
-		rates = report.CallRates{StepMS: step.Milliseconds(), Buckets: make([]report.CallRate, steps), Behind: behind}
-		if rates.Since, err = sinceOf(ctx, o); err != nil {
-			return err
-		}
-		return q.rates(ctx, o, &rates)
-	})
-	if err != nil {
-		return report.CallRates{}, fmt.Errorf("read the log of calls: %w", err)
-	}
-	return rates, nil
-}
-
-// timeColumns are those of the times of a call.
-const timeColumns = `c.finished, c.status = 'ok', coalesce(c.run_ms, 0), coalesce(c.queue_ms, 0), coalesce(c.not_before_ms, 0), coalesce(c.slot_ms, 0), coalesce(c.lane_ms, 0),
-  coalesce(c.after_ms, 0), coalesce(c.limit_ms, 0), coalesce(c.rate_ms, 0), coalesce(c.pause_ms, 0), coalesce(c.lost_ms, 0), coalesce(c.model_ms, 0), coalesce(c.person_ms, 0)`
-
-// rates fills the buckets. Calls come in the order of their ends, so times of one bucket are in
-// memory at once.
-func (q *Calls) rates(ctx context.Context, o *opened, rates *report.CallRates) error {
-	for i := range rates.Buckets {
-		rates.Buckets[i].At = time.UnixMilli(q.Since.UnixMilli() + int64(i)*rates.StepMS).UTC()
-	}
-	if q.May != nil { // the owners of a tenant see the same
-		if err := q.May(ctx, judge.Owner{Tenant: q.Reach}); err != nil {
-			return err
-		}
-	}
-	where, args := q.conditions()
-	rows, err := o.read.QueryContext(ctx, "SELECT "+timeColumns+" FROM call c WHERE "+strings.Join(where, " AND ")+" ORDER BY c.finished", args...) //nolint:gosec // constants: values are arguments
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	var ran, waited times
-	var bucket *report.CallRate
-	end := func() {
-		if bucket != nil {
-			bucket.RunP50MS, bucket.RunP95MS = ran.percentiles()
-			bucket.WaitP50MS, bucket.WaitP95MS = waited.percentiles()
-		}
-	}
-	for rows.Next() {
-		var finished int64
-		var ok bool
-		var run float64
-		var w report.CallWaits
-		if err := rows.Scan(&finished, &ok, &run, &w.QueueMS, &w.NotBeforeMS, &w.SlotMS, &w.LaneMS, &w.AfterMS, &w.LimitMS, &w.RateMS, &w.PauseMS, &w.LostMS, &w.ModelMS, &w.PersonMS); err != nil {
-			return err
-		}
-		if of := &rates.Buckets[(finished-q.Since.UnixMilli())/rates.StepMS]; of != bucket {
-			end()
-			bucket = of
-		}
-		if bucket.Calls++; !ok {
-			bucket.Failed++
-		}
-		ran.add(run)
-		waited.add(w.QueueMS)
-		addWaits(&bucket.Waits, &w)
-	}
-	end()
-	return rows.Err()
-}
-
-func addWaits(to, w *report.CallWaits) {
-	to.QueueMS, to.NotBeforeMS, to.SlotMS, to.LaneMS = to.QueueMS+w.QueueMS, to.NotBeforeMS+w.NotBeforeMS, to.SlotMS+w.SlotMS, to.LaneMS+w.LaneMS
-	to.AfterMS, to.LimitMS, to.RateMS, to.PauseMS = to.AfterMS+w.AfterMS, to.LimitMS+w.LimitMS, to.RateMS+w.RateMS, to.PauseMS+w.PauseMS
-	to.LostMS, to.ModelMS, to.PersonMS = to.LostMS+w.LostMS, to.ModelMS+w.ModelMS, to.PersonMS+w.PersonMS
-}
-
-// maxTimes is how many times of a bucket are kept at most.
-const maxTimes = 1 << 16
-
-// times are those of a bucket: all, or of very many each second, fourth or eighth one.
-type times struct {
-	kept       []float64
-	all, every int // every is 0 before the first one
-}
-
-func (t *times) add(ms float64) {
-	if t.every = max(t.every, 1); t.all%t.every == 0 {
-		if len(t.kept) == maxTimes {
-			for i := range maxTimes / 2 {
-				t.kept[i] = t.kept[2*i]
-			}
-			t.kept, t.every = t.kept[:maxTimes/2], 2*t.every
-		}
-		t.kept = append(t.kept, ms)
-	}
-	t.all++
-}
-
-// percentiles returns those of the times, and forgets them.
-func (t *times) percentiles() (p50, p95 float64) {
-	p50, p95 = percentiles(t.kept)
-	*t = times{kept: t.kept[:0]}
-	return p50, p95
-}
-
-// percentiles sorts times, and returns what half of them, and 95 of 100, are at most.
-func percentiles(times []float64) (p50, p95 float64) {
-	slices.Sort(times)
-	at := func(n int) float64 { return times[(len(times)*n+99)/100-1] }
-	return at(50), at(95)
 }

@@ -2,8 +2,10 @@ package index
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -34,11 +36,25 @@ func (r *rig) settle(t *testing.T, c *protocol.Call, result protocol.Result) {
 	if result.FinishedAt.IsZero() {
 		result.FinishedAt = begun().Add(time.Hour)
 	}
-	body, err := wire.EncodeResult(&result)
+	r.store(t, &result, wire.AboutOf(c, result.FinishedAt.Add(-time.Minute)), r.proof(t, c))
+}
+
+// proof is what the sender of a call puts into its message.
+func (r *rig) proof(t *testing.T, c *protocol.Call) string {
+	t.Helper()
+	key, err := secret(t.Context())
 	require.NoError(t, err)
-	accepted := result.FinishedAt.Add(-time.Minute)
+	return wire.Proof(key, r.Name, protocol.CallRef{SessionID: c.SessionID, ID: c.ID}, c.Tenant, c.By)
+}
+
+// store stores a result as a worker does.
+func (r *rig) store(t *testing.T, result *protocol.Result, about wire.About, proof string) {
+	t.Helper()
+	body, err := wire.EncodeResult(result)
+	require.NoError(t, err)
 	_, err = r.JS.PublishMsg(t.Context(), &nats.Msg{
-		Subject: wire.ResultSubject(r.Name, c.SessionID, c.ID), Data: body, Header: nats.Header{wire.HeaderAbout: []string{wire.AboutOf(c, accepted).Header()}},
+		Subject: wire.ResultSubject(r.Name, result.SessionID, result.CallID), Data: body,
+		Header: nats.Header{wire.HeaderAbout: []string{about.Header()}, wire.HeaderProof: []string{proof}},
 	})
 	require.NoError(t, err)
 }
@@ -263,6 +279,155 @@ func TestRates_CountEachCallOnce(t *testing.T) {
 	}
 	_, err = r.index.Rates(t.Context(), Calls{Text: "word"}, 0)
 	require.ErrorIs(t, err, codes.ErrInvalid)
+}
+
+// Sums of minutes are what the calls say, however these come, change and leave: of each tenant, in
+// steps of some minutes, and with the places of calls in the log.
+func TestRates_SumsOfMinutes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	r.live(t, 40)
+	for i := range 300 {
+		result := printed("")
+		result.RunMS, result.QueueMS, result.FinishedAt = rand.ExpFloat64()*1000, float64(rand.IntN(3))*rand.Float64()*100, begun().Add(time.Duration(rand.IntN(3600))*time.Second)
+		if i%9 == 0 {
+			result.Status, result.Error = protocol.StatusFailed, protocol.Errorf(protocol.CodeToolFailed, "it failed")
+		}
+		r.settle(t, sent(fmt.Sprintf("alone%d", i%5), fmt.Sprintf("c%d", i), []protocol.Tenant{"acme", "initech", ""}[i%3], "x"), result)
+	}
+	require.NoError(t, r.index.Update(t.Context()))
+	require.NoError(t, r.index.Forget(t.Context(), "alone3"))
+	require.NoError(t, within(t.Context(), r.index.open.Load().write, func(tx *sql.Tx) error {
+		w := newWriter(t.Context(), tx)
+		w.removeOldest(begun().Add(7 * time.Minute).UnixMilli())
+		return w.close()
+	}))
+	since := begun().Truncate(time.Minute)
+	for _, tenant := range []protocol.Tenant{"", "acme", "initech", "default", "other"} {
+		for _, step := range []time.Duration{time.Minute, 5 * time.Minute, 90 * time.Minute} {
+			q := Calls{Since: since, Until: since.Add(180 * time.Minute), Reach: tenant}
+			require.True(t, q.isCounted(step.Milliseconds()))
+			sums, err := r.index.Rates(t.Context(), q, step)
+			require.NoError(t, err)
+			q.Status = wire.Statuses() // so each call is read
+			require.False(t, q.isCounted(step.Milliseconds()))
+			each, err := r.index.Rates(t.Context(), q, step)
+			require.NoError(t, err)
+			require.Len(t, sums.Buckets, len(each.Buckets))
+			for i, want := range each.Buckets {
+				got := sums.Buckets[i]
+				require.Equal(t, []any{want.At, want.Calls, want.Failed}, []any{got.At, got.Calls, got.Failed})
+				require.InDelta(t, want.Waits.QueueMS, got.Waits.QueueMS, 0.001*float64(want.Calls)+1e-6)
+				require.InDelta(t, want.Waits.ModelMS, got.Waits.ModelMS, 0.001*float64(want.Calls)+1e-6)
+				for n, ms := range []float64{want.RunP50MS, want.RunP95MS, want.WaitP50MS, want.WaitP95MS} {
+					require.InDelta(t, ms, []float64{got.RunP50MS, got.RunP95MS, got.WaitP50MS, got.WaitP95MS}[n], 0.05*ms+0.001, "%d of %d calls", n, want.Calls)
+				}
+			}
+		}
+	}
+	require.Zero(t, r.count(t, r.index, "SELECT count(*) FROM call WHERE (finished IS NULL) <> (taken IS NULL)"))
+	require.Zero(t, r.count(t, r.index, "SELECT count(*) - count(DISTINCT taken) FROM call WHERE finished IS NOT NULL"))
+	require.Zero(t, r.count(t, r.index, "SELECT count(*) FROM rate WHERE calls <= 0"))
+	require.Zero(t, r.count(t, r.index, "SELECT count(*) FROM rate_time WHERE calls <= 0"))
+}
+
+// A reader that follows the log gets each call once, in the order in which the log took them in:
+// also those of workers whose clocks are far behind, and those that came while it looked at others.
+func TestCalls_FollowedInTheirOrder(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	add := func(id string, tenant protocol.Tenant, behind time.Duration) {
+		result := printed("says " + id)
+		result.FinishedAt = time.Now().Add(-behind)
+		r.settle(t, sent("s", id, tenant, "x"), result)
+	}
+	add("before", "acme", 0)
+	first := r.calls(t, Calls{})
+	require.Equal(t, []string{"before"}, ids(first))
+	require.Empty(t, r.calls(t, Calls{From: first.Position}).Calls)
+	want := []string{}
+	for i := range 12 {
+		tenant, id := []protocol.Tenant{"acme", "initech"}[i%2], fmt.Sprintf("c%d", i)
+		if add(id, tenant, time.Duration(i%5)*time.Hour); tenant == "acme" {
+			want = append(want, id)
+		}
+	}
+	for _, q := range []Calls{{Reach: "acme"}, {Tenant: "acme", Limit: 1}, {Tenant: "acme", Text: "says", Limit: 4}} {
+		var got []string
+		for q.From = first.Position; ; {
+			page := r.calls(t, q)
+			if got = append(got, ids(page)...); page.Position == q.From || len(page.Calls) == 0 {
+				break
+			}
+			q.From = page.Position
+		}
+		require.Equal(t, want, got)
+	}
+	last := r.calls(t, Calls{}).Position
+	require.NoError(t, r.index.Forget(t.Context(), "s"))
+	result := printed("after a removal")
+	result.FinishedAt = time.Now()
+	r.settle(t, sent("t", "next", "acme", "x"), result)
+	require.Equal(t, []string{"next"}, ids(r.calls(t, Calls{From: last})), "it has a place of its own")
+
+	fresh := r.open(t, t.TempDir(), Options{}) // as a file that was damaged
+	page, err := fresh.Calls(t.Context(), Calls{From: last})
+	require.NoError(t, err)
+	require.Contains(t, ids(page), "next")
+	require.NotContains(t, ids(page), "c1", "it ended long before")
+	for _, from := range []string{"x", "a-b", "a-!-1", first.Position + "-"} {
+		_, err := r.index.Calls(t.Context(), Calls{From: from})
+		require.ErrorIs(t, err, codes.ErrInvalid, from)
+	}
+	_, err = r.index.Calls(t.Context(), Calls{From: last, After: "1-1"})
+	require.ErrorIs(t, err, codes.ErrInvalid)
+}
+
+// A worker may store results, and say of them what it wants. No tenant sees what it has made up: a
+// call is of a tenant if its sender has proved it, or a journal has the call.
+func TestCalls_ALyingWorkerShowsNothingToOthers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	r.append(t, "theirs", append([]loop.Event{started(judge.Owner{Tenant: "initech", By: "token:eve"}), asked(1, "build")}, called(1, "real", "bash", `{"command": "make"}`, "done")...)...)
+	mine := sent("mine", "c1", "acme", "make")
+	lie := func(session, call string, tenant protocol.Tenant, by, proof string) {
+		result := printed("made up")
+		result.SessionID, result.CallID, result.FinishedAt = protocol.SessionID(session), protocol.CallID(call), begun()
+		about := wire.AboutOf(mine, begun())
+		about.Tenant, about.By = tenant, by
+		r.store(t, &result, about, proof)
+	}
+	proof := r.proof(t, mine)
+	lie("mine", "c1", "initech", "", proof)         // it has run the call of another tenant
+	lie("mine", "c2", "acme", "", proof)            // the proof of another call
+	lie("theirs", "c1", "acme", "", proof)          // of another session, which has a journal
+	lie("theirs", "c2", "initech", "token:eve", "") // a call that was never sent
+	lie("later", "c3", "initech", "token:eve", "")
+	require.NoError(t, r.index.Update(t.Context()))
+	r.append(t, "later", started(judge.Owner{Tenant: "initech", By: "token:eve"}), asked(1, "test"))
+	for _, reach := range []protocol.Tenant{"initech", "acme", "default"} {
+		q := Calls{Reach: reach, May: func(_ context.Context, owner judge.Owner) error {
+			if owner.Tenant != reach {
+				return judge.ErrRefused
+			}
+			return nil
+		}}
+		want := []string{}
+		if reach == "initech" {
+			want = append(want, "real")
+		}
+		require.Equal(t, want, ids(r.calls(t, q)), reach)
+		if q.Text = "made"; len(r.calls(t, q).Calls) > 0 {
+			require.Fail(t, "words were found", reach)
+		}
+	}
+	all := r.calls(t, Calls{}) // the operator of the fleet sees them, without a tenant
+	require.Len(t, all.Calls, 6)
+	for i := range all.Calls {
+		require.Equal(t, all.Calls[i].CallID == "real", all.Calls[i].Tenant != "", all.Calls[i].CallID)
+	}
+	r.settle(t, sent("mine", "c9", "acme", "make"), printed("true"))
+	require.Equal(t, []string{"c9"}, ids(r.calls(t, Calls{Reach: "acme"})))
 }
 
 // What is older than a file may be leaves it, also for processes that name no age.

@@ -144,7 +144,7 @@ func (w *writer) message(m *message) {
 func (w *writer) owner(s *row, e *loop.Event, owned bool) {
 	s.owner = judge.Owner{Tenant: cmp.Or(e.Tenant, judge.DefaultTenant), By: e.By}
 	w.exec("UPDATE session SET tenant = ?, owner = ?, owned = ? WHERE id = ?", string(s.owner.Tenant), s.owner.By, owned, s.id)
-	w.exec("UPDATE call SET tenant = ?, owner = ? WHERE session = ? AND (tenant = '' OR NOT stored)", string(s.owner.Tenant), s.owner.By, s.id)
+	w.exec("UPDATE call SET tenant = ?, owner = ? WHERE session = ? AND NOT stored", string(s.owner.Tenant), s.owner.By, s.id)
 }
 
 // event applies one event of a journal.
@@ -283,15 +283,48 @@ func (w *writer) remove(query string, args ...any) (last int64, removed int) {
 // and returns how many there were.
 func (w *writer) removeOldest(before int64) int {
 	last, removed := w.remove("SELECT id, at, role, tool, body FROM entry WHERE at < ? ORDER BY at LIMIT ?", before, removeStep)
-	if removed < removeStep && before < always { // calls without a text
+	if removed < removeStep { // calls without a text
 		last = before - 1
 	}
 	if last > 0 && w.err == nil {
-		_, calls := w.exec("DELETE FROM call WHERE finished <= ?", last)
-		_, open := w.exec("DELETE FROM call WHERE finished IS NULL AND accepted <= ?", last)
-		if removed += int(calls + open); removed > 0 && w.err == nil {
+		ended := w.removeCalls("DELETE FROM call WHERE id IN (SELECT id FROM call WHERE finished <= ? ORDER BY finished LIMIT ?) RETURNING session, finished", last, removeStep)
+		open := w.removeCalls("DELETE FROM call WHERE id IN (SELECT id FROM call WHERE finished IS NULL AND accepted <= ? LIMIT ?) RETURNING session, accepted", last, removeStep)
+		if last == always-1 {
+			last = max(ended.last, open.last)
+		}
+		if removed += ended.count + open.count; removed > 0 && w.err == nil {
 			w.err = setMeta(w.ctx, w.tx, keySince, time.UnixMilli(last).UTC().Format(time.RFC3339))
 		}
+	}
+	return removed
+}
+
+// removedCalls says how many calls were removed, and the last time of one.
+type removedCalls struct {
+	count int
+	last  int64
+}
+
+// removeCalls removes calls, and the rows of sessions without a journal of which no call is left. A
+// session that was removed lately keeps its row, see [writer.forget].
+func (w *writer) removeCalls(query string, args ...any) (removed removedCalls) {
+	statement := w.prepared(query)
+	if w.err != nil {
+		return removed
+	}
+	rows, err := statement.QueryContext(w.ctx, args...)
+	if w.err = err; err != nil {
+		return removed
+	}
+	sessions := map[int64]bool{}
+	for rows.Next() {
+		var session, at int64
+		w.err = errors.Join(w.err, rows.Scan(&session, &at))
+		sessions[session], removed.count, removed.last = true, removed.count+1, max(removed.last, at)
+	}
+	w.err = errors.Join(w.err, rows.Err(), rows.Close())
+	for session := range sessions {
+		w.exec("DELETE FROM session WHERE id = ? AND messages = 0 AND removed = 0 AND NOT EXISTS (SELECT 1 FROM call WHERE session = session.id)", session)
 	}
 	return removed
 }

@@ -3,6 +3,7 @@ package index
 import (
 	"cmp"
 	"context"
+	"crypto/hmac"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -37,6 +38,7 @@ const (
 	keyUpdated  = "updated"  // when it was, about
 	keyBytes    = "bytes"    // bounds of the file, for processes that name none
 	keyAge      = "age"
+	keyFile     = "file" // names the file in positions of readers, see [position]
 )
 
 // source is a stream that is read: of journals, or of results.
@@ -44,6 +46,7 @@ type source struct {
 	stream  jetstream.Stream
 	subject wire.Subject
 	prefix  string // of keys of meta; "" is that of the journals
+	proof   func(call protocol.CallRef, about *wire.About) string
 }
 
 // message is one of a source.
@@ -52,9 +55,10 @@ type message struct {
 	seq     uint64
 	stored  int64 // when, by the server's clock, in milliseconds
 	body    []byte
-	record  bool   // it is the record of a removed session
-	result  bool   // it is a result, and not of a journal
-	about   string // what the header of a result says of its call
+	record  bool        // it is the record of a removed session
+	result  bool        // it is a result, and not of a journal
+	about   *wire.About // what the header of a result says of its call; nil without one
+	proven  bool        // the fleet knows that its sender and tenant are right
 }
 
 // message reads a message of a source.
@@ -64,8 +68,13 @@ func (s source) message(subject string, seq uint64, stored time.Time, header nat
 		m.session, m.record = protocol.SessionID(subject[strings.LastIndexByte(subject, '.')+1:]), journal.IsRecord(header)
 		return m
 	}
-	session, _, _ := strings.Cut(strings.TrimPrefix(subject, strings.TrimSuffix(s.subject, "*.*")), ".")
-	m.session, m.result, m.about = protocol.SessionID(session), true, header.Get(wire.HeaderAbout)
+	session, call, _ := strings.Cut(strings.TrimPrefix(subject, strings.TrimSuffix(s.subject, "*.*")), ".")
+	m.session, m.result = protocol.SessionID(session), true
+	if text := header.Get(wire.HeaderAbout); text != "" {
+		about := wire.AboutOfHeader(text)
+		proof := s.proof(protocol.CallRef{SessionID: m.session, ID: protocol.CallID(call)}, &about)
+		m.about, m.proven = &about, proof != "" && hmac.Equal([]byte(proof), []byte(header.Get(wire.HeaderProof)))
+	}
 	return m
 }
 
@@ -112,6 +121,9 @@ func (x *Index) Follow(ctx context.Context, logger *slog.Logger) {
 // update reads the results that there were before it read the journals: so the journals have most
 // of their texts.
 func (x *Index) update(ctx context.Context, o *opened) error {
+	if err := x.readSecret(ctx); err != nil {
+		return err
+	}
 	results := make([]*jetstream.StreamInfo, len(x.results))
 	for i, from := range x.results {
 		var err error
@@ -128,6 +140,33 @@ func (x *Index) update(ctx context.Context, o *opened) error {
 		}
 	}
 	return errors.Join(x.bound(ctx, o), sweep(ctx, o, sweepTime), scrub(ctx, o))
+}
+
+// readSecret reads the secret of the fleet, if its user may.
+func (x *Index) readSecret(ctx context.Context) error {
+	if x.secret != nil || x.options.Secret == nil {
+		return nil
+	}
+	const most = time.Second                                               // a server does not answer what it refuses
+	short, cancel := context.WithTimeout(context.WithoutCancel(ctx), most) // an update may have less time, again and again
+	defer cancel()
+	secret, err := x.options.Secret(short)
+	if x.secret = secret; err == nil {
+		return nil
+	}
+	rights := natsio.Rights{Publish: []string{"$JS.API.STREAM.INFO.KV_" + wire.PlacesBucket(x.fleet)}}
+	if errors.Is(natsio.CheckRights(context.WithoutCancel(ctx), x.nc, rights), natsio.ErrRights) {
+		x.options.Secret, err = nil, nil
+	}
+	return err
+}
+
+// proof is what a result has if a call is what it is said to be; "" without the secret.
+func (x *Index) proof(call protocol.CallRef, about *wire.About) string {
+	if x.secret == nil {
+		return ""
+	}
+	return wire.Proof(x.secret, x.fleet, call, about.Tenant, about.By)
 }
 
 // missed removes the calls of sessions without a journal from a file that was not updated for so
@@ -556,10 +595,11 @@ func positionOf(ctx context.Context, tx *sql.Tx, from source) (uint64, error) {
 	return strconv.ParseUint(text, 10, 64)
 }
 
-// empty removes all rows.
+// empty removes all rows. Triggers would look at each.
 func empty(ctx context.Context, tx *sql.Tx) error {
-	_, err := tx.ExecContext(ctx, "DELETE FROM entry; DELETE FROM call; DELETE FROM session; DELETE FROM meta WHERE key NOT IN ('bytes', 'age'); INSERT INTO word(word) VALUES('delete-all');")
-	return errors.Join(err, setMeta(ctx, tx, keyScrub, stamp()))
+	_, err := tx.ExecContext(ctx, "DROP TRIGGER "+strings.Join(triggerNames, "; DROP TRIGGER ")+
+		"; DELETE FROM entry; DELETE FROM call; DELETE FROM rate; DELETE FROM rate_time; DELETE FROM session; DELETE FROM meta WHERE key NOT IN ('bytes', 'age'); INSERT INTO word(word) VALUES('delete-all');"+triggers())
+	return errors.Join(err, setMeta(ctx, tx, keyScrub, stamp()), setMeta(ctx, tx, keyFile, newFile()))
 }
 
 // stamp is a value that no other removal has.

@@ -13,6 +13,9 @@ type CallLog struct {
 	// Next names the next page; "" if this is the last one. With a query for words a page may have
 	// fewer calls than were asked for, also none, and a next page nevertheless.
 	Next string `json:"next,omitempty"`
+	// Position is how far the log was read: a query from there gets the calls that the log took in
+	// since then, in the order in which it took them in, whatever the clocks of their workers say.
+	Position string `json:"position"`
 	// Behind means that the log is being brought up to date: more calls will come.
 	Behind bool `json:"behind,omitempty"`
 	// Since is the time before which calls have left the log, by its bounds of age and size; nil if
@@ -97,7 +100,7 @@ type CallRate struct {
 	Calls  int       `json:"calls"`  // that ended in it
 	Failed int       `json:"failed"` // those with another status than ok
 	// Half of the calls, and 95 of 100, took at most that long: to run, and to wait in the fleet
-	// (QueueMS).
+	// (QueueMS). Of steps of whole minutes it is known to 5 %.
 	RunP50MS  float64 `json:"run_p50_ms"`
 	RunP95MS  float64 `json:"run_p95_ms"`
 	WaitP50MS float64 `json:"wait_p50_ms"`

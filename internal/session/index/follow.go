@@ -1,0 +1,92 @@
+package index
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/toolfleet/toolfleet/internal/wire/codes"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+)
+
+// position is how far a reader has followed the log: of which file, the place of the last call that
+// the log had taken in, and when, in milliseconds. A file that was made again takes all calls in
+// again. Of these a reader gets the ones that have ended since then, or not long before.
+type position struct {
+	file        string
+	taken, when int64
+}
+
+// rereadMS is how long before a position calls have ended that a reader of a file that was made
+// again gets, some of them once more.
+const rereadMS = 60_000
+
+func (p position) String() string {
+	return p.file + "-" + strconv.FormatInt(p.taken, 36) + "-" + strconv.FormatInt(p.when, 36)
+}
+
+func parsePosition(s string) (*position, error) {
+	parts := strings.Split(s, "-")
+	if len(parts) == 3 {
+		taken, err := strconv.ParseInt(parts[1], 36, 64)
+		if when, other := strconv.ParseInt(parts[2], 36, 64); err == nil && other == nil {
+			return &position{parts[0], taken, when}, nil
+		}
+	}
+	return nil, codes.As(codes.ErrInvalid, fmt.Errorf("from %.100q: must be the position of a page", s))
+}
+
+// newFile is what names a file in positions.
+func newFile() string { return strconv.FormatUint(rand.Uint64(), 36) }
+
+// positionNow is the position of one who has all that the file has.
+func positionNow(ctx context.Context, o *opened) (now position, err error) {
+	now.when = time.Now().UnixMilli()
+	err = o.read.QueryRowContext(ctx, "SELECT (SELECT value FROM meta WHERE key = ?), last FROM taken", keyFile).Scan(&now.file, &now.taken)
+	return now, err
+}
+
+// taken adds calls that the log took in behind a position, the first one first, and sets the
+// position up to which it has looked: at some calls for one page.
+func (q *Calls) taken(ctx context.Context, o *opened, from, now position, terms []term, page *report.CallLog) error {
+	where, args := q.conditions()
+	where[0] = "c.taken > ? AND c.taken <= ?" // so that it is the one that has an index
+	for i := 1; i < len(where); i++ {
+		if !strings.HasPrefix(where[i], "+") {
+			where[i] = "+" + where[i]
+		}
+	}
+	if from.file != now.file {
+		where, args = append(where, "c.finished >= ?"), append(args, from.when-rereadMS)
+		from.taken = 0
+	}
+	if len(terms) > 0 {
+		where, args = append(where, "EXISTS (SELECT 1 FROM word WHERE word MATCH ? AND rowid IN (c.input, c.output))"), append(args, expression(terms))
+	}
+	now.taken = min(now.taken, from.taken+scanned)
+	rows, err := o.read.QueryContext(ctx, "SELECT "+columns+", c.taken FROM (SELECT * FROM call c WHERE "+strings.Join(where, " AND ")+" ORDER BY c.taken LIMIT ?) c"+ //nolint:gosec // constants: values are arguments
+		q.joins()+" ORDER BY c.taken", slices.Concat([]any{q.most(), q.most(), from.taken, now.taken}, args, []any{q.Limit})...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for n := 1; rows.Next(); n++ {
+		var place int64
+		_, c, err := readCall(rows, q.most(), &place)
+		if err != nil {
+			return err
+		}
+		if n == q.Limit {
+			now.taken = place
+		}
+		if err := q.add(ctx, page, &c); err != nil {
+			return err
+		}
+	}
+	page.Position = now.String()
+	return rows.Err()
+}
