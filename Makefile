@@ -121,8 +121,8 @@ blackbox: build ## Hold the laws against the binaries by a program that knows on
 	go test ./test/blackbox -run TestRun_LawsHold -count=1 -timeout=6h -v -args -bin=$(CURDIR)/bin -calls=$(CALLS) -seed=$(SEED)
 
 .PHONY: calls-figures
-calls-figures: ## Measure a log of CALLS calls: its size, and how long a page takes with each filter
-	TOOLFLEET_CALLS=$(CALLS) go test ./internal/session/index -run TestFigures -count=1 -timeout=6h -v
+calls-figures: ## Measure a log of CALLS calls, or of ROWS ones that SQL writes (SQLITE=sqlite3 has that program do it): its size, and how long a page takes with each filter
+	TOOLFLEET_CALLS=$(CALLS) TOOLFLEET_ROWS=$(ROWS) TOOLFLEET_SQLITE=$(SQLITE) go test ./internal/session/index -run TestFigures -count=1 -timeout=6h -v
 
 .PHONY: crash
 crash: ## End the world at every write of a session's operations (OPERATION=fork for those whose names begin so), with each fault and each continuation

@@ -173,66 +173,33 @@ func (c *callsCommand) list(ctx context.Context, p program, client *fleet.Client
 	return nil
 }
 
-const (
-	followPeriod = time.Second
-	// followLate is how much later than its end a call may come into the log.
-	followLate = time.Minute
-)
+const followPeriod = time.Second
 
-// follow prints calls as they end.
+// follow prints the last calls, and then those that the log takes in, in that order: a worker whose
+// clock is wrong hides no call.
 func (c *callsCommand) follow(ctx context.Context, p program, client *fleet.Client, q fleet.CallQuery) error {
 	out := c.printer(p)
-	printed := map[protocol.CallRef]time.Time{}
-	for first := true; ; first = false {
-		var found []report.LoggedCall
-		for q.After = ""; ; {
-			if q.Limit = index.MaxCalls; first {
-				q.Limit = min(cmp.Or(c.Limit, index.MaxCalls), index.MaxCalls)
-			}
-			page, err := client.Calls(ctx, q)
-			if err != nil {
-				return err
-			}
-			found = append(found, page.Calls...)
-			if q.After = page.Next; first || q.After == "" {
-				break
-			}
-		}
-		q.Since = followFrom(q.Since, time.Now(), found)
-		found = slices.DeleteFunc(found, func(call report.LoggedCall) bool {
-			ref := protocol.CallRef{SessionID: call.SessionID, ID: call.CallID}
-			_, known := printed[ref]
-			printed[ref] = call.FinishedAt
-			return known
-		})
-		slices.Reverse(found)
-		if err := errors.Join(out.print(found), out.flush()); err != nil {
+	q.Limit = min(cmp.Or(c.Limit, index.MaxCalls), index.MaxCalls)
+	for {
+		page, err := client.Calls(ctx, q)
+		if err != nil {
 			return err
 		}
-		for ref, at := range printed {
-			if at.Before(q.Since) {
-				delete(printed, ref)
-			}
+		if page.Behind && q.Position == "" && pause.For(ctx, pause.Retry) { // the first time, all is read
+			continue
 		}
-		if !pause.For(ctx, followPeriod) {
+		if q.Position == "" {
+			slices.Reverse(page.Calls)
+		}
+		if err := errors.Join(out.print(page.Calls), out.flush()); err != nil {
+			return err
+		}
+		same := q.Position == page.Position
+		q.Position, q.Since, q.Limit = page.Position, time.Time{}, index.MaxCalls
+		if same && !pause.For(ctx, followPeriod) {
 			return context.Cause(ctx)
 		}
 	}
-}
-
-// followFrom is when the calls have ended that are asked for next. A worker whose clock is ahead
-// hides no call of the others.
-func followFrom(since, now time.Time, found []report.LoggedCall) time.Time {
-	for i := range found {
-		last := found[i].FinishedAt
-		if last.After(now) {
-			last = now
-		}
-		if from := last.Add(-followLate); from.After(since) {
-			since = from
-		}
-	}
-	return since
 }
 
 // callPrinter prints calls in one form.

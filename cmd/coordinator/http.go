@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/access"
+	"github.com/toolfleet/toolfleet/internal/access/browsers"
 	"github.com/toolfleet/toolfleet/internal/access/oidc"
 	"github.com/toolfleet/toolfleet/internal/access/stored"
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -87,15 +88,20 @@ type site struct {
 // pagesPath is the path below which the pages are.
 const pagesPath = "/ui"
 
-// site returns what a listener serves.
-func (f *webFlags) site(l *listening, name protocol.Fleet, options httpapi.Options) *site {
+// site returns what a listener serves, which follows until ctx ends who is signed in.
+func (f *webFlags) site(ctx context.Context, l *listening, fl *fleet.Fleet, options httpapi.Options, background *sync.WaitGroup) (*site, error) {
+	book, err := browsers.Open(ctx, fl.JS, fl.Name, fl.Logger)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("sign browsers in: %w", err), l.listener.Close())
+	}
+	background.Go(func() { book.Run(ctx) })
 	options.Access, options.Shares, options.AnyHost = l.access, &access.Shares{Rate: f.HTTPRate, Open: f.HTTPOpen}, f.HTTPBehindProxy
-	pages := webui.New(webui.Options{Options: options, Fleet: name, Base: pagesPath, Secure: f.HTTPBehindProxy || strings.HasPrefix(l.URL, "https:")})
+	pages := webui.New(webui.Options{Options: options, Fleet: fl.Name, Browsers: book, Base: pagesPath, Secure: f.HTTPBehindProxy || strings.HasPrefix(l.URL, "https:")})
 	mux := http.NewServeMux()
 	mux.Handle("/", httpapi.New(options))
 	mux.Handle(pagesPath+"/", pages)
 	mux.Handle("GET /{$}", http.RedirectHandler(pagesPath+"/", http.StatusSeeOther))
-	return &site{l, pages, mux}
+	return &site{l, pages, mux}, nil
 }
 
 // serve serves clients until ctx ends.
@@ -232,6 +238,7 @@ func (c *localSite) serveLocal(ctx context.Context, p program, of siteOf) (err e
 		return err
 	}
 	defer func() { env.Close(err) }()
+	env.Fleet.Files = access.NewTokens(tokens...).Has
 	if err := box.List(ctx, env.Fleet, session, p.warn); err != nil {
 		return err
 	}
@@ -277,7 +284,10 @@ func (c *localSite) serveLocal(ctx context.Context, p program, of siteOf) (err e
 	if local != nil {
 		options.Local = local
 	}
-	s := c.site(l, env.Fleet.Name, options)
+	s, err := c.site(serving, l, env.Fleet, options, &background)
+	if err != nil {
+		return err
+	}
 	if err := of.ready(serving, s, over, &background); err != nil {
 		return errors.Join(err, l.listener.Close())
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/access"
+	"github.com/toolfleet/toolfleet/internal/access/stored"
 	"github.com/toolfleet/toolfleet/internal/calls/channel"
 	"github.com/toolfleet/toolfleet/internal/calls/ports"
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -234,6 +235,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	}
 	defer env.Close(nil)
 	defer env.Fleet.ObserveStored()()
+	env.Fleet.Files = access.NewTokens(tokens...).Has
 	var background sync.WaitGroup
 	defer background.Wait()
 	serving, rest := context.WithCancel(ctx)
@@ -298,11 +300,14 @@ func (c *serveCommand) serveHTTP(ctx context.Context, p program, env *environmen
 		table.Store(own.Table)
 		own.Follow(ctx, fl, nil, list, table.Store, p.warn)
 	})
+	s, err := c.site(ctx, l, env.Fleet, httpapi.Options{
+		Client: env.Client, Table: table.Load, MinLevel: environment.MinLevelElsewhere, Policy: rules, Hooks: hooks, Version: p.Version, Logger: logger,
+	}, background)
+	if err != nil {
+		return err
+	}
 	background.Go(func() {
-		err := c.site(l, env.Fleet.Name, httpapi.Options{
-			Client: env.Client, Table: table.Load, MinLevel: environment.MinLevelElsewhere, Policy: rules, Hooks: hooks, Version: p.Version, Logger: logger,
-		}).serve(ctx)
-		if err != nil {
+		if err := s.serve(ctx); err != nil {
 			logger.ErrorContext(ctx, "the HTTP API is not served any more", slog.Any("error", err))
 		}
 	})
@@ -372,6 +377,9 @@ func (c *serveCommand) open(
 		options.Schedules.Strict = c.CallKeys != ""
 	}
 	options.MinLevel, options.Approve, options.TakeOn = environment.MinLevelElsewhere, approval.Waiter(fl.NC, fl.Name, options.Keys), takesOn(fl, logger)
+	options.Stands = func(ctx context.Context, giver protocol.Giver) bool {
+		return stored.Store{JS: fl.JS, Fleet: fl.Name, Signer: fl.Signer}.Stands(ctx, giver, fl.Files)
+	}
 	options.Tracer, options.Logger = telemetry.Tracer(), logger
 	server, err := serve.New(ctx, fl.NC, options)
 	if err != nil {

@@ -8,10 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/system"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -63,8 +65,10 @@ func (c *uiCommand) run(ctx context.Context, p program) error {
 
 // show opens an address, or prints it.
 func (c *uiCommand) show(ctx context.Context, p program, link string) error {
-	if !c.NoOpen && openInBrowser(ctx, p.Getenv, link) == nil {
-		return nil
+	if !c.NoOpen {
+		if whole, err := openInBrowser(ctx, p.Getenv, link); err == nil && whole {
+			return nil
+		}
 	}
 	_, err := fmt.Fprintf(p.Stderr, "coordinator: open %s\n", link)
 	return err
@@ -122,37 +126,61 @@ func (l *listening) askingForToken() string {
 	return "; the address with code= signs one browser in, within a minute, and others need the token in " + l.Token
 }
 
-// openInBrowser opens an address: with one of the commands of $BROWSER, else as this system does.
-func openInBrowser(ctx context.Context, getenv func(string) string, url string) error {
-	var commands [][]string
+// opener is a command that opens an address.
+type opener struct {
+	words []string
+	input string
+	whole bool // the address has its code
+}
+
+// openersOf returns the commands that may open an address, the first one that starts does: those of
+// $BROWSER, else that of the system. Other users of the machine read the arguments of commands. So
+// an argument has a code only where the pages know whose a connection is (users), or where
+// arguments are not to be read; elsewhere it is input, or the person opens the address from the
+// terminal.
+func openersOf(system string, users bool, getenv func(string) string, link string) (all []opener) {
+	whole, argument := users || system == "windows", link
+	if !whole {
+		argument, _, _ = strings.Cut(link, "/open?code=")
+		argument += "/"
+	}
 	for command := range strings.SplitSeq(getenv("BROWSER"), string(os.PathListSeparator)) {
 		words := strings.Fields(command)
 		for i, word := range words {
-			words[i] = strings.ReplaceAll(word, "%s", url)
+			words[i] = strings.ReplaceAll(word, "%s", argument)
 		}
 		if len(words) > 0 && !strings.Contains(command, "%s") {
-			words = append(words, url)
+			words = append(words, argument)
 		}
-		commands = append(commands, words)
+		all = append(all, opener{words: words, whole: whole})
 	}
 	switch {
-	case runtime.GOOS == "darwin":
-		commands = append(commands, []string{"open", url})
-	case runtime.GOOS == "windows":
-		commands = append(commands, []string{"rundll32", "url.dll,FileProtocolHandler", url})
+	case system == "darwin":
+		all = append(all, opener{[]string{"osascript"}, "open location \"" + link + "\"\n", true})
+	case system == "windows":
+		all = append(all, opener{[]string{"rundll32", "url.dll,FileProtocolHandler", argument}, "", whole})
 	case getenv("DISPLAY") != "" || getenv("WAYLAND_DISPLAY") != "": // else it would open one in the terminal
-		commands = append(commands, []string{"xdg-open", url})
+		all = append(all, opener{[]string{"xdg-open", argument}, "", whole})
 	}
-	err := exec.ErrNotFound
-	for _, words := range commands {
-		if len(words) == 0 {
+	return slices.DeleteFunc(all, func(o opener) bool { return len(o.words) == 0 })
+}
+
+// openInBrowser opens an address, and reports whether that had its code.
+func openInBrowser(ctx context.Context, getenv func(string) string, link string) (whole bool, err error) {
+	err = exec.ErrNotFound
+	for _, o := range openersOf(runtime.GOOS, access.KnowsUsers, getenv, link) {
+		cmd := exec.CommandContext(context.WithoutCancel(ctx), o.words[0], o.words[1:]...) //nolint:gosec // as the user has set it
+		system.Detach(cmd)
+		if o.input != "" {
+			cmd.Stdin = strings.NewReader(o.input)
+			if err = cmd.Run(); err == nil { // it ends at once
+				return o.whole, nil
+			}
 			continue
 		}
-		cmd := exec.CommandContext(context.WithoutCancel(ctx), words[0], words[1:]...) //nolint:gosec // as the user has set it
-		system.Detach(cmd)
 		if err = cmd.Start(); err == nil {
-			return cmd.Process.Release() // it may be the browser itself
+			return o.whole, cmd.Process.Release() // it may be the browser itself
 		}
 	}
-	return err
+	return false, err
 }

@@ -4,6 +4,9 @@ package access
 
 import "net/http"
 
-// OfOtherUser reports whether a process of another user of this machine has sent a request. This
-// system does not say whose a connection is.
-func OfOtherUser(*http.Request) bool { return false }
+// KnowsUsers says that this system says whose a connection is.
+const KnowsUsers = false
+
+// UserOf returns the user of this machine whose process has sent a request. This system does not
+// say whose a connection is.
+func UserOf(*http.Request) (user uint64, known bool) { return 0, false }

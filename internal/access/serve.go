@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -41,6 +42,9 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, b B
 	web := &http.Server{
 		Handler: bounded(handler, b), ReadHeaderTimeout: b.Head, IdleTimeout: b.Idle, ConnState: capped(b.Conns), MaxHeaderBytes: maxHead,
 		BaseContext: func(net.Listener) context.Context { return base },
+		ConnContext: func(ctx context.Context, _ net.Conn) context.Context {
+			return context.WithValue(ctx, peerKey{}, &peer{})
+		},
 	}
 	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -67,6 +71,15 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, b B
 const maxHead = 64 << 10
 
 type drainKey struct{}
+
+type peerKey struct{}
+
+// peer is what is known of the other side of a connection, see [UserOf].
+type peer struct {
+	mu    sync.Mutex
+	known bool
+	user  uint64
+}
 
 // Draining returns a channel that is closed when the server of a request is to end; nil without a
 // server.

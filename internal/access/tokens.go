@@ -11,6 +11,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -73,6 +74,24 @@ var ErrUnknown = errors.New("the token is not known, has expired, or was removed
 
 // Tokens are those of a file. They never change.
 type Tokens map[Digest]Token
+
+// What servers know tokens by: of a fleet, behind which is the id, of a file, behind which is a
+// part of its digest's digest, and of an issuer.
+const (
+	OfFleet  = "stored:"
+	OfFile   = "file:"
+	OfIssuer = "issuer"
+)
+
+// Has reports whether a token of a file, by what servers know it by, still lets its client in.
+func (t Tokens) Has(token string) bool {
+	for _, one := range t {
+		if one.Token == token && token != "" {
+			return one.Expires.IsZero() || time.Now().Before(one.Expires)
+		}
+	}
+	return false
+}
 
 // NewTokens returns a verifier of tokens.
 func NewTokens(list ...Token) Tokens {
@@ -170,6 +189,8 @@ func readToken(fields []string) (Token, error) {
 		token.Tenant, err = protocol.ParseTenant(fields[3])
 	}
 	token.Known, token.Name, token.Role, token.Digest = judge.ByToken, fields[0], role, DigestOf(fields[2])
+	known := sha256.Sum256(token.Digest[:])
+	token.Token = OfFile + hex.EncodeToString(known[:8])
 	return token, errors.Join(err, judge.CheckBy(token.By()))
 }
 

@@ -75,6 +75,10 @@ type Fleet struct {
 	// fleet has its text any more; nil without such a copy.
 	Removed func(ctx context.Context, id protocol.SessionID) error
 
+	// Files knows the tokens of clients that this process has in files, by [judge.Principal].Token;
+	// nil has none. It is set before a turn runs.
+	Files func(token string) bool
+
 	here
 	closing
 }

@@ -275,15 +275,16 @@ func (a *api) callLog(tag string) {
 	huma.Register(a.huma, operation(http.MethodGet, "/calls", "list-calls", tag, "List the calls that ended, the last one first"),
 		func(ctx context.Context, in *struct {
 			CallFilter
-			Text  string `query:"text" maxLength:"500" doc:"Words that must all be in the input, or in the output, as in search-sessions."`
-			After string `query:"after" maxLength:"64" doc:"next of the page before."`
+			Text     string `query:"text" maxLength:"500" doc:"Words that must all be in the input, or in the output, as in search-sessions."`
+			After    string `query:"after" maxLength:"64" doc:"next of the page before."`
+			Position string `query:"position" maxLength:"64" doc:"position of an earlier page: the calls that the log took in since then, the first one first."`
 			Limited
 		},
 		) (*answer[report.CallLog], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
 			q := in.query()
-			q.Text, q.After, q.Limit, q.Journaled = in.Text, in.After, in.Limit, len(a.Hooks) > 0
+			q.Text, q.After, q.Position, q.Limit, q.Journaled = in.Text, in.After, in.Position, in.Limit, len(a.Hooks) > 0
 			return answered(a.Client.Calls(ctx, q))
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/calls/rates", "get-call-rates", tag, "Count the calls that ended in each step of a time, and how long they took"),

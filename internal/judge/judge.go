@@ -89,6 +89,9 @@ type Principal struct {
 	Tenant protocol.Tenant
 	// Expires is when the principal may do nothing any more; zero is never.
 	Expires time.Time
+	// Token is what servers know the token of a client by, which is not the token itself; ""
+	// without one.
+	Token string
 }
 
 // ID is an unambiguous text of a principal: two principals are the same if, and only if, their

@@ -162,6 +162,12 @@ func TokenListRights(fleet protocol.Fleet) Rights {
 	return Rights{Publish: []string{"$JS.API.STREAM.INFO." + bucket, "$JS.API.STREAM.MSG.GET." + bucket, "$JS.API.DIRECT.GET." + bucket + "." + wire.TokensSubject(fleet)}}
 }
 
+// BrowserRights allow signing browsers in, and out.
+func BrowserRights(fleet protocol.Fleet) Rights {
+	bucket := "KV_" + wire.PlacesBucket(fleet)
+	return Rights{Publish: []string{"$JS.API.STREAM.INFO." + bucket, "$JS.API.DIRECT.GET." + bucket + "." + wire.BrowsersSubject(fleet), wire.BrowsersSubject(fleet)}}
+}
+
 // WebhookRights allow changing and listing webhooks, which have secrets.
 func WebhookRights(fleet protocol.Fleet) Rights { return changeRights(wire.WebhooksBucket(fleet)) }
 

@@ -1,23 +1,23 @@
 package webui
 
 import (
+	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/access"
+	"github.com/toolfleet/toolfleet/internal/access/browsers"
 )
 
-// cookieLife is how long a browser keeps its token.
-const cookieLife = 30 * 24 * time.Hour
-
-// cookieName is the name of the cookie with the token. Browsers send cookies of a host to each of
-// its ports, so it has the port.
+// cookieName is the name of the cookie of a browser that is signed in. Browsers send cookies of a
+// host to each of its ports, so it has the port.
 func (u *ui) cookieName(r *http.Request) string {
 	name := "toolfleet"
 	if _, port, has := strings.Cut(strings.TrimPrefix(r.Host[max(strings.LastIndex(r.Host, "]"), 0):], "]"), ":"); has {
@@ -29,25 +29,30 @@ func (u *ui) cookieName(r *http.Request) string {
 	return name
 }
 
-// bearer is the token of a browser; "" if it has none.
-func (u *ui) bearer(r *http.Request) string {
+// cookie is what a browser that is signed in sends; "" if it is not.
+func (u *ui) cookie(r *http.Request) string {
 	cookie, err := r.Cookie(u.cookieName(r))
 	if err != nil {
 		return ""
 	}
-	token, err := base64.RawURLEncoding.DecodeString(cookie.Value)
-	if err != nil {
-		return ""
-	}
-	return string(token)
+	return cookie.Value
 }
 
-// remember has the browser send a token from now on, which scripts cannot read.
-func (u *ui) remember(w http.ResponseWriter, r *http.Request, bearer string, life time.Duration) {
+// setCookie has the browser send a cookie from now on, which scripts cannot read.
+func (u *ui) setCookie(w http.ResponseWriter, r *http.Request, value string, life time.Duration) {
 	http.SetCookie(w, &http.Cookie{ //nolint:gosec // Secure wherever browsers come over TLS
-		Name: u.cookieName(r), Value: base64.RawURLEncoding.EncodeToString([]byte(bearer)), Path: "/", MaxAge: int(life.Seconds()),
+		Name: u.cookieName(r), Value: value, Path: "/", MaxAge: int(life.Seconds()),
 		HttpOnly: true, Secure: u.Secure, SameSite: http.SameSiteStrictMode,
 	})
+}
+
+// remember signs a browser in with a token.
+func (u *ui) remember(w http.ResponseWriter, r *http.Request, bearer string) error {
+	value, err := u.Browsers.SignIn(r, bearer)
+	if err == nil {
+		u.setCookie(w, r, value, browsers.Life)
+	}
+	return err
 }
 
 // signInPage asks for a token.
@@ -70,25 +75,40 @@ func (u *ui) signIn(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	u.remember(w, r, bearer, cookieLife)
+	if err := u.remember(w, r, bearer); err != nil {
+		u.show(w, r, http.StatusUnprocessableEntity, "sign-in", view{Title: "Sign in", Data: signInView{to, err.Error()}})
+		return
+	}
 	u.redirect(w, r, to)
 }
 
-// signOut has the browser forget its token.
+// signOut ends what the browser sends, and each copy of it.
 func (u *ui) signOut(w http.ResponseWriter, r *http.Request) {
 	if !u.formIsOurs(r) {
 		u.refuse(w, http.StatusForbidden, "the form is of another sign-in: load the page again")
 		return
 	}
-	u.remember(w, r, "", -time.Second)
+	if browser, err := u.Browsers.Open(r, u.cookie(r)); err == nil {
+		ctx, cancel := within(context.WithoutCancel(r.Context())) // it ends the requests of the browser
+		defer cancel()
+		if err := u.Browsers.SignOut(ctx, browser); err != nil {
+			u.refuse(w, http.StatusServiceUnavailable, "you are not signed out: "+err.Error())
+			return
+		}
+	}
+	u.setCookie(w, r, "", -time.Second)
 	u.redirect(w, r, "/sign-in")
 }
 
-// openCode signs in by a code. Other users of this machine may see the address with the code, as an
-// argument of the program that opens it.
+// openCode signs in by a code. Where other users of this machine may see the address with the code,
+// as an argument of the program that opens it, the connection has to be of this process's user.
 func (u *ui) openCode(w http.ResponseWriter, r *http.Request) {
-	if access.OfOtherUser(r) {
-		u.refuse(w, http.StatusForbidden, "the address is for another user of this machine")
+	if user, known := access.UserOf(r); access.KnowsUsers && (!known || user != 0 && user != uint64(os.Getuid())) { //nolint:gosec // a user
+		reason := "the address is for another user of this machine"
+		if !known {
+			reason = "this system does not say whose the connection is: sign in with the token, whose file the command names"
+		}
+		u.refuse(w, http.StatusForbidden, reason)
 		return
 	}
 	bearer, is := u.codes.take(r.URL.Query().Get("code"))
@@ -96,7 +116,10 @@ func (u *ui) openCode(w http.ResponseWriter, r *http.Request) {
 		u.show(w, r, http.StatusUnauthorized, "sign-in", view{Title: "Sign in", Data: signInView{To: "/", Fault: "The address was used before, or is older than a minute."}})
 		return
 	}
-	u.remember(w, r, bearer, cookieLife)
+	if err := u.remember(w, r, bearer); err != nil {
+		u.refuse(w, http.StatusUnprocessableEntity, err.Error())
+		return
+	}
 	// A browser that was led here from elsewhere sends the cookie from the next page on.
 	u.show(w, r, http.StatusOK, "opened", view{Title: "Signed in"})
 }
@@ -111,9 +134,9 @@ func inside(to string) string {
 	return to
 }
 
-// formKey proves that a form is of a page that a browser with this token has loaded.
+// formKey proves that a form is of a page that this browser has loaded since it was signed in.
 func (u *ui) formKey(r *http.Request) string {
-	mac := hmac.New(sha256.New, []byte(u.bearer(r)))
+	mac := hmac.New(sha256.New, []byte(u.cookie(r)))
 	mac.Write([]byte("toolfleet form"))
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:16])
 }

@@ -1,8 +1,10 @@
 package webui_test
 
 import (
+	"errors"
 	"net"
 	"net/http"
+	"os"
 	"syscall"
 	"testing"
 
@@ -16,25 +18,57 @@ func TestSignIn_ACodeIsNotForOtherUsers(t *testing.T) {
 	t.Parallel()
 	s := start(t)
 	code := s.handler.Code(operator)
-	const nobody = 65534
-	var failed error
-	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
-		return c.Control(func(fd uintptr) { failed = unix.Fchown(int(fd), nobody, -1) })
-	}}
-	theirs := &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext}}
-	t.Cleanup(theirs.CloseIdleConnections)
+	theirs := another(t)
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+"/ui/open?code="+code, http.NoBody)
 	require.NoError(t, err)
 	answer, err := theirs.Do(request)
 	require.NoError(t, err)
 	require.NoError(t, answer.Body.Close())
-	if failed != nil {
-		t.Skipf("only the superuser gives a connection to another user: %v", failed)
-	}
 	require.Equal(t, 403, answer.StatusCode)
 	require.Empty(t, answer.Cookies())
 	status, _, _ := s.get("/open?code=" + code)
 	require.Equal(t, 200, status)
 	_, _, at := s.get("/")
 	require.Equal(t, "/sessions", at)
+}
+
+// another is a client of another user of this machine.
+func another(t *testing.T) *http.Client {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("NOT RUN: only the superuser gives a connection to another user")
+	}
+	const nobody = 65534
+	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+		var failed error
+		err := c.Control(func(fd uintptr) { failed = unix.Fchown(int(fd), nobody, -1) })
+		return errors.Join(err, failed)
+	}}
+	theirs := &http.Client{
+		Transport:     &http.Transport{DialContext: dialer.DialContext},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	t.Cleanup(theirs.CloseIdleConnections)
+	return theirs
+}
+
+// TestSignIn_ACookieIsNotForOtherUsers: a server of another user of this machine gets the cookie of
+// a browser that opens it at 127.0.0.1, and can do nothing with it.
+func TestSignIn_ACookieIsNotForOtherUsers(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	theirs := another(t)
+	s.signIn(operator)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+"/ui/sessions", http.NoBody)
+	require.NoError(t, err)
+	for _, cookie := range s.Client().Jar.Cookies(request.URL) {
+		request.AddCookie(cookie)
+	}
+	for client, want := range map[*http.Client]int{{}: 200, theirs: 303} {
+		answer, err := client.Do(request)
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		client.CloseIdleConnections()
+		require.Equal(t, want, answer.StatusCode)
+	}
 }

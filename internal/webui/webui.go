@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/access"
+	"github.com/toolfleet/toolfleet/internal/access/browsers"
 	"github.com/toolfleet/toolfleet/internal/httpapi"
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
@@ -43,6 +44,8 @@ type Options struct {
 	Fleet protocol.Fleet
 	// Base is the path below which the pages are, such as /ui; "" is the whole address.
 	Base string
+	// Browsers knows who is signed in; nil knows it until the process ends.
+	Browsers *browsers.Book
 	// Secure says that browsers come over TLS, to this server or to a proxy before it.
 	Secure bool
 }
@@ -87,6 +90,9 @@ func New(o Options) *Handler {
 	}
 	if o.NoTurns {
 		o.Local = noTurns{o.Local}
+	}
+	if o.Browsers == nil {
+		o.Browsers = browsers.InMemory()
 	}
 	u := &ui{Options: o, mux: http.NewServeMux(), pages: parsed(o.Base)}
 	u.followed, u.unfollow = context.WithCancel(context.Background())
@@ -286,8 +292,11 @@ func (u *ui) signedIn(next http.Handler) http.Handler {
 			http.StripPrefix(u.Base, u.mux).ServeHTTP(w, r)
 			return
 		}
-		bearer := u.bearer(r)
-		if _, err := u.Access.Verify(r.Context(), bearer); bearer == "" || errors.Is(err, access.ErrUnknown) {
+		browser, err := u.Browsers.Open(r, u.cookie(r))
+		if err == nil {
+			_, err = u.Access.Verify(r.Context(), browser.Bearer)
+		}
+		if errors.Is(err, access.ErrUnknown) {
 			to := "/sign-in"
 			if r.Method == http.MethodGet && r.Header.Get("HX-Request") == "" {
 				to += "?to=" + url.QueryEscape(strings.TrimPrefix(r.URL.RequestURI(), u.Base))
@@ -295,7 +304,10 @@ func (u *ui) signedIn(next http.Handler) http.Handler {
 			u.redirect(w, r, to)
 			return
 		}
-		r.Header.Set("Authorization", "Bearer "+bearer)
+		ctx, end := u.Browsers.Until(r.Context(), browser)
+		defer end()
+		r = r.WithContext(ctx)
+		r.Header.Set("Authorization", "Bearer "+browser.Bearer)
 		required.ServeHTTP(w, r)
 	})
 }

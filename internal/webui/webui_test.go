@@ -3,6 +3,7 @@ package webui_test
 import (
 	"bufio"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -190,6 +192,95 @@ func TestSignIn_PagesAreForKnownTokens(t *testing.T) {
 	require.Equal(t, "/sign-in", at)
 	_, _, at = s.get("/fleet")
 	require.Equal(t, "/sign-in", at, "the browser has no token any more")
+}
+
+// TestSignIn_TheCookieIsNoToken: browsers send the cookie to each server at 127.0.0.1, and what
+// these get is no token: not for the API, and not for other servers. It ends when the browser signs
+// out, with its copies and the streams that are open, and when its token ends.
+func TestSignIn_TheCookieIsNoToken(t *testing.T) {
+	t.Parallel()
+	tokens := changing{access.NewTokens(access.OwnToken(operator)), &atomic.Bool{}}
+	s := start(t, func(o *httpapi.Options) { o.Access = tokens })
+	at, err := url.Parse(s.URL + "/ui/")
+	require.NoError(t, err)
+	cookie := func() *http.Cookie {
+		all := s.Client().Jar.Cookies(at)
+		require.Len(t, all, 1)
+		return all[0]
+	}
+	answer := func(server string, with func(r *http.Request)) int {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server, http.NoBody)
+		require.NoError(t, err)
+		with(request)
+		client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+		answer, err := client.Do(request)
+		require.NoError(t, err)
+		client.CloseIdleConnections()
+		require.NoError(t, answer.Body.Close())
+		return answer.StatusCode
+	}
+	copied := func(c *http.Cookie) func(*http.Request) { return func(r *http.Request) { r.AddCookie(c) } }
+	signing := &http.Client{Jar: s.Client().Jar, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	form, err := signing.PostForm(s.URL+"/ui/sign-in", url.Values{"token": {operator}})
+	require.NoError(t, err)
+	require.NoError(t, form.Body.Close())
+	signing.CloseIdleConnections()
+	set := form.Header.Get("Set-Cookie")
+	for _, part := range []string{"toolfleet-" + at.Port() + "=", "HttpOnly", "SameSite=Strict"} {
+		require.Contains(t, set, part)
+	}
+	first := cookie()
+	decoded, _ := base64.RawURLEncoding.DecodeString(first.Value)
+	require.NotContains(t, first.Value+string(decoded), operator)
+	require.Equal(t, 200, answer(s.URL+"/ui/sessions", copied(first)))
+
+	api := httptest.NewServer(httpapi.New(httpapi.Options{Client: s.client, Table: func() *tools.Table { return s.table }, Access: tokens, Logger: slog.New(slog.DiscardHandler)}))
+	defer api.Close()
+	for _, bearer := range []string{first.Value, string(decoded)} {
+		require.Equal(t, 401, answer(api.URL+"/v1/sessions", func(r *http.Request) {
+			r.Header.Set("Authorization", "Bearer "+strings.ToValidUTF8(strings.Map(printable, bearer), ""))
+		}))
+	}
+	require.Equal(t, 401, answer(api.URL+"/v1/sessions", copied(first)))
+	other := start(t, func(o *httpapi.Options) { o.Access = tokens })
+	elsewhere, err := url.Parse(other.URL)
+	require.NoError(t, err)
+	require.Equal(t, 303, answer(other.URL+"/ui/sessions", copied(&http.Cookie{Name: "toolfleet-" + elsewhere.Port(), Value: first.Value})), "another server has another key")
+
+	stream, err := s.Client().Get(s.URL + "/ui/fleet/live")
+	require.NoError(t, err)
+	defer stream.Body.Close()
+	_, _, to := s.post("/sign-out", "key", s.key())
+	require.Equal(t, "/sign-in", to)
+	require.Equal(t, 303, answer(s.URL+"/ui/sessions", copied(first)), "a copy")
+	_, err = io.Copy(io.Discard, stream.Body) // it ends
+	require.NoError(t, err)
+
+	s.signIn(operator)
+	require.Equal(t, 200, answer(s.URL+"/ui/sessions", copied(cookie())))
+	tokens.removed.Store(true)
+	require.Equal(t, 303, answer(s.URL+"/ui/sessions", copied(cookie())), "its token is not known any more")
+}
+
+func printable(r rune) rune {
+	if r <= ' ' || r >= 0x7f {
+		return -1
+	}
+	return r
+}
+
+// changing are tokens that can be removed.
+type changing struct {
+	access.Verifier
+
+	removed *atomic.Bool
+}
+
+func (c changing) Verify(ctx context.Context, bearer string) (access.Grant, error) {
+	if c.removed.Load() {
+		return access.Grant{}, access.ErrUnknown
+	}
+	return c.Verifier.Verify(ctx, bearer)
 }
 
 func TestSignIn_ACodeIsGoodOnce(t *testing.T) {

@@ -88,7 +88,7 @@ const LimitsKey = "rules"
 func LimitsSubject(f protocol.Fleet) Subject { return "$KV." + LimitsBucket(f) + "." + LimitsKey }
 
 // PlacesBucket is the key-value bucket with where the contents of workspaces are, the secret of the
-// fleet, and its tokens. Only coordinators read it whole.
+// fleet, its tokens, and its browsers. Only coordinators read it whole.
 func PlacesBucket(f protocol.Fleet) string { return stored(f, "PLACES") }
 
 // BodiesKey is the key in [PlacesBucket] of where the contents of workspaces are.
@@ -100,6 +100,13 @@ const TokensKey = "tokens"
 
 // TokensSubject is described at [TokensKey].
 func TokensSubject(f protocol.Fleet) Subject { return "$KV." + PlacesBucket(f) + "." + TokensKey }
+
+// BrowsersKey is the key in [PlacesBucket] of which browsers are signed in, and BrowsersSubject
+// where that is stored.
+const BrowsersKey = "browsers"
+
+// BrowsersSubject is described at [BrowsersKey].
+func BrowsersSubject(f protocol.Fleet) Subject { return "$KV." + PlacesBucket(f) + "." + BrowsersKey }
 
 // Subject is a NATS subject of a fleet. With "*" for one of its parts, or ">" for the last, it is a
 // filter.

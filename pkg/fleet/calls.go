@@ -29,9 +29,10 @@ type CallQuery struct {
 	Text string
 	// After is the Next of the page before.
 	After string
-	// From is the Position of an earlier page. The page has calls that the log took in since then, the
-	// first one first, and no Next: its Position is where the next page begins. It is without After.
-	From string
+	// Position is that of an earlier page. The page has calls that the log took in since then, the
+	// first one first, and no Next: its own Position is where the next page begins. It is without
+	// After.
+	Position string
 	// Limit bounds the number of calls of a page, up to 1,000; 0 means 50.
 	Limit int
 	// Whole returns inputs and outputs as long as the log has them: 16 KiB, and not 400 bytes.
@@ -45,7 +46,7 @@ type CallQuery struct {
 func (q *CallQuery) query(ctx context.Context) index.Calls {
 	made := index.Calls{
 		Session: q.Session, Call: q.Call, Tool: q.Tool, Status: q.Status, Lane: q.Lane, Tenant: q.Tenant, Worker: q.Worker,
-		Since: q.Since, Until: q.Until, Text: q.Text, After: q.After, From: q.From, Limit: q.Limit, Whole: q.Whole, Journaled: q.Journaled,
+		Since: q.Since, Until: q.Until, Text: q.Text, After: q.After, Position: q.Position, Limit: q.Limit, Whole: q.Whole, Journaled: q.Journaled,
 	}
 	if judge.Bounded(ctx) {
 		made.Reach = judge.Of(ctx).Reach()

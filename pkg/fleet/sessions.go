@@ -400,6 +400,10 @@ func (s Sessions) Approve(ctx context.Context, id protocol.SessionID, call proto
 		if err := session.May(ctx, f, judge.Approve, id); err != nil {
 			return err
 		}
+		answer.Giver = nil
+		if who := judge.Of(ctx); answer.Session && (who.Known == judge.ByToken || !who.Expires.IsZero()) {
+			answer.Giver = &protocol.Giver{Token: who.Token, Until: who.Expires}
+		}
 		return approval.Say(ctx, f.NC, f.Conn(s.pool), f.Name, asked, answer)
 	})
 }

@@ -214,11 +214,13 @@ type NoteFields struct {
 	Rule string `json:"rule,omitempty"`
 	// Source is where the rule is written, as in "policy.yaml:7" (approval_asked). Scope is what an
 	// approval for the session covers (approval_asked), or covers from now on (policy_decision).
-	Source string `json:"source,omitempty"`
-	Scope  string `json:"scope,omitempty"`
-	By     string `json:"by,omitempty"`
-	Via    string `json:"via,omitempty"`
-	Note   string `json:"note,omitempty"`
+	// Giver is whose approval for the session it is (policy_decision); nil without a token.
+	Source string          `json:"source,omitempty"`
+	Scope  string          `json:"scope,omitempty"`
+	Giver  *protocol.Giver `json:"giver,omitempty"`
+	By     string          `json:"by,omitempty"`
+	Via    string          `json:"via,omitempty"`
+	Note   string          `json:"note,omitempty"`
 	// Interface is the way by which a call came that no model made: [SingleOptions].Interface
 	// (call_judged, turn_started).
 	Interface string `json:"interface,omitempty"`

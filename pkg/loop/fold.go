@@ -48,10 +48,11 @@ type session struct {
 	state SessionState
 }
 
-// approved is an approval for the session: who gave it, and in which turn.
+// approved is an approval for the session: who gave it, by which token, and in which turn.
 type approved struct {
-	by   string
-	turn int
+	by    string
+	turn  int
+	giver *protocol.Giver
 }
 
 // length is how long a conversation is.
@@ -127,7 +128,10 @@ type stepCall struct {
 }
 
 // decision is what was decided about a call.
-type decision struct{ status, reason, note string }
+type decision struct {
+	status, reason, note string
+	earlier              *approved // the approval for the session that it uses; nil for a decision of its own
+}
 
 // fold returns the session that the events of a journal describe. Errors wrap
 // [ErrJournalInvalid].
@@ -200,10 +204,13 @@ func (s *session) apply(e *Event) error {
 			if s.approved == nil {
 				s.approved = make(map[string]approved)
 			}
-			s.approved[e.Scope] = approved{e.By, e.Turn}
+			s.approved[e.Scope] = approved{e.By, e.Turn, e.Giver}
 		}
 		err = s.updateCall(e, func(c *stepCall) error {
 			c.decision = &decision{status: e.Status, reason: e.Text, note: e.Note}
+			if e.Via == viaSession {
+				c.decision.earlier = &approved{by: e.By, giver: e.Giver}
+			}
 			return nil
 		})
 	case EventQuestionAsked, EventAnswered:

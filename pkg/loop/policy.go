@@ -154,6 +154,9 @@ func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked poli
 	v, p, sent := binding(judged), t.pending(turn, index), call.sent
 	denied := judged.Decision == policy.Denied
 	approved := call.decision != nil && call.decision.status == decisionApproved
+	if approved && !sent && call.decision.earlier != nil { // a resumed turn asks again whether that counts
+		approved = t.stands(ctx, *call.decision.earlier)
+	}
 	if approved {
 		v.note = call.decision.note
 	}
@@ -163,7 +166,7 @@ func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked poli
 		}
 	}
 	switch {
-	case call.decision != nil && !approved:
+	case call.decision != nil && call.decision.status != decisionApproved:
 		v = v.deny(call, call.decision.reason)
 	case sent && (!denied || !call.ranHere()), call.content != nil, approved && !denied:
 		return v, nil
@@ -255,6 +258,9 @@ func (j *judging) decide(ctx context.Context, judged policy.Verdict) (verdict, e
 		if given.status == decisionApproved && given.forSession {
 			decided.Scope = j.scope
 		}
+		if decided.Scope != "" || given.via == viaSession {
+			decided.Giver = given.giver
+		}
 		return decided
 	})
 	if given.status != string(policy.Allowed) {
@@ -292,9 +298,9 @@ func (t *turnRun) decideCall(ctx context.Context, p *pendingCall, asked policy.C
 		}
 	}
 	j.scope, _ = ScopeOf(p.event.Name, p.input)
-	if before, is := t.session.approved[j.scope]; is && t.opts.Approve != nil {
+	if before, is := t.session.approved[j.scope]; is && t.opts.Approve != nil && t.stands(ctx, before) {
 		j.approve = func(context.Context, ApprovalRequest) (protocol.Approval, error) {
-			return protocol.Approval{Granted: true, By: before.by, Via: "session"}, nil
+			return protocol.Approval{Granted: true, By: before.by, Via: viaSession, Giver: before.giver}, nil
 		}
 	} else if judged.Decision == policy.Ask && t.opts.Approve != nil {
 		event := p.as(EventApprovalAsked)
@@ -312,6 +318,21 @@ func (t *turnRun) decideCall(ctx context.Context, p *pendingCall, asked policy.C
 		err = ifDetached(ctx)
 	}
 	return v, err
+}
+
+// viaSession is the way of an answer that an approval for the session has given.
+const viaSession = "session"
+
+// stands reports whether an approval for the session still counts: who has given it could give it
+// now.
+func (r *Runner) stands(ctx context.Context, a approved) bool {
+	switch {
+	case a.giver == nil:
+		return true
+	case !a.giver.Until.IsZero() && !time.Now().Before(a.giver.Until), r.opts.Stands == nil:
+		return false
+	}
+	return r.opts.Stands(ctx, *a.giver)
 }
 
 // editors are the tools that do nothing but change the file of the argument named path.
@@ -351,7 +372,8 @@ type answer struct {
 	via        string // the way by which the answer came
 	note       string // what the person said
 	forSession bool
-	later      bool // the answer comes with the same call, sent again
+	giver      *protocol.Giver // of an approval for the session
+	later      bool            // the answer comes with the same call, sent again
 }
 
 func askPerson(ctx context.Context, approve asker, judged policy.Verdict, request ApprovalRequest) answer {
@@ -362,7 +384,7 @@ func askPerson(ctx context.Context, approve asker, judged policy.Verdict, reques
 	for errors.Is(err, ErrAskAgain) && ctx.Err() == nil {
 		said, expired, err = askOnce(ctx, approve, judged.Timeout, request)
 	}
-	given := answer{reason: judged.Reason, by: prose.Valid(said.By), via: said.Via, note: noteOf(said), forSession: said.Session}
+	given := answer{reason: judged.Reason, by: prose.Valid(said.By), via: said.Via, note: noteOf(said), forSession: said.Session, giver: said.Giver}
 	switch {
 	case err == nil && said.Granted:
 		given.status = decisionApproved

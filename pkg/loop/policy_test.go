@@ -293,6 +293,94 @@ func TestPolicy_AnApprovalForTheSession(t *testing.T) {
 	require.Equal(t, 4, asked, "the conversation was taken back to before the approval")
 }
 
+// An approval for the session counts as long as its giver could give it: not after the token of
+// that client has expired or was removed, also for a call that is journaled as approved by it and
+// was not sent, when its turn is resumed.
+func TestPolicy_AnApprovalOfOneWhoseTokenIsGone(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		giver  *protocol.Giver
+		stands []bool // when the second and the third turn ask
+		asked  int
+	}{
+		"no token":             {nil, nil, 1},
+		"a good token":         {&protocol.Giver{Token: "stored:1", Until: time.Now().Add(time.Hour)}, []bool{true, true}, 1},
+		"it was removed":       {&protocol.Giver{Token: "stored:1", Until: time.Now().Add(time.Hour)}, []bool{true, false}, 2},
+		"it has expired":       {&protocol.Giver{Token: "stored:1", Until: time.Now().Add(-time.Second)}, nil, 3},
+		"no process can look":  {&protocol.Giver{Token: "stored:1"}, nil, 3},
+		"removed, then as was": {&protocol.Giver{Token: "stored:1"}, []bool{false, true}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(asks("a", "greedy"), says("done"), asks("b", "greedy"), says("done"), asks("c", "greedy"), says("done"))
+			r.opts.Policy = newJudge(t, "approval: {tools: [greedy]}")
+			asked, looks := 0, 0
+			r.opts.Approve = func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
+				asked++
+				return protocol.Approval{Granted: true, Session: true, By: "ada", Via: "fleet", Giver: test.giver}, nil
+			}
+			if test.stands != nil {
+				r.opts.Stands = func(_ context.Context, giver protocol.Giver) bool {
+					require.Equal(t, "stored:1", giver.Token)
+					looks++
+					return test.stands[looks-1]
+				}
+			}
+			for range 3 {
+				r.mustRun(t.Context(), t, "go")
+			}
+			require.Equal(t, test.asked, asked)
+			require.Len(t, test.stands, looks)
+			for _, e := range r.journaled(t, loop.EventPolicyDecision) {
+				if test.giver == nil {
+					require.Nil(t, e.Giver)
+					continue
+				}
+				require.Equal(t, test.giver.Token, e.Giver.Token, "who gave it is in the journal, also where it is used")
+			}
+		})
+	}
+}
+
+// A turn that crashed at any write asks again about a call that an approval for the session has let
+// pass, if it was not sent and the token of the giver was removed meanwhile.
+func TestPolicy_AnApprovalForTheSessionIsJudgedAtResume(t *testing.T) {
+	t.Parallel()
+	outcomes := map[int]int{}
+	for crash := range 12 {
+		journal := &crashingJournal{untilCrash: -1, kept: 1}
+		r := newRig(asks("a", "greedy"), says("done"), asks("b", "greedy"), says("done"), says("more"))
+		r.journal = journal
+		r.opts.Policy = newJudge(t, "approval: {tools: [greedy]}")
+		asked, removed := 0, false
+		r.opts.Approve = func(context.Context, loop.ApprovalRequest) (protocol.Approval, error) {
+			asked++
+			return protocol.Approval{Granted: true, Session: true, Giver: &protocol.Giver{Token: "stored:1"}}, nil
+		}
+		r.opts.Stands = func(context.Context, protocol.Giver) bool { return !removed }
+		r.mustRun(t.Context(), t, "go")
+		journal.untilCrash = crash
+		_, err := r.run(t.Context(), t, "again")
+		journal.untilCrash = -1
+		if err == nil {
+			continue
+		}
+		decided, sent := len(r.journaled(t, loop.EventPolicyDecision)) == 2, len(r.journaled(t, loop.EventToolCall)) == 2
+		removed = true
+		r.mustRun(t.Context(), t, "again")
+		want := 2
+		if sent {
+			want = 1
+		}
+		require.Equal(t, want, asked, "crash %d, decided %t, sent %t", crash, decided, sent)
+		if decided {
+			outcomes[asked]++
+		}
+	}
+	require.Positive(t, outcomes[1])
+	require.Positive(t, outcomes[2], "it was approved, and not sent")
+}
+
 // A person is asked about a call with all of its arguments, or the call is not made: they are never
 // left out because the journal takes no more.
 func TestPolicy_NoApprovalOfWhatIsNotShown(t *testing.T) {

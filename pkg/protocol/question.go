@@ -2,6 +2,7 @@ package protocol
 
 import (
 	"encoding/json"
+	"time"
 )
 
 // Question is a form that a running call asks a person to fill in. Programs that follow the call
@@ -50,7 +51,20 @@ type Approval struct {
 	// that came over NATS as claimed: nobody has checked it.
 	By   string `json:"by,omitempty"`
 	Note string `json:"note,omitempty"`
+	// Giver is whose client has given an approval for the session: it counts as long as the client
+	// has its token. nil is a person at the terminal of the session, or the operator of its fleet.
+	// [Sessions.Approve] of package fleet sets it.
+	Giver *Giver `json:"giver,omitempty"`
 	// Via is the way by which the answer came: terminal, fleet, mcp or acp. Who receives the answer
 	// sets it, so it never comes from the answer itself.
 	Via string `json:"-"`
+}
+
+// Giver is the token of a client that has given an approval for a session.
+type Giver struct {
+	// Token is what servers know the token by, which is not the token itself: stored:ID for one of
+	// the fleet.
+	Token string `json:"token,omitempty"`
+	// Until is when the token expires; zero is never.
+	Until time.Time `json:"until,omitzero"`
 }

@@ -211,7 +211,7 @@ func (i *Issuer) principal(token *oidc.IDToken) (who judge.Principal, err error)
 	if err := token.Claims(&claims); err != nil {
 		return who, err
 	}
-	who = judge.Principal{Known: judge.ByToken, Name: "oidc:" + token.Subject, Expires: token.Expiry.Add(skew)}
+	who = judge.Principal{Known: judge.ByToken, Name: "oidc:" + token.Subject, Token: access.OfIssuer, Expires: token.Expiry.Add(skew)}
 	if token.Subject == "" {
 		return who, errors.New("it has no subject (sub)")
 	}

@@ -234,6 +234,30 @@ func (s Store) Remove(ctx context.Context, ids ...string) error {
 	})
 }
 
+// Stands reports whether a token still lets its client in, by what its principal says that servers
+// know it by. files knows those of this process's files; nil has none. Of an issuer's tokens
+// nothing is known but when they expire.
+func (s Store) Stands(ctx context.Context, giver protocol.Giver, files func(token string) bool) bool {
+	id, is := strings.CutPrefix(giver.Token, access.OfFleet)
+	if !is {
+		return giver.Token == access.OfIssuer && !giver.Until.IsZero() || files != nil && files(giver.Token)
+	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	bucket, err := s.JS.KeyValue(ctx, wire.PlacesBucket(s.Fleet))
+	if err != nil {
+		return false
+	}
+	record, _, err := natsio.ReadKey(ctx, bucket, wire.TokensKey)
+	if err != nil {
+		return false
+	}
+	list, err := decode(record)
+	return err == nil && slices.ContainsFunc(list, func(e entry) bool {
+		return e.ID == id && time.Now().Before(e.Expires) && (s.Signer == nil || s.Signer.HasSigned(s.Fleet, signing.KindToken, e.signed(), e.Signature))
+	})
+}
+
 // Watch is the tokens of a fleet as a server knows them. It lets no client in before Run has read
 // them. It is safe for concurrent use.
 type Watch struct {
@@ -283,7 +307,7 @@ func (w *Watch) Verify(_ context.Context, bearer string) (access.Grant, error) {
 		return access.Grant{}, access.ErrUnknown
 	}
 	role, err := judge.ParseRole(token.Role)
-	who := judge.Principal{Known: judge.ByToken, Name: token.Name, Role: role, Tenant: token.Tenant, Expires: token.Expires}
+	who := judge.Principal{Known: judge.ByToken, Name: token.Name, Role: role, Tenant: token.Tenant, Expires: token.Expires, Token: access.OfFleet + token.ID}
 	return access.Grant{Principal: who, Live: token.ctx}, err
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/internal/wire/signing"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -69,7 +70,7 @@ func TestTokens_LetInAndEndAtEveryServer(t *testing.T) {
 			grants[i], err = server.Verify(t.Context(), secret)
 			return err == nil
 		}, generous, time.Millisecond)
-		require.Equal(t, judge.Principal{Known: judge.ByToken, Name: "ann", Role: judge.RoleRun, Tenant: "acme", Expires: made.Expires}, grants[i].Principal)
+		require.Equal(t, judge.Principal{Known: judge.ByToken, Name: "ann", Role: judge.RoleRun, Tenant: "acme", Expires: made.Expires, Token: access.OfFleet + made.ID}, grants[i].Principal)
 		_, err = server.Verify(t.Context(), secret[:len(secret)-1])
 		require.ErrorIs(t, err, access.ErrUnknown)
 	}
@@ -215,4 +216,31 @@ func TestTokens_AreSigned(t *testing.T) {
 	_, err = bucket.Put(t.Context(), wire.TokensKey, bytes.ReplaceAll(record.Value(), []byte(`"role":"read"`), []byte(`"role":"operate"`)))
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return !verifies(last) && !verifies(good) }, generous, time.Millisecond, "the role is signed")
+}
+
+// An approval for a session counts as long as the token of its giver does.
+func TestTokens_StandForWhatTheirClientsApproved(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	store := stored.Store{JS: f.JS, Fleet: "tf"}
+	made, _, err := store.Add(t.Context(), stored.Token{Name: "ann", Role: "operate", Tenant: "acme"})
+	require.NoError(t, err)
+	short, _, err := store.Add(t.Context(), stored.Token{Name: "eve", Role: "operate", Tenant: "acme", Expires: time.Now().Add(2 * time.Second)})
+	require.NoError(t, err)
+	giver := protocol.Giver{Token: access.OfFleet + made.ID, Until: made.Expires}
+	stands := func(token string) bool {
+		return store.Stands(t.Context(), protocol.Giver{Token: token}, func(file string) bool { return file == access.OfFile+"1" })
+	}
+	require.True(t, store.Stands(t.Context(), giver, nil))
+	require.True(t, stands(access.OfFile+"1"))
+	for _, token := range []string{"", access.OfFleet, access.OfFleet + "other", made.ID, access.OfFile + "2", access.OfIssuer} {
+		require.False(t, stands(token), token)
+	}
+	require.True(t, store.Stands(t.Context(), protocol.Giver{Token: access.OfIssuer, Until: time.Now().Add(time.Hour)}, nil), "it is known when it expires")
+	require.Eventually(t, func() bool { return !stands(access.OfFleet + short.ID) }, generous, 10*time.Millisecond, "it expired")
+	require.NoError(t, store.Remove(t.Context(), made.ID))
+	require.False(t, store.Stands(t.Context(), giver, nil), "it was removed")
+	signer, err := signing.Make(t.TempDir())
+	require.NoError(t, err)
+	require.False(t, stored.Store{JS: f.JS, Fleet: "tf", Signer: signer}.Stands(t.Context(), protocol.Giver{Token: access.OfFleet + short.ID}, nil), "not signed")
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 )
 
-// position is how far a reader has followed the log: of which file, the place of the last call that
-// the log had taken in, and when, in milliseconds. A file that was made again takes all calls in
-// again. Of these a reader gets the ones that have ended since then, or not long before.
+// position is how far a reader has followed the log: of which file, the number of the last call
+// that the log had taken in, and when, in milliseconds. A file that was made again takes all calls
+// in again. Of these a reader gets the ones that have ended since then, or not long before.
 type position struct {
 	file        string
 	taken, when int64
@@ -37,7 +37,7 @@ func parsePosition(s string) (*position, error) {
 			return &position{parts[0], taken, when}, nil
 		}
 	}
-	return nil, codes.As(codes.ErrInvalid, fmt.Errorf("from %.100q: must be the position of a page", s))
+	return nil, codes.As(codes.ErrInvalid, fmt.Errorf("position %.100q: must be the position of a page", s))
 }
 
 // newFile is what names a file in positions.
@@ -65,7 +65,11 @@ func (q *Calls) taken(ctx context.Context, o *opened, from, now position, terms 
 		from.taken = 0
 	}
 	if len(terms) > 0 {
-		where, args = append(where, "EXISTS (SELECT 1 FROM word WHERE word MATCH ? AND rowid IN (c.input, c.output))"), append(args, expression(terms))
+		roles := ""
+		if q.Journaled {
+			roles = " AND e.role IN ('call', 'result')"
+		}
+		where, args = append(where, "EXISTS (SELECT 1 FROM word w JOIN entry e ON e.id = w.rowid WHERE word MATCH ? AND w.rowid IN (c.input, c.output)"+roles+")"), append(args, expression(terms))
 	}
 	now.taken = min(now.taken, from.taken+scanned)
 	rows, err := o.read.QueryContext(ctx, "SELECT "+columns+", c.taken FROM (SELECT * FROM call c WHERE "+strings.Join(where, " AND ")+" ORDER BY c.taken LIMIT ?) c"+ //nolint:gosec // constants: values are arguments
@@ -75,13 +79,13 @@ func (q *Calls) taken(ctx context.Context, o *opened, from, now position, terms 
 	}
 	defer rows.Close()
 	for n := 1; rows.Next(); n++ {
-		var place int64
-		_, c, err := readCall(rows, q.most(), &place)
+		var number int64
+		_, c, err := readCall(rows, q.most(), &number)
 		if err != nil {
 			return err
 		}
 		if n == q.Limit {
-			now.taken = place
+			now.taken = number
 		}
 		if err := q.add(ctx, page, &c); err != nil {
 			return err

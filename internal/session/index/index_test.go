@@ -654,11 +654,11 @@ func TestUpdate_SessionsWithoutAJournalLeave(t *testing.T) {
 	for _, table := range []string{"call", "session"} {
 		require.Equal(t, young, r.count(t, r.index, "SELECT count(*) FROM "+table), table)
 	}
-	require.Equal(t, young, r.count(t, r.index, "SELECT sum(calls) FROM rate"))
-	require.Equal(t, young, r.count(t, r.index, "SELECT sum(calls) FROM rate_time WHERE waited = 0"))
+	require.Equal(t, young, r.count(t, r.index, "SELECT sum(calls) FROM rate WHERE tenant = '*'"))
+	require.Equal(t, young, r.count(t, r.index, "SELECT sum(calls) FROM rate_time WHERE waited = 0 AND tenant = 'acme'"))
 	require.NoError(t, r.index.Forget(t.Context(), "new0"))
 	require.Equal(t, young-1, r.count(t, r.index, "SELECT count(*) FROM session"), "it was removed")
-	require.Equal(t, young-1, r.count(t, r.index, "SELECT sum(calls) FROM rate"))
+	require.Equal(t, young-1, r.count(t, r.index, "SELECT sum(calls) FROM rate WHERE tenant = '*'"))
 }
 
 // whileKilled runs a function while processes that update the file are killed one after another.

@@ -44,9 +44,9 @@ type Calls struct {
 	Text string
 	// After is the Next of the page before.
 	After string
-	// From is the Position of an earlier page: the page has calls that the log took in since then, in
+	// Position is that of an earlier page: the page has calls that the log took in since then, in
 	// that order.
-	From string
+	Position string
 	// Limit bounds the number of calls of a page, up to [MaxCalls]; 0 means 50.
 	Limit int
 	// Journaled leaves out texts that no journal has.
@@ -58,6 +58,8 @@ type Calls struct {
 	May func(ctx context.Context, owner judge.Owner) error
 	// Reach is the only tenant whose calls the principal may see; "" is every tenant.
 	Reach protocol.Tenant
+
+	upTo int64 // calls that are taken in later come behind the position of the page; 0 is no bound
 }
 
 // check reports what is wrong with a query.
@@ -74,8 +76,8 @@ func (q *Calls) check() error {
 	if !q.Since.IsZero() && !q.Until.IsZero() && !q.Since.Before(q.Until) {
 		faults = append(faults, fmt.Errorf("until %s: must be after since %s", q.Until.Format(time.RFC3339), q.Since.Format(time.RFC3339)))
 	}
-	if q.From != "" && q.After != "" {
-		faults = append(faults, errors.New("from, after: a page has one of them"))
+	if q.Position != "" && q.After != "" {
+		faults = append(faults, errors.New("position, after: a page begins at one of them"))
 	}
 	if err := errors.Join(faults...); err != nil {
 		return codes.As(codes.ErrInvalid, err)
@@ -164,6 +166,9 @@ func (q *Calls) conditions() (where []string, args []any) {
 	if !q.Until.IsZero() {
 		add("c.finished < ?", q.Until.UnixMilli())
 	}
+	if q.upTo != 0 {
+		add("+c.taken <= ?", q.upTo)
+	}
 	return where, args
 }
 
@@ -214,9 +219,9 @@ func readCall(row interface{ Scan(into ...any) error }, most int, more ...any) (
 	return at, c, err
 }
 
-// Calls returns a page of the log, the call that ended last first, or with From the one that the log
-// took in first. It updates the index first, but for not longer than two seconds: then the page is
-// of what the file has. The error wraps [codes.ErrInvalid] if the query is not understood.
+// Calls returns a page of the log, the call that ended last first, or with a position the one that
+// the log took in first. It updates the index first, but for not longer than two seconds: then the
+// page is of what the file has. The error wraps [codes.ErrInvalid] if the query is not understood.
 func (x *Index) Calls(ctx context.Context, q Calls) (page report.CallLog, err error) {
 	if err := q.check(); err != nil {
 		return page, err
@@ -236,8 +241,8 @@ func (x *Index) Calls(ctx context.Context, q Calls) (page report.CallLog, err er
 		from = &at
 	}
 	var since *position
-	if q.From != "" {
-		if since, err = parsePosition(q.From); err != nil {
+	if q.Position != "" {
+		if since, err = parsePosition(q.Position); err != nil {
 			return page, err
 		}
 	}
@@ -251,12 +256,16 @@ func (x *Index) Calls(ctx context.Context, q Calls) (page report.CallLog, err er
 			return err
 		}
 		now, err := positionNow(ctx, o)
-		page.Position = now.String()
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case since != nil:
+		}
+		if since != nil {
 			return q.taken(ctx, o, *since, now, terms, &page)
+		}
+		page.Position, q.upTo = now.String(), now.taken
+		switch {
+		case now.taken == 0:
+			return nil
 		case terms != nil:
 			return q.withWords(ctx, o, expression(terms), from, &page)
 		}

@@ -100,7 +100,7 @@ type CallRate struct {
 	Calls  int       `json:"calls"`  // that ended in it
 	Failed int       `json:"failed"` // those with another status than ok
 	// Half of the calls, and 95 of 100, took at most that long: to run, and to wait in the fleet
-	// (QueueMS). Of steps of whole minutes it is known to 5 %.
+	// (QueueMS). Of whole minutes it is known to a tenth.
 	RunP50MS  float64 `json:"run_p50_ms"`
 	RunP95MS  float64 `json:"run_p95_ms"`
 	WaitP50MS float64 `json:"wait_p50_ms"`

@@ -66,7 +66,7 @@ export class Client implements AsyncDisposable {
     return new Future(this, sessionId, callId);
   }
 
-  /** A page of the log of calls that ended, the last one first. With `after`, the `next` of a page, it is the page behind that. */
+  /** A page of the log of calls that ended, the last one first. With `after`, the `next` of a page, it is the page behind that. With the `position` of a page it has the calls that the log took in since then, the first one first. */
   async calls(filter: CallFilter = {}): Promise<CallLog> {
     return this.transport.json("get", "/v1/calls", { query: filter });
   }
@@ -77,7 +77,7 @@ export class Client implements AsyncDisposable {
   }
 
   /** How many calls ended in each step of a time, and how long they took. Without a time it is the last hour. */
-  async callRates(filter: Omit<CallFilter, "text" | "after" | "limit"> & { step_ms?: number } = {}): Promise<CallRates> {
+  async callRates(filter: Omit<CallFilter, "text" | "after" | "position" | "limit"> & { step_ms?: number } = {}): Promise<CallRates> {
     return this.transport.json("get", "/v1/calls/rates", { query: filter });
   }
 

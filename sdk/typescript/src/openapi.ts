@@ -1142,6 +1142,7 @@ export interface components {
             behind?: boolean;
             calls: components["schemas"]["LoggedCall"][];
             next?: string;
+            position: string;
             /** Format: date-time */
             since?: string;
         };
@@ -1397,6 +1398,7 @@ export interface components {
             finish?: string;
             from?: string;
             full?: string;
+            giver?: components["schemas"]["Giver"];
             handle?: string;
             hook?: components["schemas"]["HookNote"];
             image?: components["schemas"]["Image"];
@@ -1525,6 +1527,11 @@ export interface components {
             passages: components["schemas"]["Passage"][];
             /** Format: date-time */
             since?: string;
+        };
+        Giver: {
+            token?: string;
+            /** Format: date-time */
+            until?: string;
         };
         HookNote: {
             context?: string;
@@ -2516,6 +2523,8 @@ export interface operations {
                 text?: string;
                 /** @description next of the page before. */
                 after?: string;
+                /** @description position of an earlier page: the calls that the log took in since then, the first one first. */
+                position?: string;
                 /** @description How many at most. */
                 limit?: number;
             };

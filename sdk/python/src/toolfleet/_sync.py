@@ -180,7 +180,8 @@ class Client:
     def calls(self, *, since: datetime | None = None, until: datetime | None = None, **filter: Any) -> t.CallLog:
         """A page of the log of calls that ended, the last one first.
 
-        The filter has session, call, tool, status, lane, tenant, worker, text, limit, and after: the ``next`` of the page before.
+        The filter has session, call, tool, status, lane, tenant, worker, text, limit, and after: the ``next`` of the page before. With
+        ``position``, that of an earlier page, it has the calls that the log took in since then, the first one first.
         """
         return self._ask("list-calls", t.CallLog, query=without_none(since=moment(since), until=moment(until), **filter))
 
