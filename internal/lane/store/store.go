@@ -380,13 +380,13 @@ func (s *Store) Request(ctx context.Context, limit time.Duration, msg *nats.Msg)
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return s.NC.RequestMsgWithContext(&sentFirst{Context: ctx}, msg)
+	return s.NC.RequestMsgWithContext(&sentFirst{Context: ctx}, msg) //nolint:contextcheck // it has this one
 }
 
 // sentFirst is a context that ends after a request was sent: the client checks it once before it
 // sends, and the error would not say whether that was before or after.
 type sentFirst struct {
-	context.Context
+	context.Context //nolint:containedctx // it is one
 
 	checked bool
 }

@@ -409,16 +409,16 @@ func TestUpdate_InputsAreBounded(t *testing.T) {
 func TestUpdate_FilesAreBounded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Options{MaxBytes: 1 << 20})
-	for turn := range 400 {
+	for turn := range 100 {
 		var text strings.Builder
-		for range 400 {
+		for range 1600 { // what is kept of a text
 			fmt.Fprintf(&text, "w%x ", rand.Uint32())
 		}
 		e := asked(turn, fmt.Sprintf("turn%d ", turn)+text.String())
 		r.append(t, "s", e)
 	}
 	require.Empty(t, r.sessions(t, "turn0"))
-	found := r.search(t, Query{Words: "turn399"})
+	found := r.search(t, Query{Words: "turn99"})
 	require.NotNil(t, found.Since)
 	if len(found.Passages) == 0 { // a step is larger than this file
 		require.Zero(t, r.count(t, r.index, "SELECT count(*) FROM entry"))
