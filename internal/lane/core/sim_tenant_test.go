@@ -321,9 +321,6 @@ func TestSimulation_TenantsGetTheirShares(t *testing.T) {
 func TestSimulation_AfterHolds(t *testing.T) {
 	t.Parallel()
 	n := uint64(80)
-	if raced {
-		n = 20
-	}
 	for s := range simulated(n) {
 		for _, cluster := range []bool{false, true} {
 			require.Empty(t, simulateAfter(s, cluster, "").history.faults, "seed %d, cluster %v", s, cluster)

@@ -274,9 +274,6 @@ func TestSimulation_LawsHold(t *testing.T) {
 func lawsHold(t *testing.T, kinds ...string) map[string]int {
 	t.Helper()
 	n := 200
-	if raced {
-		n = 60
-	}
 	if *seeds > 0 {
 		n = *seeds
 	}
@@ -369,9 +366,6 @@ func TestSimulation_CallsThatAreNewToTheirHolderRunOnce(t *testing.T) {
 		})
 	}
 	n, stats := uint64(60), map[string]int{}
-	if raced {
-		n = 30
-	}
 	for s := range simulated(n) {
 		for _, cluster := range []bool{false, true} {
 			w := seeing(s, cluster, "")

@@ -380,9 +380,6 @@ func simulateLimits(seed uint64, cluster bool, broken string) *world {
 func TestSimulation_LimitsHold(t *testing.T) {
 	t.Parallel()
 	n, stats := uint64(100), map[string]int{}
-	if raced {
-		n = 30
-	}
 	if *seeds > 0 {
 		n = uint64(*seeds)
 	}
