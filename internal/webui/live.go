@@ -3,6 +3,7 @@ package webui
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"html"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/access"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
 )
 
 // A page that follows a session waits at least drawEvery between two drawings, and slowEvery for
@@ -23,6 +25,21 @@ const (
 func (u *ui) live(w http.ResponseWriter, r *http.Request) error {
 	ctx := r.Context()
 	k, leave, err := u.watch(ctx, idOf(r))
+	if errors.Is(err, fleet.ErrNotFound) {
+		if _, none := u.Local.Show(ctx, idOf(r)); none != nil {
+			return err
+		}
+	}
+	for errors.Is(err, fleet.ErrNotFound) { // it has files, and no turn yet
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-access.Draining(ctx):
+			return nil
+		case <-time.After(slowEvery):
+		}
+		k, leave, err = u.watch(ctx, idOf(r))
+	}
 	if err != nil {
 		return err
 	}

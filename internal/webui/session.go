@@ -132,7 +132,8 @@ func (u *ui) tab(path, name string, fill func(context.Context, *http.Request, *s
 		ctx, cancel := within(r.Context())
 		defer cancel()
 		p, err := u.load(ctx, r)
-		if errors.Is(err, fleet.ErrNotFound) && r.URL.Query().Has("begins") { // no coordinator has taken its turn yet
+		none := errors.Is(err, fleet.ErrNotFound) || err == nil && p.Of.Turns == 0
+		if none && r.URL.Query().Has("begins") { // no coordinator has begun its turn yet
 			u.show(w, r, http.StatusOK, "begins", view{Title: "The session begins", Section: "sessions", Path: []crumb{{"Sessions", "/sessions"}}, Data: idOf(r)})
 			return nil
 		}
