@@ -332,8 +332,8 @@ func usesOf(l *overview.Limit) (uses []use) {
 	return uses
 }
 
-// nearly reports whether four fifths of a bound of a limit are used, of one that is not so small that
-// the next use is the last one.
+// nearly reports whether four fifths of a bound of a limit are used, of one that is not so small
+// that the next use is the last one.
 func nearly(l *overview.Limit) bool {
 	return slices.ContainsFunc(usesOf(l), func(u use) bool { return u.Max >= 5 && u.Value >= 0.8*u.Max })
 }

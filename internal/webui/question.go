@@ -39,9 +39,9 @@ type schemaOf struct {
 	Description string     `json:"description"`
 	Default     any        `json:"default"`
 	Enum        []any      `json:"enum"`
-	EnumNames   []string   `json:"enumNames"`
-	OneOf       []constant `json:"oneOf"`
-	AnyOf       []constant `json:"anyOf"`
+	EnumNames   []string   `json:"enumNames"` //nolint:tagliatelle // as JSON Schema names it
+	OneOf       []constant `json:"oneOf"`     //nolint:tagliatelle // as JSON Schema names it
+	AnyOf       []constant `json:"anyOf"`     //nolint:tagliatelle // as JSON Schema names it
 	Items       *schemaOf  `json:"items"`
 }
 

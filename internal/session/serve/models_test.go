@@ -65,8 +65,8 @@ func TestTurn_GoesToACoordinatorThatServesItsModel(t *testing.T) {
 	require.Equal(t, `no coordinator serves model "green"; served are: blue, red`, calls.Unserved(t.Context(), r.NC, r.Name, "green"))
 }
 
-// TestTurn_WithoutAModelHasThatOfItsSession, unless it is not served any more; a new session has the
-// default.
+// TestTurn_WithoutAModelHasThatOfItsSession, unless it is not served any more; a new session has
+// the default.
 func TestTurn_WithoutAModelHasThatOfItsSession(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, answer)
