@@ -221,7 +221,10 @@ func TestSignIn_TheCookieIsNoToken(t *testing.T) {
 	}
 	copied := func(c *http.Cookie) func(*http.Request) { return func(r *http.Request) { r.AddCookie(c) } }
 	signing := &http.Client{Jar: s.Client().Jar, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	form, err := signing.PostForm(s.URL+"/ui/sign-in", url.Values{"token": {operator}})
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL+"/ui/sign-in", strings.NewReader("token="+operator))
+	require.NoError(t, err)
+	request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	form, err := signing.Do(request)
 	require.NoError(t, err)
 	require.NoError(t, form.Body.Close())
 	signing.CloseIdleConnections()
@@ -247,7 +250,9 @@ func TestSignIn_TheCookieIsNoToken(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 303, answer(other.URL+"/ui/sessions", copied(&http.Cookie{Name: "toolfleet-" + elsewhere.Port(), Value: first.Value})), "another server has another key")
 
-	stream, err := s.Client().Get(s.URL + "/ui/fleet/live")
+	request, err = http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+"/ui/fleet/live", http.NoBody)
+	require.NoError(t, err)
+	stream, err := s.Client().Do(request)
 	require.NoError(t, err)
 	defer stream.Body.Close()
 	_, _, to := s.post("/sign-out", "key", s.key())

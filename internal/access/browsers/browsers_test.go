@@ -37,7 +37,9 @@ func book(t *testing.T, f *natsiotest.Fleet) *browsers.Book {
 	return b
 }
 
-func request() *http.Request { return httptest.NewRequest(http.MethodGet, "/ui/", http.NoBody) }
+func request() *http.Request {
+	return httptest.NewRequestWithContext(context.Background(), http.MethodGet, "/ui/", http.NoBody)
+}
 
 // A browser stays signed in when its server ends and another one takes over, and is signed out at
 // each of them, with each copy of its cookie.

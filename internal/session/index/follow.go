@@ -41,7 +41,7 @@ func parsePosition(s string) (*position, error) {
 }
 
 // newFile is what names a file in positions.
-func newFile() string { return strconv.FormatUint(rand.Uint64(), 36) }
+func newFile() string { return strconv.FormatUint(rand.Uint64(), 36) } //nolint:gosec // no secret
 
 // positionNow is the position of one who has all that the file has.
 func positionNow(ctx context.Context, o *opened) (now position, err error) {

@@ -52,8 +52,17 @@ INSERT INTO taken VALUES(0);
 
 // counted are the columns of a call that have a sum in a rate, and the column of that sum.
 var counted = [][2]string{ //nolint:gochecknoglobals // a constant table
-	{"queue_ms", "queue"}, {"not_before_ms", "not_before"}, {"slot_ms", "slot"}, {"lane_ms", "lane"}, {"after_ms", "after"}, {"limit_ms", "limited"},
-	{"rate_ms", "rate"}, {"pause_ms", "pause"}, {"lost_ms", "lost"}, {"model_ms", "model"}, {"person_ms", "person"},
+	{"queue_ms", "queue"},
+	{"not_before_ms", "not_before"},
+	{"slot_ms", "slot"},
+	{"lane_ms", "lane"},
+	{"after_ms", "after"},
+	{"limit_ms", "limited"},
+	{"rate_ms", "rate"},
+	{"pause_ms", "pause"},
+	{"lost_ms", "lost"},
+	{"model_ms", "model"},
+	{"person_ms", "person"},
 }
 
 // triggerNames are those of triggers.
@@ -68,18 +77,18 @@ func triggers() string {
 			columns, values = append(columns, c[1]), append(values, fmt.Sprintf("%d * cast(round(coalesce(%s.%s, 0) * 1000) AS INTEGER)", sign, row, c[0]))
 			sums = append(sums, fmt.Sprintf("%[1]s = %[1]s + excluded.%[1]s", c[1]))
 		}
-		text := ""
+		var text strings.Builder
 		for _, tenant := range []string{row + ".tenant", "'" + all + "'"} {
-			text += fmt.Sprintf(`
+			fmt.Fprintf(&text, `
 INSERT INTO rate(tenant, minute, calls, failed, %[1]s) VALUES(%[6]s, %[2]s.finished / 60000, %[3]d, %[3]d * (%[2]s.status <> 'ok'), %[4]s)
   ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, failed = failed + excluded.failed, %[5]s;`,
 				strings.Join(columns, ", "), row, sign, strings.Join(values, ", "), strings.Join(sums, ", "), tenant)
 			for waited, column := range []string{"run_ms", "queue_ms"} {
-				text += fmt.Sprintf(`
+				fmt.Fprintf(&text, `
 INSERT INTO rate_time VALUES(%[5]s, %[1]s.finished / 60000, %[2]d, %[3]s, %[4]d) ON CONFLICT DO UPDATE SET calls = calls + excluded.calls;`, row, waited, class(row+"."+column), sign, tenant)
 			}
 		}
-		return text
+		return text.String()
 	}
 	gone := fmt.Sprintf("tenant IN (OLD.tenant, '%s') AND minute = OLD.finished / 60000 AND calls = 0;", all)
 	remove := add("OLD", -1) + "\nDELETE FROM rate_time WHERE " + gone + "\nDELETE FROM rate WHERE " + gone
