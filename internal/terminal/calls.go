@@ -51,9 +51,15 @@ func (l *labels) label(index int, name string) string {
 	return "[" + strconv.Itoa(l.step) + "." + strconv.Itoa(index+1) + " " + fit(name, l.room) + "]"
 }
 
+// callAt is where a tool call stands in its turn.
+type callAt struct{ step, index int }
+
+func atOf(e *loop.Event) callAt { return callAt{e.Step, e.Index} }
+
 // call is a tool call without result.
 type call struct {
-	id      protocol.CallID
+	id      protocol.CallID // "" while only the reply has it
+	at      callAt
 	name    string // of its tool
 	what    string // one line
 	queued  time.Time
@@ -81,6 +87,44 @@ func (r *running) open(id protocol.CallID) *call {
 	return r.calls[i]
 }
 
+// unsent is the call of an event that only the reply had until now; nil if there is none.
+func (r *running) unsent(e *loop.Event) *call {
+	i := slices.IndexFunc(r.calls, func(c *call) bool { return c.id == "" && c.at == atOf(e) })
+	if i < 0 {
+		return nil
+	}
+	return r.calls[i]
+}
+
+// callsAsked shows the calls of a reply, in their order, before any of them is sent: one may wait
+// for a person.
+func (v *View) callsAsked(reply *loop.Event) {
+	v.calls = slices.DeleteFunc(v.calls, func(c *call) bool { return c.id == "" }) // of a reply before
+	for i, asked := range reply.ToolCalls {
+		e := &loop.Event{Turn: reply.Turn, Step: reply.Step, CallFields: loop.CallFields{Index: i, Name: asked.Name, Arguments: asked.Arguments}}
+		if !v.said[atOf(e)] { // else it was sent before the reply was whole
+			what := summary(e.Name, e.Arguments)
+			v.calls = append(v.calls, &call{at: atOf(e), name: fit(e.Name, maxName), what: fit(what, maxWhat), queued: reply.Time})
+			v.callAsked(e, what)
+		}
+	}
+}
+
+// callAsked shows what a call is about, once.
+func (v *View) callAsked(e *loop.Event, what string) {
+	if v.said[atOf(e)] {
+		return
+	}
+	if v.said == nil {
+		v.said = map[callAt]bool{}
+	}
+	v.said[atOf(e)] = true
+	if label := v.labels.of(e, v.width); v.live == nil {
+		room := max(v.width-columns(label)-columns(v.marks.call)-1, minWidth/2)
+		v.line(v.ink.paint(bold, label) + " " + v.ink.paint(cyan, strings.TrimRight(v.marks.call, " ")) + " " + fit(what, room))
+	}
+}
+
 // callAccepted shows that a call came a step further.
 func (v *View) callAccepted(e *loop.Event) {
 	label := v.labels.of(e, v.width)
@@ -90,16 +134,18 @@ func (v *View) callAccepted(e *loop.Event) {
 	}
 	c := v.open(e.CallID)
 	if c == nil {
+		known := v.unsent(e)
 		c = v.unknown(e.CallID)
-		c.name, c.what, c.queued = fit(e.Name, maxName), fit(what, maxWhat), e.Time
-		v.calls = append(v.calls, c)
+		c.at, c.name, c.what, c.queued = atOf(e), fit(e.Name, maxName), fit(what, maxWhat), e.Time
+		if known == nil {
+			v.calls = append(v.calls, c)
+		} else {
+			v.calls[slices.Index(v.calls, known)] = c
+		}
 	}
 	switch e.Type {
 	case loop.EventToolCall:
-		if v.live == nil {
-			room := max(v.width-columns(label)-columns(v.marks.call)-1, minWidth/2)
-			v.line(v.ink.paint(bold, label) + " " + v.ink.paint(cyan, strings.TrimRight(v.marks.call, " ")) + " " + fit(what, room))
-		}
+		v.callAsked(e, what)
 	case loop.EventToolQueued:
 		if c.waits != e.Text || e.Text != "" { // an earlier event said that it waits
 			v.callWaits(c, e.Text, label)
@@ -165,7 +211,7 @@ func (v *View) callEnded(e *loop.Event) {
 	if c := v.open(e.CallID); c != nil && v.live != nil {
 		what = fit(c.what, max(v.width-columns(label)-len(" x "), minWidth/2))
 	}
-	v.calls = slices.DeleteFunc(v.calls, func(c *call) bool { return c.id == e.CallID })
+	v.calls = slices.DeleteFunc(v.calls, func(c *call) bool { return c.id == e.CallID || c.id == "" && c.at == atOf(e) })
 	mark, st := v.statusMark(protocol.Status(e.Status))
 	head := fit(e.Status, maxName)
 	if e.Error != nil {

@@ -284,7 +284,9 @@ func (v *View) callsNow(now time.Time, most int) []string {
 			if c.waits != "" {
 				how = "no worker can run it, " + elapsed(now.Sub(c.queued))
 			}
-			if behind := v.behind(now); behind != "" {
+			if c.id == "" {
+				how = "not sent yet, " + elapsed(now.Sub(c.queued))
+			} else if behind := v.behind(now); behind != "" {
 				how = "behind: " + behind
 			}
 		}

@@ -110,6 +110,7 @@ func (v *View) modelReply(e *loop.Event) {
 	v.session.steps++
 	v.labels.reset(e, v.width)
 	v.gap = true
+	v.callsAsked(e)
 }
 
 // complete writes what of a reply is not there yet.

@@ -93,8 +93,9 @@ type View struct {
 
 // running is what runs.
 type running struct {
-	calls    []*call // without a result, in their order
-	early    []*call // that have written something before their event came
+	calls    []*call         // without a result, in their order
+	said     map[callAt]bool // the calls of the turn that were shown
+	early    []*call         // that have written something before their event came
 	activity activity
 }
 
@@ -379,7 +380,7 @@ func (v *View) Typed() {
 
 func (v *View) turnStarted(e *loop.Event) {
 	v.turn, v.ended, v.awaited, v.arrived = tally{since: e.Time}, "", false, false
-	v.labels, v.calls = labels{}, nil
+	v.labels, v.calls, v.said = labels{}, nil, nil
 	v.inputAdded(e)
 	for i := range e.Attachments {
 		v.line("  " + v.ink.paint(dim, fit("attached "+e.Attachments[i].Name, max(v.width-columns(v.marks.user), minWidth/2))))

@@ -443,3 +443,24 @@ func TestHunksIn(t *testing.T) {
 	}, terminal.HunksIn(diff))
 	require.Empty(t, terminal.HunksIn("[... cut]"))
 }
+
+// TestView_TheCallsOfAReplyAreShownWithIt: each call of a reply has its line from the reply on, in
+// the order of the reply and once, also while one of them waits for a person.
+func TestView_TheCallsOfAReplyAreShownWithIt(t *testing.T) {
+	t.Parallel()
+	asked := reply("I do three things.")
+	var calls []loop.Event
+	for i, command := range []string{"echo one", "touch two", "echo three"} {
+		call := loop.ToolCall{ID: fmt.Sprint("t", i), Name: "bash", Arguments: `{"command":"` + command + `"}`}
+		asked.ToolCalls = append(asked.ToolCalls, call)
+		calls = append(calls, loop.Event{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: protocol.CallID(call.ID), ToolCallID: call.ID, Index: i, Name: "bash", Arguments: call.Arguments}})
+	}
+	lines := "● I do three things.\n\n[1.1 bash] › echo one\n[1.2 bash] › touch two\n[1.3 bash] › echo three\n"
+	require.Equal(t, lines, show([]loop.Event{asked}, nil), "none was sent")
+	require.Equal(t, lines, show([]loop.Event{asked, calls[0], calls[1], calls[2]}, nil))
+	early := show([]loop.Event{delta("I do three things."), calls[0], asked, calls[1], calls[2]}, nil)
+	require.Equal(t, "● I do three things.\n[1.1 bash] › echo one\n\n[1.2 bash] › touch two\n[1.3 bash] › echo three\n", early, "one was sent before the reply was whole")
+	ended := calls[2]
+	ended.Type, ended.Status = loop.EventToolResult, "ok"
+	require.Contains(t, show([]loop.Event{asked, calls[0], calls[1], calls[2], ended}, nil), lines)
+}

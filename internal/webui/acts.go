@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"net/http"
 	"net/url"
@@ -15,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -98,8 +100,39 @@ func (u *ui) using(ctx context.Context, id protocol.SessionID, act string) (flee
 }
 
 func (f *form) send(ctx context.Context) (string, error) {
-	_, err := f.of.Submit(ctx, fleet.Turn{Session: f.session, Prompt: f.text("prompt")})
+	files, err := filesOf(f.r)
+	if err == nil {
+		_, err = f.of.Submit(ctx, fleet.Turn{Session: f.session, Prompt: f.text("prompt"), Attachments: files})
+	}
 	return "", err
+}
+
+// filesOf are the files of a form. Each is checked as those of the HTTP API are, and all of them by
+// the turn.
+func filesOf(r *http.Request) (files []loop.Attachment, err error) {
+	if r.MultipartForm == nil {
+		return nil, nil
+	}
+	for _, given := range r.MultipartForm.File["files"] {
+		if given.Filename == "" && given.Size == 0 { // none was chosen
+			continue
+		}
+		content, err := given.Open()
+		if err != nil {
+			return nil, fmt.Errorf("file %.100q: %w", given.Filename, err)
+		}
+		data, err := io.ReadAll(content)
+		_ = content.Close() // it was read
+		if err != nil {
+			return nil, fmt.Errorf("file %.100q: %w", given.Filename, err)
+		}
+		file, err := loop.NewAttachment(given.Filename, data)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", fleet.ErrInvalid, err)
+		}
+		files = append(files, file)
+	}
+	return files, nil
 }
 
 func (f *form) approve(ctx context.Context) (string, error) {

@@ -3,6 +3,8 @@ package webui
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
@@ -11,6 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -153,4 +157,59 @@ func TestQuestion_ChoicesHaveTheirTitles(t *testing.T) {
 	for _, properties := range []string{`{"b": {"type": "array", "items": {"type": "string"}}}`, `{"b": {"type": "array", "items": {"type": "object"}}}`, `{"b": {"type": "array"}}`, `{"b": {"type": "object"}}`} {
 		require.True(t, of(properties).JSON, properties)
 	}
+}
+
+// TestReadings_AreLetGoSingly: at a bound, the reading that was used longest ago is let go, and no
+// other one.
+func TestReadings_AreLetGoSingly(t *testing.T) {
+	t.Parallel()
+	var r readings[int]
+	made := 0
+	use := func(key string) int {
+		of := r.of(key, nil, func() *int { made++; return new(made) })
+		r.fit(3, 100, func(*int) int { return 10 })
+		return *of
+	}
+	for i, key := range []string{"a", "b", "c", "a", "d"} {
+		require.Equal(t, []int{1, 2, 3, 1, 4}[i], use(key))
+	}
+	require.Equal(t, []string{"c", "a", "d"}, r.order)
+	require.Len(t, r.known, 3)
+	require.Equal(t, 1, use("a"), "it was used since")
+	require.Equal(t, 5, use("b"), "it was used longest ago")
+	require.Equal(t, []string{"d", "a", "b"}, r.order)
+	r.fit(3, 25, func(*int) int { return 10 })
+	require.Equal(t, []string{"a", "b"}, r.order, "by their sizes")
+	r.fit(3, 1, func(*int) int { return 10 })
+	require.Equal(t, []string{"b"}, r.order, "one that is larger than the bound is the only one")
+}
+
+// TestConversation_EachAttemptIsMarked: what two attempts of a call write is not one text, whatever
+// they write, and a late piece of the first one stays in its text.
+func TestConversation_EachAttemptIsMarked(t *testing.T) {
+	t.Parallel()
+	u := New(Options{Base: "/ui"}).ui
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/ui/sessions/s", nil)
+	c := newConversation("s")
+	c.add(&loop.Event{Type: loop.EventTurnStarted, Turn: 1}, "1-0")
+	c.add(&loop.Event{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: "c", Name: "bash"}}, "2-0")
+	drawn := func() string {
+		body, err := u.render(r, "session", "item", view{Data: c.calls["c"].item.copied(viewer{})})
+		require.NoError(t, err)
+		return string(body)
+	}
+	c.write("c", &fleet.Output{Attempt: 1, Data: []byte("line 6\n")})
+	require.Contains(t, drawn(), "line 6")
+	require.NotContains(t, drawn(), "attempt")
+	c.write("c", &fleet.Output{Attempt: 2, Data: []byte("line 1\n")})
+	c.write("c", &fleet.Output{Attempt: 1, Data: []byte("line 7\n")})
+	require.Regexp(t, `(?s)What attempt 1 wrote:.*line 6\nline 7<.*What attempt 2 wrote:.*line 1<`, drawn())
+	c.add(&loop.Event{Type: loop.EventToolResult, Turn: 1, Step: 1, Status: "ok", CallFields: loop.CallFields{CallID: "c"}, ResultFields: loop.ResultFields{Content: "line 1 to 9"}}, "3-0")
+	c.write("c", &fleet.Output{Attempt: 1, Data: []byte("line 8\n")})
+	c.add(&loop.Event{Type: loop.EventTextDelta, Turn: 1, Step: 2, Text: "It"}, "")
+	c.add(&loop.Event{Type: loop.EventModelReply, Turn: 1, Step: 2, Text: "It is."}, "4-0")
+	c.add(&loop.Event{Type: loop.EventTextDelta, Turn: 1, Step: 2, Text: " late"}, "")
+	require.NotContains(t, drawn(), "line 8")
+	require.Len(t, c.Turns[0].Items, 3, "what stands for the reply that was not seen, the call, and the next reply")
+	require.Equal(t, "It is.", c.Turns[0].Items[2].Said)
 }

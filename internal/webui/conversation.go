@@ -73,6 +73,7 @@ type turn struct {
 
 	at      string  // the id of the event that began it
 	saying  *item   // a reply that is not complete
+	says    int     // the step of that reply
 	replied int     // the step of the last reply that is complete
 	unsent  []*call // of that reply
 	begun   int     // the version in which it began
@@ -490,7 +491,7 @@ func (c *conversation) piece(t *turn, e *loop.Event) {
 	if e.Step > 0 && e.Step <= t.replied || t.Outcome != "" { // it comes late
 		return
 	}
-	of := c.partial(t)
+	of := c.partial(t, e.Step)
 	switch e.Type {
 	case loop.EventTextDelta:
 		of.Saying += e.Text
@@ -507,9 +508,10 @@ func (c *conversation) reply(t *turn, e *loop.Event) {
 	var thought string
 	if e.Reasoning != nil {
 		thought = e.Reasoning.Text
+		c.bytes += len(thought)
 	}
 	if t.saying != nil || e.Text != "" || thought != "" {
-		of := c.partial(t)
+		of := c.partial(t, e.Step)
 		of.Said, of.Saying, of.Reasoning, of.Note = e.Text, "", thought, ""
 	}
 	t.saying, t.replied, t.unsent = nil, e.Step, nil
@@ -527,9 +529,9 @@ func (c *conversation) reply(t *turn, e *loop.Event) {
 }
 
 // partial is the item of a reply that is not complete.
-func (c *conversation) partial(t *turn) *item {
-	if t.saying == nil {
-		t.saying = c.put(t, item{})
+func (c *conversation) partial(t *turn, step int) *item {
+	if t.saying == nil || step > t.says { // the one before was never completed
+		t.saying, t.says = c.put(t, item{}), step
 	}
 	c.touch(t.saying)
 	return t.saying
@@ -558,7 +560,7 @@ func (c *conversation) begun(t *turn, e *loop.Event) *call {
 		t.unsent = slices.Delete(t.unsent, at, at+1)
 	} else {
 		if e.Step > t.replied && e.Interface == "" {
-			c.partial(t) // the text of the reply, which is not complete, is before its calls
+			c.partial(t, e.Step) // the text of the reply, which is not complete, is before its calls
 		}
 		of = &call{Session: c.Session, Turn: t.N, Step: e.Step, in: t, Tool: e.Name, Asked: e.Time}
 		of.item = c.put(t, item{Call: of})

@@ -89,10 +89,9 @@ type kept struct {
 
 	mu       sync.Mutex
 	of       *conversation
-	at       string        // the id of the last event
-	gone     bool          // what is stored now is another session of its name
-	next     chan struct{} // closed when there is more
-	ended    error         // why it is not followed any more
+	at       string // the id of the last event
+	gone     bool   // what is stored now is another session of its name
+	ended    error  // why it is not followed any more
 	watchers int
 	idle     *time.Timer
 	end      context.CancelFunc // of the following; nil while nothing follows
@@ -110,7 +109,7 @@ func (u *ui) session(ctx context.Context, id protocol.SessionID) (*kept, error) 
 	var over *kept
 	for from := ""; ; {
 		k := u.kept.of(string(id), over, func() *kept {
-			return &kept{id: id, reads: make(chan struct{}, 1), at: from, next: make(chan struct{}), of: newConversation(id)}
+			return &kept{id: id, reads: make(chan struct{}, 1), at: from, of: newConversation(id)}
 		})
 		err := k.read(ctx, u)
 		k.mu.Lock()
@@ -176,15 +175,16 @@ func (k *kept) upTo(events iter.Seq2[fleet.Passed, error]) error {
 	return fleet.ErrClosed
 }
 
-// take adds what was passed on. Stored events come from all that read; each counts once.
-func (k *kept) take(p fleet.Passed) {
+// take adds what was passed on. Stored events come from all that read; each counts once. Nothing is
+// added to a session that is gone.
+func (k *kept) take(p fleet.Passed) (gone bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
+	case k.gone:
 	case p.Event != nil && p.ID != "":
 		switch {
-		case k.gone || !behind(p.ID, k.at):
-			return
+		case !behind(p.ID, k.at):
 		case p.Event.Type == loop.EventRemoved && p.Event.Status == loop.RemovalCompleted:
 			k.gone, k.at = true, p.ID
 		case p.Event.Type == loop.EventCopyStarted && k.of.stored > 0: // what is before was interrupted
@@ -197,17 +197,9 @@ func (k *kept) take(p fleet.Passed) {
 		k.of.add(p.Event, "")
 	case p.Output != nil:
 		k.of.write(p.CallID, p.Output)
-	default:
-		return
 	}
 	k.bytes.Store(int64(k.of.bytes))
-	k.notify()
-}
-
-// notify has those that follow the session look at it.
-func (k *kept) notify() {
-	close(k.next)
-	k.next = make(chan struct{})
+	return k.gone
 }
 
 // behind reports whether an event comes behind another one, by their ids; "" is the beginning.
@@ -267,7 +259,6 @@ func (k *kept) endRound(round int, why error) {
 		k.end()
 		k.end, k.ended = nil, why
 		k.of.quiet()
-		k.notify()
 	}
 }
 
@@ -275,13 +266,13 @@ func (k *kept) endRound(round int, why error) {
 func (k *kept) follow(ctx context.Context, u *ui, round int, from string) {
 	var ended error
 	for p, err := range u.all().Events(ctx, k.id, from) {
-		if ended = err; err == nil {
-			k.take(p)
+		if ended = err; err != nil || k.take(p) {
+			break
 		}
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.endRound(round, cmp.Or(ended, fleet.ErrClosed))
+	k.endRound(round, cmp.Or(ended, loop.ErrRemoved))
 }
 
 // describe is what the fleet says of the session as a whole. A description is shared for a second

@@ -2,7 +2,10 @@ package webui_test
 
 import (
 	"bytes"
+	"encoding/base64"
 	"fmt"
+	"mime/multipart"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -191,7 +194,7 @@ func TestKept_ShowsTheSessionThatThereIs(t *testing.T) {
 	shows("work", []string{"Again", "Answer four."}, []string{"Answer one.", "First", "Third"})
 }
 
-// TestKept_IsForThoseWhoMaySeeIt: that somebody has read a session gives no other principal
+// TestKept_IsForThoseWhoMaySeeIt: that one principal has read a session gives no other one
 // anything of it, and a session of the same name that is another one is judged by itself.
 func TestKept_IsForThoseWhoMaySeeIt(t *testing.T) {
 	t.Parallel()
@@ -278,4 +281,75 @@ func TestReply_ItsCallsStandInTheirOrder(t *testing.T) {
 	inOrder(body, append(cards, "Done.")...)
 	require.NotContains(t, body, "not sent")
 	require.Equal(t, 3, strings.Count(body, `<article class="card`))
+}
+
+// upload sends a form with files, by their names.
+func (s *site) upload(path, key, prompt string, files map[string]string) (status int, body, at string) {
+	s.t.Helper()
+	var form bytes.Buffer
+	parts := multipart.NewWriter(&form)
+	require.NoError(s.t, parts.WriteField("key", key))
+	require.NoError(s.t, parts.WriteField("prompt", prompt))
+	for name, content := range files {
+		part, err := parts.CreateFormFile("files", name)
+		require.NoError(s.t, err)
+		_, err = part.Write([]byte(content))
+		require.NoError(s.t, err)
+	}
+	require.NoError(s.t, parts.Close())
+	request, err := http.NewRequestWithContext(s.t.Context(), http.MethodPost, s.URL+"/ui"+path, &form)
+	require.NoError(s.t, err)
+	request.Header.Set("Content-Type", parts.FormDataContentType())
+	return s.do(request)
+}
+
+// TestAttachments_ComeWithTheForm: files of a form are those of the turn. What no turn takes, what is
+// too large, and a form of another sign-in begin none.
+func TestAttachments_ComeWithTheForm(t *testing.T) {
+	t.Parallel()
+	s := startShared(t)
+	s.signIn(operator)
+	s.run("work", "Begin", says("Begun."))
+	sent := make(chan string, 1000)
+	all, err := s.fleet.NC.Subscribe(string(s.fleet.Name)+".>", func(m *nats.Msg) {
+		if bytes.Contains(m.Data, []byte(wire.KindTurnRun)) {
+			sent <- string(m.Data)
+		}
+	})
+	require.NoError(t, err)
+	defer func() { _ = all.Unsubscribe() }()
+	require.NoError(t, s.fleet.NC.Flush())
+	_, page, _ := s.get("/sessions/work")
+	require.Contains(t, page, `enctype="multipart/form-data"`)
+	require.Contains(t, page, `name="files" type="file"`)
+	key := s.key()
+	for name, content := range map[string]string{"program.bin": "\x7fELF\x00\x01", "empty.txt": "", "large.txt": strings.Repeat("x", 300<<10)} {
+		status, body, _ := s.upload("/sessions/work/send", key, "Look", map[string]string{name: content})
+		require.Equal(t, 422, status, name)
+		require.Contains(t, body, name)
+	}
+	many := map[string]string{}
+	for i := range 17 {
+		many[fmt.Sprintf("%d.txt", i)] = "x"
+	}
+	status, body, _ := s.upload("/sessions/work/send", key, "Look", many)
+	require.Equal(t, 422, status)
+	require.Contains(t, body, "17")
+	status, body, _ = s.upload("/sessions", key, "Look", map[string]string{"a.txt": strings.Repeat("x", 7<<20)})
+	require.Equal(t, 422, status)
+	require.Contains(t, body, "must have at most")
+	status, _, _ = s.upload("/sessions/work/send", "forged", "Look", map[string]string{"a.txt": "a"})
+	require.Equal(t, 403, status)
+	require.Empty(t, sent, "none of these has begun a turn")
+	for _, path := range []string{"/sessions/work/send", "/sessions"} {
+		status, body, _ = s.upload(path, key, "Look", map[string]string{"notes.txt": "What I noted."})
+		require.Equal(t, 200, status, body)
+		select {
+		case call := <-sent:
+			require.Contains(t, call, "notes.txt")
+			require.Contains(t, call, base64.StdEncoding.EncodeToString([]byte("What I noted.")))
+		case <-time.After(time.Minute):
+			require.Fail(t, "no turn was sent", path)
+		}
+	}
 }

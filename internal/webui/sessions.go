@@ -293,7 +293,11 @@ func (u *ui) startSession(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	ref, err := of.Submit(ctx, fleet.Turn{Session: id, Prompt: textOf(r, "prompt"), Model: strings.TrimSpace(r.PostFormValue("model"))})
+	files, err := filesOf(r)
+	if err != nil {
+		return err
+	}
+	ref, err := of.Submit(ctx, fleet.Turn{Session: id, Prompt: textOf(r, "prompt"), Model: strings.TrimSpace(r.PostFormValue("model")), Attachments: files})
 	if err != nil {
 		return err
 	}

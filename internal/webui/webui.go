@@ -56,8 +56,12 @@ var files embed.FS
 // maxWait bounds what a page waits for.
 const maxWait = 20 * time.Second
 
-// maxForm bounds the form of a request, in bytes.
-const maxForm = 1 << 20
+// maxForm bounds the form of a request, and maxUpload one with files, in bytes: what the HTTP API
+// takes of files, which are longer there.
+const (
+	maxForm   = 1 << 20
+	maxUpload = httpapi.MaxBody * 3 / 4
+)
 
 // ui has what the pages share.
 type ui struct {
@@ -179,14 +183,14 @@ func (u *ui) guarded() http.Handler {
 	if handler = origins.Handler(handler); !u.AnyHost {
 		handler = access.LocalHost(handler, u.refuse)
 	}
-	return headers(handler)
+	return headers(handler, u.Base)
 }
 
 // policy is what browsers may do with a page: nothing that it does not need.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 
 // headers sets what browsers are to know of each answer, and bounds the forms that they send.
-func headers(next http.Handler) http.Handler {
+func headers(next http.Handler, base string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Content-Security-Policy", policy)
@@ -196,7 +200,11 @@ func headers(next http.Handler) http.Handler {
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
 		h.Set("Cross-Origin-Resource-Policy", "same-origin")
 		h.Set("Cache-Control", "no-store")
-		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+		most := int64(maxForm)
+		if r.URL.Path == base+"/sessions" || strings.HasSuffix(r.URL.Path, "/send") {
+			most = maxUpload
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, most)
 		next.ServeHTTP(w, r)
 	})
 }
@@ -217,6 +225,10 @@ func (u *ui) page(pattern string, serve func(http.ResponseWriter, *http.Request)
 	u.served = append(u.served, pattern)
 	writes := !strings.HasPrefix(pattern, http.MethodGet)
 	u.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		if large, is := errors.AsType[*http.MaxBytesError](parsedForm(r, writes)); is {
+			u.fail(w, r, fmt.Errorf("%w: the form, with its files, must have at most %d bytes", fleet.ErrInvalid, large.Limit))
+			return
+		}
 		if writes && !u.formIsOurs(r) {
 			u.refuse(w, http.StatusForbidden, "the form is of another sign-in: load the page again")
 			return
@@ -225,6 +237,14 @@ func (u *ui) page(pattern string, serve func(http.ResponseWriter, *http.Request)
 			u.fail(w, r, err)
 		}
 	})
+}
+
+// parsedForm reads the form of a request, all of it in memory.
+func parsedForm(r *http.Request, has bool) error {
+	if !has {
+		return nil
+	}
+	return r.ParseMultipartForm(maxUpload)
 }
 
 // within bounds what a page asks the fleet.

@@ -109,6 +109,11 @@
     document.addEventListener("htmx:sse:after:message", () => { if (follows) toEnd(); });
   }
 
+  // What was sent is not sent again.
+  document.addEventListener("htmx:after:request", (e) => {
+    if (e.target.matches?.("form.send") && e.detail?.ctx?.response?.status < 300) e.target.reset();
+  });
+
   // Choosing a call marks it on both sides, and shows when and why to the right.
   let chosen = "", timer = 0;
   const choose = (id) => {
