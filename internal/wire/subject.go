@@ -101,8 +101,8 @@ const TokensKey = "tokens"
 // TokensSubject is described at [TokensKey].
 func TokensSubject(f protocol.Fleet) Subject { return "$KV." + PlacesBucket(f) + "." + TokensKey }
 
-// BrowsersKey is the key in [PlacesBucket] of which browsers are signed in, and BrowsersSubject
-// where that is stored.
+// BrowsersKey is the key in [PlacesBucket] of the record that says who is signed in by browsers,
+// and BrowsersSubject its subject.
 const BrowsersKey = "browsers"
 
 // BrowsersSubject is described at [BrowsersKey].

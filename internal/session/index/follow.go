@@ -13,7 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 )
 
-// position is how far a reader has followed the log: of which file, the number of the last call
+// position is how far a reader has followed the log: the file, the number of the last call
 // that the log had taken in, and when, in milliseconds. A file that was made again takes all calls
 // in again. Of these a reader gets the ones that have ended since then, or not long before.
 type position struct {

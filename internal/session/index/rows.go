@@ -305,7 +305,7 @@ type removedCalls struct {
 	last  int64
 }
 
-// removeCalls removes calls, and the rows of sessions without a journal of which no call is left. A
+// removeCalls removes calls, and the rows of sessions that have neither a journal nor a call now. A
 // session that was removed lately keeps its row, see [writer.forget].
 func (w *writer) removeCalls(query string, args ...any) (removed removedCalls) {
 	statement := w.prepared(query)
