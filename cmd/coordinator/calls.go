@@ -221,10 +221,10 @@ func (c *callsCommand) printer(p program) callPrinter {
 		}, func() error { return nil }}
 	case c.CSV:
 		table := csv.NewWriter(p.out())
-		header := []string{
+		header := slices.Concat([]string{
 			"finished_at", "accepted_at", "started_at", "session_id", "turn", "step", "index", "call_id", "tool", "attempt", "status", "exit", "code", "error", "lane", "resources", "tenant", "owner", "worker_id", "level", "checkpoint",
-			"run_ms", "queue_ms", "slot_ms", "lane_ms", "after_ms", "limit_ms", "rate_ms", "pause_ms", "lost_ms", "not_before_ms", "model_ms", "person_ms", "held_by", "limit", "input", "output",
-		}
+			"run_ms", "queue_ms",
+		}, waitCells(&report.CallWaits{}, func(p *report.Part) string { return string(p.Reason) + "_ms" }), []string{"model_ms", "held_by", "limit", "input", "output"})
 		return callPrinter{func(calls []report.LoggedCall) error {
 			if header != nil {
 				_ = table.Write(header) // Flush tells of errors
@@ -272,7 +272,7 @@ func outcome(c *report.LoggedCall) string {
 // waited is what a call waited for most.
 func waited(c *report.LoggedCall) string {
 	all := timeline.Waited(c)
-	if len(all) == 0 {
+	if len(all) == 0 || !terminal.IsSaid(&all[0]) {
 		return "-"
 	}
 	return age(int64(all[0].MS)) + " " + all[0].Reason.What()
@@ -366,9 +366,17 @@ func cells(c *report.LoggedCall) []string {
 		uses[i] = string(use.Access) + " " + string(use.Key)
 	}
 	w := &c.Waits
-	return []string{
+	return slices.Concat([]string{
 		at(c.FinishedAt), at(c.AcceptedAt), at(c.StartedAt), text(string(c.SessionID)), strconv.Itoa(c.Turn), strconv.Itoa(c.Step), strconv.Itoa(c.Index), text(string(c.CallID)), text(c.Tool), strconv.Itoa(c.Attempt),
 		string(c.Status), text(c.Exit), text(code), text(message), text(c.Lane), text(strings.Join(uses, ", ")), text(string(c.Tenant)), text(c.Owner), text(string(c.WorkerID)), text(c.Level), strconv.FormatUint(c.Checkpoint, 10),
-		ms(c.RunMS), ms(w.QueueMS), ms(w.SlotMS), ms(w.LaneMS), ms(w.AfterMS), ms(w.LimitMS), ms(w.RateMS), ms(w.PauseMS), ms(w.LostMS), ms(w.NotBeforeMS), ms(w.ModelMS), ms(w.PersonMS), text(string(w.HeldBy)), text(w.Limit), text(c.Input), text(c.Output),
+		ms(c.RunMS), ms(w.QueueMS),
+	}, waitCells(w, func(p *report.Part) string { return ms(p.MS) }), []string{ms(w.ModelMS), text(string(w.HeldBy)), text(w.Limit), text(c.Input), text(c.Output)})
+}
+
+// waitCells is a cell for each reason for which a call may have waited.
+func waitCells(w *report.CallWaits, cell func(*report.Part) string) (cells []string) {
+	for _, p := range timeline.Waits(w, 0) {
+		cells = append(cells, cell(&p))
 	}
+	return cells
 }

@@ -94,7 +94,7 @@ func printWaits(out io.Writer, list *report.LaneList) {
 	waits := overview.Waits(list.Lanes)
 	for _, wait := range waits[:min(len(waits), maxReasons)] {
 		_, _ = fmt.Fprintf(out, "%s in %s waiting for: %s\n", // as every command prints
-			terminal.Plural(wait.Calls, "call"), terminal.Plural(wait.Lanes, "lane"), prose.OneLine(wait.Reason))
+			terminal.Plural(wait.Calls, "call"), terminal.Plural(wait.Lanes, "lane"), prose.OneLine(wait.WaitsFor))
 	}
 	if list.LeftOut > 0 {
 		_, _ = fmt.Fprintf(out, "%s: lane ls --limit N shows them\n", terminal.Plural(list.LeftOut, "more lane")) // as every command prints

@@ -89,7 +89,26 @@ func AddUnmet(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool pro
 	missing := Lacking(ctx, nc, fleet, pool)
 	for i := range calls {
 		if missing != nil && calls[i].Needs != nil {
-			calls[i].WaitsFor = missing(*calls[i].Needs)
+			if calls[i].WaitsFor = missing(*calls[i].Needs); calls[i].WaitsFor != "" {
+				calls[i].Wait = report.Wait{Reason: report.ReasonWorker, Pool: pool}
+			}
+		}
+	}
+}
+
+// AddUnserved says of lost lanes that nothing takes them over, because their pool has no worker. The
+// server says that at once, and one answer is enough. Without the right to ask, nothing is said.
+func AddUnserved(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, lanes []report.Lane) {
+	isLost := func(l report.Lane) bool { return l.Wait.Reason == report.ReasonLost }
+	if !slices.ContainsFunc(lanes, isLost) || natsio.CheckRights(ctx, nc, natsio.WorkersRights(fleet, pool)) != nil {
+		return
+	}
+	if _, err := ask(ctx, nc, fleet, pool, answersWait, func(*wire.WorkerInfo) bool { return true }); !errors.Is(err, nats.ErrNoResponders) {
+		return
+	}
+	for i := range lanes {
+		if isLost(lanes[i]) {
+			lanes[i].WaitsFor, lanes[i].Wait = unmetBy(pool, nil, lane.Requirements{}), report.Wait{Reason: report.ReasonWorker, Pool: pool}
 		}
 	}
 }

@@ -205,8 +205,9 @@ type HeldLane struct {
 	Paused  bool          `json:"paused"`
 	Running []RunningCall `json:"running"`
 	// WaitsFor is the limit, the slot, the retry or the call that the lane's next call waits for;
-	// "" is none.
-	WaitsFor string `json:"waits_for,omitempty"`
+	// "" is none. An older holder has no Wait.
+	WaitsFor string      `json:"waits_for,omitempty"`
+	Wait     report.Wait `json:"wait,omitzero"`
 }
 
 // Query is which lanes of a pool its holders are asked about; without a body it is all of them.
@@ -309,13 +310,15 @@ func (l *heldLane) describe() HeldLane {
 	now := time.Now()
 	status := HeldLane{
 		Lane: l.lane, Epoch: l.claim.epoch.Load(), HeldMS: now.Sub(l.since).Milliseconds(),
-		Paused: l.control.paused.Load(), Running: []RunningCall{}, WaitsFor: l.limit.describe(),
+		Paused: l.control.paused.Load(), Running: []RunningCall{},
 	}
-	if text := l.awaits.Load(); status.WaitsFor == "" && text != nil {
-		status.WaitsFor = *text
+	status.WaitsFor, status.Wait = l.limit.describe()
+	if awaited := l.awaits.Load(); status.WaitsFor == "" && awaited != nil {
+		status.WaitsFor, status.Wait = awaited.text, awaited.wait
 	}
-	if status.WaitsFor == "" && l.slotless.Load() {
-		status.WaitsFor = fmt.Sprintf("a slot: worker %s has %d", l.holder.options.Worker, l.holder.options.Slots)
+	if o := &l.holder.options; status.WaitsFor == "" && l.slotless.Load() {
+		status.WaitsFor = fmt.Sprintf("a slot: worker %s has %d", o.Worker, o.Slots)
+		status.Wait = report.Wait{Reason: report.ReasonSlot, WorkerID: o.Worker, Pool: o.Pool}
 	}
 	l.running.mu.Lock()
 	defer l.running.mu.Unlock()

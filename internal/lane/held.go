@@ -39,9 +39,9 @@ type blocked struct {
 	waits    core.WaitClock
 	ended    endedCall
 	after    laneAfter
-	awaits   atomic.Pointer[string] // which call or retry the lane waits for
-	slotless atomic.Bool            // the next call waits for a slot
-	unmet    *Requirements          // requirements of a call that this worker cannot run; nil if it can run all
+	awaits   atomic.Pointer[awaited] // which call or retry the lane waits for
+	slotless atomic.Bool             // the next call waits for a slot
+	unmet    *Requirements           // requirements of a call that this worker cannot run; nil if it can run all
 	// retryAt is when the first call that failed may be started again, if nothing else holds it up.
 	retryAt time.Time
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -178,21 +179,27 @@ func (l *heldLane) applyEnded() {
 	}
 }
 
+// awaited is what a lane waits for that is not of the lane.
+type awaited struct {
+	text string // "" is nothing
+	wait report.Wait
+}
+
 // noteAwaiting notes which call or retry the lane waits for, for operators, and since when calls
 // wait for other calls.
 func (l *heldLane) noteAwaiting(now time.Time) {
-	text := ""
+	var a awaited
 	for _, e := range l.schedule.Awaiting() {
 		l.waits.Await(e, now)
-		if text == "" {
-			text = "call " + e.Missing[0].String()
+		if first := e.Missing[0]; a.text == "" {
+			a = awaited{"call " + first.String(), report.Wait{Reason: report.ReasonAfter, SessionID: first.SessionID, CallID: first.ID}}
 		}
 	}
-	if text == "" && !l.retryAt.IsZero() {
-		text = "its retry"
+	if a.text == "" && !l.retryAt.IsZero() {
+		a = awaited{"its retry", report.Wait{Reason: report.ReasonRetry}}
 	}
-	if old := l.awaits.Load(); old == nil && text != "" || old != nil && *old != text {
-		l.awaits.Store(&text)
+	if old := l.awaits.Load(); old == nil && a.text != "" || old != nil && *old != a {
+		l.awaits.Store(&a)
 	}
 }
 

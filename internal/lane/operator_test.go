@@ -12,6 +12,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -437,6 +438,8 @@ func TestOperator_AfterALostWorker(t *testing.T) {
 	byName, _ := f.list(o)
 	require.Equal(t, operator.StateLost, byName["account/a"].State)
 	require.Equal(t, protocol.WorkerID("lost"), byName["account/a"].Holder, "its claim names it")
+	require.Equal(t, "another worker: its holder lost does not answer", byName["account/a"].WaitsFor)
+	require.Equal(t, report.Wait{Reason: report.ReasonLost, WorkerID: "lost", Pool: pool}, byName["account/a"].Wait)
 	require.Equal(t, 2, byName["account/a"].Waiting)
 	_, err = o.Kill(t.Context(), pool, "account/a")
 	require.ErrorIs(t, err, operator.ErrNothingRuns)

@@ -11,6 +11,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/limits"
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -353,17 +354,17 @@ func (l *heldLane) spent() float64 {
 }
 
 // describe says what the lane's next call waits for, as far as it is a limit.
-func (t *laneLimit) describe() string {
+func (t *laneLimit) describe() (string, report.Wait) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch t.wait {
 	case core.BlockedConcurrent:
-		return fmt.Sprintf("limit %s: concurrent %d", t.rule.Lane, t.rule.Concurrent)
+		return fmt.Sprintf("limit %s: concurrent %d", t.rule.Lane, t.rule.Concurrent), report.Wait{Reason: report.ReasonLimit, Limit: t.rule.Lane}
 	case core.BlockedRate:
-		return fmt.Sprintf("limit %s: rate %s", t.rule.Lane, t.rule.Rate)
+		return fmt.Sprintf("limit %s: rate %s", t.rule.Lane, t.rule.Rate), report.Wait{Reason: report.ReasonRate, Limit: t.rule.Lane}
 	case core.NotBlocked:
 	}
-	return ""
+	return "", report.Wait{}
 }
 
 // name is the lanes of the rule; "" without one.

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -88,14 +87,12 @@ type Rates struct {
 	Turns      int      `json:"turns"`   // that run
 }
 
-// Wait is a reason for which calls wait.
+// Wait is what calls wait for: in words, and for programs.
 type Wait struct {
-	// Kind is "slot", "limit", "worker", "call" (an earlier or another one), "pause", "time",
-	// "person" or "other".
-	Kind   string `json:"kind"`
-	Reason string `json:"reason"`
-	Calls  int    `json:"calls"`
-	Lanes  int    `json:"lanes"`
+	WaitsFor string      `json:"waits_for"`
+	Wait     report.Wait `json:"wait"`
+	Calls    int         `json:"calls"`
+	Lanes    int         `json:"lanes"`
 }
 
 // Limit is a limit, and how much of it is used.
@@ -125,7 +122,9 @@ type Look struct {
 	State string `json:"state"` // "lost", "silent", "stalled", "waiting", "paused", "throttled" or "asks"
 	What  string `json:"what"`
 	Why   string `json:"why,omitempty"`
-	AgeMS int64  `json:"age_ms,omitempty"`
+	// Wait is what it waits for, if it waits.
+	Wait  report.Wait `json:"wait,omitzero"`
+	AgeMS int64       `json:"age_ms,omitempty"`
 
 	// What it is about, as far as it is about one.
 	Pool      protocol.Pool      `json:"pool,omitempty"`
@@ -383,28 +382,4 @@ func (r *Reader) readLimits(ctx context.Context) (all []Limit, err error) {
 		})
 	}
 	return all, err
-}
-
-// kindOf is the kind of what a lane waits for, by the sentences of the fleet.
-func kindOf(reason string) string {
-	if strings.Contains(reason, " of pool ") { // no worker of the pool can run the call
-		return "worker"
-	}
-	for _, kind := range [][2]string{
-		{"a slot", "slot"},
-		{"limit ", "limit"},
-		{"a worker", "worker"},
-		{"pool ", "worker"},
-		{"no worker", "worker"},
-		{"its time", "time"},
-		{"its retry", "time"},
-		{"an operator", "pause"},
-		{"an earlier call", "call"},
-		{"call ", "call"},
-	} {
-		if strings.HasPrefix(reason, kind[0]) {
-			return kind[1]
-		}
-	}
-	return "other"
 }

@@ -269,7 +269,7 @@ func TestRead_TenThousandLanes(t *testing.T) {
 	require.Equal(t, protocol.Lane("account/0"), p.Lanes[0].Lane)
 	require.Equal(t, 100, p.Rates.Waiting)
 	require.Len(t, p.Waits, 1)
-	require.Equal(t, overview.Wait{Kind: "worker", Reason: "pool default has no worker that answers", Calls: 100, Lanes: 100}, p.Waits[0])
+	require.Equal(t, overview.Wait{WaitsFor: "pool default has no worker that answers", Wait: report.Wait{Reason: report.ReasonWorker, Pool: "default"}, Calls: 100, Lanes: 100}, p.Waits[0])
 	t.Logf("a picture of %d lanes: %s", all, first)
 }
 
@@ -292,23 +292,89 @@ func TestRead_PoolsThatNoWorkerHasServed(t *testing.T) {
 	p := reads(t, overview.New(client, overview.Options{}), func(p *overview.Picture) bool { return len(p.Lanes) == 1 })
 	require.Equal(t, protocol.Pool("dfault"), p.Lanes[0].Pool)
 	require.Equal(t, "pool dfault has no worker that answers", p.Lanes[0].WaitsFor)
+	require.Equal(t, report.Wait{Reason: report.ReasonWorker, Pool: "dfault"}, p.Lanes[0].Wait)
+	require.Equal(t, p.Lanes[0].Wait, p.Looks[0].Wait)
 	require.Equal(t, "call of bash", p.Looks[0].What)
 	require.Empty(t, p.Missing)
 }
 
+// holding is a host whose calls run until their lane is lost.
+type holding struct {
+	lane.DefaultHost
+
+	started chan struct{}
+}
+
+func (h *holding) Execute(ctx context.Context, _ *lane.Run) protocol.Result {
+	close(h.started)
+	<-ctx.Done()
+	return protocol.Result{Status: protocol.StatusCancelled, Error: protocol.Errorf(protocol.CodeCancelled, "it is over")}
+}
+
+func (h *holding) Release(protocol.Lane) {}
+
+// What a lost lane waits for is said, also if no worker is there that could take it over.
+func TestRead_ALostLane(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.Listening(t, natsio.Topology{})
+	client := connect(t, f)
+	publisher, err := lane.NewPublisher(t.Context(), f.NC, f.Name)
+	require.NoError(t, err)
+	require.NoError(t, publisher.Enqueue(t.Context(), lane.Outgoing{Call: &protocol.Call{
+		ID: "c", SessionID: "s", Pool: protocol.DefaultPool, Tool: "bash", Resources: []protocol.Use{{Key: "account/a", Access: protocol.Exclusive}},
+		Delivery: protocol.Idempotent, IssuedAt: time.Now(), Payload: wire.Noop{},
+	}}))
+	nc, link := f.ConnectVia()
+	host := &holding{started: make(chan struct{})}
+	holder, err := lane.NewHolder(t.Context(), nc, host, lane.Options{Worker: "gone"})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- holder.Run(ctx, ctx) }()
+	defer func() { cancel(); <-done }()
+	<-host.started
+	link.Cut()
+
+	list, err := client.Lanes("").List(t.Context(), 0)
+	require.NoError(t, err)
+	require.Equal(t, "lost", list.Lanes[0].State)
+	require.Equal(t, "pool default has no worker that answers", list.Lanes[0].WaitsFor)
+	require.Equal(t, report.Wait{Reason: report.ReasonWorker, Pool: "default"}, list.Lanes[0].Wait)
+	shown, err := client.Lanes("").Show(t.Context(), "account/a", 0)
+	require.NoError(t, err)
+	require.Equal(t, list.Lanes[0].WaitsFor, shown.WaitsFor)
+
+	other, err := f.NC.Subscribe(wire.WhoSubject(f.Name, protocol.DefaultPool), func(request *nats.Msg) {
+		body, err := wire.Encode(&wire.WorkerInfo{WorkerID: "other", Pool: protocol.DefaultPool, Slots: 1, Driver: "process", Level: "process", Network: "all", Languages: []string{}})
+		if err == nil {
+			_ = request.Respond(body)
+		}
+	})
+	require.NoError(t, err)
+	defer func() { _ = other.Unsubscribe() }()
+	require.NoError(t, f.NC.Flush())
+	p := reads(t, overview.New(client, overview.Options{}), func(p *overview.Picture) bool { return len(p.Workers) > 0 && len(p.Lanes) > 0 })
+	require.Equal(t, "another worker: its holder gone does not answer", p.Lanes[0].WaitsFor)
+	require.Equal(t, report.Wait{Reason: report.ReasonLost, WorkerID: "gone", Pool: "default"}, p.Lanes[0].Wait)
+	require.Equal(t, p.Lanes[0].Wait, p.Waits[0].Wait)
+}
+
 func TestWaits_AreSummedUpByReason(t *testing.T) {
 	t.Parallel()
+	const limited, unclaimed, earlier = "limit account/*: rate 60/min", "a slot: no worker has claimed the lane", "an earlier call of the lane, which runs"
+	rate, slot, later := report.Wait{Reason: report.ReasonRate, Limit: "account/*"}, report.Wait{Reason: report.ReasonSlot}, report.Wait{Reason: report.ReasonNotBefore}
 	require.Equal(t, []overview.Wait{
-		{Kind: "limit", Reason: "limit account/*: rate 60/min", Calls: 6, Lanes: 2},
-		{Kind: "worker", Reason: "a worker: none has claimed the lane", Calls: 3, Lanes: 1},
-		{Kind: "call", Reason: "an earlier call of the lane, which runs", Calls: 2, Lanes: 1},
-		{Kind: "time", Reason: "its time", Calls: 1, Lanes: 1},
+		{limited, rate, 6, 2},
+		{earlier, report.Wait{Reason: report.ReasonLane}, 4, 2},
+		{unclaimed, slot, 3, 1},
+		{"its time", later, 1, 1},
 	}, overview.Waits([]report.Lane{
-		{WaitsFor: "limit account/*: rate 60/min", Waiting: 2},
-		{WaitsFor: "a worker: none has claimed the lane", Waiting: 3},
-		{WaitsFor: "its time", Delayed: 1},
-		{WaitsFor: "limit account/*: rate 60/min", Waiting: 4},
-		{WaitsFor: "an earlier call of the lane, which runs", Waiting: 2},
+		{WaitsFor: limited, Wait: rate, Waiting: 2},
+		{WaitsFor: unclaimed, Wait: slot, Waiting: 3},
+		{WaitsFor: "its time", Wait: later, Delayed: 1},
+		{WaitsFor: limited, Wait: rate, Waiting: 4},
+		{WaitsFor: earlier, Wait: report.Wait{Reason: report.ReasonLane, SessionID: "s", CallID: "c"}, Waiting: 3},
+		{WaitsFor: earlier, Wait: report.Wait{Reason: report.ReasonLane, SessionID: "s", CallID: "d"}, Waiting: 1},
 		{Waiting: 1},
 	}))
 }

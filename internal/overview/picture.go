@@ -101,18 +101,18 @@ func (r *Reader) nameUnmet(p *Picture) {
 		pool protocol.Pool
 		lane protocol.Lane
 	}
-	reasons := map[poolLane]string{}
+	waits := map[poolLane]*report.Call{}
 	for _, c := range r.unmetCalls() {
-		reasons[poolLane{c.pool, c.lane()}] = c.WaitsFor
+		waits[poolLane{c.pool, c.lane()}] = &c.Call
 		if !served[c.pool] {
-			reasons[poolLane{pool: c.pool}] = c.WaitsFor
+			waits[poolLane{pool: c.pool}] = &c.Call
 		}
 	}
 	for i := range p.Lanes {
 		l := &p.Lanes[i]
-		reason := cmp.Or(reasons[poolLane{l.Pool, l.Lane}], reasons[poolLane{pool: l.Pool}])
-		if reason != "" && l.State == laneReady {
-			l.WaitsFor = reason
+		call := cmp.Or(waits[poolLane{l.Pool, l.Lane}], waits[poolLane{pool: l.Pool}])
+		if call != nil && l.Waiting > 0 && (l.State == laneReady || l.State == laneLost) {
+			l.WaitsFor, l.Wait = call.WaitsFor, call.Wait
 		}
 	}
 }
@@ -144,22 +144,28 @@ func sessionRank(state string) int {
 
 // Waits returns what the calls of lanes wait for, the most frequent reason first.
 func Waits(lanes []report.Lane) []Wait {
-	sums := map[string]*Wait{}
+	type key struct {
+		text string
+		wait report.Wait
+	}
+	sums := map[key]*Wait{}
 	for i := range lanes {
 		l := &lanes[i]
 		if l.WaitsFor == "" {
 			continue
 		}
-		w := sums[l.WaitsFor]
+		of := key{l.WaitsFor, l.Wait}
+		of.wait.SessionID, of.wait.CallID = "", "" // each lane waits for another call
+		w := sums[of]
 		if w == nil {
-			w = &Wait{Kind: kindOf(l.WaitsFor), Reason: l.WaitsFor}
-			sums[l.WaitsFor] = w
+			w = &Wait{WaitsFor: of.text, Wait: of.wait}
+			sums[of] = w
 		}
 		w.Calls, w.Lanes = w.Calls+l.Waiting+l.Delayed, w.Lanes+1
 	}
 	all := []Wait{}
 	for _, w := range slices.SortedFunc(maps.Values(sums), func(a, b *Wait) int {
-		return cmp.Or(cmp.Compare(b.Calls, a.Calls), cmp.Compare(a.Reason, b.Reason))
+		return cmp.Or(cmp.Compare(b.Calls, a.Calls), cmp.Compare(a.WaitsFor, b.WaitsFor))
 	}) {
 		all = append(all, *w)
 	}
@@ -175,7 +181,7 @@ func waitsForPersons(sessions []report.Session) (all []Wait) {
 		}
 	}
 	for _, reason := range slices.Sorted(maps.Keys(sums)) {
-		all = append(all, Wait{Kind: "person", Reason: reason, Calls: sums[reason]})
+		all = append(all, Wait{WaitsFor: reason, Wait: report.Wait{Reason: report.ReasonPerson}, Calls: sums[reason]})
 	}
 	return all
 }
@@ -219,8 +225,8 @@ func throttled(p *Picture) {
 		l := &p.Limits[i]
 		if l.Lane != "" {
 			for j := range p.Lanes {
-				if reason := p.Lanes[j].WaitsFor; strings.HasPrefix(reason, "limit "+l.Lane+":") {
-					l.Throttled, l.Why, l.Lanes = true, reason, l.Lanes+1
+				if lane := &p.Lanes[j]; lane.Wait.Limit == l.Lane {
+					l.Throttled, l.Why, l.Lanes = true, lane.WaitsFor, l.Lanes+1
 				}
 			}
 		}
@@ -283,16 +289,12 @@ func looks(p *Picture, unmet []unmetCall) []Look {
 	}
 	for i := range p.Lanes {
 		if l := &p.Lanes[i]; (l.State == laneLost || l.State == laneStalled) && l.OldestMS > 0 { // an idle lane holds nothing up
-			why := l.WaitsFor
-			if l.State == laneLost && l.Holder != "" {
-				why = "its holder " + string(l.Holder) + " does not answer"
-			}
-			all = append(all, lookAt(l, l.State, why))
+			all = append(all, lookAt(l, l.State))
 		}
 	}
 	for i := range unmet {
 		c := &unmet[i]
-		all = append(all, Look{Kind: KindCall, State: "waiting", What: "call of " + c.Tool, Why: c.WaitsFor, AgeMS: c.AgeMS, Pool: c.pool, Lane: c.lane(), SessionID: c.SessionID, CallID: c.CallID})
+		all = append(all, Look{Kind: KindCall, State: "waiting", What: "call of " + c.Tool, Why: c.WaitsFor, Wait: c.Wait, AgeMS: c.AgeMS, Pool: c.pool, Lane: c.lane(), SessionID: c.SessionID, CallID: c.CallID})
 	}
 	for i := range p.Limits {
 		if l := &p.Limits[i]; l.Throttled {
@@ -315,7 +317,7 @@ func looks(p *Picture, unmet []unmetCall) []Look {
 			if l.State == lanePaused {
 				state = lanePaused
 			}
-			all = append(all, lookAt(l, state, l.WaitsFor))
+			all = append(all, lookAt(l, state))
 		}
 	}
 	return all[:min(len(all), maxLooks)]
@@ -330,12 +332,12 @@ func silence(w *Worker) string {
 }
 
 // lookAt is a look at a lane.
-func lookAt(l *report.Lane, state, why string) Look {
+func lookAt(l *report.Lane, state string) Look {
 	name := string(l.Lane)
 	if name == "" {
 		name = "(hash " + l.Hash + ")"
 	}
-	return Look{Kind: KindLane, State: state, What: "lane " + name, Why: why, AgeMS: l.OldestMS, Pool: l.Pool, Lane: l.Lane}
+	return Look{Kind: KindLane, State: state, What: "lane " + name, Why: l.WaitsFor, Wait: l.Wait, AgeMS: l.OldestMS, Pool: l.Pool, Lane: l.Lane}
 }
 
 // asked is what a session asks a person: which call, never what a model says of it.

@@ -168,20 +168,17 @@ func waitsFor(view *operator.View, index int) (report.Reason, string) {
 		}
 		return report.ReasonLane, protocol.CallRef{SessionID: earlier.SessionID, ID: earlier.CallID}.String()
 	}
-	what, rule, is := strings.Cut(strings.TrimPrefix(view.WaitsFor, "limit "), ": ")
-	switch {
-	case view.State == operator.StatePaused:
-		return report.ReasonPause, ""
-	case view.State == operator.StateLost:
-		return report.ReasonLost, string(view.Holder)
-	case is && strings.HasPrefix(view.WaitsFor, "limit ") && strings.HasPrefix(rule, "rate "):
-		return report.ReasonRate, what
-	case is && strings.HasPrefix(view.WaitsFor, "limit "):
-		return report.ReasonLimit, what
-	case strings.HasPrefix(view.WaitsFor, "call "):
-		return report.ReasonAfter, ""
+	wait := &view.Wait
+	switch wait.Reason {
+	case report.ReasonLimit, report.ReasonRate:
+		return wait.Reason, wait.Limit
+	case report.ReasonLost:
+		return wait.Reason, string(wait.WorkerID)
+	case report.ReasonPause, report.ReasonRetry, report.ReasonWorker:
+		return wait.Reason, ""
+	default: // what other calls of the lane wait for
+		return report.ReasonSlot, ""
 	}
-	return report.ReasonSlot, call.WaitsFor
 }
 
 // conflicts reports whether two calls may not run at the same time.

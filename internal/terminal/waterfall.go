@@ -17,8 +17,6 @@ const (
 	// defaultColumns is the width of what is no terminal, and minColumns the least width in which
 	// bars are drawn.
 	defaultColumns, minColumns = 80, 40
-	// shownFrom is the least part of a span that is said in words, in milliseconds.
-	shownFrom = 5
 )
 
 // Waterfall draws the trace of a turn as bars, with all that each took in words.
@@ -157,13 +155,10 @@ func (w *waterfall) words(s *report.Span, indent string) {
 	}
 	for _, p := range s.Parts {
 		isModel := s.Kind == report.SpanModel && p.Reason != report.ReasonModelLimit
-		if p.MS < shownFrom && !p.Open || isModel {
+		if !IsSaid(&p) || isModel {
 			continue
 		}
-		text := p.Reason.Words() + " " + span(p.MS)
-		if p.Open {
-			text += " so far"
-		}
+		text := PartWords(&p)
 		if p.For != "" {
 			text += " (" + w.about(&p) + ")"
 		}
@@ -186,6 +181,21 @@ func (w *waterfall) words(s *report.Span, indent string) {
 	}
 }
 
+// leastSaid is the least time of a part that is said in words, in milliseconds.
+const leastSaid = 10
+
+// IsSaid reports whether a part of a span, or what a call waited for, is worth its words.
+func IsSaid(p *report.Part) bool { return p.MS >= leastSaid || p.Open }
+
+// PartWords say what a part was for, and how long it took.
+func PartWords(p *report.Part) string {
+	words := p.Reason.Words() + " " + span(p.MS)
+	if p.Open {
+		words += " so far"
+	}
+	return words
+}
+
 // outcome is how a call ended, and where it ran.
 func (w *waterfall) outcome(s *report.Span) string {
 	text := strings.ReplaceAll(s.State, "_", " ")
@@ -204,7 +214,7 @@ func (w *waterfall) outcome(s *report.Span) string {
 // about says what a part waited for.
 func (w *waterfall) about(p *report.Part) string {
 	switch p.Reason {
-	case report.ReasonLane:
+	case report.ReasonLane, report.ReasonAfter:
 		for i := range w.trace.Spans {
 			if s := &w.trace.Spans[i]; string(s.CallID) == p.For {
 				return position(s) + " " + s.Name

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/session/timeline"
+	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -196,8 +197,7 @@ func endOf(c *report.LoggedCall) pill {
 
 // waited is the longest wait of a call, if it is worth a word.
 func waited(c *report.LoggedCall) *wait {
-	const worth = 20 // milliseconds
-	if all := waitsOf(c); len(all) > 0 && all[0].MS >= worth {
+	if all := waitsOf(c); len(all) > 0 && terminal.IsSaid(&report.Part{MS: all[0].MS}) {
 		return &all[0]
 	}
 	return nil

@@ -72,3 +72,11 @@ func (h *Handler) Matches(path string) string {
 	_, pattern := h.ui.mux.Handler(httptest.NewRequestWithContext(context.Background(), http.MethodGet, path, nil))
 	return pattern
 }
+
+// PlottedWaits are the reasons that the plots of waits have.
+func PlottedWaits() (all []report.Reason) {
+	for _, w := range plottedWaits {
+		all = append(all, w.reasons...)
+	}
+	return all
+}

@@ -1,6 +1,7 @@
 package webui
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -232,7 +233,7 @@ func oneLimit(r *http.Request, p *picture) (string, *fleetView, error) {
 		}
 		v := &fleetView{picture: p, Limit: l}
 		for j := range p.Lanes {
-			if l.Lane != "" && strings.HasPrefix(p.Lanes[j].WaitsFor, "limit "+l.Lane+":") || l.Pool != "" && p.Lanes[j].Pool == l.Pool && p.Lanes[j].Waiting > 0 {
+			if l.Lane != "" && p.Lanes[j].Wait.Limit == l.Lane || l.Pool != "" && p.Lanes[j].Pool == l.Pool && p.Lanes[j].Waiting > 0 {
 				v.Of = append(v.Of, p.Lanes[j])
 			}
 		}
@@ -338,20 +339,23 @@ func nearly(l *overview.Limit) bool {
 	return slices.ContainsFunc(usesOf(l), func(u use) bool { return u.Max >= 5 && u.Value >= 0.8*u.Max })
 }
 
-// reason is why something waits, with a link to what it waits for.
-type reason struct{ Before, Text, To, After string }
+// reason is what something waits for in words, with a link to it; To is "" without a page.
+type reason struct{ Text, To string }
 
-// reasonOf links a reason that the fleet has given.
-func reasonOf(text string, pool protocol.Pool) reason {
-	if rest, is := strings.CutPrefix(text, "limit "); is {
-		if pattern, after, is := strings.Cut(rest, ": "); is {
-			return reason{"limit ", pattern, limitPath(fleet.Limit{Lane: pattern}), ": " + after}
-		}
+func reasonOf(text string, wait report.Wait) reason { return reason{text, waitPath(&wait)} }
+
+// waitPath is the page of what something waits for; "" if there is none.
+func waitPath(w *report.Wait) string {
+	switch {
+	case w.CallID != "":
+		return callPath(w.SessionID, w.CallID)
+	case w.Limit != "":
+		return limitPath(fleet.Limit{Lane: w.Limit})
+	case w.WorkerID != "":
+		return workerPath(w.Pool, w.WorkerID)
 	}
-	if rest, is := strings.CutPrefix(text, "a slot: worker "); is {
-		if id, after, is := strings.Cut(rest, " "); is {
-			return reason{"a slot: worker ", id, workerPath(pool, protocol.WorkerID(id)), " " + after}
-		}
-	}
-	return reason{Before: text}
+	return ""
 }
+
+// pillOfWait is the pill of a reason for which something waits. An older worker says none.
+func pillOfWait(r report.Reason) pill { return pill{"wait", cmp.Or(r.What(), "other")} }

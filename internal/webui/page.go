@@ -114,7 +114,7 @@ func functions(base string) template.FuncMap {
 		"line":     firstLine,
 		"ms":       func(ms int64) string { return span(time.Duration(ms) * time.Millisecond) },
 		"part":     func(data any) view { return view{Data: data} },
-		"lanePath": lanePath, "workerPath": workerPath, "limitPath": limitPath, "lookPath": lookPath, "callPath": callPath, "reason": reasonOf,
+		"lanePath": lanePath, "workerPath": workerPath, "limitPath": limitPath, "lookPath": lookPath, "callPath": callPath, "reason": reasonOf, "waitPill": pillOfWait,
 		"first":  func(paths []string) []string { return paths[:min(len(paths), maxFiles)] },
 		"beyond": func(paths []string) int { return max(0, len(paths)-maxFiles) },
 		"ask":    ask, "uses": usesOf, "near": nearly, "perSecond": perSecond, "waited": waited, "endOf": endOf, "waitsOf": waitsOf,
@@ -309,7 +309,7 @@ func stateOf(state any) pill {
 		return pill{"run", word}
 	case "waits_for_approval", "waits_for_answer":
 		return pill{"wait", "waits for you"}
-	case "waits_for_worker", "waits_for_coordinator", "waiting", stateNotSent, "silent", "throttled", "slot", "limit", "lane", "worker", "call", "time", "pause", "asks", "queued", "paused", "delayed", "draining", "interrupted", "limit_reached", "removing", "uncompleted":
+	case "waits_for_worker", "waits_for_coordinator", "waiting", stateNotSent, "silent", "throttled", "asks", "queued", "paused", "delayed", "draining", "interrupted", "limit_reached", "removing", "uncompleted":
 		return pill{"wait", word}
 	case "failed", "error", "rejected", "timeout", "cancelled", "outcome_unknown", "lost", "stalled", "invalid", "denied", "refused", "expired":
 		return pill{"bad", word}

@@ -4,8 +4,11 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/session/timeline"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 )
@@ -93,24 +96,37 @@ func newPlot(title string, stacked bool, unit func(float64) string, all ...serie
 	return p
 }
 
+// plottedWaits are the waits that have a colour of their own together. A start time is left out: the
+// call has asked for it, and hours of it would hide all other waits.
+var plottedWaits = []struct { //nolint:gochecknoglobals // a constant
+	class   string
+	reasons []report.Reason
+}{
+	{"w1", []report.Reason{report.ReasonSlot}},
+	{"w2", []report.Reason{report.ReasonLane, report.ReasonAfter}},
+	{"w3", []report.Reason{report.ReasonLimit, report.ReasonRate}},
+	{"bad", []report.Reason{report.ReasonLost}},
+	{"w4", []report.Reason{report.ReasonPause}},
+	{"w5", []report.Reason{report.ReasonPerson}},
+}
+
 // waitSeries are the reasons for which calls wait, as the plots and their table have them.
 func waitSeries(buckets []report.CallRate) []series {
-	reasons := []struct {
-		name, class string
-		ms          func(*report.CallWaits) float64
-	}{
-		{"slot", "w1", func(w *report.CallWaits) float64 { return w.SlotMS }},
-		{"lane", "w2", func(w *report.CallWaits) float64 { return w.LaneMS + w.AfterMS }},
-		{"limit", "w3", func(w *report.CallWaits) float64 { return w.LimitMS + w.RateMS }},
-		{"lost worker", "bad", func(w *report.CallWaits) float64 { return w.LostMS }},
-		{"operator", "w4", func(w *report.CallWaits) float64 { return w.PauseMS }},
-		{"person", "w5", func(w *report.CallWaits) float64 { return w.PersonMS }},
+	all := make([]series, len(plottedWaits))
+	for i, w := range plottedWaits {
+		words := make([]string, len(w.reasons))
+		for k, reason := range w.reasons {
+			words[k] = reason.What()
+		}
+		all[i] = series{strings.Join(words, " or "), w.class, make([]float64, len(buckets))}
 	}
-	all := make([]series, len(reasons))
-	for i, r := range reasons {
-		all[i] = series{r.name, r.class, make([]float64, len(buckets))}
-		for j := range buckets {
-			all[i].Values[j] = r.ms(&buckets[j].Waits)
+	for j := range buckets {
+		for _, p := range timeline.Waits(&buckets[j].Waits, 0) {
+			for i, w := range plottedWaits {
+				if slices.Contains(w.reasons, p.Reason) {
+					all[i].Values[j] += p.MS
+				}
+			}
 		}
 	}
 	return all

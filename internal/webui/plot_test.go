@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/net/html"
 
+	"github.com/toolfleet/toolfleet/internal/session/timeline"
 	"github.com/toolfleet/toolfleet/internal/webui"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -27,6 +28,19 @@ func TestPlots_DrawTheNumbers(t *testing.T) {
 	require.Equal(t, map[string][]float64{"run2": {40, 0, 80}, "run": {20, 0, 10}}, bars[1])
 	require.Equal(t, map[string][]float64{"w1": {0, 0, 12}, "w2": {0, 0, 24}, "w3": {0, 0, 4}, "w5": {0, 0, 40}}, bars[3])
 	require.Empty(t, webui.Bars(report.CallRates{Buckets: []report.CallRate{{}, {}}})[0], "nothing ended")
+}
+
+// TestPlots_HaveEachWait: a wait that the log has is in a plot, but for the start time that a call
+// has asked for.
+func TestPlots_HaveEachWait(t *testing.T) {
+	t.Parallel()
+	logged := []report.Reason{}
+	for _, p := range timeline.Waits(&report.CallWaits{}, 0) {
+		if p.Reason != report.ReasonNotBefore {
+			logged = append(logged, p.Reason)
+		}
+	}
+	require.ElementsMatch(t, logged, webui.PlottedWaits())
 }
 
 // TestPlots_AreOfTheLog: the page of the fleet has the plots of what ended, with their numbers.

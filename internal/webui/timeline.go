@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -85,24 +85,15 @@ type piece struct {
 }
 
 // Words say what the part was for and how long.
-func (p piece) Words() string {
-	words := p.Reason.Words() + " " + took(p.MS)
-	if p.Open {
-		words += " so far"
-	}
-	return words
-}
+func (p piece) Words() string { return terminal.PartWords(&p.Part) }
 
 // Took is how long the span took.
 func (b bar) Took() string { return took(b.DurationMS) }
 
-// worthSaying is the least wait that a timeline says in words, in milliseconds.
-const worthSaying = 50
-
 // Waits are the parts that say why the span took so long.
 func (b bar) Waits() (waits []piece) {
 	for _, p := range b.Parts {
-		if p.Reason.Class() == report.ClassWait && (p.MS >= worthSaying || p.Open) {
+		if p.Reason.Class() == report.ClassWait && terminal.IsSaid(&p.Part) {
 			waits = append(waits, p)
 		}
 	}
@@ -113,9 +104,11 @@ func (b bar) Waits() (waits []piece) {
 func (b bar) Said() string {
 	words := make([]string, 0, len(b.Parts))
 	for _, p := range b.Parts {
-		words = append(words, p.Words())
+		if terminal.IsSaid(&p.Part) {
+			words = append(words, p.Words())
+		}
 	}
-	return b.Label + ": " + strings.Join(words, ", ")
+	return strings.Join(append([]string{b.Label + ": " + took(b.DurationMS)}, words...), ", ")
 }
 
 // maxBars is how many spans a timeline draws, and maxNow how many the column next to a
@@ -200,26 +193,19 @@ func linkOf(session protocol.SessionID, lane string, p *report.Part) string {
 	pool, _, inLane := strings.Cut(lane, "/")
 	switch p.Reason {
 	case report.ReasonLane, report.ReasonAfter:
-		other, call, is := strings.Cut(p.For, "/")
-		switch {
-		case is:
+		if other, call, is := strings.Cut(p.For, "/"); is {
 			return callPath(protocol.SessionID(other), protocol.CallID(call))
-		case p.For != "":
+		} else if p.For != "" {
 			return callPath(session, protocol.CallID(p.For))
 		}
 		return laneOf(lane)
 	case report.ReasonPause, report.ReasonFull:
 		return laneOf(lane)
 	case report.ReasonLimit, report.ReasonRate:
-		if p.For != "" {
-			return limitPath(fleet.Limit{Lane: p.For})
-		}
-		return "/limits"
+		return cmp.Or(waitPath(&report.Wait{Limit: p.For}), "/limits")
 	case report.ReasonLost:
-		if p.For != "" {
-			return workerPath(protocol.Pool(pool), protocol.WorkerID(p.For))
-		}
-	case report.ReasonSlot:
+		return waitPath(&report.Wait{WorkerID: protocol.WorkerID(p.For), Pool: protocol.Pool(pool)})
+	case report.ReasonSlot, report.ReasonWorker:
 		if inLane {
 			return "/lanes?" + url.Values{"pool": {pool}}.Encode()
 		}

@@ -22,9 +22,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 
 	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -114,16 +114,37 @@ func DigestOf(c *protocol.Call) (string, error) {
 	return hex.EncodeToString(sum[:16]), nil
 }
 
-// WaitsByReason is what a call waited for, in milliseconds, under the words that traces and metrics
-// have for it; nil if it waited for nothing.
+// Waits returns the waits of a call, in the order in which they follow each other, also those that
+// took no time. Attempt is the one that ran at last.
+func Waits(w *protocol.Waits, attempt int) []report.Part {
+	holder := string(w.HeldBy)
+	if w.HeldBySession != "" {
+		holder = protocol.CallRef{SessionID: w.HeldBySession, ID: w.HeldBy}.String()
+	}
+	return []report.Part{
+		{Reason: report.ReasonNotBefore, MS: w.NotBeforeMS},
+		{Reason: report.ReasonSlot, MS: w.SlotMS},
+		{Reason: report.ReasonLost, MS: w.LostMS, For: string(w.LostWorker), Attempt: max(attempt-1, 0)},
+		{Reason: report.ReasonLane, MS: w.LaneMS, For: holder},
+		{Reason: report.ReasonAfter, MS: w.AfterMS},
+		{Reason: report.ReasonPause, MS: w.PauseMS},
+		{Reason: report.ReasonLimit, MS: w.LimitMS, For: w.Limit},
+		{Reason: report.ReasonRate, MS: w.RateMS, For: w.Limit},
+	}
+}
+
+// WaitsByReason is what a call waited for, in milliseconds, for traces and metrics; nil if it waited
+// for nothing.
 func WaitsByReason(w *protocol.Waits) map[string]float64 {
 	if *w == (protocol.Waits{}) {
 		return nil
 	}
-	waits := map[string]float64{
-		"not_before": w.NotBeforeMS, "slot": w.SlotMS, "lane": w.LaneMS, "after": w.AfterMS, "limit": w.LimitMS, "rate": w.RateMS, "pause": w.PauseMS, "lost": w.LostMS,
+	waits := map[string]float64{}
+	for _, p := range Waits(w, 0) {
+		if p.MS > 0 {
+			waits[string(p.Reason)] = p.MS
+		}
 	}
-	maps.DeleteFunc(waits, func(_ string, ms float64) bool { return ms <= 0 })
 	return waits
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -28,6 +29,26 @@ func TestWaitsByReason_HasEachOne(t *testing.T) {
 		}
 	}
 	require.Equal(t, want, wire.WaitsByReason(&waits))
+}
+
+// TestWaits_HaveEachReason: a reason that is added is measured by results, or it is one that only
+// others know.
+func TestWaits_HaveEachReason(t *testing.T) {
+	t.Parallel()
+	measured := []report.Reason{
+		report.ReasonPerson, report.ReasonModelLimit, report.ReasonFull, // by journals
+		report.ReasonWorker, // of what waits now; a call that has ended had a worker
+	}
+	for _, p := range wire.Waits(&protocol.Waits{}, 1) {
+		measured = append(measured, p.Reason)
+	}
+	var waits []report.Reason
+	for _, r := range report.Reasons() {
+		if r.Class() == report.ClassWait {
+			waits = append(waits, r)
+		}
+	}
+	require.ElementsMatch(t, waits, measured)
 }
 
 // A call that is made for no principal, by the form of the name, is refused by name.

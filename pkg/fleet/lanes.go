@@ -69,9 +69,7 @@ func inLane[T any](ctx context.Context, l Lanes, lane protocol.Lane, change bool
 // first 4,096 stored messages are of fewer lanes, the others are chosen by the number of their
 // calls.
 func (l Lanes) List(ctx context.Context, limit int) (*report.LaneList, error) {
-	return inLanes(ctx, l, false, func(ctx context.Context, o *operator.Operator) (*report.LaneList, error) {
-		return o.List(ctx, l.pool, limit)
-	})
+	return l.find(ctx, operator.Query{Limit: limit})
 }
 
 // LaneQuery says which lanes [Lanes.Find] returns.
@@ -89,8 +87,16 @@ func (l Lanes) Find(ctx context.Context, q LaneQuery) (*report.LaneList, error) 
 	if q.Skip < 0 || q.Limit < 0 {
 		return nil, invalid(fmt.Errorf("skip %d, limit %d: must be 0 or more", q.Skip, q.Limit))
 	}
+	return l.find(ctx, operator.Query(q))
+}
+
+func (l Lanes) find(ctx context.Context, q operator.Query) (*report.LaneList, error) {
 	return inLanes(ctx, l, false, func(ctx context.Context, o *operator.Operator) (*report.LaneList, error) {
-		return o.Find(ctx, l.pool, operator.Query(q))
+		list, err := o.Find(ctx, l.pool, q)
+		if err == nil {
+			calls.AddUnserved(ctx, l.client.inner.Conn(l.pool), l.client.inner.Name, l.pool, list.Lanes)
+		}
+		return list, err
 	})
 }
 
@@ -104,7 +110,7 @@ func (l Lanes) Show(ctx context.Context, lane protocol.Lane, limit int) (*report
 			calls.AddUnmet(ctx, l.client.inner.Conn(l.pool), l.client.inner.Name, l.pool, shown.Calls)
 			next := slices.IndexFunc(shown.Calls, func(c report.Call) bool { return c.State == operator.CallWaiting })
 			if len(shown.Running) == 0 && shown.State != operator.StatePaused && next >= 0 && shown.Calls[next].WaitsFor != "" { // a free slot would not help
-				shown.WaitsFor = shown.Calls[next].WaitsFor
+				shown.WaitsFor, shown.Wait = shown.Calls[next].WaitsFor, shown.Calls[next].Wait
 			}
 		}
 		return shown, err

@@ -27,6 +27,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/natsio"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 )
 
 var (
@@ -279,6 +280,15 @@ func TestDocs_StorageOfAFleet(t *testing.T) {
 	require.Contains(t, page, fmt.Sprintf("reserves at least %d MiB", natsio.LeastRoom>>20))
 	require.Contains(t, page, fmt.Sprintf("With %d MiB there is the whole room", natsio.WholeRoom>>20))
 	require.Contains(t, string(all["docs/operations/maintain.md"]), fmt.Sprintf("down to %d MiB", natsio.LeastCallBytes>>20))
+}
+
+// TestDocs_ListReasons: the page that explains where time goes has each reason.
+func TestDocs_ListReasons(t *testing.T) {
+	t.Parallel()
+	page := string(documents(t)["docs/operations/watch.md"])
+	for _, r := range report.Reasons() {
+		require.Regexp(t, "(?m)^\\|.*`"+string(r)+"`.* \\| ", page)
+	}
 }
 
 // TestCoordinator_UsesThePublicClient: cmd/coordinator does with a fleet what the public client,

@@ -438,11 +438,10 @@ func (s *storedLane) status(holder *holding) aged {
 	status := aged{Status: Status{Lane: s.lane, Hash: string(s.hash), Pool: s.pool, State: s.state(holder), Delayed: len(s.delayed), Running: []lane.RunningCall{}}}
 	switch {
 	case holder != nil:
-		status.Holder, status.HeldMS, status.WaitsFor, status.Running = holder.worker, holder.HeldMS, holder.WaitsFor, holder.longestFirst()
+		status.Holder, status.HeldMS, status.Running = holder.worker, holder.HeldMS, holder.longestFirst()
+		status.WaitsFor, status.Wait = holder.WaitsFor, holder.Wait
 	case s.claim != nil && s.claim.Incarnation != "":
 		status.Holder = s.claim.WorkerID
-	case status.State == StateReady:
-		status.WaitsFor = "a worker: none has claimed the lane"
 	}
 	calls := 0 // unless they ended meanwhile
 	if s.first != nil {
@@ -455,24 +454,36 @@ func (s *storedLane) status(holder *holding) aged {
 		}
 	}
 	status.Waiting = max(calls-len(status.Running), 0)
-	if status.WaitsFor == "" {
-		status.WaitsFor = status.stateWait()
+	if status.WaitsFor == "" || status.State == StatePaused { // its holder does not look at limits then
+		status.WaitsFor, status.Wait = status.stateWait()
 	}
 	return status
 }
 
 // stateWait is what the next call of a lane waits for, as far as the state of the lane says it.
-func (a *aged) stateWait() string {
+func (a *aged) stateWait() (string, report.Wait) {
 	switch {
 	case a.State == StateDelayed:
-		return "its time"
-	case a.State == StatePaused && a.Waiting > 0:
-		return "an operator: the lane is paused"
-	case a.Waiting > 0 && len(a.Running) > 0:
-		return "an earlier call of the lane, which runs"
+		return "its time", report.Wait{Reason: report.ReasonNotBefore}
+	case a.State == StateReady:
+		return "a slot: no worker has claimed the lane", report.Wait{Reason: report.ReasonSlot}
+	case a.Waiting == 0:
+	case a.State == StatePaused:
+		return "an operator: the lane is paused", report.Wait{Reason: report.ReasonPause}
+	case a.State == StateStalled:
+		return "a worker, which makes the lane ready again", report.Wait{Reason: report.ReasonWorker}
+	case a.State == StateLost:
+		return fmt.Sprintf("another worker: its holder %s does not answer", a.Holder), report.Wait{Reason: report.ReasonLost, WorkerID: a.Holder, Pool: a.Pool}
+	case len(a.Running) == 1:
+		first := &a.Running[0]
+		return laneWait, report.Wait{Reason: report.ReasonLane, SessionID: first.SessionID, CallID: first.CallID}
+	case len(a.Running) > 0:
+		return laneWait, report.Wait{Reason: report.ReasonLane}
 	}
-	return ""
+	return "", report.Wait{}
 }
+
+const laneWait = "an earlier call of the lane, which runs"
 
 func (s *storedLane) state(holder *holding) string {
 	switch {

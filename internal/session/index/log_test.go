@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -428,6 +429,21 @@ func TestCalls_ALyingWorkerShowsNothingToOthers(t *testing.T) {
 	}
 	r.settle(t, sent("mine", "c9", "acme", "make"), printed("true"))
 	require.Equal(t, []string{"c9"}, ids(r.calls(t, Calls{Reach: "acme"})))
+}
+
+// TestRates_SumEachWait: a wait that the log has is in the sums of a time.
+func TestRates_SumEachWait(t *testing.T) {
+	t.Parallel()
+	var one, sum report.CallWaits
+	for _, of := range []reflect.Value{reflect.ValueOf(&one).Elem(), reflect.ValueOf(&one.Waits).Elem()} {
+		for i := range of.NumField() {
+			if of.Field(i).Kind() == reflect.Float64 {
+				of.Field(i).SetFloat(float64(i + 1))
+			}
+		}
+	}
+	addWaits(&sum, &one)
+	require.Equal(t, one, sum)
 }
 
 // What is older than a file may be leaves it, also for processes that name no age.

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 const (
@@ -167,7 +167,7 @@ func (t *turnSpans) queued(l *layout, r *loop.Event) {
 	if r.QueueMS != nil {
 		left = *r.QueueMS + r.Waits.NotBeforeMS
 	}
-	for _, p := range append(Waits(&r.Waits, r.Attempt), report.Part{Reason: report.ReasonRetry, MS: retried}) {
+	for _, p := range append(wire.Waits(&r.Waits, r.Attempt), report.Part{Reason: report.ReasonRetry, MS: retried}) {
 		p.MS = min(p.MS, left)
 		left -= p.MS
 		l.addPart(p)
@@ -175,29 +175,16 @@ func (t *turnSpans) queued(l *layout, r *loop.Event) {
 	l.add(report.ReasonSlot, left, "") // an older worker said no more
 }
 
-// Waits returns the waits of a call, in the order in which they follow each other, also those that
-// took no time. Attempt is the one that ran at last.
-func Waits(w *protocol.Waits, attempt int) []report.Part {
-	holder := string(w.HeldBy)
-	if w.HeldBySession != "" {
-		holder = protocol.CallRef{SessionID: w.HeldBySession, ID: w.HeldBy}.String()
-	}
-	return []report.Part{
-		{Reason: report.ReasonNotBefore, MS: w.NotBeforeMS},
-		{Reason: report.ReasonSlot, MS: w.SlotMS},
-		{Reason: report.ReasonLost, MS: w.LostMS, For: string(w.LostWorker), Attempt: max(attempt-1, 0)},
-		{Reason: report.ReasonLane, MS: w.LaneMS, For: holder},
-		{Reason: report.ReasonAfter, MS: w.AfterMS},
-		{Reason: report.ReasonPause, MS: w.PauseMS},
-		{Reason: report.ReasonLimit, MS: w.LimitMS, For: w.Limit},
-		{Reason: report.ReasonRate, MS: w.RateMS, For: w.Limit},
-	}
+// Waits returns the waits of calls in the fleet and for persons, also those that took no time.
+// Attempt is the one that ran at last.
+func Waits(w *report.CallWaits, attempt int) []report.Part {
+	return append(wire.Waits(&w.Waits, attempt), report.Part{Reason: report.ReasonPerson, MS: w.PersonMS})
 }
 
 // Waited returns what a call of the log waited for, the longest wait first, without what took less
 // than a millisecond. What no wait explains has a reason of its own.
 func Waited(c *report.LoggedCall) []report.Part {
-	all, rest := Waits(&c.Waits.Waits, c.Attempt), c.Waits.QueueMS+c.Waits.NotBeforeMS
+	all, rest := Waits(&c.Waits, c.Attempt), c.Waits.QueueMS+c.Waits.NotBeforeMS+c.Waits.PersonMS
 	for i := range all {
 		rest -= all[i].MS
 	}
@@ -208,8 +195,7 @@ func Waited(c *report.LoggedCall) []report.Part {
 	case c.Attempt > 1:
 		reason = report.ReasonRetry
 	}
-	all = append(all, report.Part{Reason: report.ReasonPerson, MS: c.Waits.PersonMS}, report.Part{Reason: reason, MS: rest})
-	all = slices.DeleteFunc(all, func(p report.Part) bool { return p.MS < 1 })
+	all = slices.DeleteFunc(append(all, report.Part{Reason: reason, MS: rest}), func(p report.Part) bool { return p.MS < 1 })
 	slices.SortStableFunc(all, func(a, b report.Part) int { return cmp.Compare(b.MS, a.MS) })
 	return all
 }
@@ -226,7 +212,7 @@ func (t *turnSpans) unended(s *span, l *layout) {
 		l.rest(t.runs(s))
 	case o.Running:
 		s.WorkerID, s.Attempt = o.WorkerID, o.Attempt
-		for _, p := range Waits(&o.Waits, o.Attempt) {
+		for _, p := range wire.Waits(&o.Waits, o.Attempt) {
 			l.addPart(p)
 		}
 		l.rest(report.ReasonSend)

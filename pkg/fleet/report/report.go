@@ -80,9 +80,10 @@ type Lane struct {
 	// lane the one that its claim names; empty without a holder.
 	Holder protocol.WorkerID `json:"holder,omitempty"`
 	HeldMS int64             `json:"held_ms,omitempty"`
-	// WaitsFor is what the lane's next call waits for: a slot, a limit, an earlier call, its time
-	// or an operator; "" is none.
+	// WaitsFor says in words what the lane's next call waits for: a slot, a limit, an earlier call,
+	// its time or an operator; "" is none. Wait is the same for programs.
 	WaitsFor string        `json:"waits_for,omitempty"`
+	Wait     Wait          `json:"wait,omitzero"`
 	Running  []RunningCall `json:"running"` // the longest first
 }
 
@@ -136,8 +137,10 @@ type Call struct {
 	Starts []Start `json:"starts"`
 	// Needs is what a call that does not run needs of the worker that takes it.
 	Needs *Need `json:"needs,omitempty"`
-	// WaitsFor is the requirement that no worker of the pool meets, as far as workers answer.
+	// WaitsFor says in words which requirement no worker of the pool meets, as far as workers
+	// answer. Wait is the same for programs.
 	WaitsFor string `json:"waits_for,omitempty"`
+	Wait     Wait   `json:"wait,omitzero"`
 	// Payload is the call's; nil when it cannot be read.
 	Payload protocol.Payload `json:"-"`
 	// Fault says why the call cannot be read; then it will be rejected.

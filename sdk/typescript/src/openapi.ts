@@ -1133,6 +1133,7 @@ export interface components {
             state: string;
             tenant?: string;
             tool: string;
+            wait?: components["schemas"]["Wait"];
             waits_for?: string;
         };
         CallList: {
@@ -1572,6 +1573,7 @@ export interface components {
             pool: string;
             running: components["schemas"]["RunningCall"][];
             state: string;
+            wait?: components["schemas"]["Wait"];
             /** Format: int64 */
             waiting: number;
             waits_for?: string;
@@ -1592,6 +1594,7 @@ export interface components {
             pool: string;
             running: components["schemas"]["RunningCall"][];
             state: string;
+            wait?: components["schemas"]["Wait"];
             /** Format: int64 */
             waiting: number;
             waits_for?: string;
@@ -2262,6 +2265,14 @@ export interface components {
         Use: {
             access: string;
             key: string;
+        };
+        Wait: {
+            call_id?: string;
+            limit?: string;
+            pool?: string;
+            reason: string;
+            session_id?: string;
+            worker_id?: string;
         };
         Waits: {
             /** Format: double */

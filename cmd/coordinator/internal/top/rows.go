@@ -225,7 +225,7 @@ func waits(p *overview.Picture) *table {
 		empty:   "no call waits",
 	}
 	for _, w := range p.Waits {
-		t.rows = append(t.rows, row{w.Reason, []cell{number(w.Calls), number(w.Lanes), text(w.Kind), text(w.Reason)}, target{lanes: w.Reason}})
+		t.rows = append(t.rows, row{w.WaitsFor, []cell{number(w.Calls), number(w.Lanes), text(w.Wait.Reason.What()), text(w.WaitsFor)}, target{lanes: w.WaitsFor}})
 	}
 	return t
 }

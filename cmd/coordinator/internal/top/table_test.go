@@ -21,7 +21,7 @@ func sample() *overview.Picture {
 		Workers:  []overview.Worker{{Worker: report.Worker{WorkerID: protocol.WorkerID("w" + hostile), Pool: "default", Slots: 4, Running: 3, Ended: 1000}, State: overview.Serving, CallsPerS: &rate}},
 		Lanes:    []report.Lane{{Lane: "account/" + protocol.Lane(strings.Repeat("x", 100)), Hash: "h", Pool: "default", State: "held", Waiting: 12, OldestMS: 61_000, Holder: "w", WaitsFor: hostile}},
 		Sessions: []report.Session{{SessionID: "s", State: report.StateInUse, Prompt: strings.Repeat("日本語\n", 1_000_000), Model: hostile}},
-		Waits:    []overview.Wait{{Kind: "limit", Reason: hostile, Calls: 3, Lanes: 1}},
+		Waits:    []overview.Wait{{WaitsFor: hostile, Wait: report.Wait{Reason: report.ReasonLimit}, Calls: 3, Lanes: 1}},
 		Looks:    []overview.Look{{Kind: overview.KindLane, State: "stalled", What: hostile, Why: hostile, AgeMS: 5000}},
 	}
 }

@@ -113,6 +113,7 @@ __all__ = [
     "Unknown",
     "Usage",
     "Use",
+    "Wait",
     "Waits",
     "Webhook",
     "WebhookList",
@@ -256,6 +257,7 @@ class Call(_Call, total=False):
     owner: str
     running_ms: int
     tenant: str
+    wait: Wait
     waits_for: str
 
 
@@ -605,6 +607,7 @@ class Lane(_Lane, total=False):
     delayed: int
     held_ms: int
     holder: str
+    wait: Wait
     waits_for: str
 
 
@@ -624,6 +627,7 @@ class LaneCalls(_LaneCalls, total=False):
     delayed: int
     held_ms: int
     holder: str
+    wait: Wait
     waits_for: str
 
 
@@ -1260,6 +1264,18 @@ class Usage(_Usage, total=False):
 class Use(TypedDict):
     access: str
     key: str
+
+
+class _Wait(TypedDict):
+    reason: str
+
+
+class Wait(_Wait, total=False):
+    call_id: str
+    limit: str
+    pool: str
+    session_id: str
+    worker_id: str
 
 
 class Waits(TypedDict, total=False):
