@@ -269,8 +269,8 @@ func (c *call) Document() string {
 	return c.Image.MediaType
 }
 
-// maxLive is how much of what an attempt of a running call writes is kept, in bytes, and maxTries of
-// how many attempts.
+// maxLive is how much of what an attempt of a running call writes is kept, in bytes, and maxTries
+// for how many attempts.
 const (
 	maxLive  = 16 << 10
 	maxTries = 3

@@ -228,9 +228,9 @@ func (u *ui) watch(ctx context.Context, id protocol.SessionID) (k *kept, leave f
 	if k.watchers++; k.idle != nil {
 		k.idle.Stop()
 	}
-	if k.end == nil && u.followed.Err() == nil {
-		// It is followed for all that watch it, each of which was judged.
-		following, end := context.WithCancel(judge.With(u.followed, judge.Principal{}))
+	if u.followed.Store(k, nil); k.end == nil && !u.closed.Load() {
+		// It is followed for all that watch it: each of them was judged.
+		following, end := context.WithCancel(judge.With(context.WithoutCancel(ctx), judge.Principal{}))
 		k.end, k.ended, k.round = end, nil, k.round+1
 		round, from := k.round, k.at
 		u.joined.Go(func() { k.follow(following, u, round, from) })
@@ -253,6 +253,13 @@ func (k *kept) rest() {
 	}
 }
 
+// stop ends the following.
+func (k *kept) stop() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.endRound(k.round, fleet.ErrClosed)
+}
+
 // endRound ends a following, which may have ended.
 func (k *kept) endRound(round int, why error) {
 	if k.end != nil && k.round == round {
@@ -272,7 +279,9 @@ func (k *kept) follow(ctx context.Context, u *ui, round int, from string) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.endRound(round, cmp.Or(ended, loop.ErrRemoved))
+	if k.endRound(round, cmp.Or(ended, loop.ErrRemoved)); k.end == nil {
+		u.followed.Delete(k)
+	}
 }
 
 // describe is what the fleet says of the session as a whole. A description is shared for a second

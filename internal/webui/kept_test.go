@@ -104,7 +104,7 @@ func TestKept_AllThatShowASessionShareOneReading(t *testing.T) {
 		all.Go(func() {
 			lines, end := s.stream(t.Context(), "/sessions/long/live?from=290.0")
 			t.Cleanup(end)
-			for lines.Scan() && !strings.Contains(lines.Text(), "result 300") {
+			for lines.Scan() && !strings.Contains(lines.Text(), "result 300") { //nolint:revive // up to the last one
 			}
 		})
 	}
@@ -228,7 +228,8 @@ func TestKept_IsForThoseWhoMaySeeIt(t *testing.T) {
 }
 
 // TestReply_ItsCallsStandInTheirOrder: while one call of a reply waits for a person, each of the
-// others stands in its order, as it is: on the page that is open, on one that is loaded, and at the end.
+// others stands in its order, as it is: on the page that is open, on one that is loaded, and
+// at the end.
 func TestReply_ItsCallsStandInTheirOrder(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -267,7 +268,7 @@ func TestReply_ItsCallsStandInTheirOrder(t *testing.T) {
 	inOrder(body, cards...)
 	inOrder(body, `<code>bash touch second</code>`, "not sent", `<code>bash echo third</code>`, "waits: what a person says of bash touch second")
 	var seen bytes.Buffer
-	for !(strings.Contains(seen.String(), "Approve for this session") && strings.Contains(seen.String(), "echo third</code>")) && lines.Scan() {
+	for (!strings.Contains(seen.String(), "Approve for this session") || !strings.Contains(seen.String(), "echo third</code>")) && lines.Scan() {
 		seen.Write(lines.Bytes())
 	}
 	live := seen.String()
@@ -303,8 +304,8 @@ func (s *site) upload(path, key, prompt string, files map[string]string) (status
 	return s.do(request)
 }
 
-// TestAttachments_ComeWithTheForm: files of a form are those of the turn. What no turn takes, what is
-// too large, and a form of another sign-in begin none.
+// TestAttachments_ComeWithTheForm: files of a form are those of the turn. What no turn takes, what
+// is too large, and a form of another sign-in begin none.
 func TestAttachments_ComeWithTheForm(t *testing.T) {
 	t.Parallel()
 	s := startShared(t)

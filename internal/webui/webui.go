@@ -25,6 +25,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/access"
@@ -75,8 +76,8 @@ type ui struct {
 	lists  readings[listed]
 	kept   readings[kept]
 
-	followed context.Context //nolint:containedctx // ends when the pages are closed
-	unfollow context.CancelFunc
+	followed sync.Map // of each session that is followed
+	closed   atomic.Bool
 	joined   sync.WaitGroup
 }
 
@@ -99,7 +100,6 @@ func New(o Options) *Handler {
 		o.Browsers = browsers.InMemory()
 	}
 	u := &ui{Options: o, mux: http.NewServeMux(), pages: parsed(o.Base)}
-	u.followed, u.unfollow = context.WithCancel(context.Background())
 	u.routes()
 	return &Handler{u.guarded(), u}
 }
@@ -117,7 +117,12 @@ func (n noTurns) Use(ctx context.Context, id protocol.SessionID, turn bool) (pro
 
 // Close ends what pages follow. No page is served after it.
 func (h *Handler) Close() {
-	h.ui.unfollow()
+	h.ui.closed.Store(true)
+	for of := range h.ui.followed.Range {
+		if k, is := of.(*kept); is {
+			k.stop()
+		}
+	}
 	h.ui.joined.Wait()
 	h.ui.feeds.close()
 }
@@ -244,7 +249,7 @@ func parsedForm(r *http.Request, has bool) error {
 	if !has {
 		return nil
 	}
-	return r.ParseMultipartForm(maxUpload)
+	return r.ParseMultipartForm(maxUpload) //nolint:gosec // its body is bounded, see headers
 }
 
 // within bounds what a page asks the fleet.
