@@ -305,7 +305,7 @@ func running(calls []report.RunningCall) string {
 		return "-"
 	}
 	first := calls[0]
-	name := prose.OneLine(first.Tool)
+	name := prose.OneLine(terminal.ToolName(first.Tool))
 	if name == "" {
 		name = string(first.CallID)
 	}

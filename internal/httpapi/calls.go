@@ -252,7 +252,7 @@ type CallFilter struct {
 	Session protocol.SessionID `query:"session" maxLength:"64" doc:"Session of the calls."`
 	Call    protocol.CallID    `query:"call" maxLength:"64" doc:"Id of the calls, in any session."`
 	Tool    string             `query:"tool" maxLength:"300" doc:"Name of the tool."`
-	Status  string             `query:"status" maxLength:"100" doc:"Statuses, separated by commas: ok, failed, timeout, cancelled, rejected, outcome_unknown."`
+	Status  string             `query:"status" maxLength:"100" doc:"Statuses, separated by commas: ok, failed, timeout, cancelled, rejected, outcome_unknown. In addition, exit has the commands that ended with another exit code than 0, and not_ok all calls that did not end well."`
 	Lane    string             `query:"lane" maxLength:"600" doc:"Lane, as POOL/LANE or in any pool."`
 	Tenant  protocol.Tenant    `query:"tenant" maxLength:"32" doc:"Tenant of the calls."`
 	Worker  protocol.WorkerID  `query:"worker" maxLength:"300" doc:"Worker that answered."`

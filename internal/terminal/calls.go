@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -294,8 +295,19 @@ type arguments map[string]json.RawMessage
 // maxAbout bounds a call in a sentence, in columns.
 const maxAbout = 60
 
+// ToolName is the name of a tool for people. A turn that a coordinator runs is a call, too.
+func ToolName(tool string) string {
+	if tool == string(wire.KindTurnRun) {
+		return "turn"
+	}
+	return tool
+}
+
 // About names a tool call in a few words, which are safe to print.
 func About(tool, arguments string) string {
+	if name := ToolName(tool); name != tool {
+		return name
+	}
 	return fit(strings.TrimSpace(tool+" "+firstLine(summary(tool, arguments))), maxAbout)
 }
 

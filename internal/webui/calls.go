@@ -71,9 +71,6 @@ func (p *callsPage) Start() string {
 	return first.Encode()
 }
 
-// notOK is the filter of calls that did not end well.
-const notOK = "not_ok"
-
 // statuses are those of calls that ended.
 var statuses = []protocol.Status{ //nolint:gochecknoglobals // a constant
 	protocol.StatusOK, protocol.StatusFailed, protocol.StatusTimeout, protocol.StatusCancelled, protocol.StatusRejected, protocol.StatusOutcomeUnknown,
@@ -85,10 +82,7 @@ func callQuery(q url.Values) (fleet.CallQuery, error) {
 		Session: protocol.SessionID(q.Get("session")), Tool: q.Get("tool"), Lane: q.Get("lane"), Tenant: protocol.Tenant(q.Get("tenant")), Worker: protocol.WorkerID(q.Get("worker")),
 		Text: q.Get("text"), After: q.Get("after"), Limit: callsOnPage,
 	}
-	switch status := q.Get("status"); {
-	case status == notOK:
-		made.Status = statuses[1:]
-	case status != "":
+	if status := q.Get("status"); status != "" {
 		made.Status = []protocol.Status{protocol.Status(status)}
 	}
 	if since := q.Get("since"); since != "" {
@@ -113,7 +107,7 @@ func (u *ui) calls(w http.ResponseWriter, r *http.Request) error {
 	}
 	query, err := callQuery(q)
 	query.Journaled = len(u.Hooks) > 0 // they have not seen the other texts
-	p := &callsPage{Query: q, First: query.After == "", Statuses: []choice{{"", "any", false}, {notOK, "not ok", false}}, Times: []choice{{"", "any time", false}}}
+	p := &callsPage{Query: q, First: query.After == "", Statuses: []choice{{"", "any", false}, {string(report.CallsNotOK), "not ok", false}, {string(report.CallsExit), "ok, but with an exit code", false}}, Times: []choice{{"", "any time", false}}}
 	for _, status := range statuses {
 		p.Statuses = append(p.Statuses, choice{string(status), strings.ReplaceAll(string(status), "_", " "), false})
 	}

@@ -17,7 +17,7 @@ type CallQuery struct {
 	Session protocol.SessionID
 	Call    protocol.CallID
 	Tool    string
-	// Status has those that are wanted.
+	// Status has those that are wanted: statuses, [report.CallsExit] and [report.CallsNotOK].
 	Status []protocol.Status
 	// Lane is POOL/LANE, or a lane in any pool.
 	Lane   string

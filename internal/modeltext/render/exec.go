@@ -155,6 +155,14 @@ func ExitOf(text string) string {
 	}
 }
 
+// Exit is [ExitOf] of a result itself.
+func Exit(result *protocol.Result) string {
+	if e := plain.Execution(result.Value); e != nil {
+		return ExitOf(strings.Join(endMarks(e), "\n"))
+	}
+	return ""
+}
+
 // endMarks says how a process ended, when it is not by itself and with 0.
 func endMarks(e *protocol.Execution) []string {
 	var marks []string

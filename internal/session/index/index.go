@@ -42,7 +42,7 @@ import (
 const File = "journals.db"
 
 // version is that of the schema. A file of another one is made again.
-const version = 5
+const version = 6
 
 // schema has one row of entry for each text, and one of call for each call. Texts are in entry
 // alone: word has the positions of their words.
@@ -51,7 +51,8 @@ CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE session(
   id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE,
   tenant TEXT NOT NULL DEFAULT '', owner TEXT NOT NULL DEFAULT '', owned INTEGER NOT NULL DEFAULT 0,
-  copies TEXT NOT NULL DEFAULT '', removed INTEGER NOT NULL DEFAULT 0, request INTEGER NOT NULL DEFAULT 0, model_ms REAL, last INTEGER NOT NULL DEFAULT 0, messages INTEGER NOT NULL DEFAULT 0);
+  copies TEXT NOT NULL DEFAULT '', removed INTEGER NOT NULL DEFAULT 0, request INTEGER NOT NULL DEFAULT 0, model_ms REAL,
+  ask_step INTEGER NOT NULL DEFAULT 0, ask_ms INTEGER NOT NULL DEFAULT 0, asking INTEGER NOT NULL DEFAULT 0, last INTEGER NOT NULL DEFAULT 0, messages INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE entry(
   id INTEGER PRIMARY KEY, session INTEGER NOT NULL, at INTEGER NOT NULL, turn INTEGER NOT NULL, step INTEGER NOT NULL,
   role TEXT NOT NULL, tool TEXT NOT NULL, call TEXT NOT NULL, body TEXT NOT NULL);
@@ -69,12 +70,12 @@ CREATE TABLE call(
   asked INTEGER, input INTEGER NOT NULL DEFAULT 0, output INTEGER NOT NULL DEFAULT 0, taken INTEGER, UNIQUE(call, session));
 CREATE INDEX call_taken ON call(taken);
 CREATE INDEX call_finished ON call(finished);
-CREATE INDEX call_session ON call(session, finished, status);
-CREATE INDEX call_tool ON call(tool, finished, status);
-CREATE INDEX call_lane ON call(lane, finished, status);
-CREATE INDEX call_tenant ON call(tenant, finished, status);
-CREATE INDEX call_worker ON call(worker, finished, status);
-CREATE INDEX call_failed ON call(finished, status) WHERE status <> 'ok';
+CREATE INDEX call_session ON call(session, finished, status, exit);
+CREATE INDEX call_tool ON call(tool, finished, status, exit);
+CREATE INDEX call_lane ON call(lane, finished, status, exit);
+CREATE INDEX call_tenant ON call(tenant, finished, status, exit);
+CREATE INDEX call_worker ON call(worker, finished, status, exit);
+CREATE INDEX call_failed ON call(finished, status, exit) WHERE status <> 'ok' OR exit <> '';
 CREATE VIRTUAL TABLE word USING fts5(text, content='', tokenize="unicode61 remove_diacritics 0 categories 'L* N* M* Co'");
 INSERT INTO word(word, rank) VALUES('secure-delete', 1);
 `

@@ -32,7 +32,7 @@ type Calls struct {
 	Session protocol.SessionID
 	Call    protocol.CallID
 	Tool    string
-	// Status has those that are wanted.
+	// Status has those that are wanted: statuses, [report.CallsExit] and [report.CallsNotOK].
 	Status []protocol.Status
 	// Lane is POOL/LANE, or a lane in any pool.
 	Lane   string
@@ -69,8 +69,8 @@ func (q *Calls) check() error {
 		faults = append(faults, fmt.Errorf("limit %d: must be 1 to %d", q.Limit, MaxCalls))
 	}
 	for _, status := range q.Status {
-		if !slices.Contains(wire.Statuses(), status) {
-			faults = append(faults, fmt.Errorf("status %.100q: must be one of %q", status, wire.Statuses()))
+		if all := append(wire.Statuses(), report.CallsExit, report.CallsNotOK); !slices.Contains(all, status) {
+			faults = append(faults, fmt.Errorf("status %.100q: must be one of %q", status, all))
 		}
 	}
 	if !q.Since.IsZero() && !q.Until.IsZero() && !q.Since.Before(q.Until) {
@@ -107,8 +107,8 @@ func parseCursor(s string) (c cursor, err error) {
 	return c, nil
 }
 
-// notOK is the condition of an index.
-const notOK = "c.status <> 'ok'"
+// notOK is the condition of an index: a call did not end well, or its command did not.
+const notOK = "(c.status <> 'ok' OR c.exit <> '')"
 
 // conditions are those of a query on the rows of call c, and their arguments. The first one decides
 // which index is used, so those with the fewest rows come first; a plus sign keeps the others from
@@ -151,11 +151,19 @@ func (q *Calls) conditions() (where []string, args []any) {
 		column("c.tool = ?", q.Tool)
 	}
 	if len(q.Status) > 0 {
-		values := make([]any, len(q.Status))
-		for i, status := range q.Status {
-			values[i] = string(status)
+		var either []string
+		var values []any
+		for _, status := range q.Status {
+			switch status {
+			case report.CallsNotOK:
+				either = append(either, notOK)
+			case report.CallsExit:
+				either = append(either, "c.exit <> ''")
+			default:
+				either, values = append(either, "c.status = ?"), append(values, string(status))
+			}
 		}
-		add("c.status IN ("+strings.TrimSuffix(strings.Repeat("?,", len(values)), ",")+")", values...)
+		add("("+strings.Join(either, " OR ")+")", values...)
 		if !indexed && !slices.Contains(q.Status, protocol.StatusOK) {
 			add(notOK)
 		}

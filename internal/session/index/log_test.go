@@ -517,3 +517,66 @@ func TestCalls_EndWhileAPersonIsAsked(t *testing.T) {
 	require.Len(t, page.Calls, 1)
 	require.InDelta(t, 120_000, page.Calls[0].Waits.PersonMS, 0)
 }
+
+// The calls of a reply are sent when a person has answered about each of them: all have waited for
+// that, also if the turn is stopped meanwhile.
+func TestCalls_WaitForThePersonOfAnother(t *testing.T) {
+	t.Parallel()
+	for _, stopped := range []bool{false, true} {
+		r := newRig(t, Options{})
+		event := func(kind loop.EventType, minutes int, call string) loop.Event {
+			return loop.Event{Type: kind, Turn: 1, Step: 1, Time: begun().Add(time.Duration(minutes) * time.Minute), CallFields: loop.CallFields{CallID: protocol.CallID(call), Name: "bash"}}
+		}
+		r.append(t, "s", started(judge.Owner{Tenant: "acme"}), asked(1, "go"), event(loop.EventApprovalAsked, 1, "first"), event(loop.EventPolicyDecision, 3, "first"))
+		require.NoError(t, r.index.Update(t.Context())) // another process may read on
+		r.append(t, "s", event(loop.EventApprovalAsked, 3, "second"))
+		if !stopped {
+			r.append(t, "s", event(loop.EventPolicyDecision, 7, "second"))
+		}
+		for _, call := range []string{"none", "first", "second"} {
+			r.append(t, "s", event(loop.EventToolCall, 7, call), event(loop.EventToolResult, 8, call))
+		}
+		next := event(loop.EventToolCall, 9, "next")
+		next.Step = 2
+		result := next
+		result.Type = loop.EventToolResult
+		r.append(t, "s", next, result)
+		waited := map[protocol.CallID]float64{}
+		for _, c := range r.calls(t, Calls{}).Calls {
+			waited[c.CallID] = c.Waits.PersonMS
+		}
+		require.Equal(t, map[protocol.CallID]float64{"none": 360_000, "first": 360_000, "second": 360_000, "next": 0}, waited, "stopped: %v", stopped)
+	}
+}
+
+// A command that ran and did not succeed is found among what did not end well, also if no session
+// has made its call, and by each of the indexes.
+func TestCalls_CommandsThatFailAreFound(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	for i, execution := range []protocol.Execution{{}, {ExitCode: 3, Reason: "exited"}, {ExitCode: -1, Signal: "SIGKILL", Reason: "signaled"}, {ExitCode: -1, Reason: "running"}} {
+		result := printed("")
+		result.Value = protocol.CommandRunResult{Execution: execution}
+		r.settle(t, sent("s", fmt.Sprint("command", i), "acme", "make"), result)
+		result.Value = protocol.CodeRunResult{Execution: execution}
+		r.settle(t, sent("s", fmt.Sprint("code", i), "acme", "make"), result)
+	}
+	failed := printed("")
+	failed.Status, failed.Value, failed.Error = protocol.StatusFailed, nil, protocol.Errorf(protocol.CodeToolFailed, "no")
+	r.settle(t, sent("s", "failed", "acme", "make"), failed)
+	exits := []string{"code2", "command2", "code1", "command1"}
+	for name, q := range map[string]Calls{"all": {}, "tenant": {Tenant: "acme"}, "session": {Session: "s"}, "words": {Text: "make"}} {
+		q.Status = []protocol.Status{report.CallsExit}
+		require.ElementsMatch(t, exits, ids(r.calls(t, q)), name)
+		q.Status = []protocol.Status{report.CallsNotOK}
+		require.ElementsMatch(t, append(exits, "failed"), ids(r.calls(t, q)), name)
+		q.Status = []protocol.Status{report.CallsExit, protocol.StatusFailed}
+		require.ElementsMatch(t, append(exits, "failed"), ids(r.calls(t, q)), name)
+		q.Status = []protocol.Status{protocol.StatusOK}
+		require.Len(t, ids(r.calls(t, q)), 8, name)
+	}
+	require.Equal(t, "exit code 3", r.calls(t, Calls{Call: "code1"}).Calls[0].Exit)
+	rates, err := r.index.Rates(t.Context(), Calls{Since: begun(), Until: begun().Add(2 * time.Hour)}, 2*time.Hour)
+	require.NoError(t, err)
+	require.Equal(t, []int{9, 5}, []int{rates.Buckets[0].Calls, rates.Buckets[0].Failed})
+}

@@ -80,7 +80,7 @@ func triggers() string {
 		var text strings.Builder
 		for _, tenant := range []string{row + ".tenant", "'" + all + "'"} {
 			fmt.Fprintf(&text, `
-INSERT INTO rate(tenant, minute, calls, failed, %[1]s) VALUES(%[6]s, %[2]s.finished / 60000, %[3]d, %[3]d * (%[2]s.status <> 'ok'), %[4]s)
+INSERT INTO rate(tenant, minute, calls, failed, %[1]s) VALUES(%[6]s, %[2]s.finished / 60000, %[3]d, %[3]d * (%[2]s.status <> 'ok' OR %[2]s.exit <> ''), %[4]s)
   ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, failed = failed + excluded.failed, %[5]s;`,
 				strings.Join(columns, ", "), row, sign, strings.Join(values, ", "), strings.Join(sums, ", "), tenant)
 			for waited, column := range []string{"run_ms", "queue_ms"} {
@@ -93,7 +93,7 @@ INSERT INTO rate_time VALUES(%[5]s, %[1]s.finished / 60000, %[2]d, %[3]s, %[4]d)
 	gone := fmt.Sprintf("tenant IN (OLD.tenant, '%s') AND minute = OLD.finished / 60000 AND calls = 0;", all)
 	remove := add("OLD", -1) + "\nDELETE FROM rate_time WHERE " + gone + "\nDELETE FROM rate WHERE " + gone
 	take := `UPDATE taken SET last = last + 1; UPDATE call SET taken = (SELECT last FROM taken) WHERE id = NEW.id;`
-	names, differs := []string{"finished", "status", "tenant", "run_ms"}, []string{}
+	names, differs := []string{"finished", "status", "exit", "tenant", "run_ms"}, []string{}
 	for _, c := range counted {
 		names = append(names, c[0])
 	}
@@ -156,7 +156,7 @@ func (x *Index) Rates(ctx context.Context, q Calls, step time.Duration) (rates r
 }
 
 // timeColumns are those of the times of a call.
-const timeColumns = `c.finished, c.status = 'ok', coalesce(c.run_ms, 0), coalesce(c.queue_ms, 0), coalesce(c.not_before_ms, 0), coalesce(c.slot_ms, 0), coalesce(c.lane_ms, 0),
+const timeColumns = `c.finished, NOT ` + notOK + `, coalesce(c.run_ms, 0), coalesce(c.queue_ms, 0), coalesce(c.not_before_ms, 0), coalesce(c.slot_ms, 0), coalesce(c.lane_ms, 0),
   coalesce(c.after_ms, 0), coalesce(c.limit_ms, 0), coalesce(c.rate_ms, 0), coalesce(c.pause_ms, 0), coalesce(c.lost_ms, 0), coalesce(c.model_ms, 0), coalesce(c.person_ms, 0)`
 
 // rates fills the buckets. Calls come in the order of their ends, so times of one bucket are in

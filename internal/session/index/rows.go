@@ -31,6 +31,7 @@ type row struct {
 	removed  int64           // when the server stored that it was removed
 	request  int64           // when the model could be asked: after the last result, or input
 	modelMS  sql.NullFloat64 // how long the last reply took
+	asks     asks
 	owner    judge.Owner
 	last     uint64
 	messages uint64
@@ -52,7 +53,8 @@ func newWriter(ctx context.Context, tx *sql.Tx) *writer {
 // close stores how far the sessions were applied, and returns the first error.
 func (w *writer) close() error {
 	for _, s := range w.sessions {
-		w.exec("UPDATE session SET copies = ?, removed = ?, request = ?, model_ms = ?, last = ?, messages = ? WHERE id = ?", s.copies, s.removed, s.request, s.modelMS, int64(s.last), int64(s.messages), s.id) //nolint:gosec // sequences are small
+		w.exec("UPDATE session SET copies = ?, removed = ?, request = ?, model_ms = ?, ask_step = ?, ask_ms = ?, asking = ?, last = ?, messages = ? WHERE id = ?",
+			s.copies, s.removed, s.request, s.modelMS, s.asks.step, s.asks.ms, s.asks.since, int64(s.last), int64(s.messages), s.id) //nolint:gosec // sequences are small
 	}
 	for _, statement := range w.statements {
 		w.err = errors.Join(w.err, statement.Close())
@@ -107,8 +109,8 @@ func (w *writer) session(id protocol.SessionID) *row {
 		return s
 	}
 	s := &row{}
-	if !w.scan("SELECT id, copies, removed, request, model_ms, tenant, owner, last, messages FROM session WHERE name = ?", []any{string(id)},
-		&s.id, &s.copies, &s.removed, &s.request, &s.modelMS, &s.owner.Tenant, &s.owner.By, &s.last, &s.messages) {
+	if !w.scan("SELECT id, copies, removed, request, model_ms, ask_step, ask_ms, asking, tenant, owner, last, messages FROM session WHERE name = ?", []any{string(id)},
+		&s.id, &s.copies, &s.removed, &s.request, &s.modelMS, &s.asks.step, &s.asks.ms, &s.asks.since, &s.owner.Tenant, &s.owner.By, &s.last, &s.messages) {
 		s.id, _ = w.exec("INSERT INTO session(name) VALUES(?)", string(id))
 	}
 	w.sessions[id] = s
@@ -181,9 +183,15 @@ func (w *writer) event(s *row, e *loop.Event) {
 		if e.Error != nil {
 			w.text(s, e, report.RoleError, e.Error.Message)
 		}
-	case loop.EventApprovalAsked, loop.EventQuestionAsked:
+	case loop.EventApprovalAsked:
+		s.asks.asked(e)
 		w.asked(s, e)
-	case loop.EventPolicyDecision, loop.EventAnswered, loop.EventCallJudged:
+	case loop.EventQuestionAsked:
+		w.asked(s, e)
+	case loop.EventPolicyDecision, loop.EventCallJudged:
+		s.asks.answered(e)
+		w.answered(s, e)
+	case loop.EventAnswered:
 		w.answered(s, e)
 	case loop.EventToolCall:
 		w.call(s, e)
@@ -226,7 +234,7 @@ func (w *writer) clear(s *row) {
 	w.exec("UPDATE entry SET session = 0 WHERE session = ?", s.id)
 	w.exec("DELETE FROM call WHERE session = ?", s.id)
 	w.exec("UPDATE session SET tenant = '', owner = '', owned = 0 WHERE id = ?", s.id)
-	s.copies, s.request, s.modelMS, s.owner = "", 0, sql.NullFloat64{}, judge.Owner{}
+	s.copies, s.request, s.modelMS, s.asks, s.owner = "", 0, sql.NullFloat64{}, asks{}, judge.Owner{}
 }
 
 // forget removes a session. Of one that was removed lately the row stays, because another process

@@ -23,6 +23,12 @@ type CallLog struct {
 	Since *time.Time `json:"since,omitempty"`
 }
 
+// Values that a query for calls may have in addition to the statuses.
+const (
+	CallsExit  protocol.Status = "exit"   // commands that ran, and did not succeed: see [LoggedCall].Exit
+	CallsNotOK protocol.Status = "not_ok" // those of CallsExit, and those with another status than ok
+)
+
 // LoggedCall is a call that ended.
 type LoggedCall struct {
 	SessionID protocol.SessionID `json:"session_id"`
@@ -78,11 +84,14 @@ type CallWaits struct {
 	// [protocol.Waits], and what none of them explains.
 	QueueMS float64 `json:"queue_ms"`
 	protocol.Waits
-	// ModelMS is how long the model took for the reply that made the call, and PersonMS how long
-	// the call waited for approvals, and for answers while it ran.
+	// ModelMS is how long the model took for the reply that made the call. PersonMS is how long the
+	// call waited for approvals of the calls of its reply, and for answers while it ran.
 	ModelMS  float64 `json:"model_ms,omitempty"`
 	PersonMS float64 `json:"person_ms,omitempty"`
 }
+
+// TotalMS is how long a call waited: in the fleet, for its time, and for persons.
+func (w *CallWaits) TotalMS() float64 { return w.QueueMS + w.NotBeforeMS + w.PersonMS }
 
 // CallRates are how many calls ended in a time, and how long they took.
 type CallRates struct {
@@ -98,7 +107,7 @@ type CallRates struct {
 type CallRate struct {
 	At     time.Time `json:"at"`     // when it begins
 	Calls  int       `json:"calls"`  // that ended in it
-	Failed int       `json:"failed"` // those with another status than ok
+	Failed int       `json:"failed"` // those of [CallsNotOK]
 	// Half of the calls, and 95 of 100, took at most that long: to run, and to wait in the fleet
 	// (QueueMS). Of whole minutes it is known to a tenth.
 	RunP50MS  float64 `json:"run_p50_ms"`

@@ -2515,7 +2515,7 @@ export interface operations {
                 call?: string;
                 /** @description Name of the tool. */
                 tool?: string;
-                /** @description Statuses, separated by commas: ok, failed, timeout, cancelled, rejected, outcome_unknown. */
+                /** @description Statuses, separated by commas: ok, failed, timeout, cancelled, rejected, outcome_unknown. In addition, exit has the commands that ended with another exit code than 0, and not_ok all calls that did not end well. */
                 status?: string;
                 /**
                  * @description Lane, as POOL/LANE or in any pool.
@@ -2696,7 +2696,7 @@ export interface operations {
                 call?: string;
                 /** @description Name of the tool. */
                 tool?: string;
-                /** @description Statuses, separated by commas: ok, failed, timeout, cancelled, rejected, outcome_unknown. */
+                /** @description Statuses, separated by commas: ok, failed, timeout, cancelled, rejected, outcome_unknown. In addition, exit has the commands that ended with another exit code than 0, and not_ok all calls that did not end well. */
                 status?: string;
                 /**
                  * @description Lane, as POOL/LANE or in any pool.

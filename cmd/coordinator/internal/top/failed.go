@@ -56,7 +56,7 @@ func (m *model) readFailed() tea.Msg {
 	ctx, cancel := context.WithTimeout(m.ctx, failedTimeout)
 	defer cancel()
 	log, err := m.options.Client.Calls(ctx, fleet.CallQuery{
-		Status: []protocol.Status{protocol.StatusFailed, protocol.StatusTimeout, protocol.StatusRejected, protocol.StatusOutcomeUnknown}, Limit: maxFailed,
+		Status: []protocol.Status{report.CallsExit, protocol.StatusFailed, protocol.StatusTimeout, protocol.StatusRejected, protocol.StatusOutcomeUnknown}, Limit: maxFailed,
 	})
 	return failedRead{log, err}
 }
@@ -107,10 +107,9 @@ func (f *failures) failedTable() *table {
 		if c.Error != nil {
 			why = string(c.Error.Code) + ": " + c.Error.Message
 		}
-		status := word(string(c.Status))
-		status.style = red
+		status := word(cmp.Or(c.Exit, string(c.Status)))
 		t.rows = append(t.rows, row{string(c.SessionID) + " " + string(c.CallID), []cell{
-			age(max(time.Since(c.FinishedAt).Milliseconds(), 1)), status, text(c.Tool), text(cmp.Or(why, "-")), age(int64(c.RunMS)),
+			age(max(time.Since(c.FinishedAt).Milliseconds(), 1)), status, text(terminal.ToolName(c.Tool)), text(cmp.Or(why, "-")), age(int64(c.RunMS)),
 			text(string(c.SessionID)), text(cmp.Or(c.Lane, "-")), text(cmp.Or(string(c.WorkerID), "-")),
 		}, target{session: c.SessionID, call: c.CallID, tool: c.Tool, logged: true}})
 	}
@@ -139,7 +138,7 @@ func loggedText(c *report.LoggedCall, width int) string {
 			lines = append(lines, terminal.Wrap(name+": "+value, max(width, 1), wholeLines)...)
 		}
 	}
-	times := []string{string(c.Status), "ran " + terminal.Duration(millis(c.RunMS)), "waited " + terminal.Duration(millis(c.Waits.QueueMS))}
+	times := []string{cmp.Or(c.Exit, string(c.Status)), "ran " + terminal.Duration(millis(c.RunMS)), "waited " + terminal.Duration(millis(c.Waits.TotalMS()))}
 	for _, p := range timeline.Waited(c) {
 		times = append(times, p.Reason.Words()+" "+terminal.Duration(millis(p.MS)))
 	}

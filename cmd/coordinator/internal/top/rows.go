@@ -162,7 +162,7 @@ func lanes(p *overview.Picture) *table {
 		l := &p.Lanes[i]
 		running := "-"
 		if len(l.Running) > 0 {
-			running = l.Running[0].Tool + " " + age(max(l.Running[0].RunningMS, 1)).text
+			running = terminal.ToolName(l.Running[0].Tool) + " " + age(max(l.Running[0].RunningMS, 1)).text
 		}
 		if more := len(l.Running) - 1; more > 0 {
 			running += fmt.Sprintf(" +%d", more)
