@@ -96,8 +96,8 @@ func newPlot(title string, stacked bool, unit func(float64) string, all ...serie
 	return p
 }
 
-// plottedWaits are the waits that have a colour of their own together. A start time is left out: the
-// call has asked for it, and hours of it would hide all other waits.
+// plottedWaits are the waits that have a colour of their own together. A start time is left out:
+// the call has asked for it, and hours of it would hide all other waits.
 var plottedWaits = []struct { //nolint:gochecknoglobals // a constant
 	class   string
 	reasons []report.Reason
