@@ -23,23 +23,22 @@ import (
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/httpapi"
 	"github.com/toolfleet/toolfleet/internal/model"
+	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/webui"
 	public "github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // webFlags are about clients of the HTTP API.
 type webFlags struct {
-	HTTP            string        `name:"http" placeholder:"ADDR" brief:"Address of the HTTP API, as in 127.0.0.1:7070." help:"Address to serve the HTTP API on, as in 127.0.0.1:7070, or unix:PATH for a socket. coordinator http needs none: it takes a free port."`
-	HTTPTokens      string        `name:"http-tokens" placeholder:"FILE" help:"File of bearer tokens for clients of the HTTP API, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Default: the tokens of the fleet (coordinator token) and, on loopback, one token in a file that is named at the start."`
-	HTTPTLSCert     string        `name:"http-tls-cert" placeholder:"FILE" help:"Certificate (PEM) with which the HTTP API is served over TLS; needs --http-tls-key."`
-	HTTPTLSKey      string        `name:"http-tls-key" placeholder:"FILE" help:"Private key (PEM) of the certificate."`
-	HTTPBehindProxy bool          `name:"http-behind-proxy" help:"The address is reached through a proxy that ends TLS: plain HTTP on an address other than loopback is allowed, and so is any host name on loopback."`
-	HTTPRate        int           `name:"http-rate" default:"1000" placeholder:"N" help:"Maximum number of requests of a client in a second, on average; 0 is no limit."`
-	IndexAge        time.Duration `name:"index-age" hidden:"" default:"0s" help:"How long the log of calls and the index of searches have what was done, at least 1h; 0 means what their file has from the last process that set it, or else for ever."`
-	IndexSize       cli.Size      `name:"index-size" hidden:"" default:"0" placeholder:"SIZE" help:"Maximum size of the log of calls and the index of searches, at least 16M; the oldest calls and texts leave it first. 0 means what their file has from the last process that set it, or else 2G."`
-	HTTPOpen        int           `name:"http-open" default:"1024" placeholder:"N" help:"Maximum number of requests and streams of a client that are open at once; 0 is no limit."`
+	HTTP      string        `name:"http" placeholder:"ADDR" brief:"Address of the HTTP API, as in 127.0.0.1:7070." help:"Address to serve the HTTP API on, as in 127.0.0.1:7070, or unix:PATH for a socket. coordinator http needs none: it takes a free port."`
+	HTTPAt    endpointFlags `embed:"" prefix:"http-"`
+	HTTPRate  int           `name:"http-rate" default:"1000" placeholder:"N" help:"Maximum number of requests of a client in a second, on average; 0 is no limit."`
+	IndexAge  time.Duration `name:"index-age" hidden:"" default:"0s" help:"How long the log of calls and the index of searches have what was done, at least 1h; 0 means what their file has from the last process that set it, or else for ever."`
+	IndexSize cli.Size      `name:"index-size" hidden:"" default:"0" placeholder:"SIZE" help:"Maximum size of the log of calls and the index of searches, at least 16M; the oldest calls and texts leave it first. 0 means what their file has from the last process that set it, or else 2G."`
+	HTTPOpen  int           `name:"http-open" default:"1024" placeholder:"N" help:"Maximum number of requests and streams of a client that are open at once; 0 is no limit."`
 }
 
 // check checks the flags and reads the tokens. others says that clients may have tokens that are in
@@ -55,7 +54,7 @@ func (f *webFlags) check(others bool) (tokens []access.Token, err error) {
 		return nil, cli.Usagef("--http-rate %d, --http-open %d: must be 0 or more", f.HTTPRate, f.HTTPOpen)
 	}
 	if f.HTTP == "" {
-		if f.HTTPTokens != "" || f.HTTPTLSCert != "" || f.HTTPTLSKey != "" || f.HTTPBehindProxy {
+		if f.HTTPAt != (endpointFlags{}) {
 			return nil, cli.Usagef("--http-tokens, --http-tls-cert, --http-tls-key and --http-behind-proxy need --http")
 		}
 		return nil, nil
@@ -65,7 +64,7 @@ func (f *webFlags) check(others bool) (tokens []access.Token, err error) {
 
 // endpoint is where clients of the API connect.
 func (f *webFlags) endpoint() *endpoint {
-	return &endpoint{f.HTTP, "--http", "--http", f.HTTPTokens, f.HTTPTLSCert, f.HTTPTLSKey, f.HTTPBehindProxy}
+	return &endpoint{f.HTTP, "--http", "--http", f.HTTPAt}
 }
 
 // listen listens for clients, as [endpoint.listen] does.
@@ -95,8 +94,8 @@ func (f *webFlags) site(ctx context.Context, l *listening, fl *fleet.Fleet, opti
 		return nil, errors.Join(fmt.Errorf("sign browsers in: %w", err), l.listener.Close())
 	}
 	background.Go(func() { book.Run(ctx) })
-	options.Access, options.Shares, options.AnyHost = l.access, &access.Shares{Rate: f.HTTPRate, Open: f.HTTPOpen}, f.HTTPBehindProxy
-	pages := webui.New(webui.Options{Options: options, Fleet: fl.Name, Browsers: book, Base: pagesPath, Secure: f.HTTPBehindProxy || strings.HasPrefix(l.URL, "https:")})
+	options.Access, options.Shares, options.AnyHost = l.access, &access.Shares{Rate: f.HTTPRate, Open: f.HTTPOpen}, f.HTTPAt.BehindProxy
+	pages := webui.New(webui.Options{Options: options, Fleet: fl.Name, Browsers: book, Base: pagesPath, Secure: f.HTTPAt.BehindProxy || strings.HasPrefix(l.URL, "https:")})
 	mux := http.NewServeMux()
 	mux.Handle("/", httpapi.New(options))
 	mux.Handle(pagesPath+"/", pages)
@@ -174,51 +173,64 @@ type siteOf struct {
 	ready func(ctx context.Context, s *site, over func(), background *sync.WaitGroup) error
 }
 
-// serveLocal serves clients until ctx ends, or a signal comes.
-func (c *localSite) serveLocal(ctx context.Context, p program, of siteOf) (err error) {
+// localPlan is what the flags of a [localSite] say.
+type localPlan struct {
+	issuer    *oidc.Issuer
+	tokens    []access.Token
+	hosts     egress.Allow // of webhooks
+	workspace string       // "" is an empty one for each session
+	hooks     []loop.Hook
+	session   protocol.SessionID // of calls that name none, and of turns in the workspace
+}
+
+// plan checks the flags. They may say that a directory is for this command alone.
+func (c *localSite) plan(of siteOf) (l localPlan, err error) {
 	if c.HTTP == "" {
 		c.HTTP = "127.0.0.1:0"
 	}
-	issuer, err := c.issuer()
-	if err != nil {
-		return err
+	if l.issuer, err = c.issuer(); err != nil {
+		return l, err
 	}
-	tokens, err := c.check(issuer != nil)
-	if err != nil {
-		return err
+	if l.tokens, err = c.check(l.issuer != nil); err != nil {
+		return l, err
 	}
-	hosts, err := c.hosts()
-	if err != nil {
-		return err
+	if l.hosts, err = c.webhookFlags.hosts(); err != nil {
+		return l, err
 	}
 	if c.Nats != "" {
-		return cli.Usagef("--nats: coordinator %s serves the sessions of this machine; coordinator serve --nats %s --http %s serves the API and the pages of a fleet elsewhere", of.command, c.Nats, c.HTTP)
+		return l, cli.Usagef("--nats: coordinator %s serves the sessions of this machine; coordinator serve --nats %s --http %s serves the API and the pages of a fleet elsewhere", of.command, c.Nats, c.HTTP)
 	}
-	workspace, err := environment.CheckWorkspace(c.Workspace)
-	if err == nil && !c.WholeHome {
-		err = environment.CheckWhole("--workspace "+c.Workspace, workspace, nil)
+	if l.workspace, err = environment.CheckWorkspace(c.Workspace); err == nil && !c.WholeHome {
+		err = environment.CheckWhole("--workspace "+c.Workspace, l.workspace, nil)
 	}
 	if err != nil {
-		return err
+		return l, err
 	}
-	session, sum := protocol.SessionID(of.command), sha256.Sum256([]byte(workspace))
+	sum := sha256.Sum256([]byte(l.workspace))
+	l.session = protocol.SessionID(of.command)
 	switch own := of.command + "-" + hex.EncodeToString(sum[:8]); { // of the directory
 	case c.Data != "":
 	case of.ownData: // several programs may have one each
 		if c.Data, err = cli.StateDir(own); err != nil {
-			return cli.Usagef("--data: %v", err)
+			return l, cli.Usagef("--data: %v", err)
 		}
-	case workspace != "":
-		session = protocol.SessionID(own)
+	case l.workspace != "":
+		l.session = protocol.SessionID(own)
 	}
-	if of.running != nil && c.Data == "" && of.running(ctx, session) {
-		return nil
-	}
-	hooks, err := c.hooks(workspace)
+	l.hooks, err = c.hookFlag.hooks(l.workspace)
+	return l, err
+}
+
+// serveLocal serves clients until ctx ends, or a signal comes.
+func (c *localSite) serveLocal(ctx context.Context, p program, of siteOf) (err error) {
+	plan, err := c.plan(of)
 	if err != nil {
 		return err
 	}
-	box, judge, err := environment.OpenTools(&c.Flags, &c.SessionFlags, session, c.Toolset, p.warn)
+	if of.running != nil && c.Data == "" && of.running(ctx, plan.session) {
+		return nil
+	}
+	box, judge, err := environment.OpenTools(&c.Flags, &c.SessionFlags, plan.session, c.Toolset, p.warn)
 	if err != nil {
 		return err
 	}
@@ -228,7 +240,7 @@ func (c *localSite) serveLocal(ctx context.Context, p program, of siteOf) (err e
 	defer over()
 	ctx, env, err := environment.Open(ctx, environment.Options{
 		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: "coordinator " + of.command}, Flags: &c.Flags, Session: &c.SessionFlags,
-		ID: session, Workspace: workspace, Warn: p.warn, Alert: p.warn, Busy: func(string) {}, IndexAge: c.IndexAge, IndexBytes: int64(c.IndexSize),
+		ID: plan.session, Workspace: plan.workspace, Warn: p.warn, Alert: p.warn, Busy: func(string) {}, IndexAge: c.IndexAge, IndexBytes: int64(c.IndexSize),
 	})
 	if errors.Is(err, public.ErrSessionBusy) {
 		busy, _, _ := strings.Cut(err.Error(), ";") // what other commands can do is behind it
@@ -238,24 +250,24 @@ func (c *localSite) serveLocal(ctx context.Context, p program, of siteOf) (err e
 		return err
 	}
 	defer func() { env.Close(err) }()
-	env.Fleet.Files = access.NewTokens(tokens...).Has
-	if err := box.List(ctx, env.Fleet, session, p.warn); err != nil {
+	env.Fleet.Files = access.NewTokens(plan.tokens...).Has
+	if err := box.List(ctx, env.Fleet, plan.session, p.warn); err != nil {
 		return err
 	}
-	var background sync.WaitGroup
-	defer background.Wait()
+	s := &service{program: p, env: env}
+	defer s.background.Wait()
 	serving, rest := context.WithCancel(ctx)
 	defer rest()
-	if err := c.send(ctx, serving, p, env.Fleet, hosts, &background); err != nil {
+	if err := c.send(ctx, serving, s, plan.hosts); err != nil {
 		return err
 	}
-	var turns *sessionServer
 	local, keep := env.Served(), env.Data
 	if local != nil { // the directory of the token is not one of a session
 		if keep, err = cli.StateDir(""); err != nil {
 			return err
 		}
 	}
+	var turns *sessionServer
 	if len(c.Model) > 0 {
 		if local != nil {
 			end, err := local.Alone()
@@ -264,39 +276,35 @@ func (c *localSite) serveLocal(ctx context.Context, p program, of siteOf) (err e
 			}
 			defer end()
 		}
-		sandbox := ""
-		if workspace != "" {
-			sandbox = string(session)
-		}
-		if turns, err = c.serving(ctx, serving, p, env, local, sandbox, &background); err != nil {
+		if turns, err = c.turns(ctx, serving, s, plan); err != nil {
 			return err
 		}
 	}
-	l, err := c.listen(ctx, tokens, clientsOf(serving, env.Fleet, issuer, &background), keep)
+	l, err := c.listen(ctx, plan.tokens, clientsOf(serving, env.Fleet, plan.issuer, &s.background), keep)
 	if err != nil {
 		return err
 	}
-	keepIndexed(serving, p, env, &background)
+	s.keepIndexed(serving)
 	options := httpapi.Options{
-		Client: env.Client, Table: func() *tools.Table { return box.Table }, Pool: env.Pool(), MinLevel: c.DefaultMinLevel(), Policy: judge, Hooks: hooks,
-		Session: session, NoTurns: turns == nil, Version: p.Version, Logger: env.Fleet.Logger,
+		Client: env.Client, Table: func() *tools.Table { return box.Table }, Pool: env.Pool(), MinLevel: c.DefaultMinLevel(), Policy: judge, Hooks: plan.hooks,
+		Session: plan.session, NoTurns: turns == nil, Version: p.Version, Logger: env.Fleet.Logger,
 	}
 	if local != nil {
 		options.Local = local
 	}
-	s, err := c.site(serving, l, env.Fleet, options, &background)
+	site, err := c.site(serving, l, env.Fleet, options, &s.background)
 	if err != nil {
 		return err
 	}
-	if err := of.ready(serving, s, over, &background); err != nil {
+	if err := of.ready(serving, site, over, &s.background); err != nil {
 		return errors.Join(err, l.listener.Close())
 	}
 	if turns == nil {
-		return s.serve(ctx)
+		return site.serve(ctx)
 	}
-	background.Go(func() {
+	s.background.Go(func() {
 		defer over()
-		if err := s.serve(serving); err != nil {
+		if err := site.serve(serving); err != nil {
 			p.warn(err.Error())
 		}
 	})
@@ -305,29 +313,40 @@ func (c *localSite) serveLocal(ctx context.Context, p program, of siteOf) (err e
 	return turns.run(ctx, drain, abort)
 }
 
-// serving opens what runs turns in the fleet of this process, in a sandbox that all sessions use,
-// or in one each.
-func (c *localSite) serving(ctx, serving context.Context, p program, env *environment.Environment, local *environment.Served, sandbox string, background *sync.WaitGroup) (*sessionServer, error) {
+// turns opens what runs turns in the fleet of this process: in a sandbox that all sessions use, or
+// in one each.
+func (c *localSite) turns(ctx, serving context.Context, s *service, plan localPlan) (*sessionServer, error) {
 	var gate model.Gate
-	s := serveCommand{
+	command := serveCommand{
 		Model: c.Model, Listen: "127.0.0.1:0", turnBounds: c.turnBounds, FleetFlags: c.FleetFlags, replyFlags: c.replyFlags, providerFlags: c.providerFlags,
 		ToolFlags: c.ToolFlags, agentFlag: c.agentFlag, promoteFlag: c.promoteFlag, PolicyFlags: c.PolicyFlags, hookFlag: c.hookFlag,
 	}
-	options, _, err := s.prepare(p, &gate)
+	options, _, err := command.prepare(s.program, &gate)
 	if err != nil {
 		return nil, err
 	}
-	if options.Sandbox = sandbox; local != nil {
-		options.Pool, options.Alone = env.Pool(), local.Run
+	if plan.workspace != "" {
+		options.Sandbox = string(plan.session)
 	}
-	return s.open(ctx, serving, p, env, options, &gate, background)
+	if local := s.env.Served(); local != nil {
+		options.Pool, options.Alone = s.env.Pool(), local.Run
+	}
+	return command.open(ctx, serving, s, options, &gate)
+}
+
+// service is a process that serves clients: what its parts share.
+type service struct {
+	program
+
+	env        *environment.Environment
+	background sync.WaitGroup // what runs until the context of the service ends
 }
 
 // keepIndexed keeps the index of searches across sessions up to date, until ctx ends.
-func keepIndexed(ctx context.Context, p program, env *environment.Environment, background *sync.WaitGroup) {
-	background.Go(func() {
-		if err := env.Client.Sessions("").KeepIndexed(ctx); err != nil && ctx.Err() == nil {
-			p.warn(fmt.Sprintf("sessions cannot be searched: %v", err))
+func (s *service) keepIndexed(ctx context.Context) {
+	s.background.Go(func() {
+		if err := s.env.Client.Sessions("").KeepIndexed(ctx); err != nil && ctx.Err() == nil {
+			s.warn(fmt.Sprintf("sessions cannot be searched: %v", err))
 		}
 	})
 }

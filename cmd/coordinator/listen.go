@@ -19,15 +19,20 @@ import (
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 )
 
+// endpointFlags say how clients connect over HTTP. The flag of the address is apart.
+type endpointFlags struct {
+	Tokens      string `placeholder:"FILE" brief:"File of bearer tokens for clients over HTTP." help:"File of bearer tokens for clients over HTTP, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Default: the tokens of the fleet (coordinator token) and, on loopback, one token in a file that is named at the start."`
+	TLSCert     string `name:"tls-cert" placeholder:"FILE" help:"Certificate (PEM) with which clients are served over TLS; needs the private key."`
+	TLSKey      string `name:"tls-key" placeholder:"FILE" help:"Private key (PEM) of the certificate."`
+	BehindProxy bool   `help:"The address is reached through a proxy that ends TLS: plain HTTP on an address other than loopback is allowed. The HTTP API then takes any host name on loopback."`
+}
+
 // endpoint is an address where clients connect over HTTP, as flags describe it.
 type endpoint struct {
 	address string // host:port, or unix:PATH for a socket
 	flag    string // that of the address
 	flags   string // what the other flags begin with: --http or --mcp
-	tokens  string // file of tokens; "" without one
-	cert    string // file of the certificate; "" without TLS
-	key     string
-	proxied bool // a proxy ends TLS
+	endpointFlags
 }
 
 // unixPrefix begins the address of a Unix socket.
@@ -40,16 +45,16 @@ func (e *endpoint) check(others bool) ([]access.Token, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case !loopback && e.tokens == "" && !others:
+	case !loopback && e.Tokens == "" && !others:
 		return nil, cli.Usagef("%s %s: other machines can reach this address: give %s-tokens, or listen on a loopback address", e.flag, e.address, e.flags)
-	case (e.cert == "") != (e.key == ""):
+	case (e.TLSCert == "") != (e.TLSKey == ""):
 		return nil, cli.Usagef("%[1]s-tls-cert, %[1]s-tls-key: one needs the other", e.flags)
-	case e.cert == "" && !loopback && !e.proxied:
+	case e.TLSCert == "" && !loopback && !e.BehindProxy:
 		return nil, cli.Usagef("%s %s: other machines can reach this address, and tokens would be sent in plain text: give %[3]s-tls-cert, or %[3]s-behind-proxy if a proxy ends TLS", e.flag, e.address, e.flags)
-	case e.tokens == "":
+	case e.Tokens == "":
 		return nil, nil
 	}
-	return readTokens(e.flags+"-tokens", e.tokens)
+	return readTokens(e.flags+"-tokens", e.Tokens)
 }
 
 // isLoopback refuses an invalid address, and reports whether other machines cannot reach it.
@@ -105,8 +110,8 @@ func (e *endpoint) listen(ctx context.Context, tokens []access.Token, others acc
 	if err != nil {
 		return nil, cli.Usagef("%s %s: cannot listen for clients: %v", e.flag, e.address, err)
 	}
-	if e.cert != "" {
-		if l.listener, err = access.OverTLS(l.listener, e.cert, e.key); err != nil {
+	if e.TLSCert != "" {
+		if l.listener, err = access.OverTLS(l.listener, e.TLSCert, e.TLSKey); err != nil {
 			return nil, cli.Usagef("%s-tls-cert: %v", e.flags, err) // the listener is closed
 		}
 		l.URL = strings.Replace(l.URL, "http://", "https://", 1)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
 	"strings"
@@ -40,12 +41,9 @@ type mcpCommand struct {
 
 // mcpFlags are about clients of the Model Context Protocol over HTTP.
 type mcpFlags struct {
-	McpTokens   string   `placeholder:"FILE" brief:"File of bearer tokens for clients over HTTP." help:"File of bearer tokens for clients over HTTP, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Default: the tokens of the fleet (coordinator token) and, on loopback, one token in a file that is named at the start."`
-	McpTLSCert  string   `name:"mcp-tls-cert" placeholder:"FILE" help:"Certificate (PEM) with which MCP is served over TLS; needs --mcp-tls-key."`
-	McpTLSKey   string   `name:"mcp-tls-key" placeholder:"FILE" help:"Private key (PEM) of the certificate."`
-	McpProxy    bool     `name:"mcp-behind-proxy" help:"The address is reached through a proxy that ends TLS: plain HTTP on an address other than loopback is allowed."`
-	McpResource string   `placeholder:"URL" help:"URL of this server as clients over HTTP know it, for OAuth metadata."`
-	McpAuth     []string `placeholder:"URL" sep:"," help:"Authorization servers that give out tokens, for OAuth metadata; needs --mcp-resource."`
+	McpAt       endpointFlags `embed:"" prefix:"mcp-"`
+	McpResource string        `placeholder:"URL" help:"URL of this server as clients over HTTP know it, for OAuth metadata."`
+	McpAuth     []string      `placeholder:"URL" sep:"," help:"Authorization servers that give out tokens, for OAuth metadata; needs --mcp-resource."`
 }
 
 // taskFlag is about calls that take long.
@@ -99,7 +97,7 @@ func removed(fl *fleet.Fleet, pool protocol.Pool) func(context.Context, protocol
 // tokens that are in no file.
 func (f *mcpFlags) clients(flag, address string, others bool) (o mcpserver.HTTPOptions, tokens []access.Token, err error) {
 	if address == "" {
-		if f.McpTokens != "" || f.McpTLSCert != "" || f.McpTLSKey != "" || f.McpProxy || f.McpResource != "" || len(f.McpAuth) > 0 {
+		if f.McpAt != (endpointFlags{}) || f.McpResource != "" || len(f.McpAuth) > 0 {
 			return o, nil, cli.Usagef("--mcp-tokens, --mcp-tls-cert, --mcp-tls-key, --mcp-behind-proxy, --mcp-resource and --mcp-auth are for clients over HTTP: they need %s", flag)
 		}
 		return o, nil, nil
@@ -119,7 +117,7 @@ func (f *mcpFlags) clients(flag, address string, others bool) (o mcpserver.HTTPO
 
 // endpoint is where clients connect.
 func (f *mcpFlags) endpoint(flag, address string) *endpoint {
-	return &endpoint{address, flag, "--mcp", f.McpTokens, f.McpTLSCert, f.McpTLSKey, f.McpProxy}
+	return &endpoint{address, flag, "--mcp", f.McpAt}
 }
 
 func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
@@ -194,9 +192,10 @@ func (c *mcpCommand) run(ctx context.Context, p program) (err error) {
 	defer end()
 	following.Go(func() { box.Follow(followCtx, env.Fleet, changed, list, server.SetTools, p.warn) })
 	if c.Listen != "" {
-		var serve func() error
-		if serve, err = c.listenMCP(ctx, server, c.endpoint("--listen", c.Listen), web, given, clientsOf(followCtx, env.Fleet, issuer, &following), tokens, p); err == nil {
-			err = serve()
+		var l *listening
+		if l, err = c.endpoint("--listen", c.Listen).listen(ctx, given, clientsOf(followCtx, env.Fleet, issuer, &following), tokens); err == nil {
+			announceMCP(p.Stderr, l)
+			err = serveMCP(ctx, l, server, web)
 		}
 	} else {
 		if isTerminal(p) {
@@ -241,22 +240,18 @@ func (c *mcpCommand) rules(fl *fleet.Fleet, show view) mcpserver.Rules {
 	return r
 }
 
-// listenMCP listens for clients and returns a function that serves them until ctx ends.
-func (f *mcpFlags) listenMCP(
-	ctx context.Context, server *mcpserver.Server, at *endpoint, o mcpserver.HTTPOptions, tokens []access.Token, others access.Any, dir string, p program,
-) (serve func() error, err error) {
-	l, err := at.listen(ctx, tokens, others, dir)
-	if err != nil {
-		return nil, err
-	}
+// announceMCP says where clients connect.
+func announceMCP(to io.Writer, l *listening) {
 	url, isSocket := strings.CutPrefix(l.URL, unixPrefix)
 	if !isSocket {
 		url += "/mcp"
 	}
-	_, _ = fmt.Fprintf(p.Stderr, "coordinator: MCP is at %s%s\n", url, l.sendingToken())
+	_, _ = fmt.Fprintf(to, "coordinator: MCP is at %s%s\n", url, l.sendingToken())
+}
+
+// serveMCP serves clients until ctx ends.
+func serveMCP(ctx context.Context, l *listening, server *mcpserver.Server, o mcpserver.HTTPOptions) error {
+	defer l.end()
 	o.Access = l.access
-	return func() error {
-		defer l.end()
-		return server.Serve(ctx, l.listener, o)
-	}, nil
+	return server.Serve(ctx, l.listener, o)
 }

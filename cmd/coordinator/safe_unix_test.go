@@ -15,7 +15,7 @@ import (
 	"github.com/creack/pty"
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/telemetry/otlptest"
+	"github.com/toolfleet/toolfleet/internal/telemetry/telemetrytest"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -218,7 +218,7 @@ func TestCall_SaysWhichTrace(t *testing.T) {
 		env    []string
 		traced string
 	}{
-		"exported": {otlptest.Start(t).Env(), `^[0-9a-f]{32}$`}, "not exported": {nil, `^$`},
+		"exported": {telemetrytest.Start(t).Env(), `^[0-9a-f]{32}$`}, "not exported": {nil, `^$`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -140,15 +140,16 @@ func (f *webhookFlags) hosts() (egress.Allow, error) {
 }
 
 // send sends webhooks to hosts until serving ends.
-func (f *webhookFlags) send(ctx, serving context.Context, p program, fl *fleet.Fleet, hosts egress.Allow, background *sync.WaitGroup) error {
+func (f *webhookFlags) send(ctx, serving context.Context, s *service, hosts egress.Allow) error {
 	if hosts.Empty() {
 		return nil
 	}
-	sender, err := webhook.NewSender(ctx, webhook.Options{Fleet: fl, Allow: hosts, Plain: f.WebhookPlain, Version: p.Version, Logger: fl.Logger})
+	fl := s.env.Fleet
+	sender, err := webhook.NewSender(ctx, webhook.Options{Fleet: fl, Allow: hosts, Plain: f.WebhookPlain, Version: s.Version, Logger: fl.Logger})
 	if err != nil {
 		return err
 	}
-	background.Go(func() { sender.Run(serving) })
+	s.background.Go(func() { sender.Run(serving) })
 	return nil
 }
 
@@ -236,8 +237,8 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	defer env.Close(nil)
 	defer env.Fleet.ObserveStored()()
 	env.Fleet.Files = access.NewTokens(tokens...).Has
-	var background sync.WaitGroup
-	defer background.Wait()
+	s := &service{program: p, env: env}
+	defer s.background.Wait()
 	serving, rest := context.WithCancel(ctx)
 	defer rest()
 	if c.Limits != "" {
@@ -245,28 +246,29 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 			return err
 		}
 	}
-	server, err := c.open(ctx, serving, p, env, options, &gate, &background)
+	server, err := c.open(ctx, serving, s, options, &gate)
 	if err != nil {
 		return err
 	}
-	if err := c.send(ctx, serving, p, env.Fleet, hosts, &background); err != nil {
+	if err := c.send(ctx, serving, s, hosts); err != nil {
 		return err
 	}
-	var others access.Any
 	if c.HTTP != "" || c.Mcp != "" {
-		others = clientsOf(serving, env.Fleet, issuer, &background)
-	}
-	if c.HTTP != "" {
-		if err := c.serveHTTP(serving, p, env, box, options.Hooks, tokens, others, &background); err != nil {
+		rules, err := c.Judge()
+		if err != nil {
 			return err
 		}
-	}
-	if c.Mcp != "" {
-		listen := func(server *mcpserver.Server) (func() error, error) {
-			return c.listenMCP(serving, server, c.mcpFlags.endpoint("--mcp", c.Mcp), clients, mcpTokens, others, env.Data, p)
+		box.Rules = mcptools.Rules{Policy: rules, MinLevel: environment.MinLevelElsewhere}
+		shared := interfaces{s, box, rules, options.Hooks, clientsOf(serving, env.Fleet, issuer, &s.background)}
+		if c.HTTP != "" {
+			if err := c.serveHTTP(serving, shared, tokens); err != nil {
+				return err
+			}
 		}
-		if err := c.serveClients(serving, p, env, box, options.Hooks, listen, server.keys, &background); err != nil {
-			return err
+		if c.Mcp != "" {
+			if err := c.serveClients(serving, shared, clients, mcpTokens, server.keys); err != nil {
+				return err
+			}
 		}
 	}
 	if err := c.announce(ctx, p, env, options.Default); err != nil {
@@ -275,40 +277,77 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	return server.run(ctx, drain, abort)
 }
 
+// interfaces are what the interfaces of a serving coordinator for programs share.
+type interfaces struct {
+	*service
+
+	box    *environment.Toolbox
+	rules  loop.Policy
+	hooks  []loop.Hook
+	others access.Any // knows clients whose tokens are in no file
+}
+
+// follow gives the tools of clients to set, now and when they change, until ctx ends.
+func (i *interfaces) follow(ctx context.Context, c *serveCommand, box *environment.Toolbox, changed environment.Changes, clients string, set func(*tools.Table)) {
+	list := func(ctx context.Context) error { return c.ListAside(ctx, i.env.Fleet, box, i.warn) }
+	i.background.Go(func() {
+		if err := list(ctx); err != nil && ctx.Err() == nil {
+			i.warn(fmt.Sprintf("%s no tools of MCP servers: %v", clients, err))
+		}
+		set(box.Table)
+		box.Follow(ctx, i.env.Fleet, changed, list, set, i.warn)
+	})
+}
+
 // serveHTTP serves clients of the HTTP API, until ctx ends.
-func (c *serveCommand) serveHTTP(ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox, hooks []loop.Hook, tokens []access.Token, others access.Any, background *sync.WaitGroup) error {
-	rules, err := c.Judge()
+func (c *serveCommand) serveHTTP(ctx context.Context, i interfaces, tokens []access.Token) error {
+	l, err := c.listen(ctx, tokens, i.others, i.env.Data)
 	if err != nil {
 		return err
 	}
-	l, err := c.listen(ctx, tokens, others, env.Data)
-	if err != nil {
-		return err
-	}
-	announceHTTP(p.Stderr, l)
-	keepIndexed(ctx, p, env, background)
-	logger, fl := env.Fleet.Logger, env.Fleet
-	own := *box // clients of MCP, which begin later, follow changes with that one
-	own.Rules = mcptools.Rules{Policy: rules, MinLevel: environment.MinLevelElsewhere}
+	announceHTTP(i.Stderr, l)
+	i.keepIndexed(ctx)
+	own := *i.box // clients of MCP, which begin later, follow changes with that one
 	var table atomic.Pointer[tools.Table]
 	table.Store(own.Table)
-	list := func(ctx context.Context) error { return c.ListAside(ctx, fl, &own, p.warn) }
-	background.Go(func() {
-		if err := list(ctx); err != nil && ctx.Err() == nil {
-			p.warn(fmt.Sprintf("the HTTP API has no tools of MCP servers: %v", err))
-		}
-		table.Store(own.Table)
-		own.Follow(ctx, fl, nil, list, table.Store, p.warn)
-	})
-	s, err := c.site(ctx, l, env.Fleet, httpapi.Options{
-		Client: env.Client, Table: table.Load, MinLevel: environment.MinLevelElsewhere, Policy: rules, Hooks: hooks, Version: p.Version, Logger: logger,
-	}, background)
+	i.follow(ctx, c, &own, nil, "the HTTP API has", table.Store)
+	logger := i.env.Fleet.Logger
+	site, err := c.site(ctx, l, i.env.Fleet, httpapi.Options{
+		Client: i.env.Client, Table: table.Load, MinLevel: environment.MinLevelElsewhere, Policy: i.rules, Hooks: i.hooks, Version: i.Version, Logger: logger,
+	}, &i.background)
 	if err != nil {
 		return err
 	}
-	background.Go(func() {
-		if err := s.serve(ctx); err != nil {
+	i.background.Go(func() {
+		if err := site.serve(ctx); err != nil {
 			logger.ErrorContext(ctx, "the HTTP API is not served any more", slog.Any("error", err))
+		}
+	})
+	return nil
+}
+
+// serveClients serves agents that bring their own model, until ctx ends.
+func (c *serveCommand) serveClients(ctx context.Context, i interfaces, web mcpserver.HTTPOptions, tokens []access.Token, keys *signing.Keys) error {
+	fl := i.env.Fleet
+	options, changed, err := c.options(ctx, i.program, i.env, i.box)
+	if err != nil {
+		return err
+	}
+	options.Lasting = true
+	options.Rules = mcpserver.Rules{
+		Policy: i.rules, Hooks: i.hooks, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name, keys), ClientApproves: c.McpClientApproves,
+	}
+	l, err := c.mcpFlags.endpoint("--mcp", c.Mcp).listen(ctx, tokens, i.others, i.env.Data)
+	if err != nil {
+		return err
+	}
+	announceMCP(i.Stderr, l)
+	server := mcpserver.New(options)
+	i.follow(ctx, c, i.box, changed, "clients get", server.SetTools)
+	i.background.Go(func() {
+		defer server.Close()
+		if err := serveMCP(ctx, l, server, web); err != nil {
+			fl.Logger.ErrorContext(ctx, "MCP is not served any more", slog.Any("error", err))
 		}
 	})
 	return nil
@@ -338,15 +377,13 @@ func (s *sessionServer) run(ctx, drain context.Context, abort func()) error {
 }
 
 // open opens what runs sessions, and what keeps the fleet in order until serving ends.
-func (c *serveCommand) open(
-	ctx, serving context.Context, p program, env *environment.Environment, options serve.Options, gate *model.Gate, background *sync.WaitGroup,
-) (_ *sessionServer, err error) {
-	fl := env.Fleet
+func (c *serveCommand) open(ctx, serving context.Context, s *service, options serve.Options, gate *model.Gate) (_ *sessionServer, err error) {
+	p, fl := s.program, s.env.Fleet
 	gate.Bind(fl.Dispatcher.ModelLimits())
 	logger := fl.Logger
 	var pools []protocol.Pool
 	if fl.Server != nil && fl.Server.IsJoined() {
-		if pools, err = joinedPools(env.Data, fl.Name); err != nil {
+		if pools, err = joinedPools(s.env.Data, fl.Name); err != nil {
 			return nil, err
 		}
 	}
@@ -385,11 +422,11 @@ func (c *serveCommand) open(
 	if err != nil {
 		return nil, err
 	}
-	if err := c.sweep(serving, fl, background); err != nil {
+	if err := c.sweep(serving, fl, &s.background); err != nil {
 		return nil, err
 	}
 	if options.Schedules != nil {
-		background.Go(func() {
+		s.background.Go(func() {
 			owner := func(ctx context.Context, id protocol.SessionID) (*judge.Owner, bool, error) {
 				return session.Owner(ctx, fl, id)
 			}
@@ -498,46 +535,6 @@ func takesOn(fl *fleet.Fleet, logger *slog.Logger) func(loop.Event) {
 			logger.Warn("question of a call is not answered", slog.String("call_id", string(e.CallID)), slog.Any("error", err))
 		}
 	}
-}
-
-// serveClients serves agents that bring their own model, until ctx ends.
-func (c *serveCommand) serveClients(
-	ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox, hooks []loop.Hook, listen func(*mcpserver.Server) (func() error, error), keys *signing.Keys, background *sync.WaitGroup,
-) error {
-	rules, err := c.Judge()
-	if err != nil {
-		return err
-	}
-	box.Rules = mcptools.Rules{Policy: rules, MinLevel: environment.MinLevelElsewhere}
-	fl := env.Fleet
-	options, changed, err := c.options(ctx, p, env, box)
-	if err != nil {
-		return err
-	}
-	options.Lasting = true
-	options.Rules = mcpserver.Rules{
-		Policy: rules, Hooks: hooks, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name, keys), ClientApproves: c.McpClientApproves,
-	}
-	server := mcpserver.New(options)
-	serve, err := listen(server)
-	if err != nil {
-		return err
-	}
-	list := func(ctx context.Context) error { return c.ListAside(ctx, fl, box, p.warn) }
-	background.Go(func() {
-		if err := list(ctx); err != nil && ctx.Err() == nil {
-			p.warn(fmt.Sprintf("clients get no tools of MCP servers: %v", err))
-		}
-		server.SetTools(box.Table)
-		box.Follow(ctx, fl, changed, list, server.SetTools, p.warn)
-	})
-	background.Go(func() {
-		defer server.Close()
-		if err := serve(); err != nil {
-			fl.Logger.ErrorContext(ctx, "MCP is not served any more", slog.Any("error", err))
-		}
-	})
-	return nil
 }
 
 // openModels returns the models of the flags by name, and the name of the first.

@@ -19,7 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
-	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
+	"github.com/toolfleet/toolfleet/internal/telemetry/telemetrytest"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -220,7 +220,7 @@ func TestMetrics_TellWhatCameOfCalls(t *testing.T) {
 	t.Parallel()
 	const room = 2
 	r := newRig(t, natsio.Topology{MaxCalls: room})
-	m := metrictest.New(t)
+	m := telemetrytest.NewMeter(t)
 	r.dispatcher = r.newDispatcher(r.NC, calls.Options{Meter: m})
 	calls := newCalls(3)
 	rejected := make(chan struct{}, len(calls))
@@ -256,7 +256,7 @@ func TestMetrics_TellWhatCameOfCalls(t *testing.T) {
 func TestMetrics_NameTheFirstTenants(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	m := metrictest.New(t)
+	m := telemetrytest.NewMeter(t)
 	r.dispatcher = r.newDispatcher(r.NC, calls.Options{Meter: m})
 	r.hold(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
 	calls := newCalls(25)
@@ -272,7 +272,7 @@ func TestMetrics_NameTheFirstTenants(t *testing.T) {
 func TestMetrics_TellWhatWasLeft(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, natsio.Topology{})
-	m := metrictest.New(t)
+	m := telemetrytest.NewMeter(t)
 	nc := r.Connect()
 	r.dispatcher = r.newDispatcher(nc, calls.Options{Meter: m})
 	ctx, leave := context.WithCancelCause(t.Context())

@@ -103,16 +103,17 @@ func (a *api) of(ctx context.Context, id protocol.SessionID) fleet.Sessions {
 	return a.Client.Sessions(a.Local.Pool(ctx, id))
 }
 
-// using is of for what takes a process that runs the session, or a turn.
-func (a *api) using(ctx context.Context, id protocol.SessionID, turn bool) (fleet.Sessions, error) {
+// using answers with what do does in the sessions of the pool that has the sandbox of a session. It
+// is for what takes a process that runs the session, or a turn.
+func using[T any](ctx context.Context, a *api, id protocol.SessionID, turn bool, do func(fleet.Sessions) (T, error)) (*answer[T], error) {
 	if turn && a.NoTurns {
-		return fleet.Sessions{}, ofRequest(http.StatusUnprocessableEntity, "this server runs no turns: start coordinator http with --model")
+		return nil, ofRequest(http.StatusUnprocessableEntity, "this server runs no turns: start coordinator http with --model")
 	}
 	pool, err := a.Local.Use(ctx, id, turn)
 	if err != nil {
-		return fleet.Sessions{}, problem(err)
+		return nil, problem(err)
 	}
-	return a.Client.Sessions(pool), nil
+	return answered(do(a.Client.Sessions(pool)))
 }
 
 // api has what the operations share.
@@ -238,3 +239,63 @@ func done(err error) (*struct{}, error) {
 func within(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, maxWait)
 }
+
+// public are the paths that need no token.
+var public = map[string]bool{"/openapi.json": true, "/openapi.yaml": true} //nolint:gochecknoglobals // a constant
+
+// require lets requests with a known token pass.
+func require(verifier access.Verifier, next http.Handler) http.Handler {
+	bound := access.Require(verifier, next, refuse)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if public[r.URL.Path] {
+			next.ServeHTTP(w, r)
+			return
+		}
+		bound.ServeHTTP(w, r)
+	})
+}
+
+// refuse answers with a problem, and ends the connection.
+func refuse(w http.ResponseWriter, status int, reason string) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.Header().Set("Connection", "close")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(ofRequest(status, reason)) // the client has gone
+}
+
+// problems answers with problems where the router answers with texts: an unknown path, or a method
+// that a path has not.
+func problems(mux *http.ServeMux) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, pattern := mux.Handler(r); pattern != "" {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		found := &headOnly{header: http.Header{}, code: http.StatusNotFound}
+		mux.ServeHTTP(found, r)
+		reason := r.URL.Path + ": there is no such path; /openapi.json has all of them"
+		if found.code < http.StatusBadRequest { // the router would redirect to another operation
+			found.code, reason = http.StatusNotFound, r.URL.Path+": no segment of a path is empty, . or .."
+		}
+		if allowed := found.header.Get("Allow"); allowed != "" {
+			w.Header().Set("Allow", allowed)
+			reason = r.Method + ": " + r.URL.Path + " has " + allowed
+		}
+		refuse(w, found.code, reason)
+	})
+}
+
+// headOnly is an answer of which only the head counts.
+type headOnly struct {
+	header http.Header
+	code   int
+}
+
+// Header implements [http.ResponseWriter].
+func (s *headOnly) Header() http.Header { return s.header }
+
+// WriteHeader implements [http.ResponseWriter].
+func (s *headOnly) WriteHeader(code int) { s.code = code }
+
+// Write implements [http.ResponseWriter].
+func (s *headOnly) Write(p []byte) (int, error) { return len(p), nil }

@@ -105,12 +105,10 @@ func (a *api) sessions() {
 		if err != nil {
 			return nil, err
 		}
-		sessions, err := a.using(ctx, session, true)
-		if err != nil {
-			return nil, err
-		}
-		ref, err := sessions.Submit(ctx, made)
-		return answered(&CallState{SessionID: ref.SessionID, CallID: ref.ID, State: "accepted"}, err)
+		return using(ctx, a, session, true, func(sessions fleet.Sessions) (*CallState, error) {
+			ref, err := sessions.Submit(ctx, made)
+			return &CallState{SessionID: ref.SessionID, CallID: ref.ID, State: "accepted"}, err
+		})
 	}
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions", "new-session", tag, "Begin a session with a turn", accepted),
 		func(ctx context.Context, in *struct {
@@ -195,12 +193,10 @@ func (a *api) sessions() {
 			}
 		},
 		) (*answer[Forked], error) {
-			sessions, err := a.using(ctx, in.Body.To, false)
-			if err != nil {
-				return nil, err
-			}
-			turns, err := sessions.Fork(ctx, in.Session, in.Body.at(), in.Body.To)
-			return answered(Forked{in.Body.To, turns}, err)
+			return using(ctx, a, in.Body.To, false, func(sessions fleet.Sessions) (Forked, error) {
+				turns, err := sessions.Fork(ctx, in.Session, in.Body.at(), in.Body.To)
+				return Forked{in.Body.To, turns}, err
+			})
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/merge", "merge-session", tag, "Merge the files and the answer of a fork into a session"),
 		func(ctx context.Context, in *struct {
@@ -210,11 +206,9 @@ func (a *api) sessions() {
 			}
 		},
 		) (*answer[report.Merged], error) {
-			sessions, err := a.using(ctx, in.Session, false)
-			if err != nil {
-				return nil, err
-			}
-			return answered(sessions.Merge(ctx, in.Body.Fork, in.Session))
+			return using(ctx, a, in.Session, false, func(sessions fleet.Sessions) (report.Merged, error) {
+				return sessions.Merge(ctx, in.Body.Fork, in.Session)
+			})
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/restore", "restore-session", tag, "Restore the files of a session as they were after a call"),
 		func(ctx context.Context, in *struct {
@@ -224,12 +218,10 @@ func (a *api) sessions() {
 			}
 		},
 		) (*answer[Restored], error) {
-			sessions, err := a.using(ctx, in.Session, false)
-			if err != nil {
-				return nil, err
-			}
-			written, removed, err := sessions.Restore(ctx, in.Session, in.Body.Call)
-			return answered(Restored{written, removed}, err)
+			return using(ctx, a, in.Session, false, func(sessions fleet.Sessions) (Restored, error) {
+				written, removed, err := sessions.Restore(ctx, in.Session, in.Body.Call)
+				return Restored{written, removed}, err
+			})
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/revert", "revert-session", tag, "Undo effects outside of the workspace, behind a call or a turn, or all"),
 		func(ctx context.Context, in *struct {
@@ -237,12 +229,10 @@ func (a *api) sessions() {
 			Body Place
 		},
 		) (*answer[EffectList], error) {
-			sessions, err := a.using(ctx, in.Session, false)
-			if err != nil {
-				return nil, err
-			}
-			effects, err := sessions.Revert(ctx, in.Session, in.Body.orBeginning())
-			return answered(EffectList{orEmpty(effects)}, err)
+			return using(ctx, a, in.Session, false, func(sessions fleet.Sessions) (EffectList, error) {
+				effects, err := sessions.Revert(ctx, in.Session, in.Body.orBeginning())
+				return EffectList{orEmpty(effects)}, err
+			})
 		})
 	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/compact", "compact-session", tag, "Have a coordinator replace older replies of a session by a summary"),
 		func(ctx context.Context, in *struct {
@@ -252,12 +242,10 @@ func (a *api) sessions() {
 		) (*answer[Compacted], error) {
 			ctx, cancel := within(ctx)
 			defer cancel()
-			sessions, err := a.using(ctx, in.Session, true)
-			if err != nil {
-				return nil, err
-			}
-			compacted, err := sessions.Compact(ctx, in.Session, in.Model)
-			return answered(Compacted{compacted}, late(ctx, err))
+			return using(ctx, a, in.Session, true, func(sessions fleet.Sessions) (Compacted, error) {
+				compacted, err := sessions.Compact(ctx, in.Session, in.Model)
+				return Compacted{compacted}, late(ctx, err)
+			})
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/effects", "list-effects", tag, "List effects outside of the workspace"),
 		func(ctx context.Context, in *SessionPath) (*answer[EffectList], error) {
@@ -289,12 +277,10 @@ func (a *api) sessions() {
 			if err != nil {
 				return nil, ofRequest(http.StatusUnprocessableEntity, err.Error())
 			}
-			sessions, err := a.using(ctx, in.Session, false)
-			if err != nil {
-				return nil, err
-			}
-			turns, err := sessions.Import(ctx, events, in.Session)
-			return answered(Forked{in.Session, turns}, err)
+			return using(ctx, a, in.Session, false, func(sessions fleet.Sessions) (Forked, error) {
+				turns, err := sessions.Import(ctx, events, in.Session)
+				return Forked{in.Session, turns}, err
+			})
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/questions", "list-questions", tag, "List what waits for a person: approvals, and questions of running calls"),
 		func(ctx context.Context, _ *struct{}) (*answer[QuestionList], error) {

@@ -20,7 +20,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/model/endpoint"
 	"github.com/toolfleet/toolfleet/internal/model/scripted"
 	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
-	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
+	"github.com/toolfleet/toolfleet/internal/telemetry/telemetrytest"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -59,7 +59,7 @@ func TestOpen_RepliesAreMeasured(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "script.json")
 	require.NoError(t, os.WriteFile(path, []byte(`{"steps":[{"text":"hi","usage":{"input_tokens":7,"output_tokens":2}}]}`), 0o600))
-	meter := metrictest.New(t)
+	meter := telemetrytest.NewMeter(t)
 	m, name, err := model.Opener{Meter: meter}.Open("script:" + path)
 	require.NoError(t, err)
 	reply, err := m.Reply(t.Context(), hello(), func(loop.Delta) {})

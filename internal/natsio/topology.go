@@ -621,7 +621,6 @@ const (
 	codeAccountFull jetstream.ErrorCode = 10002
 	codeServerFull  jetstream.ErrorCode = 10023 // in a cluster: one server is full
 	codeNoStorage   jetstream.ErrorCode = 10047
-	codeNotCreated  jetstream.ErrorCode = 10049 // of a stream; the description says why
 	codeNoPeers     jetstream.ErrorCode = 10005 // this and the next: too few servers for the replicas
 	codeNoReplicas  jetstream.ErrorCode = 10074
 )

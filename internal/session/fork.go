@@ -83,23 +83,10 @@ func behind(ctx context.Context, journal loop.Journal, events []loop.Event, call
 	return nil
 }
 
-// Fork begins the conversation of a session, which has none, with that of another one up to a
-// point. A turn that is open there is interrupted. It returns how many turns these are: 0 when the
-// point is none of the conversation, and then nothing was written.
-// Outputs that are stored outside of the conversation, because they were too long, are not copied,
-// and neither is the seed of the ids of its calls: the next turn begins with another.
-func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.SessionID) (turns int, err error) {
-	c, err := forkOf(ctx, journal, from, at, to)
-	if err == nil {
-		err = c.run(ctx, nil)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("fork session %s: %w", from, err)
-	}
-	return c.turns, nil
-}
-
-// forkOf is the fork of a session at a point.
+// forkOf is the conversation of a session up to a point, for another session, which has none. A turn
+// that is open there is interrupted. Outputs that are stored outside of the conversation, because
+// they were too long, are not copied, and neither is the seed of the ids of its calls: the next turn
+// begins with another.
 func forkOf(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.SessionID) (*copying, error) {
 	history, err := journal.Load(ctx, from)
 	if err != nil {

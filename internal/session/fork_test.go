@@ -28,6 +28,18 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
+// Fork forks the conversation of a session alone. turns is 0 when the point is none of it.
+func Fork(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.SessionID) (turns int, err error) {
+	c, err := forkOf(ctx, journal, from, at, to)
+	if err == nil {
+		err = c.run(ctx, nil)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("fork session %s: %w", from, err)
+	}
+	return c.turns, nil
+}
+
 // conversation is one of two turns; the first has two steps, of which the first has two calls, and
 // a job that never ends.
 func conversation() []loop.Event {

@@ -25,7 +25,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
-	"github.com/toolfleet/toolfleet/internal/telemetry/otlptest"
+	"github.com/toolfleet/toolfleet/internal/telemetry/telemetrytest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -64,7 +64,7 @@ func run(t *testing.T, mode string, stdin nats.Header, env ...string) finished {
 // TestTrace_FollowsACallThroughProcesses is the reason for the package.
 func TestTrace_FollowsACallThroughProcesses(t *testing.T) {
 	t.Parallel()
-	receiver := otlptest.Start(t)
+	receiver := telemetrytest.Start(t)
 	publisher := run(t, "publish", nil, receiver.Env()...)
 	require.Zero(t, publisher.code, publisher.stderr)
 	require.Contains(t, publisher.header, "traceparent", "lower case")
@@ -72,13 +72,13 @@ func TestTrace_FollowsACallThroughProcesses(t *testing.T) {
 	require.Zero(t, worker.code, worker.stderr)
 	require.Empty(t, publisher.stderr+worker.stderr)
 
-	spans := receiver.WaitFor(t, otlptest.Has("dispatch read", "publish", "process", "execute_tool read"))
+	spans := receiver.WaitFor(t, telemetrytest.Has("dispatch read", "publish", "process", "execute_tool read"))
 	require.Len(t, spans, 4)
-	dispatch, publish := otlptest.Find(spans, "dispatch read")[0], otlptest.Find(spans, "publish")[0]
-	process, tool := otlptest.Find(spans, "process")[0], otlptest.Find(spans, "execute_tool read")[0]
+	dispatch, publish := telemetrytest.Find(spans, "dispatch read")[0], telemetrytest.Find(spans, "publish")[0]
+	process, tool := telemetrytest.Find(spans, "process")[0], telemetrytest.Find(spans, "execute_tool read")[0]
 	require.Empty(t, dispatch.ParentID)
 	require.True(t, publish.ChildOf(dispatch))
-	require.True(t, process.ChildOf(publish), otlptest.Tree(spans))
+	require.True(t, process.ChildOf(publish), telemetrytest.Tree(spans))
 	require.True(t, tool.ChildOf(process))
 
 	require.Equal(t, "producer", publish.Kind)
@@ -99,19 +99,19 @@ func TestTrace_FollowsACallThroughProcesses(t *testing.T) {
 // A worker that is killed has exported the spans of the calls that it ended.
 func TestTrace_EndedSpansSurviveTheirProcess(t *testing.T) {
 	t.Parallel()
-	receiver := otlptest.Start(t)
+	receiver := telemetrytest.Start(t)
 	asItComes := slices.DeleteFunc(receiver.Env(), func(v string) bool { return strings.HasPrefix(v, "OTEL_BSP_") })
 	require.Equal(t, -1, run(t, "killed", nil, asItComes...).code)
-	require.NotEmpty(t, otlptest.Find(receiver.Spans(), telemetry.SpanProcess))
+	require.NotEmpty(t, telemetrytest.Find(receiver.Spans(), telemetry.SpanProcess))
 }
 
 func TestSetup_TheEnvironmentNamesTheService(t *testing.T) {
 	t.Parallel()
-	receiver := otlptest.Start(t)
+	receiver := telemetrytest.Start(t)
 	done := run(t, "publish", nil, append(receiver.Env(),
 		"OTEL_SERVICE_NAME=mine", "OTEL_RESOURCE_ATTRIBUTES=service.instance.id=i-9,team=blue")...)
 	require.Zero(t, done.code, done.stderr)
-	spans := receiver.WaitFor(t, otlptest.Has("dispatch read"))
+	spans := receiver.WaitFor(t, telemetrytest.Has("dispatch read"))
 	require.Equal(t, "mine", spans[0].Service)
 	require.Equal(t, "i-9", spans[0].Resource["service.instance.id"])
 	require.Equal(t, "blue", spans[0].Resource["team"])
@@ -120,15 +120,15 @@ func TestSetup_TheEnvironmentNamesTheService(t *testing.T) {
 
 func TestSetup_TheTracesEndpointAloneIsEnough(t *testing.T) {
 	t.Parallel()
-	receiver := otlptest.Start(t)
+	receiver := telemetrytest.Start(t)
 	done := run(t, "publish", nil, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT="+receiver.URL+"/v1/traces")
 	require.Zero(t, done.code, done.stderr)
-	receiver.WaitFor(t, otlptest.Has("dispatch read", "publish"))
+	receiver.WaitFor(t, telemetrytest.Has("dispatch read", "publish"))
 }
 
 func TestSetup_IsSilent(t *testing.T) {
 	t.Parallel()
-	receiver := otlptest.Start(t)
+	receiver := telemetrytest.Start(t)
 	for name, env := range map[string][]string{
 		"when nothing is set":          nil,
 		"when variables are empty":     {"OTEL_EXPORTER_OTLP_ENDPOINT=", "OTEL_TRACES_EXPORTER=", "OTEL_METRICS_EXPORTER=", "OTEL_LOGS_EXPORTER="},
@@ -192,13 +192,13 @@ func TestSetup_ErrorsNameTheVariable(t *testing.T) {
 // which has the same records, and neither has a secret.
 func TestLogs_LeaveByOTLP(t *testing.T) {
 	t.Parallel()
-	receiver := otlptest.Start(t)
+	receiver := telemetrytest.Start(t)
 	done := run(t, "log", nil, receiver.Env()...)
 	require.Zero(t, done.code, done.stderr)
-	span := otlptest.Find(receiver.Spans(), telemetry.SpanProcess)[0]
+	span := telemetrytest.Find(receiver.Spans(), telemetry.SpanProcess)[0]
 	records := receiver.Records()
 	require.Len(t, records, 2)
-	require.Equal(t, &otlptest.Record{
+	require.Equal(t, &telemetrytest.Record{
 		Service: "child-log", Scope: telemetry.Scope, Severity: "WARN", Body: "outside", Attributes: map[string]any{},
 	}, records[0])
 	require.Equal(t, span.TraceID, records[1].TraceID)
@@ -216,7 +216,7 @@ func TestLogs_LeaveByOTLP(t *testing.T) {
 
 func TestLogs_ByTheirOwnVariables(t *testing.T) {
 	t.Parallel()
-	receiver := otlptest.Start(t)
+	receiver := telemetrytest.Start(t)
 	done := run(t, "log", nil, "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT="+receiver.URL+"/v1/logs")
 	require.Zero(t, done.code, done.stderr)
 	require.Len(t, receiver.Records(), 2)
@@ -254,13 +254,13 @@ func TestTraceFile_HasTheSpansOfProcesses(t *testing.T) {
 	require.Equal(t, -1, run(t, "killed", nil, traceFile+"="+path).code)
 	worker := run(t, "process", publisher.header, traceFile+"="+path)
 	require.Zero(t, worker.code, worker.stderr)
-	spans := otlptest.ReadFile(t, path)
-	require.Len(t, spans, 6, otlptest.Tree(spans))
-	publish := otlptest.Find(spans, "publish")[0]
-	require.True(t, publish.ChildOf(otlptest.Find(spans, "dispatch read")[0]))
-	require.True(t, otlptest.Find(spans, "process")[1].ChildOf(publish), otlptest.Tree(spans))
-	require.Equal(t, "child-process", otlptest.Find(spans, "process")[1].Service)
-	require.Equal(t, int64(2), otlptest.Find(spans, "process")[1].Attributes["toolfleet.attempt"])
+	spans := telemetrytest.ReadFile(t, path)
+	require.Len(t, spans, 6, telemetrytest.Tree(spans))
+	publish := telemetrytest.Find(spans, "publish")[0]
+	require.True(t, publish.ChildOf(telemetrytest.Find(spans, "dispatch read")[0]))
+	require.True(t, telemetrytest.Find(spans, "process")[1].ChildOf(publish), telemetrytest.Tree(spans))
+	require.Equal(t, "child-process", telemetrytest.Find(spans, "process")[1].Service)
+	require.Equal(t, int64(2), telemetrytest.Find(spans, "process")[1].Attributes["toolfleet.attempt"])
 	require.Equal(t, "producer", publish.Kind)
 	info, err := os.Stat(path)
 	require.NoError(t, err)
@@ -270,16 +270,16 @@ func TestTraceFile_HasTheSpansOfProcesses(t *testing.T) {
 // TestTraceFile_AndACollector get the same spans.
 func TestTraceFile_AndACollector(t *testing.T) {
 	t.Parallel()
-	receiver := otlptest.Start(t)
+	receiver := telemetrytest.Start(t)
 	path := filepath.Join(t.TempDir(), "trace.jsonl")
 	done := run(t, "publish", nil, append(receiver.Env(), traceFile+"="+path)...)
 	require.Zero(t, done.code, done.stderr)
-	byID := func(a, b *otlptest.Span) int { return strings.Compare(a.SpanID, b.SpanID) }
-	require.Equal(t, slices.SortedFunc(slices.Values(receiver.Spans()), byID), slices.SortedFunc(slices.Values(otlptest.ReadFile(t, path)), byID))
+	byID := func(a, b *telemetrytest.Span) int { return strings.Compare(a.SpanID, b.SpanID) }
+	require.Equal(t, slices.SortedFunc(slices.Values(receiver.Spans()), byID), slices.SortedFunc(slices.Values(telemetrytest.ReadFile(t, path)), byID))
 }
 
 // measured are the metrics of child mode "measure": name, unit, kind, value and attributes.
-var measured = []otlptest.Point{
+var measured = []telemetrytest.Point{
 	{Name: "gen_ai.execute_tool.duration", Unit: "s", Kind: "histogram", Value: 90, Attributes: map[string]any{
 		"toolfleet.pool": "default", "gen_ai.tool.name": "bash", "error.type": "out_of_memory",
 	}},
@@ -324,12 +324,12 @@ var measured = []otlptest.Point{
 
 func TestMetrics_OfAWorkerLeaveByOTLP(t *testing.T) {
 	t.Parallel()
-	receiver := otlptest.Start(t)
+	receiver := telemetrytest.Start(t)
 	done := run(t, "measure", nil, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT="+receiver.URL+"/v1/metrics")
 	require.Zero(t, done.code, done.stderr)
 	require.Empty(t, done.header, "no traces")
 	got := receiver.Points()
-	require.Len(t, got, len(measured), otlptest.List(got))
+	require.Len(t, got, len(measured), telemetrytest.List(got))
 	for i, point := range got {
 		if point.Kind == "histogram" {
 			require.Equal(t, uint64(1), point.Count)
@@ -350,7 +350,7 @@ func TestMetrics_OfAWorkerLeaveByOTLP(t *testing.T) {
 
 func TestMetrics_TheTracesEndpointAloneIsNotForThem(t *testing.T) {
 	t.Parallel()
-	receiver := otlptest.Start(t)
+	receiver := telemetrytest.Start(t)
 	done := run(t, "measure", nil, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT="+receiver.URL+"/v1/traces")
 	require.Zero(t, done.code, done.stderr)
 	require.Empty(t, receiver.Points())
@@ -416,7 +416,7 @@ func TestSetup_ADeadBackendCostsOneWarning(t *testing.T) {
 // TestSetup_AsksTheGivenEnvironment: a program whose environment is injected stays silent
 // whatever the process has.
 func TestSetup_AsksTheGivenEnvironment(t *testing.T) {
-	receiver := otlptest.Start(t)
+	receiver := telemetrytest.Start(t)
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.URL)
 	shutdown, err := telemetry.Setup(t.Context(), "s", "v", &telemetry.Options{Getenv: func(string) string { return "" }})
 	require.NoError(t, err)

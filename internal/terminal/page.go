@@ -263,7 +263,7 @@ func descriptor(f *os.File) int { return int(f.Fd()) }
 type marks struct {
 	user, model, thought, call, queued, running string
 	bar                                         string // before what a tool returned
-	separator, minus, cut                       string
+	separator, minus                            string
 	alert                                       string // before an alert
 	endMarks
 }
@@ -274,7 +274,7 @@ type endMarks struct{ ok, failed, stopped, unknown string }
 // visualMarks are marks for eyes.
 func visualMarks() *marks {
 	return &marks{
-		user: "› ", model: "● ", thought: "○ ", call: "› ", queued: "· ", running: "▸ ", bar: "│ ", separator: " · ", minus: "−", cut: "…",
+		user: "› ", model: "● ", thought: "○ ", call: "› ", queued: "· ", running: "▸ ", bar: "│ ", separator: " · ", minus: "−",
 		alert: "!", endMarks: endMarks{ok: "✓ ", failed: "✗ ", stopped: "■ ", unknown: "? "},
 	}
 }
@@ -282,6 +282,6 @@ func visualMarks() *marks {
 // screenReaderMarks are marks for ears: a screen reader says nothing that means nothing.
 func screenReaderMarks() *marks {
 	return &marks{
-		user: "You: ", model: "Model: ", thought: "Model thinks: ", call: "calls: ", bar: "  ", separator: ", ", minus: "-", cut: "...", alert: "Warning:",
+		user: "You: ", model: "Model: ", thought: "Model thinks: ", call: "calls: ", bar: "  ", separator: ", ", minus: "-", alert: "Warning:",
 	}
 }

@@ -146,8 +146,6 @@ func ApplyFlow(ctx context.Context, calls []protocol.Call) []protocol.Call {
 // Header names. Trace context travels beside them under its own lower-case
 // W3C names (traceparent, tracestate).
 const (
-	// HeaderType is the "type" of the body, for readers that route before they decode.
-	HeaderType = "Tf-Type"
 	// HeaderLane is the readable lane; subjects carry its hash.
 	HeaderLane = "Tf-Lane"
 	// HeaderCall is the call id, also when the subject does not name it.

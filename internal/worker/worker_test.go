@@ -22,7 +22,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/sandbox/process"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
-	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
+	"github.com/toolfleet/toolfleet/internal/telemetry/telemetrytest"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/internal/worker"
@@ -212,7 +212,7 @@ func (r *rig) storedResult(t *testing.T, call protocol.Call) (*protocol.Result, 
 func TestMetrics_TellWhatWasDone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	m := metrictest.New(t)
+	m := telemetrytest.NewMeter(t)
 	o := r.options()
 	o.Meter, o.Slots, o.Linger, o.Alone = m, 3, patience, true
 	_, stop := r.work(o)

@@ -165,3 +165,57 @@ func (s *searchIndex) close() {
 		s.inner.Logger.Warn("index of sessions", slog.Any("error", err))
 	}
 }
+
+// CallQuery says which calls of the log [Client.Calls] returns.
+type CallQuery = report.CallQuery
+
+// callsOf is a query as the principal of ctx may see its answer.
+func callsOf(ctx context.Context, q CallQuery) index.Calls {
+	made := index.Calls{CallQuery: q}
+	if judge.Bounded(ctx) {
+		made.Reach = judge.Of(ctx).Reach()
+		made.May = func(ctx context.Context, owner judge.Owner) error {
+			return judge.Judge(ctx, judge.See, judge.Object{Kind: judge.Call, Owner: owner})
+		}
+	}
+	return made
+}
+
+// Calls returns a page of the log of calls that ended, the last one first. It brings the log up to
+// date first, in [Options].Index, and waits at most some seconds for that. The error wraps
+// [ErrInvalid] if the query is not understood.
+func (c *Client) Calls(ctx context.Context, q CallQuery) (report.CallLog, error) {
+	return run(ctx, c.Sessions(""), nil, nil, func(ctx context.Context, _ *fleet.Fleet) (report.CallLog, error) {
+		x, err := c.index.open(ctx)
+		if err != nil {
+			return report.CallLog{}, err
+		}
+		return x.Calls(ctx, callsOf(ctx, q))
+	})
+}
+
+// LoggedCall returns a call of the log with its whole texts. Without a session it is the last call
+// with the id. The error wraps [ErrNotFound] if there is none.
+func (c *Client) LoggedCall(ctx context.Context, ref protocol.CallRef) (report.LoggedCall, error) {
+	return run(ctx, c.Sessions(""), nil, nil, func(ctx context.Context, _ *fleet.Fleet) (report.LoggedCall, error) {
+		x, err := c.index.open(ctx)
+		if err != nil {
+			return report.LoggedCall{}, err
+		}
+		return x.Call(ctx, callsOf(ctx, CallQuery{Session: ref.SessionID, Call: ref.ID}))
+	})
+}
+
+// CallRates returns how many calls of the log ended in each step of a time, and how long they
+// took. Of the query it uses the filters, Since and Until, which without a value are the hour until
+// the end of this minute. A step is at least 1 s; 0 means a minute. There may be 1,000 steps. Whole
+// minutes of all calls, or of a tenant, take the same time however many calls the log has.
+func (c *Client) CallRates(ctx context.Context, q CallQuery, step time.Duration) (report.CallRates, error) {
+	return run(ctx, c.Sessions(""), nil, nil, func(ctx context.Context, _ *fleet.Fleet) (report.CallRates, error) {
+		x, err := c.index.open(ctx)
+		if err != nil {
+			return report.CallRates{}, err
+		}
+		return x.Rates(ctx, callsOf(ctx, q), step)
+	})
+}

@@ -19,14 +19,14 @@ import (
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
-	"github.com/toolfleet/toolfleet/internal/telemetry/otlptest"
+	"github.com/toolfleet/toolfleet/internal/telemetry/telemetrytest"
 )
 
 // TestTelemetry_OneTraceThroughAllProcesses follows a tool call from the turn that
 // asked for it to the command in the sandbox, across two processes.
 func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 	t.Parallel()
-	receiver := otlptest.Start(t)
+	receiver := telemetrytest.Start(t)
 	b := newBroker(t)
 	file := filepath.Join(t.TempDir(), "worker.jsonl")
 	workers := startWorkers(t, 1, append(slices.Clone(b.flags), "--trace-file", file, "--log-level", "debug"), receiver.Env()...)
@@ -39,8 +39,8 @@ func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 	told := results(events(t, got.stdout))
 
 	const spansOfCall = 5 // dispatch, publish, process, execute_tool, sandbox exec
-	spans := receiver.WaitFor(t, func(spans []*otlptest.Span) bool { return len(spans) >= 2+2+2*spansOfCall })
-	tree := otlptest.Tree(spans)
+	spans := receiver.WaitFor(t, func(spans []*telemetrytest.Span) bool { return len(spans) >= 2+2+2*spansOfCall })
+	tree := telemetrytest.Tree(spans)
 	oneTrace(t, spans, "run")
 	root := only(t, spans, genaiconv.OperationAgent)
 	require.Equal(t, "run", parent(t, spans, root).Name, tree)
@@ -49,7 +49,7 @@ func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 	require.Equal(t, root.TraceID, ended.TraceID)
 	show := execute(t, coordinator, launch{args: append([]string{"session", "show", ended.SessionID}, b.flags...)})
 	require.Regexp(t, `(?m)^1 +answered .* `+root.TraceID+` +do it$`, show.stdout)
-	chats := otlptest.Find(spans, genaiconv.OperationChat+" "+model)
+	chats := telemetrytest.Find(spans, genaiconv.OperationChat+" "+model)
 	require.Len(t, chats, 2, tree)
 	for _, chat := range chats {
 		require.True(t, chat.ChildOf(root), tree)
@@ -68,7 +68,7 @@ func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 		dispatch := parent(t, spans, publish)
 		require.Equal(t, telemetry.SpanDispatch(name), dispatch.Name, tree)
 		require.True(t, dispatch.ChildOf(root), tree)
-		for span, service := range map[*otlptest.Span]string{
+		for span, service := range map[*telemetrytest.Span]string{
 			publish: "toolfleet-coordinator", process: "toolfleet-worker", tool: "toolfleet-worker",
 		} {
 			require.Equal(t, service, span.Service, tree)
@@ -76,13 +76,13 @@ func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 		exec := child(t, spans, tool)
 		require.Equal(t, telemetry.SpanSandboxExec, exec.Name, tree)
 		require.Equal(t, "toolfleet-worker", exec.Service)
-		receiver.WaitForRecords(t, func(records []*otlptest.Record) bool {
-			return slices.ContainsFunc(records, func(r *otlptest.Record) bool {
+		receiver.WaitForRecords(t, func(records []*telemetrytest.Record) bool {
+			return slices.ContainsFunc(records, func(r *telemetrytest.Record) bool {
 				return r.Body == "call executed" && r.Service == "toolfleet-worker" && r.TraceID == tool.TraceID && slices.Contains([]string{process.SpanID, tool.SpanID}, r.SpanID) &&
 					r.Attributes["call_id"] == told[id].CallID
 			})
 		})
-		require.Len(t, otlptest.Find(otlptest.ReadFile(t, file), tool.Name), 1, "the worker's file")
+		require.Len(t, telemetrytest.Find(telemetrytest.ReadFile(t, file), tool.Name), 1, "the worker's file")
 	}
 }
 
@@ -90,7 +90,7 @@ func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 // reports what is stored and waits, and a worker which other one is lost.
 func TestTelemetry_MetricsOfAFleet(t *testing.T) {
 	t.Parallel()
-	receiver := otlptest.Start(t)
+	receiver := telemetrytest.Start(t)
 	b := newBroker(t)
 	killed := startWorkers(t, 1, b.flags)
 	succeed(t, coordinator, launch{args: append(append([]string{"call"}, b.flags...), "bash", `{"command":"true"}`)}) // by then its heartbeat is stored
@@ -101,12 +101,12 @@ func TestTelemetry_MetricsOfAFleet(t *testing.T) {
 	serve := start(t, coordinator, launch{args: append([]string{"serve", "--model", script(t, say("", bash("c1", "echo measured")), say("Done."))}, b.flags...), env: receiver.Env()})
 	serve.waitFor(t, `coordinator: serving sessions`)
 	succeed(t, coordinator, launch{args: append(append([]string{"submit", "--workspace", t.TempDir()}, b.flags...), "do it"), env: receiver.Env()})
-	has := func(points []*otlptest.Point, name, key, value string, least float64) bool {
-		return slices.ContainsFunc(points, func(p *otlptest.Point) bool {
+	has := func(points []*telemetrytest.Point, name, key, value string, least float64) bool {
+		return slices.ContainsFunc(points, func(p *telemetrytest.Point) bool {
 			return p.Name == name && (key == "" || p.Attributes[key] == value) && p.Value >= least
 		})
 	}
-	points := receiver.WaitForPoints(t, func(points []*otlptest.Point) bool {
+	points := receiver.WaitForPoints(t, func(points []*telemetrytest.Point) bool {
 		return has(points, telemetry.MetricWorkerLost, string(telemetry.KeyPool), "default", 1) &&
 			has(points, telemetry.MetricStreamMessages, string(telemetry.KeyStream), "TF_SESSIONS", 5) &&
 			has(points, telemetry.MetricStreamSize, string(telemetry.KeyStream), "TF_SESSIONS", 100) &&
@@ -130,16 +130,16 @@ func TestTelemetry_MetricsOfAFleet(t *testing.T) {
 // trace.
 func TestTelemetry_TheTraceOfTheEnvironmentContinues(t *testing.T) {
 	t.Parallel()
-	receiver := otlptest.Start(t)
+	receiver := telemetrytest.Start(t)
 	const trace = "0af7651916cd43dd8448eb211c80319c"
 	got := execute(t, coordinator, launch{
 		args: []string{"call", "--sandbox", "process", "--workspace", t.TempDir(), "--data", t.TempDir(), "list", "{}"},
 		env:  append(receiver.Env(), "TRACEPARENT=00-"+trace+"-b7ad6b7169203331-01"),
 	})
 	require.Equal(t, 0, got.code, got.stderr)
-	spans := receiver.WaitFor(t, func(spans []*otlptest.Span) bool { return len(spans) >= 4 })
+	spans := receiver.WaitFor(t, func(spans []*telemetrytest.Span) bool { return len(spans) >= 4 })
 	for _, span := range spans {
-		require.Equal(t, trace, span.TraceID, otlptest.Tree(spans))
+		require.Equal(t, trace, span.TraceID, telemetrytest.Tree(spans))
 	}
 }
 
@@ -173,7 +173,7 @@ func TestTelemetry_WhatCannotBeExportedIsReported(t *testing.T) {
 // and its calls in a third.
 func TestTelemetry_SubmitIsOneTrace(t *testing.T) {
 	t.Parallel()
-	receiver := otlptest.Start(t)
+	receiver := telemetrytest.Start(t)
 	b := newBroker(t)
 	startWorkers(t, 1, b.flags, receiver.Env()...)
 	model := script(t, say("", bash("c1", "echo traced")), say("Done."))
@@ -185,8 +185,8 @@ func TestTelemetry_SubmitIsOneTrace(t *testing.T) {
 	}
 
 	got := submit(receiver.Env())
-	spans := receiver.WaitFor(t, otlptest.Has("submit", genaiconv.OperationAgent, telemetry.SpanSandboxExec, telemetry.SpanDispatch("workspace_export")))
-	tree := otlptest.Tree(spans)
+	spans := receiver.WaitFor(t, telemetrytest.Has("submit", genaiconv.OperationAgent, telemetry.SpanSandboxExec, telemetry.SpanDispatch("workspace_export")))
+	tree := telemetrytest.Tree(spans)
 	root := oneTrace(t, spans, "submit")
 	require.Contains(t, got.stderr, "trace "+root.TraceID)
 	turn := only(t, spans, genaiconv.OperationAgent)
@@ -200,17 +200,17 @@ func TestTelemetry_SubmitIsOneTrace(t *testing.T) {
 	list := events(t, submit(nil, "--json").stdout)
 	ended := list[len(list)-1]
 	require.NotEqual(t, root.TraceID, ended.TraceID)
-	spans = receiver.WaitFor(t, func(spans []*otlptest.Span) bool {
-		return len(otlptest.Find(spans, genaiconv.OperationAgent)) == 2
+	spans = receiver.WaitFor(t, func(spans []*telemetrytest.Span) bool {
+		return len(telemetrytest.Find(spans, genaiconv.OperationAgent)) == 2
 	})
-	require.Equal(t, otlptest.Find(spans, genaiconv.OperationAgent)[1].TraceID, ended.TraceID)
+	require.Equal(t, telemetrytest.Find(spans, genaiconv.OperationAgent)[1].TraceID, ended.TraceID)
 }
 
 // TestTelemetry_SpansSurviveTheirWorker: a worker that is killed when a call has ended has exported
 // the spans of the call, although spans are not due for long.
 func TestTelemetry_SpansSurviveTheirWorker(t *testing.T) {
 	t.Parallel()
-	receiver := otlptest.Start(t)
+	receiver := telemetrytest.Start(t)
 	b := newBroker(t)
 	workers := startWorkers(t, 1, b.flags, append(receiver.Env(), "OTEL_BSP_SCHEDULE_DELAY=3600000")...)
 	model := script(t, say("", bash("c1", "echo traced")), say("Done."))
@@ -219,14 +219,14 @@ func TestTelemetry_SpansSurviveTheirWorker(t *testing.T) {
 		w.kill(t)
 	}
 	require.Equal(t, 0, got.code, got.stderr)
-	spans := receiver.WaitFor(t, otlptest.Has("run", telemetry.SpanProcess, telemetry.SpanExecuteTool("bash"), telemetry.SpanSandboxExec))
+	spans := receiver.WaitFor(t, telemetrytest.Has("run", telemetry.SpanProcess, telemetry.SpanExecuteTool("bash"), telemetry.SpanSandboxExec))
 	oneTrace(t, spans, "run")
 }
 
 // oneTrace returns the root of the only trace, in which nothing has failed.
-func oneTrace(tb testing.TB, spans []*otlptest.Span, name string) *otlptest.Span {
+func oneTrace(tb testing.TB, spans []*telemetrytest.Span, name string) *telemetrytest.Span {
 	tb.Helper()
-	tree := otlptest.Tree(spans)
+	tree := telemetrytest.Tree(spans)
 	root := only(tb, spans, name)
 	require.Empty(tb, root.ParentID, tree)
 	for _, span := range spans {
@@ -239,32 +239,32 @@ func oneTrace(tb testing.TB, spans []*otlptest.Span, name string) *otlptest.Span
 	return root
 }
 
-func only(tb testing.TB, spans []*otlptest.Span, name string) *otlptest.Span {
+func only(tb testing.TB, spans []*telemetrytest.Span, name string) *telemetrytest.Span {
 	tb.Helper()
-	found := otlptest.Find(spans, name)
-	require.Len(tb, found, 1, "%s in\n%s", name, otlptest.Tree(spans))
+	found := telemetrytest.Find(spans, name)
+	require.Len(tb, found, 1, "%s in\n%s", name, telemetrytest.Tree(spans))
 	return found[0]
 }
 
-func parent(tb testing.TB, spans []*otlptest.Span, of *otlptest.Span) *otlptest.Span {
+func parent(tb testing.TB, spans []*telemetrytest.Span, of *telemetrytest.Span) *telemetrytest.Span {
 	tb.Helper()
 	for _, span := range spans {
 		if of.ChildOf(span) {
 			return span
 		}
 	}
-	tb.Fatalf("%s has no parent in\n%s", of.Name, otlptest.Tree(spans))
+	tb.Fatalf("%s has no parent in\n%s", of.Name, telemetrytest.Tree(spans))
 	return nil
 }
 
-func child(tb testing.TB, spans []*otlptest.Span, of *otlptest.Span) *otlptest.Span {
+func child(tb testing.TB, spans []*telemetrytest.Span, of *telemetrytest.Span) *telemetrytest.Span {
 	tb.Helper()
 	for _, span := range spans {
 		if span.ChildOf(of) {
 			return span
 		}
 	}
-	tb.Fatalf("%s has no child in\n%s", of.Name, otlptest.Tree(spans))
+	tb.Fatalf("%s has no child in\n%s", of.Name, telemetrytest.Tree(spans))
 	return nil
 }
 

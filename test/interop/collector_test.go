@@ -19,13 +19,13 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
 	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
-	"github.com/toolfleet/toolfleet/internal/telemetry/otlptest"
+	"github.com/toolfleet/toolfleet/internal/telemetry/telemetrytest"
 )
 
 // collect starts the collector of OpenTelemetry, which passes what it gets on to a receiver, until
 // the test ends. It returns the variables that make a process export to it by gRPC, and its URL for
 // exports by HTTP.
-func collect(t *testing.T, receiver *otlptest.Receiver) (env []string, url string) {
+func collect(t *testing.T, receiver *telemetrytest.Receiver) (env []string, url string) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "collector")
 	build := exec.CommandContext(t.Context(), "go", "build", "-C", filepath.Join("..", "..", "tools", "collector"), "-o", program, ".")
@@ -80,7 +80,7 @@ func TestCollector(t *testing.T) {
 	if !*tables {
 		t.Skip("the collector is built from 150 modules: make interop runs it")
 	}
-	receiver, dir, workspace := otlptest.Start(t), t.TempDir(), t.TempDir()
+	receiver, dir, workspace := telemetrytest.Start(t), t.TempDir(), t.TempDir()
 	env, _ := collect(t, receiver)
 	file := filepath.Join(dir, "trace.jsonl")
 	inner := map[string]string{}
@@ -112,56 +112,56 @@ func TestCollector(t *testing.T) {
 	first := session("go")
 	require.NoError(t, first.Start())
 	require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(workspace, "begun")); return err == nil }, patience, 10*time.Millisecond)
-	spans := receiver.WaitFor(t, func(spans []*otlptest.Span) bool {
-		return otlptest.Has("execute_tool agent", "execute_tool inner__bash")(spans) && len(otlptest.Find(spans, "tools/call bash")) == 2
+	spans := receiver.WaitFor(t, func(spans []*telemetrytest.Span) bool {
+		return telemetrytest.Has("execute_tool agent", "execute_tool inner__bash")(spans) && len(telemetrytest.Find(spans, "tools/call bash")) == 2
 	})
 	require.NoError(t, first.Process.Kill())
 	_ = first.Wait() // it was killed
-	tree, count := otlptest.Tree(spans), len(spans)
-	agent := otlptest.Find(spans, "execute_tool agent")[0]
+	tree, count := telemetrytest.Tree(spans), len(spans)
+	agent := telemetrytest.Find(spans, "execute_tool agent")[0]
 	for _, span := range spans {
 		require.Equal(t, agent.TraceID, span.TraceID, tree)
 	}
 	for child, parent := range map[string]string{"invoke_agent child": "execute_tool agent", "chat script:child.json": "invoke_agent child"} {
-		require.True(t, otlptest.Find(spans, child)[0].ChildOf(otlptest.Find(spans, parent)[0]), "%s in\n%s", child, tree)
+		require.True(t, telemetrytest.Find(spans, child)[0].ChildOf(telemetrytest.Find(spans, parent)[0]), "%s in\n%s", child, tree)
 	}
-	client, server := otlptest.Find(spans, "tools/call bash")[0], otlptest.Find(spans, "tools/call bash")[1]
+	client, server := telemetrytest.Find(spans, "tools/call bash")[0], telemetrytest.Find(spans, "tools/call bash")[1]
 	if client.Kind == "server" {
 		client, server = server, client
 	}
 	require.True(t, server.ChildOf(client), tree)
-	at := slices.IndexFunc(spans, func(span *otlptest.Span) bool { return client.ChildOf(span) })
+	at := slices.IndexFunc(spans, func(span *telemetrytest.Span) bool { return client.ChildOf(span) })
 	require.GreaterOrEqual(t, at, 0, tree)
-	require.True(t, spans[at].ChildOf(otlptest.Find(spans, "execute_tool inner__bash")[0]), tree)
+	require.True(t, spans[at].ChildOf(telemetrytest.Find(spans, "execute_tool inner__bash")[0]), tree)
 
 	output, err := session("and more").CombinedOutput()
 	require.NoError(t, err, "%s", output)
-	spans = receiver.WaitFor(t, func(spans []*otlptest.Span) bool { return len(otlptest.Find(spans, genaiconv.OperationAgent)) == 2 })
-	turns := otlptest.Find(spans, genaiconv.OperationAgent)
+	spans = receiver.WaitFor(t, func(spans []*telemetrytest.Span) bool { return len(telemetrytest.Find(spans, genaiconv.OperationAgent)) == 2 })
+	turns := telemetrytest.Find(spans, genaiconv.OperationAgent)
 	if turns[0].TraceID != agent.TraceID { // they arrive in any order
 		slices.Reverse(turns)
 	}
 	require.Equal(t, agent.TraceID, turns[0].TraceID)
 	require.Equal(t, []string{turns[1].TraceID}, turns[0].Links)
 	require.NotEqual(t, agent.TraceID, turns[1].TraceID)
-	receiver.WaitForPoints(t, func(points []*otlptest.Point) bool {
-		return slices.ContainsFunc(points, func(p *otlptest.Point) bool { return p.Name == genaiconv.MetricMCPClientSession })
+	receiver.WaitForPoints(t, func(points []*telemetrytest.Point) bool {
+		return slices.ContainsFunc(points, func(p *telemetrytest.Point) bool { return p.Name == genaiconv.MetricMCPClientSession })
 	})
-	var executed *otlptest.Record
-	records := receiver.WaitForRecords(t, func(records []*otlptest.Record) bool {
-		at := slices.IndexFunc(records, func(r *otlptest.Record) bool { return r.Body == "call executed" && r.SpanID != "" })
+	var executed *telemetrytest.Record
+	records := receiver.WaitForRecords(t, func(records []*telemetrytest.Record) bool {
+		at := slices.IndexFunc(records, func(r *telemetrytest.Record) bool { return r.Body == "call executed" && r.SpanID != "" })
 		if at >= 0 {
 			executed = records[at]
 		}
 		return at >= 0
 	})
-	receiver.WaitFor(t, func(spans []*otlptest.Span) bool {
-		return slices.ContainsFunc(spans, func(s *otlptest.Span) bool { return s.TraceID == executed.TraceID && s.SpanID == executed.SpanID })
+	receiver.WaitFor(t, func(spans []*telemetrytest.Span) bool {
+		return slices.ContainsFunc(spans, func(s *telemetrytest.Span) bool { return s.TraceID == executed.TraceID && s.SpanID == executed.SpanID })
 	})
 
-	again := otlptest.Start(t)
+	again := telemetrytest.Start(t)
 	_, url := collect(t, again)
-	written := otlptest.ReadFile(t, file)
+	written := telemetrytest.ReadFile(t, file)
 	lines, err := os.ReadFile(file)
 	require.NoError(t, err)
 	for line := range bytes.Lines(lines) { // as viewers that open the file send it
@@ -173,10 +173,10 @@ func TestCollector(t *testing.T) {
 		require.NoError(t, response.Body.Close())
 		require.Equal(t, http.StatusOK, response.StatusCode)
 	}
-	read := again.WaitFor(t, func(spans []*otlptest.Span) bool { return len(spans) == len(written) })
-	byID := func(a, b *otlptest.Span) int { return strings.Compare(a.SpanID, b.SpanID) }
+	read := again.WaitFor(t, func(spans []*telemetrytest.Span) bool { return len(spans) == len(written) })
+	byID := func(a, b *telemetrytest.Span) int { return strings.Compare(a.SpanID, b.SpanID) }
 	require.Equal(t, slices.SortedFunc(slices.Values(written), byID), slices.SortedFunc(slices.Values(read), byID))
-	require.NotEmpty(t, otlptest.Find(read, "tools/call bash"))
+	require.NotEmpty(t, telemetrytest.Find(read, "tools/call bash"))
 	fmt.Printf("\nOpenTelemetry collector: %d records of logs; a trace file of %d spans, of which a process was killed, is read whole\n", len(records), len(read))
 	fmt.Printf("\nOpenTelemetry collector: one trace of %d spans through a sub-agent and an MCP server\n", count)
 }

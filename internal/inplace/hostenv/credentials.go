@@ -193,7 +193,6 @@ const (
 	agentFailure   = 5
 	agentSuccess   = 6
 	agentList      = 11
-	agentSign      = 13
 	agentExtension = 27
 
 	maxAgentMessage = 256 << 10

@@ -22,7 +22,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
-	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
+	"github.com/toolfleet/toolfleet/internal/telemetry/telemetrytest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -357,7 +357,7 @@ func TestHTTP_SessionsWithoutAKeyHaveTheirOwn(t *testing.T) {
 // How long a session of the protocol lasted is a metric; the end of the server ends those that are
 // open.
 func TestHTTP_MeasuresSessions(t *testing.T) { //nolint:paralleltest // it sets the process's meter
-	meter := metrictest.New(t)
+	meter := telemetrytest.NewMeter(t)
 	meter.Install()
 	s, _ := open(t)
 	at := posting{t: t, url: serveHTTP(t, s), version: "2025-11-25"}

@@ -23,7 +23,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/mcp/toolserver/toolservertest"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
-	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
+	"github.com/toolfleet/toolfleet/internal/telemetry/telemetrytest"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/sandbox"
 )
@@ -136,7 +136,7 @@ func TestServers_ACallAfterTheIdleTime(t *testing.T) {
 
 // How long a session with a server lasted is a metric.
 func TestServers_MeasureSessions(t *testing.T) { //nolint:paralleltest // it sets the process's meter
-	meter := metrictest.New(t)
+	meter := telemetrytest.NewMeter(t)
 	meter.Install()
 	servers := toolserver.New()
 	list, err := servers.List(t.Context(), toolserver.Surroundings{Sandbox: &dying{}}, protocol.MCPServer{Name: "s", Command: "p"})

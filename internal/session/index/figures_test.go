@@ -160,13 +160,13 @@ func (r *rig) measure(t *testing.T, count int, now time.Time, session protocol.S
 			t.Logf("%s with its indexes: %d bytes a call", table, bytes/int64(count))
 		}
 	}
-	hour := Calls{Since: now.Add(-time.Hour)}
+	hour := report.CallQuery{Since: now.Add(-time.Hour)}
 	minute := now.Truncate(time.Minute)
-	page, err := r.index.Calls(ctx, Calls{Limit: MaxCalls})
+	page, err := r.index.Calls(ctx, Calls{CallQuery: report.CallQuery{Limit: MaxCalls}})
 	require.NoError(t, err)
 	require.Len(t, page.Calls, MaxCalls)
 	tool := page.Calls[0].Tool
-	for name, q := range map[string]Calls{
+	for name, q := range map[string]report.CallQuery{
 		"newest": {}, "newest 1000": {Limit: 1000}, "session": {Session: session}, "tool": {Tool: tool}, "failed": {Status: []protocol.Status{protocol.StatusFailed}},
 		"rare status": {Status: []protocol.Status{protocol.StatusOutcomeUnknown}}, "ok": {Status: []protocol.Status{protocol.StatusOK}}, "lane": {Lane: "default/sandbox/lane-77"}, "tenant": {Tenant: "tenant-3"}, "worker": {Worker: "worker-9"},
 		"hour": hour, "call": {Call: call}, "usual word": {Text: usual}, "rare word": {Text: rare}, "no such tool": {Tool: "none"},
@@ -174,12 +174,12 @@ func (r *rig) measure(t *testing.T, count int, now time.Time, session protocol.S
 		"usual word, session": {Text: usual, Session: session}, "tenant, rare status": {Tenant: "tenant-3", Status: []protocol.Status{protocol.StatusTimeout}},
 		"deep page": {After: cursor{now.Add(-12 * time.Hour).UnixMilli(), 1}.String()},
 	} {
-		figure(ctx, t, name, func() error { _, err := r.index.Calls(ctx, q); return err })
+		figure(ctx, t, name, func() error { _, err := r.index.Calls(ctx, Calls{CallQuery: q}); return err })
 	}
-	figure(ctx, t, "what is new", func() error { _, err := r.index.Calls(ctx, Calls{Position: page.Position}); return err })
+	figure(ctx, t, "what is new", func() error { _, err := r.index.Calls(ctx, Calls{CallQuery: report.CallQuery{Position: page.Position}}); return err })
 	for name, length := range map[string]time.Duration{"hour": time.Hour, "day": 24 * time.Hour, "week": 7 * 24 * time.Hour} {
 		for of, reach := range map[string]protocol.Tenant{"": "", ", a tenant": "tenant-3"} {
-			q := Calls{Since: minute.Add(-length), Until: minute, Reach: reach}
+			q := Calls{CallQuery: report.CallQuery{Since: minute.Add(-length), Until: minute}, Reach: reach}
 			figure(ctx, t, "rates of a "+name+of, func() error {
 				_, err := r.index.Rates(ctx, q, max(time.Minute, (length/60).Truncate(time.Minute)))
 				return err
@@ -187,7 +187,7 @@ func (r *rig) measure(t *testing.T, count int, now time.Time, session protocol.S
 		}
 	}
 	figure(ctx, t, "rates of an hour by seconds", func() error {
-		_, err := r.index.Rates(ctx, Calls{Since: minute.Add(-time.Hour), Until: minute}, 10*time.Second)
+		_, err := r.index.Rates(ctx, Calls{CallQuery: report.CallQuery{Since: minute.Add(-time.Hour), Until: minute}}, 10*time.Second)
 		return err
 	})
 }

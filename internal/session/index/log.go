@@ -27,32 +27,10 @@ const (
 	updateTime   = 2 * time.Second
 )
 
-// Calls says which calls of the log are wanted. Fields that are zero leave out nothing.
+// Calls says which calls of the log are wanted, and who asks for them.
 type Calls struct {
-	Session protocol.SessionID
-	Call    protocol.CallID
-	Tool    string
-	// Status has those that are wanted: statuses, [report.CallsExit] and [report.CallsNotOK].
-	Status []protocol.Status
-	// Lane is POOL/LANE, or a lane in any pool.
-	Lane   string
-	Tenant protocol.Tenant
-	Worker protocol.WorkerID
-	// Since and Until bound when the calls ended: not before Since, and before Until.
-	Since, Until time.Time
-	// Text are words as in [Query]: of the input, or of the output.
-	Text string
-	// After is the Next of the page before.
-	After string
-	// Position is that of an earlier page: the page has calls that the log took in since then, in
-	// that order.
-	Position string
-	// Limit bounds the number of calls of a page, up to [MaxCalls]; 0 means 50.
-	Limit int
-	// Journaled leaves out texts that no journal has.
-	Journaled bool
-	// Whole returns texts as long as the file has them.
-	Whole bool
+	report.CallQuery
+
 	// May judges whether a principal may see the calls of an owner: [judge.ErrRefused] leaves them
 	// out. nil shows all.
 	May func(ctx context.Context, owner judge.Owner) error

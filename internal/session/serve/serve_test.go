@@ -32,7 +32,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/session/serve"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/telemetry/genaiconv"
-	"github.com/toolfleet/toolfleet/internal/telemetry/metrictest"
+	"github.com/toolfleet/toolfleet/internal/telemetry/telemetrytest"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/internal/wire/signing"
@@ -213,7 +213,7 @@ func TestTurn_IsAnsweredByTheFleet(t *testing.T) {
 func TestTurn_Failures(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, bash("true")+","+bash("true"))
-	meter := metrictest.New(t)
+	meter := telemetrytest.NewMeter(t)
 	stop := r.serve(r.Connect(), "a", func(o *serve.Options) { o.MaxSteps, o.Meter = 5, meter })
 	outcome := func(r *protocol.Result) string {
 		value, ok := r.Value.(wire.TurnRunResult)

@@ -619,7 +619,6 @@ func (st *Store) note(ctx context.Context, id string, r reference) error {
 // source is a stream that has events.
 type source struct {
 	name   string
-	fleet  *fleet.Fleet // the part that has it
 	js     jetstream.JetStream
 	stream string
 	filter string
@@ -633,15 +632,15 @@ const sourceTest = "test"
 func sources(f *fleet.Fleet) map[string]source {
 	results := wire.ResultSubject(f.Name, "*", "*")
 	all := map[string]source{
-		"s": {"s", f, f.JS, wire.SessionsStream(f.Name), ""},
-		"r": {"r", f, f.JS, wire.ResultsStream(f.Name), results},
+		"s": {"s", f.JS, wire.SessionsStream(f.Name), ""},
+		"r": {"r", f.JS, wire.ResultsStream(f.Name), results},
 	}
 	named := map[*fleet.Fleet]bool{f: true}
 	for _, pool := range slices.Sorted(maps.Keys(f.Pools)) {
 		if part := f.Pools[pool]; !named[part] {
 			named[part] = true
 			name := "r-" + string(pool)
-			all[name] = source{name, part, part.JS, wire.ResultsStream(f.Name), results}
+			all[name] = source{name, part.JS, wire.ResultsStream(f.Name), results}
 		}
 	}
 	return all

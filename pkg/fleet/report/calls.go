@@ -6,6 +6,36 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
+// CallQuery says which calls of the log are wanted. Fields that are zero leave out nothing.
+type CallQuery struct {
+	Session protocol.SessionID
+	Call    protocol.CallID
+	Tool    string
+	// Status has those that are wanted: statuses, [CallsExit] and [CallsNotOK].
+	Status []protocol.Status
+	// Lane is POOL/LANE, or a lane in any pool.
+	Lane   string
+	Tenant protocol.Tenant
+	Worker protocol.WorkerID
+	// Since and Until bound when the calls ended: not before Since, and before Until.
+	Since, Until time.Time
+	// Text are words as in a search of sessions, of the input or of the output.
+	Text string
+	// After is the Next of the page before.
+	After string
+	// Position is that of an earlier page. The page has calls that the log took in since then, the
+	// first one first, and no Next: its own Position is where the next page begins. It is without
+	// After.
+	Position string
+	// Limit bounds the number of calls of a page, up to 1,000; 0 means 50.
+	Limit int
+	// Whole returns inputs and outputs as long as the log has them: 16 KiB, and not 400 bytes.
+	Whole bool
+	// Journaled leaves out inputs and outputs that no session's journal has, for readers who get
+	// results as hooks have changed them: journals have them so.
+	Journaled bool
+}
+
 // CallLog is a page of the log of calls that ended, the last one first.
 type CallLog struct {
 	// Calls are those of the page. Their inputs and outputs are cut to 400 bytes.

@@ -1,11 +1,11 @@
-// Package otlptest receives spans, metrics and records of logs in tests: a small OTLP/HTTP server
-// on the loopback interface, so that a trace can be followed across real processes.
+// Package telemetrytest receives spans, metrics and records of logs in tests: a small OTLP/HTTP
+// server on the loopback interface, so that a trace can be followed across real processes.
 //
-//	receiver := otlptest.Start(t)
+//	receiver := telemetrytest.Start(t)
 //	cmd.Env = append(cmd.Env, receiver.Env()...)
-//	spans := receiver.WaitFor(t, otlptest.Has("dispatch", "process"))
+//	spans := receiver.WaitFor(t, telemetrytest.Has("dispatch", "process"))
 //	points := receiver.Points() // as they were exported last
-package otlptest
+package telemetrytest
 
 import (
 	"bytes"

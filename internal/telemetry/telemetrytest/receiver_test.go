@@ -1,4 +1,4 @@
-package otlptest_test
+package telemetrytest_test
 
 import (
 	"net/http"
@@ -7,12 +7,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/toolfleet/toolfleet/internal/telemetry/otlptest"
+	"github.com/toolfleet/toolfleet/internal/telemetry/telemetrytest"
 )
 
 func TestReceiver_RefusesWhatIsNoExport(t *testing.T) {
 	t.Parallel()
-	receiver := otlptest.Start(t)
+	receiver := telemetrytest.Start(t)
 	for name, c := range map[string]struct{ path, kind, body string }{
 		"another path":  {"/v1/profiles", "application/x-protobuf", ""},
 		"JSON":          {"/v1/traces", "application/json", "{}"},
@@ -36,10 +36,10 @@ func TestReceiver_RefusesWhatIsNoExport(t *testing.T) {
 
 func TestTree_ShowsParents(t *testing.T) {
 	t.Parallel()
-	root := &otlptest.Span{Name: "root", TraceID: "t", SpanID: "1", Service: "a"}
-	child := &otlptest.Span{Name: "child", TraceID: "t", SpanID: "2", ParentID: "1", Service: "b", Failed: true, Message: "why"}
-	lost := &otlptest.Span{Name: "lost", TraceID: "t", SpanID: "3", ParentID: "gone"}
-	tree := otlptest.Tree([]*otlptest.Span{child, root, lost})
+	root := &telemetrytest.Span{Name: "root", TraceID: "t", SpanID: "1", Service: "a"}
+	child := &telemetrytest.Span{Name: "child", TraceID: "t", SpanID: "2", ParentID: "1", Service: "b", Failed: true, Message: "why"}
+	lost := &telemetrytest.Span{Name: "lost", TraceID: "t", SpanID: "3", ParentID: "gone"}
+	tree := telemetrytest.Tree([]*telemetrytest.Span{child, root, lost})
 	require.Contains(t, tree, "root (a")
 	require.Contains(t, tree, "\n  child (b")
 	require.Contains(t, tree, "failed: why")

@@ -1,5 +1,4 @@
-// Package metrictest reads metrics in tests of what makes them.
-package metrictest
+package telemetrytest
 
 import (
 	"context"
@@ -24,8 +23,8 @@ type Meter struct {
 // Install makes it the meter of all that this process measures from now on.
 func (m *Meter) Install() { otel.SetMeterProvider(m.provider) }
 
-// New makes a meter; the test's end stops it.
-func New(tb testing.TB) *Meter {
+// NewMeter makes a meter; the test's end stops it.
+func NewMeter(tb testing.TB) *Meter {
 	tb.Helper()
 	reader := sdkmetric.NewManualReader()
 	provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
