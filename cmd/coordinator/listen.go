@@ -4,24 +4,33 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 
 	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/access/oidc"
 	"github.com/toolfleet/toolfleet/internal/cli"
+	"github.com/toolfleet/toolfleet/internal/cli/environment"
+	"github.com/toolfleet/toolfleet/internal/httpapi"
 	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/natsio/embedded"
+	"github.com/toolfleet/toolfleet/internal/session/approval"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
+	"github.com/toolfleet/toolfleet/internal/wire/signing"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // endpointFlags say how clients connect over HTTP. The flag of the address is apart.
 type endpointFlags struct {
-	Tokens      string `placeholder:"FILE" brief:"File of bearer tokens for clients over HTTP." help:"File of bearer tokens for clients over HTTP, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Default: the tokens of the fleet (coordinator token) and, on loopback, one token in a file that is named at the start."`
+	Tokens      string `placeholder:"FILE" help:"File of bearer tokens for clients over HTTP, a line each: NAME, a role (read, run or operate), TOKEN, and if the client has them its TENANT and expires=TIME. Default: the tokens of the fleet (coordinator token) and, on loopback, one token in a file that is named at the start."`
 	TLSCert     string `name:"tls-cert" placeholder:"FILE" help:"Certificate (PEM) with which clients are served over TLS; needs the private key."`
 	TLSKey      string `name:"tls-key" placeholder:"FILE" help:"Private key (PEM) of the certificate."`
 	BehindProxy bool   `help:"The address is reached through a proxy that ends TLS: plain HTTP on an address other than loopback is allowed. The HTTP API then takes any host name on loopback."`
@@ -214,4 +223,80 @@ func (f *issuerFlags) issuer() (*oidc.Issuer, error) {
 		return nil, cli.Usagef("--oidc-issuer: %v", err)
 	}
 	return issuer, nil
+}
+
+// interfaces are what the interfaces of a serving coordinator for programs share.
+type interfaces struct {
+	*service
+
+	box    *environment.Toolbox
+	rules  loop.Policy
+	hooks  []loop.Hook
+	others access.Any // knows clients whose tokens are in no file
+}
+
+// follow gives the tools of clients to set, now and when they change, until ctx ends.
+func (i *interfaces) follow(ctx context.Context, c *serveCommand, box *environment.Toolbox, changed environment.Changes, clients string, set func(*tools.Table)) {
+	list := func(ctx context.Context) error { return c.ListAside(ctx, i.env.Fleet, box, i.warn) }
+	i.background.Go(func() {
+		if err := list(ctx); err != nil && ctx.Err() == nil {
+			i.warn(fmt.Sprintf("%s no tools of MCP servers: %v", clients, err))
+		}
+		set(box.Table)
+		box.Follow(ctx, i.env.Fleet, changed, list, set, i.warn)
+	})
+}
+
+// serveHTTP serves clients of the HTTP API, until ctx ends.
+func (c *serveCommand) serveHTTP(ctx context.Context, i interfaces, tokens []access.Token) error {
+	l, err := c.listen(ctx, tokens, i.others, i.env.Data)
+	if err != nil {
+		return err
+	}
+	announceHTTP(i.Stderr, l)
+	i.keepIndexed(ctx)
+	own := *i.box // clients of MCP, which begin later, follow changes with that one
+	var table atomic.Pointer[tools.Table]
+	table.Store(own.Table)
+	i.follow(ctx, c, &own, nil, "the HTTP API has", table.Store)
+	logger := i.env.Fleet.Logger
+	site, err := c.site(ctx, l, i.env.Fleet, httpapi.Options{
+		Client: i.env.Client, Table: table.Load, MinLevel: environment.MinLevelElsewhere, Policy: i.rules, Hooks: i.hooks, Version: i.Version, Logger: logger,
+	}, &i.background)
+	if err != nil {
+		return err
+	}
+	i.background.Go(func() {
+		if err := site.serve(ctx); err != nil {
+			logger.ErrorContext(ctx, "the HTTP API is not served any more", slog.Any("error", err))
+		}
+	})
+	return nil
+}
+
+// serveClients serves agents that bring their own model, until ctx ends.
+func (c *serveCommand) serveClients(ctx context.Context, i interfaces, web mcpserver.HTTPOptions, tokens []access.Token, keys *signing.Keys) error {
+	fl := i.env.Fleet
+	options, changed, err := c.options(ctx, i.program, i.env, i.box)
+	if err != nil {
+		return err
+	}
+	options.Lasting = true
+	options.Rules = mcpserver.Rules{
+		Policy: i.rules, Hooks: i.hooks, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name, keys), ClientApproves: c.McpClientApproves,
+	}
+	l, err := c.mcpFlags.endpoint("--mcp", c.Mcp).listen(ctx, tokens, i.others, i.env.Data)
+	if err != nil {
+		return err
+	}
+	announceMCP(i.Stderr, l)
+	server := mcpserver.New(options)
+	i.follow(ctx, c, i.box, changed, "clients get", server.SetTools)
+	i.background.Go(func() {
+		defer server.Close()
+		if err := serveMCP(ctx, l, server, web); err != nil {
+			fl.Logger.ErrorContext(ctx, "MCP is not served any more", slog.Any("error", err))
+		}
+	})
+	return nil
 }

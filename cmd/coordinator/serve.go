@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/access"
@@ -20,10 +19,8 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/fleet"
-	"github.com/toolfleet/toolfleet/internal/httpapi"
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane/limits"
-	"github.com/toolfleet/toolfleet/internal/mcp/mcpserver"
 	"github.com/toolfleet/toolfleet/internal/mcp/mcptools"
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -275,82 +272,6 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 		return err
 	}
 	return server.run(ctx, drain, abort)
-}
-
-// interfaces are what the interfaces of a serving coordinator for programs share.
-type interfaces struct {
-	*service
-
-	box    *environment.Toolbox
-	rules  loop.Policy
-	hooks  []loop.Hook
-	others access.Any // knows clients whose tokens are in no file
-}
-
-// follow gives the tools of clients to set, now and when they change, until ctx ends.
-func (i *interfaces) follow(ctx context.Context, c *serveCommand, box *environment.Toolbox, changed environment.Changes, clients string, set func(*tools.Table)) {
-	list := func(ctx context.Context) error { return c.ListAside(ctx, i.env.Fleet, box, i.warn) }
-	i.background.Go(func() {
-		if err := list(ctx); err != nil && ctx.Err() == nil {
-			i.warn(fmt.Sprintf("%s no tools of MCP servers: %v", clients, err))
-		}
-		set(box.Table)
-		box.Follow(ctx, i.env.Fleet, changed, list, set, i.warn)
-	})
-}
-
-// serveHTTP serves clients of the HTTP API, until ctx ends.
-func (c *serveCommand) serveHTTP(ctx context.Context, i interfaces, tokens []access.Token) error {
-	l, err := c.listen(ctx, tokens, i.others, i.env.Data)
-	if err != nil {
-		return err
-	}
-	announceHTTP(i.Stderr, l)
-	i.keepIndexed(ctx)
-	own := *i.box // clients of MCP, which begin later, follow changes with that one
-	var table atomic.Pointer[tools.Table]
-	table.Store(own.Table)
-	i.follow(ctx, c, &own, nil, "the HTTP API has", table.Store)
-	logger := i.env.Fleet.Logger
-	site, err := c.site(ctx, l, i.env.Fleet, httpapi.Options{
-		Client: i.env.Client, Table: table.Load, MinLevel: environment.MinLevelElsewhere, Policy: i.rules, Hooks: i.hooks, Version: i.Version, Logger: logger,
-	}, &i.background)
-	if err != nil {
-		return err
-	}
-	i.background.Go(func() {
-		if err := site.serve(ctx); err != nil {
-			logger.ErrorContext(ctx, "the HTTP API is not served any more", slog.Any("error", err))
-		}
-	})
-	return nil
-}
-
-// serveClients serves agents that bring their own model, until ctx ends.
-func (c *serveCommand) serveClients(ctx context.Context, i interfaces, web mcpserver.HTTPOptions, tokens []access.Token, keys *signing.Keys) error {
-	fl := i.env.Fleet
-	options, changed, err := c.options(ctx, i.program, i.env, i.box)
-	if err != nil {
-		return err
-	}
-	options.Lasting = true
-	options.Rules = mcpserver.Rules{
-		Policy: i.rules, Hooks: i.hooks, MinLevel: environment.MinLevelElsewhere, Approve: approval.Waiter(fl.NC, fl.Name, keys), ClientApproves: c.McpClientApproves,
-	}
-	l, err := c.mcpFlags.endpoint("--mcp", c.Mcp).listen(ctx, tokens, i.others, i.env.Data)
-	if err != nil {
-		return err
-	}
-	announceMCP(i.Stderr, l)
-	server := mcpserver.New(options)
-	i.follow(ctx, c, i.box, changed, "clients get", server.SetTools)
-	i.background.Go(func() {
-		defer server.Close()
-		if err := serveMCP(ctx, l, server, web); err != nil {
-			fl.Logger.ErrorContext(ctx, "MCP is not served any more", slog.Any("error", err))
-		}
-	})
-	return nil
 }
 
 // sessionServer runs sessions in a fleet.

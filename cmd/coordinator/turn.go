@@ -402,7 +402,7 @@ func projectText(root *os.Root, name string) (string, error) {
 	if len(content) <= maxProject {
 		return strings.TrimSpace(prose.Valid(string(content))), nil
 	}
-	text := strings.ToValidUTF8(string(content[:maxProject]), "") // a character may be cut at its end
+	text := prose.Valid(string(content[:prose.Border(content[:maxProject])]))
 	return strings.TrimSpace(text) + leftOut, nil
 }
 

@@ -2,7 +2,6 @@ package session
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,12 +11,10 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane/operator"
 	"github.com/toolfleet/toolfleet/internal/session/serve"
-	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -36,77 +33,87 @@ func Load(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (loop.Hist
 }
 
 // Follow shows the running or waiting turn of a session until it ends, or else the last turn: each
-// event once, live or from the journal. asked gets questions that a person may answer, and the live
-// events that may end such questions. Ending ctx stops nothing but Follow.
-func Follow(ctx context.Context, f *fleet.Fleet, id protocol.SessionID, show, asked func(loop.Event)) (loop.TurnResult, error) {
-	if err := May(ctx, f, judge.See, id); err != nil {
+// event once, from the journal, and what is live only. asked gets questions that a person may
+// answer, and the events that may end such questions. Ending ctx stops nothing but Follow.
+func (t *Tails) Follow(ctx context.Context, id protocol.SessionID, show, asked func(loop.Event)) (loop.TurnResult, error) {
+	if err := May(ctx, t.fleet, judge.See, id); err != nil {
 		return loop.TurnResult{}, err
 	}
-	a := &follower{fleet: f, id: id, show: show, asked: asked, seen: map[string]bool{}, known: !judge.Bounded(ctx)}
-	return a.follow(ctx)
-}
-
-// lookAgain is how often the journal is read for events that did not come live.
-const lookAgain = time.Second
-
-// lookTimeout bounds the look at lanes; it may lack the rights.
-const lookTimeout = 2 * time.Second
-
-// follower shows the last turn of a session: each event once, live or from the journal, whichever
-// comes first.
-type follower struct {
-	fleet *fleet.Fleet
-	id    protocol.SessionID
-	show  func(loop.Event)
-	asked func(loop.Event)
-
-	mu     sync.Mutex // live events come from another goroutine
-	known  bool       // the principal may see the session, which exists
-	turn   int        // 0 until it is known
-	looked bool       // which calls run already
-	seen   map[string]bool
-	result *loop.TurnResult // nil until the turn has ended
-}
-
-// follow shows the turn until it has ended.
-func (a *follower) follow(ctx context.Context) (loop.TurnResult, error) {
-	watch, err := calls.NewResults(a.fleet.NC, a.fleet.Name, nil).Watch(ctx, a.id, func(*protocol.Result) {}, func(f *wire.Frame) {
-		var e loop.Event
-		if f.Kind == wire.FrameEvent && json.Unmarshal(f.Data, &e) == nil {
-			a.live(e)
-		}
-	})
-	if err != nil {
-		return loop.TurnResult{}, err
-	}
-	defer watch.Stop()
+	a := &follower{tails: t, id: id, show: show, asked: asked, seen: map[string]bool{}}
 	for {
 		waits, err := a.waits(ctx) // before the journal, which then has its turn or its end
 		if err != nil {
 			return loop.TurnResult{}, err
 		}
-		history, err := Load(ctx, a.fleet, a.id)
+		history, err := Load(ctx, a.tails.fleet, id)
 		if err != nil && (!waits || !errors.Is(err, ErrNone)) {
 			return loop.TurnResult{}, err
 		}
-		if !a.known && len(history.Events) > 0 { // it may have been made meanwhile
-			if err := May(ctx, a.fleet, judge.See, a.id); err != nil {
-				return loop.TurnResult{}, err
-			}
+		a.journaled(history.Events, waits)
+		if a.result == nil {
+			err = a.tail(ctx, history)
 		}
-		if result := a.journaled(history.Events, waits); result != nil {
-			return *result, nil
+		if err != nil {
+			return loop.TurnResult{}, err
 		}
-		a.running(ctx, history.Events)
-		if !pause.For(ctx, lookAgain) {
-			return loop.TurnResult{}, ctx.Err()
+		if a.result != nil {
+			return *a.result, nil
 		}
 	}
 }
 
+// lookAgain is how often it is looked whether a turn that waits is still to begin.
+const lookAgain = time.Second
+
+// lookTimeout bounds the look at lanes; it may lack the rights.
+const lookTimeout = 2 * time.Second
+
+// follower shows the last turn of a session: each event once.
+type follower struct {
+	tails *Tails
+	id    protocol.SessionID
+	show  func(loop.Event)
+	asked func(loop.Event)
+
+	turn   int  // 0 until it is known
+	looked bool // which calls run already
+	seen   map[string]bool
+	result *loop.TurnResult // nil until the turn has ended
+}
+
+// tail shows the turn as it continues. While it is not known, tail ends when it begins, or after
+// some time.
+func (a *follower) tail(ctx context.Context, history loop.History) error {
+	reading, stop := ctx, context.CancelFunc(func() {})
+	if a.turn == 0 {
+		reading, stop = context.WithTimeout(ctx, lookAgain)
+	}
+	defer stop()
+	for p, err := range a.tails.Tail(reading, a.id, Position{Sequence: history.Last}) {
+		switch {
+		case err != nil && a.turn == 0 && ctx.Err() == nil && reading.Err() != nil:
+			return nil
+		case err != nil:
+			return err
+		case p == (Passed{}): // it is followed from here
+			a.running(ctx, history.Events)
+		case p.Event == nil:
+		case a.turn == 0 && p.Event.Type == loop.EventTurnStarted:
+			return nil
+		case a.turn != 0 && p.Event.Turn == a.turn:
+			a.ask(*p.Event)
+			a.showOnce(*p.Event)
+		}
+		if a.result != nil {
+			return nil
+		}
+	}
+	return nil
+}
+
 // waits reports whether a call asks for a turn that has not ended.
 func (a *follower) waits(ctx context.Context) (bool, error) {
-	o, err := operator.New(ctx, a.fleet.NC, a.fleet.Name)
+	o, err := operator.New(ctx, a.tails.fleet.NC, a.tails.fleet.Name)
 	if err != nil {
 		return false, err
 	}
@@ -117,11 +124,8 @@ func (a *follower) waits(ctx context.Context) (bool, error) {
 	return err == nil && len(view.Calls) > 0, err
 }
 
-// journaled shows what is new of the turn, and returns how it has ended.
-func (a *follower) journaled(events []loop.Event, waits bool) *loop.TurnResult {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.known = a.known || len(events) > 0
+// journaled shows what is new of the turn.
+func (a *follower) journaled(events []loop.Event, waits bool) {
 	begin := -1
 	for i := range events {
 		if events[i].Type == loop.EventTurnStarted && (a.turn == 0 || events[i].Turn == a.turn) {
@@ -129,12 +133,12 @@ func (a *follower) journaled(events []loop.Event, waits bool) *loop.TurnResult {
 		}
 	}
 	if begin < 0 {
-		return nil
+		return
 	}
 	turn := events[begin:]
 	end := slices.IndexFunc(turn, func(e loop.Event) bool { return e.Type == loop.EventTurnEnded })
 	if end >= 0 && waits && a.turn == 0 {
-		return nil // another turn is about to begin
+		return // another turn is about to begin
 	}
 	if end >= 0 {
 		turn = turn[:end+1]
@@ -153,7 +157,6 @@ func (a *follower) journaled(events []loop.Event, waits bool) *loop.TurnResult {
 	for _, e := range state.Questions {
 		a.ask(*e)
 	}
-	return a.result
 }
 
 // ask shows the question of an event, once.
@@ -171,8 +174,6 @@ func (a *follower) ask(e loop.Event) {
 // running shows which calls of the turn ran before this process listened, if it has the rights to
 // look at lanes. It looks once.
 func (a *follower) running(ctx context.Context, events []loop.Event) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	if a.turn == 0 || a.looked {
 		return
 	}
@@ -184,7 +185,7 @@ func (a *follower) running(ctx context.Context, events []loop.Event) {
 		if e.Type != loop.EventToolCall || e.Turn != a.turn || a.seen[eventKey(loop.EventToolResult, e)] || a.seen[eventKey(loop.EventToolRunning, e)] {
 			continue
 		}
-		o, err := operator.New(ctx, a.fleet.Conn(protocol.Pool(pool)), a.fleet.Name)
+		o, err := operator.New(ctx, a.tails.fleet.Conn(protocol.Pool(pool)), a.tails.fleet.Name)
 		if err != nil {
 			continue
 		}
@@ -213,20 +214,6 @@ func ofQuestion(e loop.Event) string {
 // eventKey identifies the event of type t, within its turn, about the same thing as e.
 func eventKey(t loop.EventType, e loop.Event) string {
 	return fmt.Sprintf("%s %d.%d.%d %s", t, e.Turn, e.Step, e.Index, e.Job)
-}
-
-// live shows a live event of the turn.
-func (a *follower) live(e loop.Event) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.turn == 0 && e.Type == loop.EventTurnStarted && a.known {
-		a.turn = e.Turn
-	}
-	if e.Turn != a.turn || a.turn == 0 {
-		return
-	}
-	a.ask(e)
-	a.showOnce(e)
 }
 
 // showOnce shows an event, unless it, or the reply that it is a piece of, has been shown.

@@ -32,7 +32,7 @@ func TestFollowers_GetWhatAnAgentDoes(t *testing.T) {
 			return nil
 		},
 		"turn": func(ctx context.Context, r *rig, passed func(loop.Event)) error {
-			_, err := Follow(ctx, r.Fleet, "s", passed, func(loop.Event) {})
+			_, err := NewTails(r.Fleet).Follow(ctx, "s", passed, func(loop.Event) {})
 			return err
 		},
 	} {

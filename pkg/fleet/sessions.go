@@ -334,14 +334,14 @@ func (s Sessions) Remove(ctx context.Context, id protocol.SessionID, force bool)
 
 // Follow follows the open turn of a session until it ends, or else shows the last turn, and returns
 // how it ended. observe gets each event once, from any goroutine, one at a time. asked gets
-// questions that a person may answer ([Sessions.Approve], [Sessions.Answer]), and the live events
-// that end them; nil ignores them. The end of ctx ends Follow with its cause, not the turn.
+// questions that a person may answer ([Sessions.Approve], [Sessions.Answer]), and the events that
+// end them; nil ignores them. The end of ctx ends Follow with its cause, not the turn.
 func (s Sessions) Follow(ctx context.Context, id protocol.SessionID, observe, asked func(loop.Event)) (loop.TurnResult, error) {
 	observe, asked = orIgnore(observe), orIgnore(asked)
 	name := s.client.inner.Name
 	rights := []natsio.Rights{natsio.CallRights(name, protocol.SessionPool), natsio.LaneRights(name, protocol.SessionPool)}
-	return run(ctx, s, only(id), rights, func(ctx context.Context, f *fleet.Fleet) (loop.TurnResult, error) {
-		result, err := session.Follow(ctx, f, id, observe, asked)
+	return run(ctx, s, only(id), rights, func(ctx context.Context, _ *fleet.Fleet) (loop.TurnResult, error) {
+		result, err := s.client.tails().Follow(ctx, id, observe, asked)
 		if err != nil && ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
