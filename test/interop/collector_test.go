@@ -136,7 +136,9 @@ func TestCollector(t *testing.T) {
 
 	output, err := session("and more").CombinedOutput()
 	require.NoError(t, err, "%s", output)
-	spans = receiver.WaitFor(t, func(spans []*telemetrytest.Span) bool { return len(telemetrytest.Find(spans, genaiconv.OperationAgent)) == 2 })
+	spans = receiver.WaitFor(t, func(spans []*telemetrytest.Span) bool {
+		return len(telemetrytest.Find(spans, genaiconv.OperationAgent)) == 2
+	})
 	turns := telemetrytest.Find(spans, genaiconv.OperationAgent)
 	if turns[0].TraceID != agent.TraceID { // they arrive in any order
 		slices.Reverse(turns)
