@@ -235,9 +235,13 @@ func done(err error) (*struct{}, error) {
 	return nil, nil //nolint:nilnil // no body
 }
 
-// within bounds an operation that only asks the fleet.
-func within(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, maxWait)
+// bounded ends an operation that only asks the fleet after [maxWait].
+func bounded(op *huma.Operation) {
+	op.Middlewares = append(op.Middlewares, func(ctx huma.Context, next func(huma.Context)) {
+		within, cancel := context.WithTimeout(ctx.Context(), maxWait)
+		defer cancel()
+		next(huma.WithContext(ctx, within))
+	})
 }
 
 // public are the paths that need no token.

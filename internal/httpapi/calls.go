@@ -223,10 +223,8 @@ func (a *api) calls() {
 		) (*answer[*CallState], error) {
 			return answered(a.state(ctx, in.ref(), milliseconds(in.Wait)))
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/calls/{session}/{call}/cancel", "cancel-call", tag, "Cancel a call"),
+	huma.Register(a.huma, operation(http.MethodPost, "/calls/{session}/{call}/cancel", "cancel-call", tag, "Cancel a call", bounded),
 		func(ctx context.Context, in *CallPath) (*struct{}, error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			future, err := a.Client.Attach(ctx, in.ref())
 			if err == nil {
 				err = future.Cancel(ctx)
@@ -272,7 +270,7 @@ func (f *CallFilter) query() fleet.CallQuery {
 
 // callLog registers operations on the log of calls.
 func (a *api) callLog(tag string) {
-	huma.Register(a.huma, operation(http.MethodGet, "/calls", "list-calls", tag, "List the calls that ended, the last one first"),
+	huma.Register(a.huma, operation(http.MethodGet, "/calls", "list-calls", tag, "List the calls that ended, the last one first", bounded),
 		func(ctx context.Context, in *struct {
 			CallFilter
 			Text     string `query:"text" maxLength:"500" doc:"Words that must all be in the input, or in the output, as in search-sessions."`
@@ -281,26 +279,20 @@ func (a *api) callLog(tag string) {
 			Limited
 		},
 		) (*answer[report.CallLog], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			q := in.query()
 			q.Text, q.After, q.Position, q.Limit, q.Journaled = in.Text, in.After, in.Position, in.Limit, len(a.Hooks) > 0
 			return answered(a.Client.Calls(ctx, q))
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/calls/rates", "get-call-rates", tag, "Count the calls that ended in each step of a time, and how long they took"),
+	huma.Register(a.huma, operation(http.MethodGet, "/calls/rates", "get-call-rates", tag, "Count the calls that ended in each step of a time, and how long they took", bounded),
 		func(ctx context.Context, in *struct {
 			CallFilter
 			Step int64 `query:"step_ms" minimum:"1000" maximum:"31622400000" default:"60000" doc:"Length of a step, in milliseconds. At most 1,000 steps. Default of the time: the last hour."`
 		},
 		) (*answer[report.CallRates], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return answered(a.Client.CallRates(ctx, in.query(), milliseconds(in.Step)))
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/calls/{session}/{call}/log", "get-logged-call", tag, "Get a call of the log, with its input and output"),
+	huma.Register(a.huma, operation(http.MethodGet, "/calls/{session}/{call}/log", "get-logged-call", tag, "Get a call of the log, with its input and output", bounded),
 		func(ctx context.Context, in *CallPath) (*answer[report.LoggedCall], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return answered(a.LoggedCall(ctx, in.ref()))
 		})
 }

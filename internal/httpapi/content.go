@@ -87,7 +87,7 @@ func (a *api) file(tag string) {
 			Range     string `header:"Range" doc:"Bytes to read, as in bytes=0-1023."`
 		},
 		) (*huma.StreamResponse, error) {
-			ctx, cancel := within(ctx)
+			ctx, cancel := context.WithTimeout(ctx, maxWait) // what is sent then takes longer
 			defer cancel()
 			file, err := a.of(ctx, in.Session).File(ctx, in.Session, in.Path, in.At)
 			if err != nil {
@@ -226,7 +226,7 @@ func (a *api) archive(tag string) {
 			Format string `query:"format" enum:"tar,tar.gz,tar.zst" default:"tar.gz" doc:"Format of the archive."`
 		},
 		) (*huma.StreamResponse, error) {
-			ctx, cancel := within(ctx)
+			ctx, cancel := context.WithTimeout(ctx, maxWait) // what is sent then takes longer
 			defer cancel()
 			archive, err := a.of(ctx, in.Session).Archive(ctx, in.Session, in.At)
 			if err != nil {
@@ -338,45 +338,37 @@ type ChangeList struct {
 // files registers operations on the files of workspaces.
 func (a *api) files() {
 	const tag = "Files"
-	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/files", "list-files", tag, "List the files of a session's workspace"),
+	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/files", "list-files", tag, "List the files of a session's workspace", bounded),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			AtCall
 		},
 		) (*answer[FileList], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			list, err := a.of(ctx, in.Session).Files(ctx, in.Session, in.At)
 			return answered(FileList{orEmpty(list)}, err)
 		})
 	a.file(tag)
 	a.archive(tag)
-	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/changes", "list-changes", tag, "List which calls changed which files"),
+	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/changes", "list-changes", tag, "List which calls changed which files", bounded),
 		func(ctx context.Context, in *SessionPath) (*answer[ChangeList], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			list, err := a.of(ctx, in.Session).Changes(ctx, in.Session)
 			return answered(ChangeList{orEmpty(list)}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/diff", "get-diff", tag, "Get what a call changed, or the whole session, as a unified diff"),
+	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/diff", "get-diff", tag, "Get what a call changed, or the whole session, as a unified diff", bounded),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			Call protocol.CallID `query:"call" maxLength:"64" doc:"Call whose changes are shown. Default: all of the session."`
 		},
 		) (*answer[Diff], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			text, err := a.of(ctx, in.Session).Diff(ctx, in.Session, in.Call)
 			return answered(Diff{text}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/compare", "compare-sessions", tag, "Compare the files of two sessions as a unified diff"),
+	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/compare", "compare-sessions", tag, "Compare the files of two sessions as a unified diff", bounded),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			Other protocol.SessionID `query:"other" required:"true" maxLength:"64" doc:"The other session."`
 		},
 		) (*answer[Diff], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			text, err := a.of(ctx, in.Session).Compare(ctx, in.Session, in.Other)
 			return answered(Diff{text}, err)
 		})

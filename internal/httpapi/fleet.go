@@ -77,110 +77,84 @@ type (
 // fleet registers operations on the fleet itself.
 func (a *api) fleet() {
 	const workers, lanes, limits, schedules, templates, tokens = "Workers", "Lanes", "Limits", "Schedules", "Templates", "Tokens"
-	huma.Register(a.huma, operation(http.MethodGet, "/workers", "list-workers", workers, "List the workers of a pool"),
+	huma.Register(a.huma, operation(http.MethodGet, "/workers", "list-workers", workers, "List the workers of a pool", bounded),
 		func(ctx context.Context, in *InPool) (*answer[WorkerList], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			list, err := a.Client.Workers(ctx, in.Pool, workersWait)
 			return answered(WorkerList{orEmpty(list)}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/pools", "list-pools", workers, "List the pools"),
+	huma.Register(a.huma, operation(http.MethodGet, "/pools", "list-pools", workers, "List the pools", bounded),
 		func(ctx context.Context, _ *struct{}) (*answer[PoolList], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			list, err := a.Client.Pools(ctx)
 			return answered(PoolList{orEmpty(list)}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/lanes", "list-lanes", lanes, "List the lanes of a pool that have calls, are held or paused"),
+	huma.Register(a.huma, operation(http.MethodGet, "/lanes", "list-lanes", lanes, "List the lanes of a pool that have calls, are held or paused", bounded),
 		func(ctx context.Context, in *struct {
 			InPool
 			Limited
 		},
 		) (*answer[*report.LaneList], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return answered(a.Client.Lanes(in.Pool).List(ctx, in.Limit))
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/lane", "get-lane", lanes, "Get a lane with its calls"),
+	huma.Register(a.huma, operation(http.MethodGet, "/lane", "get-lane", lanes, "Get a lane with its calls", bounded),
 		func(ctx context.Context, in *struct {
 			LaneIn
 			Limited
 		},
 		) (*answer[*report.LaneCalls], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return answered(a.Client.Lanes(in.Pool).Show(ctx, in.Lane, in.Limit))
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/lane/pause", "pause-lane", lanes, "Pause a lane: it starts no calls until it is resumed"),
+	huma.Register(a.huma, operation(http.MethodPost, "/lane/pause", "pause-lane", lanes, "Pause a lane: it starts no calls until it is resumed", bounded),
 		func(ctx context.Context, in *LaneIn) (*answer[Paused], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			confirmed, err := a.Client.Lanes(in.Pool).Pause(ctx, in.Lane)
 			return answered(Paused{true, confirmed}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/lane/resume", "resume-lane", lanes, "Resume a lane"),
+	huma.Register(a.huma, operation(http.MethodPost, "/lane/resume", "resume-lane", lanes, "Resume a lane", bounded),
 		func(ctx context.Context, in *LaneIn) (*struct{}, error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			_, err := a.Client.Lanes(in.Pool).Resume(ctx, in.Lane)
 			return done(err)
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/lane/wake", "wake-lane", lanes, "Offer a lane to the workers again, if its offer is missing"),
+	huma.Register(a.huma, operation(http.MethodPost, "/lane/wake", "wake-lane", lanes, "Offer a lane to the workers again, if its offer is missing", bounded),
 		func(ctx context.Context, in *LaneIn) (*answer[Woken], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			missing, err := a.Client.Lanes(in.Pool).Wake(ctx, in.Lane)
 			return answered(Woken{missing}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/lane/skip", "skip-call", lanes, "Cancel a call of a lane: it does not start, or is killed"),
+	huma.Register(a.huma, operation(http.MethodPost, "/lane/skip", "skip-call", lanes, "Cancel a call of a lane: it does not start, or is killed", bounded),
 		func(ctx context.Context, in *struct {
 			LaneIn
 			Call protocol.CallID `query:"call" required:"true" maxLength:"64" doc:"Id of the call."`
 		},
 		) (*struct{}, error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return done(a.Client.Lanes(in.Pool).Cancel(ctx, in.Lane, in.Call))
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/lane/kill", "kill-lane", lanes, "Cancel the running calls of a lane"),
+	huma.Register(a.huma, operation(http.MethodPost, "/lane/kill", "kill-lane", lanes, "Cancel the running calls of a lane", bounded),
 		func(ctx context.Context, in *LaneIn) (*answer[KilledList], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			killed, err := a.Client.Lanes(in.Pool).CancelRunning(ctx, in.Lane)
 			return answered(KilledList{orEmpty(killed)}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/limits", "list-limits", limits, "List the limits of the fleet"),
+	huma.Register(a.huma, operation(http.MethodGet, "/limits", "list-limits", limits, "List the limits of the fleet", bounded),
 		func(ctx context.Context, _ *struct{}) (*answer[LimitList], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			list, err := a.Client.Limits().List(ctx)
 			return answered(LimitList{orEmpty(list)}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodPut, "/limits", "set-limit", limits, "Set a limit"),
+	huma.Register(a.huma, operation(http.MethodPut, "/limits", "set-limit", limits, "Set a limit", bounded),
 		func(ctx context.Context, in *struct{ Body fleet.Limit }) (*struct{}, error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return done(a.Client.Limits().Set(ctx, in.Body))
 		})
-	huma.Register(a.huma, operation(http.MethodDelete, "/limits", "remove-limit", limits, "Remove the limit of a lane, a tenant or a pool"),
+	huma.Register(a.huma, operation(http.MethodDelete, "/limits", "remove-limit", limits, "Remove the limit of a lane, a tenant or a pool", bounded),
 		func(ctx context.Context, in *struct {
 			Lane   string          `query:"lane" maxLength:"512"`
 			Tenant protocol.Tenant `query:"tenant" maxLength:"64"`
 			Pool   protocol.Pool   `query:"pool" maxLength:"64"`
 		},
 		) (*struct{}, error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return done(a.Client.Limits().Remove(ctx, fleet.Limit{Lane: in.Lane, Tenant: in.Tenant, Pool: in.Pool}))
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/schedules", "list-schedules", schedules, "List schedules"),
+	huma.Register(a.huma, operation(http.MethodGet, "/schedules", "list-schedules", schedules, "List schedules", bounded),
 		func(ctx context.Context, in *struct {
 			Limited
 			After string `query:"after" maxLength:"64" doc:"Name behind which the list begins."`
 		},
 		) (*answer[ScheduleList], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			list, leftOut, err := a.Client.Schedules().Page(ctx, in.After, in.Limit)
 			made := ScheduleList{[]Schedule{}, leftOut}
 			for i := range list {
@@ -188,19 +162,15 @@ func (a *api) fleet() {
 			}
 			return answered(made, err)
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/schedules", "add-schedule", schedules, "Add a schedule of a turn or a call", created),
+	huma.Register(a.huma, operation(http.MethodPost, "/schedules", "add-schedule", schedules, "Add a schedule of a turn or a call", created, bounded),
 		func(ctx context.Context, in *struct{ Body NewSchedule }) (*answer[Schedule], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return a.schedule(ctx, &in.Body)
 		})
 	type named struct {
 		Name string `path:"name" maxLength:"64" doc:"Name of the schedule or template."`
 	}
-	huma.Register(a.huma, operation(http.MethodDelete, "/schedules/{name}", "remove-schedule", schedules, "Remove a schedule"),
+	huma.Register(a.huma, operation(http.MethodDelete, "/schedules/{name}", "remove-schedule", schedules, "Remove a schedule", bounded),
 		func(ctx context.Context, in *named) (*struct{}, error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return done(a.Client.Schedules().Remove(ctx, in.Name))
 		})
 	for verb, method := range map[string]func(context.Context, string) (fleet.Schedule, error){
@@ -211,22 +181,18 @@ func (a *api) fleet() {
 			return a.Client.Schedules().Resume(ctx, name)
 		},
 	} {
-		huma.Register(a.huma, operation(http.MethodPost, "/schedules/{name}/"+verb, verb+"-schedule", schedules, "Pause or resume a schedule"),
+		huma.Register(a.huma, operation(http.MethodPost, "/schedules/{name}/"+verb, verb+"-schedule", schedules, "Pause or resume a schedule", bounded),
 			func(ctx context.Context, in *named) (*answer[Schedule], error) {
-				ctx, cancel := within(ctx)
-				defer cancel()
 				made, err := method(ctx, in.Name)
 				return answered(scheduleOf(&made), err)
 			})
 	}
-	huma.Register(a.huma, operation(http.MethodGet, "/templates", "list-templates", templates, "List templates of workspaces"),
+	huma.Register(a.huma, operation(http.MethodGet, "/templates", "list-templates", templates, "List templates of workspaces", bounded),
 		func(ctx context.Context, _ *struct{}) (*answer[TemplateList], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			list, err := a.Client.Templates().List(ctx)
 			return answered(TemplateList{orEmpty(list)}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/templates", "add-template", templates, "Make a template of the files of a session", created),
+	huma.Register(a.huma, operation(http.MethodPost, "/templates", "add-template", templates, "Make a template of the files of a session", created, bounded),
 		func(ctx context.Context, in *struct {
 			Body struct {
 				Name    string             `json:"name" maxLength:"64"`
@@ -234,37 +200,27 @@ func (a *api) fleet() {
 			}
 		},
 		) (*struct{}, error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return done(a.Client.Templates().CreateFromSession(ctx, in.Body.Name, in.Body.Session))
 		})
-	huma.Register(a.huma, operation(http.MethodDelete, "/templates/{name}", "remove-template", templates, "Remove a template"),
+	huma.Register(a.huma, operation(http.MethodDelete, "/templates/{name}", "remove-template", templates, "Remove a template", bounded),
 		func(ctx context.Context, in *named) (*struct{}, error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return done(a.Client.Templates().Remove(ctx, in.Name))
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/tokens", "list-tokens", tokens, "List the tokens of clients, without their secrets: those of the tenant, or all for the fleet's operator"),
+	huma.Register(a.huma, operation(http.MethodGet, "/tokens", "list-tokens", tokens, "List the tokens of clients, without their secrets: those of the tenant, or all for the fleet's operator", bounded),
 		func(ctx context.Context, _ *struct{}) (*answer[TokenList], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			list, err := a.Client.Tokens().List(ctx)
 			return answered(TokenList{orEmpty(list)}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/tokens", "add-token", tokens, "Make a token of a client: only the fleet's operator may", created),
+	huma.Register(a.huma, operation(http.MethodPost, "/tokens", "add-token", tokens, "Make a token of a client: only the fleet's operator may", created, bounded),
 		func(ctx context.Context, in *struct{ Body NewToken }) (*answer[MadeToken], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			made, secret, err := a.Client.Tokens().Add(ctx, fleet.Token{Name: in.Body.Name, Role: in.Body.Role, Tenant: in.Body.Tenant, Expires: in.Body.Expires})
 			return answered(MadeToken{made, secret}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodDelete, "/tokens/{token}", "remove-token", tokens, "Remove a token: its requests and streams end within a second"),
+	huma.Register(a.huma, operation(http.MethodDelete, "/tokens/{token}", "remove-token", tokens, "Remove a token: its requests and streams end within a second", bounded),
 		func(ctx context.Context, in *struct {
 			Token string `path:"token" maxLength:"64" doc:"Id of the token, as the list has it."`
 		},
 		) (*struct{}, error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return done(a.Client.Tokens().Remove(ctx, in.Token))
 		})
 }

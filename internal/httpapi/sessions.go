@@ -127,38 +127,30 @@ func (a *api) sessions() {
 		) (*answer[*CallState], error) {
 			return submit(ctx, &in.Body, in.Session, in.Key)
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/sessions", "list-sessions", tag, "List the sessions that changed last"),
+	huma.Register(a.huma, operation(http.MethodGet, "/sessions", "list-sessions", tag, "List the sessions that changed last", bounded),
 		func(ctx context.Context, in *Limited) (*answer[SessionList], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			list, leftOut, err := a.Local.List(ctx, in.Limit)
 			return answered(SessionList{orEmpty(list), leftOut}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/search", "search-sessions", tag, "Search the conversations and calls of all sessions for words"),
+	huma.Register(a.huma, operation(http.MethodGet, "/search", "search-sessions", tag, "Search the conversations and calls of all sessions for words", bounded),
 		func(ctx context.Context, in *struct {
 			Words string    `query:"words" required:"true" minLength:"1" maxLength:"500" doc:"Words that must all be in a passage, \"phrases in quotes\", and word* for all words that begin like it."`
 			Since time.Time `query:"since" doc:"The least time of passages."`
 			Limited
 		},
 		) (*answer[report.Found], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return answered(a.Client.Sessions(a.Pool).Search(ctx, fleet.Search{Words: in.Words, Since: in.Since, Limit: in.Limit}))
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}", "get-session", tag, "Get a session with its turns"),
+	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}", "get-session", tag, "Get a session with its turns", bounded),
 		func(ctx context.Context, in *SessionPath) (*answer[*report.Session], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return answered(a.Local.Show(ctx, in.Session))
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/turns/{turn}/trace", "get-turn-trace", tag, "Get where the time of a turn went, also of one that runs"),
+	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/turns/{turn}/trace", "get-turn-trace", tag, "Get where the time of a turn went, also of one that runs", bounded),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			Turn string `path:"turn" pattern:"^(last|[1-9][0-9]{0,8})$" doc:"Number of the turn, or last."`
 		},
 		) (*answer[*report.Trace], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			turn, _ := strconv.Atoi(in.Turn) // 0 is the last one
 			return answered(a.of(ctx, in.Session).Trace(ctx, in.Session, turn))
 		})
@@ -170,17 +162,13 @@ func (a *api) sessions() {
 		) (*answer[report.Removed], error) {
 			return answered(a.Local.Remove(ctx, in.Session, in.Force))
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/calls", "list-session-calls", tag, "List the calls of a session that run or wait"),
+	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/calls", "list-session-calls", tag, "List the calls of a session that run or wait", bounded),
 		func(ctx context.Context, in *SessionPath) (*answer[UnfinishedList], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			list, err := a.of(ctx, in.Session).Unfinished(ctx, in.Session)
 			return answered(UnfinishedList{orEmpty(list)}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/cancel", "cancel-session", tag, "Cancel the running and waiting calls of a session"),
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/cancel", "cancel-session", tag, "Cancel the running and waiting calls of a session", bounded),
 		func(ctx context.Context, in *SessionPath) (*answer[Cancelled], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			calls, err := a.Local.Cancel(ctx, in.Session)
 			return answered(Cancelled{orEmpty(calls)}, late(ctx, err))
 		})
@@ -234,30 +222,24 @@ func (a *api) sessions() {
 				return EffectList{orEmpty(effects)}, err
 			})
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/compact", "compact-session", tag, "Have a coordinator replace older replies of a session by a summary"),
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/compact", "compact-session", tag, "Have a coordinator replace older replies of a session by a summary", bounded),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			Model string `query:"model" maxLength:"256" doc:"Model that writes the summary. Default: that of the coordinator."`
 		},
 		) (*answer[Compacted], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return using(ctx, a, in.Session, true, func(sessions fleet.Sessions) (Compacted, error) {
 				compacted, err := sessions.Compact(ctx, in.Session, in.Model)
 				return Compacted{compacted}, late(ctx, err)
 			})
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/effects", "list-effects", tag, "List effects outside of the workspace"),
+	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/effects", "list-effects", tag, "List effects outside of the workspace", bounded),
 		func(ctx context.Context, in *SessionPath) (*answer[EffectList], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			effects, err := a.of(ctx, in.Session).Effects(ctx, in.Session, Place{}.orBeginning())
 			return answered(EffectList{orEmpty(effects)}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/export", "export-session", tag, "Export the events of a session, one JSON object a line", ndjson),
+	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/export", "export-session", tag, "Export the events of a session, one JSON object a line", ndjson, bounded),
 		func(ctx context.Context, in *SessionPath) (*huma.StreamResponse, error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			history, err := a.of(ctx, in.Session).Log(ctx, in.Session)
 			if err != nil {
 				return nil, problem(err)
@@ -282,14 +264,12 @@ func (a *api) sessions() {
 				return Forked{in.Session, turns}, err
 			})
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/questions", "list-questions", tag, "List what waits for a person: approvals, and questions of running calls"),
+	huma.Register(a.huma, operation(http.MethodGet, "/questions", "list-questions", tag, "List what waits for a person: approvals, and questions of running calls", bounded),
 		func(ctx context.Context, _ *struct{}) (*answer[QuestionList], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			list, err := a.Client.Sessions(a.Pool).Approvals(ctx)
 			return answered(QuestionList{orEmpty(list)}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/approve", "approve-call", tag, "Approve or refuse a call that waits for it"),
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/approve", "approve-call", tag, "Approve or refuse a call that waits for it", bounded),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			Body struct {
@@ -299,11 +279,9 @@ func (a *api) sessions() {
 			}
 		},
 		) (*struct{}, error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return done(a.of(ctx, in.Session).Approve(ctx, in.Session, in.Body.Call, protocol.Approval{Granted: in.Body.Granted, Note: in.Body.Note}))
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/answer", "answer-question", tag, "Answer a question of a running call"),
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/answer", "answer-question", tag, "Answer a question of a running call", bounded),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			Body struct {
@@ -314,11 +292,9 @@ func (a *api) sessions() {
 			}
 		},
 		) (*struct{}, error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return done(a.of(ctx, in.Session).Answer(ctx, in.Session, in.Body.Call, protocol.Answer{Question: in.Body.Question, Action: in.Body.Action, Content: in.Body.Content}))
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/resolve", "resolve-call", tag, "Say what became of a call of unknown outcome"),
+	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/resolve", "resolve-call", tag, "Say what became of a call of unknown outcome", bounded),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			Body struct {
@@ -327,8 +303,6 @@ func (a *api) sessions() {
 			}
 		},
 		) (*struct{}, error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return done(a.of(ctx, in.Session).Resolve(ctx, in.Session, in.Body.Call, in.Body.Happened, ""))
 		})
 	a.sessionEvents(tag)

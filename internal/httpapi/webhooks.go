@@ -48,37 +48,27 @@ type (
 // webhooks registers operations on webhooks.
 func (a *api) webhooks() {
 	const tag = "Webhooks"
-	huma.Register(a.huma, operation(http.MethodGet, "/webhooks", "list-webhooks", tag, "List the webhooks, and what became of their deliveries"),
+	huma.Register(a.huma, operation(http.MethodGet, "/webhooks", "list-webhooks", tag, "List the webhooks, and what became of their deliveries", bounded),
 		func(ctx context.Context, _ *struct{}) (*answer[WebhookList], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			list, err := a.Client.Webhooks().List(ctx)
 			return answered(WebhookList{orEmpty(list)}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/webhooks", "add-webhook", tag, "Add a webhook", created),
+	huma.Register(a.huma, operation(http.MethodPost, "/webhooks", "add-webhook", tag, "Add a webhook", created, bounded),
 		func(ctx context.Context, in *struct{ Body WebhookRequest }) (*answer[AddedWebhook], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			added, secret, err := a.Client.Webhooks().Add(ctx, fleet.Webhook{URL: in.Body.URL, Events: in.Body.Events, SessionID: in.Body.Session, Tenant: in.Body.Tenant})
 			return answered(AddedWebhook{added, secret}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodDelete, "/webhooks/{webhook}", "remove-webhook", tag, "Remove a webhook with the deliveries that wait"),
+	huma.Register(a.huma, operation(http.MethodDelete, "/webhooks/{webhook}", "remove-webhook", tag, "Remove a webhook with the deliveries that wait", bounded),
 		func(ctx context.Context, in *WebhookPath) (*struct{}, error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			return done(a.Client.Webhooks().Remove(ctx, in.ID))
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/webhooks/{webhook}/failed", "list-failed-events", tag, "List the deliveries that are not tried again"),
+	huma.Register(a.huma, operation(http.MethodGet, "/webhooks/{webhook}/failed", "list-failed-events", tag, "List the deliveries that are not tried again", bounded),
 		func(ctx context.Context, in *WebhookPath) (*answer[FailedList], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			list, err := a.Client.Webhooks().Failed(ctx, in.ID)
 			return answered(FailedList{orEmpty(list)}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/webhooks/{webhook}/resume", "resume-webhook", tag, "Continue a paused webhook, and send its failed deliveries again"),
+	huma.Register(a.huma, operation(http.MethodPost, "/webhooks/{webhook}/resume", "resume-webhook", tag, "Continue a paused webhook, and send its failed deliveries again", bounded),
 		func(ctx context.Context, in *WebhookPath) (*answer[ResumedWebhook], error) {
-			ctx, cancel := within(ctx)
-			defer cancel()
 			again, err := a.Client.Webhooks().Resume(ctx, in.ID)
 			return answered(ResumedWebhook{again}, err)
 		})

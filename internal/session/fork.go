@@ -83,10 +83,10 @@ func behind(ctx context.Context, journal loop.Journal, events []loop.Event, call
 	return nil
 }
 
-// forkOf is the conversation of a session up to a point, for another session, which has none. A turn
-// that is open there is interrupted. Outputs that are stored outside of the conversation, because
-// they were too long, are not copied, and neither is the seed of the ids of its calls: the next turn
-// begins with another.
+// forkOf is the conversation of a session up to a point, for another session, which has none. A
+// turn that is open there is interrupted. Outputs that are stored outside of the conversation,
+// because they were too long, are not copied, and neither is the seed of the ids of its calls: the
+// next turn begins with another.
 func forkOf(ctx context.Context, journal loop.Journal, from protocol.SessionID, at At, to protocol.SessionID) (*copying, error) {
 	history, err := journal.Load(ctx, from)
 	if err != nil {
