@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/wire"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -176,7 +177,10 @@ func (r *rig) measure(t *testing.T, count int, now time.Time, session protocol.S
 	} {
 		figure(ctx, t, name, func() error { _, err := r.index.Calls(ctx, Calls{CallQuery: q}); return err })
 	}
-	figure(ctx, t, "what is new", func() error { _, err := r.index.Calls(ctx, Calls{CallQuery: report.CallQuery{Position: page.Position}}); return err })
+	figure(ctx, t, "what is new", func() error {
+		_, err := r.index.Calls(ctx, Calls{CallQuery: report.CallQuery{Position: page.Position}})
+		return err
+	})
 	for name, length := range map[string]time.Duration{"hour": time.Hour, "day": 24 * time.Hour, "week": 7 * 24 * time.Hour} {
 		for of, reach := range map[string]protocol.Tenant{"": "", ", a tenant": "tenant-3"} {
 			q := Calls{CallQuery: report.CallQuery{Since: minute.Add(-length), Until: minute}, Reach: reach}
