@@ -169,7 +169,7 @@ func TestCalls_KeepResultsThatExpire(t *testing.T) {
 	require.Equal(t, "command_run", page.Calls[1].Tool)
 	require.Equal(t, &protocol.Error{Code: protocol.CodeRunTimeout, Message: "too slow"}, page.Calls[0].Error)
 	require.Equal(t, judge.DefaultTenant, page.Calls[0].Tenant)
-	require.Equal(t, []string{"c1"}, ids(r.calls(t, Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Text: "plugh"}}})))
+	require.Equal(t, []string{"c1"}, ids(r.calls(t, Calls{CallQuery: report.CallQuery{Text: "plugh"}})))
 	require.Empty(t, r.sessions(t, "plugh"), "no session's journal has it")
 	require.Equal(t, []string{"c1"}, ids(r.calls(t, Calls{Reach: "acme"})))
 	require.NoError(t, r.index.Forget(t.Context(), "shared"))
@@ -203,21 +203,21 @@ func TestCalls_FiltersAndPages(t *testing.T) {
 		want  func(i int) bool
 	}{
 		"all":         {Calls{}, func(int) bool { return true }},
-		"session":     {Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Session: "s1"}}}, func(i int) bool { return i%3 == 1 }},
-		"tool":        {Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Tool: "grep"}}}, func(i int) bool { return i%5 == 3 }},
-		"status":      {Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Status: []protocol.Status{protocol.StatusFailed, protocol.StatusTimeout}}}}, func(i int) bool { return i%6 == 0 }},
-		"ok":          {Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Status: []protocol.Status{protocol.StatusOK}}}}, func(i int) bool { return i%6 != 0 }},
-		"lane":        {Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Lane: "lane/2"}}}, func(i int) bool { return i%4 == 2 }},
-		"pool":        {Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Lane: "default/lane/2"}}}, func(i int) bool { return i%4 == 2 }},
-		"other pool":  {Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Lane: "gpu/lane/2"}}}, func(int) bool { return false }},
-		"tenant":      {Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Tenant: "acme"}}}, func(i int) bool { return i%2 == 0 }},
-		"reach":       {Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Tenant: "acme"}}, Reach: "initech"}, func(int) bool { return false }},
-		"worker":      {Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Worker: "w3"}}}, func(i int) bool { return i%7 == 3 }},
-		"time":        {Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Since: begun().Add(2 * time.Minute), Until: begun().Add(5 * time.Minute)}}}, func(i int) bool { return i/2 >= 2 && i/2 < 5 }},
-		"call":        {Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Call: "c11"}}}, func(i int) bool { return i == 11 }},
-		"word":        {Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Text: "common"}}}, func(int) bool { return true }},
-		"input":       {Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Text: "number7"}}}, func(i int) bool { return i == 7 }},
-		"several":     {Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Text: "common", Tenant: "acme", Session: "s0"}}}, func(i int) bool { return i%6 == 0 }},
+		"session":     {Calls{CallQuery: report.CallQuery{Session: "s1"}}, func(i int) bool { return i%3 == 1 }},
+		"tool":        {Calls{CallQuery: report.CallQuery{Tool: "grep"}}, func(i int) bool { return i%5 == 3 }},
+		"status":      {Calls{CallQuery: report.CallQuery{Status: []protocol.Status{protocol.StatusFailed, protocol.StatusTimeout}}}, func(i int) bool { return i%6 == 0 }},
+		"ok":          {Calls{CallQuery: report.CallQuery{Status: []protocol.Status{protocol.StatusOK}}}, func(i int) bool { return i%6 != 0 }},
+		"lane":        {Calls{CallQuery: report.CallQuery{Lane: "lane/2"}}, func(i int) bool { return i%4 == 2 }},
+		"pool":        {Calls{CallQuery: report.CallQuery{Lane: "default/lane/2"}}, func(i int) bool { return i%4 == 2 }},
+		"other pool":  {Calls{CallQuery: report.CallQuery{Lane: "gpu/lane/2"}}, func(int) bool { return false }},
+		"tenant":      {Calls{CallQuery: report.CallQuery{Tenant: "acme"}}, func(i int) bool { return i%2 == 0 }},
+		"reach":       {Calls{CallQuery: report.CallQuery{Tenant: "acme"}, Reach: "initech"}, func(int) bool { return false }},
+		"worker":      {Calls{CallQuery: report.CallQuery{Worker: "w3"}}, func(i int) bool { return i%7 == 3 }},
+		"time":        {Calls{CallQuery: report.CallQuery{Since: begun().Add(2 * time.Minute), Until: begun().Add(5 * time.Minute)}}, func(i int) bool { return i/2 >= 2 && i/2 < 5 }},
+		"call":        {Calls{CallQuery: report.CallQuery{Call: "c11"}}, func(i int) bool { return i == 11 }},
+		"word":        {Calls{CallQuery: report.CallQuery{Text: "common"}}, func(int) bool { return true }},
+		"input":       {Calls{CallQuery: report.CallQuery{Text: "number7"}}, func(i int) bool { return i == 7 }},
+		"several":     {Calls{CallQuery: report.CallQuery{Text: "common", Tenant: "acme", Session: "s0"}}, func(i int) bool { return i%6 == 0 }},
 		"not visible": {Calls{May: func(context.Context, judge.Owner) error { return judge.ErrRefused }}, func(int) bool { return false }},
 	} {
 		want := all(test.want)
@@ -241,13 +241,13 @@ func TestCalls_FiltersAndPages(t *testing.T) {
 		"limit": {Limit: MaxCalls + 1}, "negative": {Limit: -1}, "status": {Status: []protocol.Status{"bad"}}, "cursor": {After: "x y"}, "words": {Text: "!"},
 		"time": {Since: begun(), Until: begun()},
 	} {
-		_, err := r.index.Calls(t.Context(), Calls{CallQuery: report.CallQuery{CallQuery: q}})
+		_, err := r.index.Calls(t.Context(), Calls{CallQuery: q})
 		require.ErrorIs(t, err, codes.ErrInvalid, name)
 	}
-	one, err := r.index.Call(t.Context(), Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Call: "c11"}}})
+	one, err := r.index.Call(t.Context(), Calls{CallQuery: report.CallQuery{Call: "c11"}})
 	require.NoError(t, err)
 	require.Equal(t, protocol.SessionID("s2"), one.SessionID)
-	_, err = r.index.Call(t.Context(), Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Call: "c11", Session: "s0"}}})
+	_, err = r.index.Call(t.Context(), Calls{CallQuery: report.CallQuery{Call: "c11", Session: "s0"}})
 	require.ErrorIs(t, err, codes.ErrNotFound)
 	wrong := errors.New("wrong")
 	_, err = r.index.Calls(t.Context(), Calls{May: func(context.Context, judge.Owner) error { return wrong }})
@@ -265,7 +265,7 @@ func TestRates_CountEachCallOnce(t *testing.T) {
 		}
 		r.settle(t, sent("s", fmt.Sprintf("c%d", i), "", "x"), result)
 	}
-	rates, err := r.index.Rates(t.Context(), Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Since: begun(), Until: begun().Add(150 * time.Second)}}}, time.Minute)
+	rates, err := r.index.Rates(t.Context(), Calls{CallQuery: report.CallQuery{Since: begun(), Until: begun().Add(150 * time.Second)}}, time.Minute)
 	require.NoError(t, err)
 	require.Len(t, rates.Buckets, 3)
 	require.Equal(t, report.CallRate{
@@ -275,10 +275,10 @@ func TestRates_CountEachCallOnce(t *testing.T) {
 	require.Equal(t, report.CallRate{At: begun().Add(time.Minute)}, rates.Buckets[1])
 	require.Equal(t, 50, rates.Buckets[2].Calls)
 	for name, step := range map[string]time.Duration{"short": time.Millisecond, "odd": time.Second + 1, "many": time.Second} {
-		_, err := r.index.Rates(t.Context(), Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Since: begun(), Until: begun().Add(time.Hour)}}}, step)
+		_, err := r.index.Rates(t.Context(), Calls{CallQuery: report.CallQuery{Since: begun(), Until: begun().Add(time.Hour)}}, step)
 		require.ErrorIs(t, err, codes.ErrInvalid, name)
 	}
-	_, err = r.index.Rates(t.Context(), Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Text: "word"}}}, 0)
+	_, err = r.index.Rates(t.Context(), Calls{CallQuery: report.CallQuery{Text: "word"}}, 0)
 	require.ErrorIs(t, err, codes.ErrInvalid)
 }
 
@@ -476,7 +476,7 @@ func TestCalls_AClockThatIsAhead(t *testing.T) {
 		said[i].Time = ahead.FinishedAt
 	}
 	r.append(t, "t", append([]loop.Event{started(judge.Owner{Tenant: "acme"}), asked(1, "build")}, said...)...)
-	page := r.calls(t, Calls{CallQuery: report.CallQuery{CallQuery: report.CallQuery{Until: time.Now().Add(time.Second)}}})
+	page := r.calls(t, Calls{CallQuery: report.CallQuery{Until: time.Now().Add(time.Second)}})
 	require.ElementsMatch(t, []string{"c1", "c2"}, ids(page))
 	usual := printed("now")
 	usual.FinishedAt = time.Now()
