@@ -565,18 +565,18 @@ func TestCalls_CommandsThatFailAreFound(t *testing.T) {
 	failed.Status, failed.Value, failed.Error = protocol.StatusFailed, nil, protocol.Errorf(protocol.CodeToolFailed, "no")
 	r.settle(t, sent("s", "failed", "acme", "make"), failed)
 	exits := []string{"code2", "command2", "code1", "command1"}
-	for name, q := range map[string]Calls{"all": {}, "tenant": {Tenant: "acme"}, "session": {Session: "s"}, "words": {Text: "make"}} {
+	for name, q := range map[string]report.CallQuery{"all": {}, "tenant": {Tenant: "acme"}, "session": {Session: "s"}, "words": {Text: "make"}} {
 		q.Status = []protocol.Status{report.CallsExit}
-		require.ElementsMatch(t, exits, ids(r.calls(t, q)), name)
+		require.ElementsMatch(t, exits, ids(r.calls(t, Calls{CallQuery: q})), name)
 		q.Status = []protocol.Status{report.CallsNotOK}
-		require.ElementsMatch(t, append(exits, "failed"), ids(r.calls(t, q)), name)
+		require.ElementsMatch(t, append(exits, "failed"), ids(r.calls(t, Calls{CallQuery: q})), name)
 		q.Status = []protocol.Status{report.CallsExit, protocol.StatusFailed}
-		require.ElementsMatch(t, append(exits, "failed"), ids(r.calls(t, q)), name)
+		require.ElementsMatch(t, append(exits, "failed"), ids(r.calls(t, Calls{CallQuery: q})), name)
 		q.Status = []protocol.Status{protocol.StatusOK}
-		require.Len(t, ids(r.calls(t, q)), 8, name)
+		require.Len(t, ids(r.calls(t, Calls{CallQuery: q})), 8, name)
 	}
-	require.Equal(t, "exit code 3", r.calls(t, Calls{Call: "code1"}).Calls[0].Exit)
-	rates, err := r.index.Rates(t.Context(), Calls{Since: begun(), Until: begun().Add(2 * time.Hour)}, 2*time.Hour)
+	require.Equal(t, "exit code 3", r.calls(t, Calls{CallQuery: report.CallQuery{Call: "code1"}}).Calls[0].Exit)
+	rates, err := r.index.Rates(t.Context(), Calls{CallQuery: report.CallQuery{Since: begun(), Until: begun().Add(2 * time.Hour)}}, 2*time.Hour)
 	require.NoError(t, err)
 	require.Equal(t, []int{9, 5}, []int{rates.Buckets[0].Calls, rates.Buckets[0].Failed})
 }
