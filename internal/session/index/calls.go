@@ -151,6 +151,7 @@ func (w *writer) result(s *row, e *loop.Event) {
 		if e.QueueMS != nil && e.RunMS != nil {
 			r.QueueMS, r.RunMS = *e.QueueMS, *e.RunMS
 		}
+		bounded(&r)
 		w.ran(c, &r)
 	}
 }
@@ -200,6 +201,7 @@ func (w *writer) settled(m *message) {
 		return
 	}
 	r.FinishedAt = m.time(r.FinishedAt)
+	bounded(r)
 	c := w.callOf(s, r.CallID)
 	owner := c.owner
 	if owner.Tenant == "" && m.proven { // that of the session, if its journal has one
@@ -232,6 +234,20 @@ func (w *writer) settled(m *message) {
 		w.outcome(c, r.Status, render.Exit(r), r.Error)
 	}
 	w.ran(c, r)
+}
+
+// maxMS bounds a time that a worker says, to some hundred days: what calls took is summed.
+const maxMS = 1e10
+
+// bounded replaces times of a result that no call has.
+func bounded(r *protocol.Result) {
+	w := &r.Waits
+	for _, ms := range []*float64{
+		&r.RunMS, &r.QueueMS, &r.SandboxMS, &r.StoreMS,
+		&w.NotBeforeMS, &w.SlotMS, &w.LaneMS, &w.AfterMS, &w.LimitMS, &w.RateMS, &w.PauseMS, &w.LostMS,
+	} {
+		*ms = min(max(*ms, 0), maxMS)
+	}
 }
 
 // some is a time, and NULL for none.

@@ -19,6 +19,7 @@ import (
 type position struct {
 	file        string
 	taken, when int64
+	again       bool // the file was made again since then, and the reader has not got all of it
 }
 
 // rereadMS is how long before a position calls have ended that a reader of a file that was made
@@ -26,15 +27,22 @@ type position struct {
 const rereadMS = 60_000
 
 func (p position) String() string {
-	return p.file + "-" + strconv.FormatInt(p.taken, 36) + "-" + strconv.FormatInt(p.when, 36)
+	text := p.file + "-" + strconv.FormatInt(p.taken, 36) + "-" + strconv.FormatInt(p.when, 36)
+	if p.again {
+		text += positionAgain
+	}
+	return text
 }
 
+// positionAgain ends the text of a position in a file that was made again.
+const positionAgain = "-again"
+
 func parsePosition(s string) (*position, error) {
-	parts := strings.Split(s, "-")
-	if len(parts) == 3 {
+	text, again := strings.CutSuffix(s, positionAgain)
+	if parts := strings.Split(text, "-"); len(parts) == 3 {
 		taken, err := strconv.ParseInt(parts[1], 36, 64)
 		if when, other := strconv.ParseInt(parts[2], 36, 64); err == nil && other == nil {
-			return &position{parts[0], taken, when}, nil
+			return &position{parts[0], taken, when, again}, nil
 		}
 	}
 	return nil, codes.As(codes.ErrInvalid, fmt.Errorf("position %.100q: must be the position of a page", s))
@@ -51,7 +59,8 @@ func positionNow(ctx context.Context, o *opened) (now position, err error) {
 }
 
 // taken adds calls that the log took in behind a position, the first one first, and sets the
-// position up to which it has looked: at some calls for one page.
+// position up to which it has looked: at some calls for one page. It is the same position if the
+// log took in none.
 func (q *Calls) taken(ctx context.Context, o *opened, from, now position, terms []term, page *report.CallLog) error {
 	where, args := q.conditions()
 	where[0] = "c.taken > ? AND c.taken <= ?" // so that it is the one that has an index
@@ -60,9 +69,12 @@ func (q *Calls) taken(ctx context.Context, o *opened, from, now position, terms 
 			where[i] = "+" + where[i]
 		}
 	}
+	where = append(where, isShown)
 	if from.file != now.file {
+		from.taken, from.again = 0, true
+	}
+	if from.again {
 		where, args = append(where, "c.finished >= ?"), append(args, from.when-rereadMS)
-		from.taken = 0
 	}
 	if len(terms) > 0 {
 		roles := ""
@@ -71,7 +83,8 @@ func (q *Calls) taken(ctx context.Context, o *opened, from, now position, terms 
 		}
 		where, args = append(where, "EXISTS (SELECT 1 FROM word w JOIN entry e ON e.id = w.rowid WHERE word MATCH ? AND w.rowid IN (c.input, c.output)"+roles+")"), append(args, expression(terms))
 	}
-	now.taken = min(now.taken, from.taken+scanned)
+	last := now.taken
+	now.taken = min(last, from.taken+scanned)
 	rows, err := o.read.QueryContext(ctx, "SELECT "+columns+", c.taken FROM (SELECT * FROM call c WHERE "+strings.Join(where, " AND ")+" ORDER BY c.taken LIMIT ?) c"+ //nolint:gosec // constants: values are arguments
 		q.joins()+" ORDER BY c.taken", slices.Concat([]any{q.most(), q.most(), from.taken, now.taken}, args, []any{q.Limit})...)
 	if err != nil {
@@ -90,6 +103,12 @@ func (q *Calls) taken(ctx context.Context, o *opened, from, now position, terms 
 		if err := q.add(ctx, page, &c); err != nil {
 			return err
 		}
+	}
+	switch {
+	case from.again && (now.taken < last || page.Behind):
+		now.when, now.again = from.when, true
+	case now.taken == from.taken: // nothing is new
+		now.when = from.when
 	}
 	page.Position = now.String()
 	return rows.Err()

@@ -165,6 +165,9 @@ const columns = `c.id, c.finished, s.name, c.call, c.turn, c.step, c.idx, c.tool
   coalesce(c.not_before_ms, 0), coalesce(c.slot_ms, 0), coalesce(c.lane_ms, 0), coalesce(c.after_ms, 0), coalesce(c.limit_ms, 0), coalesce(c.rate_ms, 0), coalesce(c.pause_ms, 0), coalesce(c.lost_ms, 0),
   coalesce(c.model_ms, 0), coalesce(c.person_ms, 0), coalesce(c.sandbox_ms, 0), coalesce(c.store_ms, 0), c.held_by, c.held_by_session, c.limited, c.lost_worker, substr(coalesce(i.body, ''), 1, ?), substr(coalesce(o.body, ''), 1, ?)`
 
+// isShown is the condition of the joins, for a page that counts the rows before it joins them.
+const isShown = "EXISTS (SELECT 1 FROM session s WHERE s.id = c.session AND s.copies = '')"
+
 // joins are the tables of columns.
 func (q *Calls) joins() string {
 	input, output := "i.id = c.input", "o.id = c.output"
@@ -312,6 +315,7 @@ func (q *Calls) most() int {
 // alone: other rows and their texts are not read.
 func (q *Calls) page(ctx context.Context, o *opened, from *cursor, page *report.CallLog) error {
 	where, args := q.conditions()
+	where = append(where, isShown)
 	if from != nil {
 		where, args = append(where, "(c.finished, c.id) < (?, ?)"), append(args, from.finished, from.id)
 	}

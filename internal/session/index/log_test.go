@@ -3,6 +3,7 @@ package index
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -345,7 +346,9 @@ func TestCalls_FollowedInTheirOrder(t *testing.T) {
 	add("before", "acme", 0)
 	first := r.calls(t, Calls{})
 	require.Equal(t, []string{"before"}, ids(first))
-	require.Empty(t, r.calls(t, Calls{CallQuery: report.CallQuery{Position: first.Position}}).Calls)
+	same := r.calls(t, Calls{CallQuery: report.CallQuery{Position: first.Position}})
+	require.Empty(t, same.Calls)
+	require.Equal(t, first.Position, same.Position, "nothing is new")
 	want := []string{}
 	for i := range 12 {
 		tenant, id := []protocol.Tenant{"acme", "initech"}[i%2], fmt.Sprintf("c%d", i)
@@ -376,12 +379,76 @@ func TestCalls_FollowedInTheirOrder(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, ids(page), "next")
 	require.NotContains(t, ids(page), "c1", "it ended long before")
+	got, q := []string{}, Calls{CallQuery: report.CallQuery{Position: last, Limit: 1}}
+	for range 100 {
+		page, err := fresh.Calls(t.Context(), q)
+		require.NoError(t, err)
+		got = append(got, ids(page)...)
+		q.Position = page.Position
+	}
+	require.Subset(t, []string{"before", "c0", "c5", "c10", "next"}, got, "also from the second page on, none that ended long before")
+	require.Contains(t, got, "next")
 	for _, from := range []string{"x", "a-b", "a-!-1", first.Position + "-"} {
 		_, err := r.index.Calls(t.Context(), Calls{CallQuery: report.CallQuery{Position: from}})
 		require.ErrorIs(t, err, codes.ErrInvalid, from)
 	}
 	_, err = r.index.Calls(t.Context(), Calls{CallQuery: report.CallQuery{Position: last, After: "1-1"}})
 	require.ErrorIs(t, err, codes.ErrInvalid)
+}
+
+// While a session is copied, its calls are not shown, and hide no others.
+func TestCalls_OfACopyHideNoOthers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	r.settle(t, sent("s", "c0", "acme", "x"), printed("says"))
+	first := r.calls(t, Calls{}).Position
+	copied := []loop.Event{{Type: loop.EventCopyStarted, CallFields: loop.CallFields{CallID: "fork"}, StartFields: loop.StartFields{Tenant: "acme"}}}
+	for i := range 5 {
+		copied = append(copied, called(1, fmt.Sprintf("copied%d", i), "bash", "{}", "done")...)
+	}
+	for i := range copied {
+		copied[i].Time = begun().Add(3 * time.Hour)
+	}
+	r.append(t, "copy", copied...)
+	require.NoError(t, r.index.Update(t.Context()))
+	want := []string{}
+	for i := range 3 {
+		id := fmt.Sprintf("c%d", i+1)
+		r.settle(t, sent("s", id, "acme", "x"), printed("says"))
+		want = append(want, id)
+	}
+	got, q := []string{}, Calls{CallQuery: report.CallQuery{Position: first, Limit: 2}}
+	for range 10 {
+		page := r.calls(t, q)
+		got, q.Position = append(got, ids(page)...), page.Position
+	}
+	require.Equal(t, want, got)
+	page := r.calls(t, Calls{CallQuery: report.CallQuery{Limit: 2}})
+	require.Len(t, page.Calls, 2)
+	require.NotEmpty(t, page.Next)
+}
+
+// Two results with times that no call has, from a worker that lies, leave the rates of all others
+// as they are.
+func TestRates_OfALyingWorker(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	for _, id := range []string{"c1", "c2"} {
+		lie := printed("x")
+		lie.QueueMS, lie.RunMS, lie.Waits = 1e300, 1e308, protocol.Waits{LaneMS: 1e300, SlotMS: -1e300}
+		r.settle(t, sent("s", id, "acme", "x"), lie)
+	}
+	honest := printed("x")
+	r.settle(t, sent("s", "c3", "acme", "x"), honest)
+	since := begun().Truncate(time.Hour)
+	for _, status := range [][]protocol.Status{nil, wire.Statuses()} {
+		rates, err := r.index.Rates(t.Context(), Calls{CallQuery: report.CallQuery{Since: since, Until: since.Add(3 * time.Hour), Status: status}}, 3*time.Hour)
+		require.NoError(t, err)
+		require.Equal(t, 3, rates.Buckets[0].Calls)
+		require.InDelta(t, honest.Waits.SlotMS, rates.Buckets[0].Waits.SlotMS, 1)
+		_, err = json.Marshal(rates)
+		require.NoError(t, err)
+	}
 }
 
 // A worker may store results, and say of them what it wants. No tenant sees what it has made up: a
