@@ -89,6 +89,7 @@ type kept struct {
 
 	mu       sync.Mutex
 	of       *conversation
+	first    string // the id of the first event
 	at       string // the id of the last event
 	gone     bool   // what is stored now is another session of its name
 	ended    error  // why it is not followed any more
@@ -144,7 +145,7 @@ func (k *kept) read(ctx context.Context, u *ui) error {
 	if gone {
 		return nil
 	}
-	err := k.upTo(u.all().Events(ctx, k.id, from))
+	err := k.upTo(ctx, u, u.all().Events(ctx, k.id, from))
 	removed, another := errors.Is(err, loop.ErrRemoved), errors.Is(err, fleet.ErrInvalid) && from != ""
 	if !removed && !another {
 		return err
@@ -161,18 +162,50 @@ func (k *kept) read(ctx context.Context, u *ui) error {
 }
 
 // upTo adds events up to the last one that is stored now.
-func (k *kept) upTo(events iter.Seq2[fleet.Passed, error]) error {
+func (k *kept) upTo(ctx context.Context, u *ui, events iter.Seq2[fleet.Passed, error]) error {
 	for p, err := range events {
+		if err == nil && p.ID != "" {
+			_, err = k.takeStored(ctx, u, p)
+		}
 		switch {
 		case err != nil:
 			return err
 		case p.Stored:
 			return nil
-		case p.ID != "":
-			k.take(p)
 		}
 	}
 	return fleet.ErrClosed
+}
+
+// takeStored is take for an event that may begin another session of the name: of one that was
+// removed a fleet without room has no record.
+func (k *kept) takeStored(ctx context.Context, u *ui, p fleet.Passed) (gone bool, err error) {
+	if p.Event != nil && p.ID != "" && p.Event.Type == loop.EventSessionStarted {
+		switch err := k.stays(ctx, u); {
+		case errors.Is(err, fleet.ErrNotFound):
+			k.mu.Lock()
+			k.gone, k.at = true, ""
+			k.mu.Unlock()
+		case err != nil:
+			return true, err
+		}
+	}
+	return k.take(p), nil
+}
+
+// stays returns an error if what is stored is not the session any more that was read.
+func (k *kept) stays(ctx context.Context, u *ui) error {
+	k.mu.Lock()
+	first, gone := k.first, k.gone
+	k.mu.Unlock()
+	switch {
+	case gone:
+		return fmt.Errorf("session %s: %w", k.id, fleet.ErrNotFound)
+	case first == "":
+		return nil
+	}
+	_, err := u.all().Event(ctx, k.id, first)
+	return err
 }
 
 // take adds what was passed on. Stored events come from all that read; each counts once. Nothing is
@@ -191,7 +224,7 @@ func (k *kept) take(p fleet.Passed) (gone bool) {
 			k.gone = true
 		default:
 			k.of.add(p.Event, p.ID)
-			k.at = p.ID
+			k.first, k.at = cmp.Or(k.first, p.ID), p.ID
 		}
 	case p.Event != nil:
 		k.of.add(p.Event, "")
@@ -273,7 +306,11 @@ func (k *kept) endRound(round int, why error) {
 func (k *kept) follow(ctx context.Context, u *ui, round int, from string) {
 	var ended error
 	for p, err := range u.all().Events(ctx, k.id, from) {
-		if ended = err; err != nil || k.take(p) {
+		gone := false
+		if err == nil {
+			gone, err = k.takeStored(ctx, u, p)
+		}
+		if ended = err; err != nil || gone {
 			break
 		}
 	}
@@ -296,6 +333,9 @@ func (u *ui) describe(ctx context.Context, k *kept, version int) (*report.Sessio
 	about := k.of.version
 	k.mu.Unlock()
 	made, err := u.Local.Show(ctx, k.id)
+	if err == nil {
+		err = k.stays(ctx, u)
+	}
 	if err == nil {
 		k.described, k.about, k.until = made, about, time.Now().Add(keptLife)
 	}

@@ -227,6 +227,33 @@ func TestKept_IsForThoseWhoMaySeeIt(t *testing.T) {
 	}
 }
 
+// TestKept_AnotherSessionWithoutARecord: a fleet without room stores no record of a session that was
+// removed. Who begins another one of its name sees that one alone.
+func TestKept_AnotherSessionWithoutARecord(t *testing.T) {
+	t.Parallel()
+	s := startShared(t)
+	s.journaled("one", slices.Concat([]loop.Event{{Type: loop.EventSessionStarted}}, aTurn(1, "of the operator"))...)
+	s.signIn(operator)
+	lines, end := s.stream(t.Context(), "/sessions/one/live")
+	defer end()
+	for lines.Scan() && !strings.Contains(lines.Text(), "of the operator") {
+	}
+	require.NoError(t, s.journal.Mark(t.Context(), "one"))
+	_, err := s.journal.Forget(t.Context(), "one", 0)
+	require.NoError(t, err)
+	s.last["one"] = 0
+	s.journaled("one", slices.Concat([]loop.Event{{Type: loop.EventSessionStarted, StartFields: loop.StartFields{Tenant: "acme"}, NoteFields: loop.NoteFields{By: "token:ann"}}}, aTurn(1, "of acme"))...)
+	for lines.Scan() { // it ends
+		require.NotContains(t, lines.Text(), "of acme")
+	}
+	s.signIn(reader) // of tenant acme
+	for _, path := range []string{"", "/calls", "/timeline"} {
+		_, body, _ := s.get("/sessions/one" + path)
+		require.Contains(t, body, "of acme", path)
+		require.NotContains(t, body, "of the operator", path)
+	}
+}
+
 // TestReply_ItsCallsStandInTheirOrder: while one call of a reply waits for a person, each of the
 // others stands in its order, as it is: on the page that is open, on one that is loaded, and
 // at the end.

@@ -46,6 +46,9 @@ func (u *ui) trace(ctx context.Context, k *kept, turn int) (*report.Trace, error
 	}
 	made, err := u.all().Trace(ctx, k.id, turn)
 	if err == nil {
+		err = k.stays(ctx, u)
+	}
+	if err == nil {
 		of.made, of.until = made, time.Now().Add(max(keptLife, (lookShare-1)*time.Since(began)))
 	}
 	return made, err
