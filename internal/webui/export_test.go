@@ -80,3 +80,9 @@ func PlottedWaits() (all []report.Reason) {
 	}
 	return all
 }
+
+// Opens opens a cookie of a browser, on a connection of which nothing is known.
+func (h *Handler) Opens(cookie string) error {
+	_, err := h.ui.Browsers.Open(httptest.NewRequestWithContext(context.Background(), http.MethodGet, "/ui/", nil), cookie)
+	return err
+}

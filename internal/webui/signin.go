@@ -48,7 +48,11 @@ func (u *ui) setCookie(w http.ResponseWriter, r *http.Request, value string, lif
 
 // remember signs a browser in with a token.
 func (u *ui) remember(w http.ResponseWriter, r *http.Request, bearer string) error {
-	value, err := u.Browsers.SignIn(r, bearer)
+	from := r
+	if u.AnyHost {
+		from = nil // the connection is of a proxy, and the next one may be of another
+	}
+	value, err := u.Browsers.SignIn(from, bearer)
 	if err == nil {
 		u.setCookie(w, r, value, browsers.Life)
 	}

@@ -4,12 +4,15 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/toolfleet/toolfleet/internal/httpapi"
 )
 
 // TestSignIn_ACodeIsNotForOtherUsers: another user of this machine, who sees the address as an
@@ -30,6 +33,21 @@ func TestSignIn_ACodeIsNotForOtherUsers(t *testing.T) {
 	require.Equal(t, 200, status)
 	_, _, at := s.get("/")
 	require.Equal(t, "/sessions", at)
+}
+
+// TestSignIn_BehindAProxy: the connection is that of the proxy's user, so it says nothing of the
+// browser, and other servers of the fleet have connections of other proxies.
+func TestSignIn_BehindAProxy(t *testing.T) {
+	t.Parallel()
+	for _, proxy := range []bool{false, true} {
+		s := start(t, func(o *httpapi.Options) { o.AnyHost = proxy })
+		s.signIn(operator)
+		address, err := url.Parse(s.URL + "/ui/")
+		require.NoError(t, err)
+		cookies := s.Client().Jar.Cookies(address)
+		require.Len(t, cookies, 1)
+		require.Equal(t, proxy, s.handler.Opens(cookies[0].Value) == nil, "proxy: %t", proxy)
+	}
 }
 
 // another is a client of another user of this machine.

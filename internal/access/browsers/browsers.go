@@ -163,11 +163,18 @@ func (b *Book) change(ctx context.Context, by func(r *record) (changed bool)) er
 	return err
 }
 
-// apply replaces the record, and ends the requests of browsers that have signed out.
+// apply replaces the record, and ends the requests of browsers that have signed out. What was read
+// may be older than what this server has stored meanwhile: a browser that has signed out stays so.
 func (b *Book) apply(r record) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if string(r.Key) != string(b.now.Key) {
+	if string(r.Key) == string(b.now.Key) {
+		ended := map[string]time.Time{}
+		maps.Copy(ended, b.now.Ended)
+		maps.DeleteFunc(ended, func(_ string, until time.Time) bool { return time.Now().After(until) })
+		maps.Copy(ended, r.Ended)
+		r.Ended = ended
+	} else {
 		block, _ := aes.NewCipher(r.Key)               // it has 32 bytes
 		b.box, _ = cipher.NewGCMWithRandomNonce(block) // as AES has such blocks
 		for id := range b.used {
@@ -190,11 +197,14 @@ func (b *Book) end(id string) {
 // bound is what a cookie belongs to.
 func (b *Book) bound() []byte { return []byte("toolfleet browser 1\n" + b.fleet) }
 
-// SignIn returns the cookie of a browser that is signed in with a token by a request.
+// SignIn returns the cookie of a browser that is signed in with a token by a request. It is nil
+// behind a proxy, whose user says nothing of the browser.
 func (b *Book) SignIn(r *http.Request, bearer string) (string, error) {
 	s := SignedIn{ID: rand.Text(), Bearer: bearer, Until: time.Now().Add(Life)}
-	if user, known := access.UserOf(r); known {
-		s.User = &user
+	if r != nil {
+		if user, known := access.UserOf(r); known {
+			s.User = &user
+		}
 	}
 	text, err := json.Marshal(s)
 	if err != nil {

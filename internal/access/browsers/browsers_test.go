@@ -84,6 +84,21 @@ func TestBook_IsThatOfTheFleet(t *testing.T) {
 	require.NotContains(t, string(stored.Value()), token)
 }
 
+// A record that was read before a browser has signed out, and comes after that, signs it not in.
+func TestBook_ALateReadSignsNoneIn(t *testing.T) {
+	t.Parallel()
+	b := browsers.InMemory()
+	cookie, err := b.SignIn(nil, token)
+	require.NoError(t, err)
+	s, err := b.Open(request(), cookie)
+	require.NoError(t, err)
+	late := b.Read()
+	require.NoError(t, b.SignOut(t.Context(), s))
+	late()
+	_, err = b.Open(request(), cookie)
+	require.ErrorIs(t, err, access.ErrUnknown)
+}
+
 // What is not a cookie of this fleet is nothing.
 func TestBook_OpensItsOwnCookies(t *testing.T) {
 	t.Parallel()
