@@ -263,3 +263,15 @@ func TestSettledCalls_SayWhatTheyForget(t *testing.T) {
 	require.Equal(t, uint64(2*maxSettled-1), s.forgotten)
 	require.False(t, s.has("0"))
 }
+
+// TestSecret_OfAFleetIsReadForAllCalls: a call that ends while the secret is read leaves those
+// behind it with a proof.
+func TestSecret_OfAFleetIsReadForAllCalls(t *testing.T) {
+	t.Parallel()
+	ended, end := context.WithCancel(t.Context())
+	end()
+	var s secret
+	read := func(ctx context.Context) ([]byte, error) { return []byte("key"), ctx.Err() }
+	s.get(ended, read)
+	require.Equal(t, "key", string(s.get(t.Context(), read)))
+}

@@ -278,7 +278,7 @@ func (s *secret) get(ctx context.Context, read func(ctx context.Context) ([]byte
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.value == nil && time.Since(s.tried) > secretAgain {
-		ctx, cancel := context.WithTimeout(ctx, secretTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), secretTimeout) // others need it when this call ends
 		defer cancel()
 		value, err := read(ctx)
 		if s.tried = time.Now(); err == nil {

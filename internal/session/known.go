@@ -121,10 +121,13 @@ func (r *Reader) known(ctx context.Context, id protocol.SessionID) (*folded, err
 	} else {
 		info = info.copied()
 	}
-	if err := r.extend(ctx, info, false); err != nil {
+	err := r.extend(ctx, info, false)
+	if err == nil || info.Messages > 0 { // one that was read in part is continued
+		r.Known.put(id, info)
+	}
+	if err != nil {
 		return nil, err
 	}
-	r.Known.put(id, info)
 	return info.copied(), nil // callers add to it
 }
 

@@ -86,6 +86,45 @@ func TestReader_ShowsWhatThereIs(t *testing.T) {
 	require.ErrorIs(t, err, jetstream.ErrStreamNotFound)
 }
 
+// impatient is a stream for one who has time for some readings only.
+type impatient struct {
+	jetstream.Stream
+
+	left int
+}
+
+func (i *impatient) GetMsg(ctx context.Context, sequence uint64, options ...jetstream.GetMsgOpt) (*jetstream.RawStreamMsg, error) {
+	if i.left--; i.left < 0 {
+		return nil, context.DeadlineExceeded
+	}
+	return i.Stream.GetMsg(ctx, sequence, options...)
+}
+
+// TestKnown_OfALongSession: a session that takes longer to read than a request has is described
+// after some requests, each of which continues where the one before ended.
+func TestKnown_OfALongSession(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	last := mustAppend(t, r.Fleet.Journal, "long", 0, loop.Event{Type: loop.EventSessionStarted})
+	const turns = 20
+	for turn := range turns {
+		last = mustAppend(t, r.Fleet.Journal, "long", last, loop.Event{Type: loop.EventTurnStarted, Turn: turn + 1})
+	}
+	reader := r.reader(t)
+	reader.Known = &Known{}
+	whole := reader.events
+	for try := 0; ; try++ {
+		require.Less(t, try, 10)
+		reader.events = &impatient{whole, 5}
+		info, err := reader.Show(t.Context(), "long")
+		if err == nil {
+			require.Equal(t, turns, info.Turns)
+			break
+		}
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	}
+}
+
 func TestReader_ListsTheLastChangedFirst(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
