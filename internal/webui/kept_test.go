@@ -227,8 +227,8 @@ func TestKept_IsForThoseWhoMaySeeIt(t *testing.T) {
 	}
 }
 
-// TestKept_AnotherSessionWithoutARecord: a fleet without room stores no record of a session that was
-// removed. Who begins another one of its name sees that one alone.
+// TestKept_AnotherSessionWithoutARecord: a fleet without room stores no record of a session that
+// was removed. Who begins another one of its name sees that one alone.
 func TestKept_AnotherSessionWithoutARecord(t *testing.T) {
 	t.Parallel()
 	s := startShared(t)
