@@ -303,6 +303,7 @@ func TestCoordinator_UsesThePublicClient(t *testing.T) {
 		"call_batch.go", // sends all calls in one step, and reports their waits, which futures do not
 		"http.go",       // is a server: its calls run in a worker of its process
 		"jointoken.go",  // makes the pool of a worker that joins, in a fleet that it need not have the rights to use
+		"listen.go",     // is what the servers share: HTTP and MCP of a coordinator
 		"mcp.go",        // is a server: its sessions are processes of clients
 		"run.go",        // aborts the worker in this process, binds a model's limits, lists as tools.go
 		"serve.go",      // is a part of the fleet, not a client of it
