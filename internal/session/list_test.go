@@ -105,10 +105,10 @@ func (i *impatient) GetMsg(ctx context.Context, sequence uint64, options ...jets
 func TestKnown_OfALongSession(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	last := mustAppend(t, r.Fleet.Journal, "long", 0, loop.Event{Type: loop.EventSessionStarted})
+	last := mustAppend(t, r.Journal, "long", 0, loop.Event{Type: loop.EventSessionStarted})
 	const turns = 20
 	for turn := range turns {
-		last = mustAppend(t, r.Fleet.Journal, "long", last, loop.Event{Type: loop.EventTurnStarted, Turn: turn + 1})
+		last = mustAppend(t, r.Journal, "long", last, loop.Event{Type: loop.EventTurnStarted, Turn: turn + 1})
 	}
 	reader := r.reader(t)
 	reader.Known = &Known{}

@@ -236,7 +236,10 @@ func TestKept_AnotherSessionWithoutARecord(t *testing.T) {
 	s.signIn(operator)
 	lines, end := s.stream(t.Context(), "/sessions/one/live")
 	defer end()
-	for lines.Scan() && !strings.Contains(lines.Text(), "of the operator") {
+	for lines.Scan() {
+		if strings.Contains(lines.Text(), "of the operator") {
+			break
+		}
 	}
 	require.NoError(t, s.journal.Mark(t.Context(), "one"))
 	_, err := s.journal.Forget(t.Context(), "one", 0)
