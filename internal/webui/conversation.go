@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -543,8 +544,12 @@ func (c *conversation) note(t *turn, text string) {
 	}
 }
 
-// stateNotSent is the state of a call that the reply has, and that was not sent yet.
-const stateNotSent = "not_sent"
+const (
+	// stateNotSent is the state of a call that the reply has, and that was not sent yet.
+	stateNotSent = "not_sent"
+	// stateQueued is that of a call that was sent, and of which no start is known.
+	stateQueued = "queued"
+)
 
 // Sent reports whether the call has been sent, or judged: it has an id then.
 func (c *call) Sent() bool { return c.ID != "" }
@@ -565,7 +570,7 @@ func (c *conversation) begun(t *turn, e *loop.Event) *call {
 		of = &call{Session: c.Session, Turn: t.N, Step: e.Step, in: t, Tool: e.Name, Asked: e.Time}
 		of.item = c.put(t, item{Call: of})
 	}
-	of.ID, of.ToolCall, of.State, of.Arguments = e.CallID, e.ToolCallID, "queued", cmp.Or(e.Arguments, of.Arguments)
+	of.ID, of.ToolCall, of.State, of.Arguments = e.CallID, e.ToolCallID, stateQueued, cmp.Or(e.Arguments, of.Arguments)
 	c.bytes += 512 + len(e.Arguments)
 	c.calls[e.CallID], c.order = of, append(c.order, of)
 	return of
@@ -632,11 +637,24 @@ func (c *call) moved(e *loop.Event) {
 	switch {
 	case !c.Open(): // it comes late
 	case e.Type == loop.EventToolQueued:
-		c.State, c.Waits = "queued", e.Text
+		c.State, c.Waits = stateQueued, e.Text
 	case e.Type == loop.EventWorkerLost:
 		c.State, c.Waits = "lost", e.Text
 	default:
 		c.State, c.Waits, c.Worker, c.Attempt, c.Started = "running", "", e.WorkerID, e.Attempt, e.Time
+	}
+}
+
+// traced adds which calls run: their start is no stored event, so a page that comes later does not
+// get it.
+func (c *conversation) traced(spans []report.Span) {
+	for i := range spans {
+		of := c.calls[spans[i].CallID]
+		if of != nil && of.Open() && of.State == stateQueued && spans[i].State == report.SpanRunning {
+			c.version++
+			c.touch(of.item)
+			of.State, of.Waits, of.Worker, of.Attempt = report.SpanRunning, "", spans[i].WorkerID, spans[i].Attempt
+		}
 	}
 }
 

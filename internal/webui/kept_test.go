@@ -314,6 +314,33 @@ func TestReply_ItsCallsStandInTheirOrder(t *testing.T) {
 	require.Equal(t, 3, strings.Count(body, `<article class="card`))
 }
 
+// TestSession_ACallThatRunsIsSaidToRun: also on pages that come after its start, and although it
+// writes nothing.
+func TestSession_ACallThatRunsIsSaidToRun(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	s.signIn(operator)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.run("work", "Wait", calls("bash", `{"command": "sleep 600"}`), says("Done."))
+	}()
+	var body string
+	require.Eventually(t, func() bool {
+		_, body, _ = s.get("/sessions/work")
+		return strings.Contains(body, `<span class="pill run">running</span><a class="row" href="/ui/sessions/work/calls/`)
+	}, time.Minute, 50*time.Millisecond, "%s", body)
+	_, listed, _ := s.get("/sessions/work/calls")
+	require.Contains(t, listed, ">running<")
+	_, call, _ := strings.Cut(body, `<article class="card" id="call-`)
+	call, _, _ = strings.Cut(call, `"`)
+	_, body, _ = s.get("/sessions/work/calls/" + call)
+	require.Contains(t, body, ">running<")
+	status, body, _ := s.post("/sessions/work/cancel-call", "key", s.key(), "call", call)
+	require.Equal(t, 200, status, body)
+	<-ended
+}
+
 // upload sends a form with files, by their names.
 func (s *site) upload(path, key, prompt string, files map[string]string) (status int, body, at string) {
 	s.t.Helper()

@@ -52,11 +52,16 @@ type sessionPage struct {
 func (p *sessionPage) Drawn() string { return p.drawn.String() }
 
 // Open reports whether a turn has not ended.
-func (p *sessionPage) Open() bool {
+func (p *sessionPage) Open() bool { return p.openTurn() > 0 }
+
+// openTurn is the turn that has not ended; 0 without one.
+func (p *sessionPage) openTurn() int {
 	p.kept.mu.Lock()
 	defer p.kept.mu.Unlock()
-	last := p.kept.of.last()
-	return last != nil && last.Outcome == ""
+	if last := p.kept.of.last(); last != nil && last.Outcome == "" {
+		return last.N
+	}
+	return 0
 }
 
 // Runs reports whether something of the session runs or waits that can be cancelled.
@@ -113,6 +118,9 @@ func (u *ui) load(ctx context.Context, r *http.Request) (*sessionPage, error) {
 	p, err := u.open(ctx, r)
 	if err != nil {
 		return nil, err
+	}
+	if turn := p.openTurn(); turn > 0 {
+		u.near(ctx, p.kept, turn) // it notes which calls run
 	}
 	p.kept.mu.Lock()
 	version := p.kept.of.stored

@@ -50,6 +50,9 @@ func (u *ui) trace(ctx context.Context, k *kept, turn int) (*report.Trace, error
 	}
 	if err == nil {
 		of.made, of.until = made, time.Now().Add(max(keptLife, (lookShare-1)*time.Since(began)))
+		k.mu.Lock()
+		k.of.traced(made.Spans)
+		k.mu.Unlock()
 	}
 	return made, err
 }

@@ -440,6 +440,7 @@ func TestApprovals_AreWhole(t *testing.T) {
 		call, _, _ = strings.Cut(after, `"`)
 		return is
 	}, time.Minute, 50*time.Millisecond)
+	require.Contains(t, body, `session <a class="mono" href="/ui/sessions/work">work</a>`, "which session asks")
 	_, shown, _ := s.get("/sessions/work")
 	for _, page := range []string{body, shown} {
 		for _, text := range []string{strings.Repeat("x", 2000), "approval.commands", "rules.yaml:3", "Approve for this session", "this very call of bash, with the same arguments"} {
