@@ -706,6 +706,22 @@ func TestOutput_WholeOneIsSearched(t *testing.T) {
 	require.Less(t, len(body), 1<<20)
 }
 
+// TestFiles_OfASessionInPlaceAreInItsDirectory: no page says that there are none, or how to copy
+// some.
+func TestFiles_OfASessionInPlaceAreInItsDirectory(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	s.signIn(operator)
+	s.imported(
+		"here", loop.Event{Type: loop.EventSessionStarted, StartFields: loop.StartFields{Workspace: "/home/ada/project"}},
+		loop.Event{Type: loop.EventTurnStarted, StartFields: loop.StartFields{Input: "Look"}},
+		loop.Event{Type: loop.EventModelReply, Step: 1, Text: "yes"}, loop.Event{Type: loop.EventTurnEnded, Status: "answered", Text: "yes"},
+	)
+	_, body, _ := s.get("/sessions/here/files")
+	require.Contains(t, body, "It was started on <code>/home/ada/project</code>")
+	require.NotContains(t, body, "session push")
+}
+
 // TestSession_LongOnesAreShownByPages: of many items a page has the last ones, and leads to the
 // others, each once.
 func TestSession_LongOnesAreShownByPages(t *testing.T) {
