@@ -32,7 +32,7 @@ type callsCommand struct {
 	ID      string        `arg:"" optional:"" name:"call" help:"Id of a call, or SESSION/CALL: show everything about it."`
 	Session string        `placeholder:"ID" help:"Only calls of this session: its id, the beginning of its id, or last."`
 	Tool    string        `placeholder:"NAME" help:"Only calls of this tool."`
-	Status  []string      `placeholder:"STATUS" enum:"not_ok,exit,ok,failed,timeout,cancelled,rejected,outcome_unknown" help:"Only calls with these statuses: ok, failed, timeout, cancelled, rejected, outcome_unknown. exit has commands with another exit code than 0; not_ok has all calls that did not end well."`
+	Status  []string      `placeholder:"STATUS" enum:"not_ok,exit,ok,failed,timeout,cancelled,rejected,outcome_unknown" help:"Only calls with these statuses: ok, failed, timeout, cancelled, rejected, outcome_unknown, exit (commands with another exit code than 0) or not_ok (all that did not end well)."`
 	Lane    string        `placeholder:"LANE" help:"Only calls of this lane, such as sandbox/abc or POOL/sandbox/abc."`
 	Tenant  string        `placeholder:"NAME" help:"Only calls of this tenant."`
 	Worker  string        `placeholder:"ID" help:"Only calls that this worker answered."`

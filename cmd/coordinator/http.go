@@ -250,7 +250,7 @@ func (c *localSite) serveLocal(ctx context.Context, p program, of siteOf) (err e
 		return err
 	}
 	defer func() { env.Close(err) }()
-	env.Fleet.Files = access.NewTokens(plan.tokens...).Has
+	env.Fleet.TokenInFile = access.NewTokens(plan.tokens...).Has
 	if err := box.List(ctx, env.Fleet, plan.session, p.warn); err != nil {
 		return err
 	}

@@ -232,7 +232,7 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	}
 	defer env.Close(nil)
 	defer env.Fleet.ObserveStored()()
-	env.Fleet.Files = access.NewTokens(tokens...).Has
+	env.Fleet.TokenInFile = access.NewTokens(tokens...).Has
 	s := &service{program: p, env: env}
 	defer s.background.Wait()
 	serving, rest := context.WithCancel(ctx)
@@ -334,8 +334,8 @@ func (c *serveCommand) open(ctx, serving context.Context, s *service, options se
 		options.Schedules.Strict = c.CallKeys != ""
 	}
 	options.MinLevel, options.Approve, options.TakeOn = environment.MinLevelElsewhere, approval.Waiter(fl.NC, fl.Name, options.Keys), takesOn(fl, logger)
-	options.Stands = func(ctx context.Context, giver protocol.Giver) bool {
-		return stored.Store{JS: fl.JS, Fleet: fl.Name, Signer: fl.Signer}.Stands(ctx, giver, fl.Files)
+	options.GiverValid = func(ctx context.Context, giver protocol.Giver) bool {
+		return stored.Store{JS: fl.JS, Fleet: fl.Name, Signer: fl.Signer}.GiverValid(ctx, giver, fl.TokenInFile)
 	}
 	options.Tracer, options.Logger = telemetry.Tracer(), logger
 	server, err := serve.New(ctx, fl.NC, options)

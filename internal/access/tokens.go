@@ -75,15 +75,15 @@ var ErrUnknown = errors.New("the token is not known, has expired, or was removed
 // Tokens are those of a file. They never change.
 type Tokens map[Digest]Token
 
-// What servers know tokens by: of a fleet, behind which is the id, of a file, behind which is a
-// part of its digest's digest, and of an issuer.
+// Servers name tokens by these texts, which are not the tokens themselves: [OfFleet] and the id of a
+// token of the fleet, [OfFile] and a part of its digest's digest, or [OfIssuer] alone.
 const (
 	OfFleet  = "stored:"
 	OfFile   = "file:"
 	OfIssuer = "issuer"
 )
 
-// Has reports whether a token of a file, by what servers know it by, still lets its client in.
+// Has reports whether the file has a token with this name, which has not expired.
 func (t Tokens) Has(token string) bool {
 	for _, one := range t {
 		if one.Token == token && token != "" {

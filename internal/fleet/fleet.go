@@ -75,9 +75,9 @@ type Fleet struct {
 	// fleet has its text any more; nil without such a copy.
 	Removed func(ctx context.Context, id protocol.SessionID) error
 
-	// Files knows the tokens of clients that this process has in files, by [judge.Principal].Token;
-	// nil has none. It is set before a turn runs.
-	Files func(token string) bool
+	// TokenInFile reports whether a file of this process has a client's token, by
+	// [judge.Principal].Token; nil is no file. It is set before a turn runs.
+	TokenInFile func(token string) bool
 
 	here
 	closing

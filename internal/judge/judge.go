@@ -89,8 +89,7 @@ type Principal struct {
 	Tenant protocol.Tenant
 	// Expires is when the principal may do nothing any more; zero is never.
 	Expires time.Time
-	// Token is what servers know the token of a client by, which is not the token itself; ""
-	// without one.
+	// Token is the servers' name of the client's token, such as stored:ID; "" without a token.
 	Token string
 }
 

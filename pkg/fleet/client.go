@@ -226,9 +226,9 @@ func (c *Client) Runner(m loop.Model, table *tools.Table, options *loop.Options)
 		o = *options
 	}
 	o.MinLevel = cmp.Or(o.MinLevel, c.least())
-	if o.Stands == nil {
-		o.Stands = func(ctx context.Context, giver protocol.Giver) bool {
-			return c.Tokens().store().Stands(ctx, giver, c.inner.Files)
+	if o.GiverValid == nil {
+		o.GiverValid = func(ctx context.Context, giver protocol.Giver) bool {
+			return c.Tokens().store().GiverValid(ctx, giver, c.inner.TokenInFile)
 		}
 	}
 	return loop.New(m, c.inner.Dispatcher, c.inner.Journal, table, &o)

@@ -92,10 +92,10 @@ type Options struct {
 	// with nil such calls are refused, as they are after an error; see [ErrAskAgain]. Of a turn and
 	// its sub-agents one call is asked about at a time.
 	Approve func(ctx context.Context, request ApprovalRequest) (protocol.Approval, error)
-	// Stands reports whether the client that has given an approval for the session still has its
-	// token. It is asked whenever the approval would let a call run; with nil it is never the case.
-	// A person is asked again then.
-	Stands func(ctx context.Context, giver protocol.Giver) bool
+	// GiverValid reports whether the token of a client that has given an approval for the session is
+	// still valid. It is called whenever the approval would let a call run. If it returns false, or
+	// is nil, a person is asked again.
+	GiverValid func(ctx context.Context, giver protocol.Giver) bool
 
 	// Hooks see, change and refuse tool calls, their results, requests to the model, replies,
 	// prompts and ends of turns, in their order.

@@ -155,7 +155,7 @@ func (t *turnRun) verdict(ctx context.Context, turn *turn, index int, asked poli
 	denied := judged.Decision == policy.Denied
 	approved := call.decision != nil && call.decision.status == decisionApproved
 	if approved && !sent && call.decision.earlier != nil { // a resumed turn asks again whether that counts
-		approved = t.stands(ctx, *call.decision.earlier)
+		approved = t.approvalCounts(ctx, *call.decision.earlier)
 	}
 	if approved {
 		v.note = call.decision.note
@@ -298,7 +298,7 @@ func (t *turnRun) decideCall(ctx context.Context, p *pendingCall, asked policy.C
 		}
 	}
 	j.scope, _ = ScopeOf(p.event.Name, p.input)
-	if before, is := t.session.approved[j.scope]; is && t.opts.Approve != nil && t.stands(ctx, before) {
+	if before, is := t.session.approved[j.scope]; is && t.opts.Approve != nil && t.approvalCounts(ctx, before) {
 		j.approve = func(context.Context, ApprovalRequest) (protocol.Approval, error) {
 			return protocol.Approval{Granted: true, By: before.by, Via: viaSession, Giver: before.giver}, nil
 		}
@@ -323,16 +323,16 @@ func (t *turnRun) decideCall(ctx context.Context, p *pendingCall, asked policy.C
 // viaSession is the way of an answer that an approval for the session has given.
 const viaSession = "session"
 
-// stands reports whether an approval for the session still counts: who has given it could give it
+// approvalCounts reports whether an approval for the session still counts: its giver could give it
 // now.
-func (r *Runner) stands(ctx context.Context, a approved) bool {
+func (r *Runner) approvalCounts(ctx context.Context, a approved) bool {
 	switch {
 	case a.giver == nil:
 		return true
-	case !a.giver.Until.IsZero() && !time.Now().Before(a.giver.Until), r.opts.Stands == nil:
+	case !a.giver.Until.IsZero() && !time.Now().Before(a.giver.Until), r.opts.GiverValid == nil:
 		return false
 	}
-	return r.opts.Stands(ctx, *a.giver)
+	return r.opts.GiverValid(ctx, *a.giver)
 }
 
 // editors are the tools that do nothing but change the file of the argument named path.

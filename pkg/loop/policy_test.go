@@ -320,7 +320,7 @@ func TestPolicy_AnApprovalOfOneWhoseTokenIsGone(t *testing.T) {
 				return protocol.Approval{Granted: true, Session: true, By: "ada", Via: "fleet", Giver: test.giver}, nil
 			}
 			if test.stands != nil {
-				r.opts.Stands = func(_ context.Context, giver protocol.Giver) bool {
+				r.opts.GiverValid = func(_ context.Context, giver protocol.Giver) bool {
 					require.Equal(t, "stored:1", giver.Token)
 					looks++
 					return test.stands[looks-1]
@@ -357,7 +357,7 @@ func TestPolicy_AnApprovalForTheSessionIsJudgedAtResume(t *testing.T) {
 			asked++
 			return protocol.Approval{Granted: true, Session: true, Giver: &protocol.Giver{Token: "stored:1"}}, nil
 		}
-		r.opts.Stands = func(context.Context, protocol.Giver) bool { return !removed }
+		r.opts.GiverValid = func(context.Context, protocol.Giver) bool { return !removed }
 		r.mustRun(t.Context(), t, "go")
 		journal.untilCrash = crash
 		_, err := r.run(t.Context(), t, "again")

@@ -62,7 +62,7 @@ type Approval struct {
 
 // Giver is the token of a client that has given an approval for a session.
 type Giver struct {
-	// Token is what servers know the token by, which is not the token itself: stored:ID for one of
+	// Token is the servers' name of the token, which is not the token itself: stored:ID for one of
 	// the fleet.
 	Token string `json:"token,omitempty"`
 	// Until is when the token expires; zero is never.

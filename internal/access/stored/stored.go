@@ -234,13 +234,13 @@ func (s Store) Remove(ctx context.Context, ids ...string) error {
 	})
 }
 
-// Stands reports whether a token still lets its client in, by what its principal says that servers
-// know it by. files knows those of this process's files; nil has none. Of an issuer's tokens
-// nothing is known but when they expire.
-func (s Store) Stands(ctx context.Context, giver protocol.Giver, files func(token string) bool) bool {
+// GiverValid reports whether the token of the giver of an approval still lets its client in. inFile
+// reports it for tokens in files of this process; nil is no file. Of an issuer's tokens only the end
+// is known.
+func (s Store) GiverValid(ctx context.Context, giver protocol.Giver, inFile func(token string) bool) bool {
 	id, is := strings.CutPrefix(giver.Token, access.OfFleet)
 	if !is {
-		return giver.Token == access.OfIssuer && !giver.Until.IsZero() || files != nil && files(giver.Token)
+		return giver.Token == access.OfIssuer && !giver.Until.IsZero() || inFile != nil && inFile(giver.Token)
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()

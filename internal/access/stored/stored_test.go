@@ -229,18 +229,18 @@ func TestTokens_StandForWhatTheirClientsApproved(t *testing.T) {
 	require.NoError(t, err)
 	giver := protocol.Giver{Token: access.OfFleet + made.ID, Until: made.Expires}
 	stands := func(token string) bool {
-		return store.Stands(t.Context(), protocol.Giver{Token: token}, func(file string) bool { return file == access.OfFile+"1" })
+		return store.GiverValid(t.Context(), protocol.Giver{Token: token}, func(file string) bool { return file == access.OfFile+"1" })
 	}
-	require.True(t, store.Stands(t.Context(), giver, nil))
+	require.True(t, store.GiverValid(t.Context(), giver, nil))
 	require.True(t, stands(access.OfFile+"1"))
 	for _, token := range []string{"", access.OfFleet, access.OfFleet + "other", made.ID, access.OfFile + "2", access.OfIssuer} {
 		require.False(t, stands(token), token)
 	}
-	require.True(t, store.Stands(t.Context(), protocol.Giver{Token: access.OfIssuer, Until: time.Now().Add(time.Hour)}, nil), "it is known when it expires")
+	require.True(t, store.GiverValid(t.Context(), protocol.Giver{Token: access.OfIssuer, Until: time.Now().Add(time.Hour)}, nil), "it is known when it expires")
 	require.Eventually(t, func() bool { return !stands(access.OfFleet + short.ID) }, generous, 10*time.Millisecond, "it expired")
 	require.NoError(t, store.Remove(t.Context(), made.ID))
-	require.False(t, store.Stands(t.Context(), giver, nil), "it was removed")
+	require.False(t, store.GiverValid(t.Context(), giver, nil), "it was removed")
 	signer, err := signing.Make(t.TempDir())
 	require.NoError(t, err)
-	require.False(t, stored.Store{JS: f.JS, Fleet: "tf", Signer: signer}.Stands(t.Context(), protocol.Giver{Token: access.OfFleet + short.ID}, nil), "not signed")
+	require.False(t, stored.Store{JS: f.JS, Fleet: "tf", Signer: signer}.GiverValid(t.Context(), protocol.Giver{Token: access.OfFleet + short.ID}, nil), "not signed")
 }

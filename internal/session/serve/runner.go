@@ -91,7 +91,7 @@ func (s *Server) runner(
 		ModelName: name, MaxSteps: lesser(turn.MaxSteps, s.options.MaxSteps), MaxTokens: lesser(turn.MaxTokens, s.options.MaxTokens), Budget: turn.Budget, PromoteAfter: cmp.Or(turn.PromoteAfter.Duration(), s.options.PromoteAfter), Price: price, Compaction: compaction, Agents: s.options.Agents,
 		System: turn.System, Project: turn.Project, Author: turn.Author, Sandbox: s.options.Sandbox,
 		Settings: loop.Settings{Temperature: turn.Temperature, Effort: turn.Reasoning, MaxOutput: turn.MaxOutput}.Or(s.options.Settings),
-		Guard:    guard, Policy: rules, MinLevel: s.options.MinLevel, Approve: s.options.Approve, Stands: s.options.Stands, Hooks: s.options.Hooks, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
+		Guard:    guard, Policy: rules, MinLevel: s.options.MinLevel, Approve: s.options.Approve, GiverValid: s.options.GiverValid, Hooks: s.options.Hooks, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
 	})
 	if err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)

@@ -141,8 +141,8 @@ type Rules struct {
 	Policies []policy.Policy
 	// Approve asks a person about calls for which a policy demands it; with nil they are refused.
 	Approve func(ctx context.Context, request loop.ApprovalRequest) (protocol.Approval, error)
-	// Stands is that of [loop.Options].
-	Stands func(ctx context.Context, giver protocol.Giver) bool
+	// GiverValid is that of [loop.Options].
+	GiverValid func(ctx context.Context, giver protocol.Giver) bool
 	// Hooks see, change and refuse what turns do.
 	Hooks []loop.Hook
 	// TakeOn lets a call know that the answer to its question [loop.EventQuestionAsked] may come
