@@ -90,7 +90,7 @@ func examples() map[string][]string {
 		},
 		"chat":           {`coordinator chat --model openai:gpt-4.1`, `coordinator chat --continue`},
 		"call":           {`coordinator call bash '{"command":"go version"}'`, `coordinator call --session last read '{"path":"go.mod"}'`},
-		"calls":          {`coordinator calls --since 1h --status failed,timeout`, `coordinator calls --session last --follow`, `coordinator calls --text '"no space left"' --csv`},
+		"calls":          {`coordinator calls --since 1h --status not_ok`, `coordinator calls --session last --follow`, `coordinator calls --text '"no space left"' --csv`},
 		"serve":          {`coordinator serve --model openai:gpt-4.1`, `coordinator serve --nats nats://nats1:4222 --model openai:gpt-4.1 --http 127.0.0.1:7070`},
 		"submit":         {`coordinator submit --nats nats://nats1:4222 --workspace . "Repair the build."`, `coordinator submit --nats nats://nats1:4222 --detach "Repair the build."`},
 		"mcp":            {`coordinator mcp --workspace ~/src/project`, `coordinator mcp --listen 127.0.0.1:7080 --nats nats://nats1:4222`},
