@@ -100,11 +100,21 @@ func (u *ui) using(ctx context.Context, id protocol.SessionID, act string) (flee
 }
 
 func (f *form) send(ctx context.Context) (string, error) {
-	files, err := filesOf(f.r)
+	turn, err := turnOf(f.r)
 	if err == nil {
-		_, err = f.of.Submit(ctx, fleet.Turn{Session: f.session, Prompt: f.text("prompt"), Attachments: files})
+		turn.Session = f.session
+		_, err = f.of.Submit(ctx, turn)
 	}
 	return "", err
+}
+
+// turnOf is the turn that a form begins: its prompt and its files.
+func turnOf(r *http.Request) (turn fleet.Turn, err error) {
+	if turn.Prompt = textOf(r, "prompt"); strings.TrimSpace(turn.Prompt) == "" {
+		return turn, fmt.Errorf("%w: prompt: must not be empty", fleet.ErrInvalid)
+	}
+	turn.Attachments, err = filesOf(r)
+	return turn, err
 }
 
 // filesOf are the files of a form. Each is checked as those of the HTTP API are, and all of them by

@@ -293,11 +293,12 @@ func (u *ui) startSession(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	files, err := filesOf(r)
+	turn, err := turnOf(r)
 	if err != nil {
 		return err
 	}
-	ref, err := of.Submit(ctx, fleet.Turn{Session: id, Prompt: textOf(r, "prompt"), Model: strings.TrimSpace(r.PostFormValue("model")), Attachments: files})
+	turn.Session, turn.Model = id, strings.TrimSpace(r.PostFormValue("model"))
+	ref, err := of.Submit(ctx, turn)
 	if err != nil {
 		return err
 	}

@@ -412,6 +412,11 @@ func TestBegin_LeadsToTheSession(t *testing.T) {
 	require.Contains(t, body, "Done.")
 	status, _, _ = s.get("/sessions/none")
 	require.Equal(t, 404, status)
+	for _, path := range []string{"/sessions", "/sessions/" + id + "/send"} {
+		status, body, _ = s.post(path, "key", s.key(), "prompt", " \n")
+		require.Equal(t, 422, status, path)
+		require.Contains(t, body, "prompt: must not be empty", path)
+	}
 }
 
 // TestApprovals_AreWhole: a page shows what is to run in full and the rule that asks, with its file
