@@ -75,8 +75,8 @@ var ErrUnknown = errors.New("the token is not known, has expired, or was removed
 // Tokens are those of a file. They never change.
 type Tokens map[Digest]Token
 
-// Servers name tokens by these texts, which are not the tokens themselves: [OfFleet] and the id of a
-// token of the fleet, [OfFile] and a part of its digest's digest, or [OfIssuer] alone.
+// Servers name tokens by these texts, which are not the tokens themselves: [OfFleet] and the id of
+// a token of the fleet, [OfFile] and a part of its digest's digest, or [OfIssuer] alone.
 const (
 	OfFleet  = "stored:"
 	OfFile   = "file:"

@@ -92,9 +92,9 @@ type Options struct {
 	// with nil such calls are refused, as they are after an error; see [ErrAskAgain]. Of a turn and
 	// its sub-agents one call is asked about at a time.
 	Approve func(ctx context.Context, request ApprovalRequest) (protocol.Approval, error)
-	// GiverValid reports whether the token of a client that has given an approval for the session is
-	// still valid. It is called whenever the approval would let a call run. If it returns false, or
-	// is nil, a person is asked again.
+	// GiverValid reports whether the token of a client that has given an approval for the session
+	// is still valid. It is called whenever the approval would let a call run. If it returns false,
+	// or is nil, a person is asked again.
 	GiverValid func(ctx context.Context, giver protocol.Giver) bool
 
 	// Hooks see, change and refuse tool calls, their results, requests to the model, replies,

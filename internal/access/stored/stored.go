@@ -235,8 +235,8 @@ func (s Store) Remove(ctx context.Context, ids ...string) error {
 }
 
 // GiverValid reports whether the token of the giver of an approval still lets its client in. inFile
-// reports it for tokens in files of this process; nil is no file. Of an issuer's tokens only the end
-// is known.
+// reports it for tokens in files of this process; nil is no file. Of an issuer's tokens only the
+// end is known.
 func (s Store) GiverValid(ctx context.Context, giver protocol.Giver, inFile func(token string) bool) bool {
 	id, is := strings.CutPrefix(giver.Token, access.OfFleet)
 	if !is {
