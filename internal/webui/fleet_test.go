@@ -93,8 +93,10 @@ func TestFleet_OthersSeeWhatTheyMay(t *testing.T) {
 	s := start(t)
 	runs := s.hold("account/secret")
 	require.NoError(t, s.client.Limits().Set(t.Context(), fleet.Limit{Tenant: "others", Concurrent: 5}))
+	require.NoError(t, s.client.Limits().Set(t.Context(), fleet.Limit{Lane: "account/*", Concurrent: 5}))
 	s.signIn(reader)
 	s.until("/fleet", "You have no right to see lanes")
+	require.Contains(t, s.until("/limits", "lanes account/*"), "You have no right to see lanes", "it does not see whether the limit holds calls back")
 	for _, path := range []string{"/fleet", "/lanes", "/lane?lane=account/secret", "/lanes/live", "/calls", "/limits", "/webhooks", "/schedules", "/fleet/plots"} {
 		status, body, _ := s.get(path)
 		require.Contains(t, []int{200, 403}, status, "%s: %s", path, body)
