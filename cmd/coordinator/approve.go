@@ -10,6 +10,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/terminal/prompt"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -131,7 +132,7 @@ func (c *approveCommand) list(ctx context.Context, p program) error {
 			schema = "\n  answer it with --content JSON, which must fit the schema " + prose.OneLine(string(a.Question.Schema))
 		}
 		_, err = fmt.Fprintf(p.out(), "%s ago: %s %s\n  %s%s\n  coordinator approve%s%s %s %s\n",
-			ago(a.AskedAt), prose.OneLine(a.Tool), prose.OneLine(prompt.Shorten(a.Arguments)), prose.OneLine(a.Reason), schema,
+			terminal.Ago(a.AskedAt), prose.OneLine(a.Tool), prose.OneLine(prompt.Shorten(a.Arguments)), prose.OneLine(a.Reason), schema,
 			c.Reach(), pool, a.SessionID, a.CallID)
 	}
 	return err

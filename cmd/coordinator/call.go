@@ -13,6 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
+	"github.com/toolfleet/toolfleet/internal/moment"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/terminal/prompt"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -46,7 +47,7 @@ type callCommand struct {
 type sendFlags struct {
 	Timeout   time.Duration `default:"0s" brief:"Time limit of the call; 0 means unlimited." help:"Time limit of the call, including its wait; 0 means unlimited."`
 	ID        string        `name:"id" placeholder:"ID" brief:"Own id of the call, so that sending it again does not run it again." help:"Own id of the call, of letters, digits, - and _. With the same --session and --id the call runs once: sending it again returns the first result, as long as results are kept. With another tool or other arguments it is rejected, as id_reused."`
-	NotBefore cli.Moment    `placeholder:"WHEN" brief:"Earliest start: a time, or a duration from now." help:"Earliest start: a time such as 2026-12-01T07:00:00+01:00, or a duration from now such as 90m. Until then the call waits in the fleet, and delays no other call. --timeout begins then."`
+	NotBefore moment.Moment `placeholder:"WHEN" brief:"Earliest start: a time, or a duration from now." help:"Earliest start: a time such as 2026-12-01T07:00:00+01:00, or a duration from now such as 90m. Until then the call waits in the fleet, and delays no other call. --timeout begins then."`
 }
 
 // batchFlags are about calls from a file.
@@ -254,7 +255,7 @@ func (o *callOutput) take(outcome *loop.Single) error {
 
 // bind sets when a call starts at the earliest, and when it has to end.
 func (c *callCommand) bind(call *protocol.Call) error {
-	call.NotBefore = c.NotBefore.From(time.Now())
+	call.NotBefore = c.NotBefore.After(time.Now())
 	if c.Timeout > 0 {
 		call.Deadline = call.IssuedAt.Add(call.Delay() + c.Timeout)
 	}
@@ -299,7 +300,7 @@ func (c *callCommand) inFleet(
 	running := ctx
 	if c.Timeout > 0 { // which begins when the workspace is there, and not before it may start
 		var cancel context.CancelFunc
-		running, cancel = context.WithTimeout(ctx, c.Timeout+max(time.Until(c.NotBefore.From(time.Now())), 0))
+		running, cancel = context.WithTimeout(ctx, c.Timeout+max(time.Until(c.NotBefore.After(time.Now())), 0))
 		defer cancel()
 	}
 	call, err := do(running, env, show)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/moment"
 	"github.com/toolfleet/toolfleet/internal/session/index"
 	"github.com/toolfleet/toolfleet/internal/session/timeline"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
@@ -36,7 +37,7 @@ type callsCommand struct {
 	Lane    string        `placeholder:"LANE" help:"Only calls of this lane, such as sandbox/abc or POOL/sandbox/abc."`
 	Tenant  string        `placeholder:"NAME" help:"Only calls of this tenant."`
 	Worker  string        `placeholder:"ID" help:"Only calls that this worker answered."`
-	Since   time.Duration `default:"0s" help:"Only calls that ended within this time, such as 1h; 0 means all."`
+	Since   moment.Moment `placeholder:"TIME" help:"Only calls that ended within this time, such as 15m, 24h or 7d, or since a time such as 2026-12-01T07:00:00+01:00."`
 	Text    string        `placeholder:"WORDS" help:"Only calls with these words in their input or output, as for session search."`
 	Limit   int           `default:"100" help:"Maximum number of calls to print, the last ones; 0 means all."`
 	Follow  bool          `help:"Then print calls as they end, until interrupted. The oldest is first."`
@@ -53,18 +54,12 @@ func (c *callsCommand) check() (q fleet.CallQuery, err error) {
 	if c.Limit < 0 {
 		return q, cli.Usagef("--limit %d: must not be negative", c.Limit)
 	}
-	if c.Since < 0 {
-		return q, cli.Usagef("--since %s: must not be negative", c.Since)
-	}
 	if c.ID != "" && (c.Follow || c.CSV) {
 		return q, cli.Usagef("call %s: one call is not for --follow and --csv", c.ID)
 	}
-	q = fleet.CallQuery{Tool: c.Tool, Lane: c.Lane, Tenant: protocol.Tenant(c.Tenant), Worker: protocol.WorkerID(c.Worker), Text: c.Text}
+	q = fleet.CallQuery{Tool: c.Tool, Lane: c.Lane, Tenant: protocol.Tenant(c.Tenant), Worker: protocol.WorkerID(c.Worker), Since: c.Since.Before(time.Now()), Text: c.Text}
 	for _, status := range c.Status {
 		q.Status = append(q.Status, protocol.Status(status))
-	}
-	if c.Since > 0 {
-		q.Since = time.Now().Add(-c.Since)
 	}
 	return q, nil
 }
@@ -120,6 +115,8 @@ func (c *callsCommand) one(ctx context.Context, p program, client *fleet.Client,
 		switch {
 		case errors.Is(err, index.ErrBehind) && pause.For(ctx, pause.Retry):
 			continue
+		case errors.Is(err, fleet.ErrNotFound):
+			return fmt.Errorf("%w: it has calls that ended, and coordinator calls lists them; coordinator lane ls shows those that run or wait", err)
 		case err != nil:
 			return err
 		case c.JSON:

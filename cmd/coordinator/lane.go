@@ -318,16 +318,10 @@ func running(calls []report.RunningCall) string {
 
 // age formats a duration in milliseconds.
 func age(ms int64) string {
-	d := time.Duration(ms) * time.Millisecond
-	switch {
-	case ms == 0:
+	if ms == 0 {
 		return "-"
-	case d < time.Second:
-		return d.String()
-	case d < 10*time.Second:
-		return d.Round(100 * time.Millisecond).String()
 	}
-	return d.Round(time.Second).String()
+	return terminal.Millis(float64(ms))
 }
 
 func orDash(s string) string {

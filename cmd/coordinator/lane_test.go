@@ -213,7 +213,7 @@ func (r *laneRig) ended(ts *testscript.TestScript, id, status string) {
 func TestAge(t *testing.T) {
 	t.Parallel()
 	for ms, want := range map[int64]string{
-		0: "-", 7: "7ms", 999: "999ms", 1234: "1.2s", 12_345: "12s", 3_600_000: "1h0m0s",
+		0: "-", 7: "7.0 ms", 999: "999 ms", 1234: "1.2 s", 12_345: "12.3 s", 3_600_000: "1 h 0 min",
 	} {
 		require.Equal(t, want, age(ms))
 	}

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/internal/access/oidc"
@@ -117,7 +118,14 @@ func (e *endpoint) listen(ctx context.Context, tokens []access.Token, others acc
 		l.URL = "http://" + l.listener.Addr().String()
 	}
 	if err != nil {
-		return nil, cli.Usagef("%s %s: cannot listen for clients: %v", e.flag, e.address, err)
+		next := "choose another address; port 0 takes a free one"
+		switch {
+		case isSocket:
+			next = "choose another path, in a directory of yours"
+		case errors.Is(err, syscall.EADDRINUSE):
+			next = "another program listens there: end it, or choose another address; port 0 takes a free one"
+		}
+		return nil, cli.Usagef("%s %s: cannot listen for clients: %v; %s", e.flag, e.address, err, next)
 	}
 	if e.TLSCert != "" {
 		if l.listener, err = access.OverTLS(l.listener, e.TLSCert, e.TLSKey); err != nil {

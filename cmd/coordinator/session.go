@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
+	"github.com/toolfleet/toolfleet/internal/moment"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -28,8 +29,8 @@ type sessionCommand struct {
 
 	Ls struct {
 		Limit   int           `default:"100" help:"Maximum number of sessions to print."`
-		State   string        `placeholder:"STATE" help:"Only sessions in this state, such as waits_for_approval or failed."`
-		Since   time.Duration `default:"0s" help:"Only sessions that changed within this time, such as 2h; 0 means all."`
+		State   string        `placeholder:"STATE" help:"Only sessions in this state, such as running, waits_for_approval or failed."`
+		Since   moment.Moment `placeholder:"TIME" help:"Only sessions that changed within this time, such as 2h or 7d, or since a time such as 2026-12-01T07:00:00+01:00."`
 		Running bool          `hidden:"" env:"-"` // for the completion of a shell: no server is started
 	} `cmd:"" help:"List sessions, most recently changed first."`
 	Search sessionSearch `cmd:"" help:"Search the conversations and calls of all sessions for words. The first search reads all journals into an index."`
@@ -249,11 +250,8 @@ func (c *sessionCommand) check() (pool protocol.Pool, err error) {
 	if c.Ls.Limit < 1 {
 		return "", cli.Usagef("--limit %d: must be positive", c.Ls.Limit)
 	}
-	if states := sessionStates(); c.Ls.State != "" && !slices.Contains(states, c.Ls.State) {
+	if states := sessionStates(); c.Ls.State != "" && !slices.Contains(states, strings.ReplaceAll(c.Ls.State, " ", "_")) {
 		return "", cli.Usagef("--state %s: must be one of %s", c.Ls.State, strings.Join(states, ", "))
-	}
-	if c.Ls.Since < 0 {
-		return "", cli.Usagef("--since %s: must not be negative", c.Ls.Since)
 	}
 	if err := c.Search.check(); err != nil {
 		return "", err
@@ -419,11 +417,11 @@ func (o *opened) callAt(ctx context.Context, id protocol.SessionID, at fleet.At)
 	return last, err
 }
 
-// sessionStates are all states of a session.
+// sessionStates are all states of a session, also as [report.StateWords] says them.
 func sessionStates() []string {
 	return []string{
 		string(loop.OutcomeAnswered), string(loop.OutcomeFailed), string(loop.OutcomeLimitReached), string(loop.OutcomeInterrupted),
-		report.StateOpen, report.StateInUse, report.StateWaitsForApproval, report.StateWaitsForAnswer, report.StateWaitsForWorker,
+		"running", report.StateOpen, report.StateInUse, report.StateLost, report.StateWaitsForApproval, report.StateWaitsForAnswer, report.StateWaitsForWorker,
 		report.StateWaitsForCoordinator, report.StateForked, report.StateInvalid, report.StateUncompleted, report.StateRemoving, report.StateWorkspaceOnly,
 	}
 }

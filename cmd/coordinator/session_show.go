@@ -18,6 +18,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
 	"github.com/toolfleet/toolfleet/internal/inplace/gitguard"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/moment"
 	"github.com/toolfleet/toolfleet/internal/session/index"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/terminal/prompt"
@@ -29,8 +30,8 @@ import (
 )
 
 func (c *sessionCommand) list(ctx context.Context, p program, all *opened) error {
-	limit := c.Ls.Limit
-	if c.Ls.State != "" || c.Ls.Since > 0 { // the filter may leave out any
+	limit, since := c.Ls.Limit, c.Ls.Since.Before(time.Now())
+	if c.Ls.State != "" || !since.IsZero() { // the filter may leave out any
 		limit = math.MaxInt
 	}
 	of := all.List
@@ -45,7 +46,7 @@ func (c *sessionCommand) list(ctx context.Context, p program, all *opened) error
 		return err
 	}
 	list = slices.DeleteFunc(list, func(s report.Session) bool {
-		return c.Ls.State != "" && s.State != c.Ls.State || c.Ls.Since > 0 && time.Since(s.UpdatedAt) > c.Ls.Since
+		return c.Ls.State != "" && report.StateWords(s.State) != report.StateWords(c.Ls.State) || s.UpdatedAt.Before(since)
 	})
 	if len(list) > c.Ls.Limit {
 		leftOut, list = leftOut+len(list)-c.Ls.Limit, list[:c.Ls.Limit]
@@ -71,7 +72,7 @@ func (c *sessionCommand) show(ctx context.Context, p program, all *opened) error
 	}
 	info.Waits = append(info.Waits, c.waits(info)...)
 	waiting := []string{report.StateOpen, report.StateInUse, report.StateWaitsForWorker, report.StateWaitsForCoordinator}
-	if all.local != nil && info.State == report.StateOpen { // else a process would hold it
+	if info.State == report.StateLost {
 		info.Waits = append(info.Waits, fmt.Sprintf("the process that ran turn %d was lost; it continues with: coordinator run%s --session %s --model %s", info.Turns, c.Reach(), all.id, cli.ShellWord(info.Model)))
 	} else if slices.Contains(waiting, info.State) {
 		used(ctx, all, info)
@@ -225,7 +226,7 @@ func printSessions(w io.Writer, list []report.Session) error {
 		if s.State == report.StateWorkspaceOnly {
 			who = string(s.Tenant)
 		}
-		_, _ = fmt.Fprintf(table, "%s%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", strings.Repeat("  ", depth), orDash(promptOf(s.Prompt, 40)), cmp.Or(s.State, "-"), ago(s.UpdatedAt),
+		_, _ = fmt.Fprintf(table, "%s%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", strings.Repeat("  ", depth), orDash(promptOf(s.Prompt, 40)), cmp.Or(report.StateWords(s.State), "-"), terminal.Ago(s.UpdatedAt),
 			orDash(prose.OneLine(who)), s.Turns, s.Steps, s.ToolCalls, prose.OneLine(string(s.SessionID)))
 	})
 	return table.Flush()
@@ -258,7 +259,7 @@ func printSession(w io.Writer, s *report.Session, reach string) error {
 		_, _ = fmt.Fprintf(table, "%s\t%s\n", name, value) // Flush tells of errors
 	}
 	line("session", string(s.SessionID))
-	line("state", cmp.Or(s.State, "-"))
+	line("state", cmp.Or(report.StateWords(s.State), "-"))
 	if s.Parent != "" {
 		line("parent", string(s.Parent))
 	}
@@ -275,9 +276,9 @@ func printSession(w io.Writer, s *report.Session, reach string) error {
 		line("unknown", fmt.Sprintf("call %s of %s: coordinator session resolve%s %s %s --happened, or --did-not", u.CallID, prose.OneLine(u.Tool), reach, s.SessionID, u.CallID))
 	}
 	if s.CreatedAt != nil {
-		line("created", s.CreatedAt.UTC().Format(time.RFC3339)+" ("+ago(*s.CreatedAt)+" ago)")
+		line("created", s.CreatedAt.UTC().Format(time.RFC3339)+" ("+terminal.Ago(*s.CreatedAt)+" ago)")
 	}
-	line("changed", s.UpdatedAt.UTC().Format(time.RFC3339)+" ("+ago(s.UpdatedAt)+" ago)")
+	line("changed", s.UpdatedAt.UTC().Format(time.RFC3339)+" ("+terminal.Ago(s.UpdatedAt)+" ago)")
 	line("model", orDash(prose.OneLine(s.Model)))
 	line("workspace", orDash(prose.OneLine(s.Workspace)))
 	line("work", terminal.Plural(s.Turns, "turn")+", "+terminal.Plural(s.Steps, "step")+", "+terminal.Plural(s.ToolCalls, "tool call"))
@@ -309,7 +310,7 @@ func printSession(w io.Writer, s *report.Session, reach string) error {
 		if traced {
 			trace = orDash(prose.OneLine(t.TraceID)) + "\t"
 		}
-		_, _ = fmt.Fprintf(table, "%d\t%s\t%s\t%d\t%d\t%s%s\n", t.Turn, cmp.Or(t.State, "-"), t.StartedAt.UTC().Format(time.RFC3339), t.Steps, t.ToolCalls, trace, promptOf(t.Input, 60))
+		_, _ = fmt.Fprintf(table, "%d\t%s\t%s\t%d\t%d\t%s%s\n", t.Turn, cmp.Or(report.StateWords(t.State), "-"), t.StartedAt.UTC().Format(time.RFC3339), t.Steps, t.ToolCalls, trace, promptOf(t.Input, 60))
 	}
 	return table.Flush()
 }
@@ -317,21 +318,6 @@ func printSession(w io.Writer, s *report.Session, reach string) error {
 // promptOf is the beginning of a prompt, on one line.
 func promptOf(text string, most int) string {
 	return prose.OneLine(prose.Short(strings.Join(strings.Fields(text), " "), most))
-}
-
-// ago is how long something is ago, roughly.
-func ago(at time.Time) string {
-	d := max(time.Since(at), 0)
-	switch {
-	case d < time.Minute:
-		return strconv.Itoa(int(d.Seconds())) + "s"
-	case d < time.Hour:
-		return strconv.Itoa(int(d.Minutes())) + "m"
-	case d < 48*time.Hour:
-		return strconv.Itoa(int(d.Hours())) + "h"
-	default:
-		return strconv.Itoa(int(d.Hours()/24)) + "d"
-	}
 }
 
 // bytesOf is a size as people read it.
@@ -352,7 +338,7 @@ func bytesOf[N int64 | uint64](n N) string {
 
 type sessionSearch struct {
 	Words []string      `arg:"" help:"Words that must all be in a passage. Quotes inside an argument keep words together ('\"no such file\"'), and word* is all words that begin like it."`
-	Since time.Duration `default:"0s" help:"Only passages of this time, such as 24h; 0 means all."`
+	Since moment.Moment `placeholder:"TIME" help:"Only passages of this time, such as 24h or 7d, or since a time such as 2026-12-01T07:00:00+01:00."`
 	Limit int           `default:"20" help:"Maximum number of passages to print, up to 1000."`
 }
 
@@ -361,17 +347,11 @@ func (c *sessionSearch) check() error {
 	if c.Limit < 1 || c.Limit > index.MaxPassages {
 		return cli.Usagef("--limit %d: must be 1 to %d", c.Limit, index.MaxPassages)
 	}
-	if c.Since < 0 {
-		return cli.Usagef("--since %s: must not be negative", c.Since)
-	}
 	return nil
 }
 
 func (c *sessionCommand) search(ctx context.Context, p program, all *opened) error {
-	search := fleet.Search{Words: strings.Join(c.Search.Words, " "), Limit: c.Search.Limit}
-	if c.Search.Since > 0 {
-		search.Since = time.Now().Add(-c.Search.Since)
-	}
+	search := fleet.Search{Words: strings.Join(c.Search.Words, " "), Since: c.Search.Since.Before(time.Now()), Limit: c.Search.Limit}
 	found, err := all.Search(ctx, search)
 	switch {
 	case errors.Is(err, fleet.ErrInvalid):

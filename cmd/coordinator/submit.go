@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
+	"github.com/toolfleet/toolfleet/internal/moment"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/terminal/prompt"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -29,7 +30,7 @@ type submitCommand struct {
 	Model  string `placeholder:"M" help:"Model that a coordinator serves. Default: the default model of the coordinator that runs the turn."`
 	Detach bool   `help:"Return when the turn is accepted, and print the session's id: session attach shows it, session pull copies the workspace back."`
 
-	NotBefore cli.Moment `placeholder:"WHEN" brief:"Earliest start: a time, or a duration from now." help:"Earliest start: a time such as 2026-12-01T07:00:00+01:00, or a duration from now such as 90m. Until then the turn waits in the fleet, and delays no other turn of the session. --timeout begins then."`
+	NotBefore moment.Moment `placeholder:"WHEN" brief:"Earliest start: a time, or a duration from now." help:"Earliest start: a time such as 2026-12-01T07:00:00+01:00, or a duration from now such as 90m. Until then the turn waits in the fleet, and delays no other turn of the session. --timeout begins then."`
 
 	turnFlags
 }
@@ -128,7 +129,7 @@ func (c *submitCommand) request(turn checked, policies []json.RawMessage, projec
 		Session: turn.session, ID: wire.RandomCallID(), Prompt: c.Prompt, Attachments: turn.attachments, AnswerSchema: turn.schema, Model: c.Model, Toolsets: c.Toolset,
 		MaxSteps: c.MaxSteps, MaxTokens: c.MaxTokens, Timeout: c.Timeout, Budget: turn.budget, PromoteAfter: c.PromoteAfter, Policies: policies, Guard: c.FileGuard(),
 		Settings: turn.settings, System: turn.system, Project: project, Author: who,
-		NotBefore: c.NotBefore.From(time.Now()), Tenant: protocol.Tenant(c.Tenant), Priority: protocol.Priority(c.Priority),
+		NotBefore: c.NotBefore.After(time.Now()), Tenant: protocol.Tenant(c.Tenant), Priority: protocol.Priority(c.Priority),
 	}
 }
 

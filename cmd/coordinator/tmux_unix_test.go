@@ -420,7 +420,7 @@ func TestLacking_ItIsTold(t *testing.T) {
 	prints(`waiting; the next call waits for: 1 worker of pool default, none offers level paths`, "lane", "show", "sandbox/s-1")
 	prints(`"needs":\{"kind":"command_run","level":"paths"\},"waits_for":"1 worker`, "lane", "show", "--json", "sandbox/s-1")
 	prints(`(?m)^session s-1: `+sentence, "workers")
-	prints(`state +waits_for_worker\n(?:owner .*\n)?waits +`+sentence, "session", "show", "s-1")
+	prints(`state +waits for worker\n(?:owner .*\n)?waits +`+sentence, "session", "show", "s-1")
 	prints(`"waits":\["bash, call`, "session", "show", "--json", "s-1")
 	m.keys("C-c")
 	m.shows("[ended: 130]")

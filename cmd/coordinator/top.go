@@ -63,7 +63,7 @@ func (c *topCommand) run(ctx context.Context, p program) error {
 		return c.once(ctx, p, reader, colors)
 	}
 	return top.Run(ctx, &top.Options{
-		Client: all.client, Reader: reader, Interval: c.Interval, Colors: colors, In: stdin, Out: p.Stdout, Environ: os.Environ(),
+		Client: all.client, Reader: reader, Interval: c.Interval, Colors: colors, In: stdin, Out: p.Stdout, Environ: os.Environ(), Reach: c.Reach(),
 	})
 }
 

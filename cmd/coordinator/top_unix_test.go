@@ -4,7 +4,9 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -200,6 +202,30 @@ func TestTop_LooksAndActs(t *testing.T) {
 	m.press("1", "[1 Stall", "1 silent")
 	m.onScreen("1 LOST", "it does not answer; calls that ran there: 1")
 	require.Regexp(t, `(?m)^> lost .* worker \S+ +it does not answer`, m.press("g", "> lost"), "first of all")
+	m.keys("q")
+	m.shows("[ended: 0]")
+}
+
+// The conversation of a session that waits ends with what it asks, whole and safe, and the command
+// that answers.
+func TestTop_ShowsWhatASessionAsks(t *testing.T) {
+	t.Parallel()
+	model := script(t, `{"text": "I begin.", "tool_calls": [{"name": "bash", "arguments": {"command": "echo a\u202e; echo \u001b]0;owned\u0007"}}]}, {"text": "Done."}`)
+	rules := filepath.Join(t.TempDir(), "policy.yaml")
+	require.NoError(t, os.WriteFile(rules, []byte("approval:\n  tools: [bash]\n"), 0o600))
+	line := background(t, regexp.MustCompile(`start workers with: worker (--nats \S+ --creds .+) --call-keys`),
+		"coordinator", "serve", "--listen", "127.0.0.1:0", "--data", t.TempDir(), "--model", model, "--min-level", "none", "--policy", rules, "--drain", "1s")
+	reach, err := shell.Fields(line, nil)
+	require.NoError(t, err)
+	background(t, regexp.MustCompile(`(follow it with)`), append([]string{"coordinator", "submit", "--min-level", "none", "--detach", "--session", "s-1", "Go."}, reach...)...)
+	m := inTmux(t, 100, nil, append([]string{"top"}, reach...)...)
+	m.press("4", "> s-1", "waits for approval")
+	screen := m.press("Enter", "● I begin.", "need approval: bash", "echo a<U+202E>; echo ␛]0;owned", "It waits for approval: coordinator approve", " s-1 ", "--deny refuses it")
+	require.NotContains(t, m.run("display-message", "-p", "#{pane_title}"), "owned")
+	call := regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}`).FindString(screen)
+	require.NotEmpty(t, call, screen)
+	background(t, regexp.MustCompile(`(refused)`), append([]string{"coordinator", "approve", "--deny", "s-1", call}, reach...)...)
+	m.onScreen("● Done.", "answered")
 	m.keys("q")
 	m.shows("[ended: 0]")
 }

@@ -410,32 +410,3 @@ func (p Program) Telemetry(ctx context.Context, service string, o telemetry.Opti
 		}
 	}, nil
 }
-
-// Moment is a point in time, as a flag: a time with its zone, or how long from now.
-type Moment struct {
-	at    time.Time
-	after time.Duration
-}
-
-// UnmarshalText reads a moment.
-func (m *Moment) UnmarshalText(text []byte) (err error) {
-	*m = Moment{}
-	if m.after, err = time.ParseDuration(string(text)); err == nil {
-		if m.after < 0 {
-			return fmt.Errorf("%q: must not be negative", text)
-		}
-		return nil
-	}
-	if m.at, err = time.Parse(time.RFC3339, string(text)); err != nil {
-		return fmt.Errorf("%q: must be a time with its zone, as 2026-12-01T07:00:00+01:00, or a duration, as 90m", text)
-	}
-	return nil
-}
-
-// From is the moment for a process that starts now; zero if it was not given.
-func (m *Moment) From(now time.Time) time.Time {
-	if m.after > 0 {
-		return now.Add(m.after).UTC()
-	}
-	return m.at.UTC()
-}

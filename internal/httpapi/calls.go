@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/toolfleet/toolfleet/internal/access"
+	"github.com/toolfleet/toolfleet/internal/moment"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
@@ -254,18 +256,33 @@ type CallFilter struct {
 	Lane    string             `query:"lane" maxLength:"600" doc:"Lane, as POOL/LANE or in any pool."`
 	Tenant  protocol.Tenant    `query:"tenant" maxLength:"32" doc:"Tenant of the calls."`
 	Worker  protocol.WorkerID  `query:"worker" maxLength:"300" doc:"Worker that answered."`
-	Since   time.Time          `query:"since" doc:"The calls ended at this time or later."`
+	Since   string             `query:"since" maxLength:"64" doc:"The calls ended at this time or later: a time, or how long ago, such as 15m, 24h or 7d."`
 	Until   time.Time          `query:"until" doc:"The calls ended before this time."`
 }
 
-func (f *CallFilter) query() fleet.CallQuery {
-	q := fleet.CallQuery{Session: f.Session, Call: f.Call, Tool: f.Tool, Lane: f.Lane, Tenant: f.Tenant, Worker: f.Worker, Since: f.Since, Until: f.Until}
+func (f *CallFilter) query() (q fleet.CallQuery, err error) {
+	q = fleet.CallQuery{Session: f.Session, Call: f.Call, Tool: f.Tool, Lane: f.Lane, Tenant: f.Tenant, Worker: f.Worker, Until: f.Until}
+	if q.Since, err = since(f.Since); err != nil {
+		return q, err
+	}
 	for status := range strings.SplitSeq(f.Status, ",") {
 		if status != "" {
 			q.Status = append(q.Status, protocol.Status(status))
 		}
 	}
-	return q
+	return q, nil
+}
+
+// since is the time that a query begins at; zero without one.
+func since(text string) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	m, err := moment.Parse(text)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("%w: since %w", fleet.ErrInvalid, err)
+	}
+	return m.Before(time.Now()), nil
 }
 
 // callLog registers operations on the log of calls.
@@ -279,7 +296,10 @@ func (a *api) callLog(tag string) {
 			Limited
 		},
 		) (*answer[report.CallLog], error) {
-			q := in.query()
+			q, err := in.query()
+			if err != nil {
+				return answered(report.CallLog{}, err)
+			}
 			q.Text, q.After, q.Position, q.Limit, q.Journaled = in.Text, in.After, in.Position, in.Limit, len(a.Hooks) > 0
 			return answered(a.Client.Calls(ctx, q))
 		})
@@ -289,7 +309,11 @@ func (a *api) callLog(tag string) {
 			Step int64 `query:"step_ms" minimum:"1000" maximum:"31622400000" default:"60000" doc:"Length of a step, in milliseconds. At most 1,000 steps. Default of the time: the last hour."`
 		},
 		) (*answer[report.CallRates], error) {
-			return answered(a.Client.CallRates(ctx, in.query(), milliseconds(in.Step)))
+			q, err := in.query()
+			if err != nil {
+				return answered(report.CallRates{}, err)
+			}
+			return answered(a.Client.CallRates(ctx, q, milliseconds(in.Step)))
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/calls/{session}/{call}/log", "get-logged-call", tag, "Get a call of the log, with its input and output", bounded),
 		func(ctx context.Context, in *CallPath) (*answer[report.LoggedCall], error) {

@@ -134,12 +134,16 @@ func (a *api) sessions() {
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/search", "search-sessions", tag, "Search the conversations and calls of all sessions for words", bounded),
 		func(ctx context.Context, in *struct {
-			Words string    `query:"words" required:"true" minLength:"1" maxLength:"500" doc:"Words that must all be in a passage, \"phrases in quotes\", and word* for all words that begin like it."`
-			Since time.Time `query:"since" doc:"The least time of passages."`
+			Words string `query:"words" required:"true" minLength:"1" maxLength:"500" doc:"Words that must all be in a passage, \"phrases in quotes\", and word* for all words that begin like it."`
+			Since string `query:"since" maxLength:"64" doc:"The least time of passages: a time, or how long ago, such as 24h or 7d."`
 			Limited
 		},
 		) (*answer[report.Found], error) {
-			return answered(a.Client.Sessions(a.Pool).Search(ctx, fleet.Search{Words: in.Words, Since: in.Since, Limit: in.Limit}))
+			from, err := since(in.Since)
+			if err != nil {
+				return answered(report.Found{}, err)
+			}
+			return answered(a.Client.Sessions(a.Pool).Search(ctx, fleet.Search{Words: in.Words, Since: from, Limit: in.Limit}))
 		})
 	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}", "get-session", tag, "Get a session with its turns", bounded),
 		func(ctx context.Context, in *SessionPath) (*answer[*report.Session], error) {

@@ -33,7 +33,7 @@ type labels struct {
 func (l *labels) reset(reply *loop.Event, screen int) {
 	*l = labels{turn: reply.Turn, step: reply.Step, room: min(maxName, screen*3/10)}
 	for i := range reply.ToolCalls {
-		l.width = max(l.width, columns(l.label(i, reply.ToolCalls[i].Name)))
+		l.width = max(l.width, Columns(l.label(i, reply.ToolCalls[i].Name)))
 	}
 }
 
@@ -44,12 +44,12 @@ func (l *labels) of(e *loop.Event, screen int) string {
 		*l = labels{turn: e.Turn, step: e.Step, room: min(maxName, screen*3/10)}
 	}
 	text := l.label(e.Index, e.Name)
-	l.width = max(l.width, columns(text))
-	return pad(text, l.width)
+	l.width = max(l.width, Columns(text))
+	return Pad(text, l.width)
 }
 
 func (l *labels) label(index int, name string) string {
-	return "[" + strconv.Itoa(l.step) + "." + strconv.Itoa(index+1) + " " + fit(name, l.room) + "]"
+	return "[" + strconv.Itoa(l.step) + "." + strconv.Itoa(index+1) + " " + Fit(name, l.room) + "]"
 }
 
 // callAt is where a tool call stands in its turn.
@@ -105,7 +105,7 @@ func (v *View) callsAsked(reply *loop.Event) {
 		e := &loop.Event{Turn: reply.Turn, Step: reply.Step, CallFields: loop.CallFields{Index: i, Name: asked.Name, Arguments: asked.Arguments}}
 		if !v.said[atOf(e)] { // else it was sent before the reply was whole
 			what := summary(e.Name, e.Arguments)
-			v.calls = append(v.calls, &call{at: atOf(e), name: fit(e.Name, maxName), what: fit(what, maxWhat), queued: reply.Time})
+			v.calls = append(v.calls, &call{at: atOf(e), name: Fit(e.Name, maxName), what: Fit(what, maxWhat), queued: reply.Time})
 			v.callAsked(e, what)
 		}
 	}
@@ -121,8 +121,8 @@ func (v *View) callAsked(e *loop.Event, what string) {
 	}
 	v.said[atOf(e)] = true
 	if label := v.labels.of(e, v.width); v.live == nil {
-		room := max(v.width-columns(label)-columns(v.marks.call)-1, minWidth/2)
-		v.line(v.ink.paint(bold, label) + " " + v.ink.paint(cyan, strings.TrimRight(v.marks.call, " ")) + " " + fit(what, room))
+		room := max(v.width-Columns(label)-Columns(v.marks.call)-1, minWidth/2)
+		v.line(v.ink.paint(bold, label) + " " + v.ink.paint(cyan, strings.TrimRight(v.marks.call, " ")) + " " + Fit(what, room))
 	}
 }
 
@@ -137,7 +137,7 @@ func (v *View) callAccepted(e *loop.Event) {
 	if c == nil {
 		known := v.unsent(e)
 		c = v.unknown(e.CallID)
-		c.at, c.name, c.what, c.queued = atOf(e), fit(e.Name, maxName), fit(what, maxWhat), e.Time
+		c.at, c.name, c.what, c.queued = atOf(e), Fit(e.Name, maxName), Fit(what, maxWhat), e.Time
 		if known == nil {
 			v.calls = append(v.calls, c)
 		} else {
@@ -194,7 +194,7 @@ func (p *page) workerLost(c *call, e *loop.Event, label string) {
 func (v *View) callRuns(e *loop.Event, label string) {
 	text := label + " " + v.marks.running + "running"
 	if e.WorkerID != "" {
-		text += " on " + fit(string(e.WorkerID), maxWorker)
+		text += " on " + Fit(string(e.WorkerID), maxWorker)
 	}
 	if e.Attempt > 1 {
 		v.heading(part{yellow, fmt.Sprintf("%s, attempt %d", text, e.Attempt)})
@@ -210,16 +210,14 @@ func (v *View) callEnded(e *loop.Event) {
 	label := v.labels.of(e, v.width)
 	what := ""
 	if c := v.open(e.CallID); c != nil && v.live != nil {
-		what = fit(c.what, max(v.width-columns(label)-len(" x "), minWidth/2))
+		what = Fit(c.what, max(v.width-Columns(label)-len(" x "), minWidth/2))
 	}
 	v.calls = slices.DeleteFunc(v.calls, func(c *call) bool { return c.id == e.CallID || c.id == "" && c.at == atOf(e) })
-	mark, st := v.statusMark(protocol.Status(e.Status))
-	head := fit(e.Status, maxName)
+	state := cmp.Or(ExitOf(e), e.Status)
+	mark, st := v.marks.of(state)
+	head := Fit(state, maxName)
 	if e.Error != nil {
-		head += " (" + fit(string(e.Error.Code), maxName) + ")"
-	}
-	if exit := ExitOf(e); exit != "" {
-		mark, st, head = v.marks.failed, red, fit(exit, maxName)
+		head += " (" + Fit(string(e.Error.Code), maxName) + ")"
 	}
 	v.resultHead(e, label, what, part{st, mark + head})
 	v.resultBody(e, v.indent(label))
@@ -246,7 +244,7 @@ func (v *View) resultHead(e *loop.Event, label, what string, head part) {
 
 // indent is before what a call returned: as much as its label takes, if that leaves room.
 func (p *page) indent(label string) string {
-	if wide := columns(label) + 1; wide <= p.width*2/5 && !p.opts.Plain {
+	if wide := Columns(label) + 1; wide <= p.width*2/5 && !p.opts.Plain {
 		return strings.Repeat(" ", wide)
 	}
 	return "  "
@@ -256,7 +254,7 @@ func (p *page) indent(label string) string {
 func (v *View) facts(e *loop.Event) []string {
 	var parts []string
 	if e.WorkerID != "" && (v.live == nil || v.opts.Workers || e.Attempt > 1) {
-		by := "on " + fit(string(e.WorkerID), maxWorker)
+		by := "on " + Fit(string(e.WorkerID), maxWorker)
 		if e.Attempt > 0 && (v.live == nil || e.Attempt > 1) {
 			by += ", attempt " + strconv.Itoa(e.Attempt)
 		}
@@ -272,21 +270,6 @@ func (v *View) facts(e *loop.Event) []string {
 		parts = append(parts, ran)
 	}
 	return parts
-}
-
-func (p *page) statusMark(status protocol.Status) (string, style) {
-	switch status {
-	case protocol.StatusOK:
-		return p.marks.ok, green
-	case protocol.StatusCancelled:
-		return p.marks.stopped, yellow
-	case protocol.StatusOutcomeUnknown:
-		return p.marks.unknown, yellow
-	case protocol.StatusFailed, protocol.StatusTimeout, protocol.StatusRejected:
-		return p.marks.failed, red
-	default:
-		return p.marks.unknown, yellow
-	}
 }
 
 // arguments are the arguments of a tool call.
@@ -308,7 +291,7 @@ func About(tool, arguments string) string {
 	if name := ToolName(tool); name != tool {
 		return name
 	}
-	return fit(strings.TrimSpace(tool+" "+firstLine(summary(tool, arguments))), maxAbout)
+	return Fit(strings.TrimSpace(tool+" "+firstLine(summary(tool, arguments))), maxAbout)
 }
 
 // summary says in one line what a tool call is about. It is not safe yet, and may be long.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -55,8 +56,8 @@ func (v *View) sessionEnded(e *loop.Event) {
 // summary shows how something ended, and what it came to.
 func (v *View) summary(what string, e *loop.Event, t *tally) {
 	v.gap = true
-	mark, st := v.outcomeMark(loop.Outcome(e.Status))
-	outcome := fit(strings.ReplaceAll(e.Status, "_", " "), maxName)
+	mark, st := v.marks.of(e.Status)
+	outcome := Fit(report.StateWords(e.Status), maxName)
 	parts := []part{{st, mark + what + outcome}, {plain, Plural(t.steps, "step")}, {plain, t.callsText()}}
 	if u := e.Usage; u != nil {
 		parts = append(parts, part{plain, fmt.Sprintf("%s (%s in, %s out)", tokens(*u), count(u.InputTokens), count(u.OutputTokens))})
@@ -64,9 +65,9 @@ func (v *View) summary(what string, e *loop.Event, t *tally) {
 			parts = append(parts, part{plain, cost})
 		}
 	}
-	parts = append(parts, part{plain, duration(e.Time.Sub(t.since) + t.before)})
+	parts = append(parts, part{plain, Duration(e.Time.Sub(t.since) + t.before)})
 	if e.TraceID != "" {
-		parts = append(parts, part{dim, "trace " + fit(e.TraceID, maxWorker)})
+		parts = append(parts, part{dim, "trace " + Fit(e.TraceID, maxWorker)})
 	}
 	v.heading(parts...)
 	if e.Error != nil {
@@ -158,17 +159,6 @@ func (v *View) settled(files []change) []change {
 	return all
 }
 
-func (p *page) outcomeMark(outcome loop.Outcome) (string, style) {
-	switch outcome {
-	case loop.OutcomeAnswered:
-		return p.marks.ok, green
-	case loop.OutcomeFailed:
-		return p.marks.failed, red
-	default:
-		return p.marks.stopped, yellow
-	}
-}
-
 // files shows which files were written and edited, in columns.
 func (p *page) files(all []change) {
 	const before = "  changed  "
@@ -176,9 +166,9 @@ func (p *page) files(all []change) {
 	room := max(min(p.width/2, p.width-30), minWidth/2)
 	paths, added, removed := 0, 0, 0
 	for i := range shown {
-		paths = max(paths, columns(fit(shown[i].path, room)))
+		paths = max(paths, Columns(Fit(shown[i].path, room)))
 		added = max(added, len(plus(&shown[i])))
-		removed = max(removed, columns(p.minus(&shown[i])))
+		removed = max(removed, Columns(p.minus(&shown[i])))
 	}
 	for i := range shown {
 		c := &shown[i]
@@ -186,9 +176,9 @@ func (p *page) files(all []change) {
 		if i > 0 {
 			prefix = strings.Repeat(" ", len(before))
 		}
-		p.line(prefix + pad(fit(c.path, room), paths) + "  " +
+		p.line(prefix + Pad(Fit(c.path, room), paths) + "  " +
 			p.ink.paint(green, strings.Repeat(" ", added-len(plus(c)))+plus(c)) + " " +
-			p.ink.paint(red, pad(p.minus(c), removed)) + c.remark())
+			p.ink.paint(red, Pad(p.minus(c), removed)) + c.remark())
 	}
 	if more := len(all) - len(shown); more > 0 {
 		p.line(strings.Repeat(" ", len(before)) + "… " + Plural(more, "more file"))
@@ -250,7 +240,7 @@ func (t *tally) result(e *loop.Event) {
 		if t.notOK == nil {
 			t.notOK = make(map[string]int)
 		}
-		t.notOK[fit(status, maxName)]++
+		t.notOK[Fit(status, maxName)]++
 	}
 	for _, c := range changesOf(e.Diff) {
 		c.at = e.Time

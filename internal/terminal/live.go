@@ -71,7 +71,7 @@ func (r *region) around(text []byte, lines []string, columns int) []byte {
 }
 
 // paintedColumns is the width of a line with styles.
-func paintedColumns(s string) int { return columns(sequence.ReplaceAllString(s, "")) }
+func paintedColumns(s string) int { return Columns(sequence.ReplaceAllString(s, "")) }
 
 // animate writes the region again and again until it ends.
 func (v *View) animate() {
@@ -146,7 +146,7 @@ func (v *View) Waiting(id protocol.CallID) (about, behind string) {
 func (r *running) behind(now time.Time) string {
 	for _, c := range r.calls {
 		if !c.running.IsZero() {
-			return fit(c.about(), maxName) + ", " + elapsed(now.Sub(c.running))
+			return Fit(c.about(), maxName) + ", " + elapsed(now.Sub(c.running))
 		}
 	}
 	return ""
@@ -169,7 +169,7 @@ func (v *View) TypingEnds() { v.update(func() { v.typing = nil }) }
 func (v *View) Entered(line string) {
 	v.update(func() {
 		v.reply.pause()
-		v.line(v.userMark() + v.ink.paint(bold, fit(line, max(v.width-columns(v.marks.user), minWidth/2))))
+		v.line(v.userMark() + v.ink.paint(bold, Fit(line, max(v.width-Columns(v.marks.user), minWidth/2))))
 		v.typing = &typing{}
 	})
 }
@@ -182,14 +182,14 @@ func (p *page) userMark() string {
 // typedNow is the line of the region that is being typed: as much of it as fits, with the cursor.
 func (v *View) typedNow() string {
 	before, after := strings.ReplaceAll(prose.Visible(v.typing.line[:v.typing.pos]), "\t", " "), v.typing.line[v.typing.pos:]
-	room := max(v.width-columns(v.marks.user)-1, minWidth/2)
-	for columns(before) > room {
+	room := max(v.width-Columns(v.marks.user)-1, minWidth/2)
+	for Columns(before) > room {
 		_, size := utf8.DecodeRuneInString(before)
 		before = before[size:]
 	}
-	after = fit(after, room-columns(before))
+	after = Fit(after, room-Columns(before))
 	line := v.userMark() + before + after
-	if n := columns(after); n > 0 {
+	if n := Columns(after); n > 0 {
 		line += fmt.Sprintf("\x1b[%dD", n)
 	}
 	return line
@@ -233,7 +233,7 @@ func (v *View) progressNow(now time.Time) string {
 	for _, spent := range v.spent(&v.turn) {
 		text += v.marks.separator + spent
 	}
-	return v.ink.paint(dim, fit(text, v.width-1))
+	return v.ink.paint(dim, Fit(text, v.width-1))
 }
 
 // spent is the tokens of a turn, and what they cost if that is known.
@@ -293,10 +293,10 @@ func (v *View) callsNow(now time.Time, most int) []string {
 		if !c.lost.IsZero() {
 			how = "its worker is lost, " + elapsed(now.Sub(c.lost))
 		}
-		room := max(v.width-columns(how)-len(" ·  ·  "), minWidth/4)
-		lines = append(lines, v.ink.paint(st, mark)+" "+fit(c.about(), room)+v.ink.paint(dim, v.marks.separator+fit(how, v.width*2/3)))
+		room := max(v.width-Columns(how)-len(" ·  ·  "), minWidth/4)
+		lines = append(lines, v.ink.paint(st, mark)+" "+Fit(c.about(), room)+v.ink.paint(dim, v.marks.separator+Fit(how, v.width*2/3)))
 		for _, line := range c.output.lastLines(output) {
-			lines = append(lines, v.ink.paint(dim, "  "+v.marks.bar+fit(line, max(v.width-len("   │ "), minWidth/4))))
+			lines = append(lines, v.ink.paint(dim, "  "+v.marks.bar+Fit(line, max(v.width-len("   │ "), minWidth/4))))
 		}
 	}
 	if more := len(v.calls) - len(shown); more > 0 && len(lines) < most {
@@ -339,7 +339,7 @@ func elapsed(d time.Duration) string {
 	if d < time.Minute {
 		return fmt.Sprintf("%d s", int(d.Seconds()))
 	}
-	return duration(d)
+	return Duration(d)
 }
 
 // advance updates what is waited for.

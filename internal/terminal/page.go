@@ -13,6 +13,8 @@ import (
 	"golang.org/x/term"
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // IsTerminal reports whether f is a terminal; nil is none.
@@ -142,12 +144,12 @@ func (p *page) heading(all ...part) {
 	for i, next := range all {
 		if i > 0 {
 			between := part{dim, p.marks.separator}
-			if used += columns(between.text); p.wrap > 0 && used+columns(next.text) > p.wrap {
-				between, used = part{plain, "\n"}, columns("  ")
+			if used += Columns(between.text); p.wrap > 0 && used+Columns(next.text) > p.wrap {
+				between, used = part{plain, "\n"}, Columns("  ")
 			}
 			parts = append(parts, between)
 		}
-		used += columns(next.text)
+		used += Columns(next.text)
 		parts = append(parts, next)
 	}
 	p.parts("  ", parts...)
@@ -270,6 +272,27 @@ type marks struct {
 
 // endMarks are the marks of calls and turns that have ended.
 type endMarks struct{ ok, failed, stopped, unknown string }
+
+// of returns the mark of a state, and its style.
+func (m *marks) of(state string) (string, style) {
+	switch report.ClassOf(state) {
+	case report.StateClassOK:
+		return m.ok, green
+	case report.StateClassRun:
+		return m.running, plain
+	case report.StateClassWait:
+		return m.queued, yellow
+	case report.StateClassStop:
+		return m.stopped, yellow
+	case report.StateClassBad:
+		if state == string(protocol.StatusOutcomeUnknown) {
+			return m.unknown, yellow
+		}
+		return m.failed, red
+	default:
+		return m.unknown, yellow
+	}
+}
 
 // visualMarks are marks for eyes.
 func visualMarks() *marks {

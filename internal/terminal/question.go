@@ -200,7 +200,7 @@ func (v *View) Diff(diff string) {
 	v.update(func() {
 		v.reply.pause()
 		for _, line := range diffParts(diff) {
-			v.line(v.ink.paint(line.style, fit(line.text, v.width)))
+			v.line(v.ink.paint(line.style, Fit(line.text, v.width)))
 		}
 	})
 }

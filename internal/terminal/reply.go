@@ -277,11 +277,11 @@ func (m *markdown) table(table *tables.Table, first, rest string) {
 	for row := table.FirstChild(); row != nil; row = row.NextSibling() {
 		var cells []string
 		for cell := row.FirstChild(); cell != nil; cell = cell.NextSibling() {
-			text := fit(m.plain(cell), 4*m.view.width)
+			text := Fit(m.plain(cell), 4*m.view.width)
 			if len(cells) == len(wide) {
 				wide = append(wide, 0)
 			}
-			wide[len(cells)] = max(wide[len(cells)], columns(text))
+			wide[len(cells)] = max(wide[len(cells)], Columns(text))
 			cells = append(cells, text)
 		}
 		rows = append(rows, cells)
@@ -293,7 +293,7 @@ func (m *markdown) table(table *tables.Table, first, rest string) {
 	for i, cells := range rows {
 		for c := range cells {
 			if sum <= m.view.width {
-				cells[c] = pad(cells[c], wide[c])
+				cells[c] = Pad(cells[c], wide[c])
 			}
 		}
 		separator := "  "

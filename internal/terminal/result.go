@@ -85,9 +85,9 @@ func diffStyle(kind lineKind) style {
 
 // barred adds one line of a result.
 func (p *page) barred(indent string, st style, line string) {
-	room := max(p.width-len(indent)-columns(p.marks.bar), minWidth/2)
+	room := max(p.width-len(indent)-Columns(p.marks.bar), minWidth/2)
 	bar := strings.TrimRight(p.marks.bar, " ")
-	p.line(indent + p.ink.paint(dim, bar) + p.marks.bar[len(bar):] + p.ink.paint(st, strings.TrimRight(fit(line, room), " ")))
+	p.line(indent + p.ink.paint(dim, bar) + p.marks.bar[len(bar):] + p.ink.paint(st, strings.TrimRight(Fit(line, room), " ")))
 }
 
 // ExitOf is [render.ExitOf] of a result.

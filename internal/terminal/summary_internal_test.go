@@ -86,14 +86,14 @@ func TestFit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			require.Equal(t, c.want, fit(c.in, c.limit))
+			require.Equal(t, c.want, Fit(c.in, c.limit))
 		})
 	}
-	require.Less(t, len(fit("e"+strings.Repeat("\u0301", 1_000_000), 40)), 1000, "marks upon marks")
+	require.Less(t, len(Fit("e"+strings.Repeat("\u0301", 1_000_000), 40)), 1000, "marks upon marks")
 	rapid.Check(t, func(rt *rapid.T) {
 		limit := rapid.IntRange(1, 30).Draw(rt, "limit")
-		got := fit(rapid.String().Draw(rt, "s"), limit)
-		require.LessOrEqual(rt, columns(got), limit)
+		got := Fit(rapid.String().Draw(rt, "s"), limit)
+		require.LessOrEqual(rt, Columns(got), limit)
 		require.True(rt, utf8.ValidString(got))
 	})
 }
@@ -112,7 +112,7 @@ func TestDuration(t *testing.T) {
 		"1 h 0 min":   59*time.Minute + 59_600*time.Millisecond,
 		"26 h 30 min": 26*time.Hour + 30*time.Minute,
 	} {
-		require.Equal(t, want, duration(d))
+		require.Equal(t, want, Duration(d))
 	}
 	bad := []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, 1e300}
 	for i := range bad {

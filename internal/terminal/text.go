@@ -39,8 +39,8 @@ func columnsOf(r rune) int {
 	}
 }
 
-// columns returns the width of a string without escape sequences.
-func columns(s string) int {
+// Columns returns the width of a safe text without escape sequences, a line end as one.
+func Columns(s string) int {
 	sum := 0
 	for _, r := range s {
 		sum += columnsOf(r)
@@ -48,14 +48,17 @@ func columns(s string) int {
 	return sum
 }
 
-// pad returns s with spaces up to a width.
-func pad(s string, to int) string {
-	return s + strings.Repeat(" ", max(0, to-columns(s)))
-}
+// Pad returns a safe line with spaces up to a width.
+func Pad(s string, to int) string { return s + spaces(s, to) }
 
-// fit makes s one safe line of at most limit columns, which must be 1 or more. A line that was
-// cut ends with "…"; it is cut between characters only.
-func fit(s string, limit int) string {
+// PadLeft is [Pad] with the spaces at the left.
+func PadLeft(s string, to int) string { return spaces(s, to) + s }
+
+func spaces(s string, to int) string { return strings.Repeat(" ", max(0, to-Columns(s))) }
+
+// Fit makes s one safe line of at most limit columns, which must be 1 or more. A line that was cut
+// ends with "…"; it is cut between characters only.
+func Fit(s string, limit int) string {
 	var b strings.Builder
 	col, runes, cut := 0, 0, 0 // cut is where "…" would fit in
 	for _, r := range s {
@@ -63,7 +66,7 @@ func fit(s string, limit int) string {
 		if r == '\t' {
 			piece = strings.Repeat(" ", tabStop-col%tabStop)
 		}
-		wide := columns(piece)
+		wide := Columns(piece)
 		if runes++; col+wide > limit || runes > limit*runesPerColumn {
 			return b.String()[:cut] + "…"
 		}
@@ -74,9 +77,6 @@ func fit(s string, limit int) string {
 	}
 	return b.String()
 }
-
-// Fit makes s one safe line of at most limit columns, which must be 1 or more, for other packages.
-func Fit(s string, limit int) string { return fit(s, limit) }
 
 // Wrap makes s safe lines of at most limit columns, at most most of them, between words where it
 // can. The last line of a text that does not fit ends with "…".
@@ -94,7 +94,7 @@ func Wrap(s string, limit, most int) (lines []string) {
 			}
 		}
 		if end == len(s) || end == 0 || len(lines) == most-1 {
-			return append(lines, fit(s, limit))
+			return append(lines, Fit(s, limit))
 		}
 		if at := strings.LastIndexByte(s[:end+1], ' '); at > 0 {
 			end = at
@@ -104,20 +104,6 @@ func Wrap(s string, limit, most int) (lines []string) {
 	}
 	return lines
 }
-
-// Pad returns a safe line with spaces up to a width; at its left if right is set.
-func Pad(s string, to int, right bool) string {
-	if right {
-		return strings.Repeat(" ", max(0, to-columns(s))) + s
-	}
-	return pad(s, to)
-}
-
-// Columns is how many columns a text takes once it is safe, a line end as one.
-func Columns(s string) int { return columns(s) }
-
-// Duration returns d for people, in two or three digits.
-func Duration(d time.Duration) string { return duration(d) }
 
 // How much is shown of what, in lines.
 const (
@@ -153,8 +139,8 @@ func excerpt(s string, limit int) []string {
 	return append(short, all[len(all)-tail:]...)
 }
 
-// duration returns d for people, in two or three digits.
-func duration(d time.Duration) string {
+// Duration returns d for people, in two or three digits.
+func Duration(d time.Duration) string {
 	switch {
 	case d < 10*time.Millisecond:
 		return fmt.Sprintf("%.1f ms", float64(max(d, 0))/float64(time.Millisecond))
@@ -171,12 +157,29 @@ func duration(d time.Duration) string {
 	}
 }
 
+// Millis is [Duration] of milliseconds.
+func Millis(ms float64) string { return Duration(time.Duration(ms * float64(time.Millisecond))) }
+
+// Ago returns how long ago a time was, in one unit, the way lists say it.
+func Ago(at time.Time) string {
+	switch d := max(time.Since(at), 0); {
+	case d < time.Minute:
+		return fmt.Sprintf("%d s", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%d min", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h", int(d.Hours()))
+	default:
+		return fmt.Sprintf("%d days", int(d.Hours()/24))
+	}
+}
+
 // millis returns a number of milliseconds for people; "" for an invalid one.
 func millis(ms *float64) string {
 	if ms == nil || math.IsNaN(*ms) || *ms < 0 || *ms > float64(math.MaxInt64/time.Millisecond) {
 		return ""
 	}
-	return duration(time.Duration(*ms * float64(time.Millisecond)))
+	return Millis(*ms)
 }
 
 // count returns n with a comma before every third digit from the end.
@@ -271,7 +274,7 @@ func (f *flow) rune(r rune) {
 	default:
 		text := prose.VisibleRune(r)
 		f.raw.WriteString(text)
-		f.wide += columns(text)
+		f.wide += Columns(text)
 		f.runes++
 		if f.limit > 0 && (f.wide >= f.limit || f.runes >= f.limit*runesPerColumn) {
 			f.endWord()

@@ -210,7 +210,7 @@ func (v *View) show(e *loop.Event) {
 	case loop.EventAgentMoved:
 		if text := strings.Join(strings.Fields(e.Text), " "); text != "" {
 			label := v.labels.of(e, v.width)
-			v.line(v.ink.paint(dim, label+" "+fit(text, max(v.width-columns(label)-2, minWidth/2))))
+			v.line(v.ink.paint(dim, label+" "+Fit(text, max(v.width-Columns(label)-2, minWidth/2))))
 		}
 	case loop.EventToolResult:
 		v.callEnded(e)
@@ -243,14 +243,14 @@ func (v *View) nativeCalled(e *loop.Event) {
 		said += ": " + asked
 	}
 	v.reply.pause()
-	v.line(v.ink.paint(dim, "  "+fit(said, max(v.width-2, minWidth/2))))
+	v.line(v.ink.paint(dim, "  "+Fit(said, max(v.width-2, minWidth/2))))
 	for i, line := range strings.Split(strings.TrimSpace(e.Content), "\n") {
 		if i == nativeLines {
 			v.line(v.ink.paint(dim, "    ..."))
 			break
 		}
 		if line = strings.Join(strings.Fields(line), " "); line != "" {
-			v.line(v.ink.paint(dim, "    "+fit(line, max(v.width-4, minWidth/2))))
+			v.line(v.ink.paint(dim, "    "+Fit(line, max(v.width-4, minWidth/2))))
 		}
 	}
 }
@@ -333,16 +333,16 @@ func (v *View) Write(p []byte) (int, error) {
 }
 
 func (p *page) sessionStarted(e *loop.Event) {
-	parts := []part{{dim, "session " + fit(string(e.SessionID), p.width)}}
+	parts := []part{{dim, "session " + Fit(string(e.SessionID), p.width)}}
 	if e.Model != "" {
-		parts = append(parts, part{dim, "model " + fit(e.Model, p.width)})
+		parts = append(parts, part{dim, "model " + Fit(e.Model, p.width)})
 	}
 	parts = append(parts, part{dim, Plural(len(e.Tools), "tool")})
 	if e.Workspace != "" {
-		parts = append(parts, part{dim, "workspace " + fit(e.Workspace, 4*p.width)})
+		parts = append(parts, part{dim, "workspace " + Fit(e.Workspace, 4*p.width)})
 	}
 	if len(e.Instructions) > 0 {
-		parts = append(parts, part{dim, "follows " + fit(strings.Join(e.Instructions, ", "), 2*p.width)})
+		parts = append(parts, part{dim, "follows " + Fit(strings.Join(e.Instructions, ", "), 2*p.width)})
 	}
 	p.heading(parts...)
 	p.gap = true
@@ -367,7 +367,7 @@ func (v *View) inputAdded(e *loop.Event) {
 		if i == 0 {
 			prefix = v.userMark()
 		}
-		v.line(prefix + v.ink.paint(bold, fit(line, max(v.width-columns(v.marks.user), minWidth/2))))
+		v.line(prefix + v.ink.paint(bold, Fit(line, max(v.width-Columns(v.marks.user), minWidth/2))))
 	}
 }
 
@@ -383,7 +383,7 @@ func (v *View) turnStarted(e *loop.Event) {
 	v.labels, v.calls, v.said = labels{}, nil, nil
 	v.inputAdded(e)
 	for i := range e.Attachments {
-		v.line("  " + v.ink.paint(dim, fit("attached "+e.Attachments[i].Name, max(v.width-columns(v.marks.user), minWidth/2))))
+		v.line("  " + v.ink.paint(dim, Fit("attached "+e.Attachments[i].Name, max(v.width-Columns(v.marks.user), minWidth/2))))
 	}
 	v.gap = true
 }

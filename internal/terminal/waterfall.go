@@ -6,11 +6,9 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 const (
@@ -61,28 +59,26 @@ func (o Waterfall) Write(to io.Writer, t *report.Trace) error {
 	return err
 }
 
-// maxDuration is the width of the longest [duration].
+// maxDuration is the width of the longest [Duration].
 const maxDuration = 9
 
-func span(ms float64) string { return duration(time.Duration(ms * float64(time.Millisecond))) }
-
 func (w *waterfall) line(st style, text string) {
-	w.WriteString(w.ink.paint(st, strings.TrimRight(fit(text, w.width), " ")) + "\n")
+	w.WriteString(w.ink.paint(st, strings.TrimRight(Fit(text, w.width), " ")) + "\n")
 }
 
 // head says what the turn is, and what the columns are.
 func (w *waterfall) head() {
 	t := w.trace
-	state, took := strings.ReplaceAll(t.State, "_", " "), "took "
+	state, took := report.StateWords(t.State), "took "
 	if t.State == report.StateOpen {
-		state, took = "running", "for "
+		took = "for "
 	}
-	w.line(bold, fmt.Sprintf("session %s, turn %d: %s, %s%s", t.SessionID, t.Turn, state, took, span(t.DurationMS)))
+	w.line(bold, fmt.Sprintf("session %s, turn %d: %s, %s%s", t.SessionID, t.Turn, state, took, Millis(t.DurationMS)))
 	if t.Input != "" {
 		w.line(plain, "› "+firstLine(t.Input))
 	}
-	end := span(t.DurationMS)
-	w.line(dim, fmt.Sprintf("%s %*s %*s %s%*s", pad("", w.label), maxDuration, "at", maxDuration, "took", "0", max(w.bar-1, 0), end))
+	end := Millis(t.DurationMS)
+	w.line(dim, fmt.Sprintf("%s %*s %*s %s%*s", Pad("", w.label), maxDuration, "at", maxDuration, "took", "0", max(w.bar-1, 0), end))
 }
 
 // span draws a row, and below it what the span waited for.
@@ -100,23 +96,10 @@ func (w *waterfall) span(s *report.Span) {
 	case report.SpanCall, report.SpanAgent:
 		name = position(s) + " " + name
 	}
-	mark, st := "✓", green
-	switch s.State {
-	case string(protocol.StatusOK):
-	case report.SpanRunning, report.SpanBackground:
-		mark, st = "▸", plain
-	case report.SpanWaiting:
-		mark, st = "·", yellow
-	case string(protocol.StatusCancelled), report.SpanUnfinished:
-		mark, st = "■", yellow
-	case string(protocol.StatusOutcomeUnknown):
-		mark, st = "?", yellow
-	default:
-		mark, st = "✗", red
-	}
-	label := pad(fit(indent+"  "+name, w.label), w.label)
-	label = strings.Replace(label, indent+"  ", indent+w.ink.paint(st, mark)+" ", 1)
-	w.WriteString(strings.TrimRight(fmt.Sprintf("%s %*s %*s %s", label, maxDuration, span(s.StartMS), maxDuration, span(s.DurationMS), w.drawn(s)), " ") + "\n")
+	mark, st := visualMarks().of(s.State)
+	label := Pad(Fit(indent+"  "+name, w.label), w.label)
+	label = strings.Replace(label, indent+"  ", indent+w.ink.paint(st, strings.TrimRight(mark, " "))+" ", 1)
+	w.WriteString(strings.TrimRight(fmt.Sprintf("%s %*s %*s %s", label, maxDuration, Millis(s.StartMS), maxDuration, Millis(s.DurationMS), w.drawn(s)), " ") + "\n")
 	w.words(s, indent+"    ")
 }
 
@@ -166,8 +149,8 @@ func (w *waterfall) words(s *report.Span, indent string) {
 	}
 	line := ""
 	for _, fact := range facts {
-		fact = fit(fact, w.width-len(indent))
-		if line != "" && columns(indent+line+" · "+fact) > w.width {
+		fact = Fit(fact, w.width-len(indent))
+		if line != "" && Columns(indent+line+" · "+fact) > w.width {
 			w.line(dim, indent+line)
 			line = ""
 		}
@@ -189,7 +172,7 @@ func IsSaid(p *report.Part) bool { return p.MS >= leastSaid || p.Open }
 
 // PartWords say what a part was for, and how long it took.
 func PartWords(p *report.Part) string {
-	words := p.Reason.Words() + " " + span(p.MS)
+	words := p.Reason.Words() + " " + Millis(p.MS)
 	if p.Open {
 		words += " so far"
 	}
@@ -198,7 +181,7 @@ func PartWords(p *report.Part) string {
 
 // outcome is how a call ended, and where it ran.
 func (w *waterfall) outcome(s *report.Span) string {
-	text := strings.ReplaceAll(s.State, "_", " ")
+	text := report.StateWords(s.State)
 	if s.Code != "" {
 		text += " " + string(s.Code)
 	}
@@ -234,15 +217,15 @@ func (w *waterfall) about(p *report.Part) string {
 func (w *waterfall) totals() {
 	t := w.trace
 	w.WriteString("\n")
-	w.line(bold, fmt.Sprintf("%s %*s  %5s %*s", pad("where the time went", w.label), maxDuration, "of turn", "", maxDuration, "in all"))
+	w.line(bold, fmt.Sprintf("%s %*s  %5s %*s", Pad("where the time went", w.label), maxDuration, "of turn", "", maxDuration, "in all"))
 	for _, total := range t.Totals {
 		share := 0.0
 		if t.DurationMS > 0 {
 			share = total.TurnMS / t.DurationMS * 100
 		}
 		look := bars[total.Reason.Class()]
-		fmt.Fprintf(&w.Builder, "%s %s %*s %5.1f%% %*s\n", w.ink.paint(look.style, look.char), pad(fit(total.Reason.Words(), w.label-2), w.label-2),
-			maxDuration, span(total.TurnMS), share, maxDuration, span(total.MS))
+		fmt.Fprintf(&w.Builder, "%s %s %*s %5.1f%% %*s\n", w.ink.paint(look.style, look.char), Pad(Fit(total.Reason.Words(), w.label-2), w.label-2),
+			maxDuration, Millis(total.TurnMS), share, maxDuration, Millis(total.MS))
 	}
 	cost := "no price is known"
 	if t.CostUSD != nil {

@@ -1,6 +1,7 @@
 package webui
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/moment"
 	"github.com/toolfleet/toolfleet/internal/session/timeline"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -86,11 +88,11 @@ func callQuery(q url.Values) (fleet.CallQuery, error) {
 		made.Status = []protocol.Status{protocol.Status(status)}
 	}
 	if since := q.Get("since"); since != "" {
-		ago, err := time.ParseDuration(since)
-		if err != nil || ago <= 0 {
-			return made, fmt.Errorf("%w: since %.50q: must be a time as in 15m or 24h", fleet.ErrInvalid, since)
+		m, err := moment.Parse(since)
+		if err != nil {
+			return made, fmt.Errorf("%w: since %w", fleet.ErrInvalid, err)
 		}
-		made.Since = time.Now().Add(-ago)
+		made.Since = m.Before(time.Now())
 	}
 	return made, nil
 }
@@ -109,10 +111,10 @@ func (u *ui) calls(w http.ResponseWriter, r *http.Request) error {
 	query.Journaled = len(u.Hooks) > 0 // they have not seen the other texts
 	p := &callsPage{Query: q, First: query.After == "", Statuses: []choice{{"", "any", false}, {string(report.CallsNotOK), "not ok", false}, {string(report.CallsExit), "ok, but with an exit code", false}}, Times: []choice{{"", "any time", false}}}
 	for _, status := range statuses {
-		p.Statuses = append(p.Statuses, choice{string(status), strings.ReplaceAll(string(status), "_", " "), false})
+		p.Statuses = append(p.Statuses, choice{string(status), report.StateWords(string(status)), false})
 	}
-	for _, since := range []string{"15m", "1h", "24h", "168h"} {
-		p.Times = append(p.Times, choice{since, map[string]string{"15m": "15 minutes", "1h": "1 hour", "24h": "1 day", "168h": "7 days"}[since], false})
+	for _, since := range moment.Sinces() {
+		p.Times = append(p.Times, choice{since, since, false})
 	}
 	p.Statuses, p.Times = chosen(p.Statuses, q.Get("status")), chosen(p.Times, q.Get("since"))
 	for _, name := range append(slices.Clone(callFilters), "status", "since") {
@@ -182,12 +184,7 @@ func waitsOf(c *report.LoggedCall) (waits []wait) {
 }
 
 // endOf is the pill of how a call ended: a command that ran may have failed nevertheless.
-func endOf(c *report.LoggedCall) pill {
-	if c.Exit != "" {
-		return stateOf(c.Exit)
-	}
-	return stateOf(c.Status)
-}
+func endOf(c *report.LoggedCall) pill { return stateOf(cmp.Or(c.Exit, string(c.Status))) }
 
 // waited is the longest wait of a call, if it is worth a word.
 func waited(c *report.LoggedCall) *wait {

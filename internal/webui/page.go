@@ -16,7 +16,9 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/moment"
 	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -93,11 +95,11 @@ func (u *ui) render(r *http.Request, name, block string, v view) ([]byte, error)
 func functions(base string) template.FuncMap {
 	return template.FuncMap{
 		"base": func() string { return base },
-		"ago":  ago, "span": span, "took": took, "millis": func(ms *float64) string {
+		"ago":  ago, "span": terminal.Duration, "took": terminal.Millis, "millis": func(ms *float64) string {
 			if ms == nil {
 				return ""
 			}
-			return took(*ms)
+			return terminal.Millis(*ms)
 		},
 		"at":       func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 		"clock":    func(t time.Time) string { return t.Local().Format("15:04:05") },
@@ -112,7 +114,7 @@ func functions(base string) template.FuncMap {
 		"args":     pretty,
 		"plain":    cut,
 		"line":     firstLine,
-		"ms":       func(ms int64) string { return span(time.Duration(ms) * time.Millisecond) },
+		"ms":       func(ms int64) string { return terminal.Millis(float64(ms)) },
 		"part":     func(data any) view { return view{Data: data} },
 		"lanePath": lanePath, "workerPath": workerPath, "limitPath": limitPath, "lookPath": lookPath, "callPath": callPath, "reason": reasonOf, "waitPill": pillOfWait,
 		"first":  func(paths []string) []string { return paths[:min(len(paths), maxFiles)] },
@@ -123,45 +125,22 @@ func functions(base string) template.FuncMap {
 		"add":     func(a, b int) int { return a + b },
 		"picture": func(kind string) bool { return slices.Contains(pictures(), kind) },
 		"share":   func(ms, of float64) int { return int(min(max(ms*1000/max(of, 1), 0), 1000)) },
-		"choices": func() []string { return []string{"1h", "24h", "7d", "30d"} },
+		"choices": moment.Sinces,
 		"link":    func(to, name, section, on string) toPage { return toPage{to, name, section == on} },
 	}
 }
 
 // ago says how long a time has passed.
 func ago(t time.Time) string {
-	switch d := time.Since(t); {
+	switch {
 	case t.IsZero():
 		return ""
-	case d < time.Second:
+	case time.Since(t) < time.Second:
 		return "now"
-	case d < 48*time.Hour:
-		return span(d.Truncate(time.Second)) + " ago"
 	default:
-		return fmt.Sprintf("%d days ago", int(d.Hours()/24))
+		return terminal.Ago(t) + " ago"
 	}
 }
-
-// span is a duration in the one or two units that say something.
-func span(d time.Duration) string {
-	switch {
-	case d < time.Millisecond:
-		return "0 ms"
-	case d < time.Second:
-		return fmt.Sprintf("%d ms", d.Milliseconds())
-	case d < 10*time.Second:
-		return fmt.Sprintf("%.1f s", d.Seconds())
-	case d < time.Minute:
-		return fmt.Sprintf("%d s", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%d min %d s", int(d.Minutes()), int(d.Seconds())%60)
-	default:
-		return fmt.Sprintf("%d h %d min", int(d.Hours()), int(d.Minutes())%60)
-	}
-}
-
-// took is a duration in milliseconds, as [span] says it.
-func took(ms float64) string { return span(time.Duration(ms * float64(time.Millisecond))) }
 
 // cost is an amount of US dollars; "" if it is not known.
 func cost(usd *float64) string {
@@ -301,27 +280,15 @@ type pill struct{ Class, Word string }
 // stateOf is the pill of a state, an outcome or a status.
 func stateOf(state any) pill {
 	text := fmt.Sprint(state)
-	word := strings.ReplaceAll(text, "_", " ")
-	switch text {
-	case "ok", "answered", "idle", "happened", "completed", "approved", "allowed", "accept", "serving", "free":
-		return pill{"ok", word}
-	case "open", "running", "in_use", "held", "busy":
-		return pill{"run", word}
-	case "waits_for_approval", "waits_for_answer":
-		return pill{"wait", "waits for you"}
-	case "waits_for_worker", "waits_for_coordinator", "waiting", stateNotSent, "silent", "throttled", "asks", "queued", "paused", "delayed", "draining", "interrupted", "limit_reached", "removing", "uncompleted":
-		return pill{"wait", word}
-	case "failed", "error", "rejected", "timeout", "cancelled", "outcome_unknown", "lost", "stalled", "invalid", "denied", "refused", "expired":
-		return pill{"bad", word}
+	class := report.ClassOf(text)
+	switch class {
+	case report.StateClassStop:
+		class = report.StateClassWait
+	case report.StateClassPlain:
+		class = "plain"
 	default:
-		if code, is := strings.CutPrefix(text, "exit code "); is {
-			return pill{"bad", "exit " + code}
-		}
-		if strings.HasPrefix(text, "ended by signal ") {
-			return pill{"bad", word}
-		}
-		return pill{"plain", word}
 	}
+	return pill{string(class), report.StateWords(text)}
 }
 
 // firstLine is the first line of a text, cut.

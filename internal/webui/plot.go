@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/session/timeline"
+	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 )
@@ -150,13 +151,13 @@ func plotsOf(rates report.CallRates) *plotsPage {
 		newPlot("Calls a minute", true, whole,
 			series{"failed", "bad", values(func(b *report.CallRate) float64 { return float64(b.Failed) })},
 			series{"ok", "ok", values(func(b *report.CallRate) float64 { return float64(b.Calls - b.Failed) })}),
-		newPlot("How long calls ran", false, took,
+		newPlot("How long calls ran", false, terminal.Millis,
 			series{"95 of 100 calls", "run2", values(func(b *report.CallRate) float64 { return b.RunP95MS })},
 			series{"half of the calls", "run", values(func(b *report.CallRate) float64 { return b.RunP50MS })}),
-		newPlot("How long calls waited", false, took,
+		newPlot("How long calls waited", false, terminal.Millis,
 			series{"95 of 100 calls", "wait2", values(func(b *report.CallRate) float64 { return b.WaitP95MS })},
 			series{"half of the calls", "wait", values(func(b *report.CallRate) float64 { return b.WaitP50MS })}),
-		newPlot("What calls waited for, in sum", true, took, waitSeries(rates.Buckets)...),
+		newPlot("What calls waited for, in sum", true, terminal.Millis, waitSeries(rates.Buckets)...),
 	}
 	return p
 }
@@ -167,7 +168,7 @@ func (p *plotsPage) Waited(step int) []string {
 	words := make([]string, len(all))
 	for i := range all {
 		if ms := all[i].Values[step]; ms > 0 {
-			words[i] = took(ms)
+			words[i] = terminal.Millis(ms)
 		}
 	}
 	return words

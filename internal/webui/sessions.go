@@ -2,6 +2,7 @@ package webui
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/moment"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -132,11 +134,6 @@ type sessionList struct {
 // Query is the filter as addresses have it.
 func (p *sessionList) Query() string { return p.query("").Encode() }
 
-// sinces are the times that the filter offers.
-func sinces() map[string]time.Duration {
-	return map[string]time.Duration{"1h": time.Hour, "24h": 24 * time.Hour, "7d": 7 * 24 * time.Hour, "30d": 30 * 24 * time.Hour}
-}
-
 // sessions lists those that changed last; with "shown", the same rows as before, as they are now.
 func (u *ui) sessions(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := within(r.Context())
@@ -214,7 +211,7 @@ func (p *sessionList) again(list, matching []report.Session, shown []string) {
 // choices are the values that filters offer.
 func (p *sessionList) choices(list []report.Session) {
 	for i := range list {
-		p.States = append(p.States, list[i].State)
+		p.States = append(p.States, report.StateWords(list[i].State))
 		p.Models = append(p.Models, list[i].Model)
 		p.Tenants = append(p.Tenants, string(list[i].Tenant))
 	}
@@ -231,8 +228,12 @@ func (u *ui) matching(ctx context.Context, list []report.Session, f sessionFilte
 		return list, nil
 	}
 	var since time.Time
-	if d := sinces()[f.Since]; d > 0 {
-		since = time.Now().Add(-d)
+	if f.Since != "" {
+		m, err := moment.Parse(f.Since)
+		if err != nil {
+			return nil, fmt.Errorf("%w: changed within %w", fleet.ErrInvalid, err)
+		}
+		since = m.Before(time.Now())
 	}
 	withTool, err := u.withTool(ctx, f.Tool, since)
 	var found []report.Session
@@ -247,10 +248,10 @@ func (u *ui) matching(ctx context.Context, list []report.Session, f sessionFilte
 
 // matches reports whether a session has what a filter wants, but for its time and its tools.
 func matches(s *report.Session, f sessionFilter) bool {
-	if f.State != "" && s.State != f.State || f.Model != "" && s.Model != f.Model || f.Tenant != "" && string(s.Tenant) != f.Tenant {
+	if f.State != "" && report.StateWords(s.State) != report.StateWords(f.State) || f.Model != "" && s.Model != f.Model || f.Tenant != "" && string(s.Tenant) != f.Tenant {
 		return false
 	}
-	text := strings.ToLower(strings.Join([]string{string(s.SessionID), s.Prompt, s.State, stateOf(s.State).Word, s.Model, s.By, s.Workspace, string(s.Tenant)}, " "))
+	text := strings.ToLower(strings.Join([]string{string(s.SessionID), s.Prompt, s.State, report.StateWords(s.State), s.Model, s.By, s.Workspace, string(s.Tenant)}, " "))
 	for word := range strings.FieldsSeq(strings.ToLower(f.Words)) {
 		if !strings.Contains(text, word) {
 			return false

@@ -94,7 +94,7 @@ type piece struct {
 func (p piece) Words() string { return terminal.PartWords(&p.Part) }
 
 // Took is how long the span took.
-func (b bar) Took() string { return took(b.DurationMS) }
+func (b bar) Took() string { return terminal.Millis(b.DurationMS) }
 
 // Waits are the parts that say why the span took so long.
 func (b bar) Waits() (waits []piece) {
@@ -114,7 +114,7 @@ func (b bar) Said() string {
 			words = append(words, p.Words())
 		}
 	}
-	return strings.Join(append([]string{b.Label + ": " + took(b.DurationMS)}, words...), ", ")
+	return strings.Join(append([]string{b.Label + ": " + terminal.Millis(b.DurationMS)}, words...), ", ")
 }
 
 // maxBars is how many spans a timeline draws, and maxNow how many the column next to a

@@ -103,7 +103,7 @@ func TestWalks(t *testing.T) {
 		w.clickIn("nav.side", "Sessions")
 		w.shows("main", "Build the program.")
 		w.clickIn("main", "Build the program.")
-		w.sees("exit 2")
+		w.sees("exit code 2")
 		w.shows("main", "main.c:7: error: expected ';' before '}'")
 	})
 	s.walk("Who holds a lane?", "holds", 3, func(w *walker) {

@@ -406,9 +406,12 @@ func (l *Local) List(ctx context.Context, limit int) (list []report.Session, lef
 	return list, leftOut, nil
 }
 
-// see adds to a session whether a process runs it.
+// see adds to an open session whether a process runs it, or was lost.
 func (l *Local) see(info *report.Session) {
-	if info.State == report.StateOpen && (l.location.held(info.SessionID) || info.Parent != "" && !l.location.has(info.SessionID) && l.location.held(info.Parent)) {
+	if info.State != report.StateOpen {
+		return
+	}
+	if info.State = report.StateLost; l.location.held(info.SessionID) || info.Parent != "" && !l.location.has(info.SessionID) && l.location.held(info.Parent) {
 		info.State = report.StateInUse
 	}
 }

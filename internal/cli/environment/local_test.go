@@ -90,7 +90,7 @@ func TestLocal_SessionsAreThoseOfOneFleet(t *testing.T) { //nolint:paralleltest 
 	for _, info := range list {
 		states[info.SessionID] = info.State
 	}
-	require.Equal(t, map[protocol.SessionID]string{"old": "answered", "open": report.StateOpen, "agent": "answered", "new": "answered", "calls": ""}, states)
+	require.Equal(t, map[protocol.SessionID]string{"old": "answered", "open": report.StateLost, "agent": "answered", "new": "answered", "calls": ""}, states)
 	_, leftOut, err = other.List(t.Context(), 1)
 	require.NoError(t, err)
 	require.Equal(t, 4, leftOut)
@@ -112,7 +112,7 @@ func TestLocal_SessionsAreThoseOfOneFleet(t *testing.T) { //nolint:paralleltest 
 		require.Equal(t, map[protocol.SessionID]protocol.SessionID{"open": "new", "agent": "open"}[id], last)
 		info, err := other.Show(t.Context(), "open")
 		require.NoError(t, err)
-		require.Equal(t, map[protocol.SessionID]string{"open": report.StateInUse, "agent": report.StateOpen}[id], info.State)
+		require.Equal(t, map[protocol.SessionID]string{"open": report.StateInUse, "agent": report.StateLost}[id], info.State)
 		release()
 	}
 

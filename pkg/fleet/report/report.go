@@ -223,6 +223,7 @@ type Session struct {
 const (
 	StateOpen                = "open"                  // a turn runs, or its coordinator was lost
 	StateInUse               = "in_use"                // something of it runs or waits
+	StateLost                = "lost"                  // the process of this machine that ran its turn was lost
 	StateWaitsForApproval    = "waits_for_approval"    // see Approval
 	StateWaitsForAnswer      = "waits_for_answer"      // see Questions
 	StateWaitsForWorker      = "waits_for_worker"      // no worker has taken its calls

@@ -2526,7 +2526,7 @@ export interface operations {
                 tenant?: string;
                 /** @description Worker that answered. */
                 worker?: string;
-                /** @description The calls ended at this time or later. */
+                /** @description The calls ended at this time or later: a time, or how long ago, such as 15m, 24h or 7d. */
                 since?: string;
                 /** @description The calls ended before this time. */
                 until?: string;
@@ -2707,7 +2707,7 @@ export interface operations {
                 tenant?: string;
                 /** @description Worker that answered. */
                 worker?: string;
-                /** @description The calls ended at this time or later. */
+                /** @description The calls ended at this time or later: a time, or how long ago, such as 15m, 24h or 7d. */
                 since?: string;
                 /** @description The calls ended before this time. */
                 until?: string;
@@ -3538,7 +3538,7 @@ export interface operations {
                  * @example report
                  */
                 words: string;
-                /** @description The least time of passages. */
+                /** @description The least time of passages: a time, or how long ago, such as 24h or 7d. */
                 since?: string;
                 /** @description How many at most. */
                 limit?: number;

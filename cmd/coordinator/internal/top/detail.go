@@ -12,9 +12,11 @@ import (
 	tea "charm.land/bubbletea/v2"
 
 	"github.com/toolfleet/toolfleet/internal/terminal"
+	"github.com/toolfleet/toolfleet/internal/terminal/prompt"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
+	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
@@ -236,16 +238,38 @@ func newCallDetail(of target, facts []string) *tailDetail {
 	}
 }
 
-// followSession writes the events of a session as text, until ctx ends.
+// followSession writes the events of a session as text, until ctx ends: also what it asks, as
+// attach shows it, with the command that answers.
 func followSession(ctx context.Context, m *model, of target, to *tail) error {
 	show := terminal.New(to, &terminal.Options{Color: m.options.Colors, Width: m.width, Workers: true})
 	defer show.Close()
+	asked := map[protocol.CallID]func(){}
+	defer func() {
+		for _, answered := range asked {
+			answered()
+		}
+	}()
 	for passed, err := range m.options.Client.Sessions(protocol.DefaultPool).Events(ctx, of.session, "") {
 		if err != nil {
 			return err
 		}
-		if passed.Event != nil {
-			show.Observe(*passed.Event)
+		e := passed.Event
+		if e == nil {
+			continue
+		}
+		if answered := asked[e.CallID]; answered != nil {
+			answered()
+			delete(asked, e.CallID)
+		}
+		show.Observe(*e)
+		switch {
+		case e.Type == loop.EventApprovalAsked:
+			asked[e.CallID] = show.Ask(terminal.Question{
+				Reason: e.Text, Tool: e.Name, Arguments: e.Arguments,
+				Answers: fmt.Sprintf("It waits for approval: coordinator approve%s %s %s approves it; --deny refuses it.", m.options.Reach, of.session, e.CallID),
+			})
+		case e.Type == loop.EventQuestionAsked && e.Question != nil:
+			show.Alert(prompt.WaitsForAnswer(&report.Question{SessionID: of.session, CallID: e.CallID, Tool: e.Name, Question: e.Question, Lane: e.Lane}, m.options.Reach))
 		}
 	}
 	return nil

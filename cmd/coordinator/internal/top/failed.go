@@ -138,9 +138,9 @@ func loggedText(c *report.LoggedCall, width int) string {
 			lines = append(lines, terminal.Wrap(name+": "+value, max(width, 1), wholeLines)...)
 		}
 	}
-	times := []string{cmp.Or(c.Exit, string(c.Status)), "ran " + terminal.Duration(millis(c.RunMS)), "waited " + terminal.Duration(millis(c.Waits.TotalMS()))}
+	times := []string{cmp.Or(c.Exit, string(c.Status)), "ran " + terminal.Millis(c.RunMS), "waited " + terminal.Millis(c.Waits.TotalMS())}
 	for _, p := range timeline.Waited(c) {
-		times = append(times, p.Reason.Words()+" "+terminal.Duration(millis(p.MS)))
+		times = append(times, p.Reason.Words()+" "+terminal.Millis(p.MS))
 	}
 	add("status", strings.Join(times, ", "))
 	if c.Error != nil {
@@ -162,8 +162,6 @@ func loggedText(c *report.LoggedCall, width int) string {
 	}
 	return strings.Join(lines, "\n") + "\n"
 }
-
-func millis(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 
 // visibleLines are the lines of what a program wrote, as a terminal would show them, and safe.
 func visibleLines(s string) []string {

@@ -43,25 +43,23 @@ func tabs() []tab {
 	}
 }
 
-// colours are the colours of words. Each of them is written out, too.
+// colour is the colour of the class of a state.
 func colour(state string) style {
-	switch state {
-	case overview.Lost, overview.Silent, "stalled", "failed", report.StateInvalid:
+	switch report.ClassOf(state) {
+	case report.StateClassBad:
 		return red
-	case "waiting", "throttled", "paused", "delayed", "asks", "cancelling", overview.Draining, "interrupted", "limit_reached",
-		report.StateWaitsForAnswer, report.StateWaitsForApproval, report.StateWaitsForCoordinator, report.StateWaitsForWorker:
+	case report.StateClassWait, report.StateClassStop:
 		return yellow
-	case "running", "held", report.StateInUse, report.StateOpen:
+	case report.StateClassRun:
 		return blue
-	case "answered", overview.Serving, "free":
+	case report.StateClassOK:
 		return green
+	default:
+		return plain
 	}
-	return plain
 }
 
-func word(state string) cell {
-	return cell{text: strings.ReplaceAll(state, "_", " "), style: colour(state)}
-}
+func word(state string) cell { return cell{text: report.StateWords(state), style: colour(state)} }
 
 // maxCell bounds the text of a cell, in bytes: a prompt may be long.
 const maxCell = 500
@@ -82,10 +80,10 @@ func age(ms int64) cell {
 		return cell{text: "-"}
 	}
 	d := time.Duration(ms) * time.Millisecond
-	if d < 10*time.Second {
-		return cell{text: fmt.Sprintf("%.1f s", d.Seconds()), value: float64(ms)}
+	if d >= 10*time.Second {
+		d = d.Round(time.Second)
 	}
-	return cell{text: terminal.Duration(d.Round(time.Second)), value: float64(ms)}
+	return cell{text: terminal.Duration(d), value: float64(ms)}
 }
 
 func rate(r *float64) cell {
@@ -129,7 +127,7 @@ func workers(p *overview.Picture) *table {
 			{"LEVEL", 5, 5, false},
 			{"VERSION", 8, 6, false},
 		},
-		empty: "no worker answers: start one with worker --nats URL",
+		empty: "no worker answers: one starts with coordinator run on this machine, for as long as it runs; or with worker --nats URL for a fleet",
 	}
 	for _, all := range [][]overview.Worker{p.Workers, p.Coordinators} {
 		for i := range all {
@@ -200,7 +198,7 @@ func sessions(p *overview.Picture) *table {
 			{"TENANT", 6, 6, false},
 			{"PROMPT", 10, 4, false},
 		},
-		empty: "there are no sessions: coordinator submit --nats URL PROMPT begins one",
+		empty: "there are no sessions: coordinator run PROMPT begins one on this machine, and coordinator submit --nats URL PROMPT in a fleet",
 	}
 	for i := range p.Sessions {
 		s := &p.Sessions[i]

@@ -204,7 +204,7 @@ func (t *table) draw(v *view, width, height int, colors bool) []string {
 		if v.sorted == i+1 {
 			title += map[bool]string{false: "*", true: "*-"}[v.turned]
 		}
-		head.WriteString(gap[:min(at, 1)*len(gap)] + terminal.Pad(terminal.Fit(title, max(widths[at], 1)), widths[at], t.columns[i].right))
+		head.WriteString(gap[:min(at, 1)*len(gap)] + aligned(terminal.Fit(title, max(widths[at], 1)), widths[at], t.columns[i].right))
 	}
 	lines := []string{dim.paint(colors, strings.TrimRight("  "+head.String(), " "))}
 	for n, r := range visible {
@@ -254,7 +254,7 @@ func (t *table) drawRow(r *row, columns, widths []int, selected, colors bool) st
 		if widths[at] > 0 {
 			text = terminal.Fit(r.cells[i].text, widths[at])
 		}
-		if text = terminal.Pad(text, widths[at], t.columns[i].right); at == len(columns)-1 {
+		if text = aligned(text, widths[at], t.columns[i].right); at == len(columns)-1 {
 			text = strings.TrimRight(text, " ")
 		}
 		look := r.cells[i].style
@@ -264,4 +264,12 @@ func (t *table) drawRow(r *row, columns, widths []int, selected, colors bool) st
 		line.WriteString(gap[:min(at, 1)*len(gap)] + look.paint(colors, text))
 	}
 	return line.String()
+}
+
+// aligned is a cell as wide as its column.
+func aligned(s string, to int, right bool) string {
+	if right {
+		return terminal.PadLeft(s, to)
+	}
+	return terminal.Pad(s, to)
 }

@@ -30,6 +30,7 @@ type Options struct {
 	Interval time.Duration // between two readings
 	Colors   bool
 	In, Out  *os.File
+	Reach    string // the flags by which another command reaches the fleet, with a space in front
 	Environ  []string
 }
 
