@@ -348,11 +348,13 @@ func (l *heldLane) waitsOf(e *core.Entry, run *Run, started time.Time) protocol.
 	}
 	unclaimed := run.Queued - run.InLane
 	lost, free := min(l.claim.lost.held, unclaimed), run.InLane-started.Sub(e.FreeSince)-after
-	slot, held := unclaimed-lost+e.Waited[core.WaitsForSlot], free
+	slot, held := unclaimed-lost, free
 	by := e.HeldBy
-	if by.ID == "" { // the mailbox was read meanwhile
-		slot, held = slot+free, 0
+	if by.ID == "" || e.HeldFor > 0 { // the mailbox was read meanwhile
+		held = min(e.HeldFor, slot+free)
+		slot += free - held
 	}
+	slot += e.Waited[core.WaitsForSlot]
 	w := protocol.Waits{
 		NotBeforeMS: millis(e.Call.Delay()),
 		SlotMS:      millis(slot),
@@ -369,6 +371,11 @@ func (l *heldLane) waitsOf(e *core.Entry, run *Run, started time.Time) protocol.
 	if w.LaneMS > 0 && by.Tenant == e.Call.Tenant {
 		if w.HeldBy = by.ID; by.SessionID != e.Call.SessionID {
 			w.HeldBySession = by.SessionID
+		}
+	}
+	if w.AfterMS > 0 {
+		if w.AfterCall = e.Ended.ID; e.Ended.SessionID != e.Call.SessionID {
+			w.AfterSession = e.Ended.SessionID
 		}
 	}
 	if w.LimitMS+w.RateMS > 0 {

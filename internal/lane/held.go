@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,7 +38,7 @@ type heldLane struct {
 // blocked is what the calls of a lane wait for that do not run.
 type blocked struct {
 	waits    core.WaitClock
-	ended    endedCall
+	ended    endedCalls
 	after    laneAfter
 	awaits   atomic.Pointer[awaited] // which call or retry the lane waits for
 	slotless atomic.Bool             // the next call waits for a slot
@@ -46,7 +47,7 @@ type blocked struct {
 	retryAt time.Time
 }
 
-// endedCall is the last call of a lane that ended.
+// endedCall is a call of a lane that ended.
 type endedCall struct {
 	core.Earlier
 
@@ -54,14 +55,35 @@ type endedCall struct {
 	at   time.Time
 }
 
-// noteHolder notes that the call which ended last held up one that starts, although that was read
+// endedCalls are the calls of a lane that ended last, also in the hold before, if it was here.
+type endedCalls []endedCall
+
+// maxEnded bounds them. More calls end before a later one is read only if they conflict little.
+const maxEnded = 4
+
+func (c *endedCalls) add(e endedCall) {
+	if len(*c) == maxEnded {
+		*c = (*c)[:copy(*c, (*c)[1:])]
+	}
+	*c = append(*c, e)
+}
+
+// noteHolder notes that a call which has ended held up one that starts, although that was read
 // later: it conflicts with it, and ended after that was accepted.
 func (l *heldLane) noteHolder(e *core.Entry, now time.Time) {
-	if e.HeldBy.ID != "" || l.ended.ID == "" || l.holder.clock.Age(e.Accepted) < now.Sub(l.ended.at) {
+	if e.HeldBy.ID != "" || len(l.ended) == 0 {
 		return
 	}
-	if earlier := (protocol.Call{Resources: l.ended.uses}); earlier.ConflictsWith(e.Call) {
-		e.HeldBy = l.ended.Earlier
+	age := l.holder.clock.AgeAt(now, e.Accepted)
+	for _, ended := range slices.Backward(l.ended) {
+		held := age - now.Sub(ended.at)
+		if held < 0 {
+			return
+		}
+		if earlier := (protocol.Call{Resources: ended.uses}); earlier.ConflictsWith(e.Call) {
+			e.HeldBy, e.HeldFor = ended.Earlier, held
+			return
+		}
 	}
 }
 
@@ -97,7 +119,7 @@ func newHeldLane(h *Holder, inc *incarnation, ready *readyMessage) *heldLane {
 	l := &heldLane{
 		ownership: newOwnership(h.options.Worker, inc, ready), holder: h,
 		schedule: core.NewSchedule(), slots: newLaneSlots(h.slots), garbage: newGarbage(h.store), lookups: newEarlyLookups(h.store),
-		running: running{finished: make(chan finished)},
+		running: running{finished: make(chan finished)}, blocked: blocked{ended: h.recent[ready.hash].ended},
 	}
 	l.mail = newMailbox(h.store, h.copies, h.options.Pool, ready.hash, l.unpark)
 	return l
@@ -365,7 +387,7 @@ func (l *heldLane) drainFinished() {
 
 func (l *heldLane) finishEntry(e *core.Entry) {
 	l.usage.served++
-	l.ended = endedCall{core.EarlierOf(e.Call), e.Call.Resources, time.Now()}
+	l.ended.add(endedCall{core.EarlierOf(e.Call), e.Call.Resources, time.Now()})
 	l.schedule.Finish(e)
 	l.garbage.discardCall(e)
 	l.lookups.remove(e)

@@ -78,8 +78,15 @@ type heldLanes struct {
 	claiming    context.Context //nolint:containedctx // ends when no more lanes are claimed
 	draining    bool
 	held        map[wire.LaneHash]*heldLane
-	recent      map[wire.LaneHash]time.Time // when lanes were released; bounded by maxUsed
-	group       sync.WaitGroup              // of held lanes
+	recent      map[wire.LaneHash]released // lanes that were released; bounded by maxUsed
+	group       sync.WaitGroup             // of held lanes
+}
+
+// released is when a lane was released here, and what it had run: a call that was accepted before
+// that ended has waited for it.
+type released struct {
+	at    time.Time
+	ended endedCalls
 }
 
 // NewHolder opens the streams of a fleet, which must exist, and makes or checks
@@ -100,7 +107,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, host Host, o Options) (*Holde
 	}
 	h := &Holder{
 		options: o, store: s, host: host, lease: lease,
-		heldLanes: heldLanes{held: map[wire.LaneHash]*heldLane{}, recent: map[wire.LaneHash]time.Time{}},
+		heldLanes: heldLanes{held: map[wire.LaneHash]*heldLane{}, recent: map[wire.LaneHash]released{}},
 		counted:   counted{began: time.Now().UTC()},
 		retryLog:  retryLog{logger: o.Logger}, monitored: monitored{streams: natsio.NewStreams(s.JS, s.Created())},
 	}
@@ -333,7 +340,7 @@ func (h *Holder) beginHold(ready *readyMessage) {
 	before := h.held[ready.hash]
 	if !h.draining && before == nil {
 		l := newHeldLane(h, h.incarnation, ready)
-		if time.Since(h.recent[l.hash]) < frequent {
+		if time.Since(h.recent[l.hash].at) < frequent {
 			l.usage.served = 1 // it is used frequently
 		}
 		h.held[l.hash] = l
@@ -406,7 +413,7 @@ func (r *heldLanes) remove(l *heldLane) {
 	if len(r.recent) >= maxUsed {
 		clear(r.recent)
 	}
-	r.recent[l.hash] = time.Now()
+	r.recent[l.hash] = released{time.Now(), l.ended}
 }
 
 // monitor checks the streams and measures the server's clock offset, until ctx ends.

@@ -275,3 +275,52 @@ func TestSecret_OfAFleetIsReadForAllCalls(t *testing.T) {
 	s.get(ended, read)
 	require.Equal(t, "key", string(s.get(t.Context(), read)))
 }
+
+// What a call that was accepted and read late has waited for: the call that ran in its lane when it
+// was accepted, also if others have ended since, and the lane was released in between; and for the
+// rest of the time a slot.
+func TestWaits_OfACallThatIsReadLate(t *testing.T) {
+	t.Parallel()
+	on := func(key protocol.ResourceKey) []protocol.Use {
+		return []protocol.Use{{Key: key, Access: protocol.Exclusive}}
+	}
+	for name, c := range map[string]struct {
+		after time.Duration // the beginning that the call is accepted
+		uses  []protocol.Use
+		lane  float64
+		by    protocol.CallID
+	}{
+		"while the call ran":         {0, on("account/a/one"), 3000, "earlier"},
+		"while the next one ran":     {3100 * time.Millisecond, on("account/a/other"), 400, "other"},
+		"when both had ended":        {4 * time.Second, on("account/a/one"), 0, ""},
+		"but it conflicts with none": {0, on("account/a/third"), 0, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				h := &Holder{heldLanes: heldLanes{held: map[wire.LaneHash]*heldLane{}, recent: map[wire.LaneHash]released{}}}
+				ready := &readyMessage{lane: "account/a", hash: wire.HashLane("account/a")}
+				begun := time.Now()
+				first := newHeldLane(h, &incarnation{}, ready)
+				h.held[first.hash] = first
+				for range 2 * maxEnded {
+					first.finishEntry(&core.Entry{Call: &protocol.Call{ID: "before", SessionID: "s", Resources: on("account/a/one")}})
+				}
+				time.Sleep(3 * time.Second)
+				first.finishEntry(&core.Entry{Call: &protocol.Call{ID: "earlier", SessionID: "s", Resources: on("account/a/one")}})
+				time.Sleep(500 * time.Millisecond)
+				first.finishEntry(&core.Entry{Call: &protocol.Call{ID: "other", SessionID: "s", Resources: on("account/a/other")}})
+				h.remove(first)
+				time.Sleep(1500 * time.Millisecond)
+				second := newHeldLane(h, &incarnation{}, ready)
+				time.Sleep(time.Second) // until the call is read
+				now, accepted := time.Now(), begun.Add(c.after)
+				e := &core.Entry{Call: &protocol.Call{ID: "c", SessionID: "s", Resources: c.uses}, Accepted: accepted}
+				second.waits.Start(e, now)
+				second.noteHolder(e, now)
+				waits := second.waitsOf(e, &Run{Queued: now.Sub(accepted), InLane: time.Second}, now)
+				require.Equal(t, protocol.Waits{LaneMS: c.lane, HeldBy: c.by, SlotMS: 6000 - float64(c.after.Milliseconds()) - c.lane}, waits)
+			})
+		})
+	}
+}

@@ -463,6 +463,12 @@ func TestWaits_ResultsSayWhatACallWaitedFor(t *testing.T) {
 			}
 			r := f.await(p, c.other)
 			require.Greater(t, at(&r.Waits)[want], 10.0, "%+v of %+v", r.Waits, r)
+			after := protocol.CallID("")
+			if want == "after" {
+				after = c.first.ID
+			}
+			require.Equal(t, after, r.Waits.AfterCall)
+			require.Empty(t, r.Waits.AfterSession, "it is of the same session")
 			for why, ms := range at(&r.Waits) {
 				if why != want {
 					require.Less(t, ms, at(&r.Waits)[want], "%s: %+v", why, r.Waits)

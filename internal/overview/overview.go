@@ -186,16 +186,29 @@ func New(client *fleet.Client, o Options) *Reader {
 	}
 	return &Reader{
 		client: client, options: o, workers: map[workerKey]*known{},
-		unmet: pooled[[]report.Call]{}, lanes: pooled[*report.LaneList]{}, gaps: gaps{parts: map[string]gap{}},
+		unmet: pooled[[]report.Call]{}, lanes: pooled[*report.LaneList]{}, gaps: gaps{parts: map[partName]gap{}},
 	}
 }
 
 // gaps are the parts that could not be read, by their names.
 type gaps struct {
 	noting   sync.Mutex
-	parts    map[string]gap
+	parts    map[partName]gap
 	answered bool  // something has answered in this reading
 	away     error // why something has not
+}
+
+// partName names a part of the fleet, or of a pool.
+type partName struct {
+	what string
+	pool protocol.Pool
+}
+
+func (n partName) String() string {
+	if n.pool == "" {
+		return n.what
+	}
+	return n.what + " of pool " + string(n.pool)
 }
 
 // gap is why a part is missing, and until when it is not asked for again.
@@ -213,7 +226,7 @@ const deniedFor = time.Minute
 var errDenied = errors.New("it was denied a moment ago")
 
 // ask reads a part, unless it was denied a moment ago, and notes why it is missing.
-func (g *gaps) ask(what string, read func() error) error {
+func (g *gaps) ask(what partName, read func() error) error {
 	g.noting.Lock()
 	wait := time.Now().Before(g.parts[what].until)
 	g.noting.Unlock()
@@ -227,7 +240,7 @@ func (g *gaps) ask(what string, read func() error) error {
 		g.answered = true
 		return nil
 	}
-	missing := gap{Missing: Missing{Part: what, Why: err.Error()}}
+	missing := gap{Missing: Missing{Part: what.String(), Why: err.Error()}}
 	_, refused := errors.AsType[*judge.RefusalError](err)
 	switch {
 	case errors.Is(err, fleet.ErrUnreachable), errors.Is(err, fleet.ErrClosed), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
@@ -242,7 +255,7 @@ func (g *gaps) ask(what string, read func() error) error {
 }
 
 // isMissing reports whether a part could not be read.
-func (g *gaps) isMissing(what string) bool {
+func (g *gaps) isMissing(what partName) bool {
 	g.noting.Lock()
 	defer g.noting.Unlock()
 	_, is := g.parts[what]
@@ -289,7 +302,7 @@ func (p pooled[T]) read(r *Reader, what string, free time.Duration, read func(fl
 		}
 		group.Go(func() error {
 			of.read(free, func() (value T, err error) {
-				err = r.ask(what+" of pool "+string(pool), func() error {
+				err = r.ask(partName{what, pool}, func() error {
 					value, err = read(r.client.Lanes(pool))
 					return err
 				})
@@ -307,7 +320,7 @@ func (r *Reader) Read(ctx context.Context) (*Picture, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.answered, r.away = false, nil
-	_ = r.ask("pools", func() error { // it is noted
+	_ = r.ask(partName{what: "pools"}, func() error { // it is noted
 		pools, err := r.client.Pools(ctx)
 		if err == nil {
 			r.pools = pools
@@ -315,7 +328,7 @@ func (r *Reader) Read(ctx context.Context) (*Picture, error) {
 		return err
 	})
 	r.unserved.read(0, func() (pools []protocol.Pool, err error) {
-		err = r.ask(partUnserved, func() error {
+		err = r.ask(partName{what: partUnserved}, func() error {
 			pools, err = r.client.UnservedPools(ctx)
 			return err
 		})
@@ -331,7 +344,7 @@ func (r *Reader) Read(ctx context.Context) (*Picture, error) {
 	})
 	group.Go(func() {
 		r.sessions.read(0, func() (list sessionList, err error) {
-			err = r.ask("sessions", func() error {
+			err = r.ask(partName{what: "sessions"}, func() error {
 				list.all, list.leftOut, err = r.client.Sessions("").List(ctx, r.options.Sessions)
 				return err
 			})
@@ -350,10 +363,11 @@ func (r *Reader) Read(ctx context.Context) (*Picture, error) {
 	}
 }
 
-// Names of parts that say more about lanes.
+// Names of parts; the first two say more about lanes.
 const (
 	partUnserved = "pools without workers"
 	partUnmet    = "waiting calls"
+	partWorkers  = "workers"
 )
 
 // unmetWait is how long workers may take to say what they can run, see [fleet.Lanes.Unmet].
@@ -367,7 +381,7 @@ func (r *Reader) lanePools() []protocol.Pool {
 }
 
 func (r *Reader) readLimits(ctx context.Context) (all []Limit, err error) {
-	err = r.ask("limits", func() error {
+	err = r.ask(partName{what: "limits"}, func() error {
 		list, err := r.client.Limits().List(ctx)
 		all = make([]Limit, len(list))
 		for i := range list {
@@ -376,7 +390,7 @@ func (r *Reader) readLimits(ctx context.Context) (all []Limit, err error) {
 		return err
 	})
 	for i := range all {
-		_ = r.ask("use of limits", func() (err error) { // it is noted
+		_ = r.ask(partName{what: "use of limits"}, func() (err error) { // it is noted
 			all[i].Use, err = r.client.Limits().Use(ctx, all[i].Limit, r.lanePools()...)
 			return err
 		})

@@ -41,7 +41,7 @@ func (r *Reader) picture(now time.Time) *Picture {
 		}
 	}
 	for what, gap := range r.parts {
-		if !gap.Denied || what != partUnserved && !strings.HasPrefix(what, partUnmet) { // who may not see lanes misses these, too
+		if !gap.Denied || what.what != partUnserved && what.what != partUnmet { // who may not see lanes misses these, too
 			p.Missing = append(p.Missing, gap.Missing)
 		}
 	}

@@ -43,7 +43,7 @@ func (r *Reader) readWorkers(ctx context.Context) {
 	group.SetLimit(poolsAtOnce)
 	for i, pool := range pools {
 		group.Go(func() error {
-			_ = r.ask("workers of pool "+string(pool), func() (err error) { // it is noted
+			_ = r.ask(partName{partWorkers, pool}, func() (err error) { // it is noted
 				lists[i], err = r.client.Workers(ctx, pool, r.options.Patience)
 				return err
 			})
@@ -74,7 +74,7 @@ func (r *Reader) readWorkers(ctx context.Context) {
 	}
 	for key, k := range r.workers {
 		silent := now.Sub(k.seen)
-		if silent == 0 || r.isMissing("workers of pool "+string(key.pool)) {
+		if silent == 0 || r.isMissing(partName{partWorkers, key.pool}) {
 			continue
 		}
 		k.SilentMS, k.CallsPerS, k.FailedPerS = silent.Milliseconds(), nil, nil

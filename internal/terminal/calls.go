@@ -213,7 +213,7 @@ func (v *View) callEnded(e *loop.Event) {
 		what = Fit(c.what, max(v.width-Columns(label)-len(" x "), minWidth/2))
 	}
 	v.calls = slices.DeleteFunc(v.calls, func(c *call) bool { return c.id == e.CallID || c.id == "" && c.at == atOf(e) })
-	state := cmp.Or(ExitOf(e), e.Status)
+	state := cmp.Or(e.Exit, e.Status)
 	mark, st := v.marks.of(state)
 	head := Fit(state, maxName)
 	if e.Error != nil {

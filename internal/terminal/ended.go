@@ -233,7 +233,7 @@ func (t *tally) begin(at time.Time) {
 func (t *tally) result(e *loop.Event) {
 	t.calls++
 	status := e.Status
-	if ExitOf(e) != "" {
+	if e.Exit != "" {
 		status = "exit code not 0"
 	}
 	if status != string(protocol.StatusOK) {

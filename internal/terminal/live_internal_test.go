@@ -131,7 +131,7 @@ func TestLive_WhatRunsIsSeenAndFolded(t *testing.T) {
 · read a.go · behind: go test, 12 s
   turn 18 s · 1,600 tokens · $1.60
 `), s.String())
-	see(loop.Event{Type: loop.EventToolResult, CallFields: loop.CallFields{CallID: "a", Name: "bash"}, Status: "ok", ResultFields: loop.ResultFields{WorkerID: "w", Attempt: 1, Content: strings.Repeat("x\n", 50) + "[exit code 2]"}})
+	see(loop.Event{Type: loop.EventToolResult, CallFields: loop.CallFields{CallID: "a", Name: "bash"}, Status: "ok", ResultFields: loop.ResultFields{WorkerID: "w", Attempt: 1, Content: strings.Repeat("x\n", 50) + "[exit code 2]", Exit: "exit code 2"}})
 	see(loop.Event{Type: loop.EventToolResult, CallFields: loop.CallFields{CallID: "b", Index: 1, Name: "read"}, Status: "ok", ResultFields: loop.ResultFields{Content: "text"}})
 	see(loop.Event{Type: loop.EventTurnEnded, Status: "answered"})
 	v.Close()
@@ -332,18 +332,6 @@ func FuzzMarkdown_NothingActsOnTheTerminal(f *testing.F) {
 			require.True(t, line == "" || strings.HasPrefix(line, "  ") || i == 0, "%q stands in the first column", line)
 		}
 	})
-}
-
-func TestExitOf(t *testing.T) {
-	t.Parallel()
-	for content, want := range map[string]string{
-		"": "", "fine": "", "a\n[exit code 1]": "exit code 1", "[exit code 0]": "", "[no output; exit code 0]": "",
-		"x\n[exit code 2]\n[output was cut: more]": "exit code 2", "[exit code 1]\nnot the end": "", "[ended by signal KILL]\n": "ended by signal KILL",
-		"[exit code x]": "",
-	} {
-		require.Equal(t, want, ExitOf(&loop.Event{Status: "ok", ResultFields: loop.ResultFields{Content: content}}), "%q", content)
-		require.Empty(t, ExitOf(&loop.Event{Status: "failed", ResultFields: loop.ResultFields{Content: content}}))
-	}
 }
 
 // All lines of a new file are new: those of later edits, and those that a diff has no room for.

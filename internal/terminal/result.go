@@ -90,14 +90,6 @@ func (p *page) barred(indent string, st style, line string) {
 	p.line(indent + p.ink.paint(dim, bar) + p.marks.bar[len(bar):] + p.ink.paint(st, strings.TrimRight(Fit(line, room), " ")))
 }
 
-// ExitOf is [render.ExitOf] of a result.
-func ExitOf(e *loop.Event) string {
-	if e.Status != string(protocol.StatusOK) {
-		return ""
-	}
-	return render.ExitOf(e.Content)
-}
-
 // lineKind is what a line of a unified diff is.
 type lineKind int
 

@@ -153,7 +153,7 @@ func realistic() []loop.Event {
 	}, 2.5, 0.8)
 	r.running(0, "bash", "worker-b", 2)
 	r.result(loop.Event{
-		CallFields: loop.CallFields{Index: 0, Name: "bash"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 2, Content: "--- FAIL: TestLongest (0.00s)\n    stats_test.go:19: Longest = \"lazy\", want \"quick\"\nFAIL\nFAIL\twordstats/text\t0.003s\nFAIL\n[exit code 1]"},
+		CallFields: loop.CallFields{Index: 0, Name: "bash"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 2, Content: "--- FAIL: TestLongest (0.00s)\n    stats_test.go:19: Longest = \"lazy\", want \"quick\"\nFAIL\nFAIL\twordstats/text\t0.003s\nFAIL\n[exit code 1]", Exit: "exit code 1"},
 	}, 9.4, 1840)
 
 	r.reply("`>=` lets later words of equal length win.",

@@ -660,7 +660,7 @@ func (c *conversation) traced(spans []report.Span) {
 
 // end is the result of a call.
 func (c *conversation) end(of *call, e *loop.Event, id string) {
-	of.Status, of.Ended, of.Waits, of.Approval, of.Question, of.Exit = e.Status, e.Time, "", nil, nil, terminal.ExitOf(e)
+	of.Status, of.Ended, of.Waits, of.Approval, of.Question, of.Exit = e.Status, e.Time, "", nil, nil, e.Exit
 	of.Folded, of.Diff, of.Image, of.Error, of.Effect, of.Tries = fold(e.Content), e.Diff, e.Image, e.Error, e.Effect, e.Tries
 	of.QueueMS, of.RunMS = e.QueueMS, e.RunMS
 	of.Worker, of.Attempt = e.WorkerID, e.Attempt

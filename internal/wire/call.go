@@ -117,16 +117,18 @@ func DigestOf(c *protocol.Call) (string, error) {
 // Waits returns the waits of a call, in the order in which they follow each other, also those that
 // took no time. Attempt is the one that ran at last.
 func Waits(w *protocol.Waits, attempt int) []report.Part {
-	holder := string(w.HeldBy)
-	if w.HeldBySession != "" {
-		holder = protocol.CallRef{SessionID: w.HeldBySession, ID: w.HeldBy}.String()
+	named := func(session protocol.SessionID, call protocol.CallID) string {
+		if session == "" {
+			return string(call)
+		}
+		return protocol.CallRef{SessionID: session, ID: call}.String()
 	}
 	return []report.Part{
 		{Reason: report.ReasonNotBefore, MS: w.NotBeforeMS},
 		{Reason: report.ReasonSlot, MS: w.SlotMS},
 		{Reason: report.ReasonLost, MS: w.LostMS, For: string(w.LostWorker), Attempt: max(attempt-1, 0)},
-		{Reason: report.ReasonLane, MS: w.LaneMS, For: holder},
-		{Reason: report.ReasonAfter, MS: w.AfterMS},
+		{Reason: report.ReasonLane, MS: w.LaneMS, For: named(w.HeldBySession, w.HeldBy)},
+		{Reason: report.ReasonAfter, MS: w.AfterMS, For: named(w.AfterSession, w.AfterCall)},
 		{Reason: report.ReasonPause, MS: w.PauseMS},
 		{Reason: report.ReasonLimit, MS: w.LimitMS, For: w.Limit},
 		{Reason: report.ReasonRate, MS: w.RateMS, For: w.Limit},

@@ -229,6 +229,8 @@ func (p *plain) waits(w *protocol.Waits) {
 	p.number("lost_ms", &w.LostMS, ifSet)
 	p.text("held_by", (*string)(&w.HeldBy), ifSet)
 	p.text("held_by_session", (*string)(&w.HeldBySession), ifSet)
+	p.text("after_call", (*string)(&w.AfterCall), ifSet)
+	p.text("after_session", (*string)(&w.AfterSession), ifSet)
 	p.text("limit", &w.Limit, ifSet)
 	p.text("lost_worker", (*string)(&w.LostWorker), ifSet)
 	if !p.reads {

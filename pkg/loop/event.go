@@ -237,8 +237,11 @@ type ResultFields struct {
 	// Image is what a model that takes images or documents sees next to Content. Its Data is
 	// missing from live events, and from events older than the fleet's retention of results if the
 	// journal had no room.
-	Image    *Image            `json:"image,omitempty"`
-	Error    *protocol.Error   `json:"error,omitempty"`
+	Image *Image          `json:"image,omitempty"`
+	Error *protocol.Error `json:"error,omitempty"`
+	// Exit says how a command ended that ran and did not succeed, as in "exit code 2" or "ended by
+	// signal KILL". The status of its call is ok.
+	Exit     string            `json:"exit,omitempty"`
 	WorkerID protocol.WorkerID `json:"worker_id,omitempty"`
 	Attempt  int               `json:"attempt,omitempty"`
 	// Tries are the attempts that failed before, and that the tool's retry repeated.

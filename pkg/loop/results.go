@@ -127,11 +127,22 @@ func (b *batch) decodeImage(ctx context.Context, p *pendingCall, event *Event) {
 // resultFields are a worker's result, of which the model sees content.
 func resultFields(r *protocol.Result, content string) ResultFields {
 	return ResultFields{
-		Content: content, Error: boundedError(r.Error), WorkerID: r.WorkerID, Attempt: r.Attempt,
+		Content: content, Error: boundedError(r.Error), Exit: exitOf(r), WorkerID: r.WorkerID, Attempt: r.Attempt,
 		Tries: boundedTries(r.Tries), QueueMS: &r.QueueMS, RunMS: &r.RunMS, Diff: render.Diff(r),
 		SandboxMS: r.SandboxMS, StoreMS: r.StoreMS, Waits: r.Waits, Level: r.Level,
 	}
 }
+
+// exitOf is [render.Exit], as far as an event has it.
+func exitOf(r *protocol.Result) string {
+	if r.Status != protocol.StatusOK {
+		return ""
+	}
+	return prose.Cut(prose.Valid(render.Exit(r)), maxExit)
+}
+
+// maxExit bounds what a worker says of the end of a command, in bytes.
+const maxExit = 100
 
 // boundedTries are attempts as an event has them, see [boundedError].
 func boundedTries(tries []protocol.Try) []protocol.Try {

@@ -357,7 +357,7 @@ func (s *Single) Turn(session protocol.SessionID, turn int, input, tool, argumen
 			}
 			if r.CallID != "" {
 				e.WorkerID, e.Attempt, e.Tries, e.QueueMS, e.RunMS = r.WorkerID, r.Attempt, boundedTries(r.Tries), &r.QueueMS, &r.RunMS
-				e.SandboxMS, e.StoreMS, e.Waits, e.Level = r.SandboxMS, r.StoreMS, r.Waits, r.Level
+				e.SandboxMS, e.StoreMS, e.Waits, e.Level, e.Exit = r.SandboxMS, r.StoreMS, r.Waits, r.Level, exitOf(r)
 				e.Effect = s.effect
 			}
 		}),

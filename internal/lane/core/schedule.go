@@ -92,6 +92,9 @@ type Waits struct {
 	FreeSince   time.Time // when no earlier call held it up any more; zero before
 	Waited      Waited    // from then until it started
 	HeldBy      Earlier   // the last earlier call that held it up; zero if none did
+	// HeldFor is for how long after its acceptance HeldBy ran, if that had ended when the call was
+	// read.
+	HeldFor time.Duration
 
 	waited Waited // what the lane had waited then
 }
@@ -230,6 +233,7 @@ func (s *Schedule) Bytes() int { return s.bytes }
 // Calls that conflict with it and come after it in its lane wait too; all others go past it.
 type Awaits struct {
 	Missing []protocol.CallRef // calls that have no result yet, as far as is known
+	Ended   protocol.CallRef   // the last of them that ended
 	// Unmet is a call that ended otherwise than ok: the call is not run.
 	Unmet       *protocol.CallRef
 	UnmetStatus protocol.Status
@@ -248,6 +252,7 @@ func (s *Schedule) Ended(ref protocol.CallRef, status protocol.Status) (unmet []
 		}
 		if len(e.Missing) == 0 {
 			s.awaiting--
+			e.Awaits.Ended = ref
 		}
 	}
 	return unmet

@@ -132,27 +132,28 @@ func cutAt(e *protocol.Execution, shown string) (line int, column int64) {
 	return line, column
 }
 
-// ExitOf says how a command ended that ran and did not succeed, by the text that a model reads of
-// its result, which ends with that in brackets: "exit code 2", "ended by signal KILL"; "" for all
-// else.
-func ExitOf(text string) string {
-	rest := strings.TrimRight(text, "\n")
-	for {
-		at := strings.LastIndexByte(rest, '\n') + 1
-		mark, isMark := strings.CutPrefix(rest[at:], "[")
-		mark, ends := strings.CutSuffix(mark, "]")
-		if !isMark || !ends {
-			return ""
+// Exit says how the command or the code of a result ended that ran and did not succeed: "exit code
+// 2", "ended by signal KILL"; "" for all else, also for a process that still runs.
+func Exit(r *protocol.Result) string {
+	switch v := r.Value.(type) {
+	case protocol.CommandRunResult:
+		if v.Process == "" || v.Reason != processRunning {
+			return exitOf(&v.Execution)
 		}
-		code, isCode := strings.CutPrefix(mark, "exit code ")
-		if isCode && strings.Trim(code, "0123456789") == "" && code != "0" || strings.HasPrefix(mark, "ended by signal ") {
-			return mark
-		}
-		if at == 0 {
-			return ""
-		}
-		rest = rest[:at-1]
+	case protocol.CodeRunResult:
+		return exitOf(&v.Execution)
 	}
+	return ""
+}
+
+func exitOf(e *protocol.Execution) string {
+	switch {
+	case e.Signal != "":
+		return "ended by signal " + e.Signal
+	case e.ExitCode != 0:
+		return fmt.Sprintf("exit code %d", e.ExitCode)
+	}
+	return ""
 }
 
 // Exit is [ExitOf] of a result itself.
@@ -178,11 +179,8 @@ func endMarks(e *protocol.Execution) []string {
 	case "sandbox_lost":
 		marks = append(marks, "[lost: its sandbox ended]")
 	}
-	switch {
-	case e.Signal != "":
-		marks = append(marks, "[ended by signal "+e.Signal+"]")
-	case e.ExitCode != 0:
-		marks = append(marks, fmt.Sprintf("[exit code %d]", e.ExitCode))
+	if exit := exitOf(e); exit != "" {
+		marks = append(marks, "["+exit+"]")
 	}
 	for _, note := range e.Notes {
 		marks = append(marks, "["+prose.Plain(note)+"]")

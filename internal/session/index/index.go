@@ -66,7 +66,7 @@ CREATE TABLE call(
   status TEXT NOT NULL DEFAULT '', exit TEXT NOT NULL DEFAULT '', code TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '',
   worker TEXT NOT NULL DEFAULT '', attempt INTEGER NOT NULL DEFAULT 0, level TEXT NOT NULL DEFAULT '', checkpoint INTEGER NOT NULL DEFAULT 0,
   run_ms REAL, queue_ms REAL, not_before_ms REAL, slot_ms REAL, lane_ms REAL, after_ms REAL, limit_ms REAL, rate_ms REAL, pause_ms REAL, lost_ms REAL, model_ms REAL, person_ms REAL,
-  sandbox_ms REAL, store_ms REAL, held_by TEXT NOT NULL DEFAULT '', held_by_session TEXT NOT NULL DEFAULT '', limited TEXT NOT NULL DEFAULT '', lost_worker TEXT NOT NULL DEFAULT '',
+  sandbox_ms REAL, store_ms REAL, held_by TEXT NOT NULL DEFAULT '', held_by_session TEXT NOT NULL DEFAULT '', after_call TEXT NOT NULL DEFAULT '', after_session TEXT NOT NULL DEFAULT '', limited TEXT NOT NULL DEFAULT '', lost_worker TEXT NOT NULL DEFAULT '',
   asked INTEGER, input INTEGER NOT NULL DEFAULT 0, output INTEGER NOT NULL DEFAULT 0, taken INTEGER, UNIQUE(call, session));
 CREATE INDEX call_taken ON call(taken);
 CREATE INDEX call_finished ON call(finished);

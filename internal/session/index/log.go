@@ -163,7 +163,7 @@ func (q *Calls) conditions() (where []string, args []any) {
 const columns = `c.id, c.finished, s.name, c.call, c.turn, c.step, c.idx, c.tool, c.attempt, c.pool, c.lane, c.resources, c.tenant, c.owner,
   c.accepted, coalesce(c.started, 0), c.status, c.exit, c.code, c.error, c.worker, c.level, c.checkpoint, coalesce(c.run_ms, 0), coalesce(c.queue_ms, 0),
   coalesce(c.not_before_ms, 0), coalesce(c.slot_ms, 0), coalesce(c.lane_ms, 0), coalesce(c.after_ms, 0), coalesce(c.limit_ms, 0), coalesce(c.rate_ms, 0), coalesce(c.pause_ms, 0), coalesce(c.lost_ms, 0),
-  coalesce(c.model_ms, 0), coalesce(c.person_ms, 0), coalesce(c.sandbox_ms, 0), coalesce(c.store_ms, 0), c.held_by, c.held_by_session, c.limited, c.lost_worker, substr(coalesce(i.body, ''), 1, ?), substr(coalesce(o.body, ''), 1, ?)`
+  coalesce(c.model_ms, 0), coalesce(c.person_ms, 0), coalesce(c.sandbox_ms, 0), coalesce(c.store_ms, 0), c.held_by, c.held_by_session, c.after_call, c.after_session, c.limited, c.lost_worker, substr(coalesce(i.body, ''), 1, ?), substr(coalesce(o.body, ''), 1, ?)`
 
 // isShown is the condition of the joins, for a page that counts the rows before it joins them.
 const isShown = "EXISTS (SELECT 1 FROM session s WHERE s.id = c.session AND s.copies = '')"
@@ -186,7 +186,7 @@ func readCall(row interface{ Scan(into ...any) error }, most int, more ...any) (
 		&at.id, &at.finished, &c.SessionID, &c.CallID, &c.Turn, &c.Step, &c.Index, &c.Tool, &c.Attempt, &pool, &lane, &resources, &c.Tenant, &c.Owner,
 		&accepted, &started, &c.Status, &c.Exit, &code, &message, &c.WorkerID, &c.Level, &c.Checkpoint, &c.RunMS, &waits.QueueMS,
 		&waits.NotBeforeMS, &waits.SlotMS, &waits.LaneMS, &waits.AfterMS, &waits.LimitMS, &waits.RateMS, &waits.PauseMS, &waits.LostMS,
-		&waits.ModelMS, &waits.PersonMS, &c.SandboxMS, &c.StoreMS, &waits.HeldBy, &waits.HeldBySession, &waits.Limit, &waits.LostWorker, &c.Input, &c.Output,
+		&waits.ModelMS, &waits.PersonMS, &c.SandboxMS, &c.StoreMS, &waits.HeldBy, &waits.HeldBySession, &waits.AfterCall, &waits.AfterSession, &waits.Limit, &waits.LostWorker, &c.Input, &c.Output,
 	}, more...)...)
 	if err != nil {
 		return at, c, err

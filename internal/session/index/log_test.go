@@ -107,7 +107,7 @@ func TestCalls_TakeFieldsOfJournalAndResult(t *testing.T) {
 		Status: protocol.StatusOK, Exit: "exit code 2", WorkerID: "w1", Level: "full", Checkpoint: 7, RunMS: 250,
 		Waits: report.CallWaits{QueueMS: 1500, Waits: protocol.Waits{SlotMS: 1000, LaneMS: 400}, ModelMS: 3000, PersonMS: 60000},
 	}
-	turn[0].Lane = want.Lane
+	turn[0].Lane, turn[1].Exit = want.Lane, want.Exit
 	before[len(before)-1] = turn[0]
 	for name, order := range map[string]func(t *testing.T, r *rig){
 		"journal first": func(t *testing.T, r *rig) {
