@@ -81,7 +81,13 @@ func (c *acpCommand) run(ctx context.Context, p program) error {
 	defer stop()
 	agent := acp.New(acp.Options{
 		Version: p.Version, Modes: editorModes(), Mode: c.SessionMode, User: prompt.UserName(),
-		Open:   func(ctx context.Context, o acp.Opening) (acp.Session, error) { return c.open(ctx, p, o) },
+		Open: func(ctx context.Context, o acp.Opening) (acp.Session, error) {
+			s, err := c.open(ctx, p, o)
+			if bad, is := errors.AsType[*environment.WorkspaceError](err); is {
+				err = &acp.CwdError{Fault: bad.Fault}
+			}
+			return s, err
+		},
 		List:   func(ctx context.Context) ([]report.Session, error) { return c.list(ctx, p) },
 		Delete: func(ctx context.Context, id protocol.SessionID) error { return c.remove(ctx, p, id) },
 	})

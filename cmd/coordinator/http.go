@@ -25,7 +25,6 @@ import (
 	"github.com/toolfleet/toolfleet/internal/model"
 	"github.com/toolfleet/toolfleet/internal/sandbox/egress"
 	"github.com/toolfleet/toolfleet/internal/webui"
-	public "github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 	"github.com/toolfleet/toolfleet/pkg/tools"
@@ -242,9 +241,8 @@ func (c *localSite) serveLocal(ctx context.Context, p program, of siteOf) (err e
 		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: "coordinator " + of.command}, Flags: &c.Flags, Session: &c.SessionFlags,
 		ID: plan.session, Workspace: plan.workspace, Warn: p.warn, Alert: p.warn, Busy: func(string) {}, IndexAge: c.IndexAge, IndexBytes: int64(c.IndexSize),
 	})
-	if errors.Is(err, public.ErrSessionBusy) {
-		busy, _, _ := strings.Cut(err.Error(), ";") // what other commands can do is behind it
-		return cli.Usagef("--workspace %s: %s; use that process, or give --data DIR for a fleet of its own", c.Workspace, busy)
+	if other, is := errors.AsType[*environment.BusyError](err); is { // what other commands can do is in its text, too
+		return cli.Usagef("--workspace %s: %s; use that process, or give --data DIR for a fleet of its own", c.Workspace, other.Busy())
 	}
 	if err != nil {
 		return err

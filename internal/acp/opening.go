@@ -197,15 +197,23 @@ func (a *Agent) begin(ctx context.Context, o Opening) (*open, *acp.RequestError)
 	return s, nil
 }
 
+// CwdError is the error of [Options].Open about the directory of a session.
+type CwdError struct {
+	Fault string // begins with the directory
+}
+
+func (e *CwdError) Error() string { return "cwd: " + e.Fault }
+
 // openError is why a session cannot be opened.
 func (a *Agent) openError(o Opening, err error) *acp.RequestError {
+	cwd, isCwd := errors.AsType[*CwdError](err)
 	switch {
 	case errors.Is(err, fleet.ErrNotFound):
 		return &acp.RequestError{Code: codeNotFound, Message: fmt.Sprintf("Resource not found: sessionId: there is no session %s", o.ID), Data: map[string]any{"field": "sessionId"}}
 	case errors.Is(err, fleet.ErrSessionBusy):
 		return invalid("sessionId", "another process runs session %s", o.ID)
-	case strings.HasPrefix(err.Error(), "--workspace "): // the command's name of cwd
-		return invalid("cwd", "%s", strings.TrimPrefix(err.Error(), "--workspace "))
+	case isCwd:
+		return invalid("cwd", "%s", cwd.Fault)
 	}
 	return internalError(err)
 }

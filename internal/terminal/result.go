@@ -7,9 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/modeltext/render"
 	"github.com/toolfleet/toolfleet/pkg/loop"
-	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // resultBody shows a result: the whole error, some lines of the model's text, and the changes.

@@ -133,8 +133,23 @@ const (
 	lockPause = 10 * time.Millisecond
 )
 
+// BusyError is the [public.ErrSessionBusy] of a session that another process of this machine runs.
+type BusyError struct {
+	Session protocol.SessionID
+	Holder  string // the process
+}
+
+func (e *BusyError) Error() string { return e.Busy() + "; wait for its end, or stop it" }
+
+// Busy says who runs the session.
+func (e *BusyError) Busy() string {
+	return fmt.Sprintf("session %s: %v: %s runs it, or changes it", e.Session, public.ErrSessionBusy, e.Holder)
+}
+
+func (*BusyError) Unwrap() error { return public.ErrSessionBusy }
+
 // hold makes the directory of a session, and has this process alone run or change the session until
-// it calls release. The error wraps [public.ErrSessionBusy] if another process does.
+// it calls release. The error is a [BusyError] if another process does.
 func (p location) hold(ctx context.Context, id protocol.SessionID) (release func(), err error) {
 	if p.own {
 		return func() {}, nil
@@ -155,7 +170,7 @@ func (p location) hold(ctx context.Context, id protocol.SessionID) (release func
 		case errors.Is(err, fs.ErrNotExist): // the session was removed meanwhile
 			continue
 		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
-			return nil, fmt.Errorf("session %s: %w: %s runs it, or changes it; wait for its end, or stop it", id, public.ErrSessionBusy, p.holder(id))
+			return nil, &BusyError{id, p.holder(id)}
 		case err != nil:
 			return nil, fmt.Errorf("session %s: %w", id, err)
 		}

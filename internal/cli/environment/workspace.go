@@ -82,7 +82,7 @@ func (f *FleetFlags) workedIn(flag string, session protocol.SessionID) (dir stri
 	}
 	data := p.data(session)
 	other := func(dir string) error {
-		return cli.Usagef("--workspace %s: session %s works in %s; omit --workspace to continue there, or begin a new session", flag, session, dir)
+		return badWorkspace("%s: session %s works in %s; omit --workspace to continue there, or begin a new session", flag, session, dir)
 	}
 	content, err := regular.Read(workspaceFile(data, session), maxWorkspaceFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -111,6 +111,21 @@ func (f *FleetFlags) workedIn(flag string, session protocol.SessionID) (dir stri
 	return dir, true, nil
 }
 
+// WorkspaceError is the usage error of a directory that cannot be the workspace.
+type WorkspaceError struct {
+	Fault string // begins with the directory
+}
+
+func (e *WorkspaceError) Error() string { return "--workspace " + e.Fault }
+
+func (e *WorkspaceError) Unwrap() error {
+	return &cli.ExitError{Code: cli.ExitUsage, Message: e.Error()}
+}
+
+func badWorkspace(format string, args ...any) error {
+	return &WorkspaceError{fmt.Sprintf(format, args...)}
+}
+
 // CheckWorkspace returns the absolute path of an existing directory; "" stays "".
 func CheckWorkspace(dir string) (string, error) {
 	if dir == "" {
@@ -118,19 +133,19 @@ func CheckWorkspace(dir string) (string, error) {
 	}
 	info, err := os.Stat(dir)
 	if err != nil {
-		return "", cli.Usagef("--workspace %s: %v", dir, errors.Unwrap(err))
+		return "", badWorkspace("%s: %v", dir, errors.Unwrap(err))
 	}
 	if !info.IsDir() { // opening a FIFO would wait
-		return "", cli.Usagef("--workspace %s: not a directory", dir)
+		return "", badWorkspace("%s: not a directory", dir)
 	}
 	opened, err := os.OpenRoot(dir) // needs the right to read it
 	if err != nil {
-		return "", cli.Usagef("--workspace %s: %v", dir, errors.Unwrap(err))
+		return "", badWorkspace("%s: %v", dir, errors.Unwrap(err))
 	}
 	_ = opened.Close() // nothing was written
 	absolute, err := filepath.Abs(dir)
 	if err != nil {
-		return "", fmt.Errorf("--workspace %s: %w", dir, err)
+		return "", badWorkspace("%s: %v", dir, err)
 	}
 	return absolute, nil
 }
