@@ -1294,8 +1294,10 @@ export interface components {
             state: "accepted" | "ended";
         };
         CallWaits: {
+            after_call?: string;
             /** Format: double */
             after_ms?: number;
+            after_session?: string;
             held_by?: string;
             held_by_session?: string;
             /** Format: double */
@@ -1396,6 +1398,7 @@ export interface components {
             elapsed_ms?: number;
             ending?: string;
             error?: components["schemas"]["Error"];
+            exit?: string;
             finish?: string;
             from?: string;
             full?: string;
@@ -2275,8 +2278,10 @@ export interface components {
             worker_id?: string;
         };
         Waits: {
+            after_call?: string;
             /** Format: double */
             after_ms?: number;
+            after_session?: string;
             held_by?: string;
             held_by_session?: string;
             /** Format: double */

@@ -395,7 +395,9 @@ class _CallWaits(TypedDict):
 
 
 class CallWaits(_CallWaits, total=False):
+    after_call: str
     after_ms: float
+    after_session: str
     held_by: str
     held_by_session: str
     lane_ms: float
@@ -475,7 +477,7 @@ class ErrorDetail(TypedDict, total=False):
 
 
 _EventA = TypedDict("_EventA", {'session_id': "str", 'time': "str", 'type': "str"}, total=True)
-_EventB = TypedDict("_EventB", {'about': "str", 'answer': "Any", 'answer_schema': "Any", 'arguments': "str", 'attachments': "list[EventAttachment]", 'attempt': "int", 'bound': "Binding", 'by': "str", 'call': "Any", 'call_id': "str", 'checkpoint': "int", 'content': "str", 'cost_usd': "float", 'diff': "str", 'effect': "EventEffect", 'elapsed_ms': "int", 'ending': "str", 'error': "Error", 'finish': "str", 'from': "str", 'full': "str", 'giver': "Giver", 'handle': "str", 'hook': "HookNote", 'image': "Image", 'index': "int", 'input': "str", 'instructions': "list[str]", 'interface': "str", 'job': "str", 'kept_step': "int", 'kept_turn': "int", 'lane': "str", 'level': "str", 'model': "str", 'name': "str", 'note': "str", 'parent': "Parent", 'part': "str", 'question': "AskedQuestion", 'queue_ms': "float", 'read': "ChannelPosition", 'reasoning': "Reasoning", 'request_ms': "float", 'reverts': "str", 'rule': "str", 'run_ms': "float", 'sandbox_ms': "float", 'scope': "str", 'scratch': "ScratchChange", 'seed': "str", 'send_ms': "float", 'source': "str", 'span_id': "str", 'spent': "Spending", 'starts': "list[CallStart]", 'status': "str", 'step': "int", 'store_ms': "float", 'tenant': "str", 'terms': "Terms", 'text': "str", 'told': "bool", 'tool_call_id': "str", 'tool_calls': "list[ToolCall]", 'tools': "list[str]", 'trace_id': "str", 'tries': "list[Try]", 'trigger': "str", 'turn': "int", 'usage': "Usage", 'via': "str", 'wait_for': "str", 'wait_ms': "float", 'waits': "Waits", 'worker_id': "str", 'workspace': "str"}, total=False)
+_EventB = TypedDict("_EventB", {'about': "str", 'answer': "Any", 'answer_schema': "Any", 'arguments': "str", 'attachments': "list[EventAttachment]", 'attempt': "int", 'bound': "Binding", 'by': "str", 'call': "Any", 'call_id': "str", 'checkpoint': "int", 'content': "str", 'cost_usd': "float", 'diff': "str", 'effect': "EventEffect", 'elapsed_ms': "int", 'ending': "str", 'error': "Error", 'exit': "str", 'finish': "str", 'from': "str", 'full': "str", 'giver': "Giver", 'handle': "str", 'hook': "HookNote", 'image': "Image", 'index': "int", 'input': "str", 'instructions': "list[str]", 'interface': "str", 'job': "str", 'kept_step': "int", 'kept_turn': "int", 'lane': "str", 'level': "str", 'model': "str", 'name': "str", 'note': "str", 'parent': "Parent", 'part': "str", 'question': "AskedQuestion", 'queue_ms': "float", 'read': "ChannelPosition", 'reasoning': "Reasoning", 'request_ms': "float", 'reverts': "str", 'rule': "str", 'run_ms': "float", 'sandbox_ms': "float", 'scope': "str", 'scratch': "ScratchChange", 'seed': "str", 'send_ms': "float", 'source': "str", 'span_id': "str", 'spent': "Spending", 'starts': "list[CallStart]", 'status': "str", 'step': "int", 'store_ms': "float", 'tenant': "str", 'terms': "Terms", 'text': "str", 'told': "bool", 'tool_call_id': "str", 'tool_calls': "list[ToolCall]", 'tools': "list[str]", 'trace_id': "str", 'tries': "list[Try]", 'trigger': "str", 'turn': "int", 'usage': "Usage", 'via': "str", 'wait_for': "str", 'wait_ms': "float", 'waits': "Waits", 'worker_id': "str", 'workspace': "str"}, total=False)
 
 
 class Event(_EventA, _EventB):
@@ -1279,7 +1281,9 @@ class Wait(_Wait, total=False):
 
 
 class Waits(TypedDict, total=False):
+    after_call: str
     after_ms: float
+    after_session: str
     held_by: str
     held_by_session: str
     lane_ms: float
