@@ -301,18 +301,21 @@ func TestWaits_OfACallThatIsReadLate(t *testing.T) {
 				h := &Holder{heldLanes: heldLanes{held: map[wire.LaneHash]*heldLane{}, recent: map[wire.LaneHash]released{}}}
 				ready := &readyMessage{lane: "account/a", hash: wire.HashLane("account/a")}
 				begun := time.Now()
-				first := newHeldLane(h, &incarnation{}, ready)
+				first := newHeldLane(h, &incarnation{ctx: t.Context()}, ready)
 				h.held[first.hash] = first
+				ends := func(id protocol.CallID, key protocol.ResourceKey) {
+					first.ended.add(endedCall{core.EarlierOf(&protocol.Call{ID: id, SessionID: "s"}), on(key), time.Now()})
+				}
 				for range 2 * maxEnded {
-					first.finishEntry(&core.Entry{Call: &protocol.Call{ID: "before", SessionID: "s", Resources: on("account/a/one")}})
+					ends("before", "account/a/one")
 				}
 				time.Sleep(3 * time.Second)
-				first.finishEntry(&core.Entry{Call: &protocol.Call{ID: "earlier", SessionID: "s", Resources: on("account/a/one")}})
+				ends("earlier", "account/a/one")
 				time.Sleep(500 * time.Millisecond)
-				first.finishEntry(&core.Entry{Call: &protocol.Call{ID: "other", SessionID: "s", Resources: on("account/a/other")}})
+				ends("other", "account/a/other")
 				h.remove(first)
 				time.Sleep(1500 * time.Millisecond)
-				second := newHeldLane(h, &incarnation{}, ready)
+				second := newHeldLane(h, &incarnation{ctx: t.Context()}, ready)
 				time.Sleep(time.Second) // until the call is read
 				now, accepted := time.Now(), begun.Add(c.after)
 				e := &core.Entry{Call: &protocol.Call{ID: "c", SessionID: "s", Resources: c.uses}, Accepted: accepted}
