@@ -135,13 +135,11 @@ func cutAt(e *protocol.Execution, shown string) (line int, column int64) {
 // Exit says how the command or the code of a result ended that ran and did not succeed: "exit code
 // 2", "ended by signal KILL"; "" for all else, also for a process that still runs.
 func Exit(r *protocol.Result) string {
-	switch v := r.Value.(type) {
-	case protocol.CommandRunResult:
-		if v.Process == "" || v.Reason != processRunning {
-			return exitOf(&v.Execution)
-		}
-	case protocol.CodeRunResult:
-		return exitOf(&v.Execution)
+	if v, is := r.Value.(protocol.CommandRunResult); is && v.Process != "" && v.Reason == processRunning {
+		return ""
+	}
+	if e := plain.Execution(r.Value); e != nil {
+		return exitOf(e)
 	}
 	return ""
 }
@@ -152,14 +150,6 @@ func exitOf(e *protocol.Execution) string {
 		return "ended by signal " + e.Signal
 	case e.ExitCode != 0:
 		return fmt.Sprintf("exit code %d", e.ExitCode)
-	}
-	return ""
-}
-
-// Exit is [ExitOf] of a result itself.
-func Exit(result *protocol.Result) string {
-	if e := plain.Execution(result.Value); e != nil {
-		return ExitOf(strings.Join(endMarks(e), "\n"))
 	}
 	return ""
 }
