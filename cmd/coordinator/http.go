@@ -193,7 +193,7 @@ func (c *localSite) plan(of siteOf) (l localPlan, err error) {
 	if l.tokens, err = c.check(l.issuer != nil); err != nil {
 		return l, err
 	}
-	if l.hosts, err = c.webhookFlags.hosts(); err != nil {
+	if l.hosts, err = c.hosts(); err != nil {
 		return l, err
 	}
 	if c.Nats != "" {
@@ -216,7 +216,7 @@ func (c *localSite) plan(of siteOf) (l localPlan, err error) {
 	case l.workspace != "":
 		l.session = protocol.SessionID(own)
 	}
-	l.hooks, err = c.hookFlag.hooks(l.workspace)
+	l.hooks, err = c.hooks(l.workspace)
 	return l, err
 }
 
