@@ -48,7 +48,8 @@ type Options struct {
 	Logger *slog.Logger
 	// Signer signs calls; default none.
 	Signer *signing.Signer
-	// Secret returns the secret of the fleet, with which calls prove who has sent them; default none.
+	// Secret returns the secret of the fleet, with which calls prove who has sent them; default
+	// none.
 	Secret func(ctx context.Context) ([]byte, error)
 	// Keys are those whose answers count for what sessions ask; default every answer.
 	Keys *signing.Keys

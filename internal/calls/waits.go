@@ -96,8 +96,9 @@ func AddUnmet(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool pro
 	}
 }
 
-// AddUnserved says of lost lanes that nothing takes them over, because their pool has no worker. The
-// server says that at once, and one answer is enough. Without the right to ask, nothing is said.
+// AddUnserved says of lost lanes that nothing takes them over, because their pool has no worker.
+// The server says that at once, and one answer is enough. Without the right to ask, nothing is
+// said.
 func AddUnserved(ctx context.Context, nc *nats.Conn, fleet protocol.Fleet, pool protocol.Pool, lanes []report.Lane) {
 	isLost := func(l report.Lane) bool { return l.Wait.Reason == report.ReasonLost }
 	if !slices.ContainsFunc(lanes, isLost) || natsio.CheckRights(ctx, nc, natsio.WorkersRights(fleet, pool)) != nil {

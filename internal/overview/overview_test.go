@@ -331,7 +331,7 @@ func TestRead_ALostLane(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- holder.Run(ctx, ctx) }()
-	defer func() { cancel(); <-done }()
+	defer func() { cancel(); _ = <-done }() // its link is cut
 	<-host.started
 	link.Cut()
 

@@ -64,9 +64,10 @@ func (a About) Header() string {
 	return string(text)
 }
 
-// Proof proves to those who know the secret of a fleet who has sent a call: 128 bits of HMAC-SHA-256,
-// in base64 (URL, without padding). The sender puts it into [HeaderProof], and the worker returns it
-// with the result. So a worker cannot say that it has run a call of another tenant.
+// Proof proves to those who know the secret of a fleet who has sent a call: 128 bits of
+// HMAC-SHA-256, in base64 (URL, without padding). The sender puts it into [HeaderProof], and the
+// worker returns it with the result. So a worker cannot say that it has run a call of another
+// tenant.
 func Proof(secret []byte, f protocol.Fleet, call protocol.CallRef, tenant protocol.Tenant, by string) string {
 	mac := hmac.New(sha256.New, secret)
 	fmt.Fprintf(mac, "toolfleet sender 1\n%s\n%s\n%s\n%s\n%s", f, call.SessionID, call.ID, tenant, by)

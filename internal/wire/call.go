@@ -135,8 +135,8 @@ func Waits(w *protocol.Waits, attempt int) []report.Part {
 	}
 }
 
-// WaitsByReason is what a call waited for, in milliseconds, for traces and metrics; nil if it waited
-// for nothing.
+// WaitsByReason is what a call waited for, in milliseconds, for traces and metrics; nil if it
+// waited for nothing.
 func WaitsByReason(w *protocol.Waits) map[string]float64 {
 	if *w == (protocol.Waits{}) {
 		return nil

@@ -385,8 +385,8 @@ func (s *span) wakeLater(faults []Fault, grace Time) {
 // withoutAwoken returns the executions without those that break a law only since a worker was
 // stopped between its last look at its lease and the call's first instruction: the execution began
 // when the worker woke, ended at once, and its result does not count. Hardly any stop comes in
-// these microseconds. A worker that does not look there begins a call in most lanes that it held, so
-// there may be one, and one more for each 50 stops.
+// these microseconds. A worker that does not look there begins a call in most lanes that it held,
+// so there may be one, and one more for each 50 stops.
 func (c *check) withoutAwoken(spans []span, violations []Violation) []span {
 	stops, suspects := []Fault{}, map[protocol.CallID]bool{}
 	for _, f := range c.history.Faults {

@@ -2,8 +2,8 @@ package report
 
 import "github.com/toolfleet/toolfleet/pkg/protocol"
 
-// Reason says what a time was spent on, and what is waited for. This is the one list of them: lanes,
-// traces, the log of calls, metrics, plots and pages have these.
+// Reason says what a time was spent on, and what is waited for. This is the one list of them:
+// lanes, traces, the log of calls, metrics, plots and pages have these.
 type Reason string
 
 // Every reason.

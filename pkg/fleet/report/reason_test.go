@@ -25,7 +25,9 @@ func TestReasons_HaveEach(t *testing.T) {
 			return true
 		}
 		if name, is := value.Type.(*ast.Ident); is && name.Name == "Reason" {
-			text, err := strconv.Unquote(value.Values[0].(*ast.BasicLit).Value)
+			literal, is := value.Values[0].(*ast.BasicLit)
+			require.True(t, is)
+			text, err := strconv.Unquote(literal.Value)
 			require.NoError(t, err)
 			declared = append(declared, report.Reason(text))
 		}
