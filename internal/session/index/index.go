@@ -42,7 +42,7 @@ import (
 const File = "journals.db"
 
 // version is that of the schema. A file of another one is made again.
-const version = 6
+const version = 7
 
 // schema has one row of entry for each text, and one of call for each call. Texts are in entry
 // alone: word has the positions of their words.
