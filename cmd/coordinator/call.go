@@ -13,7 +13,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
-	"github.com/toolfleet/toolfleet/internal/moment"
+	"github.com/toolfleet/toolfleet/internal/system/moment"
 	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/internal/terminal/prompt"
 	"github.com/toolfleet/toolfleet/internal/wire"

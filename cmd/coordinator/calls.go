@@ -17,9 +17,9 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/cli"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
-	"github.com/toolfleet/toolfleet/internal/moment"
 	"github.com/toolfleet/toolfleet/internal/session/index"
 	"github.com/toolfleet/toolfleet/internal/session/timeline"
+	"github.com/toolfleet/toolfleet/internal/system/moment"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet"

@@ -13,7 +13,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/toolfleet/toolfleet/internal/access"
-	"github.com/toolfleet/toolfleet/internal/moment"
+	"github.com/toolfleet/toolfleet/internal/system/moment"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/judge"
@@ -331,7 +332,10 @@ func TestRead_ALostLane(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- holder.Run(ctx, ctx) }()
-	defer func() { cancel(); _ = <-done }() // its link is cut
+	defer func() {
+		cancel()
+		assert.NoError(t, <-done)
+	}()
 	<-host.started
 	link.Cut()
 

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/toolfleet/toolfleet/internal/moment"
 	"github.com/toolfleet/toolfleet/internal/session/timeline"
+	"github.com/toolfleet/toolfleet/internal/system/moment"
 	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet"

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/judge"
-	"github.com/toolfleet/toolfleet/internal/moment"
+	"github.com/toolfleet/toolfleet/internal/system/moment"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"

@@ -157,8 +157,8 @@ type Waits struct {
 	// one. Both are empty if the call is of another tenant, or an earlier holder ran it.
 	HeldBy        CallID    `json:"held_by,omitempty"`
 	HeldBySession SessionID `json:"held_by_session,omitempty"`
-	// AfterCall is the last of the calls of AfterMS, and AfterSession its session if that is another
-	// one.
+	// AfterCall is the last of the calls of AfterMS, and AfterSession its session if that is
+	// another one.
 	AfterCall    CallID    `json:"after_call,omitempty"`
 	AfterSession SessionID `json:"after_session,omitempty"`
 	// Limit is the lanes of the rule that LimitMS and RateMS are about, such as api/*.

@@ -252,7 +252,7 @@ func (s *Schedule) Ended(ref protocol.CallRef, status protocol.Status) (unmet []
 		}
 		if len(e.Missing) == 0 {
 			s.awaiting--
-			e.Awaits.Ended = ref
+			e.Ended = ref
 		}
 	}
 	return unmet

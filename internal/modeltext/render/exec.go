@@ -135,10 +135,7 @@ func cutAt(e *protocol.Execution, shown string) (line int, column int64) {
 // Exit says how the command or the code of a result ended that ran and did not succeed: "exit code
 // 2", "ended by signal KILL"; "" for all else, also for a process that still runs.
 func Exit(r *protocol.Result) string {
-	if v, is := r.Value.(protocol.CommandRunResult); is && v.Process != "" && v.Reason == processRunning {
-		return ""
-	}
-	if e := plain.Execution(r.Value); e != nil {
+	if e := plain.Execution(r.Value); e != nil && e.Reason != processRunning {
 		return exitOf(e)
 	}
 	return ""

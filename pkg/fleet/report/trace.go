@@ -87,8 +87,9 @@ type Part struct {
 	Reason  Reason  `json:"reason"`
 	StartMS float64 `json:"start_ms"`
 	MS      float64 `json:"ms"`
-	// For is what it waited for, if that is known: the call that held the lane or had to
-	// end first (CALL, or SESSION/CALL of another session), the rule of a limit, who was asked, the lost worker.
+	// For is what it waited for, if that is known: the call that held the lane or had to end first
+	// (CALL, or SESSION/CALL of another session), the rule of a limit, who was asked, the lost
+	// worker.
 	For string `json:"for,omitempty"`
 	// Attempt is the one that was lost.
 	Attempt int  `json:"attempt,omitempty"`
