@@ -216,7 +216,7 @@ func TestCall_NotBefore(t *testing.T) {
 	require.GreaterOrEqual(t, time.Unix(0, ran).Sub(before), 3*time.Second)
 	require.Contains(t, got.stderr, "bash: waiting until ")
 	for value, want := range map[string]string{
-		"tomorrow": `--not-before: "tomorrow": must be a time with its zone, as 2026-12-01T07:00:00+01:00, or a duration, as 90m`,
+		"tomorrow": `--not-before: "tomorrow": must be a duration such as 15m, 24h or 7d, or a time with its zone such as 2026-12-01T07:00:00+01:00`,
 		"-1s":      `--not-before: "-1s": must not be negative`,
 		"99999h":   "must be at most 8784h0m0s after issued_at",
 	} {

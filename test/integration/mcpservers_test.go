@@ -120,9 +120,9 @@ func TestMcpServers_ADetachedTurnAsks(t *testing.T) {
 	args := append([]string{"--mcp-config", mcpServers(t, "test")}, b.flags...)
 	first := startServe(t, model, args...)
 	id := b.submit(t, "go")
-	require.Eventually(t, func() bool { return strings.Contains(b.session(t, "ls").stdout, "waits_for_worker") }, patience, perProcess,
+	require.Eventually(t, func() bool { return strings.Contains(b.session(t, "ls").stdout, "waits for worker") }, patience, perProcess,
 		"the server's tools are asked for, and there is no worker")
-	require.Regexp(t, `state +waits_for_worker\n`, b.session(t, "show", id).stdout)
+	require.Regexp(t, `state +waits for worker\n`, b.session(t, "show", id).stdout)
 	startWorkers(t, 1, b.flags)
 	state := func(want string) func() bool {
 		return func() bool { return strings.Contains(b.session(t, "ls", "--json").stdout, `"state":"`+want+`"`) }
@@ -133,7 +133,7 @@ func TestMcpServers_ADetachedTurnAsks(t *testing.T) {
 	startServe(t, model, args...)
 	require.Eventually(t, state("waits_for_answer"), patience, perProcess, "another coordinator has the turn")
 	show := b.session(t, "show", id).stdout
-	require.Regexp(t, `state +waits_for_answer\n`, show)
+	require.Regexp(t, `state +waits for answer\n`, show)
 	require.Contains(t, show, "test__form asks: Who are you?")
 	list := func(args ...string) string {
 		got := succeed(t, coordinator, launch{args: append(append([]string{"approve", "ls"}, args...), b.flags...)})

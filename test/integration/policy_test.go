@@ -164,9 +164,9 @@ func TestPolicy_OfADetachedTurn(t *testing.T) {
 	}
 	require.Equal(t, "no call waits for approval or for an answer\n", list())
 	id := b.submit(t, "go")
-	require.Eventually(t, func() bool { return strings.Contains(b.session(t, "ls").stdout, "waits_for_approval") }, patience, perProcess)
+	require.Eventually(t, func() bool { return strings.Contains(b.session(t, "ls").stdout, "waits for approval") }, patience, perProcess)
 	show := b.session(t, "show", id).stdout
-	require.Regexp(t, `state +waits_for_approval\n`, show)
+	require.Regexp(t, `state +waits for approval\n`, show)
 	require.Contains(t, show, "need approval: write")
 	logged := ofType(events(t, b.session(t, "log", "--json", id).stdout), "approval_asked")
 	require.Len(t, logged, 1)

@@ -156,7 +156,11 @@ func UseWorkspace(dir string, whole bool, confirm func(question string) bool) (s
 	if err != nil || whole {
 		return workspace, err
 	}
-	return workspace, CheckWhole("--workspace "+dir, workspace, confirm)
+	err = CheckWhole(dir, workspace, confirm)
+	if usage, is := errors.AsType[*cli.ExitError](err); is {
+		return "", &WorkspaceError{usage.Message}
+	}
+	return workspace, err
 }
 
 // CheckWhole refuses a workspace that is the root directory or the home directory, unless the
