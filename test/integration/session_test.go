@@ -199,7 +199,7 @@ func TestSession_IsRemoved(t *testing.T) {
 	require.DirExists(t, filepath.Join(data, "sandboxes", "gone", "workspace"))
 
 	listed := succeed(t, coordinator, launch{args: append([]string{"session", "ls"}, b.flags...)})
-	require.Regexp(t, `\ngo +running +\S+ +\S+ +1 +2 +2 +gone\n`, listed.stdout)
+	require.Regexp(t, `\ngo +running +\d+ s +\S+ +1 +2 +2 +gone\n`, listed.stdout)
 
 	forced := succeed(t, coordinator, launch{args: append(rm, "--force")})
 	require.Regexp(t, `^session gone is removed: \d+ messages of its journal, \d results, 0 stored outputs, its workspace\n$`, forced.stdout)
