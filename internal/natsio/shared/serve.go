@@ -58,13 +58,20 @@ func serve(ctx context.Context, dir string, idle time.Duration, logger *slog.Log
 	}
 	failed := make(chan error, 1)
 	server.WhenFailed(func(reason error) { failed <- reason })
-	if err = write(at, state{Address: server.Address()}); err == nil {
-		err = watch(ctx, server, lock, at, idle, failed)
-	}
-	if err == nil && ctx.Err() == nil && tidy != nil {
-		if err := tidyUp(ctx, server, tidy); err != nil { // the next one does so
-			logger.WarnContext(ctx, "what killed processes have left cannot be removed", slog.Any("error", err))
+	for serving := true; serving; {
+		if err = write(at, state{Address: server.Address()}); err == nil {
+			err = watch(ctx, server, lock, at, idle, failed)
 		}
+		if err != nil || ctx.Err() != nil {
+			break
+		}
+		_ = os.Remove(at) // a process that connects from now on waits for another server
+		if tidy != nil {
+			if err := tidyUp(ctx, server, tidy); err != nil { // the next one does so
+				logger.WarnContext(ctx, "what killed processes have left cannot be removed", slog.Any("error", err))
+			}
+		}
+		serving = isUsed(ctx, server) // by one that had read the address before
 	}
 	if reason, is := errors.AsType[*storeError](err); is {
 		err = errors.Join(err, overwrite(at, state{Failed: strings.ReplaceAll(reason.Error(), " (--data)", "")}))
@@ -87,6 +94,16 @@ func tidyUp(ctx context.Context, server *embedded.Server, tidy func(context.Cont
 	}
 	defer nc.Close()
 	return tidy(ctx, nc)
+}
+
+// isUsed reports whether a client is connected, which is not one that has just closed.
+func isUsed(ctx context.Context, server *embedded.Server) bool {
+	for begun := time.Now(); server.Clients() > 0; {
+		if time.Since(begun) > time.Second || !pause.For(ctx, look) {
+			return ctx.Err() == nil
+		}
+	}
+	return false
 }
 
 // acquire locks the directory: when a server that ends has ended, and when the processes that look

@@ -52,6 +52,9 @@ func TestMain(m *testing.M) {
 		return
 	}
 	tidy := func(_ context.Context, nc *nats.Conn) error {
+		if _, err := os.Stat(filepath.Join(os.Args[2], "server.json")); err == nil {
+			return fmt.Errorf("a process that connects now finds this server, which ends: %s", nc.ConnectedUrl()) //nolint:err113 // of a test
+		}
 		return os.WriteFile(filepath.Join(os.Args[2], "tidied"), []byte(nc.ConnectedUrl()), 0o600)
 	}
 	if err := shared.Serve(context.Background(), os.Args[2], idle, slog.New(slog.NewTextHandler(os.Stderr, nil)), tidy); err != nil {
