@@ -1,6 +1,10 @@
 package report
 
-import "github.com/toolfleet/toolfleet/pkg/protocol"
+import (
+	"slices"
+
+	"github.com/toolfleet/toolfleet/pkg/protocol"
+)
 
 // Reason says what a time was spent on, and what is waited for. This is the one list of them:
 // lanes, traces, the log of calls, metrics, plots and pages have these.
@@ -41,12 +45,15 @@ const (
 	ClassOverhead ReasonClass = "overhead"
 )
 
-// reasons are the classes and words of all reasons. A moment counts for the first of them.
-var reasons = []struct { //nolint:gochecknoglobals // a constant
+// described is what is known of a reason.
+type described struct {
 	reason Reason
 	class  ReasonClass
 	what   string
-}{
+}
+
+// reasons are the classes and words of all reasons. A moment counts for the first of them.
+var reasons = []described{ //nolint:gochecknoglobals // a constant
 	{ReasonRun, ClassRun, "ran"},
 	{ReasonModel, ClassModel, "model"},
 	{ReasonSandbox, ClassOverhead, "sandbox start"},
@@ -78,25 +85,19 @@ func Reasons() []Reason {
 	return all
 }
 
-// Class groups the reason; one that is not known is [ClassOverhead].
-func (r Reason) Class() ReasonClass {
-	for i := range reasons {
-		if reasons[i].reason == r {
-			return reasons[i].class
-		}
+// row is what is known of the reason; one that is not known is itself, and [ClassOverhead].
+func (r Reason) row() described {
+	if i := slices.IndexFunc(reasons, func(d described) bool { return d.reason == r }); i >= 0 {
+		return reasons[i]
 	}
-	return ClassOverhead
+	return described{r, ClassOverhead, string(r)}
 }
 
+// Class groups the reason; one that is not known is [ClassOverhead].
+func (r Reason) Class() ReasonClass { return r.row().class }
+
 // What says the reason in a few words, such as "the lane" of a wait.
-func (r Reason) What() string {
-	for i := range reasons {
-		if reasons[i].reason == r {
-			return reasons[i].what
-		}
-	}
-	return string(r)
-}
+func (r Reason) What() string { return r.row().what }
 
 // Words says what the time was spent on, such as "waited for the lane".
 func (r Reason) Words() string {
