@@ -287,25 +287,30 @@ func (r *Reader) Show(ctx context.Context, id protocol.SessionID) (*report.Sessi
 
 // journal reads the journal, or only so much of it as says who owns the session.
 func (r *Reader) journal(ctx context.Context, id protocol.SessionID, owner bool) (*folded, error) {
-	info := &folded{Session: report.Session{SessionID: id}}
-	return info, r.extend(ctx, info, owner)
+	return r.extended(ctx, &folded{Session: report.Session{SessionID: id}}, owner)
 }
 
-// extend extends a description by what the journal has behind it.
-func (r *Reader) extend(ctx context.Context, info *folded, owner bool) error {
-	for !owner || !info.owned {
+// extended is a description with what the journal has behind it: the same one if that is nothing,
+// and else a copy of it.
+func (r *Reader) extended(ctx context.Context, before *folded, owner bool) (*folded, error) {
+	for info := before; ; {
+		if owner && info.owned {
+			return info, nil
+		}
 		msg, err := r.events.GetMsg(ctx, info.last+1, jetstream.WithGetMsgSubject(wire.EventSubject(r.fleet, info.SessionID)))
 		switch {
 		case errors.Is(err, jetstream.ErrMsgNotFound) && info.Messages == 0:
-			return ErrNone
+			return info, ErrNone
 		case errors.Is(err, jetstream.ErrMsgNotFound):
-			return nil
+			return info, nil
 		case err != nil:
-			return fmt.Errorf("read the journal: %w", err)
+			return info, fmt.Errorf("read the journal: %w", err)
+		}
+		if info == before {
+			info = before.copied()
 		}
 		info.read(msg.Data, msg.Sequence, msg.Time)
 	}
-	return nil
 }
 
 // journals reads the journals of many sessions, which come in few answers. One that the server does
@@ -316,8 +321,8 @@ func (r *Reader) journals(ctx context.Context, of []change) (map[protocol.Sessio
 	all := make(map[protocol.SessionID]*folded, len(of))
 	found := make(map[protocol.SessionID]*folded, len(of))
 	for _, c := range of {
-		if info := r.Known.get(c.id); info != nil && info.last == c.last {
-			found[c.id] = info.copied() // callers add to it
+		if info, is := r.Known.Get(c.id); is && info.last == c.last {
+			found[c.id] = info.shown() // callers add to it
 		} else if c.accepted == nil && c.only == nil {
 			subjects = append(subjects, wire.EventSubject(r.fleet, c.id))
 			all[c.id] = &folded{Session: report.Session{SessionID: c.id}}
@@ -336,7 +341,7 @@ func (r *Reader) journals(ctx context.Context, of []change) (map[protocol.Sessio
 		case err != nil || info == nil:
 		case info.last >= c.last && info.Messages > 0:
 			r.Known.put(c.id, info)
-			found[c.id] = info.copied()
+			found[c.id] = info.shown()
 		case info.last >= c.last: // removed
 		default:
 			var alone *folded

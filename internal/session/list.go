@@ -41,8 +41,9 @@ type Reader struct {
 	// Workspaces means that the caller may read the journals of workspaces: then what has a
 	// workspace and no journal is listed too.
 	Workspaces bool
-	// Known is what is known of sessions already; nil is nothing.
-	Known *Known
+	// Known is what is known of sessions already: nothing, unless it is replaced by that of other
+	// readers.
+	Known Known
 
 	fleet   protocol.Fleet
 	main    *fleet.Fleet
@@ -54,7 +55,7 @@ type Reader struct {
 // NewReader opens the streams of a fleet. The error wraps [jetstream.ErrStreamNotFound]
 // when there is no such fleet.
 func NewReader(ctx context.Context, f *fleet.Fleet) (*Reader, error) {
-	r := &Reader{fleet: f.Name, main: f, parts: f.Parts()}
+	r := &Reader{Known: NewKnown(), fleet: f.Name, main: f, parts: f.Parts()}
 	var err error
 	if r.events, err = f.JS.Stream(ctx, wire.SessionsStream(f.Name)); err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", wire.SessionsStream(f.Name), err)

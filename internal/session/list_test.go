@@ -111,7 +111,6 @@ func TestKnown_OfALongSession(t *testing.T) {
 		last = mustAppend(t, r.Journal, "long", last, loop.Event{Type: loop.EventTurnStarted, Turn: turn + 1})
 	}
 	reader := r.reader(t)
-	reader.Known = &Known{}
 	whole := reader.events
 	for try := 0; ; try++ {
 		require.Less(t, try, 10)
@@ -123,6 +122,40 @@ func TestKnown_OfALongSession(t *testing.T) {
 		}
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 	}
+}
+
+// TestKnown_IsSharedUntilThereIsMore: what is known of a session is not copied while its journal
+// stays, and a caller that changes what it gets changes it for no other one.
+func TestKnown_IsSharedUntilThereIsMore(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	last := mustAppend(t, r.Journal, "s", 0, loop.Event{Type: loop.EventSessionStarted}, loop.Event{Type: loop.EventTurnStarted, Turn: 1, StartFields: loop.StartFields{Input: "one"}})
+	reader := r.reader(t)
+	show := func() *report.Session {
+		info, err := reader.Show(t.Context(), "s")
+		require.NoError(t, err)
+		return info
+	}
+	show().History[0].Input = "changed"
+	first, is := reader.Known.Get("s")
+	require.True(t, is)
+	require.Equal(t, "one", show().History[0].Input)
+	list, _, err := reader.List(t.Context(), 1)
+	require.NoError(t, err)
+	require.Equal(t, 1, list[0].Turns)
+	again, _ := reader.Known.Get("s")
+	require.Same(t, first, again)
+
+	mustAppend(t, r.Journal, "s", last, loop.Event{Type: loop.EventTurnEnded, Turn: 1}, loop.Event{Type: loop.EventTurnStarted, Turn: 2})
+	require.Equal(t, 2, show().Turns)
+	more, _ := reader.Known.Get("s")
+	require.NotSame(t, first, more)
+	require.Equal(t, 1, first.Turns, "others may read it still")
+	r.mustRemove(t, "s", Options{Force: true})
+	_, err = reader.Show(t.Context(), "s")
+	require.ErrorIs(t, err, ErrNone)
+	_, is = reader.Known.Get("s")
+	require.False(t, is)
 }
 
 func TestReader_ListsTheLastChangedFirst(t *testing.T) {

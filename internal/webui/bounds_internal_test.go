@@ -159,31 +159,6 @@ func TestQuestion_ChoicesHaveTheirTitles(t *testing.T) {
 	}
 }
 
-// TestReadings_AreLetGoSingly: at a bound, the reading that was used longest ago is let go, and no
-// other one.
-func TestReadings_AreLetGoSingly(t *testing.T) {
-	t.Parallel()
-	var r readings[int]
-	made := 0
-	use := func(key string) int {
-		of := r.of(key, nil, func() *int { made++; return new(made) })
-		r.fit(3, 100, func(*int) int { return 10 })
-		return *of
-	}
-	for i, key := range []string{"a", "b", "c", "a", "d"} {
-		require.Equal(t, []int{1, 2, 3, 1, 4}[i], use(key))
-	}
-	require.Equal(t, []string{"c", "a", "d"}, r.order)
-	require.Len(t, r.known, 3)
-	require.Equal(t, 1, use("a"), "it was used since")
-	require.Equal(t, 5, use("b"), "it was used longest ago")
-	require.Equal(t, []string{"d", "a", "b"}, r.order)
-	r.fit(3, 25, func(*int) int { return 10 })
-	require.Equal(t, []string{"a", "b"}, r.order, "by their sizes")
-	r.fit(3, 1, func(*int) int { return 10 })
-	require.Equal(t, []string{"b"}, r.order, "one that is larger than the bound is the only one")
-}
-
 // TestConversation_EachAttemptIsMarked: what two attempts of a call write is not one text, whatever
 // they write, and a late piece of the first one stays in its text.
 func TestConversation_EachAttemptIsMarked(t *testing.T) {

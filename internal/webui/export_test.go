@@ -36,14 +36,12 @@ func (h *Handler) Feeds() int {
 
 // Kept is how many events a session was read of, and how many sessions are kept.
 func (h *Handler) Kept(id protocol.SessionID) (events, sessions int) {
-	h.ui.kept.mu.Lock()
-	defer h.ui.kept.mu.Unlock()
-	if k := h.ui.kept.known[string(id)]; k != nil {
+	if k, is := h.ui.kept.Get(id); is {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		events = k.of.version
 	}
-	return events, len(h.ui.kept.known)
+	return events, h.ui.kept.Len()
 }
 
 // Lingers is how long a thing is still read that no page shows.

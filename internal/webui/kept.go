@@ -6,70 +6,18 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/system/recent"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
-
-// readings are what was read last, by a key that says what and for whom.
-type readings[T any] struct {
-	mu    sync.Mutex
-	known map[string]*T
-	order []string // the one that was used last at the end
-}
-
-// of returns the reading of a key, which is a new one if there is none, or if that is over.
-func (r *readings[T]) of(key string, over *T, begin func() *T) *T {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	of := r.known[key]
-	if of == nil || of == over {
-		if r.known == nil {
-			r.known = map[string]*T{}
-		}
-		of = begin()
-		r.known[key] = of
-	}
-	r.order = append(slices.DeleteFunc(r.order, func(other string) bool { return other == key }), key)
-	return of
-}
-
-// fit lets the readings go that were used longest ago, until there are at most so many, and these
-// take at most so many bytes. The one that was used last stays.
-func (r *readings[T]) fit(most, room int, size func(*T) int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	all := 0
-	for at, key := range slices.Backward(r.order) {
-		all += size(r.known[key])
-		if at < len(r.order)-1 && (len(r.order)-at > most || all > room) {
-			for _, gone := range r.order[:at+1] {
-				delete(r.known, gone)
-			}
-			r.order = slices.Clone(r.order[at+1:])
-			return
-		}
-	}
-}
-
-// drop lets a reading go.
-func (r *readings[T]) drop(key string, of *T) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.known[key] == of {
-		delete(r.known, key)
-		r.order = slices.DeleteFunc(r.order, func(other string) bool { return other == key })
-	}
-}
 
 // maxKept and maxKeptBytes bound the sessions that are kept, in number and in bytes.
 const (
@@ -83,9 +31,8 @@ const (
 type kept struct {
 	id    protocol.SessionID
 	reads chan struct{} // has room for the request that reads
-	bytes atomic.Int64
 
-	traces readings[traced]
+	traces *recent.Cache[int, *traced] // by their turns
 
 	mu       sync.Mutex
 	of       *conversation
@@ -107,10 +54,9 @@ type kept struct {
 // session is the conversation of a session up to the end of its journal. It is for those who may
 // see the session: the judge is asked.
 func (u *ui) session(ctx context.Context, id protocol.SessionID) (*kept, error) {
-	var over *kept
 	for from := ""; ; {
-		k := u.kept.of(string(id), over, func() *kept {
-			return &kept{id: id, reads: make(chan struct{}, 1), at: from, of: newConversation(id)}
+		k := u.kept.Make(id, func() *kept {
+			return &kept{id: id, reads: make(chan struct{}, 1), at: from, of: newConversation(id), traces: recent.New[int, *traced](maxTraces, 0)}
 		})
 		err := k.read(ctx, u)
 		k.mu.Lock()
@@ -119,15 +65,23 @@ func (u *ui) session(ctx context.Context, id protocol.SessionID) (*kept, error) 
 		k.mu.Unlock()
 		switch {
 		case gone:
-			over = k
+			u.kept.Drop(id, k)
 			continue
 		case none: // it takes no room
-			u.kept.drop(string(id), k)
+			u.kept.Drop(id, k)
 		default:
-			u.kept.fit(maxKept, maxKeptBytes, func(k *kept) int { return int(k.bytes.Load()) })
+			u.count(k)
 		}
 		return k, err
 	}
+}
+
+// count counts what a session takes now in the bounds of all that are kept.
+func (u *ui) count(k *kept) {
+	k.mu.Lock()
+	bytes := k.of.bytes
+	k.mu.Unlock()
+	u.kept.Resize(k.id, k, bytes)
 }
 
 // read adds the events that were stored since the last time. Each request follows the session with
@@ -231,7 +185,6 @@ func (k *kept) take(p fleet.Passed) (gone bool) {
 	case p.Output != nil:
 		k.of.write(p.CallID, p.Output)
 	}
-	k.bytes.Store(int64(k.of.bytes))
 	return k.gone
 }
 
@@ -309,6 +262,7 @@ func (k *kept) follow(ctx context.Context, u *ui, round int, from string) {
 		gone := false
 		if err == nil {
 			gone, err = k.takeStored(ctx, u, p)
+			u.count(k)
 		}
 		if ended = err; err != nil || gone {
 			break

@@ -53,8 +53,9 @@ const maxLists = 64
 // list returns the sessions that changed last. Pages that are open for the same principal, and
 // renew themselves, share one reading.
 func (u *ui) list(ctx context.Context, most int, renews bool) (list []report.Session, leftOut int, err error) {
-	of := u.lists.of(watcher(ctx), nil, func() *listed { return &listed{} })
-	u.lists.fit(maxLists, 0, func(*listed) int { return 0 })
+	who := watcher(ctx)
+	of := u.lists.Make(who, func() *listed { return &listed{} })
+	u.lists.Resize(who, of, 0)
 	of.mu.Lock()
 	defer of.mu.Unlock()
 	if !renews || time.Since(of.at) > listLife || of.most < most {

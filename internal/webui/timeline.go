@@ -36,8 +36,8 @@ type traced struct {
 // trace is where the time of a turn went; 0 is the last one. All that watch the session share what
 // is made.
 func (u *ui) trace(ctx context.Context, k *kept, turn int) (*report.Trace, error) {
-	of := k.traces.of(strconv.Itoa(turn), nil, func() *traced { return &traced{} })
-	k.traces.fit(maxTraces, 0, func(*traced) int { return 0 })
+	of := k.traces.Make(turn, func() *traced { return &traced{} })
+	k.traces.Resize(turn, of, 0)
 	of.mu.Lock()
 	defer of.mu.Unlock()
 	began := time.Now()

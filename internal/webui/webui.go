@@ -32,6 +32,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/access/browsers"
 	"github.com/toolfleet/toolfleet/internal/httpapi"
 	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/system/recent"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -73,8 +74,8 @@ type ui struct {
 	pages  map[string]*template.Template
 	codes  codes
 	feeds  feeds
-	lists  readings[listed]
-	kept   readings[kept]
+	lists  *recent.Cache[string, *listed] // by their watchers
+	kept   *recent.Cache[protocol.SessionID, *kept]
 
 	followed sync.Map // of each session that is followed
 	closed   atomic.Bool
@@ -99,7 +100,10 @@ func New(o Options) *Handler {
 	if o.Browsers == nil {
 		o.Browsers = browsers.InMemory()
 	}
-	u := &ui{Options: o, mux: http.NewServeMux(), pages: parsed(o.Base)}
+	u := &ui{
+		Options: o, mux: http.NewServeMux(), pages: parsed(o.Base),
+		lists: recent.New[string, *listed](maxLists, 0), kept: recent.New[protocol.SessionID, *kept](maxKept, maxKeptBytes),
+	}
 	u.routes()
 	return &Handler{u.guarded(), u}
 }

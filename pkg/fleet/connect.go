@@ -159,7 +159,7 @@ func Connect(ctx context.Context, options Options) (*Client, error) {
 		return nil, invalid(err)
 	}
 	c := &Client{
-		data: options.Data, cleanup: func() error { return nil }, logger: options.Logger,
+		data: options.Data, cleanup: func() error { return nil }, logger: options.Logger, known: session.NewKnown(),
 		session: protocol.NewSessionID(), elsewhere: options.URL != "" || options.Conn != nil,
 	}
 	c.tails = sync.OnceValue(func() *session.Tails { return session.NewTails(c.inner) })

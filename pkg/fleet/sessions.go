@@ -103,7 +103,7 @@ func read[T any](ctx context.Context, s Sessions, ids []protocol.SessionID, meth
 func (s Sessions) reader(ctx context.Context, f *fleet.Fleet) (*session.Reader, error) {
 	reader, err := session.NewReader(ctx, f)
 	if err == nil {
-		reader.Known = &s.client.known
+		reader.Known = s.client.known
 	}
 	return reader, err
 }
