@@ -351,7 +351,7 @@ func (s *service) keepIndexed(ctx context.Context) {
 
 // clientsOf knows clients by the tokens of the fleet, and by those of an issuer, until ctx ends.
 func clientsOf(ctx context.Context, fl *fleet.Fleet, issuer *oidc.Issuer, background *sync.WaitGroup) access.Any {
-	watch := stored.NewWatch(stored.Store{JS: fl.JS, Fleet: fl.Name, Signer: fl.Signer}, fl.Logger)
+	watch := stored.NewWatch(fl.Tokens(), fl.Logger)
 	background.Go(func() { watch.Run(ctx) })
 	if issuer == nil {
 		return access.Any{watch}

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/access"
-	"github.com/toolfleet/toolfleet/internal/access/stored"
 	"github.com/toolfleet/toolfleet/internal/calls/channel"
 	"github.com/toolfleet/toolfleet/internal/calls/ports"
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -334,10 +333,7 @@ func (c *serveCommand) open(ctx, serving context.Context, s *service, options se
 		options.Schedules.Strict = c.CallKeys != ""
 	}
 	options.MinLevel, options.Approve, options.TakeOn = environment.MinLevelElsewhere, approval.Waiter(fl.NC, fl.Name, options.Keys), takesOn(fl, logger)
-	options.GiverValid = func(ctx context.Context, giver protocol.Giver) bool {
-		return stored.Store{JS: fl.JS, Fleet: fl.Name, Signer: fl.Signer}.GiverValid(ctx, giver, fl.TokenInFile)
-	}
-	options.Tracer, options.Logger = telemetry.Tracer(), logger
+	options.GiverValid, options.Tracer, options.Logger = fl.GiverValid, telemetry.Tracer(), logger
 	server, err := serve.New(ctx, fl.NC, options)
 	if err != nil {
 		return nil, err

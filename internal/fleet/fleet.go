@@ -19,6 +19,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/toolfleet/toolfleet/internal/access/stored"
 	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/inplace"
 	"github.com/toolfleet/toolfleet/internal/natsio"
@@ -181,6 +182,16 @@ func (f *Fleet) Schedules(ctx context.Context) (*schedule.Store, error) {
 		err = f.CheckRights(ctx, natsio.ScheduleRights(f.Name))
 	}
 	return store, err
+}
+
+// Tokens are the tokens of the fleet, which let clients in over HTTP.
+func (f *Fleet) Tokens() stored.Store {
+	return stored.Store{JS: f.JS, Fleet: f.Name, Signer: f.Signer}
+}
+
+// GiverValid is that of [github.com/toolfleet/toolfleet/pkg/loop.Options].
+func (f *Fleet) GiverValid(ctx context.Context, giver protocol.Giver) bool {
+	return f.Tokens().GiverValid(ctx, giver, f.TokenInFile)
 }
 
 // Keys are those of who may answer for sessions of this process: its own key, and unknown ones for

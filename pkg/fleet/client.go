@@ -227,9 +227,7 @@ func (c *Client) Runner(m loop.Model, table *tools.Table, options *loop.Options)
 	}
 	o.MinLevel = cmp.Or(o.MinLevel, c.least())
 	if o.GiverValid == nil {
-		o.GiverValid = func(ctx context.Context, giver protocol.Giver) bool {
-			return c.Tokens().store().GiverValid(ctx, giver, c.inner.TokenInFile)
-		}
+		o.GiverValid = c.inner.GiverValid
 	}
 	return loop.New(m, c.inner.Dispatcher, c.inner.Journal, table, &o)
 }

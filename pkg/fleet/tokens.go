@@ -19,14 +19,9 @@ type Tokens struct{ client *Client }
 // Tokens returns the tokens of the fleet.
 func (c *Client) Tokens() Tokens { return Tokens{c} }
 
-func (t Tokens) store() stored.Store {
-	f := t.client.inner
-	return stored.Store{JS: f.JS, Fleet: f.Name, Signer: f.Signer}
-}
-
 // List returns the tokens, the oldest first, those that have expired lately, too.
 func (t Tokens) List(ctx context.Context) ([]Token, error) {
-	return do(ctx, t.client, []natsio.Rights{natsio.TokenListRights(t.client.inner.Name)}, t.store().List)
+	return do(ctx, t.client, []natsio.Rights{natsio.TokenListRights(t.client.inner.Name)}, t.client.inner.Tokens().List)
 }
 
 // Add makes a token with the name, the role, the tenant and the time of another one, and returns it
@@ -34,7 +29,7 @@ func (t Tokens) List(ctx context.Context) ([]Token, error) {
 // client.
 func (t Tokens) Add(ctx context.Context, token Token) (made Token, secret string, err error) {
 	err = act(ctx, t.client, []natsio.Rights{natsio.TokenRights(t.client.inner.Name)}, func(ctx context.Context) (err error) {
-		made, secret, err = t.store().Add(ctx, token)
+		made, secret, err = t.client.inner.Tokens().Add(ctx, token)
 		return err
 	})
 	return made, secret, err
@@ -43,5 +38,5 @@ func (t Tokens) Add(ctx context.Context, token Token) (made Token, secret string
 // Remove removes tokens by their ids: requests and streams that they have opened end within a
 // second. The error wraps [ErrNotFound] if one of them is not there; then none is removed.
 func (t Tokens) Remove(ctx context.Context, ids ...string) error {
-	return act(ctx, t.client, []natsio.Rights{natsio.TokenRights(t.client.inner.Name)}, func(ctx context.Context) error { return t.store().Remove(ctx, ids...) })
+	return act(ctx, t.client, []natsio.Rights{natsio.TokenRights(t.client.inner.Name)}, func(ctx context.Context) error { return t.client.inner.Tokens().Remove(ctx, ids...) })
 }
