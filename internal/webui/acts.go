@@ -238,7 +238,7 @@ func (f *form) merge(ctx context.Context) (string, error) {
 
 func (f *form) restore(ctx context.Context) (string, error) {
 	_, _, err := f.of.Restore(ctx, f.session, f.call)
-	return sessionPath(f.session) + "/files", err
+	return sessionPath(f.session, "files"), err
 }
 
 func (f *form) remove(ctx context.Context) (string, error) {
@@ -247,7 +247,7 @@ func (f *form) remove(ctx context.Context) (string, error) {
 }
 
 func (f *form) resolve(ctx context.Context) (string, error) {
-	return sessionPath(f.session) + "/details", f.of.Resolve(ctx, f.session, f.call, f.r.PostFormValue("happened") == "true", judge.Of(ctx).Name)
+	return sessionPath(f.session, "details"), f.of.Resolve(ctx, f.session, f.call, f.r.PostFormValue("happened") == "true", judge.Of(ctx).Name)
 }
 
 // confirmPage asks before an act that loses something: it shows what that is.

@@ -24,11 +24,6 @@ import (
 // callsOnPage is how many calls of the log a page lists.
 const callsOnPage = 50
 
-// callPath is the address of a call.
-func callPath(session protocol.SessionID, call protocol.CallID) string {
-	return "/calls/" + url.PathEscape(string(session)) + "/" + url.PathEscape(string(call))
-}
-
 // choice is one of the values of a filter.
 type choice struct {
 	Value, Word string
@@ -62,16 +57,14 @@ func (p *callsPage) Fields() (fields []field) {
 	return fields
 }
 
-// Start is the query of the first page.
-func (p *callsPage) Start() string {
-	first := url.Values{}
-	for name := range p.Query {
-		if name != "after" {
-			first.Set(name, p.Query.Get(name))
-		}
-	}
-	return first.Encode()
+// to is the address of the log with the filters of the page, and another value of one; "" is none.
+// It begins at the first page.
+func (p *callsPage) to(name, value string) string {
+	return withQuery("/calls", changed(p.Query, "after", "", name, value))
 }
+
+// Start is the address of the first page.
+func (p *callsPage) Start() string { return p.to("after", "") }
 
 // statuses are those of calls that ended.
 var statuses = []protocol.Status{ //nolint:gochecknoglobals // a constant
@@ -121,13 +114,7 @@ func (u *ui) calls(w http.ResponseWriter, r *http.Request) error {
 		if q.Get(name) == "" {
 			continue
 		}
-		without := url.Values{}
-		for other := range q {
-			if other != name && other != "after" {
-				without.Set(other, q.Get(other))
-			}
-		}
-		p.Filters = append(p.Filters, filter{name, strings.ReplaceAll(q.Get(name), "_", " "), "/calls?" + without.Encode()})
+		p.Filters = append(p.Filters, filter{name, strings.ReplaceAll(q.Get(name), "_", " "), p.to(name, "")})
 	}
 	if err == nil {
 		p.CallLog, err = u.Client.Calls(ctx, query)
@@ -140,12 +127,7 @@ func (u *ui) calls(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if p.Next != "" {
-		next := url.Values{}
-		for name := range q {
-			next.Set(name, q.Get(name))
-		}
-		next.Set("after", p.Next)
-		p.NextPage = "/calls?" + next.Encode()
+		p.NextPage = p.to("after", p.Next)
 	}
 	u.show(w, r, status, "calls", view{Title: "Calls", Section: "calls", Data: p})
 	return nil
@@ -174,7 +156,7 @@ type wait struct {
 // waitsOf is what a call waited for, the longest first.
 func waitsOf(c *report.LoggedCall) (waits []wait) {
 	for _, p := range timeline.Waited(c) {
-		w := wait{p.Reason.What(), p.MS, linkOf(c.SessionID, c.Lane, &p)}
+		w := wait{p.Reason.What(), p.MS, partPath(c.SessionID, c.Lane, &p)}
 		if p.For != "" && p.Reason != report.ReasonLane { // its link says it
 			w.Word += " (" + p.For + ")"
 		}

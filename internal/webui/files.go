@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"path"
 	"slices"
 	"strconv"
@@ -68,25 +67,18 @@ type fileDiff struct {
 
 // addr is an address of the files, at the same state.
 func (p *filesPage) addr(page string, values ...string) string {
-	query := url.Values{}
-	if p.At != "" {
-		query.Set("at", string(p.At))
-	}
-	for i := 0; i+1 < len(values); i += 2 {
-		query.Set(values[i], values[i+1])
-	}
-	return sessionPath(p.Session) + page + "?" + query.Encode()
+	return queried(sessionPath(p.Session, page), append(values, "at", string(p.At))...)
 }
 
 // InDir is the address of a directory, FileAt that of a line of a file.
-func (p *filesPage) InDir(dir string) string { return p.addr("/files", "dir", dir) }
+func (p *filesPage) InDir(dir string) string { return p.addr("files", "dir", dir) }
 
 // OfFile is the address of a file.
-func (p *filesPage) OfFile(name string) string { return p.addr("/file", "path", name) }
+func (p *filesPage) OfFile(name string) string { return p.addr("file", "path", name) }
 
 // LineAt is the address of a page of the file that is shown.
 func (p *filesPage) LineAt(line int) string {
-	return p.addr("/file", "path", p.Path, "line", strconv.Itoa(line))
+	return p.addr("file", "path", p.Path, "line", strconv.Itoa(line))
 }
 
 // Up is the directory above.

@@ -110,7 +110,7 @@ type fleetView struct {
 	Worker *overview.Worker
 	Limit  *overview.Limit
 	Of     []report.Lane // that the worker holds, or that wait for the limit
-	Log    string        // query of the call log
+	Log    string        // its calls in the log
 	Live   string
 
 	Loading bool // the first picture is still being read: the stream brings it
@@ -171,9 +171,7 @@ func (u *ui) fleetPages() {
 				return err
 			}
 			v.Loading = loading
-			if v.Live = path + "/live"; r.URL.RawQuery != "" {
-				v.Live += "?" + r.URL.Query().Encode()
-			}
+			v.Live = withQuery(path+"/live", r.URL.Query())
 			above := []crumb{{"Fleet", "/fleet"}}
 			if page.section == "limits" {
 				above = []crumb{{"Limits", "/limits"}}
@@ -208,7 +206,7 @@ func (u *ui) wholeFleet(r *http.Request, p *picture) (string, *fleetView, error)
 // oneWorker shows a worker, or a coordinator.
 func oneWorker(r *http.Request, p *picture) (string, *fleetView, error) {
 	id, pool := protocol.WorkerID(r.URL.Query().Get("id")), protocol.Pool(r.URL.Query().Get("pool"))
-	v := &fleetView{picture: p, Log: url.Values{"worker": {string(id)}}.Encode()}
+	v := &fleetView{picture: p, Log: logPath("worker", string(id))}
 	for _, list := range [][]overview.Worker{p.Workers, p.Coordinators} {
 		for i := range list {
 			if list[i].WorkerID == id && list[i].Pool == pool {
@@ -218,7 +216,7 @@ func oneWorker(r *http.Request, p *picture) (string, *fleetView, error) {
 	}
 	v.Of = p.held[workerKey{pool, id}]
 	if v.Worker == nil {
-		return "", nil, fmt.Errorf("worker %.100q of pool %.100q: %w: it does not answer, and has no lane; the log has what it ran: /calls?%s", id, pool, fleet.ErrNotFound, v.Log)
+		return "", nil, fmt.Errorf("worker %.100q of pool %.100q: %w: it does not answer, and has no lane; the log has what it ran: %s", id, pool, fleet.ErrNotFound, v.Log)
 	}
 	return "Worker " + string(id), v, nil
 }
@@ -238,53 +236,11 @@ func oneLimit(r *http.Request, p *picture) (string, *fleetView, error) {
 			}
 		}
 		if l.Tenant != "" {
-			v.Log = url.Values{"tenant": {string(l.Tenant)}}.Encode()
+			v.Log = logPath("tenant", string(l.Tenant))
 		}
 		return "Limit of " + l.Name(), v, nil
 	}
 	return "", nil, fmt.Errorf("limit: %w: there is none of these lanes, this tenant or pool", fleet.ErrNotFound)
-}
-
-// pathTo are the addresses of what is shown elsewhere.
-func lanePath(pool protocol.Pool, lane protocol.Lane) string {
-	return "/lane?" + url.Values{"pool": {string(pool)}, "lane": {string(lane)}}.Encode()
-}
-
-func workerPath(pool protocol.Pool, id protocol.WorkerID) string {
-	return "/worker?" + url.Values{"pool": {string(pool)}, "id": {string(id)}}.Encode()
-}
-
-func limitPath(l fleet.Limit) string {
-	q := url.Values{}
-	for name, value := range map[string]string{"lane": l.Lane, "tenant": string(l.Tenant), "pool": string(l.Pool)} {
-		if value != "" {
-			q.Set(name, value)
-		}
-	}
-	return "/limit?" + q.Encode()
-}
-
-func sessionCallPath(session protocol.SessionID, call protocol.CallID) string {
-	return "/sessions/" + url.PathEscape(string(session)) + "/calls/" + url.PathEscape(string(call))
-}
-
-// lookPath is where more is said of what needs a look; "" for nothing.
-func lookPath(l overview.Look) string {
-	switch l.Kind {
-	case overview.KindWorker:
-		return workerPath(l.Pool, l.WorkerID)
-	case overview.KindLane:
-		if l.Lane != "" {
-			return lanePath(l.Pool, l.Lane)
-		}
-	case overview.KindCall:
-		return sessionCallPath(l.SessionID, l.CallID)
-	case overview.KindSession:
-		return "/sessions/" + url.PathEscape(string(l.SessionID))
-	case overview.KindLimit:
-		return "/limits"
-	}
-	return ""
 }
 
 // use is how much of a bound is used.
@@ -343,19 +299,6 @@ func nearly(l *overview.Limit) bool {
 type reason struct{ Text, To string }
 
 func reasonOf(text string, wait report.Wait) reason { return reason{text, waitPath(&wait)} }
-
-// waitPath is the page of what something waits for; "" if there is none.
-func waitPath(w *report.Wait) string {
-	switch {
-	case w.CallID != "":
-		return callPath(w.SessionID, w.CallID)
-	case w.Limit != "":
-		return limitPath(fleet.Limit{Lane: w.Limit})
-	case w.WorkerID != "":
-		return workerPath(w.Pool, w.WorkerID)
-	}
-	return ""
-}
 
 // pillOfWait is the pill of a reason for which something waits. An older worker says none.
 func pillOfWait(r report.Reason) pill { return pill{"wait", cmp.Or(r.What(), "other")} }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 
@@ -40,7 +39,7 @@ type lanesPage struct {
 
 // To is the address of another page of the list.
 func (p *lanesPage) To(by int) string {
-	return "/lanes?" + url.Values{"pool": {string(p.Pool)}, "q": {p.Filter}, "page": {strconv.Itoa(p.Page + by)}}.Encode()
+	return queried("/lanes", "pool", string(p.Pool), "q", p.Filter, "page", strconv.Itoa(p.Page+by))
 }
 
 // From is the number of the first lane of the page.
@@ -60,7 +59,7 @@ func (u *ui) lanesOf(r *http.Request) followed {
 	thing := fmt.Sprintf("lanes\x00%s\x00%s\x00%d", pool, filter, page)
 	return followed{thing: thing, open: func() func(context.Context) (any, error) {
 		return func(ctx context.Context) (any, error) {
-			p := &lanesPage{Pool: pool, Filter: filter, Page: page, Live: "/lanes/live?" + q.Encode()}
+			p := &lanesPage{Pool: pool, Filter: filter, Page: page, Live: withQuery("/lanes/live", q)}
 			var err error
 			if p.LaneList, err = u.Client.Lanes(pool).Find(ctx, fleet.LaneQuery{Words: filter, Skip: (page - 1) * lanesOnPage, Limit: lanesOnPage}); err != nil {
 				return nil, err
@@ -100,7 +99,7 @@ type lanePage struct {
 // laneOf follows a lane.
 func (u *ui) laneOf(r *http.Request) followed {
 	pool, lane := u.pool(r), protocol.Lane(r.URL.Query().Get("lane"))
-	live := "/lane/live?" + r.URL.Query().Encode()
+	live := withQuery("/lane/live", r.URL.Query())
 	return followed{thing: fmt.Sprintf("lane\x00%s\x00%s", pool, lane), free: patience, open: func() func(context.Context) (any, error) {
 		seen := false
 		return func(ctx context.Context) (any, error) {
@@ -122,7 +121,7 @@ func (u *ui) lane(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	u.show(w, r, http.StatusOK, "lane", view{
-		Title: "Lane " + string(p.Lane.Lane), Section: "lanes", Path: []crumb{{"Lanes", "/lanes?pool=" + url.QueryEscape(string(p.Pool))}}, Data: p,
+		Title: "Lane " + string(p.Lane.Lane), Section: "lanes", Path: []crumb{{"Lanes", lanesPath(p.Pool)}}, Data: p,
 	})
 	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
 	"time"
 
@@ -35,7 +34,7 @@ func (u *ui) schedules(w http.ResponseWriter, r *http.Request) error {
 		p.Fault = err.Error()
 	}
 	if leftOut > 0 && len(list) > 0 {
-		p.Next = "/schedules?" + url.Values{"after": {list[len(list)-1].Name}}.Encode()
+		p.Next = queried("/schedules", "after", list[len(list)-1].Name)
 	}
 	slices.SortStableFunc(p.Schedules, func(a, b fleet.Schedule) int {
 		return cmp.Compare(scheduleRank(&a), scheduleRank(&b))

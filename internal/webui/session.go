@@ -101,9 +101,6 @@ func pageOf(r *http.Request, all, size int) pages {
 // idOf is the session of a request.
 func idOf(r *http.Request) protocol.SessionID { return protocol.SessionID(r.PathValue("session")) }
 
-// sessionPath is the address of a session.
-func sessionPath(id protocol.SessionID) string { return "/sessions/" + url.PathEscape(string(id)) }
-
 // viewerOf is who sees a page.
 func (u *ui) viewerOf(r *http.Request) viewer { return viewer{u.formKey(r), mayApprove(r.Context())} }
 

@@ -87,15 +87,13 @@ func (f *sessionFilter) fields() map[string]*string {
 	return map[string]*string{"q": &f.Words, "state": &f.State, "model": &f.Model, "tool": &f.Tool, "since": &f.Since, "tenant": &f.Tenant}
 }
 
-// query is the filter as addresses have it, without one of its fields.
-func (f sessionFilter) query(without string) url.Values {
+// query is the filter as addresses have it, with other values, as names and values.
+func (f sessionFilter) query(values ...string) url.Values {
 	query := url.Values{}
 	for name, value := range f.fields() {
-		if *value != "" && name != without {
-			query.Set(name, *value)
-		}
+		query = changed(query, name, *value)
 	}
-	return query
+	return changed(query, values...)
 }
 
 // chip is a filter that is set, and the address of the list without it.
@@ -105,7 +103,7 @@ type chip struct{ Name, Value, Without string }
 func (f sessionFilter) chips() (chips []chip) {
 	for _, name := range []string{"q", "state", "model", "tool", "since", "tenant"} {
 		if value := *f.fields()[name]; value != "" {
-			chips = append(chips, chip{map[string]string{"q": "words"}[name], value, "/sessions?" + f.query(name).Encode()})
+			chips = append(chips, chip{map[string]string{"q": "words"}[name], value, withQuery("/sessions", f.query(name, ""))})
 			if last := &chips[len(chips)-1]; last.Name == "" {
 				last.Name = name
 			}
@@ -132,8 +130,16 @@ type sessionList struct {
 	Shown    string          // the ids of the rows
 }
 
-// Query is the filter as addresses have it.
-func (p *sessionList) Query() string { return p.query("").Encode() }
+// Start is the address of the first page.
+func (p *sessionList) Start() string { return withQuery("/sessions", p.query()) }
+
+// To is the address of a page, from 1.
+func (p *sessionList) To(page int) string {
+	return withQuery("/sessions", p.query("page", strconv.Itoa(page)))
+}
+
+// Again is the address of the rows that the page has, as they are now.
+func (p *sessionList) Again() string { return again("/sessions", p.query(), p.Shown) }
 
 // sessions lists those that changed last; with "shown", the same rows as before, as they are now.
 func (u *ui) sessions(w http.ResponseWriter, r *http.Request) error {
@@ -344,6 +350,9 @@ type waitsPage struct {
 	Gone  []string // calls that wait no more
 	Shown string   // the ids of the calls that wait
 }
+
+// Again is the address of what has changed since.
+func (p waitsPage) Again() string { return again("/waits", url.Values{}, p.Shown) }
 
 // waiting is a call that waits for a person: for an approval, or for an answer.
 type waiting struct {

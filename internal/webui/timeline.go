@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -154,7 +153,7 @@ func (c *chart) bar(s *report.Span) bar {
 	b.Zoom = c.section(s.StartMS, s.StartMS+max(s.DurationMS, 1))
 	place := func(ms float64) int { return min(max(int((ms-c.From)*1000/(c.To-c.From)), 0), 1000) }
 	for _, part := range s.Parts {
-		p := piece{Part: part, X: place(part.StartMS), Class: string(part.Reason.Class()), Link: linkOf(s.SessionID, s.Lane, &part)}
+		p := piece{Part: part, X: place(part.StartMS), Class: string(part.Reason.Class()), Link: partPath(s.SessionID, s.Lane, &part)}
 		p.W = max(place(part.StartMS+part.MS)-p.X, 1)
 		if part.Reason.Class() == report.ClassRun {
 			if p.Class = stateOf(s.State).Class; part.Open || p.Class == "plain" || p.Class == "wait" {
@@ -168,8 +167,7 @@ func (c *chart) bar(s *report.Span) bar {
 
 // section is the address of a section of the turn.
 func (c *chart) section(from, to float64) string {
-	query := url.Values{"turn": {strconv.Itoa(c.Turn)}, "from": {fmt.Sprintf("%.0f", max(0, from))}, "to": {fmt.Sprintf("%.0f", to)}}
-	return sessionPath(c.Session) + "/timeline?" + query.Encode()
+	return queried(sessionPath(c.Session, "timeline"), "turn", strconv.Itoa(c.Turn), "from", fmt.Sprintf("%.0f", max(0, from)), "to", fmt.Sprintf("%.0f", to))
 }
 
 // Closer, Wider, Earlier and Later are the addresses of sections next to the one that is shown.
@@ -193,41 +191,6 @@ func (c *chart) Earlier() string {
 
 // Later shows what comes after.
 func (c *chart) Later() string { return c.section((c.From+c.To)/2, (c.From+c.To)/2+c.To-c.From) }
-
-// linkOf is the page of what a call of a session and a lane waited for; "" if there is none.
-func linkOf(session protocol.SessionID, lane string, p *report.Part) string {
-	pool, _, inLane := strings.Cut(lane, "/")
-	switch p.Reason {
-	case report.ReasonLane, report.ReasonAfter:
-		if other, call, is := strings.Cut(p.For, "/"); is {
-			return callPath(protocol.SessionID(other), protocol.CallID(call))
-		} else if p.For != "" {
-			return callPath(session, protocol.CallID(p.For))
-		}
-		return laneOf(lane)
-	case report.ReasonPause, report.ReasonFull:
-		return laneOf(lane)
-	case report.ReasonLimit, report.ReasonRate:
-		return cmp.Or(waitPath(&report.Wait{Limit: p.For}), "/limits")
-	case report.ReasonLost:
-		return waitPath(&report.Wait{WorkerID: protocol.WorkerID(p.For), Pool: protocol.Pool(pool)})
-	case report.ReasonSlot, report.ReasonWorker:
-		if inLane {
-			return "/lanes?" + url.Values{"pool": {pool}}.Encode()
-		}
-	default:
-	}
-	return ""
-}
-
-// laneOf is the page of a lane, as POOL/LANE; "" without one.
-func laneOf(lane string) string {
-	pool, rest, is := strings.Cut(lane, "/")
-	if !is {
-		return ""
-	}
-	return lanePath(protocol.Pool(pool), protocol.Lane(rest))
-}
 
 // timeline shows where the time of a turn went.
 func (u *ui) timeline(ctx context.Context, r *http.Request, p *sessionPage) error {

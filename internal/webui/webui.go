@@ -22,7 +22,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/http"
-	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -328,7 +327,7 @@ func (u *ui) signedIn(next http.Handler) http.Handler {
 		if errors.Is(err, access.ErrUnknown) {
 			to := "/sign-in"
 			if r.Method == http.MethodGet && r.Header.Get("HX-Request") == "" {
-				to += "?to=" + url.QueryEscape(strings.TrimPrefix(r.URL.RequestURI(), u.Base))
+				to = queried(to, "to", strings.TrimPrefix(r.URL.RequestURI(), u.Base))
 			}
 			u.redirect(w, r, to)
 			return
