@@ -114,7 +114,7 @@ func (c *acpCommand) list(ctx context.Context, p program) (list []report.Session
 
 // sessions reaches the sessions that an editor can load.
 func (c *acpCommand) sessions(ctx context.Context, p program) (*opened, error) {
-	return openSessions(ctx, p.logger(), &environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}, "", "", false)
+	return (&lookedAt{Nats: c.Nats, Connection: c.Connection}).open(ctx, p.logger(), "", false)
 }
 
 // exists returns an error that wraps [fleet.ErrNotFound] if there is no such session.

@@ -81,7 +81,7 @@ func (c *approveCommand) run(ctx context.Context, p program) error {
 
 // open reaches the fleet of the flags.
 func (c *approveCommand) open(ctx context.Context, p program) (*opened, error) {
-	return openSessions(ctx, p.logger(), &environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}, "", "", false)
+	return (&lookedAt{Nats: c.Nats, Connection: c.Connection}).open(ctx, p.logger(), "", false)
 }
 
 // content reads --content; nil without it.

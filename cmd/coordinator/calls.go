@@ -73,7 +73,7 @@ func (c *callsCommand) run(ctx context.Context, p program) error {
 	defer stop()
 	short, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	all, err := c.open(short, p.logger())
+	all, err := c.open(short, p.logger(), "", false)
 	if err != nil {
 		return err
 	}

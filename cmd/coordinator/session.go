@@ -20,12 +20,11 @@ import (
 )
 
 type sessionCommand struct {
-	Nats                   string `placeholder:"URL" brief:"NATS servers of a fleet. Default: your sessions on this machine." help:"NATS server or servers of the fleet. Default: your sessions on this machine, which ran without --nats and --data."`
-	environment.Connection `group:"Fleet:"`
-	Data                   string        `placeholder:"DIR" help:"Data directory of the sessions, that of run --data. No other process may use it."`
-	Pool                   string        `default:"default" help:"With --nats: pool whose workers have the session's workspace, for rm, restore and pull."`
-	JSON                   bool          `name:"json" help:"Print JSON."`
-	Timeout                time.Duration `default:"60s" help:"Time limit of the command; attach and eval have none."`
+	lookedAt
+
+	Pool    string        `default:"default" help:"With --nats: pool whose workers have the session's workspace, for rm, restore and pull."`
+	JSON    bool          `name:"json" help:"Print JSON."`
+	Timeout time.Duration `default:"60s" help:"Time limit of the command; attach and eval have none."`
 
 	Ls struct {
 		Limit   int           `default:"100" help:"Maximum number of sessions to print."`
@@ -134,17 +133,8 @@ func (v sessionVerb) run(ctx context.Context, p program) error {
 		return err
 	}
 	defer all.close()
-	if all.at = at; v.id != nil {
-		if id, err = all.find(ctx, id); err != nil {
-			return err
-		}
-		all.use(ctx, id)
-	}
-	err = v.act(ctx, p, all)
-	if errors.Is(err, fleet.ErrNotFound) && c.Nats+c.Data == "" {
-		err = cmp.Or(environment.Earlier(id), err)
-	}
-	return err
+	all.at = at
+	return c.about(ctx, all, id, func() error { return v.act(ctx, p, all) })
 }
 
 // minPrefix is the minimum length of a prefix that stands for an id.
@@ -205,7 +195,7 @@ func findSession(ctx context.Context, p program, f *environment.FleetFlags, flag
 // prefix stands for a generated id. Anything else is an id, maybe of a new session: a prefix of a
 // name that a person chose stands for itself. Sessions in a --data are in no list.
 func continued(ctx context.Context, p program, f *environment.FleetFlags, flag string) (string, error) {
-	c, data := &sessionCommand{Nats: f.Nats, Connection: f.Connection}, f.Data
+	c, data := &lookedAt{Nats: f.Nats, Connection: f.Connection}, f.Data
 	short := maybeGenerated(flag)
 	switch {
 	case flag != "last" && !short:
@@ -217,7 +207,7 @@ func continued(ctx context.Context, p program, f *environment.FleetFlags, flag s
 	}
 	ctx, cancel := context.WithTimeout(ctx, continueTimeout)
 	defer cancel()
-	all, err := c.open(ctx, p, "")
+	all, err := c.open(ctx, p.logger(), "", false)
 	if err != nil {
 		return "", err
 	}
@@ -259,7 +249,7 @@ func (c *sessionCommand) check() (pool protocol.Pool, err error) {
 	if pool, err = protocol.ParsePool(c.Pool); err != nil {
 		return "", cli.Usagef("--pool: %v", err)
 	}
-	return pool, c.CheckFleet()
+	return pool, nil
 }
 
 // opened are the sessions of a fleet, or of this machine, and the one that a verb is about.
@@ -275,27 +265,25 @@ type opened struct {
 
 // open reaches the fleet of the flags. The caller closes it.
 func (c *sessionCommand) open(ctx context.Context, p program, pool protocol.Pool) (*opened, error) {
-	return openSessions(ctx, p.logger(), &environment.ExistingFleet{Nats: c.Nats, Connection: c.Connection}, c.Data, pool, c.Ls.Running)
+	return c.lookedAt.open(ctx, p.logger(), pool, c.Ls.Running)
 }
 
 // lookedAt says which fleet a command looks at.
 type lookedAt struct {
-	Nats                   string `placeholder:"URL" brief:"NATS servers of a fleet. Default: the sessions of this machine." help:"NATS server or servers of the fleet. Default: the sessions of this machine, which ran without --nats and --data."`
+	Nats                   string `placeholder:"URL" brief:"NATS servers of a fleet. Default: your sessions on this machine." help:"NATS server or servers of the fleet. Default: your sessions on this machine, which ran without --nats and --data."`
 	environment.Connection `group:"Fleet:"`
 	Data                   string `placeholder:"DIR" help:"Data directory of the fleet, that of serve --data or run --data. No other process may use it."`
 }
 
-// open reaches the fleet. The caller closes it.
-func (f *lookedAt) open(ctx context.Context, logger *slog.Logger) (*opened, error) {
-	return openSessions(ctx, logger, &environment.ExistingFleet{Nats: f.Nats, Connection: f.Connection}, f.Data, "", false)
-}
-
-// openSessions reaches a fleet; running does not start the server of this machine.
-func openSessions(ctx context.Context, logger *slog.Logger, f *environment.ExistingFleet, data string, pool protocol.Pool, running bool) (all *opened, err error) {
+// open reaches the fleet; running does not start the server of this machine. The caller closes it.
+func (f *lookedAt) open(ctx context.Context, logger *slog.Logger, pool protocol.Pool, running bool) (all *opened, err error) {
+	if err := f.CheckFleet(); err != nil {
+		return nil, err
+	}
 	all = &opened{}
 	if f.Nats != "" {
-		all.client, err = f.Client(ctx, logger)
-	} else if all.local, err = environment.OpenLocal(ctx, &f.Connection, data, running, logger); err == nil {
+		all.client, err = (&environment.ExistingFleet{Nats: f.Nats, Connection: f.Connection}).Client(ctx, logger)
+	} else if all.local, err = environment.OpenLocal(ctx, &f.Connection, f.Data, running, logger); err == nil {
 		all.client = all.local.Client
 	}
 	if err != nil {
@@ -304,6 +292,21 @@ func openSessions(ctx context.Context, logger *slog.Logger, f *environment.Exist
 	all.Sessions = all.client.Sessions(pool)
 	all.done = append(all.done, func() { _ = all.client.Close() }) // nothing of it is left to lose
 	return all, nil
+}
+
+// about acts on the session of an id, as [opened.find] finds it; "" is none.
+func (f *lookedAt) about(ctx context.Context, all *opened, id protocol.SessionID, act func() error) (err error) {
+	if id != "" {
+		if id, err = all.find(ctx, id); err != nil {
+			return err
+		}
+		all.use(ctx, id)
+	}
+	err = act()
+	if errors.Is(err, fleet.ErrNotFound) && f.Nats+f.Data == "" {
+		err = cmp.Or(environment.Earlier(id), err)
+	}
+	return err
 }
 
 // use selects the session of a verb; one of this machine has a pool of its own.

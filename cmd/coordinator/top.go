@@ -48,7 +48,7 @@ func (c *topCommand) run(ctx context.Context, p program) error {
 	if !c.Once && terminal.IsTerminal(p.Stderr) { // the bar says what the log would draw over it
 		logger = slog.New(slog.DiscardHandler)
 	}
-	all, err := c.open(ctx, logger)
+	all, err := c.open(ctx, logger, "", false)
 	if err != nil {
 		return err
 	}

@@ -142,13 +142,15 @@ type Missing struct {
 	Denied bool `json:"denied,omitempty"`
 }
 
+// Patience is how long workers may take to answer.
+const Patience = 700 * time.Millisecond
+
 // Options of a [Reader]; zero values are the documented defaults.
 type Options struct {
 	Fleet    protocol.Fleet  // its name, for pictures
 	Pools    []protocol.Pool // that are there, also without the right to list them
 	Lanes    int             // how many of each pool are listed; 0 means 100
 	Sessions int             // how many are listed; 0 means 50
-	Patience time.Duration   // how long workers may take to answer; 0 means 700 ms
 }
 
 // Reader reads pictures for one principal, that of the contexts of its readings: it remembers what
@@ -180,9 +182,6 @@ func New(client *fleet.Client, o Options) *Reader {
 	}
 	if o.Sessions == 0 {
 		o.Sessions = 50
-	}
-	if o.Patience == 0 {
-		o.Patience = 700 * time.Millisecond
 	}
 	return &Reader{
 		client: client, options: o, workers: map[workerKey]*known{},

@@ -44,7 +44,7 @@ func (r *Reader) readWorkers(ctx context.Context) {
 	for i, pool := range pools {
 		group.Go(func() error {
 			_ = r.ask(partName{partWorkers, pool}, func() (err error) { // it is noted
-				lists[i], err = r.client.Workers(ctx, pool, r.options.Patience)
+				lists[i], err = r.client.Workers(ctx, pool, Patience)
 				return err
 			})
 			return nil

@@ -35,7 +35,7 @@ type workerKey struct {
 // picture follows the picture of the fleet.
 func (u *ui) picture() followed {
 	return followed{thing: "fleet", paced: true, open: func() func(context.Context) (any, error) {
-		reader, held := overview.New(u.Client, overview.Options{Fleet: u.Fleet, Patience: patience}), map[workerKey][]report.Lane{}
+		reader, held := overview.New(u.Client, overview.Options{Fleet: u.Fleet}), map[workerKey][]report.Lane{}
 		return func(ctx context.Context) (any, error) {
 			p, err := reader.Read(ctx)
 			if err != nil {
@@ -99,9 +99,6 @@ func becameOf(lanes []report.Lane, worker protocol.WorkerID) string {
 	}
 	return fmt.Sprintf("; it held %s: %d taken over, %d ended, %d not yet", terminal.Plural(len(lanes), "lane"), taken, ended, len(lanes)-taken-ended)
 }
-
-// patience is how long pages wait for the answers of workers.
-const patience = 700 * time.Millisecond
 
 // fleetView is a part of the picture: all of it, a worker or a limit.
 type fleetView struct {

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/toolfleet/toolfleet/internal/overview"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -100,7 +101,7 @@ type lanePage struct {
 func (u *ui) laneOf(r *http.Request) followed {
 	pool, lane := u.pool(r), protocol.Lane(r.URL.Query().Get("lane"))
 	live := withQuery("/lane/live", r.URL.Query())
-	return followed{thing: fmt.Sprintf("lane\x00%s\x00%s", pool, lane), free: patience, open: func() func(context.Context) (any, error) {
+	return followed{thing: fmt.Sprintf("lane\x00%s\x00%s", pool, lane), free: overview.Patience, open: func() func(context.Context) (any, error) {
 		seen := false
 		return func(ctx context.Context) (any, error) {
 			shown, err := u.Client.Lanes(pool).Show(ctx, lane, lanesOnPage)
