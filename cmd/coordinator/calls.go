@@ -126,6 +126,16 @@ func (c *callsCommand) one(ctx context.Context, p program, client *fleet.Client,
 	}
 }
 
+// caughtUp reads a page of the log: the first one when all is read.
+func caughtUp(ctx context.Context, client *fleet.Client, q fleet.CallQuery) (report.CallLog, error) {
+	for {
+		page, err := client.Calls(ctx, q)
+		if err != nil || !page.Behind || q.After+q.Position != "" || !pause.For(ctx, pause.Retry) {
+			return page, err
+		}
+	}
+}
+
 // list prints the calls of the log, the last one first.
 func (c *callsCommand) list(ctx context.Context, p program, client *fleet.Client, q fleet.CallQuery) error {
 	out := c.printer(p)
@@ -136,13 +146,8 @@ func (c *callsCommand) list(ctx context.Context, p program, client *fleet.Client
 			q.Limit = min(left, index.MaxCalls)
 		}
 		var err error
-		for {
-			if page, err = client.Calls(ctx, q); err != nil {
-				return err
-			}
-			if !page.Behind || q.After != "" || !pause.For(ctx, pause.Retry) { // the first time, all is read
-				break
-			}
+		if page, err = caughtUp(ctx, client, q); err != nil {
+			return err
 		}
 		if err := out.print(page.Calls); err != nil {
 			return err
@@ -178,12 +183,9 @@ func (c *callsCommand) follow(ctx context.Context, p program, client *fleet.Clie
 	out := c.printer(p)
 	q.Limit = min(cmp.Or(c.Limit, index.MaxCalls), index.MaxCalls)
 	for {
-		page, err := client.Calls(ctx, q)
+		page, err := caughtUp(ctx, client, q)
 		if err != nil {
 			return err
-		}
-		if page.Behind && q.Position == "" && pause.For(ctx, pause.Retry) { // the first time, all is read
-			continue
 		}
 		if q.Position == "" {
 			slices.Reverse(page.Calls)

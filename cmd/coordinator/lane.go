@@ -218,12 +218,8 @@ func printLanes(w io.Writer, lanes []report.Lane) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "LANE\tPOOL\tSTATE\tWAITING\tOLDEST\tHOLDER\tHELD\tRUNNING") // Flush tells of errors
 	for _, s := range lanes {
-		name := prose.OneLine(string(s.Lane))
-		if s.Lane == "" {
-			name = "(hash " + s.Hash + ")"
-		}
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n",
-			name, s.Pool, s.State, s.Waiting, age(s.OldestMS), orDash(string(s.Holder)), age(s.HeldMS), running(s.Running))
+			prose.OneLine(terminal.LaneName(s.Lane, s.Hash)), s.Pool, s.State, s.Waiting, age(s.OldestMS), orDash(string(s.Holder)), age(s.HeldMS), running(s.Running))
 	}
 	return table.Flush()
 }

@@ -225,19 +225,19 @@ const deniedFor = time.Minute
 var errDenied = errors.New("it was denied a moment ago")
 
 // ask reads a part, unless it was denied a moment ago, and notes why it is missing.
-func (g *gaps) ask(what partName, read func() error) error {
+func ask[T any](g *gaps, what partName, read func() (T, error)) (value T, err error) {
 	g.noting.Lock()
 	wait := time.Now().Before(g.parts[what].until)
 	g.noting.Unlock()
 	if wait {
-		return errDenied
+		return value, errDenied
 	}
-	err := read()
+	value, err = read()
 	g.noting.Lock()
 	defer g.noting.Unlock()
 	if delete(g.parts, what); err == nil {
 		g.answered = true
-		return nil
+		return value, nil
 	}
 	missing := gap{Missing: Missing{Part: what.String(), Why: err.Error()}}
 	_, refused := errors.AsType[*judge.RefusalError](err)
@@ -250,7 +250,7 @@ func (g *gaps) ask(what partName, read func() error) error {
 		g.answered = true
 	}
 	g.parts[what] = missing
-	return err
+	return value, err
 }
 
 // isMissing reports whether a part could not be read.
@@ -270,13 +270,13 @@ type part[T any] struct {
 	due   time.Time
 }
 
-// read reads a part that is due. Answers that take a fixed time cost nothing: free is that time.
-func (p *part[T]) read(free time.Duration, read func() (T, error)) {
+// read asks for a part that is due. Answers that take a fixed time cost nothing: free is that time.
+func (p *part[T]) read(g *gaps, what partName, free time.Duration, read func() (T, error)) {
 	began := time.Now()
 	if began.Before(p.due) {
 		return
 	}
-	value, err := read()
+	value, err := ask(g, what, read)
 	p.due = began.Add(share * max(time.Since(began)-free, 0))
 	if err == nil {
 		p.value = value
@@ -300,13 +300,7 @@ func (p pooled[T]) read(r *Reader, what string, free time.Duration, read func(fl
 			p[pool] = of
 		}
 		group.Go(func() error {
-			of.read(free, func() (value T, err error) {
-				err = r.ask(partName{what, pool}, func() error {
-					value, err = read(r.client.Lanes(pool))
-					return err
-				})
-				return value, err
-			})
+			of.read(&r.gaps, partName{what, pool}, free, func() (T, error) { return read(r.client.Lanes(pool)) })
 			return nil
 		})
 	}
@@ -319,20 +313,10 @@ func (r *Reader) Read(ctx context.Context) (*Picture, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.answered, r.away = false, nil
-	_ = r.ask(partName{what: "pools"}, func() error { // it is noted
-		pools, err := r.client.Pools(ctx)
-		if err == nil {
-			r.pools = pools
-		}
-		return err
-	})
-	r.unserved.read(0, func() (pools []protocol.Pool, err error) {
-		err = r.ask(partName{what: partUnserved}, func() error {
-			pools, err = r.client.UnservedPools(ctx)
-			return err
-		})
-		return pools, err
-	})
+	if pools, err := ask(&r.gaps, partName{what: "pools"}, func() ([]protocol.Pool, error) { return r.client.Pools(ctx) }); err == nil {
+		r.pools = pools
+	}
+	r.unserved.read(&r.gaps, partName{what: partUnserved}, 0, func() ([]protocol.Pool, error) { return r.client.UnservedPools(ctx) })
 	var group sync.WaitGroup
 	group.Go(func() { r.readWorkers(ctx) })
 	group.Go(func() {
@@ -342,15 +326,14 @@ func (r *Reader) Read(ctx context.Context) (*Picture, error) {
 		r.unmet.read(r, partUnmet, unmetWait, func(of fleet.Lanes) ([]report.Call, error) { return of.Unmet(ctx) })
 	})
 	group.Go(func() {
-		r.sessions.read(0, func() (list sessionList, err error) {
-			err = r.ask(partName{what: "sessions"}, func() error {
-				list.all, list.leftOut, err = r.client.Sessions("").List(ctx, r.options.Sessions)
-				return err
-			})
+		r.sessions.read(&r.gaps, partName{what: "sessions"}, 0, func() (list sessionList, err error) {
+			list.all, list.leftOut, err = r.client.Sessions("").List(ctx, r.options.Sessions)
 			return list, err
 		})
 	})
-	group.Go(func() { r.limits.read(0, func() ([]Limit, error) { return r.readLimits(ctx) }) })
+	group.Go(func() {
+		r.limits.read(&r.gaps, partName{what: "limits"}, 0, func() ([]Limit, error) { return r.readLimits(ctx) })
+	})
 	group.Wait()
 	switch {
 	case r.answered:
@@ -379,19 +362,14 @@ func (r *Reader) lanePools() []protocol.Pool {
 	return slices.Compact(pools)
 }
 
-func (r *Reader) readLimits(ctx context.Context) (all []Limit, err error) {
-	err = r.ask(partName{what: "limits"}, func() error {
-		list, err := r.client.Limits().List(ctx)
-		all = make([]Limit, len(list))
-		for i := range list {
-			all[i].Limit = list[i]
-		}
-		return err
-	})
-	for i := range all {
-		_ = r.ask(partName{what: "use of limits"}, func() (err error) { // it is noted
-			all[i].Use, err = r.client.Limits().Use(ctx, all[i].Limit, r.lanePools()...)
-			return err
+// readLimits reads the limits. It is noted if their use cannot be read.
+func (r *Reader) readLimits(ctx context.Context) ([]Limit, error) {
+	list, err := r.client.Limits().List(ctx)
+	all := make([]Limit, len(list))
+	for i := range list {
+		all[i].Limit = list[i]
+		all[i].Use, _ = ask(&r.gaps, partName{what: "use of limits"}, func() (report.LimitUse, error) {
+			return r.client.Limits().Use(ctx, list[i], r.lanePools()...)
 		})
 	}
 	return all, err

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/terminal"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -307,7 +307,7 @@ func looks(p *Picture, unmet []unmetCall) []Look {
 		case 0:
 			all = append(all, Look{Kind: KindSession, State: "asks", What: "session " + string(s.SessionID), Why: asked(s), AgeMS: p.Time.Sub(askedAt(s)).Milliseconds(), SessionID: s.SessionID})
 		case 1:
-			all = append(all, Look{Kind: KindSession, State: "waiting", What: "session " + string(s.SessionID), Why: strings.ReplaceAll(s.State, "_", " "), AgeMS: p.Time.Sub(s.UpdatedAt).Milliseconds(), SessionID: s.SessionID})
+			all = append(all, Look{Kind: KindSession, State: "waiting", What: "session " + string(s.SessionID), Why: report.StateWords(s.State), AgeMS: p.Time.Sub(s.UpdatedAt).Milliseconds(), SessionID: s.SessionID})
 		}
 	}
 	for i := range p.Lanes {
@@ -333,11 +333,7 @@ func silence(w *Worker) string {
 
 // lookAt is a look at a lane.
 func lookAt(l *report.Lane, state string) Look {
-	name := string(l.Lane)
-	if name == "" {
-		name = "(hash " + l.Hash + ")"
-	}
-	return Look{Kind: KindLane, State: state, What: "lane " + name, Why: l.WaitsFor, Wait: l.Wait, AgeMS: l.OldestMS, Pool: l.Pool, Lane: l.Lane}
+	return Look{Kind: KindLane, State: state, What: "lane " + terminal.LaneName(l.Lane, l.Hash), Why: l.WaitsFor, Wait: l.Wait, AgeMS: l.OldestMS, Pool: l.Pool, Lane: l.Lane}
 }
 
 // asked is what a session asks a person: which call, never what a model says of it.
@@ -348,7 +344,7 @@ func asked(s *report.Session) string {
 	case len(s.Questions) > 0:
 		return "an answer to " + s.Questions[0].Tool
 	}
-	return strings.ReplaceAll(s.State, "_", " ")
+	return report.StateWords(s.State)
 }
 
 func askedAt(s *report.Session) time.Time {

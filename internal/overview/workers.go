@@ -43,9 +43,8 @@ func (r *Reader) readWorkers(ctx context.Context) {
 	group.SetLimit(poolsAtOnce)
 	for i, pool := range pools {
 		group.Go(func() error {
-			_ = r.ask(partName{partWorkers, pool}, func() (err error) { // it is noted
-				lists[i], err = r.client.Workers(ctx, pool, Patience)
-				return err
+			lists[i], _ = ask(&r.gaps, partName{partWorkers, pool}, func() ([]*report.Worker, error) { // the error is noted
+				return r.client.Workers(ctx, pool, Patience)
 			})
 			return nil
 		})

@@ -278,6 +278,12 @@ type arguments map[string]json.RawMessage
 // maxAbout bounds a call in a sentence, in columns.
 const maxAbout = 60
 
+// LaneName is the name of a lane for people. A lane whose calls have left no name is known by its
+// hash.
+func LaneName(lane protocol.Lane, hash string) string {
+	return cmp.Or(string(lane), "(hash "+hash+")")
+}
+
 // ToolName is the name of a tool for people. A turn that a coordinator runs is a call, too.
 func ToolName(tool string) string {
 	if tool == string(wire.KindTurnRun) {

@@ -84,10 +84,7 @@ func (w *waterfall) head() {
 // span draws a row, and below it what the span waited for.
 func (w *waterfall) span(s *report.Span) {
 	indent := strings.Repeat("  ", s.Depth)
-	name := s.About
-	if name == "" {
-		name = s.Name
-	}
+	name := cmp.Or(s.About, s.Name)
 	switch s.Kind {
 	case report.SpanModel:
 		name = "model " + name

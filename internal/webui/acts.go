@@ -56,15 +56,13 @@ func (f *form) acts() map[string]func(context.Context) (string, error) {
 }
 
 // act does what a person asks of a session.
-func (u *ui) act(w http.ResponseWriter, r *http.Request) error {
+func (u *ui) act(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	act := r.PathValue("act")
 	f := &form{u: u, r: r, session: idOf(r), call: protocol.CallID(r.PostFormValue("call"))}
 	do := f.acts()[act]
 	if do == nil {
 		return fmt.Errorf("%w: act %q: there is none of this name", fleet.ErrInvalid, act)
 	}
-	ctx, cancel := within(r.Context())
-	defer cancel()
 	if slices.Contains([]string{"merge", "restore", "remove", "fork"}, act) { // they end when they have ended
 		ctx = r.Context()
 	}
@@ -270,9 +268,7 @@ func (c *confirmPage) Nothing() bool {
 }
 
 // confirm asks before an act. It works without scripts.
-func (u *ui) confirm(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) confirm(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	p, err := u.load(ctx, r)
 	if err != nil {
 		return err

@@ -91,9 +91,7 @@ func callQuery(q url.Values) (fleet.CallQuery, error) {
 }
 
 // calls lists the log of calls.
-func (u *ui) calls(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) calls(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	q := url.Values{}
 	for name, values := range r.URL.Query() { // fields of the form that are empty filter nothing
 		if value := strings.TrimSpace(values[0]); value != "" {
@@ -192,9 +190,7 @@ func refOf(r *http.Request) protocol.CallRef {
 }
 
 // loggedCall shows all that is known of a call.
-func (u *ui) loggedCall(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) loggedCall(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	p, err := u.loadCall(ctx, r)
 	if err != nil {
 		return err
@@ -271,9 +267,7 @@ func (u *ui) again(r *http.Request, p *loggedPage) (*question, string) {
 }
 
 // runAgain makes a call again: as a new one, which this server's policy judges.
-func (u *ui) runAgain(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) runAgain(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	p, err := u.loadCall(ctx, r)
 	if err != nil {
 		return err

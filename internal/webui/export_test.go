@@ -14,7 +14,7 @@ import (
 
 // Follow serves a stream of a thing at a path, for tests.
 func (h *Handler) Follow(path string, read func(context.Context) (any, error)) {
-	h.ui.page("GET "+path, func(w http.ResponseWriter, r *http.Request) error {
+	h.ui.page("GET "+path, func(_ context.Context, w http.ResponseWriter, r *http.Request) error {
 		what := followed{thing: path, open: func() func(context.Context) (any, error) { return read }}
 		return h.ui.stream(w, r, what, path, func(data any) []part {
 			p := h.ui.part(r, "fleet", "stale", errors.New(fmt.Sprint(data)))

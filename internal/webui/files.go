@@ -115,9 +115,7 @@ func (u *ui) openFiles(ctx context.Context, r *http.Request) (*filesPage, fleet.
 }
 
 // sessionFiles lists a directory of a session's workspace, and what differs between two states.
-func (u *ui) sessionFiles(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) sessionFiles(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	f, of, err := u.openFiles(ctx, r)
 	if err != nil {
 		return err
@@ -213,9 +211,7 @@ func (p *filesPage) differences(text string) {
 }
 
 // filesCount shows how many files the last turn has changed.
-func (u *ui) filesCount(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) filesCount(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	changed, err := u.of(ctx, idOf(r)).ChangedFiles(ctx, idOf(r))
 	if err != nil && !errors.Is(err, fleet.ErrNotFound) {
 		return err
@@ -225,9 +221,7 @@ func (u *ui) filesCount(w http.ResponseWriter, r *http.Request) error {
 }
 
 // sessionFile shows a file, with the numbers of its lines.
-func (u *ui) sessionFile(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) sessionFile(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	f, of, err := u.openFiles(ctx, r)
 	if err != nil {
 		return err
@@ -291,9 +285,7 @@ func (p *filesPage) read(content io.Reader, first int) error {
 }
 
 // compare shows what differs between the workspaces of two sessions.
-func (u *ui) compare(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) compare(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	f, of, err := u.openFiles(ctx, r)
 	if err != nil {
 		return err

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -141,25 +140,20 @@ var fleetBlocks = []string{"tiles", "looks", "workers", "lanes", "waits", "limit
 
 // fleetPages registers the pages of the picture, each with a stream of its parts.
 func (u *ui) fleetPages() {
-	all := func(url.Values) string { return "" }
-	about := func(q url.Values) string {
-		return fmt.Sprintf("%q", []string{q.Get("id"), q.Get("pool"), q.Get("lane"), q.Get("tenant")})
-	}
-	for path, page := range map[string]struct {
-		name, section string
-		blocks        []string
-		of            func(q url.Values) string // what it is about
-		view          func(r *http.Request, p *picture) (title string, v *fleetView, err error)
+	for name, page := range map[string]struct {
+		section string
+		above   []crumb // nil for one of the whole fleet
+		blocks  []string
+		view    func(r *http.Request, p *picture) (title string, v *fleetView, err error)
 	}{
-		"/fleet":  {"fleet", "fleet", fleetBlocks, all, u.wholeFleet},
-		"/worker": {"worker", "fleet", []string{"worker"}, about, oneWorker},
-		"/limits": {"limits", "limits", []string{"limits"}, all, u.wholeFleet},
-		"/limit":  {"limit", "limits", []string{"limit"}, about, oneLimit},
+		"fleet":  {"fleet", nil, fleetBlocks, u.wholeFleet},
+		"worker": {"fleet", []crumb{{"Fleet", "/fleet"}}, []string{"worker"}, oneWorker},
+		"limits": {"limits", nil, []string{"limits"}, u.wholeFleet},
+		"limit":  {"limits", []crumb{{"Limits", "/limits"}}, []string{"limit"}, oneLimit},
 	} {
-		u.page("GET "+path, func(w http.ResponseWriter, r *http.Request) error {
-			ctx, cancel := within(r.Context())
-			defer cancel()
-			p, loading, err := u.lookAtFleet(ctx, path == "/"+page.section)
+		path, whole := "/"+name, page.above == nil
+		u.page("GET "+path, func(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
+			p, loading, err := u.lookAtFleet(ctx, whole)
 			if err != nil {
 				return err
 			}
@@ -167,26 +161,23 @@ func (u *ui) fleetPages() {
 			if err != nil {
 				return err
 			}
-			v.Loading = loading
-			v.Live = withQuery(path+"/live", r.URL.Query())
-			above := []crumb{{"Fleet", "/fleet"}}
-			if page.section == "limits" {
-				above = []crumb{{"Limits", "/limits"}}
-			}
-			if path == "/"+page.section {
-				above = nil
-			}
-			u.show(w, r, http.StatusOK, page.name, view{Title: title, Section: page.section, Path: above, Data: v})
+			v.Loading, v.Live = loading, withQuery(path+"/live", r.URL.Query())
+			u.show(w, r, http.StatusOK, name, view{Title: title, Section: page.section, Path: page.above, Data: v})
 			return nil
 		})
-		u.page("GET "+path+"/live", func(w http.ResponseWriter, r *http.Request) error {
-			return u.stream(w, r, u.picture(), path+page.of(r.URL.Query()), func(data any) []part {
+		u.page("GET "+path+"/live", func(_ context.Context, w http.ResponseWriter, r *http.Request) error {
+			drawn := path
+			if !whole {
+				q := r.URL.Query()
+				drawn += fmt.Sprintf("%q", []string{q.Get("id"), q.Get("pool"), q.Get("lane"), q.Get("tenant")})
+			}
+			return u.stream(w, r, u.picture(), drawn, func(data any) []part {
 				p, _ := data.(*picture)
 				_, v, err := page.view(r, p)
 				if err != nil {
 					return []part{u.part(r, "fleet", "stale", err)}
 				}
-				return u.parts(r, page.name, v, page.blocks...)
+				return u.parts(r, name, v, page.blocks...)
 			})
 		})
 	}
@@ -204,12 +195,9 @@ func (u *ui) wholeFleet(r *http.Request, p *picture) (string, *fleetView, error)
 func oneWorker(r *http.Request, p *picture) (string, *fleetView, error) {
 	id, pool := protocol.WorkerID(r.URL.Query().Get("id")), protocol.Pool(r.URL.Query().Get("pool"))
 	v := &fleetView{picture: p, Log: logPath("worker", string(id))}
-	for _, list := range [][]overview.Worker{p.Workers, p.Coordinators} {
-		for i := range list {
-			if list[i].WorkerID == id && list[i].Pool == pool {
-				v.Worker = &list[i]
-			}
-		}
+	all := slices.Concat(p.Workers, p.Coordinators)
+	if i := slices.IndexFunc(all, func(w overview.Worker) bool { return w.WorkerID == id && w.Pool == pool }); i >= 0 {
+		v.Worker = &all[i]
 	}
 	v.Of = p.held[workerKey{pool, id}]
 	if v.Worker == nil {

@@ -74,9 +74,7 @@ func (u *ui) lanesOf(r *http.Request) followed {
 }
 
 // lanes lists the lanes of a pool.
-func (u *ui) lanes(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) lanes(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	p, err := look[*lanesPage](ctx, u, u.lanesOf(r))
 	if err != nil {
 		return err
@@ -85,7 +83,7 @@ func (u *ui) lanes(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (u *ui) lanesLive(w http.ResponseWriter, r *http.Request) error {
+func (u *ui) lanesLive(_ context.Context, w http.ResponseWriter, r *http.Request) error {
 	return u.stream(w, r, u.lanesOf(r), "lanes", func(data any) []part { return u.parts(r, "lanes", data, "list") })
 }
 
@@ -114,9 +112,7 @@ func (u *ui) laneOf(r *http.Request) followed {
 }
 
 // lane shows a lane with its calls.
-func (u *ui) lane(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) lane(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	p, err := look[*lanePage](ctx, u, u.laneOf(r))
 	if err != nil {
 		return err
@@ -127,14 +123,12 @@ func (u *ui) lane(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (u *ui) laneLive(w http.ResponseWriter, r *http.Request) error {
+func (u *ui) laneLive(_ context.Context, w http.ResponseWriter, r *http.Request) error {
 	return u.stream(w, r, u.laneOf(r), "lane", func(data any) []part { return u.parts(r, "lane", data, "state", "calls") })
 }
 
 // laneAct pauses or resumes a lane, or cancels calls of it.
-func (u *ui) laneAct(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) laneAct(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	pool, lane := protocol.Pool(r.PostFormValue("pool")), protocol.Lane(r.PostFormValue("lane"))
 	lanes := u.Client.Lanes(pool)
 	var err error

@@ -22,7 +22,7 @@ const (
 )
 
 // live sends what changes of a session, until the browser has gone.
-func (u *ui) live(w http.ResponseWriter, r *http.Request) error {
+func (u *ui) live(_ context.Context, w http.ResponseWriter, r *http.Request) error {
 	ctx := r.Context()
 	k, leave, err := u.watch(ctx, idOf(r))
 	if errors.Is(err, fleet.ErrNotFound) {

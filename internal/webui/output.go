@@ -85,16 +85,14 @@ func (u *ui) wholeSize(ctx context.Context, id protocol.SessionID, call protocol
 // outputPages registers the pages of outputs.
 func (u *ui) outputPages() {
 	for _, part := range []string{"output", "arguments"} {
-		u.page("GET /sessions/{session}/calls/{call}/"+part, func(w http.ResponseWriter, r *http.Request) error {
-			return u.output(w, r, part)
+		u.page("GET /sessions/{session}/calls/{call}/"+part, func(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
+			return u.output(ctx, w, r, part)
 		})
 	}
 }
 
 // output shows a page of an output, finds words in all of it, or sends all of it as a file.
-func (u *ui) output(w http.ResponseWriter, r *http.Request, part string) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) output(ctx context.Context, w http.ResponseWriter, r *http.Request, part string) error {
 	p, err := u.load(ctx, r)
 	if err == nil {
 		err = p.find(protocol.CallID(r.PathValue("call")))

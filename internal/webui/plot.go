@@ -189,9 +189,7 @@ func (u *ui) rates() followed {
 }
 
 // plots shows the plots of the last hour, as a part of the page of the fleet.
-func (u *ui) plots(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) plots(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	p, err := look[*plotsPage](ctx, u, u.rates())
 	if err != nil {
 		return err

@@ -22,9 +22,7 @@ type schedulesPage struct {
 
 // schedules lists the schedules, and what begins turns when messages come: those whose last turn or
 // call did not end well come first.
-func (u *ui) schedules(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) schedules(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	list, leftOut, err := u.Client.Schedules().Page(ctx, r.URL.Query().Get("after"), lanesOnPage)
 	p := schedulesPage{Schedules: list, LeftOut: leftOut}
 	if err != nil {
@@ -56,9 +54,7 @@ func scheduleRank(s *fleet.Schedule) int {
 }
 
 // scheduleAct changes a schedule.
-func (u *ui) scheduleAct(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) scheduleAct(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	all, name := u.Client.Schedules(), r.PostFormValue("name")
 	var err error
 	switch act := r.PathValue("act"); act {
@@ -94,9 +90,7 @@ type hooked struct {
 const maxFailures = 20
 
 // webhooks lists the webhooks: those that are paused or fail come first.
-func (u *ui) webhooks(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) webhooks(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	list, err := u.Client.Webhooks().List(ctx)
 	if err != nil {
 		return err
@@ -132,9 +126,7 @@ func webhookRank(h *hooked) int {
 }
 
 // webhookAct changes a webhook, or sends it an event.
-func (u *ui) webhookAct(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) webhookAct(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	if err := u.actOnWebhook(ctx, r.PathValue("act"), r.PostFormValue("id")); err != nil {
 		return err
 	}

@@ -133,9 +133,7 @@ func (u *ui) load(ctx context.Context, r *http.Request) (*sessionPage, error) {
 
 // tab registers a page of a session: fill adds what it shows.
 func (u *ui) tab(path, name string, fill func(context.Context, *http.Request, *sessionPage) error) {
-	u.page("GET /sessions/{session}"+path, func(w http.ResponseWriter, r *http.Request) error {
-		ctx, cancel := within(r.Context())
-		defer cancel()
+	u.page("GET /sessions/{session}"+path, func(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 		p, err := u.load(ctx, r)
 		none := errors.Is(err, fleet.ErrNotFound) || err == nil && p.Of.Turns == 0
 		if none && r.URL.Query().Has("begins") { // no coordinator has begun its turn yet
@@ -237,9 +235,7 @@ func (u *ui) wholeResult(ctx context.Context, p *sessionPage) error {
 }
 
 // brief shows next to a conversation what is known of a call.
-func (u *ui) brief(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) brief(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	p, err := u.open(ctx, r)
 	if err == nil {
 		err = p.find(protocol.CallID(r.PathValue("call")))
@@ -310,9 +306,7 @@ func (u *ui) details(ctx context.Context, _ *http.Request, p *sessionPage) (err 
 }
 
 // export sends the events of a session as a file.
-func (u *ui) export(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) export(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	history, err := u.of(ctx, idOf(r)).Log(ctx, idOf(r))
 	if err != nil {
 		return err
@@ -336,9 +330,7 @@ func asFile(w http.ResponseWriter, kind, name string) {
 
 // image sends an image that a tool has returned, or that a person has sent: of a type that cannot
 // hold a script, and with nothing that it could load.
-func (u *ui) image(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) image(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	p, err := u.open(ctx, r)
 	if err != nil {
 		return err

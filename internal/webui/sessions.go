@@ -1,6 +1,7 @@
 package webui
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -103,10 +104,7 @@ type chip struct{ Name, Value, Without string }
 func (f sessionFilter) chips() (chips []chip) {
 	for _, name := range []string{"q", "state", "model", "tool", "since", "tenant"} {
 		if value := *f.fields()[name]; value != "" {
-			chips = append(chips, chip{map[string]string{"q": "words"}[name], value, withQuery("/sessions", f.query(name, ""))})
-			if last := &chips[len(chips)-1]; last.Name == "" {
-				last.Name = name
-			}
+			chips = append(chips, chip{cmp.Or(map[string]string{"q": "words"}[name], name), value, withQuery("/sessions", f.query(name, ""))})
 		}
 	}
 	return chips
@@ -142,9 +140,7 @@ func (p *sessionList) To(page int) string {
 func (p *sessionList) Again() string { return again("/sessions", p.query(), p.Shown) }
 
 // sessions lists those that changed last; with "shown", the same rows as before, as they are now.
-func (u *ui) sessions(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) sessions(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	p := &sessionList{sessionFilter: filterOf(r), Reach: judge.Of(ctx).Reach()}
 	n, _ := strconv.Atoi(r.URL.Query().Get("page"))
 	most := max(maxSessions, min(n, maxFiltered/sessionRows)*sessionRows)
@@ -293,9 +289,7 @@ func (u *ui) withTool(ctx context.Context, tool string, since time.Time) (map[pr
 }
 
 // startSession begins a session with a turn.
-func (u *ui) startSession(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) startSession(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	id := protocol.NewSessionID()
 	of, err := u.using(ctx, id, "send")
 	if err != nil {
@@ -315,9 +309,7 @@ func (u *ui) startSession(w http.ResponseWriter, r *http.Request) error {
 }
 
 // waits shows what waits for a person.
-func (u *ui) waits(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) waits(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	list, err := u.all().Approvals(ctx)
 	if err != nil {
 		return err
@@ -383,9 +375,7 @@ func (u *ui) waitingOf(r *http.Request, q *report.Question) waiting {
 }
 
 // waitsCount shows how many calls wait for a person.
-func (u *ui) waitsCount(w http.ResponseWriter, r *http.Request) error {
-	ctx, cancel := within(r.Context())
-	defer cancel()
+func (u *ui) waitsCount(ctx context.Context, w http.ResponseWriter, r *http.Request) error {
 	list, err := u.all().Approvals(ctx)
 	if err != nil {
 		return err

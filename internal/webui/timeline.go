@@ -143,10 +143,7 @@ func chartOf(id protocol.SessionID, t *report.Trace, from, to float64, most int)
 
 // bar draws a span.
 func (c *chart) bar(s *report.Span) bar {
-	b := bar{Span: *s, Label: cmp.Or(s.Name, string(s.Kind)), Row: s.SessionID == c.Session && s.CallID != ""}
-	if s.About != "" {
-		b.Label = s.About
-	}
+	b := bar{Span: *s, Label: cmp.Or(s.About, s.Name, string(s.Kind)), Row: s.SessionID == c.Session && s.CallID != ""}
 	if s.CallID != "" {
 		b.Link = sessionCallPath(s.SessionID, s.CallID)
 	}

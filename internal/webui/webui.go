@@ -142,10 +142,10 @@ func (u *ui) routes() {
 	u.mux.HandleFunc("POST /sign-out", u.signOut)
 	u.mux.HandleFunc("GET /open", u.openCode)
 
-	u.page("GET /", func(_ http.ResponseWriter, r *http.Request) error {
+	u.page("GET /", func(_ context.Context, _ http.ResponseWriter, r *http.Request) error {
 		return fmt.Errorf("page %s: %w", r.URL.Path, fleet.ErrNotFound)
 	})
-	u.page("GET /{$}", func(w http.ResponseWriter, r *http.Request) error {
+	u.page("GET /{$}", func(_ context.Context, w http.ResponseWriter, r *http.Request) error {
 		u.redirect(w, r, "/sessions")
 		return nil
 	})
@@ -227,9 +227,10 @@ func cached(next http.Handler) http.Handler {
 	})
 }
 
-// page registers a page. What it returns as an error becomes a page that says so, or a line in the
-// page that is open.
-func (u *ui) page(pattern string, serve func(http.ResponseWriter, *http.Request) error) {
+// page registers a page. Its context bounds what it asks the fleet; that of the request ends with
+// the browser alone. What it returns as an error becomes a page that says so, or a line in the page
+// that is open.
+func (u *ui) page(pattern string, serve func(context.Context, http.ResponseWriter, *http.Request) error) {
 	u.served = append(u.served, pattern)
 	writes := !strings.HasPrefix(pattern, http.MethodGet)
 	u.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
@@ -241,7 +242,9 @@ func (u *ui) page(pattern string, serve func(http.ResponseWriter, *http.Request)
 			u.refuse(w, http.StatusForbidden, "the form is of another sign-in: load the page again")
 			return
 		}
-		if err := serve(w, r); err != nil {
+		ctx, cancel := within(r.Context())
+		defer cancel()
+		if err := serve(ctx, w, r); err != nil {
 			u.fail(w, r, err)
 		}
 	})

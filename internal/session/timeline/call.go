@@ -184,7 +184,7 @@ func Waits(w *report.CallWaits, attempt int) []report.Part {
 // Waited returns what a call of the log waited for, the longest wait first, without what took less
 // than a millisecond. What no wait explains has a reason of its own.
 func Waited(c *report.LoggedCall) []report.Part {
-	all, rest := Waits(&c.Waits, c.Attempt), c.Waits.QueueMS+c.Waits.NotBeforeMS+c.Waits.PersonMS
+	all, rest := Waits(&c.Waits, c.Attempt), c.Waits.TotalMS()
 	for i := range all {
 		rest -= all[i].MS
 	}

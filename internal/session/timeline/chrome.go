@@ -1,6 +1,7 @@
 package timeline
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -34,17 +35,13 @@ func WriteChrome(to io.Writer, t *report.Trace) error {
 			track, free = len(free), append(free, 0)
 		}
 		free[track] = s.StartMS + s.DurationMS
-		name := s.Name
-		if s.About != "" {
-			name = s.About
-		}
 		args := map[string]any{"state": s.State, "session_id": s.SessionID, "step": s.Step}
 		for key, value := range map[string]string{"call_id": string(s.CallID), "worker_id": string(s.WorkerID), "lane": s.Lane, "code": string(s.Code), "level": s.Level} {
 			if value != "" {
 				args[key] = value
 			}
 		}
-		events = append(events, chromeEvent{Name: name, Class: string(s.Kind), Phase: "X", At: micros(s.StartMS), Took: micros(s.DurationMS), Track: track, Args: args})
+		events = append(events, chromeEvent{Name: cmp.Or(s.About, s.Name), Class: string(s.Kind), Phase: "X", At: micros(s.StartMS), Took: micros(s.DurationMS), Track: track, Args: args})
 		for _, p := range s.Parts {
 			e := chromeEvent{Name: p.Reason.Words(), Class: string(p.Reason.Class()), Phase: "X", At: micros(p.StartMS), Took: micros(p.MS), Track: track}
 			if p.For != "" {

@@ -166,7 +166,7 @@ func lanes(p *overview.Picture) *table {
 			running += fmt.Sprintf(" +%d", more)
 		}
 		t.rows = append(t.rows, row{string(l.Pool) + " " + l.Hash, []cell{
-			text(laneName(l)), word(l.State), number(l.Waiting + l.Delayed), age(l.OldestMS), text(running), text(cmp.Or(string(l.Holder), "-")), text(cmp.Or(l.WaitsFor, "-")), text(string(l.Pool)),
+			text(terminal.LaneName(l.Lane, l.Hash)), word(l.State), number(l.Waiting + l.Delayed), age(l.OldestMS), text(running), text(cmp.Or(string(l.Holder), "-")), text(cmp.Or(l.WaitsFor, "-")), text(string(l.Pool)),
 		}, target{pool: l.Pool, lane: l.Lane, state: l.State}})
 	}
 	switch {
@@ -176,13 +176,6 @@ func lanes(p *overview.Picture) *table {
 		t.note = fmt.Sprintf("%s wait less long, and are not listed (--limit)", terminal.Plural(p.LanesLeftOut, "more lane"))
 	}
 	return t
-}
-
-func laneName(l *report.Lane) string {
-	if l.Lane == "" {
-		return "(hash " + l.Hash + ")"
-	}
-	return string(l.Lane)
 }
 
 func sessions(p *overview.Picture) *table {
