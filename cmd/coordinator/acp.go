@@ -357,7 +357,8 @@ const (
 // it reads that. The file has to be one of the workspace. An editor that does not answer, or that
 // knows no such file, changes nothing.
 func unsaved(read func(context.Context, string) (string, error), directory string) loop.Hook {
-	return loop.Hook{Event: loop.HookAfter, Matches: func(tool string) bool { return terminal.Builtin(tool) == "read" }, Run: func(ctx context.Context, r loop.HookRequest) (answer loop.HookAnswer, _ error) {
+	reads := func(tool string) bool { return terminal.Builtin(tool) == "read" }
+	return loop.Hook{Event: loop.HookAfter, Matches: reads, Run: func(ctx context.Context, r loop.HookRequest) (answer loop.HookAnswer, _ error) {
 		var given struct{ Path string }
 		if json.Unmarshal(r.Input, &given) != nil || given.Path == "" || r.Result.Status != protocol.StatusOK {
 			return answer, nil
@@ -385,7 +386,9 @@ func unsaved(read func(context.Context, string) (string, error), directory strin
 		if err != nil {
 			return answer, err
 		}
-		shown := r.Result.Content + "\n[The user has changed this file in the editor and not saved it. Tools work with the file as it is saved. What is different in the editor:]\n" + prose.Head(diff, maxShownUnsaved)
+		shown := r.Result.Content +
+			"\n[The user has changed this file in the editor and not saved it. Tools work with the file as it is saved. What is different in the editor:]\n" +
+			prose.Head(diff, maxShownUnsaved)
 		answer.Output = &shown
 		return answer, nil
 	}}

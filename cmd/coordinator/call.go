@@ -280,7 +280,8 @@ func (c *callCommand) inFleet(
 		return err
 	}
 	ctx, env, err := environment.Open(ctx, environment.Options{
-		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: strings.TrimSpace("coordinator call " + c.Tool), Span: "call"}, Flags: &c.Flags, Session: &c.SessionFlags,
+		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: strings.TrimSpace("coordinator call " + c.Tool), Span: "call"},
+		Flags:   &c.Flags, Session: &c.SessionFlags,
 		ID: session, Workspace: workspace, Template: &c.TemplateFlag, Temporary: c.Session == "", Warn: show.warn, Alert: show.alert, Busy: show.busy,
 	})
 	if err != nil {

@@ -221,7 +221,8 @@ func (c *callsCommand) printer(p program) callPrinter {
 	case c.CSV:
 		table := csv.NewWriter(p.out())
 		header := slices.Concat([]string{
-			"finished_at", "accepted_at", "started_at", "session_id", "turn", "step", "index", "call_id", "tool", "attempt", "status", "exit", "code", "error", "lane", "resources", "tenant", "owner", "worker_id", "level", "checkpoint",
+			"finished_at", "accepted_at", "started_at", "session_id", "turn", "step", "index", "call_id", "tool", "attempt", "status", "exit",
+			"code", "error", "lane", "resources", "tenant", "owner", "worker_id", "level", "checkpoint",
 			"run_ms", "queue_ms",
 		}, waitCells(&report.CallWaits{}, func(p *report.Part) string { return string(p.Reason) + "_ms" }), []string{"model_ms", "held_by", "limit", "input", "output"})
 		return callPrinter{func(calls []report.LoggedCall) error {
@@ -249,7 +250,9 @@ func (c *callsCommand) printer(p program) callPrinter {
 				turn = strconv.Itoa(call.Turn)
 			}
 			_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-				call.FinishedAt.Local().Format(time.DateTime), outcome(call), orDash(prose.OneLine(terminal.About(call.Tool, call.Input))), age(int64(call.RunMS)), waited(call), orDash(prose.OneLine(string(call.Tenant))),
+				call.FinishedAt.Local().Format(time.DateTime), outcome(call),
+				orDash(prose.OneLine(terminal.About(call.Tool, call.Input))), age(int64(call.RunMS)), waited(call),
+				orDash(prose.OneLine(string(call.Tenant))),
 				orDash(prose.OneLine(call.Lane)), prose.OneLine(string(call.SessionID)), turn, prose.OneLine(string(call.CallID)))
 		}
 		return nil
@@ -366,8 +369,10 @@ func cells(c *report.LoggedCall) []string {
 	}
 	w := &c.Waits
 	return slices.Concat([]string{
-		at(c.FinishedAt), at(c.AcceptedAt), at(c.StartedAt), text(string(c.SessionID)), strconv.Itoa(c.Turn), strconv.Itoa(c.Step), strconv.Itoa(c.Index), text(string(c.CallID)), text(c.Tool), strconv.Itoa(c.Attempt),
-		string(c.Status), text(c.Exit), text(code), text(message), text(c.Lane), text(strings.Join(uses, ", ")), text(string(c.Tenant)), text(c.Owner), text(string(c.WorkerID)), text(c.Level), strconv.FormatUint(c.Checkpoint, 10),
+		at(c.FinishedAt), at(c.AcceptedAt), at(c.StartedAt), text(string(c.SessionID)), strconv.Itoa(c.Turn), strconv.Itoa(c.Step),
+		strconv.Itoa(c.Index), text(string(c.CallID)), text(c.Tool), strconv.Itoa(c.Attempt),
+		string(c.Status), text(c.Exit), text(code), text(message), text(c.Lane), text(strings.Join(uses, ", ")), text(string(c.Tenant)),
+		text(c.Owner), text(string(c.WorkerID)), text(c.Level), strconv.FormatUint(c.Checkpoint, 10),
 		ms(c.RunMS), ms(w.QueueMS),
 	}, waitCells(w, func(p *report.Part) string { return ms(p.MS) }), []string{ms(w.ModelMS), text(string(w.HeldBy)), text(w.Limit), text(c.Input), text(c.Output)})
 }

@@ -310,7 +310,8 @@ func (v *conversation) edit(ctx context.Context, argument string) string {
 	v.editor.Begin(turns[at].Input)
 	lines := strings.Split(turns[at].Input, "\n")
 	if len(lines) > 1 {
-		v.say("you can change the last line here, and these lines come before it (/edit %d TEXT replaces the whole message):\n%s", v.edits, strings.Join(lines[:len(lines)-1], "\n"))
+		v.say("you can change the last line here, and these lines come before it (/edit %d TEXT replaces the whole message):\n%s",
+			v.edits, strings.Join(lines[:len(lines)-1], "\n"))
 	}
 	v.say("Enter sends the line instead of your message of turn %d; an empty line changes nothing", v.edits)
 	return ""

@@ -76,7 +76,8 @@ func (c *limitsCommand) verbs() map[string]command {
 func (c *limitsCommand) given() fleet.Limit {
 	return fleet.Limit{
 		Lane: c.Set.Lane, Tenant: protocol.Tenant(c.Set.Tenant), Pool: protocol.Pool(c.Set.Pool), Weight: int(c.Set.Weight),
-		Concurrent: int(c.Set.Concurrent), Rate: c.Set.Rate, Burst: int(c.Set.Burst), Tokens: c.Set.Tokens, Waiting: int(c.Set.Waiting), Sessions: int(c.Set.Sessions), Stored: int64(c.Set.Stored),
+		Concurrent: int(c.Set.Concurrent), Rate: c.Set.Rate, Burst: int(c.Set.Burst), Tokens: c.Set.Tokens,
+		Waiting: int(c.Set.Waiting), Sessions: int(c.Set.Sessions), Stored: int64(c.Set.Stored),
 	}
 }
 
@@ -144,7 +145,8 @@ func (c *limitsCommand) list(ctx context.Context, p program, all fleet.Limits) e
 	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "LANE\tCONCURRENT\tRATE\tBURST\tTOKENS\tWAITING\tTENANT\tWEIGHT\tSESSIONS\tSTORED\tPOOL")
 	for _, l := range list {
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", orDash(l.Lane), numberOrDash(l.Concurrent), orDash(l.Rate), numberOrDash(cmp.Or(l.Burst, l.DefaultBurst)), orDash(l.Tokens),
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", orDash(l.Lane), numberOrDash(l.Concurrent),
+			orDash(l.Rate), numberOrDash(cmp.Or(l.Burst, l.DefaultBurst)), orDash(l.Tokens),
 			numberOrDash(l.Waiting), orDash(string(l.Tenant)), numberOrDash(l.Weight), numberOrDash(l.Sessions), bytesOf(l.Stored), orDash(string(l.Pool)))
 	}
 	return table.Flush()

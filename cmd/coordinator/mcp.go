@@ -70,10 +70,14 @@ func (f taskFlag) badTaskAfter() error {
 
 // options are those of a server for clients in a fleet; changed gets the sessions whose tools have
 // changed.
-func (f taskFlag) options(ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox) (_ mcpserver.Options, changed environment.Changes, err error) {
+func (f taskFlag) options(
+	ctx context.Context, p program, env *environment.Environment, box *environment.Toolbox,
+) (_ mcpserver.Options, changed environment.Changes, err error) {
 	fl := env.Fleet
 	o := mcpserver.Options{
-		Version: p.Version, Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Signer: fl.Signer, Pool: env.Pool(), Ended: removed(fl, env.Pool())},
+		Version: p.Version, Fleet: mcpserver.Fleet{
+			Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal, Signer: fl.Signer, Pool: env.Pool(), Ended: removed(fl, env.Pool()),
+		},
 		Tasks: mcpserver.Tasks{TaskAfter: func(string) time.Duration { return f.McpTaskAfter }, Patience: f.McpPatience}, Tools: box.Table, Logger: fl.Logger,
 	}
 	if f.McpPatience == 0 {
@@ -98,7 +102,8 @@ func removed(fl *fleet.Fleet, pool protocol.Pool) func(context.Context, protocol
 func (f *mcpFlags) clients(flag, address string, others bool) (o mcpserver.HTTPOptions, tokens []access.Token, err error) {
 	if address == "" {
 		if f.McpAt != (endpointFlags{}) || f.McpResource != "" || len(f.McpAuth) > 0 {
-			return o, nil, cli.Usagef("--mcp-tokens, --mcp-tls-cert, --mcp-tls-key, --mcp-behind-proxy, --mcp-resource and --mcp-auth are for clients over HTTP: they need %s", flag)
+			return o, nil, cli.Usagef("--mcp-tokens, --mcp-tls-cert, --mcp-tls-key, --mcp-behind-proxy, --mcp-resource and --mcp-auth are for clients over HTTP: they need %s",
+				flag)
 		}
 		return o, nil, nil
 	}

@@ -199,7 +199,8 @@ func (c *runCommand) open(
 	ctx context.Context, p program, turn prepared, show view, logger *slog.Logger, running func(abort func()),
 ) (_ context.Context, s *started, end func(error), err error) {
 	options := environment.Options{
-		Process: environment.Process{Program: p.Program, Logger: logger, Client: "coordinator run " + string(turn.session), Span: "run"}, Flags: &c.Flags, Session: &c.SessionFlags,
+		Process: environment.Process{Program: p.Program, Logger: logger, Client: "coordinator run " + string(turn.session), Span: "run"},
+		Flags:   &c.Flags, Session: &c.SessionFlags,
 		ID: turn.session, Workspace: turn.workspace, Template: &c.TemplateFlag, Warn: show.warn, Alert: show.alert, Busy: show.busy,
 	}
 	if c.talks {

@@ -176,7 +176,8 @@ func (c *scheduleCommand) turn(ctx context.Context, p program, starts *scheduled
 	}
 	turn = fleet.Turn{
 		Tenant: protocol.Tenant(t.Tenant), Priority: protocol.Priority(t.Priority),
-		Prompt: t.Prompt, AnswerSchema: checked.schema, Model: t.Model, Toolsets: t.Toolset, MaxSteps: submit.MaxSteps, MaxTokens: t.MaxTokens, Timeout: t.Timeout, PromoteAfter: t.PromoteAfter,
+		Prompt: t.Prompt, AnswerSchema: checked.schema, Model: t.Model, Toolsets: t.Toolset, MaxSteps: submit.MaxSteps,
+		MaxTokens: t.MaxTokens, Timeout: t.Timeout, PromoteAfter: t.PromoteAfter,
 		Budget: checked.budget, Policies: policies, Guard: t.FileGuard(), Settings: checked.settings, System: checked.system,
 	}
 	if t.Session != "" {
@@ -274,7 +275,8 @@ func (c *scheduleCommand) print(p program, all ...fleet.Schedule) error {
 			payload, _ := prose.JSON(s.Payload) // it was read as JSON
 			starts = "call " + s.Tool + " " + string(payload)
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Cron, s.TimeZone, last, orDash(string(s.SessionID)), orDash(s.Outcome), nextOf(&s), promptOf(starts, 60))
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Cron, s.TimeZone, last,
+			orDash(string(s.SessionID)), orDash(s.Outcome), nextOf(&s), promptOf(starts, 60))
 	}
 	return table.Flush()
 }

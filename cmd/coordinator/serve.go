@@ -223,7 +223,9 @@ func (c *serveCommand) run(ctx context.Context, p program) error {
 	ctx, stop := cli.Signals(ctx, func() { os.Exit(cli.ExitInterrupted) })
 	defer stop()
 	ctx, env, err := environment.Open(ctx, environment.Options{
-		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: "coordinator serve"}, Flags: &environment.Flags{FleetFlags: c.FleetFlags}, Listen: c.Listen, Plain: c.ListenTLS == "never", TLS: c.ListenTLS == "always", Warn: p.warn,
+		Process: environment.Process{Program: p.Program, Logger: p.logger(), Client: "coordinator serve"},
+		Flags:   &environment.Flags{FleetFlags: c.FleetFlags}, Listen: c.Listen, Plain: c.ListenTLS == "never", TLS: c.ListenTLS == "always",
+		Warn:     p.warn,
 		IndexAge: c.IndexAge, IndexBytes: int64(c.IndexSize),
 	})
 	if err != nil {
@@ -346,7 +348,11 @@ func (c *serveCommand) open(ctx, serving context.Context, s *service, options se
 			owner := func(ctx context.Context, id protocol.SessionID) (*judge.Owner, bool, error) {
 				return session.Owner(ctx, fl, id)
 			}
-			(&schedule.Runner{Store: options.Schedules, Channels: channels, Send: startIn(fl), Judge: judgeScheduled(options.Policies, options.Hooks, loop.NewLedger(fl.Journal), logger), Owner: owner, Logger: logger}).Run(serving)
+			(&schedule.Runner{
+				Store: options.Schedules, Channels: channels, Send: startIn(fl),
+				Judge: judgeScheduled(options.Policies, options.Hooks, loop.NewLedger(fl.Journal), logger), Owner: owner,
+				Logger: logger,
+			}).Run(serving)
 		})
 	}
 	return &sessionServer{server, options.Keys, c.Drain, p, fl}, nil

@@ -148,9 +148,15 @@ func (f *rewindFlags) rewind(ctx context.Context, p program, all *opened, at fle
 	switch {
 	case f.LeaveEffects:
 	case stay > 0:
-		return nil, &cli.ExitError{Code: cli.ExitFailed, Message: fmt.Sprintf("nothing was changed: %s cannot be reverted; --leave-effects continues without that", terminal.Plural(stay, "call"))}
+		return nil, &cli.ExitError{
+			Code:    cli.ExitFailed,
+			Message: fmt.Sprintf("nothing was changed: %s cannot be reverted; --leave-effects continues without that", terminal.Plural(stay, "call")),
+		}
 	case can > 0 && !f.Revert:
-		return nil, &cli.ExitError{Code: cli.ExitFailed, Message: fmt.Sprintf("nothing was changed: --revert reverts %s, --leave-effects continues without that", terminal.Plural(can, "call"))}
+		return nil, &cli.ExitError{
+			Code:    cli.ExitFailed,
+			Message: fmt.Sprintf("nothing was changed: --revert reverts %s, --leave-effects continues without that", terminal.Plural(can, "call")),
+		}
 	}
 	if f.Revert && can > 0 {
 		return all.Revert(ctx, all.id, at)

@@ -171,7 +171,8 @@ func (c *sessionCommand) calls(ctx context.Context, p program, all *opened, here
 	var changes []report.Change
 	if here != nil {
 		changes = reportedChanges(events.Events)
-		p.warn(fmt.Sprintf("%v", here.NoState("these are the changes that tools reported, without those of commands; session diff "+string(all.id)+" \"turn N\" shows all of a turn")))
+		p.warn(fmt.Sprintf("%v",
+			here.NoState("these are the changes that tools reported, without those of commands; session diff "+string(all.id)+" \"turn N\" shows all of a turn")))
 	} else if changes, err = all.Changes(ctx, all.id); err != nil {
 		return err
 	}

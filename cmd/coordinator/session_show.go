@@ -73,7 +73,8 @@ func (c *sessionCommand) show(ctx context.Context, p program, all *opened) error
 	info.Waits = append(info.Waits, c.waits(info)...)
 	waiting := []string{report.StateOpen, report.StateInUse, report.StateWaitsForWorker, report.StateWaitsForCoordinator}
 	if info.State == report.StateLost {
-		info.Waits = append(info.Waits, fmt.Sprintf("the process that ran turn %d was lost; it continues with: coordinator run%s --session %s --model %s", info.Turns, c.Reach(), all.id, cli.ShellWord(info.Model)))
+		info.Waits = append(info.Waits, fmt.Sprintf("the process that ran turn %d was lost; it continues with: coordinator run%s --session %s --model %s",
+			info.Turns, c.Reach(), all.id, cli.ShellWord(info.Model)))
 	} else if slices.Contains(waiting, info.State) {
 		used(ctx, all, info)
 	}
@@ -226,7 +227,8 @@ func printSessions(w io.Writer, list []report.Session) error {
 		if s.State == report.StateWorkspaceOnly {
 			who = string(s.Tenant)
 		}
-		_, _ = fmt.Fprintf(table, "%s%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", strings.Repeat("  ", depth), orDash(promptOf(s.Prompt, 40)), cmp.Or(report.StateWords(s.State), "-"), terminal.Ago(s.UpdatedAt),
+		_, _ = fmt.Fprintf(table, "%s%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", strings.Repeat("  ", depth),
+			orDash(promptOf(s.Prompt, 40)), cmp.Or(report.StateWords(s.State), "-"), terminal.Ago(s.UpdatedAt),
 			orDash(prose.OneLine(who)), s.Turns, s.Steps, s.ToolCalls, prose.OneLine(string(s.SessionID)))
 	})
 	return table.Flush()
@@ -273,7 +275,8 @@ func printSession(w io.Writer, s *report.Session, reach string) error {
 		line("waits", prose.OneLine(wait))
 	}
 	for _, u := range s.Unknown {
-		line("unknown", fmt.Sprintf("call %s of %s: coordinator session resolve%s %s %s --happened, or --did-not", u.CallID, prose.OneLine(u.Tool), reach, s.SessionID, u.CallID))
+		line("unknown",
+			fmt.Sprintf("call %s of %s: coordinator session resolve%s %s %s --happened, or --did-not", u.CallID, prose.OneLine(u.Tool), reach, s.SessionID, u.CallID))
 	}
 	if s.CreatedAt != nil {
 		line("created", s.CreatedAt.UTC().Format(time.RFC3339)+" ("+terminal.Ago(*s.CreatedAt)+" ago)")
@@ -310,7 +313,8 @@ func printSession(w io.Writer, s *report.Session, reach string) error {
 		if traced {
 			trace = orDash(prose.OneLine(t.TraceID)) + "\t"
 		}
-		_, _ = fmt.Fprintf(table, "%d\t%s\t%s\t%d\t%d\t%s%s\n", t.Turn, cmp.Or(report.StateWords(t.State), "-"), t.StartedAt.UTC().Format(time.RFC3339), t.Steps, t.ToolCalls, trace, promptOf(t.Input, 60))
+		_, _ = fmt.Fprintf(table, "%d\t%s\t%s\t%d\t%d\t%s%s\n", t.Turn, cmp.Or(report.StateWords(t.State), "-"),
+			t.StartedAt.UTC().Format(time.RFC3339), t.Steps, t.ToolCalls, trace, promptOf(t.Input, 60))
 	}
 	return table.Flush()
 }

@@ -156,7 +156,9 @@ func (c *contextAdd) run(context.Context, program) error {
 		}
 		return path
 	}
-	for flag, file := range map[string]string{"creds": c.Creds, "tls-ca": c.TLS.CA, "tls-cert": c.TLS.Cert, "tls-key": c.TLS.Key, "sign-key": cmp.Or(c.SignKey, signing.Beside(c.Creds))} {
+	for flag, file := range map[string]string{
+		"creds": c.Creds, "tls-ca": c.TLS.CA, "tls-cert": c.TLS.Cert, "tls-key": c.TLS.Key, "sign-key": cmp.Or(c.SignKey, signing.Beside(c.Creds)),
+	} {
 		if file != "" {
 			flags[flag] = absolute(file)
 		}

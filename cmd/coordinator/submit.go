@@ -59,7 +59,8 @@ func (c *submitCommand) run(ctx context.Context, p program) (err error) {
 	defer stop()
 	logger := p.common.LoggerTo(show.screen)
 	ctx, env, err := environment.Open(ctx, environment.Options{
-		Process: environment.Process{Program: p.Program, Logger: logger, Service: "toolfleet-client", Span: "submit", Client: "coordinator submit " + string(turn.session)}, Flags: &environment.Flags{FleetFlags: c.where()}, Session: &c.SessionFlags,
+		Process: environment.Process{Program: p.Program, Logger: logger, Service: "toolfleet-client", Span: "submit", Client: "coordinator submit " + string(turn.session)},
+		Flags:   &environment.Flags{FleetFlags: c.where()}, Session: &c.SessionFlags,
 		ID: turn.session, Workspace: turn.workspace, Template: &c.TemplateFlag, Warn: show.warn, Alert: show.alert, Busy: show.busy,
 		Existing: &c.ExistingFleet,
 	})

@@ -63,7 +63,9 @@ func (c *tokenCommand) add(ctx context.Context, p program, tokens fleet.Tokens) 
 			Secret string `json:"token"`
 		}{made, secret})
 	}
-	_, _ = fmt.Fprintf(p.Stderr, "coordinator: token %s is not shown again. Clients send it as: curl -H \"Authorization: Bearer TOKEN\" http://HOST:PORT/v1/sessions\n", made.ID)
+	_, _ = fmt.Fprintf(p.Stderr,
+		"coordinator: token %s is not shown again. Clients send it as: curl -H \"Authorization: Bearer TOKEN\" http://HOST:PORT/v1/sessions\n",
+		made.ID)
 	_, err = fmt.Fprintln(p.Stdout, secret)
 	return err
 }

@@ -203,7 +203,8 @@ func alwaysThere(t loop.EventType) (fields string, printed bool) {
 		return "text kept_turn kept_step", true
 	case loop.EventRewound:
 		return "kept_turn", true
-	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventAnswerRefused, loop.EventSessionMerged, loop.EventRevertEnded, loop.EventCallResolved, loop.EventModelWaits, loop.EventReplyFailed, loop.EventTurnPostponed:
+	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventAnswerRefused, loop.EventSessionMerged, loop.EventRevertEnded,
+		loop.EventCallResolved, loop.EventModelWaits, loop.EventReplyFailed, loop.EventTurnPostponed:
 		return "text", true
 	case loop.EventPolicyDecision:
 		return "index call_id name status rule text", true
@@ -217,7 +218,9 @@ func alwaysThere(t loop.EventType) (fields string, printed bool) {
 		return "index call_id name question status", true
 	case loop.EventWorkerLost:
 		return "index call_id name worker_id attempt text", true
-	case loop.EventRevertStarted, loop.EventChangeStarted, loop.EventChangeEnded, loop.EventCopyStarted, loop.EventSessionForked, loop.EventImported, loop.EventRemoved, loop.EventTurnStarted, loop.EventTurnEnded, loop.EventTextDelta, loop.EventReasoningDelta, loop.EventToolQueued, loop.EventToolRunning, loop.EventAgentMoved, loop.EventCallJudged:
+	case loop.EventRevertStarted, loop.EventChangeStarted, loop.EventChangeEnded, loop.EventCopyStarted, loop.EventSessionForked,
+		loop.EventImported, loop.EventRemoved, loop.EventTurnStarted, loop.EventTurnEnded, loop.EventTextDelta, loop.EventReasoningDelta,
+		loop.EventToolQueued, loop.EventToolRunning, loop.EventAgentMoved, loop.EventCallJudged:
 	}
 	return "", false
 }

@@ -49,7 +49,9 @@ func (c *webhookCommand) verbs() map[string]command {
 }
 
 func (c *webhookCommand) add(ctx context.Context, p program, all fleet.Webhooks) error {
-	added, secret, err := all.Add(ctx, fleet.Webhook{URL: c.Add.URL, Events: c.Add.Event, SessionID: protocol.SessionID(c.Add.Session), Tenant: protocol.Tenant(c.Add.Tenant)})
+	added, secret, err := all.Add(ctx, fleet.Webhook{
+		URL: c.Add.URL, Events: c.Add.Event, SessionID: protocol.SessionID(c.Add.Session), Tenant: protocol.Tenant(c.Add.Tenant),
+	})
 	if err != nil {
 		return err
 	}
@@ -86,7 +88,8 @@ func (c *webhookCommand) list(ctx context.Context, p program, all fleet.Webhooks
 		if w.Paused != "" {
 			state = "paused: " + w.Paused
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", w.ID, w.Tenant, orDash(string(w.SessionID)), orDash(strings.Join(w.Events, ",")), w.Waiting, w.Failed, state, w.URL, orDash(w.LastError))
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", w.ID, w.Tenant, orDash(string(w.SessionID)),
+			orDash(strings.Join(w.Events, ",")), w.Waiting, w.Failed, state, w.URL, orDash(w.LastError))
 	}
 	return table.Flush()
 }

@@ -27,7 +27,10 @@ type Bounds struct {
 // DefaultBounds returns the bounds of this machine.
 func DefaultBounds() Bounds {
 	// A connection costs a descriptor, and the stores of an embedded NATS server need some.
-	return Bounds{Head: 10 * time.Second, Body: time.Minute, Send: 30 * time.Second, Idle: 2 * time.Minute, Last: 5 * time.Second, Conns: min(max(system.OpenFiles()/4, 16), 4096)}
+	return Bounds{
+		Head: 10 * time.Second, Body: time.Minute, Send: 30 * time.Second, Idle: 2 * time.Minute,
+		Last: 5 * time.Second, Conns: min(max(system.OpenFiles()/4, 16), 4096),
+	}
 }
 
 // Serve serves clients over HTTP, until ctx ends, and closes the listener. It bounds the number of

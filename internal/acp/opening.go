@@ -209,7 +209,9 @@ func (a *Agent) openError(o Opening, err error) *acp.RequestError {
 	cwd, isCwd := errors.AsType[*CwdError](err)
 	switch {
 	case errors.Is(err, fleet.ErrNotFound):
-		return &acp.RequestError{Code: codeNotFound, Message: fmt.Sprintf("Resource not found: sessionId: there is no session %s", o.ID), Data: map[string]any{"field": "sessionId"}}
+		return &acp.RequestError{
+			Code: codeNotFound, Message: fmt.Sprintf("Resource not found: sessionId: there is no session %s", o.ID), Data: map[string]any{"field": "sessionId"},
+		}
 	case errors.Is(err, fleet.ErrSessionBusy):
 		return invalid("sessionId", "another process runs session %s", o.ID)
 	case isCwd:

@@ -160,7 +160,9 @@ func (a *Agent) approve(ctx context.Context, s *open, request loop.ApprovalReque
 	}
 	options := []acp.PermissionOption{{OptionId: optionAllow, Name: "Allow", Kind: acp.PermissionOptionKindAllowOnce}}
 	if s.RemembersApproval() {
-		options = append(options, acp.PermissionOption{OptionId: optionAlways, Name: "Allow all calls of " + request.Tool + " in this session", Kind: acp.PermissionOptionKindAllowAlways})
+		options = append(options, acp.PermissionOption{
+			OptionId: optionAlways, Name: "Allow all calls of " + request.Tool + " in this session", Kind: acp.PermissionOptionKindAllowAlways,
+		})
 	}
 	options = append(options, acp.PermissionOption{OptionId: optionReject, Name: "Reject", Kind: acp.PermissionOptionKindRejectOnce})
 	about := s.updates.about(request.Tool, request.Arguments)

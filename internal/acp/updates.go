@@ -177,7 +177,8 @@ func (u *updates) plan(text *string) {
 	for line := range strings.Lines(list) {
 		mark, content, is := strings.Cut(strings.TrimLeft(strings.TrimSpace(line), "-*0123456789. ["), "]")
 		status, known := map[string]acp.PlanEntryStatus{
-			"": acp.PlanEntryStatusPending, " ": acp.PlanEntryStatusPending, "~": acp.PlanEntryStatusInProgress, "x": acp.PlanEntryStatusCompleted, "X": acp.PlanEntryStatusCompleted,
+			"": acp.PlanEntryStatusPending, " ": acp.PlanEntryStatusPending, "~": acp.PlanEntryStatusInProgress,
+			"x": acp.PlanEntryStatusCompleted, "X": acp.PlanEntryStatusCompleted,
 		}[mark]
 		if content = strings.TrimSpace(content); is && known && content != "" {
 			entries = append(entries, acp.PlanEntry{Content: content, Priority: acp.PlanEntryPriorityMedium, Status: status})

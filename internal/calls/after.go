@@ -150,7 +150,8 @@ func (t *table) unmet(ctx context.Context, call *protocol.Call, trials []*trial)
 		if t.d.has(ctx, ref) {
 			continue
 		}
-		r := wire.NewResult(call, protocol.StatusRejected, protocol.Errorf(protocol.CodeAfterUnmet, "call %s, which the call waits for, was not sent; the call was not run", ref))
+		r := wire.NewResult(call, protocol.StatusRejected,
+			protocol.Errorf(protocol.CodeAfterUnmet, "call %s, which the call waits for, was not sent; the call was not run", ref))
 		return &r
 	}
 	return nil

@@ -219,7 +219,8 @@ func (d *Dispatcher) Void(ctx context.Context, pool protocol.Pool, lane protocol
 // failure.
 func (d *Dispatcher) finishCall(ctx context.Context, h *Handle, r *protocol.Result) *protocol.Result {
 	if r.Digest == lane.DigestVoid {
-		void := wire.NewResult(h.Call, protocol.StatusCancelled, protocol.Errorf(protocol.CodeCancelled, "another process has refused the call before it was sent; it was not run"))
+		void := wire.NewResult(h.Call, protocol.StatusCancelled,
+			protocol.Errorf(protocol.CodeCancelled, "another process has refused the call before it was sent; it was not run"))
 		void.FinishedAt = r.FinishedAt
 		r = &void
 	} else if own := h.Call.Digest; own != "" && r.Digest != "" && r.Digest != own {

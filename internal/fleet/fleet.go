@@ -124,7 +124,8 @@ func (f *Fleet) Open(ctx context.Context, journaled bool) (err error) {
 	if f.JS, err = jetstream.New(f.NC); err != nil {
 		return err
 	}
-	if f.Dispatcher, err = calls.New(ctx, f.NC, f.Name, &calls.Options{Tracer: f.Tracer, Meter: f.Meter, Signer: f.Signer, Secret: f.Secret, Keys: f.Keys(), Logger: f.Logger}); err != nil {
+	if f.Dispatcher, err = calls.New(ctx, f.NC, f.Name,
+		&calls.Options{Tracer: f.Tracer, Meter: f.Meter, Signer: f.Signer, Secret: f.Secret, Keys: f.Keys(), Logger: f.Logger}); err != nil {
 		return err
 	}
 	f.OnClose(f.Dispatcher.Close)
@@ -208,7 +209,9 @@ func (f *Fleet) Keys() *signing.Keys {
 func (f *Fleet) IsUnused(id protocol.SessionID) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), unusedTimeout) //nolint:forbidigo // the fleet is being closed
 	defer cancel()
-	for name, subject := range map[string]string{wire.SessionsStream(f.Name): wire.EventSubject(f.Name, id), wire.ResultsStream(f.Name): wire.ResultSubject(f.Name, id, ">")} {
+	for name, subject := range map[string]string{
+		wire.SessionsStream(f.Name): wire.EventSubject(f.Name, id), wire.ResultsStream(f.Name): wire.ResultSubject(f.Name, id, ">"),
+	} {
 		stream, err := f.JS.Stream(ctx, name)
 		if err != nil {
 			return false

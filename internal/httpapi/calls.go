@@ -303,7 +303,8 @@ func (a *api) callLog(tag string) {
 			q.Text, q.After, q.Position, q.Limit, q.Journaled = in.Text, in.After, in.Position, in.Limit, len(a.Hooks) > 0
 			return answered(a.Client.Calls(ctx, q))
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/calls/rates", "get-call-rates", tag, "Count the calls that ended in each step of a time, and how long they took", bounded),
+	huma.Register(a.huma,
+		operation(http.MethodGet, "/calls/rates", "get-call-rates", tag, "Count the calls that ended in each step of a time, and how long they took", bounded),
 		func(ctx context.Context, in *struct {
 			CallFilter
 			Step int64 `query:"step_ms" minimum:"1000" maximum:"31622400000" default:"60000" doc:"Length of a step, in milliseconds. At most 1,000 steps. Default of the time: the last hour."`

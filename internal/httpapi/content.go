@@ -243,7 +243,8 @@ func (a *api) archive(tag string) {
 		accepted(op)
 		op.RequestBody = &huma.RequestBody{Required: true, Content: all}
 	}
-	huma.Register(a.huma, operation(http.MethodPut, "/sessions/{session}/archive", "unpack-archive", tag, "Unpack an archive into a session's workspace, as a call: all of it or nothing", in),
+	huma.Register(a.huma,
+		operation(http.MethodPut, "/sessions/{session}/archive", "unpack-archive", tag, "Unpack an archive into a session's workspace, as a call: all of it or nothing", in),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			Path string `query:"path" maxLength:"4096" doc:"Directory of the workspace that gets the files, over those that it has. Default: the workspace."`
@@ -354,7 +355,8 @@ func (a *api) files() {
 			list, err := a.of(ctx, in.Session).Changes(ctx, in.Session)
 			return answered(ChangeList{orEmpty(list)}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/diff", "get-diff", tag, "Get what a call changed, or the whole session, as a unified diff", bounded),
+	huma.Register(a.huma,
+		operation(http.MethodGet, "/sessions/{session}/diff", "get-diff", tag, "Get what a call changed, or the whole session, as a unified diff", bounded),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			Call protocol.CallID `query:"call" maxLength:"64" doc:"Call whose changes are shown. Default: all of the session."`

@@ -46,7 +46,8 @@ var refusals = map[int]string{ //nolint:gochecknoglobals // a constant
 var sent = map[string]any{ //nolint:gochecknoglobals // a constant
 	"session": "s1", "call": "c1", "lane": "sandbox/s1", "wait_ms": 30000, "path": "report.md", "words": "report", "until_turn_ended": true,
 	"send-call.Idempotency-Key": "c1", "new-session.Idempotency-Key": "t1", "send-turn.Idempotency-Key": "t2", "skip-call.call": "waits",
-	"name": "nightly", "remove-template.name": "reports", "compare-sessions.other": "fork", "remove-limit.tenant": "acme", "remove-limit.lane": nil, "import-session.session": "copy", "remove-token.token": "k3v9q2ma",
+	"name": "nightly", "remove-template.name": "reports", "compare-sessions.other": "fork", "remove-limit.tenant": "acme",
+	"remove-limit.lane": nil, "import-session.session": "copy", "remove-token.token": "k3v9q2ma",
 	"get-turn-trace.turn": "last", "unpack-archive.path": "src", "write-file.mode": "0644",
 	"webhook": "wh1", "test-webhook.wait_ms": 1000,
 }
@@ -61,7 +62,9 @@ var bodies = map[string]string{ //nolint:gochecknoglobals,gosec // a constant, w
 	"merge-session":   `{"fork": "fork"}`,
 	"restore-session": `{"call_id": "c1"}`,
 	"revert-session":  `{"call_id": "c1"}`,
-	"import-session":  `{"type": "session_export", "version": 1}` + "\n" + `{"type": "turn_started", "turn": 1, "input": "Hello", "time": "2026-01-02T03:04:05Z"}` + "\n" + `{"type": "turn_ended", "turn": 1, "text": "Hi", "time": "2026-01-02T03:04:05Z"}` + "\n",
+	"import-session": `{"type": "session_export", "version": 1}` + "\n" +
+		`{"type": "turn_started", "turn": 1, "input": "Hello", "time": "2026-01-02T03:04:05Z"}` + "\n" +
+		`{"type": "turn_ended", "turn": 1, "text": "Hi", "time": "2026-01-02T03:04:05Z"}` + "\n",
 	"approve-call":    `{"call_id": "c4", "granted": true, "note": "Only this time."}`,
 	"answer-question": `{"call_id": "c5", "action": "accept", "content": {"name": "Ann"}}`,
 	"resolve-call":    `{"call_id": "c6", "happened": false}`,

@@ -206,7 +206,8 @@ func (a *api) fleet() {
 		func(ctx context.Context, in *named) (*struct{}, error) {
 			return done(a.Client.Templates().Remove(ctx, in.Name))
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/tokens", "list-tokens", tokens, "List the tokens of clients, without their secrets: those of the tenant, or all for the fleet's operator", bounded),
+	huma.Register(a.huma, operation(http.MethodGet, "/tokens", "list-tokens", tokens,
+		"List the tokens of clients, without their secrets: those of the tenant, or all for the fleet's operator", bounded),
 		func(ctx context.Context, _ *struct{}) (*answer[TokenList], error) {
 			list, err := a.Client.Tokens().List(ctx)
 			return answered(TokenList{orEmpty(list)}, err)

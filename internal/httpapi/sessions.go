@@ -149,7 +149,8 @@ func (a *api) sessions() {
 		func(ctx context.Context, in *SessionPath) (*answer[*report.Session], error) {
 			return answered(a.Local.Show(ctx, in.Session))
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/turns/{turn}/trace", "get-turn-trace", tag, "Get where the time of a turn went, also of one that runs", bounded),
+	huma.Register(a.huma,
+		operation(http.MethodGet, "/sessions/{session}/turns/{turn}/trace", "get-turn-trace", tag, "Get where the time of a turn went, also of one that runs", bounded),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			Turn string `path:"turn" pattern:"^(last|[1-9][0-9]{0,8})$" doc:"Number of the turn, or last."`
@@ -176,7 +177,8 @@ func (a *api) sessions() {
 			calls, err := a.Local.Cancel(ctx, in.Session)
 			return answered(Cancelled{orEmpty(calls)}, late(ctx, err))
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/fork", "fork-session", tag, "Fork a session, with its files, at a call or the end of a turn", created),
+	huma.Register(a.huma,
+		operation(http.MethodPost, "/sessions/{session}/fork", "fork-session", tag, "Fork a session, with its files, at a call or the end of a turn", created),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			Body struct {
@@ -215,7 +217,8 @@ func (a *api) sessions() {
 				return Restored{written, removed}, err
 			})
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/revert", "revert-session", tag, "Undo effects outside of the workspace, behind a call or a turn, or all"),
+	huma.Register(a.huma,
+		operation(http.MethodPost, "/sessions/{session}/revert", "revert-session", tag, "Undo effects outside of the workspace, behind a call or a turn, or all"),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			Body Place
@@ -226,7 +229,8 @@ func (a *api) sessions() {
 				return EffectList{orEmpty(effects)}, err
 			})
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/sessions/{session}/compact", "compact-session", tag, "Have a coordinator replace older replies of a session by a summary", bounded),
+	huma.Register(a.huma,
+		operation(http.MethodPost, "/sessions/{session}/compact", "compact-session", tag, "Have a coordinator replace older replies of a session by a summary", bounded),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			Model string `query:"model" maxLength:"256" doc:"Model that writes the summary. Default: that of the coordinator."`
@@ -242,7 +246,8 @@ func (a *api) sessions() {
 			effects, err := a.of(ctx, in.Session).Effects(ctx, in.Session, Place{}.orBeginning())
 			return answered(EffectList{orEmpty(effects)}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodGet, "/sessions/{session}/export", "export-session", tag, "Export the events of a session, one JSON object a line", ndjson, bounded),
+	huma.Register(a.huma,
+		operation(http.MethodGet, "/sessions/{session}/export", "export-session", tag, "Export the events of a session, one JSON object a line", ndjson, bounded),
 		func(ctx context.Context, in *SessionPath) (*huma.StreamResponse, error) {
 			history, err := a.of(ctx, in.Session).Log(ctx, in.Session)
 			if err != nil {

@@ -67,7 +67,8 @@ func (a *api) webhooks() {
 			list, err := a.Client.Webhooks().Failed(ctx, in.ID)
 			return answered(FailedList{orEmpty(list)}, err)
 		})
-	huma.Register(a.huma, operation(http.MethodPost, "/webhooks/{webhook}/resume", "resume-webhook", tag, "Continue a paused webhook, and send its failed deliveries again", bounded),
+	huma.Register(a.huma,
+		operation(http.MethodPost, "/webhooks/{webhook}/resume", "resume-webhook", tag, "Continue a paused webhook, and send its failed deliveries again", bounded),
 		func(ctx context.Context, in *WebhookPath) (*answer[ResumedWebhook], error) {
 			again, err := a.Client.Webhooks().Resume(ctx, in.ID)
 			return answered(ResumedWebhook{again}, err)

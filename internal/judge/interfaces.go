@@ -90,7 +90,11 @@ func Interfaces() []Interface {
 		{Make, Call},
 	}
 	return []Interface{
-		{InterfaceTurns, "the owner of the session", []On{{See, Session}, {Use, Session}, {Make, Trigger}, {Remove, Trigger}, {See, Channel}, {Use, Channel}}, append(single[:3:3], ClassMessage, ClassTrigger, ClassUse), "journal"},
+		{
+			InterfaceTurns, "the owner of the session",
+			[]On{{See, Session}, {Use, Session}, {Make, Trigger}, {Remove, Trigger}, {See, Channel}, {Use, Channel}},
+			append(single[:3:3], ClassMessage, ClassTrigger, ClassUse), "journal",
+		},
 		{InterfaceCall, process, use, single, "journal, with `--session`"},
 		{InterfaceBatch, process, use, single[:3], "the batch; journal, with `--session`"},
 		{InterfaceTools, token, []On{{Make, Call}, {See, Workspace}, {Use, Session}, {Approve, Call}}, single, "journal"},

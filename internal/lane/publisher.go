@@ -411,7 +411,8 @@ const DigestVoid = "void"
 func (p *Publisher) Void(ctx context.Context, pool protocol.Pool, lane protocol.Lane, ref protocol.CallRef) error {
 	call := &protocol.Call{
 		ID: ref.ID, SessionID: ref.SessionID, Pool: pool, Resources: []protocol.Use{{Key: protocol.ResourceKey(lane), Access: protocol.Exclusive}},
-		Delivery: protocol.Idempotent, IssuedAt: time.Now().UTC(), Again: true, Digest: DigestVoid, Payload: protocol.UnknownPayload{Name: DigestVoid, Raw: []byte(`{"type":"void"}`)},
+		Delivery: protocol.Idempotent, IssuedAt: time.Now().UTC(), Again: true, Digest: DigestVoid,
+		Payload: protocol.UnknownPayload{Name: DigestVoid, Raw: []byte(`{"type":"void"}`)},
 	}
 	s := &sending{call: call, again: true}
 	if err := p.encode(ctx, s, nats.Header{wire.HeaderCancelled: {"1"}}); err != nil {

@@ -79,7 +79,10 @@ const (
 )
 
 func newTickets(h *Holder) *tickets {
-	return &tickets{holder: h, again: make(chan struct{}, 1), flows: map[wire.Flow]*flowTickets{}, serving: map[protocol.Tenant]bool{}, shares: map[protocol.Tenant]*core.Fair[uint8]{}, claiming: map[wire.LaneHash]*readyMessage{}}
+	return &tickets{
+		holder: h, again: make(chan struct{}, 1), flows: map[wire.Flow]*flowTickets{}, serving: map[protocol.Tenant]bool{},
+		shares: map[protocol.Tenant]*core.Fair[uint8]{}, claiming: map[wire.LaneHash]*readyMessage{},
+	}
 }
 
 // shared reports whether tickets were seen a moment ago.

@@ -47,7 +47,10 @@ func (g *Gate) enter(ctx context.Context, provider string, expected int64, delta
 				_ = limits.CorrectModel(context.WithoutCancel(ctx), provider, used-expected) // see Gate
 			}, nil
 		}
-		delta(loop.Delta{Waits: fmt.Sprintf("the limit of model/%s is used up; next request in %v", provider, max(wait.Round(100*time.Millisecond), 100*time.Millisecond)), Pause: wait})
+		delta(loop.Delta{
+			Waits: fmt.Sprintf("the limit of model/%s is used up; next request in %v", provider, max(wait.Round(100*time.Millisecond), 100*time.Millisecond)),
+			Pause: wait,
+		})
 		if !pause.For(ctx, wait) {
 			return nil, fmt.Errorf("wait for the limit of model/%s: %w", provider, context.Cause(ctx))
 		}

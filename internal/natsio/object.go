@@ -135,7 +135,9 @@ func wasStopped(chunked time.Time) bool {
 
 // publishMeta publishes the record of an object whose last chunk was stored at a time, and returns
 // the record that it replaces. No other process gets that one.
-func publishMeta(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, info *jetstream.ObjectInfo, chunked time.Time) (before *jetstream.ObjectInfo, err error) {
+func publishMeta(
+	ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, info *jetstream.ObjectInfo, chunked time.Time,
+) (before *jetstream.ObjectInfo, err error) {
 	body, err := json.Marshal(info)
 	if err != nil {
 		return nil, err

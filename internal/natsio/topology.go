@@ -228,7 +228,8 @@ func (t Topology) sized(ctx context.Context, js jetstream.JetStream, stream stri
 			return fmt.Errorf("%w; or choose a smaller --stream-size", err)
 		default:
 			if size = 0; t.Logger != nil {
-				t.Logger.InfoContext(ctx, "the servers have no room to reserve (max_file_store), so a stream that workers fill has no limit; --stream-size sets smaller ones for a new fleet",
+				t.Logger.InfoContext(ctx,
+					"the servers have no room to reserve (max_file_store), so a stream that workers fill has no limit; --stream-size sets smaller ones for a new fleet",
 					slog.String("stream", stream), slog.Any("error", err))
 			}
 		}
@@ -316,7 +317,10 @@ func (t Topology) createMissing(ctx context.Context, js jetstream.JetStream) (ma
 const sizeLater = "toolfleet.max_bytes"
 
 // ensureBucket makes a bucket or object store, which has a stream, if it is missing.
-func ensureBucket[T any](ctx context.Context, js jetstream.JetStream, stream, bucket string, open func(context.Context, string) (T, error), create func() (T, error), replicas int, size int64) error {
+func ensureBucket[T any](
+	ctx context.Context, js jetstream.JetStream, stream, bucket string,
+	open func(context.Context, string) (T, error), create func() (T, error), replicas int, size int64,
+) error {
 	_, err := Open(ctx, open, bucket)
 	if !errors.Is(err, jetstream.ErrBucketNotFound) {
 		if err != nil {
@@ -437,7 +441,10 @@ func Check(ctx context.Context, js jetstream.JetStream, t Topology) error {
 // names returns the names of all streams of a fleet.
 func (t Topology) names() []string {
 	f := t.Fleet
-	return []string{wire.CallsStream(f), wire.ClaimsStream(f), wire.ResultsStream(f), wire.SessionsStream(f), wire.WorkspacesStream(f), ObjectStream(wire.BlobsBucket(f)), ObjectStream(wire.KeptBucket(f)), ObjectStream(wire.BodiesBucket(f)), "KV_" + wire.PlacesBucket(f)}
+	return []string{
+		wire.CallsStream(f), wire.ClaimsStream(f), wire.ResultsStream(f), wire.SessionsStream(f), wire.WorkspacesStream(f),
+		ObjectStream(wire.BlobsBucket(f)), ObjectStream(wire.KeptBucket(f)), ObjectStream(wire.BodiesBucket(f)), "KV_" + wire.PlacesBucket(f),
+	}
 }
 
 // streams returns the streams as they must be.

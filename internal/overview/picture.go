@@ -294,7 +294,10 @@ func looks(p *Picture, unmet []unmetCall) []Look {
 	}
 	for i := range unmet {
 		c := &unmet[i]
-		all = append(all, Look{Kind: KindCall, State: "waiting", What: "call of " + c.Tool, Why: c.WaitsFor, Wait: c.Wait, AgeMS: c.AgeMS, Pool: c.pool, Lane: c.lane(), SessionID: c.SessionID, CallID: c.CallID})
+		all = append(all, Look{
+			Kind: KindCall, State: "waiting", What: "call of " + c.Tool, Why: c.WaitsFor, Wait: c.Wait, AgeMS: c.AgeMS,
+			Pool: c.pool, Lane: c.lane(), SessionID: c.SessionID, CallID: c.CallID,
+		})
 	}
 	for i := range p.Limits {
 		if l := &p.Limits[i]; l.Throttled {
@@ -305,9 +308,15 @@ func looks(p *Picture, unmet []unmetCall) []Look {
 		s := &p.Sessions[i]
 		switch sessionRank(s.State) {
 		case 0:
-			all = append(all, Look{Kind: KindSession, State: "asks", What: "session " + string(s.SessionID), Why: asked(s), AgeMS: p.Time.Sub(askedAt(s)).Milliseconds(), SessionID: s.SessionID})
+			all = append(all, Look{
+				Kind: KindSession, State: "asks", What: "session " + string(s.SessionID), Why: asked(s),
+				AgeMS: p.Time.Sub(askedAt(s)).Milliseconds(), SessionID: s.SessionID,
+			})
 		case 1:
-			all = append(all, Look{Kind: KindSession, State: "waiting", What: "session " + string(s.SessionID), Why: report.StateWords(s.State), AgeMS: p.Time.Sub(s.UpdatedAt).Milliseconds(), SessionID: s.SessionID})
+			all = append(all, Look{
+				Kind: KindSession, State: "waiting", What: "session " + string(s.SessionID),
+				Why: report.StateWords(s.State), AgeMS: p.Time.Sub(s.UpdatedAt).Milliseconds(), SessionID: s.SessionID,
+			})
 		}
 	}
 	for i := range p.Lanes {
@@ -333,7 +342,10 @@ func silence(w *Worker) string {
 
 // lookAt is a look at a lane.
 func lookAt(l *report.Lane, state string) Look {
-	return Look{Kind: KindLane, State: state, What: "lane " + terminal.LaneName(l.Lane, l.Hash), Why: l.WaitsFor, Wait: l.Wait, AgeMS: l.OldestMS, Pool: l.Pool, Lane: l.Lane}
+	return Look{
+		Kind: KindLane, State: state, What: "lane " + terminal.LaneName(l.Lane, l.Hash), Why: l.WaitsFor,
+		Wait: l.Wait, AgeMS: l.OldestMS, Pool: l.Pool, Lane: l.Lane,
+	}
 }
 
 // asked is what a session asks a person: which call, never what a model says of it.

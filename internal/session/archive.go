@@ -99,7 +99,9 @@ func (f Files) Archive(ctx context.Context, id protocol.SessionID, at protocol.C
 	}
 	tree = workspace.FilesOf(tree)
 	if sizes := tree.Usage().Sizes; sizes > snapshot.DefaultMaxBytes {
-		return nil, protocol.Errorf(codes.TooLarge, "session %s: the files have %d bytes, with their holes, and an archive has at most %d", id, sizes, int64(snapshot.DefaultMaxBytes))
+		return nil, protocol.Errorf(codes.TooLarge,
+			"session %s: the files have %d bytes, with their holes, and an archive has at most %d", id, sizes,
+			int64(snapshot.DefaultMaxBytes))
 	}
 	return &Archive{tree, f.store}, nil
 }
@@ -206,7 +208,8 @@ type damaged struct{ io.Reader }
 func (d *damaged) Read(p []byte) (int, error) {
 	n, err := d.Reader.Read(p)
 	for _, kind := range []error{
-		io.ErrUnexpectedEOF, gzip.ErrChecksum, gzip.ErrHeader, zstd.ErrCRCMismatch, zstd.ErrMagicMismatch, zstd.ErrCompressedSizeTooBig, zstd.ErrWindowSizeExceeded, zstd.ErrBlockTooSmall, zstd.ErrReservedBlockType,
+		io.ErrUnexpectedEOF, gzip.ErrChecksum, gzip.ErrHeader, zstd.ErrCRCMismatch, zstd.ErrMagicMismatch,
+		zstd.ErrCompressedSizeTooBig, zstd.ErrWindowSizeExceeded, zstd.ErrBlockTooSmall, zstd.ErrReservedBlockType,
 	} {
 		if errors.Is(err, kind) {
 			err = &snapshot.Error{Kind: snapshot.ErrCorrupt, Reason: err.Error()}

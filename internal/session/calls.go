@@ -307,7 +307,8 @@ func cancel(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) ([]proto
 	}
 	info := describe(history.Events)
 	if IsOpen(info.State) {
-		return nil, fmt.Errorf("turn %d is open, and %w: stop the process that runs it, or continue it (run --session %s) if that process was lost", info.Turns, ErrElsewhere, id)
+		return nil, fmt.Errorf("turn %d is open, and %w: stop the process that runs it, or continue it (run --session %s) if that process was lost",
+			info.Turns, ErrElsewhere, id)
 	}
 	return nil, nil
 }

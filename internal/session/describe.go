@@ -73,7 +73,10 @@ func (i *folded) apply(e *loop.Event) {
 	}
 	switch e.Type {
 	case loop.EventCopyStarted: // what is before was interrupted
-		*i = folded{Session: report.Session{SessionID: i.SessionID, CreatedAt: i.CreatedAt, UpdatedAt: e.Time, Parent: e.From, Tenant: e.Tenant, Owner: e.By}, copies: e.CallID, owned: e.Tenant != ""}
+		*i = folded{
+			Session: report.Session{SessionID: i.SessionID, CreatedAt: i.CreatedAt, UpdatedAt: e.Time, Parent: e.From, Tenant: e.Tenant, Owner: e.By},
+			copies:  e.CallID, owned: e.Tenant != "",
+		}
 	case loop.EventRemoved:
 		if i.removed = true; e.Status == loop.RemovalCompleted { // what is behind it is another session
 			*i = folded{Session: report.Session{SessionID: i.SessionID}}
@@ -112,7 +115,10 @@ func (i *folded) described() *report.Session {
 	info, s := i.Session, &i.state
 	info.Usage, info.CostUSD = s.Bill.Usage, s.Bill.CostUSD
 	if a := s.Approval; a != nil {
-		info.Approval = &report.Question{SessionID: a.SessionID, CallID: a.CallID, Tool: a.Name, Arguments: a.Arguments, Reason: a.Text, Rule: a.Rule, Source: a.Source, Scope: a.Scope, AskedAt: a.Time}
+		info.Approval = &report.Question{
+			SessionID: a.SessionID, CallID: a.CallID, Tool: a.Name, Arguments: a.Arguments, Reason: a.Text,
+			Rule: a.Rule, Source: a.Source, Scope: a.Scope, AskedAt: a.Time,
+		}
 	}
 	for _, q := range s.Questions {
 		info.Questions = append(info.Questions, report.Question{

@@ -131,7 +131,10 @@ func Import(ctx context.Context, journal loop.Journal, events []loop.Event, to p
 	events = slices.DeleteFunc(events, func(e loop.Event) bool {
 		return e.Type == loop.EventCopyStarted || e.Type == loop.EventImported || e.Type == loop.EventRemoved
 	})
-	c := &copying{journal: journal, to: to, events: eventsUntil(events, At{}), ends: loop.EventImported, what: fmt.Sprintf("the import of an export (SHA-256 %x)", sum.Sum(nil))}
+	c := &copying{
+		journal: journal, to: to, events: eventsUntil(events, At{}), ends: loop.EventImported,
+		what: fmt.Sprintf("the import of an export (SHA-256 %x)", sum.Sum(nil)),
+	}
 	c.id = wire.CopyCallID(to, c.what)
 	for i := range c.events {
 		dropForeign(&c.events[i])
@@ -169,7 +172,8 @@ func (c *copying) run(ctx context.Context, files func() error) error {
 	switch {
 	case errors.Is(err, loop.ErrUncompleted):
 		if mark := history.Events[0]; mark.Text != c.what {
-			return fmt.Errorf("session %s %w, uncompleted: %s began at %s; repeat that, or remove the session (session rm %s)", c.to, ErrExists, mark.Text, mark.Time.Format(time.RFC3339), c.to)
+			return fmt.Errorf("session %s %w, uncompleted: %s began at %s; repeat that, or remove the session (session rm %s)",
+				c.to, ErrExists, mark.Text, mark.Time.Format(time.RFC3339), c.to)
 		}
 		c.again = true
 	case err != nil:
@@ -195,7 +199,10 @@ func (c *copying) run(ctx context.Context, files func() error) error {
 	}
 	first := &c.events[0] // its owner makes it; a fork is of the tenant of its origin
 	first.Tenant, first.By = cmp.Or(first.Tenant, wire.TenantOf(ctx)), judge.Of(ctx).By()
-	mark := loop.Event{Type: loop.EventCopyStarted, SessionID: c.to, Time: now, Text: c.what, CallFields: loop.CallFields{CallID: c.id}, NoteFields: loop.NoteFields{From: c.from, By: first.By}}
+	mark := loop.Event{
+		Type: loop.EventCopyStarted, SessionID: c.to, Time: now, Text: c.what,
+		CallFields: loop.CallFields{CallID: c.id}, NoteFields: loop.NoteFields{From: c.from, By: first.By},
+	}
 	mark.Tenant = cmp.Or(first.Tenant, judge.DefaultTenant)
 	last, err := c.journal.Append(ctx, c.to, history.Last, mark)
 	if errors.Is(err, loop.ErrJournalConflict) {

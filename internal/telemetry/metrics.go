@@ -308,7 +308,9 @@ func (c *CallTool) End(ctx context.Context, err error, failed bool) {
 	}
 	duration := newDuration(Meter(), c.metric, "Time of a request of MCP to its answer.")
 	duration.Record(ctx, time.Since(c.begun).Seconds(),
-		with(genaiconv.MCPMethod.String(genaiconv.MethodCallTool), genaiconv.Operation.String(genaiconv.OperationTool), genaiconv.ToolName.String(c.tool), KeyErrorType.String(kind)))
+		with(genaiconv.MCPMethod.String(genaiconv.MethodCallTool),
+			genaiconv.Operation.String(genaiconv.OperationTool), genaiconv.ToolName.String(c.tool),
+			KeyErrorType.String(kind)))
 }
 
 // StartMCPSession measures a session of MCP on one of its sides, from now until ended is called

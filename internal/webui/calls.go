@@ -74,7 +74,8 @@ var statuses = []protocol.Status{ //nolint:gochecknoglobals // a constant
 // callQuery is the query of the log that a request has.
 func callQuery(q url.Values) (fleet.CallQuery, error) {
 	made := fleet.CallQuery{
-		Session: protocol.SessionID(q.Get("session")), Tool: q.Get("tool"), Lane: q.Get("lane"), Tenant: protocol.Tenant(q.Get("tenant")), Worker: protocol.WorkerID(q.Get("worker")),
+		Session: protocol.SessionID(q.Get("session")), Tool: q.Get("tool"), Lane: q.Get("lane"),
+		Tenant: protocol.Tenant(q.Get("tenant")), Worker: protocol.WorkerID(q.Get("worker")),
 		Text: q.Get("text"), After: q.Get("after"), Limit: callsOnPage,
 	}
 	if status := q.Get("status"); status != "" {
@@ -100,7 +101,11 @@ func (u *ui) calls(ctx context.Context, w http.ResponseWriter, r *http.Request) 
 	}
 	query, err := callQuery(q)
 	query.Journaled = len(u.Hooks) > 0 // they have not seen the other texts
-	p := &callsPage{Query: q, First: query.After == "", Statuses: []choice{{"", "any", false}, {string(report.CallsNotOK), "not ok", false}, {string(report.CallsExit), "ok, but with an exit code", false}}, Times: []choice{{"", "any time", false}}}
+	p := &callsPage{
+		Query: q, First: query.After == "",
+		Statuses: []choice{{"", "any", false}, {string(report.CallsNotOK), "not ok", false}, {string(report.CallsExit), "ok, but with an exit code", false}},
+		Times:    []choice{{"", "any time", false}},
+	}
 	for _, status := range statuses {
 		p.Statuses = append(p.Statuses, choice{string(status), report.StateWords(string(status)), false})
 	}
@@ -251,7 +256,9 @@ func (u *ui) again(r *http.Request, p *loggedPage) (*question, string) {
 	case plan.Payload == nil:
 		return nil, "It ran inside its session, without a worker."
 	}
-	q := ask(u.formKey(r), callPath(p.Ref.SessionID, p.Ref.ID)+"/again", "Run again", "", "Send this call again, with the same arguments, in the workspace of session "+string(p.Ref.SessionID)+" as it is now? The model of the session does not read its result.")
+	q := ask(u.formKey(r), callPath(p.Ref.SessionID, p.Ref.ID)+"/again", "Run again", "",
+		"Send this call again, with the same arguments, in the workspace of session "+string(p.Ref.SessionID)+
+			" as it is now? The model of the session does not read its result.")
 	switch {
 	case plan.Delivery == protocol.AtMostOnce:
 		q.Text = "This call must not start twice: its tool says so (delivery at_most_once). " + q.Text

@@ -476,7 +476,8 @@ func (c *conversation) addSaid(t *turn, e *loop.Event) {
 			break
 		}
 		c.note(t, e.Text)
-	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventAnswerRefused, loop.EventTurnPostponed, loop.EventSessionMerged, loop.EventCallResolved, loop.EventRevertEnded, loop.EventPartLeftOut:
+	case loop.EventBudgetLow, loop.EventBudgetSpent, loop.EventAnswerRefused, loop.EventTurnPostponed,
+		loop.EventSessionMerged, loop.EventCallResolved, loop.EventRevertEnded, loop.EventPartLeftOut:
 		c.note(t, e.Text)
 	case loop.EventHookDecided:
 		if e.Hook != nil && e.Text != "" {

@@ -66,7 +66,10 @@ func (p *sessionPage) openTurn() int {
 
 // Runs reports whether something of the session runs or waits that can be cancelled.
 func (p *sessionPage) Runs() bool {
-	return slices.Contains([]string{report.StateOpen, report.StateInUse, report.StateWaitsForApproval, report.StateWaitsForAnswer, report.StateWaitsForWorker, report.StateWaitsForCoordinator}, p.Of.State)
+	return slices.Contains([]string{
+		report.StateOpen, report.StateInUse, report.StateWaitsForApproval, report.StateWaitsForAnswer,
+		report.StateWaitsForWorker, report.StateWaitsForCoordinator,
+	}, p.Of.State)
 }
 
 // call is a call of the session; nil if there is none.

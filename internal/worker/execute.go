@@ -327,7 +327,9 @@ func (w *Worker) Admit(ctx context.Context, run *lane.Run) (leave func(), refusa
 	var last string
 	live := w.env.Attempt(run).Live
 	leave, err := w.options.InPlace.Lock(ctx, inplace.Use{
-		Directory: dir, Owner: w.env.Sandboxes.Owner(run.Call.Lane()), Program: strings.TrimSuffix(w.env.NC.Opts.Name, " "+string(run.Call.SessionID)), Session: run.Call.SessionID, Uses: run.Call.Resources,
+		Directory: dir, Owner: w.env.Sandboxes.Owner(run.Call.Lane()),
+		Program: strings.TrimSuffix(w.env.NC.Opts.Name, " "+string(run.Call.SessionID)), Session: run.Call.SessionID,
+		Uses: run.Call.Resources,
 	}, func(holder string) {
 		last = holder
 		live.Waiting(holder)

@@ -69,7 +69,9 @@ func UploadRef(name string, checkpoint uint64) Ref {
 // for which skip is true are left out. Files that index knows are not read; it is brought up to
 // date. bodies is the store, or forwards to it. whole stores all files: contents that the fleet had
 // are missing. The error wraps [ErrMissing] if contents were removed while others were stored.
-func (s *Store) Upload(ctx context.Context, name string, dir *os.Root, index snapshot.Index, skip func(string, bool) bool, bodies snapshot.Bodies, whole bool) (*Upload, error) {
+func (s *Store) Upload(
+	ctx context.Context, name string, dir *os.Root, index snapshot.Index, skip func(string, bool) bool, bodies snapshot.Bodies, whole bool,
+) (*Upload, error) {
 	known, whole, err := s.loadUpload(ctx, name, whole)
 	if err != nil {
 		return nil, fmt.Errorf("upload: %w", err)

@@ -274,7 +274,8 @@ type planned struct {
 // plan plans a call that has its defaults, and has Policy judge it.
 func (c *Client) plan(ctx context.Context, call *Call) (*planned, error) {
 	options := &loop.SingleOptions{
-		Sandbox: call.Sandbox, Guard: call.Guard, Hooks: call.Hooks, Policy: call.Policy, Ledger: c.ledger, Interface: "go", ID: call.ID, MinLevel: cmp.Or(call.MinLevel, c.least()),
+		Sandbox: call.Sandbox, Guard: call.Guard, Hooks: call.Hooks, Policy: call.Policy, Ledger: c.ledger,
+		Interface: "go", ID: call.ID, MinLevel: cmp.Or(call.MinLevel, c.least()),
 		Author: call.Author, Approve: call.Approve, Observe: call.Observe, Dispatcher: c.inner.Dispatcher, Logger: c.logger,
 	}
 	p := &planned{session: call.Session}

@@ -66,7 +66,8 @@ func (c *Client) prepare(ctx context.Context, call Call) (*Future, error) {
 		err = fmt.Errorf("call: %w: %w", ErrNotSent, ErrClosed)
 	default:
 		uses := append([]protocol.Use{{Key: protocol.SandboxKey(call.Sandbox)}}, call.Resources...)
-		if refusal := session.MayCall(ctx, c.inner, &protocol.Call{ID: call.ID, SessionID: call.Session, Tenant: call.Tenant, Resources: uses, After: call.After}); refusal != nil {
+		if refusal := session.MayCall(ctx, c.inner,
+			&protocol.Call{ID: call.ID, SessionID: call.Session, Tenant: call.Tenant, Resources: uses, After: call.After}); refusal != nil {
 			f.ref.ID = cmp.Or(f.ref.ID, wire.RandomCallID()) // calls of others may wait for what has this id
 			err = fmt.Errorf("call: %w: %w", ErrNotSent, hidden(refusal))
 			return f.end(failed(call.Session, err)), err

@@ -38,5 +38,6 @@ func (t Tokens) Add(ctx context.Context, token Token) (made Token, secret string
 // Remove removes tokens by their ids: requests and streams that they have opened end within a
 // second. The error wraps [ErrNotFound] if one of them is not there; then none is removed.
 func (t Tokens) Remove(ctx context.Context, ids ...string) error {
-	return act(ctx, t.client, []natsio.Rights{natsio.TokenRights(t.client.inner.Name)}, func(ctx context.Context) error { return t.client.inner.Tokens().Remove(ctx, ids...) })
+	return act(ctx, t.client, []natsio.Rights{natsio.TokenRights(t.client.inner.Name)},
+		func(ctx context.Context) error { return t.client.inner.Tokens().Remove(ctx, ids...) })
 }

@@ -67,8 +67,9 @@ type Turn struct {
 // call asks a coordinator for the turn.
 func (t *Turn) call() protocol.Call {
 	call := serve.NewCall(cmp.Or(t.Session, protocol.NewSessionID()), wire.TurnRun{
-		Prompt: t.Prompt, Attachments: t.attachments(), AnswerSchema: t.AnswerSchema, Model: t.Model, Toolsets: t.Toolsets, TurnBounds: wire.TurnBounds{MaxSteps: t.MaxSteps, MaxTokens: t.MaxTokens, Budget: t.Budget, PromoteAfter: protocol.MillisOf(t.PromoteAfter)},
-		Policies: t.Policies, Guard: t.Guard,
+		Prompt: t.Prompt, Attachments: t.attachments(), AnswerSchema: t.AnswerSchema, Model: t.Model, Toolsets: t.Toolsets,
+		TurnBounds: wire.TurnBounds{MaxSteps: t.MaxSteps, MaxTokens: t.MaxTokens, Budget: t.Budget, PromoteAfter: protocol.MillisOf(t.PromoteAfter)},
+		Policies:   t.Policies, Guard: t.Guard,
 		ReplySettings: wire.ReplySettings{Temperature: t.Settings.Temperature, Reasoning: t.Settings.Effort, MaxOutput: t.Settings.MaxOutput},
 		System:        t.System, Project: t.Project, Author: t.Author,
 	}, t.Timeout)

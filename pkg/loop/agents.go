@@ -201,13 +201,17 @@ func (t *turnRun) agent(ctx context.Context, p *pendingCall, runner *Runner, unk
 	case errors.Is(cause, ErrDetached):
 		return Event{}, cause
 	case !begun && rec.removed.Outlived(t.sequence(), time.Time{}):
-		return p.localResult(protocol.StatusCancelled, "", protocol.Errorf(protocol.CodeCancelled, "The agent was not started: another process has refused it, or has removed its session."), 0), nil
+		return p.localResult(protocol.StatusCancelled, "",
+			protocol.Errorf(protocol.CodeCancelled, "The agent was not started: another process has refused it, or has removed its session."),
+			0), nil
 	case !begun && cmp.Or(p.denied, unknown) != nil:
 		refused = p.localResult(protocol.StatusRejected, "", cmp.Or(p.denied, unknown), 0)
 	case !begun && cause != nil: // the call's result says so
 		refused = p.localResult(protocol.StatusCancelled, "", protocol.Errorf(protocol.CodeCancelled, "The agent was not started: the turn was stopped before."), 0)
 	case runner.lineage.tree.started.Add(1) > maxAgents && !begun:
-		refused = p.localResult(protocol.StatusRejected, "", protocol.Errorf(protocol.CodeLimitReached, "This session has started %d agents, which is as many as it may.", maxAgents), 0)
+		refused = p.localResult(protocol.StatusRejected, "",
+			protocol.Errorf(protocol.CodeLimitReached, "This session has started %d agents, which is as many as it may.", maxAgents),
+			0)
 	}
 	if refused.Type != "" {
 		if err = t.fence(ctx, child, rec.last); errors.Is(err, ErrJournalConflict) { // it has begun meanwhile

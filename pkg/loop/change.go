@@ -74,7 +74,8 @@ func (e *Event) ends(events []Event, call *protocol.Call, result *protocol.Resul
 	end.Error = result.Error
 	if e.Type == EventRevertStarted {
 		end.Type, end.Text = EventRevertEnded, fmt.Sprintf("[A person rewound the session: %s %s %s, and ended as %s.]", e.Name, e.Arguments, e.Text, result.Status)
-		if killed := result.Status == protocol.StatusTimeout || result.Status == protocol.StatusCancelled; killed && result.Attempt > 0 && call.Delivery != protocol.Idempotent {
+		killed := result.Status == protocol.StatusTimeout || result.Status == protocol.StatusCancelled
+		if killed && result.Attempt > 0 && call.Delivery != protocol.Idempotent {
 			end.Status = string(protocol.StatusOutcomeUnknown) // it may have undone the effect: it is not attempted under another id
 		}
 		return []Event{end}

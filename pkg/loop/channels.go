@@ -158,7 +158,8 @@ func (t *turnRun) addTrigger(ctx context.Context, p *pendingCall, request wire.T
 		return fmt.Sprintf("[trigger %s is set: it fires after %s]", trigger.ID, request.Delay), nil
 	}
 	if request.Channel != "" {
-		return fmt.Sprintf("[trigger %s is set: a new turn begins when a message comes to channel %s. End your turn now, unless you have other work.]", trigger.ID, request.Channel), nil
+		return fmt.Sprintf("[trigger %s is set: a new turn begins when a message comes to channel %s. End your turn now, unless you have other work.]",
+			trigger.ID, request.Channel), nil
 	}
 	return fmt.Sprintf("[trigger %s is set: %s]", trigger.ID, when(&trigger)), nil
 }

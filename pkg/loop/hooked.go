@@ -33,7 +33,8 @@ func (t *turnRun) hookCalls(ctx context.Context) error {
 		}
 		p := t.pending(turn, i)
 		note, _, decided := askHooks(ctx, hooks, HookRequest{
-			Event: HookBefore, Session: t.id, Turn: p.event.Turn, Step: p.event.Step, Tool: call.Name, Input: json.RawMessage(call.Arguments), ToolCallID: call.ID, CallID: p.event.CallID,
+			Event: HookBefore, Session: t.id, Turn: p.event.Turn, Step: p.event.Step, Tool: call.Name,
+			Input: json.RawMessage(call.Arguments), ToolCallID: call.ID, CallID: p.event.CallID,
 		})
 		if !decided {
 			return ifDetached(ctx)
@@ -345,7 +346,9 @@ func (s *Single) hookAfter(ctx context.Context, session protocol.SessionID) *Sin
 		made = *s.Result
 	}
 	made.Status, made.Error, made.SessionID = s.Status, s.Error, session
-	note, text := hookMade(ctx, s.hooks, &made, s.Text, HookRequest{Event: HookAfter, Session: session, Input: s.input(), CallID: made.CallID, Interface: s.origin}, s.names...)
+	note, text := hookMade(ctx, s.hooks, &made, s.Text,
+		HookRequest{Event: HookAfter, Session: session, Input: s.input(), CallID: made.CallID, Interface: s.origin},
+		s.names...)
 	if s.after = note; note.Event == "" {
 		return s
 	}

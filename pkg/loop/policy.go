@@ -396,7 +396,8 @@ func askPerson(ctx context.Context, approve asker, judged policy.Verdict, reques
 	case ctx.Err() != nil:
 		return answer{}
 	case expired:
-		given.status, given.reason = decisionExpired, fmt.Sprintf("The call needs approval, and nobody answered within %s. Go on without it, or say what you need.", judged.Timeout)
+		given.status, given.reason = decisionExpired,
+			fmt.Sprintf("The call needs approval, and nobody answered within %s. Go on without it, or say what you need.", judged.Timeout)
 	default:
 		given.status, given.reason = decisionRefused, fmt.Sprintf("The call needs approval, and nobody could be asked (%v). Go on without it.", err)
 		given.later = errors.Is(err, ErrAnsweredLater)

@@ -50,7 +50,8 @@ func (h History) Recording() (*Recording, error) {
 	}
 	r := &Recording{
 		events:  events,
-		replies: map[position]*Event{}, ends: map[int]*Event{}, calls: map[callPosition][]Event{}, jobs: map[position][]Event{}, added: map[position][]Event{}, hooks: map[position][]Event{},
+		replies: map[position]*Event{}, ends: map[int]*Event{}, calls: map[callPosition][]Event{},
+		jobs: map[position][]Event{}, added: map[position][]Event{}, hooks: map[position][]Event{},
 	}
 	var next position // reply
 	for i := range events {

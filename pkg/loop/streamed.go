@@ -100,7 +100,8 @@ func (s *stream) add(ctx context.Context, call ToolCall, index int) {
 func (s *stream) planned(ctx context.Context, call *stepCall, index int) (*pendingCall, protocol.Call, bool) {
 	t, turn := s.turn, s.turn.session.open()
 	planned := t.plan(call)
-	if planned.failure != nil || planned.plan.Payload == nil || planned.plan.Background || len(t.hooks(HookBefore, call.Name)) > 0 || planned.about != "" || t.opts.Replay.has(&call.ToolCall) {
+	if planned.failure != nil || planned.plan.Payload == nil || planned.plan.Background ||
+		len(t.hooks(HookBefore, call.Name)) > 0 || planned.about != "" || t.opts.Replay.has(&call.ToolCall) {
 		return nil, protocol.Call{}, false
 	}
 	if s.used == nil {

@@ -208,7 +208,8 @@ func (t *turnRun) end(ctx context.Context, end *ending) (TurnResult, error) {
 	result := t.session.open().resultSoFar(end.outcome, end.failure)
 	err := t.record(ctx, Event{
 		Type: EventTurnEnded, Turn: result.Turn, Step: result.Steps,
-		Status: string(result.Outcome), Text: result.Text, Answer: result.Answer, ReplyFields: ReplyFields{Usage: &result.Usage, CostUSD: result.CostUSD, ElapsedMS: t.elapsed()},
+		Status: string(result.Outcome), Text: result.Text, Answer: result.Answer,
+		ReplyFields: ReplyFields{Usage: &result.Usage, CostUSD: result.CostUSD, ElapsedMS: t.elapsed()},
 		StartFields: StartFields{TraceID: result.TraceID}, ResultFields: ResultFields{Error: result.Error},
 	})
 	return result, err

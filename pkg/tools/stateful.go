@@ -74,7 +74,8 @@ func (r Remote) StatefulTool(definition Definition, input json.RawMessage) Tool 
 	tool.Render, tool.Effect.Loop = render.Dialog, true
 	var compact bytes.Buffer
 	if json.Compact(&compact, input) == nil {
-		tool.Description += fmt.Sprintf("\nIt keeps its state: the answer names a handle. Go on with %s, whose input must be of this schema: %s", continueTool, compact.String())
+		tool.Description += fmt.Sprintf("\nIt keeps its state: the answer names a handle. Go on with %s, whose input must be of this schema: %s",
+			continueTool, compact.String())
 	}
 	return tool
 }

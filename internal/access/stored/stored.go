@@ -365,7 +365,9 @@ func (w *Watch) apply(ctx context.Context, list []entry, revision uint64, stored
 		e := &list[i]
 		digest, err := hex.DecodeString(e.SHA256)
 		if err != nil || len(digest) != len(access.Digest{}) || w.Signer != nil && !w.Signer.HasSigned(w.Fleet, signing.KindToken, e.signed(), e.Signature) {
-			w.logger.WarnContext(ctx, "a token of the fleet lets no client in: the key of this server has not signed it; make it again with this key (--sign-key)", slog.String("token", e.ID))
+			w.logger.WarnContext(ctx,
+				"a token of the fleet lets no client in: the key of this server has not signed it; make it again with this key (--sign-key)",
+				slog.String("token", e.ID))
 			continue
 		}
 		id := access.Digest(digest)

@@ -236,7 +236,8 @@ func EarlierSessions() string {
 	if len(found) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d data directories of an earlier version are in %s, each named after its session, and are not listed here; --data DIR shows and continues one", len(found), dir)
+	return fmt.Sprintf("%d data directories of an earlier version are in %s, each named after its session, and are not listed here; --data DIR shows and continues one",
+		len(found), dir)
 }
 
 // Local are the sessions of a location.

@@ -85,7 +85,8 @@ func (s *Served) Use(ctx context.Context, id protocol.SessionID, turn bool) (pro
 	case known != nil:
 		return "", known
 	case !s.location.held(owner):
-		return "", fmt.Errorf("session %s: %w: the process that ran it is gone, and nothing takes its calls; coordinator chat --session %s continues it", id, public.ErrSessionBusy, id)
+		return "", fmt.Errorf("session %s: %w: the process that ran it is gone, and nothing takes its calls; coordinator chat --session %s continues it",
+			id, public.ErrSessionBusy, id)
 	case turn:
 		return "", fmt.Errorf("session %s: %w: %s runs it; say it there, or wait for its end", id, public.ErrSessionBusy, s.location.holder(owner))
 	}
@@ -157,7 +158,8 @@ func (s *Served) Alone() (end func(), err error) {
 	}
 	if !free {
 		pid, _ := regular.Read(lock.Path(), maxLine) // it may have no name yet
-		return nil, cli.Usagef("coordinator http runs already, as process %s, and runs the turns of this machine's sessions: use it, or give --data DIR for a fleet of its own", strings.TrimSpace(string(pid)))
+		return nil, cli.Usagef("coordinator http runs already, as process %s, and runs the turns of this machine's sessions: use it, or give --data DIR for a fleet of its own",
+			strings.TrimSpace(string(pid)))
 	}
 	_ = os.WriteFile(lock.Path(), fmt.Append(nil, os.Getpid(), "\n"), 0o600) // else it has no name
 	return func() { _ = lock.Unlock() }, nil

@@ -350,7 +350,9 @@ func (s skill) read(file string) (string, *protocol.Error) {
 	defer func() { _ = root.Close() }() // it was only read
 	text, err := readBounded(root, filepath.FromSlash(file))
 	if err != nil {
-		return "", protocol.Errorf(protocol.CodeNotFound, "The skill %s has no file %s that can be read (%v). Its files are: %s.", s.Name, file, err, strings.Join(s.files(), ", "))
+		return "", protocol.Errorf(protocol.CodeNotFound,
+			"The skill %s has no file %s that can be read (%v). Its files are: %s.", s.Name, file, err,
+			strings.Join(s.files(), ", "))
 	}
 	return text, nil
 }

@@ -212,10 +212,16 @@ var harmlessNames = map[string][]string{ //nolint:gochecknoglobals // a constant
 		"repositoryformatversion", "safecrlf", "sharedrepository", "sparsecheckout", "sparsecheckoutcone", "splitindex", "symlinks",
 		"trustctime", "untrackedcache", "whitespace",
 	},
-	"diff":       {"algorithm", "colormoved", "context", "ignoresubmodules", "indentheuristic", "mnemonicprefix", "noprefix", "renamelimit", "renames", "submodule", "wserrorhighlight"},
+	"diff": {
+		"algorithm", "colormoved", "context", "ignoresubmodules", "indentheuristic", "mnemonicprefix",
+		"noprefix", "renamelimit", "renames", "submodule", "wserrorhighlight",
+	},
 	"extensions": {"compatobjectformat", "noop", "objectformat", "partialclone", "preciousobjects", "refstorage", "relativeworktrees", "worktreeconfig"},
 	"feature":    {"experimental", "manyfiles"},
-	"fetch":      {"all", "fsckobjects", "negotiationalgorithm", "output", "parallel", "prune", "prunetags", "recursesubmodules", "showforcedupdates", "unpacklimit", "writecommitgraph"},
+	"fetch": {
+		"all", "fsckobjects", "negotiationalgorithm", "output", "parallel", "prune", "prunetags",
+		"recursesubmodules", "showforcedupdates", "unpacklimit", "writecommitgraph",
+	},
 	"gc": {
 		"aggressivedepth", "aggressivewindow", "auto", "autodetach", "autopacklimit", "bigpackthreshold", "cruftpacks", "logexpiry", "maxcruftsize",
 		"packrefs", "pruneexpire", "reflogexpire", "reflogexpireunreachable", "rerereresolved", "rerereunresolved", "worktreepruneexpire", "writecommitgraph",
@@ -229,9 +235,12 @@ var harmlessNames = map[string][]string{ //nolint:gochecknoglobals // a constant
 		"allowpackreuse", "compression", "depth", "deltacachelimit", "deltacachesize", "indexversion", "packsizelimit", "readreverseindex", "threads",
 		"usebitmaps", "usepathwalk", "usesparse", "window", "windowmemory", "writebitmaphashcache", "writebitmaplookuptable", "writereverseindex",
 	},
-	"pull":      {"autostash", "ff", "rebase"},
-	"push":      {"autosetupremote", "default", "followtags", "gpgsign", "negotiate", "recursesubmodules", "usebitmaps", "useforceifincludes"},
-	"rebase":    {"abbreviatecommands", "autosquash", "autostash", "backend", "forkpoint", "maxlabellength", "missingcommitscheck", "rebasemerges", "reschedulefailedexec", "stat", "updaterefs"},
+	"pull": {"autostash", "ff", "rebase"},
+	"push": {"autosetupremote", "default", "followtags", "gpgsign", "negotiate", "recursesubmodules", "usebitmaps", "useforceifincludes"},
+	"rebase": {
+		"abbreviatecommands", "autosquash", "autostash", "backend", "forkpoint", "maxlabellength",
+		"missingcommitscheck", "rebasemerges", "reschedulefailedexec", "stat", "updaterefs",
+	},
 	"submodule": {"active", "fetchjobs", "propagatebranches", "recurse"},
 	"transfer":  {"advertisesid", "credentialsinurl", "fsckobjects", "hiderefs", "unpacklimit"},
 }

@@ -274,7 +274,9 @@ func (m *machine) withoutSecrets(err error) error {
 	code, final := refused(err)
 	switch {
 	case final:
-		return protocol.Errorf(codes.LoginRequired, "MCP server %s needs a login: its client is not accepted (%s); look at clientId and clientSecret of its oauth", m.server, code)
+		return protocol.Errorf(codes.LoginRequired,
+			"MCP server %s needs a login: its client is not accepted (%s); look at clientId and clientSecret of its oauth",
+			m.server, code)
 	case code != "":
 		return errors.New(code)
 	}

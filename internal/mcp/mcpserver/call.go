@@ -133,7 +133,8 @@ func (s *Server) ordered(ctx context.Context, request *mcp.CallToolRequest) (*mc
 // single has how calls of a request are judged, which is the same for every method.
 func (s *Server) single(request mcp.Request) *loop.SingleOptions {
 	return &loop.SingleOptions{
-		Hooks: s.options.Hooks, Policy: s.options.Policy, Ledger: s.ledger, MinLevel: s.options.MinLevel, Interface: "mcp", By: principal(request).Name, Approve: s.options.Approve,
+		Hooks: s.options.Hooks, Policy: s.options.Policy, Ledger: s.ledger, MinLevel: s.options.MinLevel,
+		Interface: "mcp", By: principal(request).Name, Approve: s.options.Approve,
 		Dispatcher: s.options.Dispatcher, Logger: s.options.Logger,
 	}
 }

@@ -74,7 +74,8 @@ func (s *Server) handler(o HTTPOptions, b access.Bounds) http.Handler {
 	if o.Resource != "" && len(o.AuthorizationServers) > 0 {
 		bearer.ResourceMetadataURL = strings.TrimSuffix(o.Resource, "/mcp") + metadataPath
 		metadata := auth.ProtectedResourceMetadataHandler(&oauthex.ProtectedResourceMetadata{
-			Resource: o.Resource, AuthorizationServers: o.AuthorizationServers, ScopesSupported: []string{string(judge.RoleRead), string(judge.RoleRun), string(judge.RoleOperate)},
+			Resource: o.Resource, AuthorizationServers: o.AuthorizationServers,
+			ScopesSupported:        []string{string(judge.RoleRead), string(judge.RoleRun), string(judge.RoleOperate)},
 			BearerMethodsSupported: []string{"header"}, ResourceName: "toolfleet",
 		})
 		mux.Handle(metadataPath, metadata)

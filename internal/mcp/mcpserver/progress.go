@@ -272,7 +272,8 @@ type usedAnswers struct {
 const maxAnswers = 10_000
 
 var errAnswers = &jsonrpc.Error{
-	Code: jsonrpc.CodeInternalError, Message: fmt.Sprintf("requestState: %d questions of this token were answered within minutes, and that is the limit; make the call without it later", maxAnswers),
+	Code:    jsonrpc.CodeInternalError,
+	Message: fmt.Sprintf("requestState: %d questions of this token were answered within minutes, and that is the limit; make the call without it later", maxAnswers),
 }
 
 // use uses the answer to a question, which is allowed once, and in time. It stays refused when it

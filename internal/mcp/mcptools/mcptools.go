@@ -55,7 +55,9 @@ func (r Rules) level(s *mcp.Server) (string, *protocol.Error) {
 // Open asks all servers at once that the rules allow, and returns their tools, in the order of the
 // servers. What is wrong with one, and with names that are taken, is told and takes nothing with
 // it. The error is that of a fleet which cannot be asked.
-func Open(ctx context.Context, do DoFunc, session protocol.SessionID, rules Rules, servers []mcp.Server, taken []tools.Tool) (made []tools.Tool, problems []error, err error) {
+func Open(
+	ctx context.Context, do DoFunc, session protocol.SessionID, rules Rules, servers []mcp.Server, taken []tools.Tool,
+) (made []tools.Tool, problems []error, err error) {
 	type answer struct {
 		result *protocol.Result
 		err    error

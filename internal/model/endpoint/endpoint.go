@@ -245,7 +245,8 @@ func (e *Endpoint) refuse(resp *http.Response) *Error {
 		return e.connectionError(err)
 	}
 	if address, err := resp.Location(); err == nil {
-		refused := e.NewError(TypeInvalidRequest, fmt.Sprintf("redirects to %s, but requests to models follow no redirects: set the base URL to the address of the server", shown(address)))
+		refused := e.NewError(TypeInvalidRequest,
+			fmt.Sprintf("redirects to %s, but requests to models follow no redirects: set the base URL to the address of the server", shown(address)))
 		refused.Status = resp.StatusCode
 		return refused
 	}

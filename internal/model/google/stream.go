@@ -153,6 +153,7 @@ func (a *assembler) ground(raw json.RawMessage) {
 		found = append(found, strings.TrimSpace(lenient.String(page["title"])+" "+lenient.String(page["uri"])))
 	}
 	a.searched = &loop.NativeCall{
-		Name: endpoint.NativeName(a.offered, provider, nativeSearch), Kind: nativeSearch, Uses: len(queries), Input: strings.Join(queries, "; "), Output: strings.Join(found, "\n"),
+		Name: endpoint.NativeName(a.offered, provider, nativeSearch), Kind: nativeSearch, Uses: len(queries),
+		Input: strings.Join(queries, "; "), Output: strings.Join(found, "\n"),
 	}
 }

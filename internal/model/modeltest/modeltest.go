@@ -251,22 +251,42 @@ func usedUp(t *testing.T, d *Dialect) {
 		body string
 		want string
 	}{
-		"Anthropic":        {400, `{"error":{"type":"invalid_request_error","message":"Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing to upgrade or purchase credits."}}`, endpoint.TypeQuotaExceeded},
-		"Anthropic, limit": {400, `{"error":{"type":"invalid_request_error","message":"You have reached your specified API usage limits. You will regain access on 2026-12-01 at 00:00 UTC."}}`, endpoint.TypeQuotaExceeded},
-		"DeepSeek":         {402, `{"error":{"message":"Insufficient Balance","type":"unknown_error"}}`, endpoint.TypeQuotaExceeded},
-		"OpenRouter":       {402, `{"error":{"message":"Prompt tokens limit exceeded: 9000 > 2000. This request requires more credits","code":402}}`, endpoint.TypeQuotaExceeded},
-		"OpenRouter, key":  {403, `{"error":{"message":"Key limit exceeded (total limit)","code":403}}`, endpoint.TypeQuotaExceeded},
-		"without a word":   {402, "", endpoint.TypeQuotaExceeded},
-		"xAI":              {403, `{"code":"The caller does not have permission","error":"Your newly created team doesn't have any credits yet."}`, endpoint.TypeQuotaExceeded},
-		"Google":           {403, `{"error":{"code":403,"message":"The project is not set up.","status":"PERMISSION_DENIED","details":[{"@type":"x/ErrorInfo","reason":"BILLING_DISABLED"}]}}`, endpoint.TypeQuotaExceeded},
-		"Google, in words": {403, `{"error":{"code":403,"message":"This API method requires billing to be enabled.","status":"PERMISSION_DENIED"}}`, endpoint.TypeQuotaExceeded},
-		"Moonshot":         {429, `{"error":{"message":"Your account is suspended due to insufficient balance","type":"exceeded_current_quota_error"}}`, endpoint.TypeQuotaExceeded},
-		"Fireworks":        {412, `{"error":"Account suspended, possibly due to reaching the monthly spending limit"}`, endpoint.TypeQuotaExceeded},
-		"Qwen":             {400, `{"error":{"code":"Arrearage","message":"Access denied."}}`, endpoint.TypeQuotaExceeded},
-		"a minute's quota": {429, `{"error":{"code":429,"message":"You exceeded your current quota, please check your plan and billing details.","status":"RESOURCE_EXHAUSTED"}}`, endpoint.TypeRateLimited},
-		"an hour's limit":  {429, `{"error":"you have reached your hourly usage limit"}`, endpoint.TypeRateLimited},
-		"no right":         {403, `{"error":{"message":"Your key has no right to use this model"}}`, endpoint.TypePermission},
-		"a bad parameter":  {400, `{"error":{"message":"billing_metadata: unknown field"}}`, endpoint.TypeInvalidRequest},
+		"Anthropic": {400, `{"error":{"type":"invalid_request_error","message":"Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing to upgrade or purchase credits."}}`, endpoint.TypeQuotaExceeded},
+		"Anthropic, limit": {
+			400,
+			`{"error":{"type":"invalid_request_error","message":"You have reached your specified API usage limits. You will regain access on 2026-12-01 at 00:00 UTC."}}`,
+			endpoint.TypeQuotaExceeded,
+		},
+		"DeepSeek": {402, `{"error":{"message":"Insufficient Balance","type":"unknown_error"}}`, endpoint.TypeQuotaExceeded},
+		"OpenRouter": {
+			402, `{"error":{"message":"Prompt tokens limit exceeded: 9000 > 2000. This request requires more credits","code":402}}`, endpoint.TypeQuotaExceeded,
+		},
+		"OpenRouter, key": {403, `{"error":{"message":"Key limit exceeded (total limit)","code":403}}`, endpoint.TypeQuotaExceeded},
+		"without a word":  {402, "", endpoint.TypeQuotaExceeded},
+		"xAI":             {403, `{"code":"The caller does not have permission","error":"Your newly created team doesn't have any credits yet."}`, endpoint.TypeQuotaExceeded},
+		"Google": {
+			403,
+			`{"error":{"code":403,"message":"The project is not set up.","status":"PERMISSION_DENIED","details":[{"@type":"x/ErrorInfo","reason":"BILLING_DISABLED"}]}}`,
+			endpoint.TypeQuotaExceeded,
+		},
+		"Google, in words": {
+			403, `{"error":{"code":403,"message":"This API method requires billing to be enabled.","status":"PERMISSION_DENIED"}}`, endpoint.TypeQuotaExceeded,
+		},
+		"Moonshot": {
+			429,
+			`{"error":{"message":"Your account is suspended due to insufficient balance","type":"exceeded_current_quota_error"}}`,
+			endpoint.TypeQuotaExceeded,
+		},
+		"Fireworks": {412, `{"error":"Account suspended, possibly due to reaching the monthly spending limit"}`, endpoint.TypeQuotaExceeded},
+		"Qwen":      {400, `{"error":{"code":"Arrearage","message":"Access denied."}}`, endpoint.TypeQuotaExceeded},
+		"a minute's quota": {
+			429,
+			`{"error":{"code":429,"message":"You exceeded your current quota, please check your plan and billing details.","status":"RESOURCE_EXHAUSTED"}}`,
+			endpoint.TypeRateLimited,
+		},
+		"an hour's limit": {429, `{"error":"you have reached your hourly usage limit"}`, endpoint.TypeRateLimited},
+		"no right":        {403, `{"error":{"message":"Your key has no right to use this model"}}`, endpoint.TypePermission},
+		"a bad parameter": {400, `{"error":{"message":"billing_metadata: unknown field"}}`, endpoint.TypeInvalidRequest},
 	} {
 		_, err := Serve(t, d, Status(test.code, test.body)).Model(t, func(o *endpoint.Options) { o.MaxAttempts = 1 }).Reply(t.Context(), Hello(), Ignore)
 		RequireType(t, test.want, err)

@@ -23,7 +23,8 @@ func Run(t *testing.T, d *Dialect) {
 	t.Helper()
 	for name, test := range map[string]func(*testing.T, *Dialect){
 		"streams text": streamsText, "forms of a stream": forms, "cut characters": cutCharacters, "tool calls": toolCalls, "ends": ends,
-		"a large reply": largeReply, "documents": documents, "attachments": attachments, "native tools": nativeTools, "cut off": cutOff, "reasoning": reasoning, "settings": settings,
+		"a large reply": largeReply, "documents": documents, "attachments": attachments,
+		"native tools": nativeTools, "cut off": cutOff, "reasoning": reasoning, "settings": settings,
 		"tries again": triesAgain, "failed attempts are counted": failedAttempts, "senseless usage": senselessUsage, "final errors": finalErrors, "too long": tooLong,
 		"used up": usedUp, "rejected tools": rejectedTools, "about images": aboutImages, "gives up": givesUp, "no redirects": noRedirects,
 		"secrets": secrets, "no listener": noListener, "bad certificate": badCertificate,
@@ -161,7 +162,9 @@ func toolCalls(t *testing.T, d *Dialect) {
 		events []string
 		want   []loop.ToolCall // an id "" is a made up one
 	}{
-		"several":            {concat(d.Call(0, "c1", "bash", one[:9], one[9:]), d.Call(1, "c2", "read", two)), []loop.ToolCall{call("c1", "bash", one), call("c2", "read", two)}},
+		"several": {
+			concat(d.Call(0, "c1", "bash", one[:9], one[9:]), d.Call(1, "c2", "read", two)), []loop.ToolCall{call("c1", "bash", one), call("c2", "read", two)},
+		},
 		"behind a text":      {concat([]string{d.Text("Look.")}, d.Call(0, "c1", "bash", one)), []loop.ToolCall{call("c1", "bash", one)}},
 		"no arguments":       {d.Call(0, "c1", "now"), []loop.ToolCall{call("c1", "now", "{}")}},
 		"no ids":             {concat(d.Call(0, "", "bash", one), d.Call(1, "", "read", two)), []loop.ToolCall{call("", "bash", one), call("", "read", two)}},
@@ -249,7 +252,9 @@ func nativeTools(t *testing.T, d *Dialect) {
 	reply := Reply(t, m, asked, Ignore)
 	require.Equal(t, "Found.", reply.Text)
 	require.Equal(t, d.NativeCalls, reply.Native)
-	asked.Messages = append(asked.Messages, loop.Message{Role: loop.RoleAssistant, Text: reply.Text, Reasoning: reply.Reasoning}, loop.Message{Role: loop.RoleUser, Text: "on"})
+	asked.Messages = append(asked.Messages,
+		loop.Message{Role: loop.RoleAssistant, Text: reply.Text, Reasoning: reply.Reasoning},
+		loop.Message{Role: loop.RoleUser, Text: "on"})
 	Reply(t, m, asked, Ignore)
 }
 

@@ -52,7 +52,8 @@ func Read(v protocol.FilesReadResult, r fullText) string {
 func encodingText(v protocol.FilesReadResult) string {
 	var parts []string
 	if v.Cells > 0 {
-		parts = append(parts, fmt.Sprintf("a notebook of %s, without its pictures: edit these lines; %%%% cell [code] begins a new cell; outputs can only be removed", prose.Plural(v.Cells, "cell")))
+		parts = append(parts, fmt.Sprintf("a notebook of %s, without its pictures: edit these lines; %%%% cell [code] begins a new cell; outputs can only be removed",
+			prose.Plural(v.Cells, "cell")))
 	}
 	if v.Encoding != "" {
 		parts = append(parts, "encoding "+prose.Plain(v.Encoding))

@@ -274,7 +274,8 @@ func StartedAgain(result *protocol.Result) string {
 		return fmt.Sprintf("attempt %d: attempt %d failed with %s, and the tool's retry started the call again; what it did before it failed may still be there, in the workspace too",
 			result.Attempt, result.Attempt-1, result.Tries[failed-1].Error.ErrorType())
 	}
-	return fmt.Sprintf("attempt %d: a worker was lost while the call ran, and it was started again; what it does outside of the workspace may have happened more than once", result.Attempt)
+	return fmt.Sprintf("attempt %d: a worker was lost while the call ran, and it was started again; what it does outside of the workspace may have happened more than once",
+		result.Attempt)
 }
 
 // Annotated is a JSON text with a note in it: a property of an object, the last item of an array.

@@ -66,7 +66,9 @@ func (c *Cluster) options(i int, ports, routes []int, o Options) *server.Options
 	}
 	for n, port := range routes {
 		if n != i {
-			options.Routes = append(options.Routes, &url.URL{Scheme: "nats", User: url.UserPassword("toolfleet", c.token), Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(port))})
+			options.Routes = append(options.Routes, &url.URL{
+				Scheme: "nats", User: url.UserPassword("toolfleet", c.token), Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)),
+			})
 		}
 	}
 	return options

@@ -124,7 +124,9 @@ func (f *Fleet) connect(url, creds string, options ...nats.Option) *nats.Conn {
 	f.tb.Helper()
 	// The connection outlives the test's context: its users are stopped in a cleanup.
 	ctx := context.WithoutCancel(f.tb.Context())
-	nc, err := natsio.Connect(ctx, url, natsio.ConnectOptions{Name: f.tb.Name(), Creds: creds, Options: append([]nats.Option{nats.Timeout(patience)}, options...), Logger: f.Logger})
+	nc, err := natsio.Connect(ctx, url, natsio.ConnectOptions{
+		Name: f.tb.Name(), Creds: creds, Options: append([]nats.Option{nats.Timeout(patience)}, options...), Logger: f.Logger,
+	})
 	require.NoError(f.tb, err)
 	f.tb.Cleanup(nc.Close)
 	return nc

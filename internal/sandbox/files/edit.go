@@ -37,7 +37,9 @@ func (f *FS) edit(ctx context.Context, name string, req protocol.FilesEdit) (pro
 		case req.MaxBytes > 0 && int64(len(file.content)) > req.MaxBytes:
 			return nil, tooLarge(name, int64(len(file.content)), req.MaxBytes)
 		case isBinary(file.content):
-			return nil, protocol.Errorf(codes.NotText, "%q is a binary file of %d bytes, which no edit can change; nothing was changed. Use a program that knows its format", name, len(file.content))
+			return nil, protocol.Errorf(codes.NotText,
+				"%q is a binary file of %d bytes, which no edit can change; nothing was changed. Use a program that knows its format",
+				name, len(file.content))
 		}
 		apply := func(text []byte) (after []byte, err error) {
 			if req.Patch != "" {

@@ -34,7 +34,8 @@ func (f *FS) glob(ctx context.Context, name string, req protocol.FilesGlob) (pro
 		return result, err
 	}
 	room := newRoom(req.Limit)
-	w := walk{fs: f, noIgnore: req.NoIgnore, withPackages: req.NoIgnore && !req.NoGenerated, skip: func(string) { result.Skipped++ }, visit: func(_ context.Context, at position) error {
+	skip := func(string) { result.Skipped++ }
+	w := walk{fs: f, noIgnore: req.NoIgnore, withPackages: req.NoIgnore && !req.NoGenerated, skip: skip, visit: func(_ context.Context, at position) error {
 		if at.entry.IsDir() || !wanted.match(path.Join(wanted.base, at.below)) {
 			return nil
 		}

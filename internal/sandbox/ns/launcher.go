@@ -235,7 +235,8 @@ func (a *arguments) build(config initd.Config, info *os.File) error {
 		}
 		a.add("--perms", "0444", "--ro-bind-data", a.file(content), "/etc/"+name)
 	}
-	a.add("--proc", "/proc", "--ro-bind-try", initd.Pressure, initd.Pressure, "--dev", "/dev", "--perms", "1777", "--size", strconv.FormatInt(config.Shm, 10), "--tmpfs", "/dev/shm", "--remount-ro", "/dev")
+	a.add("--proc", "/proc", "--ro-bind-try", initd.Pressure, initd.Pressure, "--dev", "/dev", "--perms", "1777",
+		"--size", strconv.FormatInt(config.Shm, 10), "--tmpfs", "/dev/shm", "--remount-ro", "/dev")
 	if initd.Has(initd.Keys) {
 		a.add("--ro-bind", os.DevNull, initd.Keys)
 	}

@@ -33,7 +33,8 @@ import (
 )
 
 // ErrNotAsked means that no process waits for an answer about that call.
-var ErrNotAsked = codes.As(codes.ErrNotFound, errors.New("no process waits for an answer to this call: it was answered, its time is over, or the ids are wrong (coordinator approve ls lists the calls that wait)"))
+var ErrNotAsked = codes.As(codes.ErrNotFound,
+	errors.New("no process waits for an answer to this call: it was answered, its time is over, or the ids are wrong (coordinator approve ls lists the calls that wait)"))
 
 // ErrRefused is wrapped by errors about an answer that makes no sense where it is waited for, or
 // does not fit what is asked: the question stays.

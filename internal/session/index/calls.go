@@ -63,7 +63,8 @@ func (w *writer) journaled(s *row, call protocol.CallID) logged {
 // replaced adds a text of a journal instead of that of a result, and returns its row.
 func (w *writer) replaced(s *row, e *loop.Event, role report.Role, text string, was int64) int64 {
 	if was > 0 {
-		if _, removed := w.remove("SELECT id, at, role, tool, body FROM entry WHERE id = ? AND role IN (?, ?, ?)", was, string(roleInput), string(roleOutput), string(roleLater)); removed == 0 {
+		if _, removed := w.remove("SELECT id, at, role, tool, body FROM entry WHERE id = ? AND role IN (?, ?, ?)",
+			was, string(roleInput), string(roleOutput), string(roleLater)); removed == 0 {
 			return was
 		}
 	}
@@ -147,7 +148,10 @@ func (w *writer) result(s *row, e *loop.Event) {
 		e.Turn, e.Step, e.Index, e.Name, e.Time.UnixMilli(), w.replaced(s, e, report.RoleResult, e.Content, c.output), c.id)
 	w.outcome(c, protocol.Status(e.Status), e.Exit, e.Error)
 	if !c.stored {
-		r := protocol.Result{WorkerID: e.WorkerID, Attempt: e.Attempt, Checkpoint: e.Checkpoint, Level: e.Level, SandboxMS: e.SandboxMS, StoreMS: e.StoreMS, Waits: e.Waits, FinishedAt: e.Time}
+		r := protocol.Result{
+			WorkerID: e.WorkerID, Attempt: e.Attempt, Checkpoint: e.Checkpoint, Level: e.Level,
+			SandboxMS: e.SandboxMS, StoreMS: e.StoreMS, Waits: e.Waits, FinishedAt: e.Time,
+		}
 		if e.QueueMS != nil && e.RunMS != nil {
 			r.QueueMS, r.RunMS = *e.QueueMS, *e.RunMS
 		}
@@ -176,7 +180,9 @@ func (w *writer) ran(c logged, r *protocol.Result) {
   not_before_ms = ?, slot_ms = ?, lane_ms = ?, after_ms = ?, limit_ms = ?, rate_ms = ?, pause_ms = ?, lost_ms = ?, held_by = ?, held_by_session = ?, after_call = ?, after_session = ?, limited = ?, lost_worker = ? WHERE id = ?`,
 		started, finished, string(r.WorkerID), r.Attempt, prose.Cut(r.Level, maxName), int64(r.Checkpoint), some(r.RunMS), some(r.SandboxMS), some(r.StoreMS), some(r.QueueMS), //nolint:gosec // a sequence is small
 		some(waits.NotBeforeMS), some(waits.SlotMS), some(waits.LaneMS), some(waits.AfterMS), some(waits.LimitMS), some(waits.RateMS), some(waits.PauseMS), some(waits.LostMS),
-		prose.Cut(string(waits.HeldBy), maxName), prose.Cut(string(waits.HeldBySession), maxName), prose.Cut(string(waits.AfterCall), maxName), prose.Cut(string(waits.AfterSession), maxName), prose.Cut(waits.Limit, maxName), prose.Cut(string(waits.LostWorker), maxName), c.id)
+		prose.Cut(string(waits.HeldBy), maxName), prose.Cut(string(waits.HeldBySession), maxName),
+		prose.Cut(string(waits.AfterCall), maxName), prose.Cut(string(waits.AfterSession), maxName),
+		prose.Cut(waits.Limit, maxName), prose.Cut(string(waits.LostWorker), maxName), c.id)
 }
 
 func errorOf(err *protocol.Error) (code, message string) {

@@ -81,7 +81,8 @@ func (q *Calls) taken(ctx context.Context, o *opened, from, now position, terms 
 		if q.Journaled {
 			roles = " AND e.role IN ('call', 'result')"
 		}
-		where, args = append(where, "EXISTS (SELECT 1 FROM word w JOIN entry e ON e.id = w.rowid WHERE word MATCH ? AND w.rowid IN (c.input, c.output)"+roles+")"), append(args, expression(terms))
+		where, args = append(where, "EXISTS (SELECT 1 FROM word w JOIN entry e ON e.id = w.rowid WHERE word MATCH ? AND w.rowid IN (c.input, c.output)"+roles+")"),
+			append(args, expression(terms))
 	}
 	last := now.taken
 	now.taken = min(last, from.taken+scanned)

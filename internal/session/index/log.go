@@ -186,7 +186,8 @@ func readCall(row interface{ Scan(into ...any) error }, most int, more ...any) (
 		&at.id, &at.finished, &c.SessionID, &c.CallID, &c.Turn, &c.Step, &c.Index, &c.Tool, &c.Attempt, &pool, &lane, &resources, &c.Tenant, &c.Owner,
 		&accepted, &started, &c.Status, &c.Exit, &code, &message, &c.WorkerID, &c.Level, &c.Checkpoint, &c.RunMS, &waits.QueueMS,
 		&waits.NotBeforeMS, &waits.SlotMS, &waits.LaneMS, &waits.AfterMS, &waits.LimitMS, &waits.RateMS, &waits.PauseMS, &waits.LostMS,
-		&waits.ModelMS, &waits.PersonMS, &c.SandboxMS, &c.StoreMS, &waits.HeldBy, &waits.HeldBySession, &waits.AfterCall, &waits.AfterSession, &waits.Limit, &waits.LostWorker, &c.Input, &c.Output,
+		&waits.ModelMS, &waits.PersonMS, &c.SandboxMS, &c.StoreMS, &waits.HeldBy, &waits.HeldBySession, &waits.AfterCall,
+		&waits.AfterSession, &waits.Limit, &waits.LostWorker, &c.Input, &c.Output,
 	}, more...)...)
 	if err != nil {
 		return at, c, err

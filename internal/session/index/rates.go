@@ -85,7 +85,8 @@ INSERT INTO rate(tenant, minute, calls, failed, %[1]s) VALUES(%[6]s, %[2]s.finis
 				strings.Join(columns, ", "), row, sign, strings.Join(values, ", "), strings.Join(sums, ", "), tenant)
 			for waited, column := range []string{"run_ms", "queue_ms"} {
 				fmt.Fprintf(&text, `
-INSERT INTO rate_time VALUES(%[5]s, %[1]s.finished / 60000, %[2]d, %[3]s, %[4]d) ON CONFLICT DO UPDATE SET calls = calls + excluded.calls;`, row, waited, class(row+"."+column), sign, tenant)
+INSERT INTO rate_time VALUES(%[5]s, %[1]s.finished / 60000, %[2]d, %[3]s, %[4]d) ON CONFLICT DO UPDATE SET calls = calls + excluded.calls;`,
+					row, waited, class(row+"."+column), sign, tenant)
 			}
 		}
 		return text.String()
@@ -156,7 +157,8 @@ func (x *Index) Rates(ctx context.Context, q Calls, step time.Duration) (rates r
 }
 
 // timeColumns are those of the times of a call.
-const timeColumns = `c.finished, NOT ` + notOK + `, coalesce(c.run_ms, 0), coalesce(c.queue_ms, 0), coalesce(c.not_before_ms, 0), coalesce(c.slot_ms, 0), coalesce(c.lane_ms, 0),
+const timeColumns = `c.finished, NOT ` + notOK +
+	`, coalesce(c.run_ms, 0), coalesce(c.queue_ms, 0), coalesce(c.not_before_ms, 0), coalesce(c.slot_ms, 0), coalesce(c.lane_ms, 0),
   coalesce(c.after_ms, 0), coalesce(c.limit_ms, 0), coalesce(c.rate_ms, 0), coalesce(c.pause_ms, 0), coalesce(c.lost_ms, 0), coalesce(c.model_ms, 0), coalesce(c.person_ms, 0)`
 
 // rates fills the buckets. Calls come in the order of their ends, so times of one bucket are in
@@ -192,7 +194,8 @@ func (q *Calls) rates(ctx context.Context, o *opened, rates *report.CallRates) e
 		var ok bool
 		var run float64
 		var w report.CallWaits
-		if err := rows.Scan(&finished, &ok, &run, &w.QueueMS, &w.NotBeforeMS, &w.SlotMS, &w.LaneMS, &w.AfterMS, &w.LimitMS, &w.RateMS, &w.PauseMS, &w.LostMS, &w.ModelMS, &w.PersonMS); err != nil {
+		if err := rows.Scan(&finished, &ok, &run, &w.QueueMS, &w.NotBeforeMS, &w.SlotMS, &w.LaneMS, &w.AfterMS,
+			&w.LimitMS, &w.RateMS, &w.PauseMS, &w.LostMS, &w.ModelMS, &w.PersonMS); err != nil {
 			return err
 		}
 		if of := &rates.Buckets[(finished-q.Since.UnixMilli())/rates.StepMS]; of != bucket {
@@ -242,7 +245,8 @@ func (q *Calls) sums(ctx context.Context, o *opened, rates *report.CallRates) er
 		}
 		return rows.Err()
 	}
-	err := each("SELECT minute, calls, failed, queue, not_before, slot, lane, after, limited, rate, pause, lost, model, person FROM rate WHERE "+where, func(scan func(into ...any) error) error {
+	query := "SELECT minute, calls, failed, queue, not_before, slot, lane, after, limited, rate, pause, lost, model, person FROM rate WHERE " + where
+	err := each(query, func(scan func(into ...any) error) error {
 		var minute int64
 		var calls, failed int
 		var us [11]int64
@@ -266,7 +270,8 @@ func (q *Calls) sums(ctx context.Context, o *opened, rates *report.CallRates) er
 	var now kind
 	seen := 0
 	order := fmt.Sprintf(" GROUP BY (minute * 60000 - %d) / %d, waited, class ORDER BY 1, 2, 3", q.Since.UnixMilli(), rates.StepMS)
-	return each(fmt.Sprintf("SELECT (minute * 60000 - %d) / %d, waited, class, sum(calls) FROM rate_time WHERE ", q.Since.UnixMilli(), rates.StepMS)+where+order, func(scan func(into ...any) error) error {
+	query = fmt.Sprintf("SELECT (minute * 60000 - %d) / %d, waited, class, sum(calls) FROM rate_time WHERE ", q.Since.UnixMilli(), rates.StepMS) + where + order
+	return each(query, func(scan func(into ...any) error) error {
 		var step int64
 		var class, calls int
 		var of kind

@@ -296,7 +296,8 @@ func (w *writer) removeOldest(before int64) int {
 	}
 	if last > 0 && w.err == nil {
 		ended := w.removeCalls("DELETE FROM call WHERE id IN (SELECT id FROM call WHERE finished <= ? ORDER BY finished LIMIT ?) RETURNING session, finished", last, removeStep)
-		open := w.removeCalls("DELETE FROM call WHERE id IN (SELECT id FROM call WHERE finished IS NULL AND accepted <= ? LIMIT ?) RETURNING session, accepted", last, removeStep)
+		open := w.removeCalls("DELETE FROM call WHERE id IN (SELECT id FROM call WHERE finished IS NULL AND accepted <= ? LIMIT ?) RETURNING session, accepted",
+			last, removeStep)
 		if last == always-1 {
 			last = max(ended.last, open.last)
 		}

@@ -106,7 +106,9 @@ func (x *Index) find(ctx context.Context, o *opened, terms []term, q *Query) (fo
 		}
 		p := report.Passage{Score: -h.score}
 		var at int64
-		err = o.read.QueryRowContext(ctx, "SELECT s.name, e.at, e.turn, e.step, e.role, e.tool, e.call, e.body FROM entry e JOIN session s ON s.id = e.session WHERE e.id = ?", h.id).
+		err = o.read.QueryRowContext(ctx,
+			"SELECT s.name, e.at, e.turn, e.step, e.role, e.tool, e.call, e.body FROM entry e JOIN session s ON s.id = e.session WHERE e.id = ?",
+			h.id).
 			Scan(&p.SessionID, &at, &p.Turn, &p.Step, &p.Role, &p.Tool, &p.CallID, &p.Text)
 		if errors.Is(err, sql.ErrNoRows) { // removed meanwhile
 			err = nil
@@ -184,7 +186,8 @@ type term struct {
 // parse reads a query.
 func parse(query string) (terms []term, err error) {
 	bad := func(format string, args ...any) ([]term, error) {
-		return nil, fmt.Errorf("words %q: %s; a query has words, \"phrases in quotes\" and word* for all words that begin like it", prose.Cut(query, passageBytes), fmt.Sprintf(format, args...))
+		return nil, fmt.Errorf("words %q: %s; a query has words, \"phrases in quotes\" and word* for all words that begin like it",
+			prose.Cut(query, passageBytes), fmt.Sprintf(format, args...))
 	}
 	switch {
 	case !utf8.ValidString(query):

@@ -88,10 +88,12 @@ func (s *Server) runner(
 		price, compaction = s.options.About(name)
 	}
 	runner, err := loop.New(model, s.options.Dispatcher, s.options.Journal, table, &loop.Options{
-		ModelName: name, MaxSteps: lesser(turn.MaxSteps, s.options.MaxSteps), MaxTokens: lesser(turn.MaxTokens, s.options.MaxTokens), Budget: turn.Budget, PromoteAfter: cmp.Or(turn.PromoteAfter.Duration(), s.options.PromoteAfter), Price: price, Compaction: compaction, Agents: s.options.Agents,
+		ModelName: name, MaxSteps: lesser(turn.MaxSteps, s.options.MaxSteps), MaxTokens: lesser(turn.MaxTokens, s.options.MaxTokens), Budget: turn.Budget,
+		PromoteAfter: cmp.Or(turn.PromoteAfter.Duration(), s.options.PromoteAfter), Price: price, Compaction: compaction, Agents: s.options.Agents,
 		System: turn.System, Project: turn.Project, Author: turn.Author, Sandbox: s.options.Sandbox,
 		Settings: loop.Settings{Temperature: turn.Temperature, Effort: turn.Reasoning, MaxOutput: turn.MaxOutput}.Or(s.options.Settings),
-		Guard:    guard, Policy: rules, MinLevel: s.options.MinLevel, Approve: s.options.Approve, GiverValid: s.options.GiverValid, Hooks: s.options.Hooks, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
+		Guard:    guard, Policy: rules, MinLevel: s.options.MinLevel, Approve: s.options.Approve, GiverValid: s.options.GiverValid,
+		Hooks: s.options.Hooks, Observe: observe, Tracer: s.options.Tracer, Logger: s.options.Logger,
 	})
 	if err != nil {
 		return nil, protocol.Errorf(codes.InvalidPayload, "%v", err)
@@ -123,7 +125,8 @@ func (s *Server) modelOf(ctx context.Context, id protocol.SessionID, turn wire.T
 	case err != nil:
 		return "", protocol.Errorf(protocol.CodeFleetUnavailable, "the session cannot be read: %v", err)
 	}
-	if at := slices.IndexFunc(history.Events, func(e loop.Event) bool { return e.Type == loop.EventSessionStarted }); at >= 0 && s.options.Models[history.Events[at].Model] != nil {
+	if at := slices.IndexFunc(history.Events, func(e loop.Event) bool { return e.Type == loop.EventSessionStarted }); at >= 0 &&
+		s.options.Models[history.Events[at].Model] != nil {
 		return history.Events[at].Model, nil
 	}
 	return s.model(turn), nil
@@ -276,7 +279,8 @@ func (r refused) record(ctx context.Context, journal loop.Journal, session proto
 	if err != nil {
 		return false, fmt.Errorf("load session %s: %w", session, err)
 	}
-	if open || mayAdd(ctx, session, history) != nil || history.Removed.Outlived(r.madeAfter, r.madeAt) || slices.ContainsFunc(history.Events, func(e loop.Event) bool { return e.Type == loop.EventTurnStarted && e.CallID == r.id }) {
+	if open || mayAdd(ctx, session, history) != nil || history.Removed.Outlived(r.madeAfter, r.madeAt) ||
+		slices.ContainsFunc(history.Events, func(e loop.Event) bool { return e.Type == loop.EventTurnStarted && e.CallID == r.id }) {
 		return false, nil //nolint:nilerr // it is not recorded
 	}
 	events := func() []loop.Event { return r.events(session, turns+1, len(history.Events) == 0) }

@@ -317,7 +317,8 @@ func (s *Server) recordRefused(ctx context.Context, c *protocol.Call, r *protoco
 	}
 	ctx = judge.With(ctx, judge.PrincipalOf(owner))
 	return refused{
-		id: c.ID, madeAfter: c.MadeAfter, madeAt: c.IssuedAt, tenant: c.Tenant, by: c.By, input: prompt, model: cmp.Or(need.Model, s.options.Default), outcome: outcome(r), err: r.Error,
+		id: c.ID, madeAfter: c.MadeAfter, madeAt: c.IssuedAt, tenant: c.Tenant, by: c.By, input: prompt,
+		model: cmp.Or(need.Model, s.options.Default), outcome: outcome(r), err: r.Error,
 	}.record(ctx, s.options.Journal, c.SessionID)
 }
 

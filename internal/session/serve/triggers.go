@@ -130,7 +130,9 @@ func (t triggers) Remove(ctx context.Context, id string) error {
 	case err != nil && !errors.Is(err, schedule.ErrUnknown):
 		return err
 	case err != nil, stored.By == "", stored.Call.SessionID != t.call.SessionID:
-		return protocol.Errorf(protocol.CodeNotFound, "The session has no trigger %q: it may have fired, or may have been removed. list_triggers lists the triggers of the session.", id)
+		return protocol.Errorf(protocol.CodeNotFound,
+			"The session has no trigger %q: it may have fired, or may have been removed. list_triggers lists the triggers of the session.",
+			id)
 	}
 	if err := t.store.Remove(ctx, id); !errors.Is(err, schedule.ErrUnknown) {
 		return err

@@ -41,7 +41,9 @@ func WriteChrome(to io.Writer, t *report.Trace) error {
 				args[key] = value
 			}
 		}
-		events = append(events, chromeEvent{Name: cmp.Or(s.About, s.Name), Class: string(s.Kind), Phase: "X", At: micros(s.StartMS), Took: micros(s.DurationMS), Track: track, Args: args})
+		events = append(events, chromeEvent{
+			Name: cmp.Or(s.About, s.Name), Class: string(s.Kind), Phase: "X", At: micros(s.StartMS), Took: micros(s.DurationMS), Track: track, Args: args,
+		})
 		for _, p := range s.Parts {
 			e := chromeEvent{Name: p.Reason.Words(), Class: string(p.Reason.Class()), Phase: "X", At: micros(p.StartMS), Took: micros(p.MS), Track: track}
 			if p.For != "" {

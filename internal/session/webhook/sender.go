@@ -116,7 +116,8 @@ func NewSender(ctx context.Context, o Options) (*Sender, error) {
 		return nil, err
 	}
 	return &Sender{
-		o: o, fleet: o.Fleet, log: o.Logger, store: store, sources: sources(o.Fleet), known: newKnown(), metrics: telemetry.NewWebhookMetrics(telemetry.Meter()), slots: make(chan struct{}, maxHooks),
+		o: o, fleet: o.Fleet, log: o.Logger, store: store, sources: sources(o.Fleet), known: newKnown(),
+		metrics: telemetry.NewWebhookMetrics(telemetry.Meter()), slots: make(chan struct{}, maxHooks),
 		client: &http.Client{
 			Timeout:       sendTimeout,
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -373,7 +374,10 @@ func (s *Sender) settle(ctx context.Context, msg jetstream.Msg, err error) {
 
 // fail lists a delivery as failed, and removes it from those that wait.
 func (s *Sender) fail(ctx context.Context, r *receiver, ref reference, about *jetstream.MsgMetadata, failure error) error {
-	body, err := json.Marshal(Failure{Type: ref.Event, Error: prose.Cut(failure.Error(), maxReason), Attempts: int(about.NumDelivered), At: time.Now().UTC(), Tenant: ref.Tenant}) //nolint:gosec // few
+	body, err := json.Marshal(Failure{
+		Type: ref.Event, Error: prose.Cut(failure.Error(), maxReason), At: time.Now().UTC(), Tenant: ref.Tenant,
+		Attempts: int(about.NumDelivered), //nolint:gosec // few
+	})
 	if err == nil {
 		_, err = s.fleet.JS.PublishMsg(ctx, &nats.Msg{
 			Subject: s.store.subject(keyFailed, r.ID, ref.key()), Data: body, Header: nats.Header{jetstream.MsgTTLHeader: {failedAge.String()}},

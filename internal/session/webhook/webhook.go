@@ -228,7 +228,8 @@ func (st *Store) Add(ctx context.Context, h Hook) (*Hook, error) {
 		}
 	}
 	if len(all) >= maxHooks || ofTenant >= maxOfTenant {
-		return nil, fmt.Errorf("%w: there are %d webhooks of tenant %s, and %d in all: must be at most %d and %d; remove one", ErrInvalid, ofTenant, h.Tenant, len(all), maxOfTenant, maxHooks)
+		return nil, fmt.Errorf("%w: there are %d webhooks of tenant %s, and %d in all: must be at most %d and %d; remove one",
+			ErrInvalid, ofTenant, h.Tenant, len(all), maxOfTenant, maxHooks)
 	}
 	var key [32]byte
 	_, _ = rand.Read(key[:]) // never fails

@@ -167,7 +167,8 @@ func (k *Keys) Giver(ctx context.Context, fleet protocol.Fleet, subject, value s
 	}
 	who, fault := k.Signed(fleet, value, answered(subject, body), time.Now())
 	if fault != nil {
-		return "", fmt.Errorf("%s session %s: it needs an answer that is signed with a key which is trusted there (serve --call-keys, worker --call-keys; approve --sign-key)", act, session)
+		return "", fmt.Errorf("%s session %s: it needs an answer that is signed with a key which is trusted there (serve --call-keys, worker --call-keys; approve --sign-key)",
+			act, session)
 	}
 	err = judge.May(*who, act, judge.Object{Kind: judge.Session, ID: string(session), Owner: judge.Of(ctx).Owner()})
 	return who.By(), err

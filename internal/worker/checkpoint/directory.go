@@ -254,7 +254,9 @@ func Present(ctx context.Context, store *workspace.Store, dir, disk string, of w
 // ForkDirectory begins the workspace of a lane with the files of a directory without checkpoints,
 // which another lane uses, and returns them. The error wraps [workspace.ErrExists] if the lane has
 // a workspace.
-func ForkDirectory(ctx context.Context, store *workspace.Store, dir, disk string, of wire.LaneHash, to protocol.Lane, call protocol.CallID, owned workspace.Owned) (snapshot.Tree, error) {
+func ForkDirectory(
+	ctx context.Context, store *workspace.Store, dir, disk string, of wire.LaneHash, to protocol.Lane, call protocol.CallID, owned workspace.Owned,
+) (snapshot.Tree, error) {
 	files, err := Present(ctx, store, dir, disk, of, owned)
 	if err != nil {
 		return nil, err

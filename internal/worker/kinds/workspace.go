@@ -411,7 +411,8 @@ func workspaceFork(ctx context.Context, a *Attempt, p wire.WorkspaceFork) (proto
 	}
 	var files snapshot.Tree
 	if c := a.laneSandbox.Checkpoints(); c == nil {
-		files, err = checkpoint.ForkDirectory(ctx, e.Workspaces, a.laneSandbox.Workspace(), e.Sandboxes.Disk(), lane, laneOf(p.To), a.Run.Call.ID, a.mayUpload("of the directory"))
+		files, err = checkpoint.ForkDirectory(ctx, e.Workspaces, a.laneSandbox.Workspace(), e.Sandboxes.Disk(),
+			lane, laneOf(p.To), a.Run.Call.ID, a.mayUpload("of the directory"))
 	} else if files, err = c.Files(ctx); err == nil {
 		err = e.Workspaces.ForkFiles(ctx, lane, files, laneOf(p.To), a.Run.Call.ID)
 	}

@@ -335,7 +335,8 @@ func protectedHint(paths []string, r *sandbox.Result) string {
 		return ""
 	}
 	slices.Sort(named)
-	return strings.Join(slices.Compact(named), ", ") + ": protected, can be read and not changed, moved or removed in this workspace, because programs of the user run what is there. Leave it as it is."
+	return strings.Join(slices.Compact(named), ", ") +
+		": protected, can be read and not changed, moved or removed in this workspace, because programs of the user run what is there. Leave it as it is."
 }
 
 // directory is what its first use has shown of a directory that is used in place.

@@ -19,17 +19,21 @@ const (
 // states are the classes of all states that a fleet reports: of sessions, turns, calls, spans,
 // lanes, workers, limits, decisions and schedules.
 var states = map[string]StateClass{ //nolint:gochecknoglobals // a constant
-	"ok": StateClassOK, "answered": StateClassOK, "done": StateClassOK, "serving": StateClassOK, "free": StateClassOK, "approved": StateClassOK, "allowed": StateClassOK, "accept": StateClassOK,
+	"ok": StateClassOK, "answered": StateClassOK, "done": StateClassOK, "serving": StateClassOK, "free": StateClassOK,
+	"approved": StateClassOK, "allowed": StateClassOK, "accept": StateClassOK,
 
 	"running": StateClassRun, StateOpen: StateClassRun, StateInUse: StateClassRun, "held": StateClassRun, SpanBackground: StateClassRun,
 
 	StateWaitsForApproval: StateClassWait, StateWaitsForAnswer: StateClassWait, StateWaitsForWorker: StateClassWait, StateWaitsForCoordinator: StateClassWait,
-	SpanWaiting: StateClassWait, "queued": StateClassWait, "not_sent": StateClassWait, "ready": StateClassWait, "delayed": StateClassWait, "asks": StateClassWait, "throttled": StateClassWait, "silent": StateClassWait,
+	SpanWaiting: StateClassWait, "queued": StateClassWait, "not_sent": StateClassWait, "ready": StateClassWait,
+	"delayed": StateClassWait, "asks": StateClassWait, "throttled": StateClassWait, "silent": StateClassWait,
 
-	"paused": StateClassStop, "draining": StateClassStop, "cancelling": StateClassStop, "cancelled": StateClassStop, "interrupted": StateClassStop, "limit_reached": StateClassStop,
+	"paused": StateClassStop, "draining": StateClassStop, "cancelling": StateClassStop,
+	"cancelled": StateClassStop, "interrupted": StateClassStop, "limit_reached": StateClassStop,
 	SpanUnfinished: StateClassStop, StateUncompleted: StateClassStop, StateRemoving: StateClassStop, "cancel": StateClassStop,
 
-	"failed": StateClassBad, "timeout": StateClassBad, "rejected": StateClassBad, "outcome_unknown": StateClassBad, StateLost: StateClassBad, "stalled": StateClassBad, StateInvalid: StateClassBad,
+	"failed": StateClassBad, "timeout": StateClassBad, "rejected": StateClassBad, "outcome_unknown": StateClassBad,
+	StateLost: StateClassBad, "stalled": StateClassBad, StateInvalid: StateClassBad,
 	"denied": StateClassBad, "refused": StateClassBad, "expired": StateClassBad, "decline": StateClassBad,
 
 	StateForked: StateClassPlain, StateWorkspaceOnly: StateClassPlain, "ask": StateClassPlain,

@@ -155,11 +155,18 @@ func eventsComeBack(t *testing.T, j loop.Journal) {
 	first := loop.Event{
 		Type: loop.EventModelReply, SessionID: session, Time: time.Unix(1_700_000_000, 123_456_789).UTC(),
 		Turn: 1, Step: 2, Text: "text with \"quotes\", \n and \u2603",
-		ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "c1", Name: "bash", Arguments: `{"command":"true"}`}, {ID: "c2", Arguments: "{"}}, Usage: &protocol.Usage{InputTokens: 7, OutputTokens: 9}},
+		ReplyFields: loop.ReplyFields{
+			ToolCalls: []loop.ToolCall{{ID: "c1", Name: "bash", Arguments: `{"command":"true"}`}, {ID: "c2", Arguments: "{"}},
+			Usage:     &protocol.Usage{InputTokens: 7, OutputTokens: 9},
+		},
 	}
 	second := loop.Event{
-		Type: loop.EventToolResult, SessionID: session, Time: first.Time.Add(time.Second), Turn: 1, Step: 2, CallFields: loop.CallFields{Index: 1, CallID: wire.NewCallID(session, "", 1, 2, 1), ToolCallID: "c2", Name: "bash"},
-		Status: string(protocol.StatusRejected), ResultFields: loop.ResultFields{Content: "no", Error: protocol.Errorf(protocol.CodeInvalidArguments, "no"), WorkerID: "w-1", Attempt: 2, QueueMS: &milliseconds, RunMS: &milliseconds, Diff: "-a\n+b\n"},
+		Type: loop.EventToolResult, SessionID: session, Time: first.Time.Add(time.Second), Turn: 1, Step: 2,
+		CallFields: loop.CallFields{Index: 1, CallID: wire.NewCallID(session, "", 1, 2, 1), ToolCallID: "c2", Name: "bash"},
+		Status:     string(protocol.StatusRejected), ResultFields: loop.ResultFields{
+			Content: "no", Error: protocol.Errorf(protocol.CodeInvalidArguments, "no"), WorkerID: "w-1",
+			Attempt: 2, QueueMS: &milliseconds, RunMS: &milliseconds, Diff: "-a\n+b\n",
+		},
 	}
 	third := loop.Event{
 		Type: loop.EventTurnEnded, SessionID: session, Time: second.Time.Add(time.Second),

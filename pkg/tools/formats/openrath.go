@@ -406,7 +406,8 @@ func rathKind(a tools.Answer, code protocol.Code) string {
 	case "unknown_payload", "sandbox_level", "sandbox_unsupported", "language_unavailable":
 		return "unsupported_tool"
 	case protocol.CodeSandboxLost, protocol.CodeSandboxUnavailable, protocol.CodeWorkspaceUnavailable, protocol.CodeStateLost,
-		protocol.CodeAttemptsExhausted, protocol.CodeOutcomeUnknown, protocol.CodeNoWorker, protocol.CodeFleetFull, protocol.CodeBusy, protocol.CodeQuota, protocol.CodeFleetUnavailable:
+		protocol.CodeAttemptsExhausted, protocol.CodeOutcomeUnknown, protocol.CodeNoWorker, protocol.CodeFleetFull,
+		protocol.CodeBusy, protocol.CodeQuota, protocol.CodeFleetUnavailable:
 		return "sandbox_closed"
 	default:
 		if a.Result.Status == protocol.StatusTimeout {

@@ -273,7 +273,9 @@ func (m *parser) stateful(doc document, remote tools.Remote, definition tools.De
 
 // native makes a tool that the model's provider runs.
 func (m *parser) native(doc document, definition tools.Definition) tools.Tool {
-	for _, field := range []string{"command", "handler", "input", "output", "env", "resources", "delivery", "retry", "revert", "timeout", "pool", "min_level", "background"} {
+	for _, field := range []string{
+		"command", "handler", "input", "output", "env", "resources", "delivery", "retry", "revert", "timeout", "pool", "min_level", "background",
+	} {
 		if m.lines[field] > 0 {
 			m.problem(m.lines[field], "%s: a native tool is run by the model's provider, not by a worker", field)
 		}

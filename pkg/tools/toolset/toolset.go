@@ -23,8 +23,10 @@ import (
 // builtin are the built-in toolsets by name.
 func builtin() map[string]func() []tools.Tool {
 	return map[string]func() []tools.Tool{
-		"agents": agentTools, "ask": askTools, "channels": channelTools, "core": Core, "core-shell": coreShellTools, "files": func() []tools.Tool { return formats.Files(Core()) }, "help": tools.Help,
-		"jobs": jobsTools, "memory": memoryTools, "openrath": func() []tools.Tool { return formats.OpenRath(Core()) }, "scratchpad": scratchTools, "sessions": sessionTools, "smithers": func() []tools.Tool { return formats.Smithers(Core()) }, "triggers": triggerTools, "web": webTools,
+		"agents": agentTools, "ask": askTools, "channels": channelTools, "core": Core, "core-shell": coreShellTools,
+		"files": func() []tools.Tool { return formats.Files(Core()) }, "help": tools.Help,
+		"jobs": jobsTools, "memory": memoryTools, "openrath": func() []tools.Tool { return formats.OpenRath(Core()) }, "scratchpad": scratchTools,
+		"sessions": sessionTools, "smithers": func() []tools.Tool { return formats.Smithers(Core()) }, "triggers": triggerTools, "web": webTools,
 		"code_execution": codeTools, "image_generation": imageTools, "web_search": searchTools,
 	}
 }

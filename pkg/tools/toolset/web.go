@@ -26,7 +26,8 @@ func webTools() []tools.Tool {
 				"Only hosts that the operator allows can be reached, no private addresses. Redirects are followed.",
 			`"url": {"type": "string", "minLength": 1, "maxLength": 8192, "description": "The address, beginning with http:// or https://."},
 				"method": {"type": "string", "enum": ["GET", "HEAD"], "default": "GET", "description": "HEAD returns status and headers only. Default: GET."},
-				"headers": {"type": "object", "additionalProperties": {"type": "string", "maxLength": 1000}, "description": "Headers to send: `+strings.Join(wire.FetchHeaders(), ", ")+`. No others are allowed."},
+				"headers": {"type": "object", "additionalProperties": {"type": "string", "maxLength": 1000}, "description": "Headers to send: `+
+				strings.Join(wire.FetchHeaders(), ", ")+`. No others are allowed."},
 				"raw": {"type": "boolean", "default": false, "description": "Return HTML as it is. Default: false."},
 				"max_bytes": {"type": "integer", "minimum": 1, "maximum": 16777216, "description": "How much of the body to read at most. Default: 5 MiB."},
 				"timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 300, "description": "Seconds that the request may take. Default: 30."}`, "url"),

@@ -187,7 +187,8 @@ func (d *laneDetail) table() *table {
 	for i := range d.shown.Calls {
 		c := &d.shown.Calls[i]
 		t.rows = append(t.rows, row{string(c.CallID), []cell{
-			text(string(c.CallID)), word(c.State), text(cmp.Or(terminal.ToolName(c.Tool), "-")), age(c.AgeMS), age(c.RunningMS), number(c.Attempt), text(string(c.SessionID)), text(cmp.Or(c.WaitsFor, c.Fault, "-")),
+			text(string(c.CallID)), word(c.State), text(cmp.Or(terminal.ToolName(c.Tool), "-")), age(c.AgeMS), age(c.RunningMS),
+			number(c.Attempt), text(string(c.SessionID)), text(cmp.Or(c.WaitsFor, c.Fault, "-")),
 		}, target{pool: d.of.pool, lane: d.of.lane, session: c.SessionID, call: c.CallID, tool: c.Tool, state: c.State}})
 	}
 	if d.shown.LeftOut > 0 {

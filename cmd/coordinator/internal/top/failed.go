@@ -119,7 +119,8 @@ func (f *failures) failedTable() *table {
 // newLoggedDetail shows a call of the log.
 func newLoggedDetail(of target) *tailDetail {
 	return &tailDetail{
-		of: target{}, name: fmt.Sprintf("call %s, %s, session %s", of.call, cmp.Or(of.tool, "-"), of.session), help: "esc back  j k scroll  g begin  G end  ? keys  q quit", home: true,
+		of: target{}, name: fmt.Sprintf("call %s, %s, session %s", of.call, cmp.Or(of.tool, "-"), of.session),
+		help: "esc back  j k scroll  g begin  G end  ? keys  q quit", home: true,
 		begin: func(ctx context.Context, m *model, _ target, to *tail) error {
 			call, err := m.options.Client.LoggedCall(ctx, protocol.CallRef{SessionID: of.session, ID: of.call})
 			if err == nil {

@@ -391,7 +391,9 @@ func padded(lines []string, height int) []string {
 func (m *model) tabLine() string {
 	counts := make([]string, len(m.tabs)) // "" is not known
 	if p := m.picture; p != nil {
-		for i, n := range []int{len(p.Looks), len(p.Workers) + len(p.Coordinators), len(p.Lanes) + p.LanesLeftOut, len(p.Sessions) + p.SessionsLeftOut, len(p.Waits), len(p.Limits)} {
+		for i, n := range []int{
+			len(p.Looks), len(p.Workers) + len(p.Coordinators), len(p.Lanes) + p.LanesLeftOut, len(p.Sessions) + p.SessionsLeftOut, len(p.Waits), len(p.Limits),
+		} {
 			counts[i] = fmt.Sprint(" ", n)
 		}
 	}

@@ -166,7 +166,8 @@ func lanes(p *overview.Picture) *table {
 			running += fmt.Sprintf(" +%d", more)
 		}
 		t.rows = append(t.rows, row{string(l.Pool) + " " + l.Hash, []cell{
-			text(terminal.LaneName(l.Lane, l.Hash)), word(l.State), number(l.Waiting + l.Delayed), age(l.OldestMS), text(running), text(cmp.Or(string(l.Holder), "-")), text(cmp.Or(l.WaitsFor, "-")), text(string(l.Pool)),
+			text(terminal.LaneName(l.Lane, l.Hash)), word(l.State), number(l.Waiting + l.Delayed), age(l.OldestMS), text(running),
+			text(cmp.Or(string(l.Holder), "-")), text(cmp.Or(l.WaitsFor, "-")), text(string(l.Pool)),
 		}, target{pool: l.Pool, lane: l.Lane, state: l.State}})
 	}
 	switch {

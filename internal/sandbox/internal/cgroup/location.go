@@ -57,11 +57,16 @@ func locate(proc string, systemd bool) (*Location, error) {
 	top, root := hierarchy(mounts)
 	own, found := ownGroup(string(groups))
 	if top == "" || !found {
-		return nil, &isolation.UnusableError{Found: "version 2 is not mounted", Advice: "mount it, in a container at /sys/fs/cgroup, or boot with systemd.unified_cgroup_hierarchy=1"}
+		return nil, &isolation.UnusableError{
+			Found: "version 2 is not mounted", Advice: "mount it, in a container at /sys/fs/cgroup, or boot with systemd.unified_cgroup_hierarchy=1",
+		}
 	}
 	below, err := filepath.Rel(root, own)
 	if err != nil || below == ".." || strings.HasPrefix(below, "../") {
-		return nil, &isolation.UnusableError{Found: fmt.Sprintf("the group of this process, %s, is not below what %s shows", own, top), Advice: "mount the hierarchy in the worker's control group namespace"}
+		return nil, &isolation.UnusableError{
+			Found:  fmt.Sprintf("the group of this process, %s, is not below what %s shows", own, top),
+			Advice: "mount the hierarchy in the worker's control group namespace",
+		}
 	}
 	p := &Location{Top: top, Own: filepath.Join(top, below), systemd: systemd}
 	return p, p.check()

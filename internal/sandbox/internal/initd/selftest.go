@@ -278,7 +278,8 @@ func placesOf(config Config) []placement {
 	for _, name := range System {
 		all = append(all, placement{path: "/" + name})
 	}
-	all = append(all, placement{path: "/etc"}, placement{path: "/proc", writable: true}, placement{path: Pressure}, placement{path: Keys}, placement{path: "/dev", writable: true, devices: true})
+	all = append(all, placement{path: "/etc"}, placement{path: "/proc", writable: true}, placement{path: Pressure},
+		placement{path: Keys}, placement{path: "/dev", writable: true, devices: true})
 	mounted := slices.Clone(config.Mounts)
 	slices.SortFunc(mounted, func(a, b isolation.Mount) int { return len(Guest(a)) - len(Guest(b)) })
 	for _, m := range mounted {
