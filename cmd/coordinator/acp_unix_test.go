@@ -304,7 +304,9 @@ func TestACP_ModesHoldForLaterTools(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			folder, dir := t.TempDir(), t.TempDir()
-			e := atEditor(t, "reject", script(t, `{"text": "First is done."}, {"tool_calls": [{"name": "late", "arguments": {}}]}, {"text": "Second is done."}`), "--session-mode", mode, "--tools", folder)
+			e := atEditor(t, "reject",
+				script(t, `{"text": "First is done."}, {"tool_calls": [{"name": "late", "arguments": {}}]}, {"text": "Second is done."}`),
+				"--session-mode", mode, "--tools", folder)
 			id := e.opens(t, dir)
 			require.Equal(t, acp.StopReasonEndTurn, e.prompts(t, id, acp.TextBlock("one")))
 			manifest := "name: late\ndescription: Writes a file.\nparameters: {type: object}\ncommand: [touch, ran]\n"

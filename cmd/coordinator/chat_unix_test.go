@@ -438,7 +438,9 @@ func TestChat_ContinuesAnOpenTurnBeforeThePrompt(t *testing.T) {
 		history, err := f.Journal.Load(t.Context(), "s")
 		require.NoError(t, err)
 		turn := history.Events[len(history.Events)-1].Turn + 1
-		_, err = f.Journal.Append(t.Context(), "s", history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: turn, SessionID: "s", StartFields: loop.StartFields{Input: input}})
+		_, err = f.Journal.Append(t.Context(), "s", history.Last, loop.Event{
+			Type: loop.EventTurnStarted, Turn: turn, SessionID: "s", StartFields: loop.StartFields{Input: input},
+		})
 		require.NoError(t, err)
 		backup.Open(workspace, backup.Folder(data, "s")).Save(t.Context(), turn, backup.Before)
 		require.NoError(t, os.WriteFile(filepath.Join(workspace, "a"), []byte("half"), 0o600))

@@ -45,7 +45,9 @@ func TestCompletion_InRealShells(t *testing.T) {
 	shells := map[string]func(t *testing.T, line string) string{
 		"bash": func(t *testing.T, line string) string {
 			t.Helper()
-			return in(t, "bash", "--norc", "-c", `source <(coordinator completion bash); COMP_LINE=$1; COMP_POINT=${#1}; _coordinator; printf '%s\n' "${COMPREPLY[@]}"`, "bash", line)
+			return in(t, "bash", "--norc", "-c",
+				`source <(coordinator completion bash); COMP_LINE=$1; COMP_POINT=${#1}; _coordinator; printf '%s\n' "${COMPREPLY[@]}"`,
+				"bash", line)
 		},
 		"zsh": func(t *testing.T, line string) string {
 			t.Helper()

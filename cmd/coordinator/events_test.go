@@ -101,7 +101,8 @@ func TestJSONEvents_ValuesStayAndLiveNewsAreLeftOut(t *testing.T) {
 	require.Empty(t, out.String())
 	queue := 1.5
 	events.observe(loop.Event{
-		Type: loop.EventToolResult, SessionID: "s", Time: time.Unix(0, 0).UTC(), ResultFields: loop.ResultFields{Content: "<a> & b", QueueMS: &queue}, Status: string(protocol.StatusOK),
+		Type: loop.EventToolResult, SessionID: "s", Time: time.Unix(0, 0).UTC(),
+		ResultFields: loop.ResultFields{Content: "<a> & b", QueueMS: &queue}, Status: string(protocol.StatusOK),
 	})
 	require.Contains(t, out.String(), `"content":"<a> & b"`)
 	require.Contains(t, out.String(), `"queue_ms":1.5`)

@@ -200,7 +200,8 @@ func TestScreen_Plain(t *testing.T) {
 // stands out as a whole.
 func TestScreen_WhatGitWouldRunStandsOut(t *testing.T) {
 	t.Parallel()
-	model := script(t, `{"text": "I look.", "tool_calls": [{"name": "bash", "arguments": {"command": "git init -q sub && git -C sub config core.fsmonitor ./watch"}}]}, {"text": "Fine."}`)
+	model := script(t,
+		`{"text": "I look.", "tool_calls": [{"name": "bash", "arguments": {"command": "git init -q sub && git -C sub config core.fsmonitor ./watch"}}]}, {"text": "Fine."}`)
 	for name, c := range map[string]struct {
 		env, flags []string
 		want       string // of the capture, painted

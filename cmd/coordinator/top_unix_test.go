@@ -155,9 +155,11 @@ func TestTop_LooksAndActs(t *testing.T) {
 		"coordinator", "serve", "--listen", "127.0.0.1:0", "--data", t.TempDir(), "--model", model, "--min-level", "none", "--drain", "1s")
 	reach, err := shell.Fields(line, nil)
 	require.NoError(t, err)
-	_, worker := begun(t, regexp.MustCompile(`takes calls of (pool)`), append([]string{"worker", "--sandbox", "process", "--slots", "2", "--data", t.TempDir(), "--drain", "1s"}, reach...)...)
+	_, worker := begun(t, regexp.MustCompile(`takes calls of (pool)`),
+		append([]string{"worker", "--sandbox", "process", "--slots", "2", "--data", t.TempDir(), "--drain", "1s"}, reach...)...)
 	for _, session := range []string{"s-1", "s-2"} {
-		background(t, regexp.MustCompile(`(follow it with)`), append([]string{"coordinator", "submit", "--min-level", "none", "--detach", "--session", session, "Go."}, reach...)...)
+		background(t, regexp.MustCompile(`(follow it with)`),
+			append([]string{"coordinator", "submit", "--min-level", "none", "--detach", "--session", session, "Go."}, reach...)...)
 	}
 	m := inTmux(t, 100, nil, append([]string{"top"}, reach...)...)
 	m.press("3", "> sandbox/s-1", "  sandbox/s-2", "bash ", "1 worker", "2/2 slots")
@@ -196,7 +198,8 @@ func TestTop_LooksAndActs(t *testing.T) {
 	m.press("y", "session s-2 has no turn that runs or waits")
 	m.press("Escape", "[4 Sess")
 
-	background(t, regexp.MustCompile(`(follow it with)`), append([]string{"coordinator", "submit", "--min-level", "none", "--detach", "--session", "s-3", "Go."}, reach...)...)
+	background(t, regexp.MustCompile(`(follow it with)`),
+		append([]string{"coordinator", "submit", "--min-level", "none", "--detach", "--session", "s-3", "Go."}, reach...)...)
 	m.press("3", "[3 Lane", "sandbox/s-3", "bash ")
 	require.NoError(t, worker.Kill())
 	m.press("1", "[1 Stall", "1 silent")
@@ -217,10 +220,12 @@ func TestTop_ShowsWhatASessionAsks(t *testing.T) {
 		"coordinator", "serve", "--listen", "127.0.0.1:0", "--data", t.TempDir(), "--model", model, "--min-level", "none", "--policy", rules, "--drain", "1s")
 	reach, err := shell.Fields(line, nil)
 	require.NoError(t, err)
-	background(t, regexp.MustCompile(`(follow it with)`), append([]string{"coordinator", "submit", "--min-level", "none", "--detach", "--session", "s-1", "Go."}, reach...)...)
+	background(t, regexp.MustCompile(`(follow it with)`),
+		append([]string{"coordinator", "submit", "--min-level", "none", "--detach", "--session", "s-1", "Go."}, reach...)...)
 	m := inTmux(t, 100, nil, append([]string{"top"}, reach...)...)
 	m.press("4", "> s-1", "waits for approval")
-	screen := m.press("Enter", "● I begin.", "need approval: bash", "echo a<U+202E>; echo ␛]0;owned", "It waits for approval: coordinator approve", " s-1 ", "--deny refuses it")
+	screen := m.press("Enter", "● I begin.", "need approval: bash", "echo a<U+202E>; echo ␛]0;owned",
+		"It waits for approval: coordinator approve", " s-1 ", "--deny refuses it")
 	require.NotContains(t, m.run("display-message", "-p", "#{pane_title}"), "owned")
 	call := regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}`).FindString(screen)
 	require.NotEmpty(t, call, screen)

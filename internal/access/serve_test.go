@@ -218,7 +218,8 @@ func (a answer) WriteHeader(status int)      { *a.status = status }
 // A web page whose name leads to a loopback address is refused, on every connection to one.
 func TestLocalHost_RefusesOtherNames(t *testing.T) {
 	t.Parallel()
-	handler := access.LocalHost(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), func(w http.ResponseWriter, status int, reason string) { http.Error(w, reason, status) })
+	handler := access.LocalHost(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}),
+		func(w http.ResponseWriter, status int, reason string) { http.Error(w, reason, status) })
 	address, _ := serve(t, hours(), handler.ServeHTTP)
 	for host, want := range map[string]string{
 		"127.0.0.1": "200", "127.0.0.1:80": "200", "localhost:7070": "200", "[::1]:7070": "200", "[::1]": "200",

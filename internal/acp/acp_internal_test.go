@@ -81,12 +81,18 @@ func TestUpdates(t *testing.T) {
 		},
 		"a reply that does not stream": {events: []loop.Event{text(loop.EventModelReply, "Hello.")}, want: []string{`"agent_message_chunk"`}},
 		"a reply that begins again": {
-			events: []loop.Event{text(loop.EventTextDelta, "Hel"), text(loop.EventReplyFailed, "it broke"), text(loop.EventTextDelta, "Hello."), text(loop.EventModelReply, "Hello.")},
-			want:   []string{"cut off, and begins again", `"Hello."`},
+			events: []loop.Event{
+				text(loop.EventTextDelta, "Hel"), text(loop.EventReplyFailed, "it broke"),
+				text(loop.EventTextDelta, "Hello."), text(loop.EventModelReply, "Hello."),
+			},
+			want: []string{"cut off, and begins again", `"Hello."`},
 		},
 		"thoughts": {
-			events: []loop.Event{text(loop.EventReasoningDelta, "I "), event(loop.EventModelReply, func(e *loop.Event) { e.Text, e.Reasoning = "Hi", &loop.Reasoning{Text: "I think"} })},
-			want:   []string{`"I "`, `"agent_thought_chunk"`, `"think"`},
+			events: []loop.Event{
+				text(loop.EventReasoningDelta, "I "),
+				event(loop.EventModelReply, func(e *loop.Event) { e.Text, e.Reasoning = "Hi", &loop.Reasoning{Text: "I think"} }),
+			},
+			want: []string{`"I "`, `"agent_thought_chunk"`, `"think"`},
 		},
 		"a call that writes a file shows what changes": {
 			events: []loop.Event{called(loop.EventToolCall, "c", "write", `{"path": "a.txt", "content": "new\n"}`)},
@@ -101,8 +107,10 @@ func TestUpdates(t *testing.T) {
 			want:   []string{`"newText":"y","oldText":"x"`, `"newText":"q","oldText":"p"`},
 		},
 		"a call about which a person is asked is announced once": {
-			events: []loop.Event{called(loop.EventApprovalAsked, "c", "bash", `{}`), called(loop.EventToolCall, "c", "bash", `{}`), called(loop.EventToolRunning, "c", "bash", "")},
-			want:   []string{`"sessionUpdate":"tool_call"`, `"sessionUpdate":"tool_call_update","status":"in_progress"`},
+			events: []loop.Event{
+				called(loop.EventApprovalAsked, "c", "bash", `{}`), called(loop.EventToolCall, "c", "bash", `{}`), called(loop.EventToolRunning, "c", "bash", ""),
+			},
+			want: []string{`"sessionUpdate":"tool_call"`, `"sessionUpdate":"tool_call_update","status":"in_progress"`},
 		},
 		"a job ends later": {
 			events: []loop.Event{

@@ -144,7 +144,8 @@ func TestRun_WithoutCommands(t *testing.T) {
 
 		Nats string `help:"Servers."`
 	}
-	code := cli.Run(cli.Program{Name: "tool", Args: []string{"fly"}, Stdout: stderr, Stderr: stderr, Getenv: os.Getenv}, &g, &g.Common, func(cli.Selected) error { return nil })
+	code := cli.Run(cli.Program{Name: "tool", Args: []string{"fly"}, Stdout: stderr, Stderr: stderr, Getenv: os.Getenv},
+		&g, &g.Common, func(cli.Selected) error { return nil })
 	require.Equal(t, cli.ExitUsage, code)
 	content, err := os.ReadFile(stderr.Name())
 	require.NoError(t, err)
@@ -188,7 +189,8 @@ func TestRun_EveryFlagIsAlsoAVariable(t *testing.T) { //nolint:paralleltest // c
 	o := run(t, nil, "go", "home", "--speed=slow", "--print-config")
 	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	require.NotContains(t, o.stdout, "s3cret")
-	require.JSONEq(t, `{"GOMEMLIMIT":`+memoryLimit()+`,"creds":"","drain":"1m0s","env":{"KEY":"(set)"},"json":true,"log-format":"text","log-level":"debug","model":null,"only":null,
+	require.JSONEq(t,
+		`{"GOMEMLIMIT":`+memoryLimit()+`,"creds":"","drain":"1m0s","env":{"KEY":"(set)"},"json":true,"log-format":"text","log-level":"debug","model":null,"only":null,
 		"nats":"nats://xxxxx@host:4222","slots":7,"speed":"slow"}`, o.stdout, "what is given as a flag counts")
 }
 
@@ -200,7 +202,8 @@ func TestRun_PrintConfigShowsNoSecretAndRunsNothing(t *testing.T) {
 	require.Empty(t, o.ran)
 	require.Empty(t, o.stderr)
 	require.NotContains(t, o.stdout, "s3cret")
-	require.JSONEq(t, `{"GOMEMLIMIT":`+memoryLimit()+`,"creds":"/etc/nats.creds","drain":"10s","env":{"TOKEN":"(set)","A":"(set)"},"json":false,"log-format":"text","log-level":"warn",
+	require.JSONEq(t,
+		`{"GOMEMLIMIT":`+memoryLimit()+`,"creds":"/etc/nats.creds","drain":"10s","env":{"TOKEN":"(set)","A":"(set)"},"json":false,"log-format":"text","log-level":"warn",
 		"model":["a","b,c"],"only":null,"nats":"nats://xxxxx@a:1,xxxxx@b:2","slots":4,"speed":"slow"}`, o.stdout)
 }
 
@@ -307,7 +310,9 @@ func TestStateDir(t *testing.T) {
 
 func TestRun_ErrorsShowNoUsersOfURLs(t *testing.T) {
 	t.Parallel()
-	o := run(t, errors.New(`bodies "s3://key:s3cret@bucket/a@b?region=x": no; see http://s3cret@a,http://b:s3c@s3cret@c:1/d and https://e/@f`), "go", "home", "--nats=nats://x")
+	o := run(t,
+		errors.New(`bodies "s3://key:s3cret@bucket/a@b?region=x": no; see http://s3cret@a,http://b:s3c@s3cret@c:1/d and https://e/@f`),
+		"go", "home", "--nats=nats://x")
 	require.Contains(t, o.stderr, `bodies "s3://xxxxx@bucket/a@b?region=x": no; see http://xxxxx@a,http://xxxxx@c:1/d and https://e/@f`)
 }
 
@@ -336,7 +341,8 @@ func TestProtect_ParsesOrNamesTheFault(t *testing.T) {
 		require.Equal(t, want, got, text)
 	}
 	for text, fault := range map[string]string{
-		"/etc": `--protect: protected place "/etc": must be a path in the workspace`, "a,../b": `"../b"`, ".": "is the workspace itself", "a,": "any extra comma", ",": "any extra comma", "a\x00": "NUL",
+		"/etc": `--protect: protected place "/etc": must be a path in the workspace`, "a,../b": `"../b"`,
+		".": "is the workspace itself", "a,": "any extra comma", ",": "any extra comma", "a\x00": "NUL",
 	} {
 		_, err := (&cli.Protect{Protect: text}).Places()
 		require.ErrorContains(t, err, fault)

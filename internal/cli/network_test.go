@@ -113,7 +113,8 @@ func TestLimits_Flags(t *testing.T) {
 func TestWarnings_NameLimitsThatAreNotHeld(t *testing.T) {
 	t.Parallel()
 	caps := isolation.Caps{Driver: "d", Warnings: []string{"one"}, Limits: isolation.LimitKinds{
-		CPU: isolation.LimitNone, Memory: isolation.LimitRlimit, Processes: isolation.LimitNone, OpenFiles: isolation.LimitNone, FileSize: isolation.LimitNone, Disk: isolation.LimitNone,
+		CPU: isolation.LimitNone, Memory: isolation.LimitRlimit, Processes: isolation.LimitNone,
+		OpenFiles: isolation.LimitNone, FileSize: isolation.LimitNone, Disk: isolation.LimitNone,
 	}}
 	require.Equal(t, []string{"one"}, cli.Warnings(sandbox.Limits{Memory: 1 << 30, Wall: time.Second}, caps))
 	require.Equal(t, []string{"one", "driver d does not enforce --limit-processes, --limit-disk"},

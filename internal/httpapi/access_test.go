@@ -130,12 +130,15 @@ func TestOperations_RefuseTheWrongToken(t *testing.T) {
 	t.Parallel()
 	s := start(t, withTokens(t))
 	ann := as("ann")
-	require.Equal(t, 202, s.ask(t, "POST", "/v1/calls?wait_ms=60000", `{"tool": "bash", "arguments": {"command": "echo secret > f"}, "session_id": "s"}`, nil, append(ann, "Idempotency-Key", "c")...))
+	require.Equal(t, 202, s.ask(t, "POST", "/v1/calls?wait_ms=60000",
+		`{"tool": "bash", "arguments": {"command": "echo secret > f"}, "session_id": "s"}`, nil,
+		append(ann, "Idempotency-Key", "c")...))
 	require.Equal(t, 201, s.ask(t, "POST", "/v1/sessions/s/fork", `{"session_id": "fork"}`, nil, ann...))
 	status, _ := s.send(t, "POST", "/v1/sessions/turned/import", `{"type":"session_export","version":1}`+"\n"+
 		`{"type":"turn_started","turn":1,"input":"secret","time":"2026-01-02T03:04:05Z"}`+"\n"+`{"type":"turn_ended","turn":1,"time":"2026-01-02T03:04:05Z"}`+"\n", ann...)
 	require.Equal(t, 201, status)
-	require.Equal(t, 202, s.ask(t, "POST", "/v1/calls", `{"tool": "bash", "arguments": {"command": "sleep 600"}, "session_id": "s"}`, nil, append(ann, "Idempotency-Key", "runs")...))
+	require.Equal(t, 202,
+		s.ask(t, "POST", "/v1/calls", `{"tool": "bash", "arguments": {"command": "sleep 600"}, "session_id": "s"}`, nil, append(ann, "Idempotency-Key", "runs")...))
 	require.Equal(t, 201, s.ask(t, "POST", "/v1/schedules", `{"name": "daily", "cron": "@daily", "session_id": "s", "turn": {"prompt": "p"}}`, nil, ann...))
 	require.Equal(t, 201, s.ask(t, "POST", "/v1/templates", `{"name": "anns", "session_id": "s"}`, nil, ann...))
 	require.Equal(t, 204, s.ask(t, "PUT", "/v1/limits", `{"tenant": "acme", "weight": 2}`, nil, as("owner")...))

@@ -247,7 +247,8 @@ func TestCalls_OverHTTPTakeLittleLonger(t *testing.T) { //nolint:paralleltest //
 		require.NoError(t, result.Err())
 	}
 	overHTTP := func() {
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL+"/v1/calls?wait_ms=60000", strings.NewReader(`{"tool": "read", "arguments": `+arguments+`, "session_id": "s"}`))
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL+"/v1/calls?wait_ms=60000",
+			strings.NewReader(`{"tool": "read", "arguments": `+arguments+`, "session_id": "s"}`))
 		require.NoError(t, err)
 		request.Header.Set("Content-Type", "application/json")
 		answer, err := s.Client().Do(request)
@@ -284,7 +285,10 @@ func TestFleet_IsListed(t *testing.T) {
 	var lanes map[string]any
 	require.Equal(t, 200, s.ask(t, "GET", "/v1/lanes", "", &lanes))
 	require.Contains(t, lanes, "left_out")
-	for _, path := range []string{"/v1/workers", "/v1/pools", "/v1/lanes", "/v1/limits", "/v1/schedules", "/v1/templates", "/v1/sessions", "/v1/questions", "/v1/tools", "/openapi.json"} {
+	for _, path := range []string{
+		"/v1/workers", "/v1/pools", "/v1/lanes", "/v1/limits", "/v1/schedules", "/v1/templates",
+		"/v1/sessions", "/v1/questions", "/v1/tools", "/openapi.json",
+	} {
 		require.Equal(t, 200, s.ask(t, "GET", path, "", nil), path)
 	}
 }

@@ -293,7 +293,9 @@ func TestProblems_OfTheRouter(t *testing.T) {
 	t.Parallel()
 	s := start(t, nil)
 	for request, want := range map[string]int{
-		"GET /": 404, "GET /v1/none": 404, "PATCH /v1/sessions": 405, "OPTIONS /v1/sessions": 405, "TRACE /v1/sessions/s": 405, "GET /v1/sessions/%2e%2e/file": 422, "GET /v1/calls/..%2f/x": 422, "POST /v1/sessions/./merge": 404, "POST /v1/sessions//cancel": 404, "DELETE /v1/sessions/../lanes": 404,
+		"GET /": 404, "GET /v1/none": 404, "PATCH /v1/sessions": 405, "OPTIONS /v1/sessions": 405, "TRACE /v1/sessions/s": 405,
+		"GET /v1/sessions/%2e%2e/file": 422, "GET /v1/calls/..%2f/x": 422, "POST /v1/sessions/./merge": 404, "POST /v1/sessions//cancel": 404,
+		"DELETE /v1/sessions/../lanes": 404,
 	} {
 		method, path, _ := strings.Cut(request, " ")
 		r, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, nil)

@@ -76,7 +76,9 @@ func (noop) Release(protocol.Lane) {}
 func TestTickets_AReadyMessageDoesNotWaitForALease(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{})
-	h, err := NewHolder(t.Context(), f.Connect(), noop{}, Options{Fleet: f.Name, Pool: protocol.DefaultPool, Worker: "w", Slots: 4, AckWait: 10 * time.Minute, Logger: f.Logger})
+	h, err := NewHolder(t.Context(), f.Connect(), noop{}, Options{
+		Fleet: f.Name, Pool: protocol.DefaultPool, Worker: "w", Slots: 4, AckWait: 10 * time.Minute, Logger: f.Logger,
+	})
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)

@@ -239,8 +239,9 @@ func newLaneOf(t *testing.T, s *store.Store) *heldLane {
 	t.Helper()
 	const name = protocol.Lane("account/a")
 	l := &heldLane{
-		holder: &Holder{store: s, options: Options{}.withDefaults(), host: idleHost{}}, ownership: &ownership{lane: name, hash: wire.HashLane(name), ctx: t.Context(), claim: &claim{}, ready: &readyMessage{}},
-		schedule: core.NewSchedule(), garbage: newGarbage(s),
+		holder:    &Holder{store: s, options: Options{}.withDefaults(), host: idleHost{}},
+		ownership: &ownership{lane: name, hash: wire.HashLane(name), ctx: t.Context(), claim: &claim{}, ready: &readyMessage{}},
+		schedule:  core.NewSchedule(), garbage: newGarbage(s),
 		mail: newMailbox(s, newCopies(s.NC), protocol.DefaultPool, wire.HashLane(name), func() {}),
 	}
 	t.Cleanup(l.mail.close)

@@ -432,9 +432,15 @@ func TestWaits_ResultsSayWhatACallWaitedFor(t *testing.T) {
 		other *protocol.Call
 		shown string // by an operator
 	}{
-		"lane":  {slots: 4, first: newCall("s", exclusive("account/a")), other: newCall("s", exclusive("account/a")), shown: "an earlier call of the lane, which runs"},
-		"limit": {slots: 4, rule: limits.Rule{Lane: "account/*", Concurrent: 1}, first: newCall("s", shared("account/a")), other: newCall("s", shared("account/a")), shown: "limit account/*: concurrent 1"},
-		"rate":  {slots: 4, rule: limits.Rule{Lane: "account/*", Rate: "1/h", Burst: 1}, first: newCall("s", shared("account/a")), other: newCall("s", shared("account/a")), shown: "limit account/*: rate 1/h"},
+		"lane": {slots: 4, first: newCall("s", exclusive("account/a")), other: newCall("s", exclusive("account/a")), shown: "an earlier call of the lane, which runs"},
+		"limit": {
+			slots: 4, rule: limits.Rule{Lane: "account/*", Concurrent: 1}, first: newCall("s", shared("account/a")),
+			other: newCall("s", shared("account/a")), shown: "limit account/*: concurrent 1",
+		},
+		"rate": {
+			slots: 4, rule: limits.Rule{Lane: "account/*", Rate: "1/h", Burst: 1}, first: newCall("s", shared("account/a")),
+			other: newCall("s", shared("account/a")), shown: "limit account/*: rate 1/h",
+		},
 		"after": {slots: 4, first: awaited, other: waits, shown: "call s/"},
 		"slot":  {slots: 1, first: newCall("s", exclusive("account/a")), other: newCall("s", exclusive("account/b")), shown: "a slot: no worker has claimed the lane"},
 	} {

@@ -33,12 +33,14 @@ func TestOutcomeOf(t *testing.T) {
 		outcome    natsio.Outcome
 		repeatable bool
 	}{
-		"stored":                          {nil, natsio.Acknowledged, false},
-		"another message is there":        {api(400, jetstream.JSErrCodeStreamWrongLastSequence, "wrong last sequence: 3"), natsio.Conflict, false},
-		"the subject has its message":     {api(503, natsio.CodeStoreFailed, "maximum messages per subject exceeded"), natsio.Conflict, false},
-		"a key exists":                    {fmt.Errorf("create: %w", jetstream.ErrKeyExists), natsio.Conflict, false},
-		"another message is on its way":   {api(400, jetstream.JSErrCodeStreamWrongLastSequenceConstant, "wrong last sequence"), natsio.Unknown, true},
-		"and the client calls it a key":   {fmt.Errorf("%w: %w", api(400, jetstream.JSErrCodeStreamWrongLastSequenceConstant, ""), jetstream.ErrKeyExists), natsio.Unknown, true},
+		"stored":                        {nil, natsio.Acknowledged, false},
+		"another message is there":      {api(400, jetstream.JSErrCodeStreamWrongLastSequence, "wrong last sequence: 3"), natsio.Conflict, false},
+		"the subject has its message":   {api(503, natsio.CodeStoreFailed, "maximum messages per subject exceeded"), natsio.Conflict, false},
+		"a key exists":                  {fmt.Errorf("create: %w", jetstream.ErrKeyExists), natsio.Conflict, false},
+		"another message is on its way": {api(400, jetstream.JSErrCodeStreamWrongLastSequenceConstant, "wrong last sequence"), natsio.Unknown, true},
+		"and the client calls it a key": {
+			fmt.Errorf("%w: %w", api(400, jetstream.JSErrCodeStreamWrongLastSequenceConstant, ""), jetstream.ErrKeyExists), natsio.Unknown, true,
+		},
 		"no leader":                       {api(503, 10008, "JetStream system temporarily unavailable"), natsio.Unknown, true},
 		"the stream is full":              {api(503, natsio.CodeStoreFailed, "maximum bytes exceeded"), natsio.NotStored, false},
 		"the server is full":              {api(503, 10023, "insufficient resources"), natsio.NotStored, false},

@@ -140,7 +140,9 @@ func TestCheckRights_HasNoEffect(t *testing.T) {
 					natsio.WorkspaceListRights(tf, "default"), natsio.PoolsRights(tf),
 				},
 			)...))
-			for _, name := range []string{wire.SessionsStream(tf), wire.WorkspacesStream(tf), natsio.ObjectStream(wire.KeptBucket(tf)), natsio.ObjectStream(wire.BlobsBucket(tf))} {
+			for _, name := range []string{
+				wire.SessionsStream(tf), wire.WorkspacesStream(tf), natsio.ObjectStream(wire.KeptBucket(tf)), natsio.ObjectStream(wire.BlobsBucket(tf)),
+			} {
 				stream := mustStream(t, js, name)
 				require.Zero(t, stream.CachedInfo().State.Consumers, name)
 			}

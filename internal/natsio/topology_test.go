@@ -42,7 +42,9 @@ func names(t *testing.T, f *natsiotest.Fleet) []string {
 func TestEnsure_MakesWhatAFleetNeeds(t *testing.T) {
 	t.Parallel()
 	f := natsiotest.New(t, natsio.Topology{MaxCalls: 7, MaxBytes: 1 << 20, Storage: natsio.Storage{ResultAge: time.Hour}})
-	require.ElementsMatch(t, []string{"TF_CALLS", "TF_CLAIMS", "TF_RESULTS", "TF_SESSIONS", "TF_WORKSPACES", "OBJ_TF_BLOBS", "OBJ_TF_KEPT", "OBJ_TF_BODIES", "KV_TF_PLACES"}, names(t, f))
+	require.ElementsMatch(t,
+		[]string{"TF_CALLS", "TF_CLAIMS", "TF_RESULTS", "TF_SESSIONS", "TF_WORKSPACES", "OBJ_TF_BLOBS", "OBJ_TF_KEPT", "OBJ_TF_BODIES", "KV_TF_PLACES"},
+		names(t, f))
 	calls := configuration(t, f, wire.CallsStream(tf))
 	require.Equal(t, jetstream.LimitsPolicy, calls.Retention)
 	require.Equal(t, jetstream.DiscardNew, calls.Discard)
@@ -136,7 +138,8 @@ func TestEnsure_AServerWithLessRoom(t *testing.T) {
 		_, err := f.JS.CreateStream(t.Context(), jetstream.StreamConfig{Name: "LATER", MaxBytes: natsio.ChannelBytes + natsio.ScheduleBytes + natsio.LimitBytes})
 		require.NoError(t, err, "there is room for what is made later")
 		f = roomy(t, natsio.LeastRoom-1)
-		require.ErrorContains(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: given}), "it reserves 180 MiB, and the server has less left: its limit for files (max_file_store)")
+		require.ErrorContains(t, natsio.Ensure(t.Context(), f.JS, natsio.Topology{Bounded: given}),
+			"it reserves 180 MiB, and the server has less left: its limit for files (max_file_store)")
 	}
 }
 

@@ -172,7 +172,9 @@ func TestRead_LostWorkersAreFirst(t *testing.T) {
 	client := connect(t, f)
 	lostAt, link := f.ConnectVia()
 	who, err := lostAt.Subscribe(wire.WhoSubject(f.Name, protocol.DefaultPool), func(request *nats.Msg) {
-		body, err := wire.Encode(&wire.WorkerInfo{WorkerID: "gone", Pool: protocol.DefaultPool, Slots: 1, Running: 1, Driver: "none", Level: "none", Network: "all", Languages: []string{}})
+		body, err := wire.Encode(&wire.WorkerInfo{
+			WorkerID: "gone", Pool: protocol.DefaultPool, Slots: 1, Running: 1, Driver: "none", Level: "none", Network: "all", Languages: []string{},
+		})
 		if err == nil {
 			_ = request.Respond(body)
 		}
@@ -270,7 +272,9 @@ func TestRead_TenThousandLanes(t *testing.T) {
 	require.Equal(t, protocol.Lane("account/0"), p.Lanes[0].Lane)
 	require.Equal(t, 100, p.Rates.Waiting)
 	require.Len(t, p.Waits, 1)
-	require.Equal(t, overview.Wait{WaitsFor: "pool default has no worker that answers", Wait: report.Wait{Reason: report.ReasonWorker, Pool: "default"}, Calls: 100, Lanes: 100}, p.Waits[0])
+	require.Equal(t,
+		overview.Wait{WaitsFor: "pool default has no worker that answers", Wait: report.Wait{Reason: report.ReasonWorker, Pool: "default"}, Calls: 100, Lanes: 100},
+		p.Waits[0])
 	t.Logf("a picture of %d lanes: %s", all, first)
 }
 
@@ -349,7 +353,9 @@ func TestRead_ALostLane(t *testing.T) {
 	require.Equal(t, list.Lanes[0].WaitsFor, shown.WaitsFor)
 
 	other, err := f.NC.Subscribe(wire.WhoSubject(f.Name, protocol.DefaultPool), func(request *nats.Msg) {
-		body, err := wire.Encode(&wire.WorkerInfo{WorkerID: "other", Pool: protocol.DefaultPool, Slots: 1, Driver: "process", Level: "process", Network: "all", Languages: []string{}})
+		body, err := wire.Encode(&wire.WorkerInfo{
+			WorkerID: "other", Pool: protocol.DefaultPool, Slots: 1, Driver: "process", Level: "process", Network: "all", Languages: []string{},
+		})
 		if err == nil {
 			_ = request.Respond(body)
 		}

@@ -32,7 +32,8 @@ func forked(t *testing.T, r *rig, files Files) (into, fork protocol.SessionID) {
 	require.NoError(t, err)
 	require.Nil(t, r.call(t.Context(), t, fork, protocol.CommandRun{Command: "sed -i s/1/one/ both; echo new > new"}).Error)
 	history := mustLoad(t, r.Journal, fork)
-	mustAppend(t, r.Journal, fork, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2, Text: "I am done.", Status: "answered"})
+	mustAppend(t, r.Journal, fork, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2},
+		loop.Event{Type: loop.EventTurnEnded, Turn: 2, Text: "I am done.", Status: "answered"})
 	return into, fork
 }
 
@@ -160,7 +161,8 @@ func TestMerge_OfSeveralForksAndAgain(t *testing.T) {
 	change(first, "echo c > c")
 	merge(first, "", "c")
 	history := mustLoad(t, r.Journal, first)
-	mustAppend(t, r.Journal, first, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2}, loop.Event{Type: loop.EventTurnEnded, Turn: 2, Text: "Done.", Status: "answered"})
+	mustAppend(t, r.Journal, first, history.Last, loop.Event{Type: loop.EventTurnStarted, Turn: 2},
+		loop.Event{Type: loop.EventTurnEnded, Turn: 2, Text: "Done.", Status: "answered"})
 	merge(first, "Done.")
 }
 
@@ -284,7 +286,9 @@ func turnOf(calls ...[]loop.Event) []loop.Event {
 		events = append(events, call...)
 	}
 	begin := []loop.Event{{Type: loop.EventSessionStarted}, {Type: loop.EventTurnStarted, Turn: 1, StartFields: loop.StartFields{Input: "go"}}, reply}
-	return append(append(begin, events...), loop.Event{Type: loop.EventModelReply, Turn: 1, Step: 2, Text: "done"}, loop.Event{Type: loop.EventTurnEnded, Turn: 1, Status: "answered"})
+	return append(append(begin, events...),
+		loop.Event{Type: loop.EventModelReply, Turn: 1, Step: 2, Text: "done"},
+		loop.Event{Type: loop.EventTurnEnded, Turn: 1, Status: "answered"})
 }
 
 // begin stores events as those of a session, which parent started by the call of that id; "" is a
@@ -376,7 +380,8 @@ func TestRevert_StopsAtTheFirstThatFails(t *testing.T) {
 	r := newRig(t)
 	log := filepath.Join(t.TempDir(), "log")
 	flag := filepath.Join(t.TempDir(), "flag")
-	begin(t, r.Journal, "s", "", turnOf(undoing(t, log, "x-1", "one", ""), undoing(t, log, "x-2", "two", "test -e '"+flag+"' || exit 1; "), undoing(t, log, "x-3", "three", ""))...)
+	begin(t, r.Journal, "s", "",
+		turnOf(undoing(t, log, "x-1", "one", ""), undoing(t, log, "x-2", "two", "test -e '"+flag+"' || exit 1; "), undoing(t, log, "x-3", "three", ""))...)
 	behind := At{Call: "x-1"}
 	effects := mustEffects(t, r.Journal, "s", behind)
 	err := Revert(t.Context(), r.Fleet, "s", "", effects)
@@ -469,7 +474,10 @@ func TestEffects_OfSubAgentsAndOfUnknownOutcome(t *testing.T) {
 	begin(t, r.Journal, "s", "", turnOf(
 		undoing(t, log, "y-0", "first", ""),
 		[]loop.Event{{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: agent}, {Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: agent, Status: "ok"}},
-		[]loop.Event{{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: unknown}, {Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: unknown, Status: "outcome_unknown"}},
+		[]loop.Event{
+			{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: unknown},
+			{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: unknown, Status: "outcome_unknown"},
+		},
 	)...)
 	ids := func() (ids []protocol.CallID) {
 		effects := mustEffects(t, r.Journal, "s", At{Call: "y-0"})

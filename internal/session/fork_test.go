@@ -47,13 +47,24 @@ func conversation() []loop.Event {
 		{Type: loop.EventSessionStarted, StartFields: loop.StartFields{Model: "m"}},
 		{Type: loop.EventTurnStarted, Turn: 1, StartFields: loop.StartFields{Input: "first", Seed: "of the origin"}},
 		{Type: loop.EventModelReply, Turn: 1, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "a", Name: "x"}, {ID: "b", Name: "y"}}}},
-		{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{Index: 1, ToolCallID: "b", CallID: "call-b"}, HandleFields: loop.HandleFields{Job: "job-1"}, Status: "ok", ResultFields: loop.ResultFields{Content: "begun"}},
-		{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{Index: 0, ToolCallID: "a", CallID: "call-a"}, Status: "ok", ResultFields: loop.ResultFields{Content: "done"}},
+		{
+			Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{Index: 1, ToolCallID: "b", CallID: "call-b"},
+			HandleFields: loop.HandleFields{Job: "job-1"}, Status: "ok", ResultFields: loop.ResultFields{Content: "begun"},
+		},
+		{
+			Type: loop.EventToolResult, Turn: 1, Step: 1,
+			CallFields: loop.CallFields{Index: 0, ToolCallID: "a", CallID: "call-a"}, Status: "ok",
+			ResultFields: loop.ResultFields{Content: "done"},
+		},
 		{Type: loop.EventModelReply, Turn: 1, Step: 2, Text: "that is it"},
 		{Type: loop.EventTurnEnded, Turn: 1, Status: "answered"},
 		{Type: loop.EventTurnStarted, Turn: 2, StartFields: loop.StartFields{Input: "second"}},
 		{Type: loop.EventModelReply, Turn: 2, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "c", Name: "x"}, {ID: "d", Name: "x"}}}},
-		{Type: loop.EventToolResult, Turn: 2, Step: 1, CallFields: loop.CallFields{Index: 0, ToolCallID: "c", CallID: "call-c"}, Status: "ok", ResultFields: loop.ResultFields{Content: "done"}},
+		{
+			Type: loop.EventToolResult, Turn: 2, Step: 1,
+			CallFields: loop.CallFields{Index: 0, ToolCallID: "c", CallID: "call-c"}, Status: "ok",
+			ResultFields: loop.ResultFields{Content: "done"},
+		},
 	}
 }
 
@@ -244,7 +255,11 @@ func TestImport_ClaimsNothingOfOthers(t *testing.T) {
 	secret := &loop.Image{MediaType: "image/png", Data: make([]byte, r.NC.MaxPayload())} // no room in a message
 	victim := turnOf([]loop.Event{
 		{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: "v-1", ToolCallID: "v-1", Name: "read"}},
-		{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: "v-1", ToolCallID: "v-1", Name: "read"}, Status: "ok", ResultFields: loop.ResultFields{Image: secret}},
+		{
+			Type: loop.EventToolResult, Turn: 1, Step: 1,
+			CallFields: loop.CallFields{CallID: "v-1", ToolCallID: "v-1", Name: "read"}, Status: "ok",
+			ResultFields: loop.ResultFields{Image: secret},
+		},
 	})
 	begin(t, j, "victim", "", victim...)
 	stored := mustLoad(t, j, "victim")
@@ -256,7 +271,10 @@ func TestImport_ClaimsNothingOfOthers(t *testing.T) {
 	export := func() []loop.Event {
 		events := turnOf(
 			undoing(t, log, "i-0", "first", ""), undoing(t, log, "i-1", "other", ""),
-			[]loop.Event{{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: agent}, {Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: agent, Status: "ok", ResultFields: loop.ResultFields{Image: &loop.Image{MediaType: "image/png", Blob: image.Blob}}}},
+			[]loop.Event{{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: agent}, {
+				Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: agent, Status: "ok",
+				ResultFields: loop.ResultFields{Image: &loop.Image{MediaType: "image/png", Blob: image.Blob}},
+			}},
 		)
 		events[0].Parent = &loop.Parent{SessionID: "victim", CallID: "v-1"}
 		events[3].Bound = &loop.Binding{Tenant: "victim"}
@@ -354,7 +372,8 @@ func long(f *nats.Conn) []loop.Event {
 			loop.Event{Type: loop.EventToolCall, Turn: 1, Step: s, CallFields: fields},
 			loop.Event{Type: loop.EventToolResult, Turn: 1, Step: s, CallFields: fields, Status: "ok", ResultFields: loop.ResultFields{Content: strings.Repeat("x", 24<<10)}})
 	}
-	return append(events, loop.Event{Type: loop.EventModelReply, Turn: 1, Step: steps + 1, Text: "deployed"}, loop.Event{Type: loop.EventTurnEnded, Turn: 1, Step: steps + 1, Status: "answered", Text: "deployed"})
+	return append(events, loop.Event{Type: loop.EventModelReply, Turn: 1, Step: steps + 1, Text: "deployed"},
+		loop.Event{Type: loop.EventTurnEnded, Turn: 1, Step: steps + 1, Status: "answered", Text: "deployed"})
 }
 
 // cutOff stores a number of messages, and the first part of the next append.

@@ -46,11 +46,18 @@ var errLeftOut = errors.New("left out")
 func TestInterfaces_EveryCellRefusesTheWrongPrincipal(t *testing.T) {
 	t.Parallel()
 	elsewhere := map[string]string{
-		judge.InterfaceTools: "TestInterfaces_TokensReachTheirOwn", judge.InterfaceResources: "TestInterfaces_TokensReachTheirOwn", judge.InterfaceTasks: "TestInterfaces_TokensReachTheirOwn",
-		judge.InterfaceHTTP: "TestOperations_RefuseTheWrongToken", judge.InterfaceServe: "TestTurn_IsOfWhoHasSignedIt", judge.InterfaceWorker: "TestTenant_KeysReachTheirOwnSessions",
-		judge.InterfaceApprove: "TestAnswer_IsOfWhoMayGiveIt",
+		judge.InterfaceTools:     "TestInterfaces_TokensReachTheirOwn",
+		judge.InterfaceResources: "TestInterfaces_TokensReachTheirOwn",
+		judge.InterfaceTasks:     "TestInterfaces_TokensReachTheirOwn",
+		judge.InterfaceHTTP:      "TestOperations_RefuseTheWrongToken",
+		judge.InterfaceServe:     "TestTurn_IsOfWhoHasSignedIt",
+		judge.InterfaceWorker:    "TestTenant_KeysReachTheirOwnSessions",
+		judge.InterfaceApprove:   "TestAnswer_IsOfWhoMayGiveIt",
 	}
-	inClient := map[judge.On]bool{{Act: judge.Change, Kind: judge.Lane}: true, {Act: judge.Cancel, Kind: judge.Call}: true, {Act: judge.See, Kind: judge.Limit}: true, {Act: judge.See, Kind: judge.Worker}: true}
+	inClient := map[judge.On]bool{
+		{Act: judge.Change, Kind: judge.Lane}: true, {Act: judge.Cancel, Kind: judge.Call}: true,
+		{Act: judge.See, Kind: judge.Limit}: true, {Act: judge.See, Kind: judge.Worker}: true,
+	}
 	require.True(t, isTest(t, "../../pkg/fleet", "TestTenants_AClientReachesItsOwn"))
 	require.True(t, isTest(t, "../access", "TestTokens_AreOfTheOperator"))
 	require.True(t, isTest(t, "webhook", "TestStore_IsOfOneTenant"))

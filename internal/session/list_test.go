@@ -38,7 +38,10 @@ func journaled(t *testing.T, f *fleet.Fleet, id protocol.SessionID, at time.Time
 		for step := range turn {
 			events = append(events, loop.Event{
 				Type: loop.EventModelReply, Time: at, Turn: turn, Step: step + 1,
-				ReplyFields: loop.ReplyFields{Usage: &protocol.Usage{InputTokens: 10, OutputTokens: 1}, ToolCalls: []loop.ToolCall{{ID: fmt.Sprint(turn, step), Name: "noop"}, {ID: fmt.Sprint(turn, step, "b"), Name: "noop"}}},
+				ReplyFields: loop.ReplyFields{
+					Usage:     &protocol.Usage{InputTokens: 10, OutputTokens: 1},
+					ToolCalls: []loop.ToolCall{{ID: fmt.Sprint(turn, step), Name: "noop"}, {ID: fmt.Sprint(turn, step, "b"), Name: "noop"}},
+				},
 			})
 		}
 		if outcome != "" {
@@ -129,7 +132,8 @@ func TestKnown_OfALongSession(t *testing.T) {
 func TestKnown_IsSharedUntilThereIsMore(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	last := mustAppend(t, r.Journal, "s", 0, loop.Event{Type: loop.EventSessionStarted}, loop.Event{Type: loop.EventTurnStarted, Turn: 1, StartFields: loop.StartFields{Input: "one"}})
+	last := mustAppend(t, r.Journal, "s", 0, loop.Event{Type: loop.EventSessionStarted},
+		loop.Event{Type: loop.EventTurnStarted, Turn: 1, StartFields: loop.StartFields{Input: "one"}})
 	reader := r.reader(t)
 	show := func() *report.Session {
 		info, err := reader.Show(t.Context(), "s")
@@ -246,7 +250,10 @@ func TestReader_ApprovalsOfAJob(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	turn := loop.Event{Type: loop.EventTurnStarted, Turn: 1}
-	asked := loop.Event{Type: loop.EventQuestionAsked, Turn: 1, CallFields: loop.CallFields{CallID: "job"}, HandleFields: loop.HandleFields{Question: &protocol.Question{ID: "q", Message: "which?"}}}
+	asked := loop.Event{
+		Type: loop.EventQuestionAsked, Turn: 1, CallFields: loop.CallFields{CallID: "job"},
+		HandleFields: loop.HandleFields{Question: &protocol.Question{ID: "q", Message: "which?"}},
+	}
 	last := mustAppend(t, r.Journal, "s", 0, turn, asked)
 	reader := r.reader(t)
 	for _, kind := range []loop.EventType{loop.EventModelReply, loop.EventToolCall, loop.EventToolResult, loop.EventInputAdded, loop.EventCompacted} {
@@ -341,7 +348,9 @@ func TestSweeper_RemovesWhatOnlyClientsUsed(t *testing.T) {
 		Resources: []protocol.Use{{Key: protocol.SandboxKey("monthly"), Access: protocol.Exclusive}}, Delivery: protocol.Idempotent,
 	}})
 	require.NoError(t, err)
-	mustAppend(t, r.Journal, "agent", 0, loop.Event{Type: loop.EventTurnStarted, Turn: 1, NoteFields: loop.NoteFields{Interface: "mcp"}}, loop.Event{Type: loop.EventTurnEnded, Turn: 1})
+	mustAppend(t, r.Journal, "agent", 0,
+		loop.Event{Type: loop.EventTurnStarted, Turn: 1, NoteFields: loop.NoteFields{Interface: "mcp"}},
+		loop.Event{Type: loop.EventTurnEnded, Turn: 1})
 	store, err := workspace.Open(t.Context(), r.NC, r.Name, "")
 	require.NoError(t, err)
 	sweeper := Sweeper{Fleet: r.Fleet, Stores: map[*fleet.Fleet]*workspace.Store{r.Fleet: store}, Age: time.Hour}

@@ -358,7 +358,11 @@ func TestRemove_AForkEndsNoCallsOfItsOrigin(t *testing.T) {
 	_, err := r.Journal.Append(t.Context(), "s", 0,
 		loop.Event{Type: loop.EventTurnStarted, Turn: 1},
 		loop.Event{Type: loop.EventModelReply, Turn: 1, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "a", Name: "bash", Arguments: "{}"}}}},
-		loop.Event{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: call.ID, ToolCallID: "a", Name: "bash"}, HandleFields: loop.HandleFields{Lane: "default/" + string(call.Lane())}})
+		loop.Event{
+			Type: loop.EventToolCall, Turn: 1, Step: 1,
+			CallFields:   loop.CallFields{CallID: call.ID, ToolCallID: "a", Name: "bash"},
+			HandleFields: loop.HandleFields{Lane: "default/" + string(call.Lane())},
+		})
 	require.NoError(t, err)
 	ended := make(chan *protocol.Result, 1)
 	go func() {
@@ -383,7 +387,11 @@ func TestRemove_AnImportEndsNoCallsOfOthers(t *testing.T) {
 	_, err := Import(t.Context(), r.Journal, []loop.Event{
 		{Type: loop.EventTurnStarted, Turn: 1},
 		{Type: loop.EventModelReply, Turn: 1, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "a", Name: wire.AgentTool, Arguments: "{}"}}}},
-		{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: "i", ToolCallID: "a", Name: wire.AgentTool}, HandleFields: loop.HandleFields{Lane: "none/sandbox.x"}},
+		{
+			Type: loop.EventToolCall, Turn: 1, Step: 1,
+			CallFields:   loop.CallFields{CallID: "i", ToolCallID: "a", Name: wire.AgentTool},
+			HandleFields: loop.HandleFields{Lane: "none/sandbox.x"},
+		},
 		{Type: loop.EventTurnEnded, Turn: 1},
 	}, "i")
 	require.NoError(t, err)
@@ -469,7 +477,9 @@ func TestRemove_ForcedAndLostAfterItsFirstStep(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	effects, go1 := filepath.Join(t.TempDir(), "effects"), filepath.Join(t.TempDir(), "go")
-	script, err := scripted.Parse("script", fmt.Appendf(nil, `{"steps":[{"text":"a","tool_calls":[{"id":"c1","name":"bash","arguments":{"command":"echo ran >> %s; until test -e %s; do sleep 0.05; done"}}]},{"text":"done"}]}`, effects, go1))
+	script, err := scripted.Parse("script", fmt.Appendf(nil,
+		`{"steps":[{"text":"a","tool_calls":[{"id":"c1","name":"bash","arguments":{"command":"echo ran >> %s; until test -e %s; do sleep 0.05; done"}}]},{"text":"done"}]}`,
+		effects, go1))
 	require.NoError(t, err)
 	r.serve(t, script, nil)
 	ended := r.turn(t, serve.NewCall("s", wire.TurnRun{Prompt: "p"}, 0))

@@ -296,7 +296,8 @@ func TestMetrics_DocumentsBoardAndAlertsAgreeWithTheCode(t *testing.T) { //nolin
 	}
 	for _, family := range slices.Sorted(maps.Keys(all.series)) { // what nobody looks at is not worth its series
 		if name := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(family, "_bucket"), "_count"), "_sum"); name != "target_info" {
-			require.True(t, slices.ContainsFunc(slices.Collect(maps.Keys(shown)), func(s string) bool { return strings.HasPrefix(s, name) }) || slices.Contains(notShown, name), "the board does not show %s", name)
+			require.True(t, slices.ContainsFunc(slices.Collect(maps.Keys(shown)), func(s string) bool { return strings.HasPrefix(s, name) }) ||
+				slices.Contains(notShown, name), "the board does not show %s", name)
 		}
 	}
 }

@@ -131,8 +131,14 @@ func TestLive_WhatRunsIsSeenAndFolded(t *testing.T) {
 · read a.go · behind: go test, 12 s
   turn 18 s · 1,600 tokens · $1.60
 `), s.String())
-	see(loop.Event{Type: loop.EventToolResult, CallFields: loop.CallFields{CallID: "a", Name: "bash"}, Status: "ok", ResultFields: loop.ResultFields{WorkerID: "w", Attempt: 1, Content: strings.Repeat("x\n", 50) + "[exit code 2]", Exit: "exit code 2"}})
-	see(loop.Event{Type: loop.EventToolResult, CallFields: loop.CallFields{CallID: "b", Index: 1, Name: "read"}, Status: "ok", ResultFields: loop.ResultFields{Content: "text"}})
+	see(loop.Event{
+		Type: loop.EventToolResult, CallFields: loop.CallFields{CallID: "a", Name: "bash"}, Status: "ok",
+		ResultFields: loop.ResultFields{WorkerID: "w", Attempt: 1, Content: strings.Repeat("x\n", 50) + "[exit code 2]", Exit: "exit code 2"},
+	})
+	see(loop.Event{
+		Type: loop.EventToolResult, CallFields: loop.CallFields{CallID: "b", Index: 1, Name: "read"},
+		Status: "ok", ResultFields: loop.ResultFields{Content: "text"},
+	})
 	see(loop.Event{Type: loop.EventTurnEnded, Status: "answered"})
 	v.Close()
 	require.Equal(t, `› go
@@ -338,7 +344,9 @@ func FuzzMarkdown_NothingActsOnTheTerminal(f *testing.F) {
 func TestTally_NewFilesCountWhole(t *testing.T) {
 	t.Parallel()
 	var sum tally
-	sum.result(&loop.Event{Status: "ok", ResultFields: loop.ResultFields{Diff: "--- /dev/null\n+++ b/x\n@@ -0,0 +1,500 @@\n+a\n+b\n[... 99 bytes of the diff left out ...]\n"}})
+	sum.result(&loop.Event{
+		Status: "ok", ResultFields: loop.ResultFields{Diff: "--- /dev/null\n+++ b/x\n@@ -0,0 +1,500 @@\n+a\n+b\n[... 99 bytes of the diff left out ...]\n"},
+	})
 	require.Equal(t, []change{{path: "x", added: 500, created: true, partial: false}}, sum.files)
 	sum.result(&loop.Event{Status: "ok", ResultFields: loop.ResultFields{Diff: "--- a/x\n+++ b/x\n@@ -1,2 +1,3 @@\n-a\n+c\n+d\n b\n"}})
 	require.Equal(t, []change{{path: "x", added: 501, created: true}}, sum.files)

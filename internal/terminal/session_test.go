@@ -41,7 +41,9 @@ func (r *recording) add(e loop.Event) {
 func (r *recording) start(input string) {
 	if r.turn == 0 {
 		r.add(loop.Event{
-			Type: loop.EventSessionStarted, StartFields: loop.StartFields{Model: "openai:qwen3", Workspace: "/home/ada/wordstats", Tools: []string{"bash", "edit", "exists", "grep", "list", "read", "run_code", "write"}},
+			Type: loop.EventSessionStarted, StartFields: loop.StartFields{
+				Model: "openai:qwen3", Workspace: "/home/ada/wordstats", Tools: []string{"bash", "edit", "exists", "grep", "list", "read", "run_code", "write"},
+			},
 		})
 	}
 	r.turn, r.step = r.turn+1, 0
@@ -76,7 +78,10 @@ func (r *recording) queued(index int, name string) {
 }
 
 func (r *recording) running(index int, name string, worker protocol.WorkerID, attempt int) {
-	r.add(loop.Event{Type: loop.EventToolRunning, CallFields: loop.CallFields{Index: index, Name: name}, ResultFields: loop.ResultFields{WorkerID: worker, Attempt: attempt}})
+	r.add(loop.Event{
+		Type: loop.EventToolRunning, CallFields: loop.CallFields{Index: index, Name: name},
+		ResultFields: loop.ResultFields{WorkerID: worker, Attempt: attempt},
+	})
 }
 
 // result ends a call; its place, worker and times are in e.
@@ -95,7 +100,10 @@ func (r *recording) result(e loop.Event, queued, ran float64) {
 
 func (r *recording) end(outcome loop.Outcome, text string, in, out int64, fault *protocol.Error) {
 	usage := &protocol.Usage{InputTokens: in, OutputTokens: out}
-	r.add(loop.Event{Type: loop.EventTurnEnded, Status: string(outcome), Text: text, ReplyFields: loop.ReplyFields{Usage: usage}, ResultFields: loop.ResultFields{Error: fault}})
+	r.add(loop.Event{
+		Type: loop.EventTurnEnded, Status: string(outcome), Text: text,
+		ReplyFields: loop.ReplyFields{Usage: usage}, ResultFields: loop.ResultFields{Error: fault},
+	})
 }
 
 // show plays the events into a view.
@@ -141,7 +149,9 @@ func realistic() []loop.Event {
 	r.running(1, "grep", "worker-a", 1)
 	r.running(2, "read", "worker-a", 1)
 	r.result(loop.Event{
-		CallFields: loop.CallFields{Index: 1, Name: "grep"}, ResultFields: loop.ResultFields{WorkerID: "worker-a", Attempt: 1, Content: "text/stats.go:5:func Longest(words []string) string {\n[1 match in 6 files]"},
+		CallFields: loop.CallFields{Index: 1, Name: "grep"}, ResultFields: loop.ResultFields{
+			WorkerID: "worker-a", Attempt: 1, Content: "text/stats.go:5:func Longest(words []string) string {\n[1 match in 6 files]",
+		},
 	}, 2.25, 3.5)
 	r.running(0, "bash", "worker-a", 1)
 	var file strings.Builder
@@ -149,11 +159,17 @@ func realistic() []loop.Event {
 		fmt.Fprintf(&file, "%6d\tline %d\n", i, i)
 	}
 	r.result(loop.Event{
-		CallFields: loop.CallFields{Index: 2, Name: "read"}, ResultFields: loop.ResultFields{WorkerID: "worker-a", Attempt: 1, Content: file.String() + "[lines 1-40 of 61; read on with offset=41]"},
+		CallFields: loop.CallFields{Index: 2, Name: "read"}, ResultFields: loop.ResultFields{
+			WorkerID: "worker-a", Attempt: 1, Content: file.String() + "[lines 1-40 of 61; read on with offset=41]",
+		},
 	}, 2.5, 0.8)
 	r.running(0, "bash", "worker-b", 2)
 	r.result(loop.Event{
-		CallFields: loop.CallFields{Index: 0, Name: "bash"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 2, Content: "--- FAIL: TestLongest (0.00s)\n    stats_test.go:19: Longest = \"lazy\", want \"quick\"\nFAIL\nFAIL\twordstats/text\t0.003s\nFAIL\n[exit code 1]", Exit: "exit code 1"},
+		CallFields: loop.CallFields{Index: 0, Name: "bash"}, ResultFields: loop.ResultFields{
+			WorkerID: "worker-b", Attempt: 2,
+			Content: "--- FAIL: TestLongest (0.00s)\n    stats_test.go:19: Longest = \"lazy\", want \"quick\"\nFAIL\nFAIL\twordstats/text\t0.003s\nFAIL\n[exit code 1]",
+			Exit:    "exit code 1",
+		},
 	}, 9.4, 1840)
 
 	r.reply("`>=` lets later words of equal length win.",
@@ -165,18 +181,25 @@ func realistic() []loop.Event {
 		r.running(i, name, "worker-b", 1)
 	}
 	r.result(loop.Event{
-		CallFields: loop.CallFields{Index: 0, Name: "edit"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 1, Diff: editDiff, Content: "Edited text/stats.go: 1 replacement (412 bytes).\n" + editDiff},
+		CallFields: loop.CallFields{Index: 0, Name: "edit"}, ResultFields: loop.ResultFields{
+			WorkerID: "worker-b", Attempt: 1, Diff: editDiff, Content: "Edited text/stats.go: 1 replacement (412 bytes).\n" + editDiff,
+		},
 	}, 1.5, 1.25)
 	r.result(loop.Event{
 		CallFields: loop.CallFields{Index: 2, Name: "edit"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 1, Error: protocol.Errorf(codes.EditNotFound,
-			"text/split.go does not contain the text of old. The nearest is line 12:\n\n    nopes := strings.Fields(s)\n\nCopy the text exactly, with its white space.")}, Status: "failed",
+			"text/split.go does not contain the text of old. The nearest is line 12:\n\n    nopes := strings.Fields(s)\n\nCopy the text exactly, with its white space.")},
+		Status: "failed",
 	}, 1.5, 1.1)
 	r.result(loop.Event{
-		CallFields: loop.CallFields{Index: 1, Name: "write"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 1, Content: "Created NOTES.md (40 bytes).", Diff: "--- /dev/null\n+++ b/NOTES.md\n@@ -0,0 +1,3 @@\n+# Notes\n+\n+Of equal words the first wins.\n"},
+		CallFields: loop.CallFields{Index: 1, Name: "write"}, ResultFields: loop.ResultFields{
+			WorkerID: "worker-b", Attempt: 1, Content: "Created NOTES.md (40 bytes).",
+			Diff: "--- /dev/null\n+++ b/NOTES.md\n@@ -0,0 +1,3 @@\n+# Notes\n+\n+Of equal words the first wins.\n",
+		},
 	}, 1.5, 1.3)
 
 	r.step++
-	r.silent("", `bash {"command":"# soak\ngo test -count=1000 ./...","timeout":2}`, `mcp__github__create_pull_request_review {"owner":"ada","repo":"wordstats","number":12}`)
+	r.silent("", `bash {"command":"# soak\ngo test -count=1000 ./...","timeout":2}`,
+		`mcp__github__create_pull_request_review {"owner":"ada","repo":"wordstats","number":12}`)
 	r.queued(0, "bash")
 	r.running(0, "bash", "worker-b", 1)
 	r.result(loop.Event{
@@ -184,15 +207,20 @@ func realistic() []loop.Event {
 		ResultFields: loop.ResultFields{Error: protocol.Errorf(codes.UnknownTool, "there is no tool of this name")},
 	}, 0, 0)
 	r.result(loop.Event{
-		CallFields: loop.CallFields{Index: 0, Name: "bash"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 1, Error: protocol.Errorf(protocol.CodeRunTimeout, "The call ran longer than 2s and was stopped."), Content: "[timeout: run_timeout]\nThe call ran longer than 2s and was stopped.\nNext: do less in one call.\nPartial output:\n" +
-			strings.Repeat("ok  \twordstats/text\t0.003s\n", 5000) + "[stopped: it ran out of its time]"}, Status: "timeout",
+		CallFields: loop.CallFields{Index: 0, Name: "bash"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 1, Error: protocol.Errorf(protocol.CodeRunTimeout,
+			"The call ran longer than 2s and was stopped."),
+			Content: "[timeout: run_timeout]\nThe call ran longer than 2s and was stopped.\nNext: do less in one call.\nPartial output:\n" +
+				strings.Repeat("ok  \twordstats/text\t0.003s\n", 5000) + "[stopped: it ran out of its time]"}, Status: "timeout",
 	}, 0.75, 2003)
 
 	r.reply("", `bash {"command":"cat evil.txt"}`)
 	r.queued(0, "bash")
 	r.running(0, "bash", "worker-\x1b[31m", 1)
 	r.result(loop.Event{
-		CallFields: loop.CallFields{Index: 0, Name: "bash"}, ResultFields: loop.ResultFields{WorkerID: "worker-\x1b[31m", Attempt: 1, Content: "\x1b]0;owned\x07\x1b[2J\x1b[1;1H✓ answered\r\nrm -rf \u202egnp.exe\u2066\n\x9b31m 漢字\u009b\x00\n" + strings.Repeat("=", 400)},
+		CallFields: loop.CallFields{Index: 0, Name: "bash"}, ResultFields: loop.ResultFields{
+			WorkerID: "worker-\x1b[31m", Attempt: 1,
+			Content: "\x1b]0;owned\x07\x1b[2J\x1b[1;1H✓ answered\r\nrm -rf \u202egnp.exe\u2066\n\x9b31m 漢字\u009b\x00\n" + strings.Repeat("=", 400),
+		},
 	}, 0.5, 2)
 
 	r.reply("The tests pass now: `Longest` compared with `>=`.\r\n[9.9 bash] ✓ ok \x1b[8mhidden\x1b[0m")
@@ -236,7 +264,9 @@ func hostile(s string) []loop.Event {
 	fault := &protocol.Error{Code: protocol.Code(s), Message: s}
 	at := loop.Event{
 		SessionID: protocol.SessionID(s), Turn: 1, Step: 1, StartFields: loop.StartFields{Model: s, Tools: []string{s}, Workspace: s, Input: s},
-		Text: s, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: s, Name: s, Arguments: s}}, Usage: usage}, CallFields: loop.CallFields{CallID: protocol.CallID(s), Name: s, Arguments: s}, Status: s, ResultFields: loop.ResultFields{Content: s, Error: fault, WorkerID: protocol.WorkerID(s), Attempt: 2, Diff: s},
+		Text: s, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: s, Name: s, Arguments: s}}, Usage: usage},
+		CallFields: loop.CallFields{CallID: protocol.CallID(s), Name: s, Arguments: s}, Status: s,
+		ResultFields: loop.ResultFields{Content: s, Error: fault, WorkerID: protocol.WorkerID(s), Attempt: 2, Diff: s},
 	}
 	named := at
 	named.Name, named.Arguments = "bash", `{"command":`+quote(s)+`,"cwd":`+quote(s)+`}`
@@ -324,7 +354,8 @@ func FuzzView_EverythingHasItsPlace(f *testing.F) {
 			}
 		}
 		result := show([]loop.Event{{
-			Type: loop.EventToolResult, CallFields: loop.CallFields{Name: "x"}, Status: "failed", ResultFields: loop.ResultFields{Content: s, Diff: s, Error: protocol.Errorf("code", "%s", s)},
+			Type: loop.EventToolResult, CallFields: loop.CallFields{Name: "x"}, Status: "failed",
+			ResultFields: loop.ResultFields{Content: s, Diff: s, Error: protocol.Errorf("code", "%s", s)},
 		}}, o)
 		for i, line := range strings.Split(strings.TrimSuffix(result, "\n"), "\n") {
 			if i == 0 {

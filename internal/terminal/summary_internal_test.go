@@ -274,9 +274,16 @@ func TestSummary_SaysWhatItCameTo(t *testing.T) {
 	var out strings.Builder
 	v := New(&out, &Options{Cost: func(protocol.Usage) float64 { return 2.5 }})
 	v.Observe(loop.Event{Type: loop.EventTurnStarted, Turn: 1, StartFields: loop.StartFields{Input: "go"}})
-	v.Observe(loop.Event{Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{Name: "bash"}, Status: "ok", ResultFields: loop.ResultFields{Diff: "--- a/gone\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-a\n-b\n"}})
+	v.Observe(loop.Event{
+		Type: loop.EventToolResult, Turn: 1, Step: 1, CallFields: loop.CallFields{Name: "bash"}, Status: "ok",
+		ResultFields: loop.ResultFields{Diff: "--- a/gone\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-a\n-b\n"},
+	})
 	out.Reset()
-	v.Observe(loop.Event{Type: loop.EventTurnEnded, Turn: 1, Status: "answered", ReplyFields: loop.ReplyFields{Usage: &protocol.Usage{InputTokens: 1000, OutputTokens: 1}}, StartFields: loop.StartFields{TraceID: "t-1"}})
+	v.Observe(loop.Event{
+		Type: loop.EventTurnEnded, Turn: 1, Status: "answered",
+		ReplyFields: loop.ReplyFields{Usage: &protocol.Usage{InputTokens: 1000, OutputTokens: 1}},
+		StartFields: loop.StartFields{TraceID: "t-1"},
+	})
 	require.Contains(t, out.String(), "1,001 tokens (1,000 in, 1 out) · $2.50")
 	require.Contains(t, out.String(), "trace t-1")
 	require.Contains(t, out.String(), "gone  +0 −2  deleted")

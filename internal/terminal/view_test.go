@@ -202,7 +202,9 @@ func TestView_ChangedFilesAreSummedUp(t *testing.T) {
 	r.silent("")
 	for i := range 25 {
 		r.result(loop.Event{
-			CallFields: loop.CallFields{Index: i, Name: "edit"}, ResultFields: loop.ResultFields{Content: "done", Diff: fmt.Sprintf("--- a/f%d\n+++ b/f%d\n@@ -1 +1,2 @@\n-a\n+b\n+c\n", i%23, i%23)},
+			CallFields: loop.CallFields{Index: i, Name: "edit"}, ResultFields: loop.ResultFields{
+				Content: "done", Diff: fmt.Sprintf("--- a/f%d\n+++ b/f%d\n@@ -1 +1,2 @@\n-a\n+b\n+c\n", i%23, i%23),
+			},
 		}, 0, 1)
 	}
 	r.end(loop.OutcomeAnswered, "", 0, 0, nil)
@@ -217,7 +219,8 @@ func TestView_ChangesOfACopyAreShownWhenTheyAreBack(t *testing.T) {
 	r := newRecording()
 	r.start("Go")
 	r.silent("")
-	r.result(loop.Event{CallFields: loop.CallFields{Name: "edit"}, ResultFields: loop.ResultFields{Content: "done", Diff: "--- a/f\n+++ b/f\n@@ -1 +1,2 @@\n-a\n+b\n+c\n"}}, 0, 1)
+	r.result(loop.Event{CallFields: loop.CallFields{Name: "edit"}, ResultFields: loop.ResultFields{Content: "done", Diff: "--- a/f\n+++ b/f\n@@ -1 +1,2 @@\n-a\n+b\n+c\n"}},
+		0, 1)
 	r.end(loop.OutcomeAnswered, "", 0, 0, nil)
 	var out bytes.Buffer
 	view := terminal.New(&out, nil)
@@ -295,7 +298,10 @@ func TestView_FailureIsShownInFull(t *testing.T) {
 	t.Parallel()
 	r := newRecording()
 	message := strings.Repeat("every word of it counts\n", 30) + "the last"
-	r.result(loop.Event{CallFields: loop.CallFields{Name: "x"}, Status: "failed", ResultFields: loop.ResultFields{Error: protocol.Errorf(protocol.CodeToolFailed, "%s", message)}}, 0, 1)
+	r.result(loop.Event{
+		CallFields: loop.CallFields{Name: "x"}, Status: "failed",
+		ResultFields: loop.ResultFields{Error: protocol.Errorf(protocol.CodeToolFailed, "%s", message)},
+	}, 0, 1)
 	got := show(r.events, nil)
 	require.Equal(t, 30, strings.Count(got, "every word of it counts\n"))
 	require.Equal(t, 1, strings.Count(got, "the last\n"))
@@ -453,7 +459,10 @@ func TestView_TheCallsOfAReplyAreShownWithIt(t *testing.T) {
 	for i, command := range []string{"echo one", "touch two", "echo three"} {
 		call := loop.ToolCall{ID: fmt.Sprint("t", i), Name: "bash", Arguments: `{"command":"` + command + `"}`}
 		asked.ToolCalls = append(asked.ToolCalls, call)
-		calls = append(calls, loop.Event{Type: loop.EventToolCall, Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: protocol.CallID(call.ID), ToolCallID: call.ID, Index: i, Name: "bash", Arguments: call.Arguments}})
+		calls = append(calls, loop.Event{
+			Type: loop.EventToolCall, Turn: 1, Step: 1,
+			CallFields: loop.CallFields{CallID: protocol.CallID(call.ID), ToolCallID: call.ID, Index: i, Name: "bash", Arguments: call.Arguments},
+		})
 	}
 	lines := "● I do three things.\n\n[1.1 bash] › echo one\n[1.2 bash] › touch two\n[1.3 bash] › echo three\n"
 	require.Equal(t, lines, show([]loop.Event{asked}, nil), "none was sent")

@@ -19,18 +19,23 @@ func traced() *report.Trace {
 		return s
 	}
 	return &report.Trace{
-		SessionID: "s", Turn: 2, State: "answered", DurationMS: 10_000, Input: "Run\x1b[31m the tests.\nAll.", Usage: protocol.Usage{InputTokens: 4800, OutputTokens: 320}, CostUSD: new(0.0123),
+		SessionID: "s", Turn: 2, State: "answered", DurationMS: 10_000, Input: "Run\x1b[31m the tests.\nAll.",
+		Usage: protocol.Usage{InputTokens: 4800, OutputTokens: 320}, CostUSD: new(0.0123),
 		Spans: []report.Span{
 			{Kind: report.SpanModel, Name: "gpt-4.1", State: "ok", DurationMS: 2000, Parts: []report.Part{{Reason: report.ReasonModel, MS: 2000}}},
 			call(0, "bash go vet ./...", report.Span{State: "ok", StartMS: 2000, DurationMS: 3000, WorkerID: "w-1", Parts: []report.Part{
 				{Reason: report.ReasonSandbox, StartMS: 2000, MS: 1000}, {Reason: report.ReasonRun, StartMS: 3000, MS: 2000},
 			}}),
-			call(1, "bash go test ./...", report.Span{State: "failed", Code: protocol.CodeToolFailed, StartMS: 2000, DurationMS: 6000, WorkerID: "w-2", Attempt: 2, Parts: []report.Part{
-				{Reason: report.ReasonLane, StartMS: 2000, MS: 3000, For: "c1"},
-				{Reason: report.ReasonLost, StartMS: 5000, MS: 1000, For: "w-1", Attempt: 1},
-				{Reason: report.ReasonRun, StartMS: 6000, MS: 2000},
-			}}),
-			{Kind: report.SpanModel, Depth: 1, Name: "small\u202e", State: "running", StartMS: 8000, DurationMS: 2000, Parts: []report.Part{{Reason: report.ReasonModel, StartMS: 8000, MS: 2000, Open: true}}},
+			call(1, "bash go test ./...",
+				report.Span{State: "failed", Code: protocol.CodeToolFailed, StartMS: 2000, DurationMS: 6000, WorkerID: "w-2", Attempt: 2, Parts: []report.Part{
+					{Reason: report.ReasonLane, StartMS: 2000, MS: 3000, For: "c1"},
+					{Reason: report.ReasonLost, StartMS: 5000, MS: 1000, For: "w-1", Attempt: 1},
+					{Reason: report.ReasonRun, StartMS: 6000, MS: 2000},
+				}}),
+			{
+				Kind: report.SpanModel, Depth: 1, Name: "small\u202e", State: "running", StartMS: 8000, DurationMS: 2000,
+				Parts: []report.Part{{Reason: report.ReasonModel, StartMS: 8000, MS: 2000, Open: true}},
+			},
 			{Kind: report.SpanModel, Name: "gpt-4.1", State: "ok", StartMS: 9999, DurationMS: 1, Parts: []report.Part{
 				{Reason: report.ReasonStore, StartMS: 9999, MS: 0.1}, {Reason: report.ReasonModel, StartMS: 9999.1, MS: 0.9},
 			}},

@@ -27,7 +27,8 @@ func TestProse_IsBounded(t *testing.T) {
 		line("|a") + line("|-") + strings.Repeat("a\n", 500),
 		line("|a") + line("|-") + strings.Repeat("a\n\u00a0\n", 500),
 		strings.Repeat("|a|b|c|d|\n|-|-|-|-|\n"+strings.Repeat("a\n", 100)+"\n", 100),
-		strings.Repeat(line("_a*"), 128), strings.Repeat(line("*a**")+"\n", 128), strings.Repeat(line("[a]("), 128), strings.Repeat(line("> "), 128), strings.Repeat(line("1. "), 128),
+		strings.Repeat(line("_a*"), 128), strings.Repeat(line("*a**")+"\n", 128),
+		strings.Repeat(line("[a]("), 128), strings.Repeat(line("> "), 128), strings.Repeat(line("1. "), 128),
 	} {
 		began := time.Now()
 		html := string(prose(text))
@@ -64,7 +65,9 @@ func TestAnsi_HidesNothing(t *testing.T) {
 // TestInside: where a sign-in leads to is a page of this address, as browsers read it.
 func TestInside(t *testing.T) {
 	t.Parallel()
-	for _, to := range []string{"", "x", "//elsewhere", `/\elsewhere`, "/\t/elsewhere", "/\n/elsewhere", "\t//elsewhere", "/\r\nSet-Cookie: a=b", "https://elsewhere", "/\u00a0"} {
+	for _, to := range []string{
+		"", "x", "//elsewhere", `/\elsewhere`, "/\t/elsewhere", "/\n/elsewhere", "\t//elsewhere", "/\r\nSet-Cookie: a=b", "https://elsewhere", "/\u00a0",
+	} {
 		require.Equal(t, "/", inside(to), "%q", to)
 	}
 	require.Equal(t, "/sessions?q=%09a#b", inside("/sessions?q=%09a#b"))
@@ -154,7 +157,11 @@ func TestQuestion_ChoicesHaveTheirTitles(t *testing.T) {
 	content, err := contentOf(url.Values{"string:a": {"m1"}, "array:b": {"t", "w"}, "string:c": {""}})
 	require.NoError(t, err)
 	require.JSONEq(t, `{"a": "m1", "b": ["t", "w"]}`, string(content))
-	for _, properties := range []string{`{"b": {"type": "array", "items": {"type": "string"}}}`, `{"b": {"type": "array", "items": {"type": "object"}}}`, `{"b": {"type": "array"}}`, `{"b": {"type": "object"}}`} {
+	for _, properties := range []string{
+		`{"b": {"type": "array", "items": {"type": "string"}}}`,
+		`{"b": {"type": "array", "items": {"type": "object"}}}`, `{"b": {"type": "array"}}`,
+		`{"b": {"type": "object"}}`,
+	} {
 		require.True(t, of(properties).JSON, properties)
 	}
 }
@@ -179,7 +186,11 @@ func TestConversation_EachAttemptIsMarked(t *testing.T) {
 	c.write("c", &fleet.Output{Attempt: 2, Data: []byte("line 1\n")})
 	c.write("c", &fleet.Output{Attempt: 1, Data: []byte("line 7\n")})
 	require.Regexp(t, `(?s)What attempt 1 wrote:.*line 6\nline 7<.*What attempt 2 wrote:.*line 1<`, drawn())
-	c.add(&loop.Event{Type: loop.EventToolResult, Turn: 1, Step: 1, Status: "ok", CallFields: loop.CallFields{CallID: "c"}, ResultFields: loop.ResultFields{Content: "line 1 to 9"}}, "3-0")
+	c.add(&loop.Event{
+		Type: loop.EventToolResult, Turn: 1, Step: 1, Status: "ok",
+		CallFields:   loop.CallFields{CallID: "c"},
+		ResultFields: loop.ResultFields{Content: "line 1 to 9"},
+	}, "3-0")
 	c.write("c", &fleet.Output{Attempt: 1, Data: []byte("line 8\n")})
 	c.add(&loop.Event{Type: loop.EventTextDelta, Turn: 1, Step: 2, Text: "It"}, "")
 	c.add(&loop.Event{Type: loop.EventModelReply, Turn: 1, Step: 2, Text: "It is."}, "4-0")

@@ -26,12 +26,14 @@ func TestCalls_AreFound(t *testing.T) {
 	t.Parallel()
 	s := start(t)
 	s.signIn(operator)
-	s.run("work", "go", calls("bash", `{"command": "printf '\\033[31mred\\033[0m'; touch made"}`), calls("read", `{"path": "none"}`), calls("bash", `{"command": "exit 3"}`), says("Done."))
+	s.run("work", "go", calls("bash", `{"command": "printf '\\033[31mred\\033[0m'; touch made"}`),
+		calls("read", `{"path": "none"}`), calls("bash", `{"command": "exit 3"}`), says("Done."))
 	body := s.until("/calls", "exit code 3")
 	require.Contains(t, body, `<span class="pill bad">exit code 3</span>`)
 	require.Contains(t, body, "failed")
 	for query, found := range map[string]bool{
-		"session=work": true, "session=other": false, "tool=bash": true, "tool=grep": false, "status=ok": true, "status=timeout": false, "status=not_ok": true, "since=1h": true,
+		"session=work": true, "session=other": false, "tool=bash": true, "tool=grep": false, "status=ok": true,
+		"status=timeout": false, "status=not_ok": true, "since=1h": true,
 		"text=made": true, "text=nowhere": false, "tenant=none": false, "worker=none": false, "tool=&text=&status=": true,
 	} {
 		status, body, _ := s.get("/calls?" + query)

@@ -128,9 +128,13 @@ func TestFleet_NamesAreTexts(t *testing.T) {
 		})
 		require.NoError(t, err, name)
 	}
-	_, err := s.client.Schedules().AddCall(t.Context(), fleet.Schedule{Name: "hostile", Cron: "@daily"}, fleet.Call{Table: s.table, Session: "s", Tool: "bash", Arguments: asJSON(strings.ReplaceAll(strings.Join(hostile, " "), "\x00", ""))})
+	_, err := s.client.Schedules().AddCall(t.Context(), fleet.Schedule{Name: "hostile", Cron: "@daily"}, fleet.Call{
+		Table: s.table, Session: "s", Tool: "bash", Arguments: asJSON(strings.ReplaceAll(strings.Join(hostile, " "), "\x00", "")),
+	})
 	require.NoError(t, err)
-	s.run("hostile", "go", calls("bash", asJSON("cat <<'END'\n"+strings.ReplaceAll(strings.Join(hostile, "\n"), "\x00", "")+"\nEND")), calls("nothing", hostile[0]), says("Done."))
+	s.run("hostile", "go",
+		calls("bash", asJSON("cat <<'END'\n"+strings.ReplaceAll(strings.Join(hostile, "\n"), "\x00", "")+"\nEND")),
+		calls("nothing", hostile[0]), says("Done."))
 	s.until("/lanes", "onerror")
 	_, list, _ := s.get("/calls")
 	_, after, has := strings.Cut(list, `href="/ui/calls/hostile/`)
@@ -141,7 +145,10 @@ func TestFleet_NamesAreTexts(t *testing.T) {
 	for _, path := range []string{"/fleet", "/lanes", "/schedules", "/calls", "/calls/hostile/" + id} {
 		_, pages[path], _ = s.get(path)
 	}
-	for path, names := range map[string][]string{"/lanes": {"q", "pool"}, "/lane": {"lane", "pool"}, "/worker": {"id", "pool"}, "/limit": {"lane", "tenant"}, "/calls": {"text", "tool", "lane", "worker", "session", "tenant"}} {
+	for path, names := range map[string][]string{
+		"/lanes": {"q", "pool"}, "/lane": {"lane", "pool"}, "/worker": {"id", "pool"},
+		"/limit": {"lane", "tenant"}, "/calls": {"text", "tool", "lane", "worker", "session", "tenant"},
+	} {
 		for _, name := range names {
 			for _, text := range append(hostile, all) {
 				query := path + "?" + url.Values{name: {text}}.Encode()

@@ -116,7 +116,8 @@ func TestPages_EachFieldIsText(t *testing.T) {
 				e.Job, e.Status = "", "ok"+evil
 			}
 			if e.Question != nil {
-				e.Question.Schema = []byte(`{"properties":{"a":{"type":"string","title":` + quoted(evil) + `,"description":` + quoted(evil) + `,"default":` + quoted(evil) + `,"enum":[` + quoted(evil) + `]},` + quoted(evil) + `:{"type":"boolean"}}}`)
+				e.Question.Schema = []byte(`{"properties":{"a":{"type":"string","title":` + quoted(evil) + `,"description":` + quoted(evil) +
+					`,"default":` + quoted(evil) + `,"enum":[` + quoted(evil) + `]},` + quoted(evil) + `:{"type":"boolean"}}}`)
 			}
 			if kind == loop.EventTurnStarted && !open || kind == loop.EventTurnEnded && open {
 				continue
@@ -135,17 +136,28 @@ func TestPages_EachFieldIsText(t *testing.T) {
 	planted(reflect.ValueOf(&file).Elem(), "File", &markers)
 	planted(reflect.ValueOf(&merged).Elem(), "Merged", &markers)
 	who := viewer{"key", true}
-	p := &sessionPage{Session: "s", kept: &kept{id: "s", of: c}, who: who, Of: of, Turns: c.copied(position{}, position{}, 0, who), Live: true, Others: []report.Session{*of}, Listed: c.order, Tab: "session"}
+	p := &sessionPage{
+		Session: "s", kept: &kept{id: "s", of: c}, who: who, Of: of, Turns: c.copied(position{}, position{}, 0, who),
+		Live: true, Others: []report.Session{*of}, Listed: c.order, Tab: "session",
+	}
 	planted(reflect.ValueOf(&p.Effects).Elem(), "Effects", &markers)
 	p.Tree = []branch{{Call: c.order[0], Session: of, Branches: []branch{{Call: c.order[0]}}}}
 	p.Call = c.order[0]
 	made := &report.Trace{}
 	planted(reflect.ValueOf(made).Elem(), "Trace", &markers)
 	p.Chart = chartOf("s", made, 0, 0, maxNow)
-	files := &filesPage{sessionPage: p, At: protocol.CallID(evil), From: protocol.CallID(evil), Dir: evil, Entries: []entry{{File: file, Name: evil}, {File: report.File{Path: evil, Type: "file"}, Name: evil}}, Changed: []report.File{file}, Compared: true, Changes: []report.Change{{Calls: []protocol.CallID{protocol.CallID(evil)}}}}
+	files := &filesPage{
+		sessionPage: p, At: protocol.CallID(evil), From: protocol.CallID(evil), Dir: evil,
+		Entries: []entry{{File: file, Name: evil}, {File: report.File{Path: evil, Type: "file"}, Name: evil}},
+		Changed: []report.File{file}, Compared: true,
+		Changes: []report.Change{{Calls: []protocol.CallID{protocol.CallID(evil)}}},
+	}
 	files.differences("new file " + evil + "\n+" + evil + "\n-" + evil + "\n")
 	text := &filesPage{sessionPage: p, Path: evil, Lines: []string{evil, "b"}, First: 1}
-	list := &sessionList{sessionFilter: sessionFilter{evil, evil, evil, evil, evil, evil}, Sessions: []report.Session{*of}, States: []string{evil}, Models: []string{evil}, Tenants: []string{evil}, Shown: evil, Fault: evil}
+	list := &sessionList{
+		sessionFilter: sessionFilter{evil, evil, evil, evil, evil, evil}, Sessions: []report.Session{*of},
+		States: []string{evil}, Models: []string{evil}, Tenants: []string{evil}, Shown: evil, Fault: evil,
+	}
 	list.Chips = list.chips()
 	planted(reflect.ValueOf(&list.Found).Elem(), "Found", &markers)
 	asked := report.Question{}
@@ -182,7 +194,9 @@ func TestPages_EachFieldIsText(t *testing.T) {
 		require.NoError(t, err, "%s %s", part.page, part.block)
 		safe(t, part.page+" "+part.block, string(body))
 	}
-	for _, marked := range []string{"tool_call.CallFields.Name", "approval_asked.Text", "tool_result.ResultFields.Content", "turn_started.StartFields.Input", "model_reply.Text"} {
+	for _, marked := range []string{
+		"tool_call.CallFields.Name", "approval_asked.Text", "tool_result.ResultFields.Content", "turn_started.StartFields.Input", "model_reply.Text",
+	} {
 		require.Contains(t, strings.Join(markers, "\n"), marked)
 	}
 }

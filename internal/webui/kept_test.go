@@ -75,7 +75,10 @@ func aTurn(n int, text string) []loop.Event {
 	image := &loop.Image{MediaType: "image/png", Data: []byte("\x89PNG" + text)}
 	return []loop.Event{
 		{Type: loop.EventTurnStarted, Turn: n, StartFields: loop.StartFields{Input: "input " + text}},
-		{Type: loop.EventModelReply, Turn: n, Step: 1, Text: "reply " + text, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: id, Name: "bash", Arguments: call.Arguments}}}},
+		{
+			Type: loop.EventModelReply, Turn: n, Step: 1, Text: "reply " + text,
+			ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: id, Name: "bash", Arguments: call.Arguments}}},
+		},
 		{Type: loop.EventToolCall, Turn: n, Step: 1, CallFields: call},
 		{Type: loop.EventToolResult, Turn: n, Step: 1, CallFields: call, Status: "ok", ResultFields: loop.ResultFields{Content: "result " + text, Image: image}},
 		{Type: loop.EventTurnEnded, Turn: n, Step: 1, Status: "answered"},
@@ -199,7 +202,10 @@ func TestKept_ShowsTheSessionThatThereIs(t *testing.T) {
 func TestKept_IsForThoseWhoMaySeeIt(t *testing.T) {
 	t.Parallel()
 	s := startShared(t)
-	parts := []string{"", "/live", "/calls", "/calls/c1", "/calls/c1/brief", "/calls/c1/output", "/image?call=c1", "/files/count", "/confirm/remove", "/timeline", "/details"}
+	parts := []string{
+		"", "/live", "/calls", "/calls/c1", "/calls/c1/brief", "/calls/c1/output", "/image?call=c1",
+		"/files/count", "/confirm/remove", "/timeline", "/details",
+	}
 	s.journaled("one", slices.Concat([]loop.Event{{Type: loop.EventSessionStarted}}, aTurn(1, "of the operator"))...)
 	s.signIn(operator)
 	_, body, _ := s.get("/sessions/one")
@@ -215,7 +221,9 @@ func TestKept_IsForThoseWhoMaySeeIt(t *testing.T) {
 	last, err := s.journal.Last(t.Context(), "one")
 	require.NoError(t, err)
 	s.last["one"] = last
-	s.journaled("one", slices.Concat([]loop.Event{{Type: loop.EventSessionStarted, StartFields: loop.StartFields{Tenant: "acme"}, NoteFields: loop.NoteFields{By: "token:ann"}}}, aTurn(1, "of acme"))...)
+	s.journaled("one", slices.Concat([]loop.Event{
+		{Type: loop.EventSessionStarted, StartFields: loop.StartFields{Tenant: "acme"}, NoteFields: loop.NoteFields{By: "token:ann"}},
+	}, aTurn(1, "of acme"))...)
 	_, body, _ = s.get("/sessions/one")
 	require.Contains(t, body, "of acme")
 	require.NotContains(t, body, "of the operator")

@@ -21,7 +21,10 @@ func TestPlots_DrawTheNumbers(t *testing.T) {
 	rates := report.CallRates{StepMS: 60_000, Buckets: []report.CallRate{
 		{At: at, Calls: 10, Failed: 4, RunP50MS: 20, RunP95MS: 40, WaitP50MS: 1, WaitP95MS: 2},
 		{At: at.Add(time.Minute)},
-		{At: at.Add(2 * time.Minute), Calls: 5, RunP50MS: 10, RunP95MS: 80, Waits: report.CallWaits{Waits: protocol.Waits{SlotMS: 300, LaneMS: 500, AfterMS: 100, LimitMS: 50, RateMS: 50}, PersonMS: 1000}},
+		{
+			At: at.Add(2 * time.Minute), Calls: 5, RunP50MS: 10, RunP95MS: 80,
+			Waits: report.CallWaits{Waits: protocol.Waits{SlotMS: 300, LaneMS: 500, AfterMS: 100, LimitMS: 50, RateMS: 50}, PersonMS: 1000},
+		},
 	}}
 	bars := webui.Bars(rates)
 	require.Equal(t, map[string][]float64{"bad": {32, 0, 0}, "ok": {48, 0, 40}}, bars[0])

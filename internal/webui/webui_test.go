@@ -77,7 +77,9 @@ func startWith(t *testing.T, client *fleet.Client, change ...func(*httpapi.Optio
 	require.NoError(t, err)
 	options := httpapi.Options{
 		Client: client, Version: "test", Table: func() *tools.Table { return table }, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
-		Access: access.NewTokens(access.OwnToken(operator), access.Token{Principal: judge.Principal{Known: judge.ByToken, Name: "ann", Role: judge.RoleRead, Tenant: "acme"}, Digest: access.DigestOf(reader)}),
+		Access: access.NewTokens(access.OwnToken(operator), access.Token{
+			Principal: judge.Principal{Known: judge.ByToken, Name: "ann", Role: judge.RoleRead, Tenant: "acme"}, Digest: access.DigestOf(reader),
+		}),
 	}
 	for _, c := range change {
 		c(&options)
@@ -237,7 +239,9 @@ func TestSignIn_TheCookieIsNoToken(t *testing.T) {
 	require.NotContains(t, first.Value+string(decoded), operator)
 	require.Equal(t, 200, answer(s.URL+"/ui/sessions", copied(first)))
 
-	api := httptest.NewServer(httpapi.New(httpapi.Options{Client: s.client, Table: func() *tools.Table { return s.table }, Access: tokens, Logger: slog.New(slog.DiscardHandler)}))
+	api := httptest.NewServer(httpapi.New(httpapi.Options{
+		Client: s.client, Table: func() *tools.Table { return s.table }, Access: tokens, Logger: slog.New(slog.DiscardHandler),
+	}))
 	defer api.Close()
 	for _, bearer := range []string{first.Value, string(decoded)} {
 		require.Equal(t, 401, answer(api.URL+"/v1/sessions", func(r *http.Request) {
@@ -248,7 +252,9 @@ func TestSignIn_TheCookieIsNoToken(t *testing.T) {
 	other := start(t, func(o *httpapi.Options) { o.Access = tokens })
 	elsewhere, err := url.Parse(other.URL)
 	require.NoError(t, err)
-	require.Equal(t, 303, answer(other.URL+"/ui/sessions", copied(&http.Cookie{Name: "toolfleet-" + elsewhere.Port(), Value: first.Value})), "another server has another key")
+	require.Equal(t, 303,
+		answer(other.URL+"/ui/sessions", copied(&http.Cookie{Name: "toolfleet-" + elsewhere.Port(), Value: first.Value})),
+		"another server has another key")
 
 	request, err = http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+"/ui/fleet/live", http.NoBody)
 	require.NoError(t, err)
@@ -339,7 +345,8 @@ func TestPages_AreShown(t *testing.T) {
 	s.signIn(operator)
 	for path, text := range map[string]string{
 		"/sessions": "There is no session yet", "/waits": "Nothing waits for you", "/fleet": "Needs", "/lanes": "No lane of this pool has calls",
-		"/limits": "There is no limit", "/schedules": "There is no schedule", "/webhooks": "There is no webhook", "/calls": "No call has ended yet", "/fleet/plots": "The last hour",
+		"/limits": "There is no limit", "/schedules": "There is no schedule", "/webhooks": "There is no webhook",
+		"/calls": "No call has ended yet", "/fleet/plots": "The last hour",
 	} {
 		if path == "/fleet" {
 			text = "Workers"
@@ -448,7 +455,9 @@ func TestApprovals_AreWhole(t *testing.T) {
 	require.Contains(t, body, `session <a class="mono" href="/ui/sessions/work">work</a>`, "which session asks")
 	_, shown, _ := s.get("/sessions/work")
 	for _, page := range []string{body, shown} {
-		for _, text := range []string{strings.Repeat("x", 2000), "approval.commands", "rules.yaml:3", "Approve for this session", "this very call of bash, with the same arguments"} {
+		for _, text := range []string{
+			strings.Repeat("x", 2000), "approval.commands", "rules.yaml:3", "Approve for this session", "this very call of bash, with the same arguments",
+		} {
 			require.Contains(t, page, text)
 		}
 	}
@@ -464,7 +473,8 @@ func TestApprovals_AreWhole(t *testing.T) {
 // hostile are texts that a model or a tool may write.
 var hostile = []string{
 	`<script>alert(1)</script>`, `<img src=x onerror=alert(1)>`, `"><svg onload=alert(1)>`, `[x](javascript:alert(1))`, `![x](https://elsewhere.example/p.png)`,
-	"\x1b]8;;https://elsewhere.example\x07link\x1b]8;;\x07 \x1b[2J\x1b[31mred", "a\u202egnp.exe", `{{template "page"}}`, "</textarea></pre><iframe src=//elsewhere.example>", "a\x00b\x07", `<hx-partial hx-target="body">gone</hx-partial>`,
+	"\x1b]8;;https://elsewhere.example\x07link\x1b]8;;\x07 \x1b[2J\x1b[31mred", "a\u202egnp.exe", `{{template "page"}}`,
+	"</textarea></pre><iframe src=//elsewhere.example>", "a\x00b\x07", `<hx-partial hx-target="body">gone</hx-partial>`,
 	`<div hx-get="/sign-out" data-hx-post="/sessions" hx-trigger="load">`,
 }
 
@@ -476,10 +486,15 @@ func TestPages_TextsAreTexts(t *testing.T) {
 	s.signIn(operator)
 	long := strings.Repeat("x", 1<<20)
 	text := strings.Join(hostile, "\n\n")
-	s.run("hostile", text, calls("bash", asJSON("cat <<'END'\n"+strings.ReplaceAll(text, "\x00", "")+"\nEND\nhead -c 3000000 /dev/zero | tr '\\0' x")), calls("nothing", text), says(text+long))
+	s.run("hostile", text,
+		calls("bash", asJSON("cat <<'END'\n"+strings.ReplaceAll(text, "\x00", "")+"\nEND\nhead -c 3000000 /dev/zero | tr '\\0' x")),
+		calls("nothing", text), says(text+long))
 	_, list, _ := s.get("/sessions")
 	pages := map[string]string{"/sessions": list}
-	for _, path := range []string{"/sessions/hostile", "/sessions/hostile/timeline", "/sessions/hostile/files", "/sessions?q=" + url.QueryEscape(text), "/sessions/" + url.PathEscape(hostile[0])} {
+	for _, path := range []string{
+		"/sessions/hostile", "/sessions/hostile/timeline", "/sessions/hostile/files",
+		"/sessions?q=" + url.QueryEscape(text), "/sessions/" + url.PathEscape(hostile[0]),
+	} {
 		_, pages[path], _ = s.get(path)
 	}
 	pages["live"] = s.first("/sessions/hostile/live")
@@ -595,7 +610,10 @@ func TestImages_AreOfTypesThatHoldNoScript(t *testing.T) {
 		}}},
 		loop.Event{Type: loop.EventModelReply, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "t1", Name: "read", Arguments: "{}"}}}},
 		loop.Event{Type: loop.EventToolCall, Step: 1, CallFields: call},
-		loop.Event{Type: loop.EventToolResult, Step: 1, CallFields: call, Status: "ok", ResultFields: loop.ResultFields{Content: "an image", Image: &loop.Image{MediaType: "image/gif", Data: []byte("GIF89a")}}},
+		loop.Event{
+			Type: loop.EventToolResult, Step: 1, CallFields: call, Status: "ok",
+			ResultFields: loop.ResultFields{Content: "an image", Image: &loop.Image{MediaType: "image/gif", Data: []byte("GIF89a")}},
+		},
 		loop.Event{Type: loop.EventModelReply, Step: 2, Text: "seen"},
 		loop.Event{Type: loop.EventTurnEnded, Status: "answered", Text: "seen"},
 	)
@@ -675,10 +693,16 @@ func TestActs_ThatLoseSomethingAskFirst(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "one\n", string(content))
 	require.Equal(t, "application/x-ndjson", s.header("/sessions/work/export").Get("Content-Type"))
-	s.run(protocol.SessionID(fork), "Write", says("before"), calls("write", `{"path":"a.txt","content":"three\n"}`), calls("write", `{"path":"b.txt","content":"new\n"}`), says("Done."))
+	s.run(protocol.SessionID(fork), "Write", says("before"),
+		calls("write", `{"path":"a.txt","content":"three\n"}`),
+		calls("write", `{"path":"b.txt","content":"new\n"}`), says("Done."))
 	s.run("work", "Write", says("before"), says("before"), says("before"), calls("write", `{"path":"a.txt","content":"four\n"}`), says("Done."))
 	_, body, _ = s.get("/sessions/work/confirm/merge?fork=" + fork)
-	for _, text := range []string{"Conflicts: 1 file changed on both sides", `<div class="bad"><ul class="paths"><li class="mono">a.txt</li>`, "1 file to be written", `<li class="mono">b.txt</li>`} {
+	for _, text := range []string{
+		"Conflicts: 1 file changed on both sides",
+		`<div class="bad"><ul class="paths"><li class="mono">a.txt</li>`, "1 file to be written",
+		`<li class="mono">b.txt</li>`,
+	} {
 		require.Contains(t, body, text)
 	}
 	status, body, _ = s.post("/sessions/work/merge", "key", s.key(), "fork", fork)
@@ -739,7 +763,8 @@ func TestSession_LongOnesAreShownByPages(t *testing.T) {
 		for i := range 120 {
 			events = append(events, loop.Event{Type: loop.EventInputAdded, Turn: turn, StartFields: loop.StartFields{Input: fmt.Sprintf("more %d-%d.", turn, i)}})
 		}
-		events = append(events, loop.Event{Type: loop.EventModelReply, Turn: turn, Step: 1, Text: "yes"}, loop.Event{Type: loop.EventTurnEnded, Turn: turn, Status: "answered", Text: "yes"})
+		events = append(events, loop.Event{Type: loop.EventModelReply, Turn: turn, Step: 1, Text: "yes"},
+			loop.Event{Type: loop.EventTurnEnded, Turn: turn, Status: "answered", Text: "yes"})
 	}
 	s.imported("long", events...)
 	all, path := "", "/sessions/long"

@@ -26,7 +26,10 @@ func TestAbout_IsBoundedAndHasNoSecret(t *testing.T) {
 		"code":    protocol.CodeRun{Code: long, Language: "sh", Env: secret},
 		"write":   protocol.FilesWrite{Path: "a", Content: protocol.Bytes(long)},
 		"fetch":   protocol.HTTPFetch{URL: "https://example.com", Headers: secret},
-		"server":  protocol.MCPCall{Server: protocol.MCPServer{Name: "s", Env: secret, Headers: secret, Client: &protocol.MCPClient{Secret: "hunter2"}}, Tool: "t", Arguments: []byte(`{}`)},
+		"server": protocol.MCPCall{
+			Server: protocol.MCPServer{Name: "s", Env: secret, Headers: secret, Client: &protocol.MCPClient{Secret: "hunter2"}},
+			Tool:   "t", Arguments: []byte(`{}`),
+		},
 		"tool":    protocol.ToolRun{Argv: []string{"t"}, Env: secret, Arguments: []byte(`{"many": ["` + strings.Repeat(`x", "`, 2000) + `"]}`)},
 		"turn":    wire.TurnRun{Prompt: "hunter2"},
 		"handler": protocol.UnknownPayload{Name: "own", Raw: []byte(`{"type":"own","version":1,"arguments":"` + long + `"}`)},

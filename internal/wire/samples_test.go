@@ -99,7 +99,8 @@ func commandSamples() map[string]any {
 		}},
 		"value/process_kill": wire.ProcessKillResult{ProcessStatus: sampleProcess()},
 		"value/result_read": wire.ResultReadResult{
-			CallID: "c-1", Part: wire.PartStderr, Content: protocol.Bytes("three\n"), Bytes: 30, FirstLine: 3, FirstColumn: 2, LineBytes: 6, Lines: 1, TotalLines: 9, Truncated: true,
+			CallID: "c-1", Part: wire.PartStderr, Content: protocol.Bytes("three\n"), Bytes: 30, FirstLine: 3,
+			FirstColumn: 2, LineBytes: 6, Lines: 1, TotalLines: 9, Truncated: true,
 		},
 	}
 }
@@ -122,7 +123,11 @@ func fleetSamples() map[string]any {
 		"payload/workspace_unpack": wire.WorkspaceUnpack{Blob: "upload/s-1/u", Digest: sampleSum, Path: "src"},
 		"value/workspace_unpack":   wire.WorkspaceUnpackResult{Files: 3, Bytes: 30, Written: 2},
 		"payload/turn_run": wire.TurnRun{
-			Prompt: "Fix the test.", Attachments: []wire.Attachment{{Name: "a.png", Data: []byte(binary)}}, Model: "openai:gpt", Toolsets: []string{"core"}, TurnBounds: wire.TurnBounds{MaxSteps: 64, MaxTokens: 1 << 40, Budget: &protocol.Spending{Steps: 200, Calls: 500, Tokens: 2e6, TimeMS: 7.2e6, USD: 2.5}, PromoteAfter: 1500},
+			Prompt: "Fix the test.", Attachments: []wire.Attachment{{Name: "a.png", Data: []byte(binary)}}, Model: "openai:gpt",
+			Toolsets: []string{"core"},
+			TurnBounds: wire.TurnBounds{
+				MaxSteps: 64, MaxTokens: 1 << 40, Budget: &protocol.Spending{Steps: 200, Calls: 500, Tokens: 2e6, TimeMS: 7.2e6, USD: 2.5}, PromoteAfter: 1500,
+			},
 			AnswerSchema: json.RawMessage(`{"type":"object"}`), Guard: protocol.GuardRead, Policies: []json.RawMessage{json.RawMessage(`{"max_calls":3}`)},
 			ReplySettings: wire.ReplySettings{Temperature: new(float64), Reasoning: "low", MaxOutput: 4096},
 			System:        "You are careful.", Project: []protocol.InstructionFile{{Name: "AGENTS.md", Text: "Run make check."}},
@@ -140,7 +145,9 @@ func fleetSamples() map[string]any {
 			Argv: []string{"python3", "{tools}/count.py"}, Arguments: json.RawMessage(`{"path":"a.txt"}`),
 			Env: map[string]string{"LANG": "C"}, Text: true,
 		},
-		"payload/mcp_list": wire.MCPList{Server: protocol.MCPServer{Name: "search", URL: "https://mcp.example/mcp", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}"}}},
+		"payload/mcp_list": wire.MCPList{
+			Server: protocol.MCPServer{Name: "search", URL: "https://mcp.example/mcp", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}"}},
+		},
 		"payload/mcp_list_client": wire.MCPList{Server: protocol.MCPServer{
 			Name: "search", URL: "https://mcp.example/mcp", Client: &protocol.MCPClient{ID: "me", Secret: "${SECRET}", Scopes: []string{"read"}},
 		}},
@@ -277,7 +284,8 @@ func questionSamples() map[string]any {
 func workerSamples() map[string]any {
 	return map[string]any{
 		"worker/full": &wire.WorkerInfo{
-			WorkerID: sampleWorker, Pool: protocol.DefaultPool, Build: "v1.2.3", Slots: 4, HeldLanes: 2, Running: 1, Ended: 100, Failed: 3, StartedAt: sampleTime(), Driver: "ns", Launcher: "native", Level: "full",
+			WorkerID: sampleWorker, Pool: protocol.DefaultPool, Build: "v1.2.3", Slots: 4, HeldLanes: 2, Running: 1, Ended: 100,
+			Failed: 3, StartedAt: sampleTime(), Driver: "ns", Launcher: "native", Level: "full",
 			Network: "proxy", ReadOnly: true, LimitKinds: map[string]string{"memory": "cgroup"}, Limits: sampleLimits(),
 			Languages: []string{"python", "sh"}, Kinds: []protocol.Kind{"acme_refund"},
 		},

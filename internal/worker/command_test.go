@@ -411,7 +411,8 @@ func TestShell_ExitCodesAndWhatKeepsNothing(t *testing.T) {
 		require.Equal(t, code, value[protocol.CommandRunResult](t, got).ExitCode, command)
 	}
 	const pipe = `rm -f "${TMPDIR:-/tmp}/.toolfleet-shell"; mkfifo "${TMPDIR:-/tmp}/.toolfleet-shell"`
-	require.Equal(t, []string{"d\n"}, r.inShell(t, session, protocol.CommandRun{Command: pipe + "; trap - EXIT; cd ../e"}, protocol.CommandRun{Command: `basename "$PWD"`})[1:])
+	require.Equal(t, []string{"d\n"},
+		r.inShell(t, session, protocol.CommandRun{Command: pipe + "; trap - EXIT; cd ../e"}, protocol.CommandRun{Command: `basename "$PWD"`})[1:])
 	requireOK(t, r.do(session, protocol.CommandRun{Command: pipe})) // which nobody looks at
 	require.Equal(t, []string{"d\n"}, r.inShell(t, session, protocol.CommandRun{Command: `basename "$PWD"`}))
 	call := readOnly(session, "cd ../e; export X=2; pwd >/dev/null; echo $X")

@@ -248,7 +248,8 @@ func TestToolRun_Results(t *testing.T) {
 		{name: "a long complaint", payload: script(`head -c 9000 /dev/zero | tr '\0' x >&2; echo end >&2; exit 1`), status: failed, code: fault, check: func(t *testing.T, r *protocol.Result) {
 			t.Helper()
 			require.Less(t, len(r.Error.Message), 2300)
-			require.Contains(t, r.Error.Message, "xend\n[these are the last 2000 of 9003 characters of what it wrote to stderr; all of it: read with path=\"result:"+string(r.CallID)+"#stderr\"]")
+			require.Contains(t, r.Error.Message,
+				"xend\n[these are the last 2000 of 9003 characters of what it wrote to stderr; all of it: read with path=\"result:"+string(r.CallID)+"#stderr\"]")
 			require.NotNil(t, r.Kept)
 		}},
 		{name: "a signal", payload: script(`kill -9 $$`), status: failed, code: fault, check: says("SIGKILL")},
@@ -259,9 +260,16 @@ func TestToolRun_Results(t *testing.T) {
 			t.Helper()
 			require.Len(t, value[protocol.ToolRunResult](t, r).Output, 200002)
 		}},
-		{name: "too much of it", payload: script(`printf '"'; head -c 700000 /dev/zero | tr '\0' x; printf '"'`), status: failed, code: fault, check: says("wrote 700002 bytes to standard output: what it returns has 524288 bytes at most")},
+		{
+			name: "too much of it", payload: script(`printf '"'; head -c 700000 /dev/zero | tr '\0' x; printf '"'`), status: failed,
+			code: fault, check: says("wrote 700002 bytes to standard output: what it returns has 524288 bytes at most"),
+		},
 		{name: "no command", payload: protocol.ToolRun{Arguments: json.RawMessage(`{}`)}, status: protocol.StatusRejected, code: codes.InvalidPayload},
-		{name: "no such program", payload: protocol.ToolRun{Argv: []string{"no-such-program"}, Arguments: json.RawMessage(`{}`)}, status: failed, code: protocol.CodeCommandNotFound},
+		{
+			name:    "no such program",
+			payload: protocol.ToolRun{Argv: []string{"no-such-program"}, Arguments: json.RawMessage(`{}`)},
+			status:  failed, code: protocol.CodeCommandNotFound,
+		},
 	})
 }
 

@@ -152,7 +152,9 @@ func TestIsolated_AFailureToReachAnUnlistedHostNamesTheListedOnes(t *testing.T) 
 	r.work(o)
 	got := r.do(protocol.NewSessionID(), protocol.CommandRun{Command: unresolved})
 	requireOK(t, got)
-	require.Equal(t, []string{"This sandbox reaches only *.example.invalid:8080,allowed.invalid:443,allowed.invalid:80. The operator of the worker can allow more with --allow-net."},
+	require.Equal(t, []string{
+		"This sandbox reaches only *.example.invalid:8080,allowed.invalid:443,allowed.invalid:80. The operator of the worker can allow more with --allow-net.",
+	},
 		plain.Execution(got.Value).Notes)
 }
 
@@ -174,7 +176,9 @@ func TestIsolated_ARepositoryInPlaceIsProtected(t *testing.T) {
 	stop()
 	_, stop = r.work(o)
 	requireFault(t, r.do(session, protocol.FilesWrite{Path: ".git/config", Content: []byte("c")}), protocol.StatusFailed, codes.Protected)
-	got := r.do(session, protocol.CommandRun{Command: "rm .git/config || mv .git x || echo c > .git/hooks/h || echo c > .git/index; cat .git/index; echo c > .git/config; cat .git/config"})
+	got := r.do(session, protocol.CommandRun{
+		Command: "rm .git/config || mv .git x || echo c > .git/hooks/h || echo c > .git/index; cat .git/index; echo c > .git/config; cat .git/config",
+	})
 	requireOK(t, got)
 	require.Equal(t, "c\nc\n", string(value[protocol.CommandRunResult](t, got).Stdout))
 	content, err := os.ReadFile(filepath.Join(dir, ".git/config"))

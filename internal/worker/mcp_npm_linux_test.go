@@ -127,7 +127,9 @@ func TestMCP_AServerOfOthersThatIsKilled(t *testing.T) {
 		}
 		break
 	}
-	kill := newCall(session, protocol.CommandRun{Command: `for p in /proc/[0-9]*; do grep -q server-everything $p/cmdline && [ ${p#/proc/} != $$ ] && kill -9 ${p#/proc/}; done; true`})
+	kill := newCall(session, protocol.CommandRun{
+		Command: `for p in /proc/[0-9]*; do grep -q server-everything $p/cmdline && [ ${p#/proc/} != $$ ] && kill -9 ${p#/proc/}; done; true`,
+	})
 	kill.Resources[0].Key += "/beside"
 	requireOK(t, s.dispatch(t.Context(), kill))
 	killed := <-result

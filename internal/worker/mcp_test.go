@@ -220,7 +220,8 @@ func TestMCP_AnAnswerIsOfWhoMayUseTheSession(t *testing.T) {
 			}
 		}
 		asked.Signer = acme
-		if err := approval.Reply(t.Context(), r.NC, r.NC, r.Name, asked, protocol.Answer{Action: protocol.ActionAccept, Content: json.RawMessage(`{"name":"Bob"}`)}); err != nil {
+		if err := approval.Reply(t.Context(), r.NC, r.NC, r.Name, asked,
+			protocol.Answer{Action: protocol.ActionAccept, Content: json.RawMessage(`{"name":"Bob"}`)}); err != nil {
 			t.Error(err)
 		}
 	})

@@ -148,7 +148,10 @@ func TestPayloads_Commands(t *testing.T) {
 		{name: "neither command nor argv", payload: protocol.CommandRun{}, status: protocol.StatusRejected, code: codes.InvalidPayload},
 		{name: "both", payload: protocol.CommandRun{Command: "true", Argv: []string{"true"}}, status: protocol.StatusRejected, code: codes.InvalidPayload},
 		{name: "bad argument", payload: protocol.CommandRun{Argv: []string{"true", "\x00"}}, status: protocol.StatusRejected, code: protocol.CodeInvalidArguments},
-		{name: "bad environment", payload: protocol.CommandRun{Command: "true", Env: map[string]string{"A=B": ""}}, status: protocol.StatusRejected, code: protocol.CodeInvalidArguments},
+		{
+			name: "bad environment", payload: protocol.CommandRun{Command: "true", Env: map[string]string{"A=B": ""}},
+			status: protocol.StatusRejected, code: protocol.CodeInvalidArguments,
+		},
 		{name: "noop", payload: wire.Noop{WorkMS: 1}, check: func(t *testing.T, r *protocol.Result) {
 			t.Helper()
 			require.Equal(t, wire.NoopResult{}, r.Value)

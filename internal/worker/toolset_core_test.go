@@ -110,14 +110,16 @@ func coreFinding(t *testing.T, execute executor) {
 	s.has("glob", args{"pattern": "*.py"}, "no files match")
 	s.fails(codes.InvalidPattern, "glob", args{"pattern": "a["})
 	s.fails(codes.PathEscape, "glob", args{"pattern": "../*"})
-	s.is("src/a.go:1:func A() {}\nsrc/a.go:2:func B() {}\nsrc/sub/b.go:1:func C() {}\n[3 matches; 3 files searched, 1 not searched: binary (bin); 2 left out by .gitignore]", "grep", args{"pattern": "^func"})
+	s.is("src/a.go:1:func A() {}\nsrc/a.go:2:func B() {}\nsrc/sub/b.go:1:func C() {}\n[3 matches; 3 files searched, 1 not searched: binary (bin); 2 left out by .gitignore]",
+		"grep", args{"pattern": "^func"})
 	s.is("src/sub/b.go:1:func C() {}\n[1 match; 1 file searched]", "grep", args{"pattern": "FUNC", "ignore_case": true, "path": "src/sub"})
 	s.has("grep", args{"pattern": "func", "glob": "*.go", "limit": 1},
 		"src/a.go:1:func A() {}\n[1 of 3 matches; 2 files searched; 2 left out by .gitignore; the others: read on with path=\"result:")
 	s.has("grep", args{"pattern": "func", "gitignore": false}, "node_modules/m/i.js:1:func D() {}", "x.log:1:func F")
 	text := s.fails(codes.InvalidPattern, "grep", args{"pattern": "x(y"})
 	require.Contains(t, text, "missing closing )")
-	s.is("./\n.gitignore (20 bytes)\nbin (5 bytes)\nlink (symlink)\nsrc/\n  a.go (24 bytes)\n  sub/ (1 inside)\n[6 entries; 2 left out by .gitignore]", "tree", args{"depth": 2})
+	s.is("./\n.gitignore (20 bytes)\nbin (5 bytes)\nlink (symlink)\nsrc/\n  a.go (24 bytes)\n  sub/ (1 inside)\n[6 entries; 2 left out by .gitignore]",
+		"tree", args{"depth": 2})
 	s.is("src/sub/\nb.go (12 bytes)\n[1 entry]", "tree", args{"path": "src/sub"})
 }
 
@@ -143,8 +145,10 @@ func generatedDirectories(t *testing.T, execute executor) {
 	s.is("a.js\nenv/z\n[2 files; "+left+"]", "glob", args{"pattern": "**"})
 	s.is("./\na.js (4 bytes)\nenv/\n  z (4 bytes)\nweb/\n[4 entries; "+left+"]", "tree", args{})
 	s.has("grep", args{"pattern": "hit", "gitignore": false}, "[7 matches; ")
-	s.has("grep", args{"pattern": "hit", "path": "web/node_modules"}, "web/node_modules/m/i.js:1:hit", "[1 match; ", "1 directory of packages or caches left out (web/node_modules/m/node_modules)")
-	s.is("web/node_modules/m/i.js\n[1 file; 1 directory of packages or caches left out (web/node_modules/m/node_modules): name one to look into it]", "glob", args{"pattern": "web/node_modules/*/*.js"})
+	s.has("grep", args{"pattern": "hit", "path": "web/node_modules"}, "web/node_modules/m/i.js:1:hit", "[1 match; ",
+		"1 directory of packages or caches left out (web/node_modules/m/node_modules)")
+	s.is("web/node_modules/m/i.js\n[1 file; 1 directory of packages or caches left out (web/node_modules/m/node_modules): name one to look into it]",
+		"glob", args{"pattern": "web/node_modules/*/*.js"})
 	s.with("smithers").is("a.js:1:hit\nenv/z:1:hit\n["+left+"]", "grep", args{"pattern": "hit"})
 	s.with("files").is("a.js:1: hit\nenv/z:1: hit\n["+left+"]", "search_files", args{"pattern": "hit"})
 	s.with("files").has("search_files", args{"pattern": "hit", "file_pattern": "web/node_modules/m/*.js"}, "web/node_modules/m/i.js:1: hit")

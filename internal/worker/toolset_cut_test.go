@@ -141,7 +141,8 @@ func cutLines(t *testing.T, execute executor) {
 	require.Contains(t, text, fmt.Sprintf("x [... and %d more bytes]\n[lines 1-1 of 1; line 1 is cut: read on in it with path=\"result:", size-2000))
 	require.Contains(t, text, ":1@2001\"]")
 	begin := place.ReplaceAllString(handle.FindStringSubmatch(text)[1], "")
-	s.has("read", args{"path": begin + ":1@5000001"}, "     1\tx", fmt.Sprintf("[line 1 of 1, bytes 5000001-5043992 of %d; read on with path=\"%s:1@5043993\"]", size, begin))
+	s.has("read", args{"path": begin + ":1@5000001"}, "     1\tx",
+		fmt.Sprintf("[line 1 of 1, bytes 5000001-5043992 of %d; read on with path=\"%s:1@5043993\"]", size, begin))
 	s.is(fmt.Sprintf("     1\txxx\n[line 1 of 1, bytes %d-%d of %d]", size-2, size, size), "read", args{"path": fmt.Sprintf("%s:1@%d", begin, size-2)})
 	s.sh("head -c 200000 line >part")
 	all := s.whole("read", s.ok("read", args{"path": "part"}))
@@ -281,7 +282,10 @@ func hostileKinds(t *testing.T, execute executor) {
 // used again where it is text.
 func hostileNames(t *testing.T, execute executor) {
 	s := newSession(t, execute, "core")
-	names := []string{"-rf", "a b", "a\nb", "a\tb", "a\x1b[31mb", "it's", `q"q`, "*", "[x]", "{a,b}", "$HOME", "`id`", "é", "e\u0301", "日本", "\u202eabc", "...", "~", "#x", "a:1:b"}
+	names := []string{
+		"-rf", "a b", "a\nb", "a\tb", "a\x1b[31mb", "it's", `q"q`, "*", "[x]", "{a,b}", "$HOME", "`id`",
+		"é", "e\u0301", "日本", "\u202eabc", "...", "~", "#x", "a:1:b",
+	}
 	for _, name := range names {
 		s.ok("write", args{"path": "d/" + name, "content": "text of " + name + "\n"})
 		require.Equal(t, protocol.StatusOK, s.call("edit", args{"path": "d/" + name, "old": "text", "new": "words"}).status, name)
@@ -387,7 +391,10 @@ func hostileCounts(t *testing.T, execute executor) {
 func hostileTimes(t *testing.T, execute executor) {
 	s := newSession(t, execute, "core")
 	s.ok("write", args{"path": "f", "content": "begin\n"})
-	s.ok("bash", args{"command": "i=0; while [ ! -e over ]; do i=$((i+1)); echo line $i >>f; : >tmp; mv tmp g; rm -f g; mkdir -p d/e; rmdir d/e d; done", "background": true})
+	s.ok("bash", args{
+		"command":    "i=0; while [ ! -e over ]; do i=$((i+1)); echo line $i >>f; : >tmp; mv tmp g; rm -f g; mkdir -p d/e; rmdir d/e d; done",
+		"background": true,
+	})
 	defer s.call("write", args{"path": "over", "content": ""}) // without it a sandbox that does not isolate is never rid of it
 	for range 30 {
 		s.has("read", args{"path": "f", "limit": 5}, "     1\tbegin\n")

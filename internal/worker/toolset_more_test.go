@@ -93,7 +93,9 @@ func notebooks(t *testing.T, execute executor) {
 	s.has("read", args{"path": "n.ipynb"}, "%% cell 1 [code]\n     2\timport os\n     3\t%% cell 2 [code]\n     4\tx = \"<2>\"\n", "a notebook of 2 cells")
 	require.NotContains(t, s.content("n.ipynb"), picture)
 
-	for change, why := range map[string]string{"%% cell 9 [code]": "there is no cell 9", "%% cell 1 [code]": "is there twice", "%% cell 2 [raw]": "cannot become a raw cell"} {
+	for change, why := range map[string]string{
+		"%% cell 9 [code]": "there is no cell 9", "%% cell 1 [code]": "is there twice", "%% cell 2 [raw]": "cannot become a raw cell",
+	} {
 		require.Contains(t, s.fails(protocol.CodeInvalidArguments, "edit", args{"path": "n.ipynb", "old": "%% cell 2 [code]", "new": change}), why)
 	}
 	require.Contains(t, s.fails(protocol.CodeInvalidArguments, "write", args{"path": "n.ipynb", "content": "%% cell 1 [code]\n1\n"}), "which is written whole as JSON")

@@ -274,7 +274,8 @@ func TestWorkspaceFork_IsMergedBack(t *testing.T) {
 	r := newRig(t)
 	first, second := r.options(), r.options()
 	_, stop := r.work(first)
-	requireOK(t, r.do("s", protocol.CommandRun{Command: `printf '1\n2\n3\n' > both; echo one > gone; echo same > same; echo x > clash; mkdir -p .git/refs; echo a > .git/HEAD`}))
+	requireOK(t,
+		r.do("s", protocol.CommandRun{Command: `printf '1\n2\n3\n' > both; echo one > gone; echo same > same; echo x > clash; mkdir -p .git/refs; echo a > .git/HEAD`}))
 	fork := r.do("s", wire.WorkspaceFork{To: "f"})
 	requireOK(t, fork)
 	require.Equal(t, 5, value[wire.WorkspaceForkResult](t, fork).Files)

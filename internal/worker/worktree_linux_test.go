@@ -67,7 +67,9 @@ func newOutsideRig(t *testing.T, base, name, prepare string) *outsideRig {
 	}
 	return &outsideRig{base: base, dir: dir, gitDir: outside.GitDir, inside: inside, end: end, run: func(script string) protocol.CommandRunResult {
 		t.Helper()
-		got := r.do(session, protocol.CommandRun{Command: "export GIT_AUTHOR_NAME=s GIT_AUTHOR_EMAIL=s@example.com GIT_COMMITTER_NAME=s GIT_COMMITTER_EMAIL=s@example.com\n" + script})
+		got := r.do(session, protocol.CommandRun{
+			Command: "export GIT_AUTHOR_NAME=s GIT_AUTHOR_EMAIL=s@example.com GIT_COMMITTER_NAME=s GIT_COMMITTER_EMAIL=s@example.com\n" + script,
+		})
 		requireOK(t, got)
 		return value[protocol.CommandRunResult](t, got)
 	}}

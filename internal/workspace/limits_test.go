@@ -139,7 +139,9 @@ func TestCommit_OfManyBodies(t *testing.T) {
 	tree := snapshot.Tree{}
 	name := func(i int) string { return fmt.Sprintf("%043d", i) }
 	for i := range mostParts {
-		tree["f"+strconv.Itoa(i)] = snapshot.Node{Type: protocol.TypeFile, Size: snapshot.MaxPart, Parts: []snapshot.Part{{Size: snapshot.MaxPart, Sum: name(i), Body: name(i)}}}
+		tree["f"+strconv.Itoa(i)] = snapshot.Node{
+			Type: protocol.TypeFile, Size: snapshot.MaxPart, Parts: []snapshot.Part{{Size: snapshot.MaxPart, Sum: name(i), Body: name(i)}},
+		}
 	}
 	for _, i := range []int{0, mostParts / 2, mostParts - 1} {
 		require.NoError(t, store.Put(t.Context(), name(i), []byte("body")))

@@ -175,7 +175,9 @@ func TestS3_AwayCommitsNothing(t *testing.T) {
 func TestS3_RefusesForGood(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "key")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
-	for code, status := range map[string]int{"AccessDenied": http.StatusForbidden, "NoSuchBucket": http.StatusNotFound, "XMinioStorageFull": http.StatusInsufficientStorage} {
+	for code, status := range map[string]int{
+		"AccessDenied": http.StatusForbidden, "NoSuchBucket": http.StatusNotFound, "XMinioStorageFull": http.StatusInsufficientStorage,
+	} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(status)
 			fmt.Fprintf(w, "<Error><Code>%s</Code></Error>", code)

@@ -123,7 +123,8 @@ func (h *hostile) attempts() map[string][]bool {
 		"read calls of other pools, by their sequence": {h.readsNoneOfOthers()},
 		"make, change or delete a consumer": each(h.publishes, api+"CONSUMER.CREATE."+calls+".ready_default.tf.ready.default.*", api+"CONSUMER.CREATE."+calls+".x",
 			api+"CONSUMER.DURABLE.CREATE."+calls+".ready_default", api+"CONSUMER.DELETE."+calls+".ready_default", api+"CONSUMER.PAUSE."+calls+".ready_default"),
-		"make, change, purge or delete a stream of calls, claims, results or journals": each(h.publishes, api+"STREAM.CREATE.X", api+"STREAM.UPDATE."+calls, api+"STREAM.DELETE."+calls,
+		"make, change, purge or delete a stream of calls, claims, results or journals": each(h.publishes,
+			api+"STREAM.CREATE.X", api+"STREAM.UPDATE."+calls, api+"STREAM.DELETE."+calls,
 			api+"STREAM.PURGE."+calls, api+"STREAM.PURGE.TF_CLAIMS", api+"STREAM.PURGE.TF_RESULTS", api+"STREAM.PURGE.TF_SESSIONS"),
 		"delete a result or a journal's event": each(h.publishes, api+"STREAM.MSG.DELETE.TF_RESULTS", api+"STREAM.MSG.DELETE.TF_SESSIONS"),
 	}
@@ -164,11 +165,12 @@ func TestDeploy_WhatAWorkersKeyMay(t *testing.T) {
 	require.NoError(t, err)
 	for what, does := range map[string]bool{
 		"read any result": h.answers("$JS.API.STREAM.MSG.GET.TF_RESULTS", `{"seq":1}`),
-		"remove calls and claims, by their sequence":                                         h.answers("$JS.API.STREAM.MSG.DELETE.TF_CALLS", `{"seq":1}`),
-		"store a result for a call that it does not hold":                                    !h.publishes("tf.result." + victim + ".other"),
-		"read, replace and remove large payloads, stored outputs and contents of workspaces": h.answers("$JS.API.STREAM.PURGE.OBJ_TF_KEPT", `{}`) && !h.publishes("$O.TF_KEPT.C.x"),
-		"ask a person in the name of a call":                                                 !h.publishes("tf.question.default." + victim + "." + victim),
-		"enqueue calls":                                                                      !h.publishes("tf.call.default.lane.call"),
+		"remove calls and claims, by their sequence":      h.answers("$JS.API.STREAM.MSG.DELETE.TF_CALLS", `{"seq":1}`),
+		"store a result for a call that it does not hold": !h.publishes("tf.result." + victim + ".other"),
+		"read, replace and remove large payloads, stored outputs and contents of workspaces": h.answers("$JS.API.STREAM.PURGE.OBJ_TF_KEPT", `{}`) &&
+			!h.publishes("$O.TF_KEPT.C.x"),
+		"ask a person in the name of a call": !h.publishes("tf.question.default." + victim + "." + victim),
+		"enqueue calls":                      !h.publishes("tf.call.default.lane.call"),
 	} {
 		require.True(t, does, what)
 		require.Equal(t, inItsPool, told[what], what)

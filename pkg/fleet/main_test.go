@@ -88,7 +88,9 @@ func TestFleet_RefusesWhatCannotWork(t *testing.T) {
 	_, err = fleet.Connect(t.Context(), fleet.Options{Fleet: "No Fleet", Storage: fleet.Storage{
 		Replicas: 2, KeepAge: -1, KeepBytes: -2, ResultAge: time.Minute, ResultBytes: 3,
 	}})
-	for _, part := range []string{"No Fleet", "replicas 2", "keep age -1ns", "keep bytes -2", "result age 1m0s: must be 0 or 10m to 8760h", "result bytes 3: must be 0 or at least"} {
+	for _, part := range []string{
+		"No Fleet", "replicas 2", "keep age -1ns", "keep bytes -2", "result age 1m0s: must be 0 or 10m to 8760h", "result bytes 3: must be 0 or at least",
+	} {
 		require.ErrorContains(t, err, part)
 	}
 	_, err = fleet.OpenModel("nobody:x")

@@ -159,7 +159,8 @@ func methods(t *testing.T, c *fleet.Client) (all, sends map[string]method) {
 		kind := reflect.TypeOf(of)
 		for method := range kind.Methods() {
 			takes := method.Type.NumIn() > 1 && method.Type.In(1) == reflect.TypeFor[context.Context]()
-			if name := reflect.Indirect(reflect.ValueOf(of)).Type().Name() + "." + method.Name; takes && !strings.HasSuffix(name, ".Output") && name != "Sessions.Events" && name != "Sessions.KeepIndexed" { // these continue without the server
+			if name := reflect.Indirect(reflect.ValueOf(of)).Type().Name() + "." + method.Name; takes && !strings.HasSuffix(name, ".Output") &&
+				name != "Sessions.Events" && name != "Sessions.KeepIndexed" { // these continue without the server
 				exported = append(exported, name)
 			}
 		}

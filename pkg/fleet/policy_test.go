@@ -229,7 +229,10 @@ func TestCall_APolicyBindsPayloads(t *testing.T) {
 		return outcome
 	}
 	remove := fleet.Call{Payload: protocol.CommandRun{Command: "echo ran > ran"}}
-	for _, text := range []string{"tools: {deny: [\"@execute\"]}", "tools: {allow: [bash]}", "tools: {deny: [command_run]}", "commands: {allow: [ls]}", "paths: {write: [src]}", "approval: {tools: [\"@execute\"]}"} {
+	for _, text := range []string{
+		"tools: {deny: [\"@execute\"]}", "tools: {allow: [bash]}", "tools: {deny: [command_run]}",
+		"commands: {allow: [ls]}", "paths: {write: [src]}", "approval: {tools: [\"@execute\"]}",
+	} {
 		outcome := run(rules(t, text), remove)
 		require.Equal(t, protocol.CodePolicyDenied, outcome.Error.Code, text)
 		require.Equal(t, protocol.StatusRejected, outcome.Status, text)

@@ -53,7 +53,8 @@ func eachSubject() []string {
 		"$JS.API.ACCOUNT.PURGE.DEFAULT", "$JS.API.META.LEADER.STEPDOWN", "$JS.API.SERVER.REMOVE", "$JS.FC." + probe, "$SYS.REQ.USER.INFO", "elsewhere",
 		wire.EventSubject(f, probe), wire.ResultSubject(f, probe, probe), wire.DoneSubject(f, probe, probe), wire.OutputSubject(f, probe, probe),
 		wire.LiveSubject(f, probe, probe), wire.ApprovalSubject(f, probe, probe), wire.WorkspaceSubject(f, probe), wire.MessageSubject(f, "t.c", probe, probe),
-		"tf.sent.t.c." + probe + "." + probe, wire.LimitsSubject(f), "$KV." + wire.PlacesBucket(f) + "." + wire.BodiesKey, "$KV." + wire.PlacesBucket(f) + ".secret", wire.TokensSubject(f), wire.BrowsersSubject(f),
+		"tf.sent.t.c." + probe + "." + probe, wire.LimitsSubject(f), "$KV." + wire.PlacesBucket(f) + "." + wire.BodiesKey,
+		"$KV." + wire.PlacesBucket(f) + ".secret", wire.TokensSubject(f), wire.BrowsersSubject(f),
 		"$KV." + wire.SchedulesBucket(f) + "." + probe, "$KV." + wire.WebhooksBucket(f) + "." + probe,
 	}
 	for _, pool := range []protocol.Pool{protocol.DefaultPool, protocol.SessionPool, "other"} {

@@ -91,17 +91,20 @@ func TestClient_Calls(t *testing.T) {
 	t.Parallel()
 	client := mustConnect(t, fleet.Options{Data: t.TempDir()})
 	t.Cleanup(func() { _ = client.Close() })
-	_, err := client.StartWorker(t.Context(), worker.Options{Driver: "none", Handlers: []worker.Handler{worker.Handle("greet", func(_ context.Context, _ *worker.Call, name string) (string, error) {
-		if name == "" {
-			return "", errors.New("nobody is there")
-		}
-		return "hello " + name, nil
-	})}})
+	_, err := client.StartWorker(t.Context(),
+		worker.Options{Driver: "none", Handlers: []worker.Handler{worker.Handle("greet", func(_ context.Context, _ *worker.Call, name string) (string, error) {
+			if name == "" {
+				return "", errors.New("nobody is there")
+			}
+			return "hello " + name, nil
+		})}})
 	require.NoError(t, err)
 	ann := judge.With(t.Context(), judge.Principal{Known: judge.ByToken, Name: "ann", Role: judge.RoleRun, Tenant: "acme"})
 	eve := judge.With(t.Context(), judge.Principal{Known: judge.ByToken, Name: "eve", Role: judge.RoleOperate, Tenant: "other"})
 	for _, name := range []string{"world", ""} {
-		_, err := client.Call(ann, fleet.Call{Handler: "greet", Args: name, Session: "shared", ID: protocol.CallID("greets" + name), Resources: []protocol.Use{{Key: "guest/list"}}})
+		_, err := client.Call(ann, fleet.Call{
+			Handler: "greet", Args: name, Session: "shared", ID: protocol.CallID("greets" + name), Resources: []protocol.Use{{Key: "guest/list"}},
+		})
 		require.NoError(t, err)
 	}
 	log, err := client.Calls(ann, fleet.CallQuery{})

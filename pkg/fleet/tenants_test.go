@@ -139,7 +139,10 @@ func TestTenants_AClientReachesItsOwn(t *testing.T) {
 	require.ErrorIs(t, err, judge.ErrRefused, "calls for another tenant use its quotas")
 	_, err = sessions.Submit(eve, fleet.Turn{Tenant: "acme", Prompt: "p"})
 	require.ErrorIs(t, err, judge.ErrRefused)
-	for _, err := range []error{errOf(lanes.List(eve, 0)), errOf(lanes.Show(eve, "sandbox/s", 0)), errOf(lanes.Pause(eve, "sandbox/s")), errOf(lanes.CancelRunning(eve, "sandbox/s"))} {
+	for _, err := range []error{
+		errOf(lanes.List(eve, 0)), errOf(lanes.Show(eve, "sandbox/s", 0)),
+		errOf(lanes.Pause(eve, "sandbox/s")), errOf(lanes.CancelRunning(eve, "sandbox/s")),
+	} {
 		require.ErrorIs(t, err, judge.ErrRefused)
 		require.ErrorContains(t, err, "the operator of the fleet")
 	}

@@ -244,7 +244,8 @@ func TestAgent_IsBoundByTheBudgetOfItsParent(t *testing.T) {
 	require.Equal(t, loop.OutcomeLimitReached, result.Outcome)
 	last := f.models["left"].seen[len(f.models["left"].seen)-1]
 	require.Empty(t, last.Tools, "it is asked for an answer without tools")
-	require.Contains(t, last.Messages[len(last.Messages)-1].Text, fmt.Sprintf("[The budget of session %s, which started this one, is used up: 5 steps of 5 steps.", f.session))
+	require.Contains(t, last.Messages[len(last.Messages)-1].Text,
+		fmt.Sprintf("[The budget of session %s, which started this one, is used up: 5 steps of 5 steps.", f.session))
 	require.Len(t, f.models["left"].seen, 5)
 	require.Contains(t, f.watch.of(loop.EventToolResult)[0].Content, "as far as I came")
 }
@@ -455,7 +456,8 @@ func TestAgent_ThatIsStoppedIsNotMerged(t *testing.T) {
 	result := f.mustRun(ctx, t)
 	require.Equal(t, loop.OutcomeInterrupted, result.Outcome)
 	require.NotContains(t, f.kinds(), "workspace_merge")
-	require.Contains(t, fmt.Sprint(f.watch.of(loop.EventToolResult)), "is not merged: it was stopped. Its files are in the workspace of session "+string(f.callID(t, 1, 1, 1)))
+	require.Contains(t, fmt.Sprint(f.watch.of(loop.EventToolResult)),
+		"is not merged: it was stopped. Its files are in the workspace of session "+string(f.callID(t, 1, 1, 1)))
 }
 
 // leaving is a journal behind which a process loses its session as soon as a turn of another one

@@ -236,7 +236,8 @@ func TestTriggers_AreSetAndListed(t *testing.T) {
 	id := func(step, index int) string { return "t-" + string(f.callID(t, 1, step, index)) }
 	said := texts(f.models["go"].lastSeen())
 	require.Contains(t, said, "tool: [trigger "+id(1, 1)+" is set: at 2026-03-01T09:00:00Z]")
-	require.Contains(t, said, fmt.Sprintf("tool: %s: at 2026-03-01T09:00:00Z: wake up\n%s: at the times \"0 7 * * *\": good morning\n%s: at a message in channel work", id(1, 1), id(1, 2), id(1, 4)))
+	require.Contains(t, said,
+		fmt.Sprintf("tool: %s: at 2026-03-01T09:00:00Z: wake up\n%s: at the times \"0 7 * * *\": good morning\n%s: at a message in channel work", id(1, 1), id(1, 2), id(1, 4)))
 	require.Contains(t, strings.Join(said, "\n"), `cron "never": must have five fields`)
 	require.Contains(t, strings.Join(said, "\n"), "seconds, at: give one of them")
 	require.Contains(t, strings.Join(texts(f.models["left"].lastSeen()), "\n"), "this session is not served")
@@ -316,7 +317,8 @@ func lively(t *testing.T) (*rig, *triggers) {
 	}
 	r := newRig(replies...)
 	for i := range 25 {
-		require.NoError(t, r.fleet.SendMessage(t.Context(), "default.work", ports.ChannelMessage{From: "other", Call: protocol.CallID(fmt.Sprint(i)), Text: fmt.Sprint("message ", i)}))
+		require.NoError(t,
+			r.fleet.SendMessage(t.Context(), "default.work", ports.ChannelMessage{From: "other", Call: protocol.CallID(fmt.Sprint(i)), Text: fmt.Sprint("message ", i)}))
 	}
 	return r, &triggers{here: map[string]bool{}}
 }

@@ -387,7 +387,8 @@ func TestCompaction_RefersToImages(t *testing.T) {
 					require.Equal(t, pdf, data)
 					name = "b.pdf (application/pdf)"
 				}
-				require.Contains(t, said.Text, fmt.Sprintf(`[The attached file %s is left out because the conversation is long. To see it again: read with path="result:%s"]`, name, id))
+				require.Contains(t, said.Text,
+					fmt.Sprintf(`[The attached file %s is left out because the conversation is long. To see it again: read with path="result:%s"]`, name, id))
 			}
 			require.Len(t, keeper.kept, 2)
 		})

@@ -263,9 +263,13 @@ func TestRun_ResumedTurnHasTheInstructionsThatItWasBegunWith(t *testing.T) {
 func remembering() byPrompt {
 	return byPrompt{
 		"go": {replies: []loop.Reply{
-			{Text: "The pelican build is red, as the fixtures are missing: " + strings.Repeat("é", 600) + " walrus " + strings.Repeat("é", 600), ToolCalls: asks("a", "inline").ToolCalls},
+			{
+				Text:      "The pelican build is red, as the fixtures are missing: " + strings.Repeat("é", 600) + " walrus " + strings.Repeat("é", 600),
+				ToolCalls: asks("a", "inline").ToolCalls,
+			},
 			calls("b", "agent", `{"prompt":"left"}`),
-			calls("c", "search_memory", `{"query":"PELICAN, fixtures!"}`, "search_memory", `{"query":"build","limit":1}`, "search_memory", `{"query":"zebra"}`, "search_memory", `{"query":"?!"}`, "search_memory", `{"query":"walrus"}`),
+			calls("c", "search_memory", `{"query":"PELICAN, fixtures!"}`, "search_memory", `{"query":"build","limit":1}`, "search_memory",
+				`{"query":"zebra"}`, "search_memory", `{"query":"?!"}`, "search_memory", `{"query":"walrus"}`),
 			calls("d", "search_memory", `{"query":"zebra"}`),
 			says("done"),
 		}},
@@ -277,7 +281,9 @@ func TestMemory_FindsThePassagesWithMostWords(t *testing.T) {
 	t.Parallel()
 	f := newFamily(t, remembering()).withSets(t, "memory")
 	other := protocol.NewSessionID() // of which it reads nothing
-	_, err := f.journal.Append(t.Context(), other, 0, loop.Event{Type: loop.EventTurnStarted, SessionID: other, Turn: 1, StartFields: loop.StartFields{Input: "pelican fixtures zebra"}})
+	_, err := f.journal.Append(t.Context(), other, 0, loop.Event{
+		Type: loop.EventTurnStarted, SessionID: other, Turn: 1, StartFields: loop.StartFields{Input: "pelican fixtures zebra"},
+	})
 	require.NoError(t, err)
 	f.mustRun(t.Context(), t)
 	var found []string
@@ -309,8 +315,14 @@ func TestMemory_ScriptsWithoutSpaces(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("filler ", 100)
 	for _, test := range []struct{ text, query, shown string }{
-		{long + "\u6628\u65e5\u306e\u4f1a\u8b70\u3067\u4e88\u7b97\u3092\u627f\u8a8d\u3057\u307e\u3057\u305f\u3002" + long, "\u4e88\u7b97\u3092\u627f\u8a8d", "\u4f1a\u8b70\u3067\u4e88\u7b97\u3092\u627f\u8a8d"},
-		{long + "\u6211\u4eec\u5728\u5317\u4eac\u7684\u670d\u52a1\u5668\u4e0a\u90e8\u7f72\u4e86\u65b0\u7248\u672c" + long, "\u670d\u52a1\u5668", "\u5317\u4eac\u7684\u670d\u52a1\u5668\u4e0a"},
+		{
+			long + "\u6628\u65e5\u306e\u4f1a\u8b70\u3067\u4e88\u7b97\u3092\u627f\u8a8d\u3057\u307e\u3057\u305f\u3002" + long,
+			"\u4e88\u7b97\u3092\u627f\u8a8d", "\u4f1a\u8b70\u3067\u4e88\u7b97\u3092\u627f\u8a8d",
+		},
+		{
+			long + "\u6211\u4eec\u5728\u5317\u4eac\u7684\u670d\u52a1\u5668\u4e0a\u90e8\u7f72\u4e86\u65b0\u7248\u672c" + long,
+			"\u670d\u52a1\u5668", "\u5317\u4eac\u7684\u670d\u52a1\u5668\u4e0a",
+		},
 		{long + "\u9ed2\u732b" + long, "\u732b", "\u9ed2\u732b"},
 		{long + "\u30b5\u30fc\u30d0\u30fc" + long, "\u30b5\u30fc\u30d0\u30fc", "\u30b5\u30fc\u30d0\u30fc"},
 		{"important " + long + "the port 8080 " + long, "port", "the port 8080"},

@@ -148,7 +148,9 @@ func (*fleet) StoreMedia(context.Context, protocol.SessionID, protocol.CallID, [
 }
 
 // Ask implements ports.Fleet: nobody answers.
-func (*fleet) Ask(ctx context.Context, _ protocol.SessionID, _ protocol.CallID, _ protocol.Question, _ func(protocol.Answer) error, listening func() error) (protocol.Answer, error) {
+func (*fleet) Ask(
+	ctx context.Context, _ protocol.SessionID, _ protocol.CallID, _ protocol.Question, _ func(protocol.Answer) error, listening func() error,
+) (protocol.Answer, error) {
 	if err := listening(); err != nil {
 		return protocol.Answer{}, err
 	}

@@ -106,7 +106,8 @@ func TestFold_ToolMessagesStandInTheOrderOfTheCalls(t *testing.T) {
 		}
 		for _, i := range rapid.Permutation(indexes).Draw(t, "order") {
 			events = append(events, Event{
-				Type: EventToolResult, Turn: 1, Step: 1, CallFields: CallFields{Index: i}, ResultFields: ResultFields{Content: "of " + string(rune('a'+i)), Image: &Image{MediaType: "image/png", Data: []byte{byte(i)}}},
+				Type: EventToolResult, Turn: 1, Step: 1, CallFields: CallFields{Index: i},
+				ResultFields: ResultFields{Content: "of " + string(rune('a'+i)), Image: &Image{MediaType: "image/png", Data: []byte{byte(i)}}},
 			})
 		}
 		s, err := fold(events)

@@ -163,7 +163,8 @@ func TestHooks_OfSingleCalls(t *testing.T) {
 	// does the same decide.
 	matching := changes
 	matching.Matches = func(tool string) bool { return tool == "read" }
-	act := loop.PlanAct(t.Context(), "s", "resources/read", []string{"other", "read"}, tools.Plan{Payload: protocol.FilesRead{Path: "f"}}, "file:x", &loop.SingleOptions{Hooks: []loop.Hook{matching}})
+	act := loop.PlanAct(t.Context(), "s", "resources/read", []string{"other", "read"},
+		tools.Plan{Payload: protocol.FilesRead{Path: "f"}}, "file:x", &loop.SingleOptions{Hooks: []loop.Hook{matching}})
 	require.ErrorContains(t, act.Error, "changed arguments")
 
 	// The reader of a result that another process gets.

@@ -95,7 +95,10 @@ func TestHooks_SeeChangeAndRefuse(t *testing.T) {
 	require.Equal(t, loop.OutcomeAnswered, result.Outcome)
 	require.Equal(t, "tested", result.Text)
 	require.Equal(t, 3, result.Steps)
-	require.Equal(t, map[loop.HookEvent]int{loop.HookSessionStart: 1, loop.HookPrompt: 1, loop.HookBefore: 3, loop.HookAfter: 2, loop.HookStop: 2, loop.HookBeforeModel: 3, loop.HookAfterModel: 3}, h.count())
+	require.Equal(t, map[loop.HookEvent]int{
+		loop.HookSessionStart: 1, loop.HookPrompt: 1, loop.HookBefore: 3, loop.HookAfter: 2,
+		loop.HookStop: 2, loop.HookBeforeModel: 3, loop.HookAfterModel: 3,
+	}, h.count())
 
 	calls, results := r.watch.of(loop.EventToolCall), map[int]loop.Event{}
 	require.JSONEq(t, `{"n":7}`, calls[0].Arguments, "the call is made as it was changed")

@@ -254,7 +254,10 @@ func TestRun_PicturesAreDecoded(t *testing.T) {
 		"no picture":   {"image/png", []byte(png[:8]), "", "[It is not shown: it is no picture that can be decoded: "},
 		"half of one":  {"image/png", []byte(png[:len(png)-20]), "", "[It is not shown: it is no picture that can be decoded: "},
 		"a document":   {"application/pdf", pages(t, "pages.pdf"), "application/pdf", "[Page 3 of 3]\nThe third page."},
-		"a scan":       {"application/pdf", pages(t, "empty.pdf"), "application/pdf", "[It is not shown: you take no PDF documents, and its text cannot be read: it has no text"},
+		"a scan": {
+			"application/pdf", pages(t, "empty.pdf"), "application/pdf",
+			"[It is not shown: you take no PDF documents, and its text cannot be read: it has no text",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -441,7 +441,8 @@ func TestJobs_APromotedCallGoesOn(t *testing.T) {
 		require.Equal(t, 2, r.fleet.sent, "the job holds the call")
 		require.Empty(t, r.fleet.stopped)
 		said := texts(r.model.lastSeen())
-		require.Contains(t, said, "tool: [The call has not ended after 1m0s and goes on as job_1_1_1 in the background. You will be told when it has ended; go on with something else.]")
+		require.Contains(t, said,
+			"tool: [The call has not ended after 1m0s and goes on as job_1_1_1 in the background. You will be told when it has ended; go on with something else.]")
 		require.Contains(t, said[len(said)-1], "[job_1_1_1 has ended: ok]")
 		requireProtocol(t, r.model.lastSeen())
 	})

@@ -253,7 +253,10 @@ func ids(events []*loop.Event) (list []protocol.CallID) {
 // result. One that continues in the background is a job until that ends.
 func TestSessionState_WhatIsOpen(t *testing.T) {
 	t.Parallel()
-	reply := loop.Event{Type: loop.EventModelReply, Turn: 1, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "x", Name: "work"}, {ID: "y", Name: "work"}, {ID: "z", Name: "work"}}}}
+	reply := loop.Event{
+		Type: loop.EventModelReply, Turn: 1, Step: 1,
+		ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "x", Name: "work"}, {ID: "y", Name: "work"}, {ID: "z", Name: "work"}}},
+	}
 	events := []loop.Event{
 		{Type: loop.EventTurnStarted, Turn: 1},
 		onCall(loop.EventToolCall, 0, "c0", inLane), reply, onCall(loop.EventToolCall, 1, "c1", inLane),

@@ -183,7 +183,8 @@ func TestLedger_ARefusedCallIsNoCall(t *testing.T) {
 	require.NoError(t, ledger.Append(t.Context(), r.session, "(called)", "work", "{}", refused))
 	single = plan("work")
 	require.NotNil(t, single.Call)
-	require.NoError(t, ledger.Append(t.Context(), r.session, "(called)", "work", "{}", single.Finish(t.Context(), &protocol.Result{CallID: single.Call.ID, SessionID: r.session, Status: protocol.StatusOK})))
+	require.NoError(t, ledger.Append(t.Context(), r.session, "(called)", "work", "{}",
+		single.Finish(t.Context(), &protocol.Result{CallID: single.Call.ID, SessionID: r.session, Status: protocol.StatusOK})))
 	require.Nil(t, plan("work").Call)
 	ledger = loop.NewLedger(r.journal) // it counts as the first one did
 	require.Nil(t, plan("work").Call)
@@ -274,7 +275,8 @@ func TestLedger_CallsSentAgainAreBounded(t *testing.T) {
 	judge := bounded(t, policy.Policy{MaxCalls: known + 3})
 	ledger := loop.NewLedger(nil)
 	one := func(id int) bool {
-		return loop.PlanSingle(t.Context(), table(t), "s", "work", "{}", &loop.SingleOptions{Policy: judge, Ledger: ledger, ID: protocol.CallID(fmt.Sprint("k", id))}).Call != nil
+		return loop.PlanSingle(t.Context(), table(t), "s", "work", "{}",
+			&loop.SingleOptions{Policy: judge, Ledger: ledger, ID: protocol.CallID(fmt.Sprint("k", id))}).Call != nil
 	}
 	for i := range known + 1 {
 		require.True(t, one(i))

@@ -166,7 +166,9 @@ func TestTerms_RulesThatCannotBeReadEndNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(says("done"))
 	_, err := r.journal.Append(t.Context(), r.session, 0, loop.Event{
-		Type: loop.EventTurnStarted, Turn: 1, StartFields: loop.StartFields{Input: "go", Terms: &loop.Terms{Policies: []json.RawMessage{json.RawMessage(`{"weather":"fine"}`)}}},
+		Type: loop.EventTurnStarted, Turn: 1, StartFields: loop.StartFields{
+			Input: "go", Terms: &loop.Terms{Policies: []json.RawMessage{json.RawMessage(`{"weather":"fine"}`)}},
+		},
 	})
 	require.NoError(t, err)
 	_, err = r.run(t.Context(), t, "go")
@@ -303,13 +305,19 @@ func TestEffect_WhatReachesOutside(t *testing.T) {
 		change func(*protocol.Result)
 		want   *loop.Effect
 	}{
-		"not started":                 {planned("a", tools.Effect{}, protocol.MCPCall{}), func(r *protocol.Result) { r.Attempt = 0 }, nil},
-		"rejected":                    {planned("a", tools.Effect{}, protocol.MCPCall{}), func(r *protocol.Result) { r.Status = protocol.StatusRejected }, nil},
-		"in the workspace":            {planned("a", tools.Effect{}, command), nil, nil},
-		"of unknown outcome":          {planned("a", tools.Effect{}, command), unknown, &loop.Effect{}},
-		"with a network":              {planned("a", tools.Effect{}, command), func(r *protocol.Result) { r.Network = "all" }, &loop.Effect{Reaches: []string{"network"}, Revert: &loop.RevertCall{Tool: "undo"}}},
-		"of an MCP server":            {planned("a", tools.Effect{}, protocol.MCPCall{}), nil, &loop.Effect{Reaches: []string{"mcp"}, Revert: &loop.RevertCall{Tool: "undo"}}},
-		"a claim to only read":        {planned("a", tools.Effect{ReadOnly: true, Hinted: true}, protocol.MCPCall{}), nil, &loop.Effect{Reaches: []string{"mcp"}, Revert: &loop.RevertCall{Tool: "undo"}}},
+		"not started":        {planned("a", tools.Effect{}, protocol.MCPCall{}), func(r *protocol.Result) { r.Attempt = 0 }, nil},
+		"rejected":           {planned("a", tools.Effect{}, protocol.MCPCall{}), func(r *protocol.Result) { r.Status = protocol.StatusRejected }, nil},
+		"in the workspace":   {planned("a", tools.Effect{}, command), nil, nil},
+		"of unknown outcome": {planned("a", tools.Effect{}, command), unknown, &loop.Effect{}},
+		"with a network": {
+			planned("a", tools.Effect{}, command), func(r *protocol.Result) { r.Network = "all" },
+			&loop.Effect{Reaches: []string{"network"}, Revert: &loop.RevertCall{Tool: "undo"}},
+		},
+		"of an MCP server": {planned("a", tools.Effect{}, protocol.MCPCall{}), nil, &loop.Effect{Reaches: []string{"mcp"}, Revert: &loop.RevertCall{Tool: "undo"}}},
+		"a claim to only read": {
+			planned("a", tools.Effect{ReadOnly: true, Hinted: true}, protocol.MCPCall{}), nil,
+			&loop.Effect{Reaches: []string{"mcp"}, Revert: &loop.RevertCall{Tool: "undo"}},
+		},
 		"reading":                     {planned("a", tools.Effect{ReadOnly: true}, protocol.MCPCall{}), nil, nil},
 		"whose revert is inline":      {reverted("a", by("inline")), nil, &loop.Effect{Reaches: []string{"tool"}}},
 		"whose revert is denied":      {reverted("a", by("forbidden")), nil, &loop.Effect{Reaches: []string{"tool"}}},

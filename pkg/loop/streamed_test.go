@@ -179,7 +179,8 @@ func TestStreamed_CrashAtAnyAppend(t *testing.T) {
 		crashed := false
 		for kept := range 3 {
 			name := fmt.Sprintf("append %d, of which %d events are stored", n+1, kept)
-			r, journal := newRig(asks("a", "work", "greedy", "inline", "work"), asks("b", "work", "work"), says("done"), says("done"), says("checked"), says("checked")), &crashingJournal{untilCrash: n, kept: kept}
+			r, journal := newRig(asks("a", "work", "greedy", "inline", "work"), asks("b", "work", "work"), says("done"), says("done"), says("checked"), says("checked")),
+				&crashingJournal{untilCrash: n, kept: kept}
 			r.journal = journal
 			runner := r.stream(t, &streaming{})
 			_, err := runner.Run(t.Context(), r.session, loop.Input{Text: "go"})

@@ -189,18 +189,24 @@ func TestPlan_ManyFaultsAreCounted(t *testing.T) {
 func TestPlan_FaultsOfEverySort(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ schema, raw, says string }{
-		"const":              {`"properties":{"a":{"const":"x"}}`, `{"a":"y"}`, `a: is "y", must be "x"`},
-		"pattern":            {`"properties":{"a":{"pattern":"^x"}}`, `{"a":"y"}`, `a: is "y", must match the pattern ^x`},
-		"maxLength":          {`"properties":{"a":{"maxLength":1}}`, `{"a":"éé"}`, `a: has 2 characters, must have 1 or fewer`},
-		"minItems":           {`"properties":{"a":{"minItems":2}}`, `{"a":[1]}`, `a: has 1 items, must have 2 or more`},
-		"maxItems":           {`"properties":{"a":{"maxItems":0}}`, `{"a":[1]}`, `a: has 1 items, must have 0 or fewer`},
-		"exclusiveMaximum":   {`"properties":{"a":{"exclusiveMaximum":1}}`, `{"a":1}`, `a: is 1, must be less than 1`},
-		"uniqueItems":        {`"properties":{"a":{"uniqueItems":true}}`, `{"a":[1,1]}`, `a: items at 0 and 1 are equal`},
-		"minProperties":      {`"minProperties":1`, `{}`, `minProperties: got 0, want 1`},
-		"nested":             {`"properties":{"a":{"type":"array","items":{"type":"object","required":["b"]}}}`, `{"a":[{"b":1},{}]}`, `a.1.b: is required, but missing`},
-		"by reference":       {`"properties":{"a":{"$ref":"#/$defs/d~1e"}},"$defs":{"d/e":{"type":"object","properties":{"x":{}},"additionalProperties":false}}`, `{"a":{"y":1}}`, `a.y: there is no such property; allowed are x`},
-		"nothing allowed":    {`"additionalProperties":false`, `{"a":1}`, `a: there is no such property; none are allowed`},
-		"any of":             {`"properties":{"a":{"anyOf":[{"type":"integer"},{"type":"null"}]}}`, `{"a":"x"}`, `a: fits none of the allowed forms (a: must be integer, not string; or a: must be null, not string)`},
+		"const":            {`"properties":{"a":{"const":"x"}}`, `{"a":"y"}`, `a: is "y", must be "x"`},
+		"pattern":          {`"properties":{"a":{"pattern":"^x"}}`, `{"a":"y"}`, `a: is "y", must match the pattern ^x`},
+		"maxLength":        {`"properties":{"a":{"maxLength":1}}`, `{"a":"éé"}`, `a: has 2 characters, must have 1 or fewer`},
+		"minItems":         {`"properties":{"a":{"minItems":2}}`, `{"a":[1]}`, `a: has 1 items, must have 2 or more`},
+		"maxItems":         {`"properties":{"a":{"maxItems":0}}`, `{"a":[1]}`, `a: has 1 items, must have 0 or fewer`},
+		"exclusiveMaximum": {`"properties":{"a":{"exclusiveMaximum":1}}`, `{"a":1}`, `a: is 1, must be less than 1`},
+		"uniqueItems":      {`"properties":{"a":{"uniqueItems":true}}`, `{"a":[1,1]}`, `a: items at 0 and 1 are equal`},
+		"minProperties":    {`"minProperties":1`, `{}`, `minProperties: got 0, want 1`},
+		"nested":           {`"properties":{"a":{"type":"array","items":{"type":"object","required":["b"]}}}`, `{"a":[{"b":1},{}]}`, `a.1.b: is required, but missing`},
+		"by reference": {
+			`"properties":{"a":{"$ref":"#/$defs/d~1e"}},"$defs":{"d/e":{"type":"object","properties":{"x":{}},"additionalProperties":false}}`,
+			`{"a":{"y":1}}`, `a.y: there is no such property; allowed are x`,
+		},
+		"nothing allowed": {`"additionalProperties":false`, `{"a":1}`, `a: there is no such property; none are allowed`},
+		"any of": {
+			`"properties":{"a":{"anyOf":[{"type":"integer"},{"type":"null"}]}}`, `{"a":"x"}`,
+			`a: fits none of the allowed forms (a: must be integer, not string; or a: must be null, not string)`,
+		},
 		"one of, two fit":    {`"properties":{"a":{"oneOf":[{"type":"integer"},{"type":"number"}]}}`, `{"a":1}`, `a: fits more than one of the allowed forms`},
 		"all of":             {`"allOf":[{"required":["a"]},{"required":["b"]}]`, `{}`, "- a: is required, but missing\n- b: is required, but missing"},
 		"dependent required": {`"dependentRequired":{"a":["b"]}`, `{"a":1}`, `'b'`},
@@ -286,7 +292,8 @@ func TestPlan_TakesNoStringThatCouldMeanSomethingElse(t *testing.T) {
 
 func TestPlan_RecursiveSchemasEnd(t *testing.T) {
 	t.Parallel()
-	table := newTable(t, tool("tree", `{"type":"object","properties":{"left":{"$ref":"#"},"loop":{"$ref":"#/$defs/a"}},"$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}}}`))
+	table := newTable(t,
+		tool("tree", `{"type":"object","properties":{"left":{"$ref":"#"},"loop":{"$ref":"#/$defs/a"}},"$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}}}`))
 	_, _, err := table.Plan(scope, "tree", `{"left":{"left":{"left":{}}}}`)
 	require.Nil(t, err)
 	_, _, err = table.Plan(scope, "tree", `{"loop":"1"}`)

@@ -90,7 +90,10 @@ func TestNewTable_ReportsEveryFault(t *testing.T) {
 	bad.Description = ""
 	bad.Plan = nil
 	_, err := tools.NewTable(bad, tool("twin", noArguments), tool("twin", `nonsense`), tool("worse", `[]`))
-	for _, word := range []string{`"b@d": name`, `"b@d": description`, `"b@d": plan`, `"b@d": schema`, `"twin": the name is defined more than once`, `"twin": schema`, `"worse": schema`} {
+	for _, word := range []string{
+		`"b@d": name`, `"b@d": description`, `"b@d": plan`, `"b@d": schema`,
+		`"twin": the name is defined more than once`, `"twin": schema`, `"worse": schema`,
+	} {
 		require.ErrorContains(t, err, word)
 	}
 }
@@ -107,7 +110,8 @@ func TestNewTable_AcceptsNamesOfEveryAllowedForm(t *testing.T) {
 
 func TestNewTable_AcceptsASchemaWithItsOwnDraftAndReferences(t *testing.T) {
 	t.Parallel()
-	table := newTable(t, tool("old", `{"$schema":"http://json-schema.org/draft-07/schema#","type":"object","properties":{"a":{"$ref":"#/definitions/a"}},"definitions":{"a":{"type":"integer"}}}`))
+	table := newTable(t, tool("old",
+		`{"$schema":"http://json-schema.org/draft-07/schema#","type":"object","properties":{"a":{"$ref":"#/definitions/a"}},"definitions":{"a":{"type":"integer"}}}`))
 	_, _, err := table.Plan(scope, "old", `{"a":"7"}`)
 	require.Nil(t, err)
 	_, _, err = table.Plan(scope, "old", `{"a":[]}`)
@@ -171,8 +175,13 @@ func TestRevert_IsMadeOfArgumentsAndResult(t *testing.T) {
 		result    *protocol.Result
 		want      string // "" is no revert
 	}{
-		"values":             {`{"id":"{result.id}","all":"{result}","n":"{amount}"}`, `{"account":"acme","amount":3}`, ok, `{"all":{"id":12345678901234567890,"tags":["a"]},"id":12345678901234567890,"n":3}`},
-		"in texts":           {`{"why":"order {result.id} of {account}: {to}"}`, `{"account":"a<b","to":{"x":1}}`, ok, `{"why":"order 12345678901234567890 of a<b: {\"x\":1}"}`},
+		"values": {
+			`{"id":"{result.id}","all":"{result}","n":"{amount}"}`, `{"account":"acme","amount":3}`, ok,
+			`{"all":{"id":12345678901234567890,"tags":["a"]},"id":12345678901234567890,"n":3}`,
+		},
+		"in texts": {
+			`{"why":"order {result.id} of {account}: {to}"}`, `{"account":"a<b","to":{"x":1}}`, ok, `{"why":"order 12345678901234567890 of a<b: {\"x\":1}"}`,
+		},
 		"nested":             {`{"list":[1,{"name":"{to.name}"}],"flag":true}`, `{"account":"acme","to":{"name":"bob"}}`, ok, `{"flag":true,"list":[1,{"name":"bob"}]}`},
 		"a text as result":   {`{"id":"{result}"}`, `{"account":"acme"}`, text, `{"id":"o-1"}`},
 		"a missing argument": {`{"n":"{amount}"}`, `{"account":"acme"}`, ok, ""},

@@ -141,7 +141,9 @@ func TestStateful_GoesOnWhereItStood(t *testing.T) {
 	require.Contains(t, text(2, 3), "input: ")
 	require.Equal(t, "ok 100, enough\n[handle "+handle+" has ended: done]", text(3, 0))
 	require.Contains(t, text(3, 1), "rejected [rejected: state_lost]\nThe handle cannot be continued any more: its tool was done with it.", "by the worker")
-	require.Contains(t, text(4, 0), "its tool was done with it. A new call of its tool begins anew, with a new handle. Those that can be continued are: "+second, "by the journal")
+	require.Contains(t, text(4, 0),
+		"its tool was done with it. A new call of its tool begins anew, with a new handle. Those that can be continued are: "+second,
+		"by the journal")
 	require.Equal(t, "ok stopped at 0\n[handle "+second+" has ended: ended]", text(4, 1))
 	require.Contains(t, text(4, 2), "it was ended on request")
 	require.Contains(t, text(5, 0), "There is none that can be continued.")

@@ -171,7 +171,8 @@ func (c *checker) log(k *call) {
 	}
 	// A program that knows only the wire has no proof of its tenant: its calls are of none in the
 	// log.
-	if l.SessionID != k.SessionID || l.Lane != k.Pool+"/"+k.lane || l.Tool != k.Payload.Type || l.Tenant != "" || l.WorkerID == "" || !slices.Equal(l.Resources, k.Resources) {
+	if l.SessionID != k.SessionID || l.Lane != k.Pool+"/"+k.lane || l.Tool != k.Payload.Type ||
+		l.Tenant != "" || l.WorkerID == "" || !slices.Equal(l.Resources, k.Resources) {
 		c.fault("log", k.ID, "the log has %+v of it", l)
 	}
 	var input payload

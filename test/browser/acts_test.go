@@ -86,7 +86,8 @@ func TestActs_OfASession(t *testing.T) {
 		tb.sees("Both are published.", "answered")
 		require.Empty(t, eval[[]string](tb, `[...document.querySelectorAll("article.ask")].map((e) => e.id)`), "the second call like it asks nothing")
 		tb.clickIn("nav.tabs", "Calls")
-		tb.until(`[...document.querySelectorAll("main tbody tr")].filter((r) => r.innerText.includes("git push") && r.innerText.includes("exit ")).length === 2`, "both calls ran")
+		tb.until(`[...document.querySelectorAll("main tbody tr")].filter((r) => r.innerText.includes("git push") && r.innerText.includes("exit ")).length === 2`,
+			"both calls ran")
 		tb.harmless()
 	})
 	t.Run("refuse with a note", func(t *testing.T) {
@@ -225,7 +226,8 @@ func TestActs_OfASession(t *testing.T) {
 		tb.fill("Say more", "Show me the room.")
 		tb.click("Send")
 		tb.sees("That is the room.")
-		tb.until(`(() => { const i = document.querySelector("article img"); i?.scrollIntoView(); return !!i && i.complete && i.naturalWidth === 160; })()`, "the image is drawn")
+		tb.until(`(() => { const i = document.querySelector("article img"); i?.scrollIntoView(); return !!i && i.complete && i.naturalWidth === 160; })()`,
+			"the image is drawn")
 		tb.clickIn("article", "desk__photo")
 		tb.until(`document.querySelector("main img")?.naturalWidth === 160`, "the image is on the page of the call")
 		tb.harmless()

@@ -102,21 +102,38 @@ func newScene(t *testing.T, more ...string) *scene {
 	s := &scene{browser: browser, called: map[string]string{}, models: map[string]string{
 		"repair": model("repair",
 			step{Text: "I'll run the tests first, to see what fails.", Calls: []use{shell("c1", tests)}, Usage: object{"input_tokens": 1804, "output_tokens": 41}},
-			step{Text: "A text that ends inside a word loses that word.", Calls: []use{{"c2", "read", object{"path": "split.py"}}, {"c3", "grep", object{"pattern": "split"}}}, Usage: object{"input_tokens": 2112, "output_tokens": 58}},
+			step{
+				Text:  "A text that ends inside a word loses that word.",
+				Calls: []use{{"c2", "read", object{"path": "split.py"}}, {"c3", "grep", object{"pattern": "split"}}},
+				Usage: object{"input_tokens": 2112, "output_tokens": 58},
+			},
 			step{
 				Text: "The loop stores a word when a separator follows it, and nothing follows the last one.", Usage: object{"input_tokens": 2870, "output_tokens": 163},
-				Calls: []use{{"c4", "edit", object{"path": "split.py", "old": "    return words\n", "new": "    if start is not None:  # the text ended inside a word\n        words.append(text[start:])\n    return words\n"}}, shell("c5", tests)},
+				Calls: []use{{"c4", "edit", object{
+					"path": "split.py", "old": "    return words\n",
+					"new": "    if start is not None:  # the text ended inside a word\n        words.append(text[start:])\n    return words\n",
+				}}, shell("c5", tests)},
 			},
 			step{Text: "All tests pass. I publish the change.", Calls: []use{shell("c6", "git push origin main")}, Usage: object{"input_tokens": 3105, "output_tokens": 97}},
-			step{Text: "**Repaired**: `split` dropped the last word of a text without a separator at its end.\n\n- `split.py` now stores what is left after the loop\n- all tests pass", Usage: object{"input_tokens": 3300, "output_tokens": 80}},
+			step{
+				Text:  "**Repaired**: `split` dropped the last word of a text without a separator at its end.\n\n- `split.py` now stores what is left after the loop\n- all tests pass",
+				Usage: object{"input_tokens": 3300, "output_tokens": 80},
+			},
 			said("There is nothing more to do."), said("There is nothing more to do."),
 		),
-		"note":   model("note", said("I write a note.", shell("n1", "printf 'one\\ntwo\\nthree\\n' > note.txt; seq 1 200")), said("It is **written**."), said("Once more.", shell("n2", "echo four >> note.txt; cat note.txt")), said("Done again."), said("And again.")),
-		"fails":  model("fails", said("I build it.", shell("f1", "echo compiling main.c; echo \"main.c:7: error: expected ';' before '}'\" >&2; exit 2")), said("The build fails: a semicolon is missing in line 7.")),
-		"asks":   model("asks", said("I need to know one thing.", use{"q1", "ask_user", object{"question": "Which database does the report use?", "choices": []string{"orders", "archive"}}}), said("Thank you.")),
+		"note": model("note", said("I write a note.", shell("n1", "printf 'one\\ntwo\\nthree\\n' > note.txt; seq 1 200")), said("It is **written**."),
+			said("Once more.", shell("n2", "echo four >> note.txt; cat note.txt")), said("Done again."), said("And again.")),
+		"fails": model("fails",
+			said("I build it.", shell("f1", "echo compiling main.c; echo \"main.c:7: error: expected ';' before '}'\" >&2; exit 2")),
+			said("The build fails: a semicolon is missing in line 7.")),
+		"asks": model("asks",
+			said("I need to know one thing.", use{"q1", "ask_user", object{"question": "Which database does the report use?", "choices": []string{"orders", "archive"}}}),
+			said("Thank you.")),
 		"agents": model("agents", said("Another one reads it.", use{"g1", "agent", object{"agent": "reviewer", "prompt": "Review split.py."}}), said("The review is done.")),
-		"twice":  model("twice", said("I publish it.", shell("p1", "git push origin main")), said("Once more.", shell("p2", "git push origin main")), said("Both are published.")),
-		"books":  model("books", said("I book a table.", use{"b1", "desk__book", object{}}), said("It is booked."), said("A photo.", use{"b2", "desk__photo", object{}}), said("That is the room.")),
+		"twice": model("twice", said("I publish it.", shell("p1", "git push origin main")),
+			said("Once more.", shell("p2", "git push origin main")), said("Both are published.")),
+		"books": model("books", said("I book a table.", use{"b1", "desk__book", object{}}), said("It is booked."),
+			said("A photo.", use{"b2", "desk__photo", object{}}), said("That is the room.")),
 		"rooms":  model("rooms", said("A photo.", use{"r1", "desk__photo", object{}}), said("That is the room.")),
 		"parcel": model("parcel", said("I send it.", use{"d1", "deliver", object{"parcel": "p-1"}}), said("It may have arrived."), said("Thank you for looking.")),
 		"slow":   model("slow", said("It takes a while.", shell("s1", lines(6000))), said("Done.")),
@@ -133,7 +150,9 @@ func newScene(t *testing.T, more ...string) *scene {
 	}
 	desk, err := os.ReadFile(filepath.Join("testdata", "desk.py"))
 	require.NoError(t, err)
-	servers, err := json.Marshal(object{"mcpServers": object{"desk": object{"command": "python3", "args": []string{"-c", string(desk)}, "toolfleet": object{"workspace": false}}}})
+	servers, err := json.Marshal(object{
+		"mcpServers": object{"desk": object{"command": "python3", "args": []string{"-c", string(desk)}, "toolfleet": object{"workspace": false}}},
+	})
 	require.NoError(t, err)
 	story := make([]string, 0, 200)
 	for n := range 200 {
@@ -143,8 +162,14 @@ func newScene(t *testing.T, more ...string) *scene {
 	s.models["brief"] = model("brief", said("Yes."))
 	agents := t.TempDir()
 	reviewer := model("reviewer", said("I look.", shell("r1", "echo reviewed")), said("I found no bug."))
-	require.NoError(t, os.WriteFile(filepath.Join(agents, "reviewer.md"), []byte("---\nname: reviewer\ndescription: Reads code and names bugs.\nmodel: "+reviewer+"\n---\nYou review code.\n"), 0o600))
-	flags := []string{"--tools", s.tools, "--mcp-config", written(t, "mcp.json", string(servers)), "--webhook-host", strings.TrimPrefix(s.receiver.URL, "http://"), "--webhook-plain", "--agents", agents, "--policy", "policy.yaml", "--prices", written(t, "prices.json", `{"as_of": "2026-11-30", "models": {"`+s.models["repair"]+`": {"input": 2, "output": 8, "window": 200000}}}`)}
+	require.NoError(t, os.WriteFile(filepath.Join(agents, "reviewer.md"),
+		[]byte("---\nname: reviewer\ndescription: Reads code and names bugs.\nmodel: "+reviewer+"\n---\nYou review code.\n"),
+		0o600))
+	flags := []string{
+		"--tools", s.tools, "--mcp-config", written(t, "mcp.json", string(servers)), "--webhook-host",
+		strings.TrimPrefix(s.receiver.URL, "http://"), "--webhook-plain", "--agents", agents, "--policy", "policy.yaml", "--prices",
+		written(t, "prices.json", `{"as_of": "2026-11-30", "models": {"`+s.models["repair"]+`": {"input": 2, "output": 8, "window": 200000}}}`),
+	}
 	for _, name := range []string{"note", "repair", "fails", "asks", "agents", "slow", "talks", "brief", "twice", "books", "rooms", "parcel"} { // the first one is the default
 		flags = append(flags, "--model", s.models[name])
 	}
@@ -186,7 +211,9 @@ func (s *scene) lively() {
 	}
 	s.ask(http.MethodPost, "/v1/schedules", object{"name": "nightly", "cron": "@daily", "turn": object{"prompt": "Update the dependencies."}}, nil)
 	for n := 0; ; n++ { // a limit counts within a second
-		status, answer := s.send(s.token, http.MethodPost, "/v1/sessions", object{"session_id": fmt.Sprintf("globex-%d", n), "model": s.models["slow"], "prompt": "Count for globex.", "tenant": "globex"})
+		status, answer := s.send(s.token, http.MethodPost, "/v1/sessions", object{
+			"session_id": fmt.Sprintf("globex-%d", n), "model": s.models["slow"], "prompt": "Count for globex.", "tenant": "globex",
+		})
 		if status == http.StatusTooManyRequests {
 			break
 		}
@@ -280,7 +307,8 @@ func (s *scene) running(pool, call string) {
 // put writes a file into the workspace of a session.
 func (s *scene) put(session, path, text string) {
 	s.t.Helper()
-	request, err := http.NewRequestWithContext(s.t.Context(), http.MethodPut, "http://"+s.http+"/v1/sessions/"+session+"/file?"+url.Values{"path": {path}}.Encode(), bodyOf(text))
+	request, err := http.NewRequestWithContext(s.t.Context(), http.MethodPut,
+		"http://"+s.http+"/v1/sessions/"+session+"/file?"+url.Values{"path": {path}}.Encode(), bodyOf(text))
 	require.NoError(s.t, err)
 	request.Header.Set("Authorization", "Bearer "+s.token)
 	request.Header.Set("Content-Type", "application/octet-stream")

@@ -13,16 +13,24 @@ import (
 // hostile are texts that a model or a tool may write, as those of the tests of internal/webui.
 var hostile = []string{
 	`<script>alert(1)</script>`, `<img src=x onerror=alert(1)>`, `"><svg onload=alert(1)>`, `[x](javascript:alert(1))`, `![x](https://elsewhere.example/p.png)`,
-	"\x1b]8;;https://elsewhere.example\x07link\x1b]8;;\x07 \x1b[2J\x1b[31mred", "a\u202egnp.exe", `{{template "page"}}`, "</textarea></pre><iframe src=//elsewhere.example>", "a\x07b", `<hx-partial hx-target="body">gone</hx-partial>`,
-	`<div hx-get="/ui/sign-out" data-hx-post="/ui/sessions" hx-trigger="load">`, `<a href="https://elsewhere.example" ping="https://elsewhere.example">x</a>`, `<style>body{display:none}</style><link rel=stylesheet href=//elsewhere.example>`,
-	`<form action=//elsewhere.example><button autofocus>x</button></form>`, `<meta http-equiv=refresh content="0;url=//elsewhere.example">`, "javascript:alert(1)//", "<https://elsewhere.example/>",
+	"\x1b]8;;https://elsewhere.example\x07link\x1b]8;;\x07 \x1b[2J\x1b[31mred", "a\u202egnp.exe", `{{template "page"}}`,
+	"</textarea></pre><iframe src=//elsewhere.example>", "a\x07b", `<hx-partial hx-target="body">gone</hx-partial>`,
+	`<div hx-get="/ui/sign-out" data-hx-post="/ui/sessions" hx-trigger="load">`,
+	`<a href="https://elsewhere.example" ping="https://elsewhere.example">x</a>`,
+	`<style>body{display:none}</style><link rel=stylesheet href=//elsewhere.example>`,
+	`<form action=//elsewhere.example><button autofocus>x</button></form>`,
+	`<meta http-equiv=refresh content="0;url=//elsewhere.example">`, "javascript:alert(1)//",
+	"<https://elsewhere.example/>",
 }
 
 // TestHostile_TextsDoNothing: what a model, a tool and a person write runs nothing, loads nothing
 // and hides nothing, in pages that are loaded and in those that stream.
 func TestHostile_TextsDoNothing(t *testing.T) {
 	text := strings.Join(hostile, "\n\n")
-	evil := script(t, "evil", step{Text: text, DelayMS: 2, Calls: []use{shell("c1", "cat <<'END'\n"+text+"\nEND\nsleep 1; head -c 2000000 /dev/zero | tr '\\0' x"), {"c2", "write", object{"path": "evil.html", "content": text}}, {"c3", "bash", object{"command": "exit 1; " + text}}}}, said(text+strings.Repeat("x", 1<<20)), said(text))
+	evil := script(t, "evil", step{Text: text, DelayMS: 2, Calls: []use{
+		shell("c1", "cat <<'END'\n"+text+"\nEND\nsleep 1; head -c 2000000 /dev/zero | tr '\\0' x"),
+		{"c2", "write", object{"path": "evil.html", "content": text}}, {"c3", "bash", object{"command": "exit 1; " + text}},
+	}}, said(text+strings.Repeat("x", 1<<20)), said(text))
 	s := newScene(t, "--model", evil)
 	tb := s.tab(t)
 	intact := func(path string) {
@@ -48,7 +56,10 @@ func TestHostile_TextsDoNothing(t *testing.T) {
 	tb.open(session)
 	tb.until(`[...document.querySelectorAll(".pill")].some((p) => p.innerText.trim() === "answered")`, "the turn is answered")
 	intact("the session, as it ends")
-	for _, path := range []string{session, session + "/timeline", session + "/files", session + "/file?path=evil.html", "/sessions", "/sessions?q=alert", "/waits", "/fleet", "/lanes", "/calls"} {
+	for _, path := range []string{
+		session, session + "/timeline", session + "/files", session + "/file?path=evil.html", "/sessions",
+		"/sessions?q=alert", "/waits", "/fleet", "/lanes", "/calls",
+	} {
 		tb.open(path)
 		intact(path)
 	}
@@ -91,7 +102,8 @@ func TestAway_ThePageSaysSoAndGoesOn(t *testing.T) {
 	began := time.Now()
 	s.coordinator.kill()
 	for path, tb := range pages {
-		tb.until(`!!document.querySelector("#away") && !document.querySelector("#away").hidden && document.querySelector("#away").innerText.includes("away since")`, path+" says that the coordinator is away")
+		tb.until(`!!document.querySelector("#away") && !document.querySelector("#away").hidden && document.querySelector("#away").innerText.includes("away since")`,
+			path+" says that the coordinator is away")
 		t.Logf("%s says so after %s", path, time.Since(began))
 	}
 	s.serve()

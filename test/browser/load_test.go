@@ -124,7 +124,10 @@ func TestLoad_PagesOfALargeFleet(t *testing.T) {
 	s.state(fmt.Sprintf("s-%04d", *loadSessions-1), "answered")
 	var batch []object
 	for n := range *loadLanes {
-		if batch = append(batch, object{"tool": "charge", "arguments": object{"account": fmt.Sprintf("lane-%05d", n), "seconds": 1700}, "session_id": "bulk", "deadline": time.Now().Add(24 * time.Hour)}); len(batch) == 500 || n == *loadLanes-1 {
+		if batch = append(batch, object{
+			"tool": "charge", "arguments": object{"account": fmt.Sprintf("lane-%05d", n), "seconds": 1700},
+			"session_id": "bulk", "deadline": time.Now().Add(24 * time.Hour),
+		}); len(batch) == 500 || n == *loadLanes-1 {
 			s.ask(http.MethodPost, "/v1/calls/batch", object{"calls": batch}, nil)
 			batch = nil
 		}
@@ -141,7 +144,8 @@ func TestLoad_PagesOfALargeFleet(t *testing.T) {
 	s.serve()
 	tb := s.tab(t)
 	paths := []string{
-		"/sessions", "/sessions?q=question", "/sessions/repair", "/sessions/repair/timeline", "/sessions/note/files", "/waits", "/fleet", "/lanes", "/lane?lane=account/4711", "/limits", "/schedules",
+		"/sessions", "/sessions?q=question", "/sessions/repair", "/sessions/repair/timeline", "/sessions/note/files",
+		"/waits", "/fleet", "/lanes", "/lane?lane=account/4711", "/limits", "/schedules",
 		"/calls", "/calls?status=not_ok", "/calls?tool=edit&tenant=acme", "/calls?text=target4711", "/calls?lane=account/77", "/calls?since=1h",
 	}
 	for _, path := range paths {
@@ -233,7 +237,8 @@ func TestLoad_WatchersAreBounded(t *testing.T) {
 	after := s.memory()
 	close(ended)
 	all.Wait()
-	t.Logf("%d watchers: %d saw the end; at most %d updates in a second; memory of the coordinator %d MB before, %d MB after", watchers, late.Load(), most.Load(), before>>20, after>>20)
+	t.Logf("%d watchers: %d saw the end; at most %d updates in a second; memory of the coordinator %d MB before, %d MB after",
+		watchers, late.Load(), most.Load(), before>>20, after>>20)
 	require.EqualValues(t, watchers, late.Load(), "each watcher sees the end, also with one that reads nothing")
 	require.LessOrEqual(t, most.Load(), int64(11), "updates in a second; messages of two seconds may come in one")
 	require.Less(t, after-before, int64(256<<20), "memory of watchers")

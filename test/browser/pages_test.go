@@ -78,7 +78,11 @@ func TestPages_AreReadByAll(t *testing.T) {
 	s.lively()
 	s.outcomes("parcel")
 	empty := &scene{world: newWorld(t, t.TempDir(), "--model", script(t, "note", said("Yes."))), browser: s.browser}
-	tabs := map[string]*tab{"operator": s.tab(t), "empty": empty.tab(t), "acme": newTab(t, s.browser, "http://"+s.http+"/ui"), "visitor": newTab(t, s.browser, "http://"+s.http+"/ui")}
+	tabs := map[string]*tab{
+		"operator": s.tab(t), "empty": empty.tab(t),
+		"acme":    newTab(t, s.browser, "http://"+s.http+"/ui"),
+		"visitor": newTab(t, s.browser, "http://"+s.http+"/ui"),
+	}
 	tabs["acme"].signIn(s.tenant)
 	tabs["operator"].opens("/waits", "git push")
 	for _, page := range listed(t) {

@@ -203,7 +203,9 @@ func (tb *tab) run(actions ...chromedp.Action[chromedp.Void]) {
 // looks sets the colour scheme, and the size in pixels of style sheets.
 func (tb *tab) looks(scheme string, width, height int64) {
 	tb.t.Helper()
-	send(tb, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}, {Name: "prefers-reduced-motion", Value: "reduce"}}})
+	send(tb, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}, {Name: "prefers-reduced-motion", Value: "reduce"}},
+	})
 	send(tb, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: width, Height: height, DeviceScaleFactor: 1})
 }
 
@@ -300,7 +302,8 @@ func quoted(text string) string {
 func control(within, text string) string {
 	return `((t) => {
 	const names = (e) => [e.innerText?.trim(), e.getAttribute("aria-label"), e.labels?.[0]?.innerText?.trim()];
-	const all = [...document.querySelectorAll(` + quoted(within) + `)].flatMap((e) => [...(e.matches("a, button, select") ? [e] : []), ...e.querySelectorAll("a, button, summary, input, textarea, select, [role=button], [role=tab]")]).filter((e) => e.checkVisibility());
+	const all = [...document.querySelectorAll(` + quoted(within) +
+		`)].flatMap((e) => [...(e.matches("a, button, select") ? [e] : []), ...e.querySelectorAll("a, button, summary, input, textarea, select, [role=button], [role=tab]")]).filter((e) => e.checkVisibility());
 	return all.find((e) => names(e).includes(t)) || all.find((e) => names(e).some((n) => n?.startsWith(t)));
 })(` + quoted(text) + `)`
 }
@@ -344,7 +347,8 @@ func (tb *tab) fillIn(within, label, text string) {
 func (tb *tab) choose(selector, option string) {
 	tb.t.Helper()
 	tb.clicked++
-	require.True(tb.t, eval[bool](tb, `(() => { const e = document.querySelector(`+quoted(selector)+`), o = [...e.options].find((o) => o.text === `+quoted(option)+`); if (!o) return false;
+	require.True(tb.t,
+		eval[bool](tb, `(() => { const e = document.querySelector(`+quoted(selector)+`), o = [...e.options].find((o) => o.text === `+quoted(option)+`); if (!o) return false;
 		e.focus(); e.value = o.value; e.dispatchEvent(new Event("input", { bubbles: true })); e.dispatchEvent(new Event("change", { bubbles: true })); return true; })()`), "%s has no %s", selector, option)
 }
 
@@ -361,7 +365,8 @@ func (tb *tab) tabTo(text string) {
 	tb.t.Helper()
 	for range 200 {
 		tb.press(kb.Tab)
-		if eval[bool](tb, `(() => { const e = document.activeElement; return !!e && e !== document.body && (e === (`+control("body", text)+`) || [e.innerText?.trim(), e.getAttribute("aria-label"), e.labels?.[0]?.innerText?.trim()].includes(`+quoted(text)+`)); })()`) {
+		if eval[bool](tb, `(() => { const e = document.activeElement; return !!e && e !== document.body && (e === (`+control("body", text)+
+			`) || [e.innerText?.trim(), e.getAttribute("aria-label"), e.labels?.[0]?.innerText?.trim()].includes(`+quoted(text)+`)); })()`) {
 			tb.outlined(text)
 			return
 		}
@@ -372,7 +377,8 @@ func (tb *tab) tabTo(text string) {
 // outlined requires that one sees where the focus is.
 func (tb *tab) outlined(what string) {
 	tb.t.Helper()
-	seen := eval[bool](tb, `(() => { const s = getComputedStyle(document.activeElement); return s.outlineStyle !== "none" && parseFloat(s.outlineWidth) > 0 || s.boxShadow !== "none"; })()`)
+	seen := eval[bool](tb,
+		`(() => { const s = getComputedStyle(document.activeElement); return s.outlineStyle !== "none" && parseFloat(s.outlineWidth) > 0 || s.boxShadow !== "none"; })()`)
 	require.True(tb.t, seen, "one does not see that the focus is on %s", what)
 }
 

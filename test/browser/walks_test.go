@@ -63,7 +63,9 @@ func (w *walker) shows(within, text string) {
 		return
 	}
 	began := time.Now()
-	thing := `[...document.querySelectorAll(` + quoted(within) + `)].flatMap((e) => [e, ...e.querySelectorAll("*")]).find((e) => e.innerText?.includes(` + quoted(text) + `) && ![...e.children].some((c) => c.innerText?.includes(` + quoted(text) + `)))`
+	thing := `[...document.querySelectorAll(` + quoted(within) +
+		`)].flatMap((e) => [e, ...e.querySelectorAll("*")]).find((e) => e.innerText?.includes(` + quoted(text) +
+		`) && ![...e.children].some((c) => c.innerText?.includes(` + quoted(text) + `)))`
 	w.until(`!!(`+thing+`)`, "there is "+text+" in "+within)
 	eval[bool](w.tab, `(() => { const e = `+thing+`; if (e.getBoundingClientRect().bottom > innerHeight - 40) e.scrollIntoView({ block: "center", behavior: "instant" });
 		const b = e.getBoundingClientRect(), r = document.createElement("div"); r.id = "ring";

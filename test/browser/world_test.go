@@ -113,7 +113,9 @@ func (w *world) serve() {
 // work starts a worker, and waits until it takes calls.
 func (w *world) work(name string, flags ...string) {
 	w.t.Helper()
-	args := append([]string{"--nats", "nats://" + w.nats, "--creds", filepath.Join(w.dir, "serve", "nats", "nats.token"), "--data", filepath.Join(w.dir, name), "--name", name}, flags...)
+	args := append([]string{
+		"--nats", "nats://" + w.nats, "--creds", filepath.Join(w.dir, "serve", "nats", "nats.token"), "--data", filepath.Join(w.dir, name), "--name", name,
+	}, flags...)
 	w.workers[name] = w.start("worker", args...)
 	w.workers[name].says(w.t, "takes calls")
 }

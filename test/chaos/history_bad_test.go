@@ -567,7 +567,9 @@ func TestRead_RecordsOfProcesses(t *testing.T) {
 		{CallID: "a", Worker: "w1", Sequence: 7, Attempt: 1, Start: 20, End: Never},
 		{CallID: "a", Worker: "w1", Sequence: 7, Attempt: 2, Start: 30, End: 40, Status: "ok"},
 	}, h.Executions)
-	for _, bad := range []string{"garbage\n", `{"kind":"end","call_id":"a","attempt":9}` + "\n", `{"kind":"told","call_id":"b"}` + "\n", `{"kind":"x","call_id":"a"}` + "\n"} {
+	for _, bad := range []string{
+		"garbage\n", `{"kind":"end","call_id":"a","attempt":9}` + "\n", `{"kind":"told","call_id":"b"}` + "\n", `{"kind":"x","call_id":"a"}` + "\n",
+	} {
 		require.Error(t, h.Read(strings.NewReader(bad)), bad)
 	}
 }

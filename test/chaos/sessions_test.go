@@ -294,7 +294,8 @@ func TestChaos_CoordinatorsAreStopped(t *testing.T) { //nolint:paralleltest // s
 			}
 		}
 		for name, want := range map[string]string{
-			"both": "one\n2\n3\n4\nfive\n6\n7\n8\nnine\n", "left": "left\n", "with": "with\n", "after": "after\n", "woken": "woken\n", "told": "told\n", "fork": "fork\n", "again": "again\n",
+			"both": "one\n2\n3\n4\nfive\n6\n7\n8\nnine\n", "left": "left\n", "with": "with\n", "after": "after\n",
+			"woken": "woken\n", "told": "told\n", "fork": "fork\n", "again": "again\n",
 		} {
 			s.requireFile(id, name, want)
 		}

@@ -487,7 +487,8 @@ func requireWhole(tb testing.TB, history loop.History) {
 			}
 		default:
 		}
-		if e.Usage != nil && (e.Type == loop.EventModelReply || e.Type == loop.EventCompacted || e.Type == loop.EventReplyFailed || e.Type == loop.EventToolResult || e.Type == loop.EventJobEnded) {
+		if e.Usage != nil && (e.Type == loop.EventModelReply || e.Type == loop.EventCompacted ||
+			e.Type == loop.EventReplyFailed || e.Type == loop.EventToolResult || e.Type == loop.EventJobEnded) {
 			used[e.Turn] = used[e.Turn].Add(*e.Usage)
 		}
 	}

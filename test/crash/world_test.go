@@ -128,7 +128,8 @@ func (w *world) apart(tb testing.TB) *world {
 func worldOf(tb testing.TB, of *natsiotest.Fleet) *world {
 	tb.Helper()
 	w := &world{
-		Fleet: of, cases: map[string]string{}, notes: map[string]bool{}, asked: map[protocol.SessionID][]request{}, started: map[string][]start{}, running: map[string]int{}, open: map[string]chan struct{}{},
+		Fleet: of, cases: map[string]string{}, notes: map[string]bool{}, asked: map[protocol.SessionID][]request{},
+		started: map[string][]start{}, running: map[string]int{}, open: map[string]chan struct{}{},
 	}
 	w.MaxPayload = 128 << 10
 	nc, _ := w.ConnectVia()

@@ -28,13 +28,15 @@ var started = map[string]use{
 	"cmd/coordinator/ui.go":                      {1, "the browser that the user names by BROWSER, or that of the system, with an address of this process"},
 	"cmd/coordinator/internal/bench/baseline.go": {1, "an empty shell command, to compare with"},
 	"internal/inplace/gitguard/ask.go":           {1, "git, in a directory of its own, on copies of single files, without settings of anybody's"},
-	"internal/inplace/hostenv/credentials.go":    {2, "git credential, in /, in no repository, with a PATH without the workspace; ssh-keygen, on the user's known_hosts; not one of the workspace"},
-	"internal/natsio/shared/shared.go":           {1, "this program itself, as the server of the user's sessions"},
-	"internal/sandbox/ns/launcher.go":            {2, "bubblewrap, which makes a sandbox; this program's own, which makes a sandbox"},
-	"internal/sandbox/process/sandbox.go":        {1, "a command, with --sandbox process: without isolation, as the user has asked for"},
-	"internal/sandbox/process/tree_linux.go":     {1, "this program's own, which ends commands"},
-	"internal/session/hooks/shell_unix.go":       {1, "a program of the file that the user names by --hooks, in the directory of the file"},
-	"internal/session/hooks/shell_windows.go":    {1, "a program of the file that the user names by --hooks, in the directory of the file"},
+	"internal/inplace/hostenv/credentials.go": {
+		2, "git credential, in /, in no repository, with a PATH without the workspace; ssh-keygen, on the user's known_hosts; not one of the workspace",
+	},
+	"internal/natsio/shared/shared.go":        {1, "this program itself, as the server of the user's sessions"},
+	"internal/sandbox/ns/launcher.go":         {2, "bubblewrap, which makes a sandbox; this program's own, which makes a sandbox"},
+	"internal/sandbox/process/sandbox.go":     {1, "a command, with --sandbox process: without isolation, as the user has asked for"},
+	"internal/sandbox/process/tree_linux.go":  {1, "this program's own, which ends commands"},
+	"internal/session/hooks/shell_unix.go":    {1, "a program of the file that the user names by --hooks, in the directory of the file"},
+	"internal/session/hooks/shell_windows.go": {1, "a program of the file that the user names by --hooks, in the directory of the file"},
 }
 
 // What a file opens.

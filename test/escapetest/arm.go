@@ -115,7 +115,8 @@ func (a arms) run(t *testing.T, uid int) {
 	cmd.Dir = home
 	cmd.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + home,
-		"GORACE=" + os.Getenv("GORACE"), "TOOLFLEET_INTEGRATION=" + os.Getenv("TOOLFLEET_INTEGRATION"), armVariable + "=" + strconv.Itoa(uid), probeVariable + "=" + a.probe, secretVariable + "=secret-" + rand.Text(),
+		"GORACE=" + os.Getenv("GORACE"), "TOOLFLEET_INTEGRATION=" + os.Getenv("TOOLFLEET_INTEGRATION"),
+		armVariable + "=" + strconv.Itoa(uid), probeVariable + "=" + a.probe, secretVariable + "=secret-" + rand.Text(),
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	out, err := cmd.CombinedOutput()

@@ -130,7 +130,10 @@ func (b *bench) hostileNames(t *testing.T) {
 		require.NoError(t, os.Symlink(target, filepath.Join(dir, name)))
 	}
 	fs := b.sandbox.FS()
-	for _, name := range []string{"fifo", "absolute", "relative", "directory/public", "root/" + secret, "loop", "environ", "memory", "null", "socket", "directory", "../../../../../.." + secret} {
+	for _, name := range []string{
+		"fifo", "absolute", "relative", "directory/public", "root/" + secret, "loop", "environ", "memory",
+		"null", "socket", "directory", "../../../../../.." + secret,
+	} {
 		t.Run(filepath.Base(name), func(t *testing.T) {
 			path := "hostile/" + name
 			read, err := fs.Read(t.Context(), protocol.FilesRead{Path: path})

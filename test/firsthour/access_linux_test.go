@@ -148,7 +148,9 @@ func TestSSHAgent_GitOverSSH(t *testing.T) {
 			asksBash(t, "ssh-add new; ssh-add -D; ssh-add -x </dev/null; ssh-add -l", false, "agent refused operation", "ED25519"),
 			asksBash(t, "ssh-add -L >user.pub && ssh-keygen -Y sign -n file -f user.pub message; test ! -e message.sig && echo none", false, "none"),
 			asksBash(t, proxied+"git clone -q "+fmt.Sprintf(url, unknown.port)+" other", false, "Host key verification failed"),
-			asksBash(t, "GIT_SSH_COMMAND='ssh -o StrictHostKeyChecking=no -o UserKnownHostsFile=/tmp/known'; "+proxied+"git clone -q "+fmt.Sprintf(url, unknown.port)+" other", false, "agent refused operation", "Permission denied"),
+			asksBash(t,
+				"GIT_SSH_COMMAND='ssh -o StrictHostKeyChecking=no -o UserKnownHostsFile=/tmp/known'; "+proxied+"git clone -q "+fmt.Sprintf(url, unknown.port)+" other",
+				false, "agent refused operation", "Permission denied"),
 			asksBash(t, "ls ~/.ssh /run/toolfleet; echo changed >/run/toolfleet/known_hosts", false, "No such file", "known_hosts", "Read-only file system"),
 		}}
 		model := p.model(t, dir)

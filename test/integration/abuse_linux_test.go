@@ -190,14 +190,17 @@ const ample = 2 * time.Minute
 func abuses() map[string]abuse {
 	const ok, failed, timeout = protocol.StatusOK, protocol.StatusFailed, protocol.StatusTimeout
 	return map[string]abuse{
-		nothing:         {script: `sleep 2`, wall: ample, status: ok, reason: "exited", within: 5 * time.Second, check: exitedZero},
-		"fork bomb":     {script: `b() { b MARK | b MARK & }; b; sleep MARK`, wall: 2 * time.Second, status: timeout, reason: "timeout", within: 6 * time.Second},
-		"memory bomb":   {script: `exec tail /dev/zero`, wall: ample, status: failed, reason: "oom", within: 20 * time.Second, check: bounded},
-		"output bomb":   {script: `yes MARK & yes MARK >&2 & wait`, wall: 2 * time.Second, status: timeout, reason: "timeout", within: 6 * time.Second},
-		"big file":      {script: `exec dd if=/dev/zero of=big bs=1M count=2000`, wall: ample, status: failed, reason: "disk_limit", within: 20 * time.Second},
-		"sparse file":   {script: `exec truncate -s 1T sparse`, wall: ample, status: failed, reason: "disk_limit", within: 5 * time.Second},
-		"many files":    {script: `i=0; while :; do : >f$i; i=$((i+1)); done`, wall: 2 * time.Second, status: timeout, reason: "timeout", within: 6 * time.Second},
-		"deep tree":     {script: `cd "$TMPDIR" && p=$(printf 'd/%.0s' $(seq 100)); for i in $(seq 21); do mkdir -p $p && cd $p || exit 1; done; : MARK`, wall: ample, status: ok, reason: "exited", within: ample, check: exitedZero},
+		nothing:       {script: `sleep 2`, wall: ample, status: ok, reason: "exited", within: 5 * time.Second, check: exitedZero},
+		"fork bomb":   {script: `b() { b MARK | b MARK & }; b; sleep MARK`, wall: 2 * time.Second, status: timeout, reason: "timeout", within: 6 * time.Second},
+		"memory bomb": {script: `exec tail /dev/zero`, wall: ample, status: failed, reason: "oom", within: 20 * time.Second, check: bounded},
+		"output bomb": {script: `yes MARK & yes MARK >&2 & wait`, wall: 2 * time.Second, status: timeout, reason: "timeout", within: 6 * time.Second},
+		"big file":    {script: `exec dd if=/dev/zero of=big bs=1M count=2000`, wall: ample, status: failed, reason: "disk_limit", within: 20 * time.Second},
+		"sparse file": {script: `exec truncate -s 1T sparse`, wall: ample, status: failed, reason: "disk_limit", within: 5 * time.Second},
+		"many files":  {script: `i=0; while :; do : >f$i; i=$((i+1)); done`, wall: 2 * time.Second, status: timeout, reason: "timeout", within: 6 * time.Second},
+		"deep tree": {
+			script: `cd "$TMPDIR" && p=$(printf 'd/%.0s' $(seq 100)); for i in $(seq 21); do mkdir -p $p && cd $p || exit 1; done; : MARK`,
+			wall:   ample, status: ok, reason: "exited", within: ample, check: exitedZero,
+		},
 		"500 processes": {script: `for i in $(seq 500); do sleep MARK & done`, wall: ample, status: ok, reason: "exited", within: ample, check: exitedZero},
 		"ignores TERM":  {script: `trap "" TERM; while :; do sleep MARK; done`, wall: time.Second, status: timeout, reason: "timeout", within: 5 * time.Second},
 		"daemons": {
@@ -205,8 +208,11 @@ func abuses() map[string]abuse {
 			wall:   ample, status: ok, reason: "exited", within: 5 * time.Second, check: exitedZero,
 		},
 		"background child with the output": {script: `sleep MARK & exit 0`, wall: ample, status: ok, reason: "exited", within: 5 * time.Second, check: exitedZero},
-		"processor":                        {script: `for i in 1 2 3 4; do (while :; do : MARK; done) & done; wait`, wall: 2 * time.Second, status: timeout, reason: "timeout", within: 6 * time.Second},
-		"kills all":                        {script: `kill -9 -1; exit 0`, wall: ample, status: ok, reason: "exited", within: 5 * time.Second},
+		"processor": {
+			script: `for i in 1 2 3 4; do (while :; do : MARK; done) & done; wait`, wall: 2 * time.Second,
+			status: timeout, reason: "timeout", within: 6 * time.Second,
+		},
+		"kills all": {script: `kill -9 -1; exit 0`, wall: ample, status: ok, reason: "exited", within: 5 * time.Second},
 	}
 }
 
@@ -323,7 +329,8 @@ func TestAbuse_FilesThatAreNone(t *testing.T) {
 	asUsers(t, func(t *testing.T, uid int) {
 		t.Helper()
 		a := startAbused(t, uid)
-		_, e := a.run(t, "files", `mkfifo fifo && mkdir farm && ln -s "`+a.file+`" farm/file && ln -s / farm/root && ln -s /proc/1/environ farm/environ && ln -s /proc/self/mem farm/mem &&
+		_, e := a.run(t, "files",
+			`mkfifo fifo && mkdir farm && ln -s "`+a.file+`" farm/file && ln -s / farm/root && ln -s /proc/1/environ farm/environ && ln -s /proc/self/mem farm/mem &&
 			ln -s /dev/zero farm/zero && ln -s ../../../../../../../../..`+a.file+` farm/up && ln -s loop farm/loop && mknod null c 1 3; ls -l null 2>&1; mkdir locked && touch locked/x && chmod 000 locked`, time.Minute)
 		require.Contains(t, string(e.Stdout), "No such file", "a device was made")
 		paths := []string{"fifo", "farm/file", "farm/root" + a.file, "farm/environ", "farm/mem", "farm/zero", "farm/up", "farm/loop", "farm/root/proc/self/environ"}
@@ -375,7 +382,9 @@ func TestAbuse_NetworkOnlyByTheList(t *testing.T) {
 		t.Cleanup(site.Close)
 		a := startAbused(t, uid, "--allow-net", "127.0.0.1:*", "--allow-net-private", "127.0.0.0/8")
 		ask := func(request string) string {
-			_, e := a.run(t, "network", `exec 2>&1; exec 3<>"/dev/tcp/127.0.0.1/${HTTP_PROXY##*:}"; printf '`+request+` HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n' >&3; cat <&3`, time.Minute)
+			_, e := a.run(t, "network",
+				`exec 2>&1; exec 3<>"/dev/tcp/127.0.0.1/${HTTP_PROXY##*:}"; printf '`+request+` HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n' >&3; cat <&3`,
+				time.Minute)
 			return string(e.Stdout)
 		}
 		require.Contains(t, ask("GET "+site.URL+"/"), "a page")

@@ -51,7 +51,8 @@ func TestRun_CommandsInTheBackgroundAndInAShell(t *testing.T) {
 	model := script(t,
 		say("", bash("c1", "mkdir d && cd d && export GREETING=hello"), bash("c2", "echo $GREETING >greeting; echo one; echo two >&2; echo three")),
 		say("", use("c3", "bash", object{"command": "echo up; : >up; while [ ! -e stop ]; do sleep 0.05; done; echo down", "background": true})),
-		say("", bash("begun", "until [ -e up ]; do sleep 0.05; done"), use("c4", "process", object{"action": "list"}), bash("c5", "touch stop"), use("c6", "bash", object{"command": "ls", "read_only": true})),
+		say("", bash("begun", "until [ -e up ]; do sleep 0.05; done"), use("c4", "process", object{"action": "list"}),
+			bash("c5", "touch stop"), use("c6", "bash", object{"command": "ls", "read_only": true})),
 		say("Done."),
 	)
 	got := succeed(t, coordinator, launch{args: runFlags(t, model, workspace, "--json", "--toolset", "core-shell")})
@@ -80,7 +81,8 @@ func TestWorkers_AreListedWithWhatTheyCanDo(t *testing.T) {
 		var info object
 		require.NoError(t, json.Unmarshal([]byte(line), &info), line)
 		require.Contains(t, members, info["worker_id"])
-		require.Equal(t, []any{"worker_info", "development", "process", "none", 4.0, false}, []any{info["type"], info["build"], info["driver"], info["level"], info["slots"], info["read_only"]})
+		require.Equal(t, []any{"worker_info", "development", "process", "none", 4.0, false},
+			[]any{info["type"], info["build"], info["driver"], info["level"], info["slots"], info["read_only"]})
 		require.Contains(t, info["languages"], "sh")
 	}
 	table := ask()

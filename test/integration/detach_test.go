@@ -204,7 +204,8 @@ func TestCut_ResultsAreKeptUntilTheirSessionIsRemoved(t *testing.T) {
 	wide := strings.Repeat("x", 150_000)
 	workers := startWorkers(t, 1, append([]string{"--data", data}, b.flags...))
 	model := script(t,
-		say("Making.", bash("c0", "mkdir many; cd many; for i in $(seq -w 0 1199); do echo hit >f$i; done; head -c 150000 /dev/zero | tr '\\0' x >../wide; echo \"[$(seq -s, 1 20000)]\" >../a.json")),
+		say("Making.", bash("c0",
+			"mkdir many; cd many; for i in $(seq -w 0 1199); do echo hit >f$i; done; head -c 150000 /dev/zero | tr '\\0' x >../wide; echo \"[$(seq -s, 1 20000)]\" >../a.json")),
 		say("Reading.", bash("bash", "seq 20000"), use("glob", "glob", object{"pattern": "many/*"}), use("grep", "grep", object{"pattern": "hit", "path": "many"}),
 			use("list", "list", object{"path": "many"}), use("tree", "tree", object{"path": "many"}), use("read", "read", object{"path": "wide"}),
 			use("json", "json_read", object{"path": "a.json"}), use("own", "long", object{})),

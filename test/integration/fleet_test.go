@@ -149,7 +149,9 @@ func TestJoin_WithinASecond(t *testing.T) {
 		}
 		slow := delayed(t)
 		began := time.Now()
-		p := start(t, worker, launch{args: []string{"--sandbox", "process", "--data", t.TempDir(), "--nats", a.url("worker"), "--call-keys", filepath.Join(keys, signing.PublicFile)}})
+		p := start(t, worker, launch{
+			args: []string{"--sandbox", "process", "--data", t.TempDir(), "--nats", a.url("worker"), "--call-keys", filepath.Join(keys, signing.PublicFile)},
+		})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		require.NoError(t, d.Dispatch(ctx, []protocol.Call{call}, func(u loop.Update) {
 			if u.State == loop.StateDone {
@@ -222,9 +224,11 @@ func (a *apart) do(t *testing.T, command string, args ...string) string {
 func TestPools_AnAccountOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	a, folder, dir := newApart(t), t.TempDir(), t.TempDir()
-	write(t, filepath.Join(folder, "count.yaml"), "name: count\ndescription: Count.\nparameters: {type: object}\ncommand: [sh, -c, 'echo [; seq -s , 60000; echo ]']\npool: other\n")
+	write(t, filepath.Join(folder, "count.yaml"),
+		"name: count\ndescription: Count.\nparameters: {type: object}\ncommand: [sh, -c, 'echo [; seq -s , 60000; echo ]']\npool: other\n")
 	write(t, filepath.Join(dir, "f"), "one\n")
-	model := script(t, say("Writing.", bash("c1", "echo two >> f"), use("c2", "count", object{})), say("Done."), say("", use("c3", "write", object{"path": "g", "content": "asked"})), say("Done."))
+	model := script(t, say("Writing.", bash("c1", "echo two >> f"), use("c2", "count", object{})), say("Done."),
+		say("", use("c3", "write", object{"path": "g", "content": "asked"})), say("Done."))
 	_, _, err := natsio.EnsurePool(t.Context(), a.pool(t), protocol.DefaultFleet, protocol.DefaultPool, lease) // as startWorkers wants it
 	require.NoError(t, err)
 	startServe(t, model, append([]string{"--pools", "default,other", "--tools", folder}, a.flags...)...)
@@ -252,7 +256,9 @@ func TestPools_AnAccountOfTheirOwn(t *testing.T) {
 	}
 	called := succeed(t, coordinator, launch{args: append([]string{"call", "--session", "s", "--tools", folder, "--min-level", "none", "count", "{}"}, a.flags...)})
 	require.NoError(t, json.Unmarshal([]byte(called.stdout), &outcome), called)
-	require.Contains(t, a.do(t, "call", "--session", "s", "--min-level", "none", "read", `{"path": "result:`+outcome.CallID+`"}`), `"bytes":348895`, "the account of the other pool has kept it")
+	require.Contains(t,
+		a.do(t, "call", "--session", "s", "--min-level", "none", "read", `{"path": "result:`+outcome.CallID+`"}`),
+		`"bytes":348895`, "the account of the other pool has kept it")
 
 	require.Eventually(t, func() bool { // results of a fleet, and what it keeps, go with their session
 		got := execute(t, coordinator, launch{args: append([]string{"session", "rm", "s"}, a.flags...)})

@@ -111,7 +111,10 @@ func TestLocal_OnAFullDisk(t *testing.T) {
 	model := script(t, say("Once.", bash("c1", hold.pass()+"; echo done")), say("Answered."))
 	file := filepath.Join(t.TempDir(), "go")
 	p, disk := programOnDisk(t, "sh", func(dir string) []string {
-		return []string{"-c", restarted, "sh", file, "env", "XDG_STATE_HOME=" + dir, coordinator, "run", "--model", model, "--session", "s-full", "--sandbox", "process", "do it"}
+		return []string{
+			"-c", restarted, "sh", file, "env", "XDG_STATE_HOME=" + dir, coordinator, "run", "--model",
+			model, "--session", "s-full", "--sandbox", "process", "do it",
+		}
 	})
 	p.waitFor(t, `\[1\.1 bash\] +. running on (\S+)\n`)
 	disk.fill(t)
@@ -163,7 +166,8 @@ func TestWorker_OnAFullDisk(t *testing.T) {
 	fill := "head -c 20000000 /dev/zero >big || echo refused"
 	model := script(t,
 		say("Full.", bash("c1", fill), use("c2", "write", object{"path": "a", "content": strings.Repeat("a", 1<<20)}), bash("c3", "head -c 3000000 /dev/zero")),
-		say("Again.", bash("c4", ": >'"+reached+"'; "+hold.pass()+"; rm -f big; echo room"), use("c5", "write", object{"path": "b", "content": strings.Repeat("b", 1<<20)}), bash("c6", "head -c 3000000 /dev/zero")),
+		say("Again.", bash("c4", ": >'"+reached+"'; "+hold.pass()+"; rm -f big; echo room"),
+			use("c5", "write", object{"path": "b", "content": strings.Repeat("b", 1<<20)}), bash("c6", "head -c 3000000 /dev/zero")),
 		say("Done."))
 	startServe(t, model, b.flags...)
 	p, disk := programOnDisk(t, worker, func(dir string) []string {

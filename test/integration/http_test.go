@@ -126,7 +126,8 @@ func example(t *testing.T, api httpAPI, op *described) (status, kind string, ans
 	case "skip-call":
 		for _, id := range []string{"runs", "waits"} {
 			sent := object{"tool": "bash", "arguments": object{"command": "sleep 600"}, "session_id": "s1"}
-			code, answer, _, err := api.send(t.Context(), http.MethodPost, "/v1/calls", bytes.NewReader(encode(t, sent)), http.Header{"Content-Type": {"application/json"}, "Idempotency-Key": {id}})
+			code, answer, _, err := api.send(t.Context(), http.MethodPost, "/v1/calls", bytes.NewReader(encode(t, sent)),
+				http.Header{"Content-Type": {"application/json"}, "Idempotency-Key": {id}})
 			require.NoError(t, err)
 			require.Equal(t, http.StatusAccepted, code, "%s", answer)
 		}

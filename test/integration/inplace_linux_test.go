@@ -32,7 +32,9 @@ func here(t *testing.T, home, workspace, command string, flags ...string) callRe
 	t.Helper()
 	arguments := encode(t, object{"command": command})
 	args := append([]string{"call", "--workspace", workspace, "bash", string(arguments)}, flags...)
-	got := execute(t, coordinator, launch{args: args, env: []string{"HOME=" + home, "PATH=" + filepath.Join(home, ".cargo/bin") + ":" + filepath.Join(home, "gone") + ":" + os.Getenv("PATH")}})
+	got := execute(t, coordinator, launch{
+		args: args, env: []string{"HOME=" + home, "PATH=" + filepath.Join(home, ".cargo/bin") + ":" + filepath.Join(home, "gone") + ":" + os.Getenv("PATH")},
+	})
 	return parseCall(t, got)
 }
 
@@ -113,7 +115,8 @@ func TestInPlace_Mounts(t *testing.T) {
 	require.Contains(t, r.Content, "Read-only file system")
 	require.Equal(t, "given\n", content(t, filepath.Join(home, "out/copy")))
 	for value, says := range map[string]string{
-		home: "contains your home directory", "/": "contains your home directory", "/proc": "sockets of the host", filepath.Join(home, "in") + ":/tmp": "/tmp belongs to the sandbox",
+		home: "contains your home directory", "/": "contains your home directory", "/proc": "sockets of the host",
+		filepath.Join(home, "in") + ":/tmp":           "/tmp belongs to the sandbox",
 		filepath.Join(home, ".local/state/toolfleet"): "stores sessions", "a:b:c": "want HOST", filepath.Join(home, "none"): "does not exist",
 	} {
 		got := execute(t, coordinator, launch{args: []string{"call", "--workspace", workspace, "--mount", value, "list"}, env: []string{"HOME=" + home}})

@@ -88,7 +88,9 @@ func ways() map[string]through {
 			denied := map[judge.Class]bool{}
 			for _, d := range all {
 				arguments := encode(t, d.arguments)
-				got := execute(t, coordinator, launch{args: append([]string{"call", d.tool, string(arguments), "--data", t.TempDir(), "--sandbox", "process", "--tools", folder}, policyFile(t, rules)...)})
+				got := execute(t, coordinator, launch{
+					args: append([]string{"call", d.tool, string(arguments), "--data", t.TempDir(), "--sandbox", "process", "--tools", folder}, policyFile(t, rules)...),
+				})
 				require.Contains(t, got.stdout, `"status"`, got.stderr)
 				denied[d.act] = strings.Contains(got.stdout, "policy_denied")
 			}

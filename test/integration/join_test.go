@@ -102,9 +102,12 @@ func TestJoin_ByOneLine(t *testing.T) {
 	moved.Addresses = []string{strings.TrimPrefix(reach[1], "tls://")} // the port is another one
 	joins(t, moved.String(), "gpu")
 	folder := t.TempDir()
-	write(t, filepath.Join(folder, "own.yaml"), "name: own\ndescription: Speaks.\nparameters: {type: object}\ncommand: [echo, '\"in its account\"']\npool: gpu\nresources: [{key: gpu/one}]\n")
+	write(t, filepath.Join(folder, "own.yaml"),
+		"name: own\ndescription: Speaks.\nparameters: {type: object}\ncommand: [echo, '\"in its account\"']\npool: gpu\nresources: [{key: gpu/one}]\n")
 	mine := []string{"call", "own", "{}", "--tools", folder}
-	called = succeed(t, coordinator, launch{args: append(mine, "--nats", reach[1], "--creds", reach[2], "--tls-ca", reach[3], "--pool-nats", reach[4], "--pool-creds", reach[5])})
+	called = succeed(t, coordinator, launch{
+		args: append(mine, "--nats", reach[1], "--creds", reach[2], "--tls-ca", reach[3], "--pool-nats", reach[4], "--pool-creds", reach[5]),
+	})
 	require.Contains(t, called.stdout, `"output":"in its account"`)
 	later, err := join.Parse(j.tokens(t, "add", "--role", "coordinator"))
 	require.NoError(t, err)

@@ -113,10 +113,13 @@ func TestRun_ModelMistakesAreResults(t *testing.T) {
 		code    string
 		content string // a regular expression
 	}{
-		"cut":          {raw("cut", "{"), "rejected", "invalid_tool_arguments", `JSON`},
-		"text":         {raw("text", "run it"), "rejected", "invalid_tool_arguments", `JSON`},
-		"null":         {raw("null", "null"), "rejected", "invalid_tool_arguments", `object`},
-		"many faults":  {use("many faults", "bash", object{"cmd": "x", "timeout": "soon"}), "rejected", "invalid_tool_arguments", `(?s)command.*cmd.*timeout|cmd.*command.*timeout|timeout.*cmd|command.*timeout.*cmd`},
+		"cut":  {raw("cut", "{"), "rejected", "invalid_tool_arguments", `JSON`},
+		"text": {raw("text", "run it"), "rejected", "invalid_tool_arguments", `JSON`},
+		"null": {raw("null", "null"), "rejected", "invalid_tool_arguments", `object`},
+		"many faults": {
+			use("many faults", "bash", object{"cmd": "x", "timeout": "soon"}), "rejected", "invalid_tool_arguments",
+			`(?s)command.*cmd.*timeout|cmd.*command.*timeout|timeout.*cmd|command.*timeout.*cmd`,
+		},
 		"unknown tool": {use("unknown tool", "rm_rf", object{}), "rejected", "unknown_tool", `rm_rf.*(?s:.*)bash`},
 		"escape":       {use("escape", "read", object{"path": "../../etc/passwd"}), "rejected", "path_escape", `etc/passwd`},
 		"no file":      {use("no file", "read", object{"path": "none.txt"}), "failed", "not_found", `none\.txt`},

@@ -245,7 +245,9 @@ func TestWorker_ThatIsLostIsTold(t *testing.T) {
 	model := script(t, say("Slow.", bash("c1", count.add("begun")+"; "+hold.pass())), say("Answered."))
 	startServe(t, model, b.flags...)
 	named := func(name string) *process {
-		p := start(t, worker, launch{args: append([]string{"--name", name, "--sandbox", "process", "--slots", "8", "--lease", lease.String(), "--data", t.TempDir()}, b.flags...)})
+		p := start(t, worker, launch{
+			args: append([]string{"--name", name, "--sandbox", "process", "--slots", "8", "--lease", lease.String(), "--data", t.TempDir()}, b.flags...),
+		})
 		p.waitFor(t, `worker: `+name+`-\S+ takes calls`)
 		return p
 	}

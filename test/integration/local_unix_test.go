@@ -160,7 +160,9 @@ func TestLocal_HTTPServesTheSessionsOfThisMachine(t *testing.T) {
 	status, _ = ask("POST", "/v1/sessions/theirs/cancel", nil)
 	require.Equal(t, 200, status)
 	require.NotZero(t, run.wait(t), run)
-	for path, body := range map[string]object{"/v1/sessions/theirs/turns": {"prompt": "more"}, "/v1/calls": {"tool": "list", "arguments": object{"path": "."}, "session_id": "theirs"}} {
+	for path, body := range map[string]object{
+		"/v1/sessions/theirs/turns": {"prompt": "more"}, "/v1/calls": {"tool": "list", "arguments": object{"path": "."}, "session_id": "theirs"},
+	} {
 		status, refused = ask("POST", path, body)
 		require.Equal(t, 409, status)
 		require.Contains(t, refused, "coordinator chat --session theirs")
@@ -187,7 +189,9 @@ func TestLocal_HTTPServesTheSessionsOfThisMachine(t *testing.T) {
 		return strings.Contains(shown, `"answered"`)
 	})
 	require.FileExists(t, filepath.Join(workspace, "here"))
-	more := execute(t, coordinator, in("run", "--json", "--model", script(t, say("1"), say("2"), say("", bash("c1", "cat here >again")), say("Continued.")), "--session", "mine", "--sandbox", "process", "go on"))
+	more := execute(t, coordinator, in("run", "--json", "--model",
+		script(t, say("1"), say("2"), say("", bash("c1", "cat here >again")), say("Continued.")), "--session", "mine",
+		"--sandbox", "process", "go on"))
 	require.Equal(t, 0, more.code, more.stderr)
 	require.FileExists(t, filepath.Join(workspace, "again"), "in the same directory")
 	_, shown = ask("GET", "/v1/sessions/mine", nil)
@@ -206,7 +210,8 @@ func TestLocal_HTTPJudgesBeforeItBegins(t *testing.T) {
 	workspace, tokens := t.TempDir(), filepath.Join(t.TempDir(), "tokens")
 	reader, other, owner := strings.Repeat("r", 40), strings.Repeat("o", 40), strings.Repeat("w", 40)
 	require.NoError(t, os.WriteFile(tokens, []byte("reader read "+reader+"\nother run "+other+" acme\nowner operate "+owner+"\n"), 0o600))
-	start(t, coordinator, in("run", "--model", script(t, say("", bash("c1", "touch began; "+hold.pass())), say("Done.")), "--session", "theirs", "--sandbox", "process", "--workspace", workspace, "go"))
+	start(t, coordinator, in("run", "--model", script(t, say("", bash("c1", "touch began; "+hold.pass())), say("Done.")),
+		"--session", "theirs", "--sandbox", "process", "--workspace", workspace, "go"))
 	waitUntil(t, func() bool { return exists(filepath.Join(workspace, "began")) })
 	web := start(t, coordinator, in("http", "--sandbox", "process", "--http-tokens", tokens, "--model", script(t, say("Done."))))
 	url := web.stdout.Wait(`"url":"([^"]*)"`, web.exited, patience)
@@ -227,7 +232,9 @@ func TestLocal_HTTPJudgesBeforeItBegins(t *testing.T) {
 		require.Equal(t, c.status, status, "%s %s: %s", c.path, c.token, answer)
 	}
 	api := httpAPI{url[1], owner}
-	status, _, _, err := api.send(t.Context(), "POST", "/v1/calls?wait_ms=60000", bytes.NewReader(encode(t, object{"tool": "list", "arguments": object{"path": "."}, "session_id": "brief"})), http.Header{"Content-Type": {"application/json"}})
+	status, _, _, err := api.send(t.Context(), "POST", "/v1/calls?wait_ms=60000",
+		bytes.NewReader(encode(t, object{"tool": "list", "arguments": object{"path": "."}, "session_id": "brief"})),
+		http.Header{"Content-Type": {"application/json"}})
 	require.NoError(t, err)
 	require.Equal(t, 202, status)
 	for _, id := range []string{"brief", "none"} {

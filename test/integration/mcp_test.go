@@ -211,9 +211,12 @@ func TestMcp_ASessionThatItsClientEndsIsRemoved(t *testing.T) {
 		require.NoError(t, err)
 		return string(content)
 	}
-	request(http.MethodPost, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}`)
+	request(http.MethodPost,
+		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}`)
 	request(http.MethodPost, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
-	require.Contains(t, request(http.MethodPost, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"bash","arguments":{"command":"echo x >f; echo ran"}}}`), "ran")
+	require.Contains(t,
+		request(http.MethodPost, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"bash","arguments":{"command":"echo x >f; echo ran"}}}`),
+		"ran")
 	require.NotEmpty(t, mcpBash(t, mcpClient(t, &mcp.StreamableClientTransport{Endpoint: url + "/k"}), "echo x >f"))
 	succeed(t, coordinator, launch{args: append([]string{"call", "--session", "named", "bash", `{"command":"echo x >f"}`}, b.flags...)})
 	states := func() map[string]string {

@@ -94,7 +94,8 @@ func TestMcpServers_AnsweredFromElsewhere(t *testing.T) {
 	startWorkers(t, 1, b.flags)
 	submitted := start(t, coordinator, launch{args: append([]string{"submit", "--json", "go"}, b.flags...)})
 	answer := func(question string, extra ...string) finished {
-		asked := submitted.waitFor(t, question+`; accept its defaults with: coordinator approve --nats \S+ --creds .+ (\S+) (\S+); --deny declines, and --content JSON answers \(it must fit the schema {"`)
+		asked := submitted.waitFor(t,
+			question+`; accept its defaults with: coordinator approve --nats \S+ --creds .+ (\S+) (\S+); --deny declines, and --content JSON answers \(it must fit the schema {"`)
 		return execute(t, coordinator, launch{args: append(append([]string{"approve", asked[1], asked[2]}, b.flags...), extra...)})
 	}
 	got := answer(`test__form asks: Who are you\?`, "--content", `{"age":"old"}`)

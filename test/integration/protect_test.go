@@ -63,7 +63,8 @@ func TestProtect_WhatGitRunsStaysAsItIs(t *testing.T) {
 	t.Parallel()
 	workspace := repository(t)
 	config := content(t, filepath.Join(workspace, ".git", "config"))
-	turns := []step{say("Committing.", bash("commit", identity+"echo beta > b.txt && git add b.txt && git commit -q -m second && git checkout -q -b other && git log --oneline | wc -l"),
+	turns := []step{say("Committing.",
+		bash("commit", identity+"echo beta > b.txt && git add b.txt && git commit -q -m second && git checkout -q -b other && git log --oneline | wc -l"),
 		use("tool", "write", object{"path": ".git/hooks/pre-commit", "content": planted}))}
 	for i, plant := range plants {
 		turns = append(turns, say("Planting.", bash("plant"+string(rune('a'+i)), "mkdir -p evil; "+plant)))
@@ -88,7 +89,8 @@ func TestProtect_RepositoriesCanBeMade(t *testing.T) {
 	t.Parallel()
 	repository(t) // git is there
 	workspace := t.TempDir()
-	model := script(t, say("Making.", bash("c1", "git init -q && git config user.name s && git config user.email s@example.com && echo a > a && git add a && git commit -q -m first")),
+	model := script(t,
+		say("Making.", bash("c1", "git init -q && git config user.name s && git config user.email s@example.com && echo a > a && git add a && git commit -q -m first")),
 		say("Again.", bash("c2", "git config user.name again && git commit -q --allow-empty -m second && git rev-list --count HEAD")), say("Done."))
 	got := succeed(t, coordinator, launch{args: []string{"run", "--json", "--model", model, "--workspace", workspace, "--data", t.TempDir(), "do it"}})
 	require.Equal(t, "2\n", results(events(t, got.stdout))["c2"].Content)
@@ -125,16 +127,23 @@ func TestProtect_WhatGitReadsStaysAsItIs(t *testing.T) {
 	settings := func(file string) string { return strings.ReplaceAll(evil, "%s", file) }
 	const hook = "mkdir -p %s; printf '" + `#!/bin/sh\ntouch ../ran\n` + "' > %s/pre-commit; chmod +x %s/pre-commit"
 	for name, c := range map[string]struct{ before, plant, in string }{
-		"another directory of settings":            {"true", "cp -r .git evil; " + settings("evil/config") + "echo ../evil > .git/commondir", ""},
-		"settings of a worktree":                   {"git config extensions.worktreeConfig true", settings(".git/config.worktree"), ""},
-		"hooks in the workspace":                   {"git config core.hooksPath .husky/_", strings.ReplaceAll(hook, "%s", ".husky/_"), ""},
-		"settings in the workspace":                {"git config include.path ../.gitconfig", settings(".gitconfig"), ""},
-		"a program in the workspace":               {"mkdir t; echo true > t/x; chmod +x t/x; git config core.fsmonitor ./t/x", "echo 'touch ../ran' > t/x", ""},
-		"a repository around, by its own":          {"mkdir sub", "git init -q; git config core.fsmonitor 'touch ../../ran; true'", "sub"},
-		"a repository around, by hooks":            {"mkdir sub; git config core.hooksPath sub/hooks", strings.ReplaceAll(hook, "%s", "hooks"), "sub"},
-		"a repository in the repository":           {"git init -q sub; git -C sub commit -q --allow-empty -m s; git -c advice.addEmbeddedRepo=false add sub", "cd sub; " + settings(".git/config"), ""},
-		"the repository that a file .git names":    {"git init -q --separate-git-dir=r sub; git -C sub commit -q --allow-empty -m s; git add sub 2>&1", settings("r/config") + "echo 'gitdir: ../evil' > sub/.git", ""},
-		"settings of a worktree that is elsewhere": {"git worktree add -q ../other 2>&1", "cp -r .git evil; " + settings("evil/config") + "echo ../../../evil > .git/worktrees/other/commondir", ""},
+		"another directory of settings":   {"true", "cp -r .git evil; " + settings("evil/config") + "echo ../evil > .git/commondir", ""},
+		"settings of a worktree":          {"git config extensions.worktreeConfig true", settings(".git/config.worktree"), ""},
+		"hooks in the workspace":          {"git config core.hooksPath .husky/_", strings.ReplaceAll(hook, "%s", ".husky/_"), ""},
+		"settings in the workspace":       {"git config include.path ../.gitconfig", settings(".gitconfig"), ""},
+		"a program in the workspace":      {"mkdir t; echo true > t/x; chmod +x t/x; git config core.fsmonitor ./t/x", "echo 'touch ../ran' > t/x", ""},
+		"a repository around, by its own": {"mkdir sub", "git init -q; git config core.fsmonitor 'touch ../../ran; true'", "sub"},
+		"a repository around, by hooks":   {"mkdir sub; git config core.hooksPath sub/hooks", strings.ReplaceAll(hook, "%s", "hooks"), "sub"},
+		"a repository in the repository": {
+			"git init -q sub; git -C sub commit -q --allow-empty -m s; git -c advice.addEmbeddedRepo=false add sub", "cd sub; " + settings(".git/config"), "",
+		},
+		"the repository that a file .git names": {
+			"git init -q --separate-git-dir=r sub; git -C sub commit -q --allow-empty -m s; git add sub 2>&1",
+			settings("r/config") + "echo 'gitdir: ../evil' > sub/.git", "",
+		},
+		"settings of a worktree that is elsewhere": {
+			"git worktree add -q ../other 2>&1", "cp -r .git evil; " + settings("evil/config") + "echo ../../../evil > .git/worktrees/other/commondir", "",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -232,12 +241,21 @@ func TestProtect_WhatGitWouldRunIsTold(t *testing.T) {
 		runs        bool
 		again       bool // the second session changes a repository that is there by then, and not protected
 	}{
-		"entry":                {plant: entry, told: `sub/.git/config.set-aside: was set aside`},
-		"entry, all shut":      {plant: entry, told: `sub/.git/config.set-aside: was set aside`, flags: []string{"--protect", ".git"}, again: true},
-		"a new repository":     {empty: true, plant: "git init -q && git config core.fsmonitor 'touch ../ran; true'", told: `.git/config.set-aside: was set aside`},
-		"what is kept":         {empty: true, plant: "git init -q && git config core.fsmonitor 'touch ../ran; true'", told: `.git/config: core.fsmonitor = touch ../ran; true`, flags: []string{"--keep-git-settings"}, runs: true},
-		"nothing is protected": {plant: "printf '" + `#!/bin/sh\ntouch ../ran\n` + "' > .git/hooks/pre-commit && chmod +x .git/hooks/pre-commit", told: ".git/hooks/pre-commit: a hook", flags: []string{"--protect", "none"}},
-		"in the background":    {plant: "sh -c 'sleep 0.1; git init -q b; git -C b config alias.x !y; git -C b config core.pager z' & wait", told: "b/.git/config.set-aside: was set aside"},
+		"entry":            {plant: entry, told: `sub/.git/config.set-aside: was set aside`},
+		"entry, all shut":  {plant: entry, told: `sub/.git/config.set-aside: was set aside`, flags: []string{"--protect", ".git"}, again: true},
+		"a new repository": {empty: true, plant: "git init -q && git config core.fsmonitor 'touch ../ran; true'", told: `.git/config.set-aside: was set aside`},
+		"what is kept": {
+			empty: true, plant: "git init -q && git config core.fsmonitor 'touch ../ran; true'",
+			told: `.git/config: core.fsmonitor = touch ../ran; true`, flags: []string{"--keep-git-settings"}, runs: true,
+		},
+		"nothing is protected": {
+			plant: "printf '" + `#!/bin/sh\ntouch ../ran\n` + "' > .git/hooks/pre-commit && chmod +x .git/hooks/pre-commit",
+			told:  ".git/hooks/pre-commit: a hook", flags: []string{"--protect", "none"},
+		},
+		"in the background": {
+			plant: "sh -c 'sleep 0.1; git init -q b; git -C b config alias.x !y; git -C b config core.pager z' & wait",
+			told:  "b/.git/config.set-aside: was set aside",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -143,7 +143,9 @@ func TestAbuse_StoppedForTooLong(t *testing.T) {
 		const still = 5 * lease / 2
 		a := startAbused(t, uid, "--lease", lease.String())
 		mark := marker()
-		call := a.begin(t, "lost", `(trap "" TERM HUP; setsid bash -c 'trap "" TERM HUP; while :; do exec -a `+mark+` sleep 1000; done' &); : >begun; while [ ! -e go ]; do sleep 0.1; done`, 5*time.Minute)
+		call := a.begin(t, "lost",
+			`(trap "" TERM HUP; setsid bash -c 'trap "" TERM HUP; while :; do exec -a `+mark+` sleep 1000; done' &); : >begun; while [ ! -e go ]; do sleep 0.1; done`,
+			5*time.Minute)
 		a.awaitFile(t, "begun")
 		waitUntil(t, func() bool { return running(t, mark) == 2 })
 		sandboxtest.Freeze(t, a.cmd.Process)

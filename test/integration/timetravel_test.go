@@ -177,7 +177,9 @@ func TestResolve_ACallOfUnknownOutcome(t *testing.T) {
 	r := newRewinding(t, "; "+hold.pass())
 	workers := startWorkers(t, 2, r.flags)
 	order := say("", use("c1", "order", object{"n": 1}), use("c2", "order", object{"n": 2}))
-	p := start(t, coordinator, launch{args: append(append([]string{"run"}, r.flags...), "--tools", r.tools, "--session", "s-1", "--model", script(t, order, say("Done.")), "go")})
+	p := start(t, coordinator, launch{
+		args: append(append([]string{"run"}, r.flags...), "--tools", r.tools, "--session", "s-1", "--model", script(t, order, say("Done.")), "go"),
+	})
 	workers[p.waitFor(t, `\[1\.1 order\] +. running on (\S+)\n`)[1]].kill(t)
 	hold.open(t)
 	require.Equal(t, 0, p.wait(t), p)

@@ -68,7 +68,10 @@ func TestTokens_CountAtEachServer(t *testing.T) {
 		require.Eventually(t, func() bool { begun = ask(agents, hello); return begun.StatusCode == http.StatusOK }, patience, 10*time.Millisecond)
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, agents, nil)
 		require.NoError(t, err)
-		request.Header = http.Header{"Authorization": {"Bearer " + secret}, "Accept": {"text/event-stream"}, "Mcp-Session-Id": {begun.Header.Get("Mcp-Session-Id")}, "Mcp-Protocol-Version": {"2025-11-25"}}
+		request.Header = http.Header{
+			"Authorization": {"Bearer " + secret}, "Accept": {"text/event-stream"},
+			"Mcp-Session-Id": {begun.Header.Get("Mcp-Session-Id")}, "Mcp-Protocol-Version": {"2025-11-25"},
+		}
 		stream, err := http.DefaultClient.Do(request)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = stream.Body.Close() })

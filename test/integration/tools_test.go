@@ -236,7 +236,8 @@ func TestState_EndsWithItsWorker(t *testing.T) {
 	got = succeed(t, coordinator, launch{args: append(args, "go on")})
 	all := results(events(t, got.stdout))
 	require.Equal(t, "rejected", all["c3"].Status)
-	require.Contains(t, all["c3"].Content, "[rejected: state_lost]\nThe handle cannot be continued any more: the worker that had its state stopped, was lost, or let go of it.")
+	require.Contains(t, all["c3"].Content,
+		"[rejected: state_lost]\nThe handle cannot be continued any more: the worker that had its state stopped, was lost, or let go of it.")
 	require.NotEqual(t, before["c1"].WorkerID, all["c3"].WorkerID)
 	require.Contains(t, all["c5"].Content, "Those that can be continued are: "+handle.FindString(all["c4"].Content)+" (refund_batch)")
 	require.Contains(t, all["c6"].Content, "1 refunds, 5 cents")

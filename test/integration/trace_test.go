@@ -78,7 +78,8 @@ func TestTelemetry_OneTraceThroughAllProcesses(t *testing.T) {
 		require.Equal(t, "toolfleet-worker", exec.Service)
 		receiver.WaitForRecords(t, func(records []*telemetrytest.Record) bool {
 			return slices.ContainsFunc(records, func(r *telemetrytest.Record) bool {
-				return r.Body == "call executed" && r.Service == "toolfleet-worker" && r.TraceID == tool.TraceID && slices.Contains([]string{process.SpanID, tool.SpanID}, r.SpanID) &&
+				return r.Body == "call executed" && r.Service == "toolfleet-worker" && r.TraceID == tool.TraceID &&
+					slices.Contains([]string{process.SpanID, tool.SpanID}, r.SpanID) &&
 					r.Attributes["call_id"] == told[id].CallID
 			})
 		})
@@ -98,7 +99,9 @@ func TestTelemetry_MetricsOfAFleet(t *testing.T) {
 		w.kill(t)
 	}
 	startWorkers(t, 1, b.flags, receiver.Env()...)
-	serve := start(t, coordinator, launch{args: append([]string{"serve", "--model", script(t, say("", bash("c1", "echo measured")), say("Done."))}, b.flags...), env: receiver.Env()})
+	serve := start(t, coordinator, launch{
+		args: append([]string{"serve", "--model", script(t, say("", bash("c1", "echo measured")), say("Done."))}, b.flags...), env: receiver.Env(),
+	})
 	serve.waitFor(t, `coordinator: serving sessions`)
 	succeed(t, coordinator, launch{args: append(append([]string{"submit", "--workspace", t.TempDir()}, b.flags...), "do it"), env: receiver.Env()})
 	has := func(points []*telemetrytest.Point, name, key, value string, least float64) bool {

@@ -95,7 +95,8 @@ func TestFleet_ServesSessions(t *testing.T) {
 			require.NotEqual(t, 0, got.code)
 			require.Contains(t, got.stderr, "the key calls.key, which signs calls, is not next to it", "before the first call")
 			require.Contains(t, got.stdout, "not_signed")
-			require.Contains(t, got.stdout, "Its sender needs the private key: --sign-key FILE, or calls.key next to the file of --creds; coordinator serve makes calls.key next to its nats.token")
+			require.Contains(t, got.stdout,
+				"Its sender needs the private key: --sign-key FILE, or calls.key next to the file of --creds; coordinator serve makes calls.key next to its nats.token")
 			args = append(args[:1:1], append([]string{"--sign-key", filepath.Join(filepath.Dir(flags[3]), "calls.key")}, args[1:]...)...)
 			got = succeed(t, coordinator, launch{args: args})
 			require.NotContains(t, got.stderr, "calls.key")

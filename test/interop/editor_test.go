@@ -20,7 +20,8 @@ func TestEditor(t *testing.T) {
 	if !*tables {
 		t.Skip("it installs packages of npm: make interop runs it")
 	}
-	sdk := filepath.Join(npmtest.Install(t, "test/interop/acp", "NO TEST WITH THE CLIENT OF THE AGENT CLIENT PROTOCOL"), "node_modules/@agentclientprotocol/sdk/dist/v1/stable/acp.js")
+	sdk := filepath.Join(npmtest.Install(t, "test/interop/acp", "NO TEST WITH THE CLIENT OF THE AGENT CLIENT PROTOCOL"),
+		"node_modules/@agentclientprotocol/sdk/dist/v1/stable/acp.js")
 	dir, home := t.TempDir(), t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.txt"), []byte("one\ntwo\n"), 0o600))
 	script := filepath.Join(home, "script.json")
@@ -31,7 +32,8 @@ func TestEditor(t *testing.T) {
 		{"tool_calls": [{"name": "bash", "arguments": {"command": "echo waiting; sleep 1000"}}]}]}`), 0o600))
 	state := filepath.Join(home, "state")
 	t.Cleanup(func() { processtest.EndServer(state) })
-	cmd := exec.CommandContext(t.Context(), "node", "testdata/editor.mjs", sdk, coordinator, dir, "--model", "script:"+script, "--sandbox", "process", "--toolset", "core,ask,scratchpad", "--unsaved")
+	cmd := exec.CommandContext(t.Context(), "node", "testdata/editor.mjs", sdk, coordinator, dir, "--model",
+		"script:"+script, "--sandbox", "process", "--toolset", "core,ask,scratchpad", "--unsaved")
 	cmd.Env = append(environment(home), "XDG_STATE_HOME="+state)
 	cmd.Stderr = os.Stderr
 	output, err := cmd.Output()

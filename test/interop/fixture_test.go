@@ -82,7 +82,8 @@ func startFixture(t *testing.T) (url string) {
 	asks, err := policy.New(policy.Policy{Approval: policy.Approval{Tools: []string{"test_input_required_result_tampered_state"}}})
 	require.NoError(t, err)
 	s := mcpserver.New(mcpserver.Options{
-		Version: "test", Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal}, Tools: table, Rules: mcpserver.Rules{Policy: asks, ClientApproves: true}, Logger: logger, Tasks: mcpserver.Tasks{TaskAfter: taskAfter},
+		Version: "test", Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal}, Tools: table,
+		Rules: mcpserver.Rules{Policy: asks, ClientApproves: true}, Logger: logger, Tasks: mcpserver.Tasks{TaskAfter: taskAfter},
 		Configure: fixtureOptions,
 		Extend: func(server *mcp.Server, call mcp.ToolHandler) {
 			extendFixture(server)

@@ -116,7 +116,9 @@ func roundTools() map[string]fixtureTool {
 		"test_input_required_result_capabilities": {run: added("The client said: %v"), before: able},
 		// What it asks is the server's own question, whether the call may be made.
 		"test_input_required_result_tampered_state": {},
-		"confirm_delete":      {schema: `{"type": "object", "properties": {"filename": {"type": "string"}, "added": {}}}`, run: added("deleted: %v"), before: needs("", deletes)},
+		"confirm_delete": {
+			schema: `{"type": "object", "properties": {"filename": {"type": "string"}, "added": {}}}`, run: added("deleted: %v"), before: needs("", deletes),
+		},
 		"test_tool_with_task": asks("", mcp.InputRequestMap{"user_name": wantsName()}),
 		"test_missing_capability": {before: func(_ *mcp.Server, request *mcp.CallToolRequest) (*mcp.CallToolResult, any, error) {
 			if can := request.ClientCapabilities(); can != nil && can.Sampling != nil {

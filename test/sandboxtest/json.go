@@ -119,10 +119,12 @@ func jsonWhole(t *testing.T, f *tree) {
 // jsonReplace is a table of documents, places and what must come of them.
 func jsonReplace(t *testing.T, f *tree) {
 	for name, test := range map[string]struct{ content, query, value, want string }{
-		"a value":                      {`{"a": 1, "b": 1.50}`, "/a", `2`, `{"a": 2, "b": 1.50}`},
-		"layout and order stay":        {"{ \"z\" :1,\r\n\t\"a\":[ 1,2 ]}\r\n", "/a/1", `"x"`, "{ \"z\" :1,\r\n\t\"a\":[ 1,\"x\" ]}\r\n"},
-		"the last of two equal keys":   {`{"a":1,"a":2}`, "/a", `3`, `{"a":1,"a":3}`},
-		"an object, laid out":          {"{\n  \"a\": {\n    \"b\": 1\n  }\n}\n", "/a/b", `{"c":[1]}`, "{\n  \"a\": {\n    \"b\": {\n      \"c\": [\n        1\n      ]\n    }\n  }\n}\n"},
+		"a value":                    {`{"a": 1, "b": 1.50}`, "/a", `2`, `{"a": 2, "b": 1.50}`},
+		"layout and order stay":      {"{ \"z\" :1,\r\n\t\"a\":[ 1,2 ]}\r\n", "/a/1", `"x"`, "{ \"z\" :1,\r\n\t\"a\":[ 1,\"x\" ]}\r\n"},
+		"the last of two equal keys": {`{"a":1,"a":2}`, "/a", `3`, `{"a":1,"a":3}`},
+		"an object, laid out": {
+			"{\n  \"a\": {\n    \"b\": 1\n  }\n}\n", "/a/b", `{"c":[1]}`, "{\n  \"a\": {\n    \"b\": {\n      \"c\": [\n        1\n      ]\n    }\n  }\n}\n",
+		},
 		"an object in one line":        {`{"a":1}`, "/a", `{ "b": [1, 2] }`, `{"a":{"b":[1,2]}}`},
 		"a new key":                    {"{\n  \"a\": 1\n}\n", "/b", `2`, "{\n  \"a\": 1,\n  \"b\": 2\n}\n"},
 		"a new key in one line":        {`{"a": 1}`, "/b", `2`, `{"a": 1, "b": 2}`},

@@ -205,7 +205,10 @@ func protectMissingFile(t *testing.T, s suite) {
 	b.put(t, "d/left", "stands", 0o644)
 	b.put(t, "d/theirs", "theirs", 0o644)
 	spec := isolation.Spec{
-		Protection: isolation.Protection{Protect: []string{"d/empty", "d/file", "d/left", "d/theirs", "missing/file"}, Missing: map[string]string{"d/empty": "", "d/file": "stands", "d/left": "stands", "d/theirs": "stands", "missing/file": "stands"}},
+		Protection: isolation.Protection{
+			Protect: []string{"d/empty", "d/file", "d/left", "d/theirs", "missing/file"},
+			Missing: map[string]string{"d/empty": "", "d/file": "stands", "d/left": "stands", "d/theirs": "stands", "missing/file": "stands"},
+		},
 	}
 	b = s.protectedBy(t, workspace, spec)
 	require.Equal(t, "standsstandstheirs", b.sh(t, "cat d/empty d/file d/left d/theirs"))

@@ -130,7 +130,8 @@ func terminalGone(t *testing.T, b *box) {
 
 // terminalNoInput has a command try to type for itself (TIOCSTI), as if somebody had.
 func terminalNoInput(t *testing.T, b *box) {
-	result := <-b.screen(t, shell(`command -v perl >/dev/null || { echo denied; exit; }; perl -e 'ioctl(STDIN, 0x5412, my $x = "x") and print "typed\n" or print "denied\n"'`)).ended
+	result := <-b.screen(t,
+		shell(`command -v perl >/dev/null || { echo denied; exit; }; perl -e 'ioctl(STDIN, 0x5412, my $x = "x") and print "typed\n" or print "denied\n"'`)).ended
 	require.Equal(t, "denied\r\n", string(result.Stdout.Data))
 }
 

@@ -147,7 +147,8 @@ func (o *options) runMachine(ctx context.Context, m config, out io.Writer, table
 var programs = []string{
 	"bash", "sh", "setpriv", "unshare", "mount", "umount", "su", "cat", "chmod", "chown", "cp", "cut", "date", "dd", "df", "du", "echo", "env", "false", "find", "grep",
 	"head", "id", "kill", "ln", "ls", "mkdir", "mkfifo", "mknod", "mv", "nice", "nohup", "printf", "ps", "pwd", "readlink", "rm", "rmdir", "sed", "seq", "setsid", "sleep",
-	"sort", "stat", "sync", "tail", "tee", "test", "[", "timeout", "touch", "tr", "true", "truncate", "uname", "wc", "whoami", "xargs", "yes", "awk", "bwrap", "base64", "fallocate",
+	"sort", "stat", "sync", "tail", "tee", "test", "[", "timeout", "touch", "tr", "true", "truncate", "uname",
+	"wc", "whoami", "xargs", "yes", "awk", "bwrap", "base64", "fallocate",
 }
 
 // pack makes the file system of a machine.

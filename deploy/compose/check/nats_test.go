@@ -78,7 +78,8 @@ func TestNATS_ConfigurationWorks(t *testing.T) {
 // user connects as a user of a server.
 func user(t *testing.T, broker *server.Server, name, password string) jetstream.JetStream {
 	t.Helper()
-	conn, err := nats.Connect(broker.ClientURL(), nats.UserInfo(name, password), nats.CustomInboxPrefix("_INBOX_"+name), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	conn, err := nats.Connect(broker.ClientURL(), nats.UserInfo(name, password),
+		nats.CustomInboxPrefix("_INBOX_"+name), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 	require.NoError(t, err)
 	t.Cleanup(conn.Close)
 	js, err := jetstream.New(conn)

@@ -55,7 +55,9 @@ func TestPage_StepsLeadToAFirstSubmit(t *testing.T) { // not parallel: the serve
 	root, bin := t.TempDir(), t.TempDir()
 	require.NoError(t, os.CopyFS(filepath.Join(root, "deploy"), os.DirFS("../..")))
 	dir, container, script := filepath.Join(root, "deploy/compose"), filepath.Join(bin, "container"), filepath.Join(bin, "script.json")
-	require.NoError(t, os.WriteFile(script, []byte(`{"steps": [{"tool_calls": [{"id": "c1", "name": "bash", "arguments": {"command": "echo $((40 + 2)); ls"}}]}, {"text": "Hello."}]}`), 0o600))
+	require.NoError(t, os.WriteFile(script,
+		[]byte(`{"steps": [{"tool_calls": [{"id": "c1", "name": "bash", "arguments": {"command": "echo $((40 + 2)); ls"}}]}, {"text": "Hello."}]}`),
+		0o600))
 	for _, program := range []string{"docker", "vi"} {
 		require.NoError(t, os.WriteFile(filepath.Join(bin, program), []byte(standIn), 0o700))
 	}
@@ -88,7 +90,8 @@ func TestPage_StepsLeadToAFirstSubmit(t *testing.T) { // not parallel: the serve
 
 	startFleet(t, bin, container, fleet, env)
 	require.Eventually(t, func() bool {
-		out, err := exec.CommandContext(t.Context(), "env", append(append([]string{"-i"}, strings.Fields(read(t, container))...), filepath.Join(bin, "coordinator"), "workers")...).Output()
+		out, err := exec.CommandContext(t.Context(), "env",
+			append(append([]string{"-i"}, strings.Fields(read(t, container))...), filepath.Join(bin, "coordinator"), "workers")...).Output()
 		return err == nil && bytes.Contains(out, []byte(" full"))
 	}, time.Minute, 100*time.Millisecond, "no worker of level full")
 	out := run("docker compose exec" + after)

@@ -60,7 +60,9 @@ func TestPage_StepsLeadToAFirstSubmit(t *testing.T) {
 	root, bin := t.TempDir(), t.TempDir()
 	require.NoError(t, os.CopyFS(filepath.Join(root, "deploy"), os.DirFS("../..")))
 	dir, calls, pods, script := filepath.Join(root, "deploy/kubernetes"), filepath.Join(bin, "calls"), filepath.Join(bin, "pods"), filepath.Join(bin, "script.json")
-	require.NoError(t, os.WriteFile(script, []byte(`{"steps": [{"tool_calls": [{"id": "c1", "name": "bash", "arguments": {"command": "echo $((40 + 2)); ls"}}]}, {"text": "Hello."}]}`), 0o600))
+	require.NoError(t, os.WriteFile(script,
+		[]byte(`{"steps": [{"tool_calls": [{"id": "c1", "name": "bash", "arguments": {"command": "echo $((40 + 2)); ls"}}]}, {"text": "Hello."}]}`),
+		0o600))
 	for _, program := range []string{"docker", "helm", "kubectl", "vi"} {
 		require.NoError(t, os.WriteFile(filepath.Join(bin, program), []byte(standIn), 0o700))
 	}
@@ -100,7 +102,8 @@ func TestPage_StepsLeadToAFirstSubmit(t *testing.T) {
 
 	startFleet(t, bin, pods, built, secrets)
 	require.Eventually(t, func() bool {
-		out, err := exec.CommandContext(t.Context(), "env", append(append([]string{"-i"}, strings.Fields(read(t, pods))...), filepath.Join(bin, "coordinator"), "workers")...).Output()
+		out, err := exec.CommandContext(t.Context(), "env",
+			append(append([]string{"-i"}, strings.Fields(read(t, pods))...), filepath.Join(bin, "coordinator"), "workers")...).Output()
 		return err == nil && bytes.Contains(out, []byte(" full"))
 	}, time.Minute, 100*time.Millisecond, "no worker of level full")
 	out := run("kubectl -n toolfleet rollout" + after)
@@ -173,7 +176,11 @@ func startFleet(t *testing.T, bin, pods string, built map[string]any, secrets ma
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "accounts.conf"), []byte(read(t, "../../nats/accounts.conf")), 0o600))
 	config := filepath.Join(dir, "nats.conf")
 	require.NoError(t, os.WriteFile(config, []byte("listen: \""+address+"\"\njetstream { store_dir: \""+dir+"/store\" }\ninclude accounts.conf\n"), 0o600))
-	begin(t, []string{"FLEET_PASSWORD=" + secrets["toolfleet-nats"]["fleet"], "WORKER_PASSWORD=" + secrets["toolfleet-nats"]["worker"], "READER_PASSWORD=" + secrets["toolfleet-nats"]["reader"]}, filepath.Join(bin, "nats-server"), "--config", config)
+	begin(t, []string{
+		"FLEET_PASSWORD=" + secrets["toolfleet-nats"]["fleet"],
+		"WORKER_PASSWORD=" + secrets["toolfleet-nats"]["worker"],
+		"READER_PASSWORD=" + secrets["toolfleet-nats"]["reader"],
+	}, filepath.Join(bin, "nats-server"), "--config", config)
 	require.Eventually(t, func() bool {
 		conn, err := net.DialTimeout("tcp", address, time.Second)
 		if err == nil {

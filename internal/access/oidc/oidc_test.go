@@ -195,7 +195,8 @@ func TestIssuer_OnlyItsSignaturesCount(t *testing.T) {
 		_, err = i.verify(compact)
 		require.ErrorIs(t, err, access.ErrUnknown, "HS256 with the public key as %s", name)
 	}
-	embedding, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.RS256, Key: stranger}, (&jose.SignerOptions{EmbedJWK: true}).WithHeader("jku", "https://evil.example.com/keys"))
+	embedding, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.RS256, Key: stranger},
+		(&jose.SignerOptions{EmbedJWK: true}).WithHeader("jku", "https://evil.example.com/keys"))
 	require.NoError(t, err)
 	embedded, err := embedding.Sign([]byte(i.claims(nil)))
 	require.NoError(t, err)

@@ -70,7 +70,9 @@ func TestTokens_LetInAndEndAtEveryServer(t *testing.T) {
 			grants[i], err = server.Verify(t.Context(), secret)
 			return err == nil
 		}, generous, time.Millisecond)
-		require.Equal(t, judge.Principal{Known: judge.ByToken, Name: "ann", Role: judge.RoleRun, Tenant: "acme", Expires: made.Expires, Token: access.OfFleet + made.ID}, grants[i].Principal)
+		require.Equal(t,
+			judge.Principal{Known: judge.ByToken, Name: "ann", Role: judge.RoleRun, Tenant: "acme", Expires: made.Expires, Token: access.OfFleet + made.ID},
+			grants[i].Principal)
 		_, err = server.Verify(t.Context(), secret[:len(secret)-1])
 		require.ErrorIs(t, err, access.ErrUnknown)
 	}
@@ -165,7 +167,10 @@ func TestTokens_AreBounded(t *testing.T) {
 	}
 	entries := make([]map[string]any, stored.MaxTokens-1)
 	for i := range entries {
-		entries[i] = map[string]any{"id": "x", "name": strings.Repeat("n", 100), "role": "run", "tenant": "acme", "sha256": strings.Repeat("0", 64), "expires": time.Now().Add(time.Hour)}
+		entries[i] = map[string]any{
+			"id": "x", "name": strings.Repeat("n", 100), "role": "run", "tenant": "acme",
+			"sha256": strings.Repeat("0", 64), "expires": time.Now().Add(time.Hour),
+		}
 	}
 	body, err := json.Marshal(map[string]any{"type": "tokens", "version": wire.Version, "tokens": entries})
 	require.NoError(t, err)

@@ -48,28 +48,57 @@ func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
 		advice   string
 		noAdvice bool
 	}{
-		"everything":               {proven: isolation.LevelFull, check: "user namespaces", state: OK, found: "allowed", noAdvice: true},
-		"no namespaces at all":     {files: map[string]string{"proc/sys/user/max_user_namespaces": "0"}, check: "user namespaces", state: Missing, found: "is 0", advice: "sysctl -w user.max_user_namespaces"},
-		"none for ordinary users":  {files: map[string]string{"proc/sys/kernel/unprivileged_userns_clone": "0"}, check: "user namespaces", state: Missing, advice: "sysctl -w kernel.unprivileged_userns_clone=1"},
-		"which root does not mind": {files: map[string]string{"proc/sys/kernel/unprivileged_userns_clone": "0"}, change: func(h *host) { h.root = true }, proven: isolation.LevelFull, check: "user namespaces", state: OK, noAdvice: true},
-		"AppArmor":                 {files: map[string]string{"proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1"}, check: "user namespaces", state: Limited, found: "AppArmor", advice: "apt install bubblewrap"},
-		"AppArmor, bwrap works":    {files: map[string]string{"proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1"}, proven: isolation.LevelFull, check: "user namespaces", state: Limited, noAdvice: true},
-		"another reason":           {check: "user namespaces", state: OK, advice: "driver ns does not work for the reason above"},
-		"bubblewrap":               {files: map[string]string{"usr/bin/bwrap": "-"}, check: "bubblewrap", state: Missing, advice: "install it"},
-		"bubblewrap not needed":    {files: map[string]string{"usr/bin/bwrap": "-"}, proven: isolation.LevelFull, check: "bubblewrap", state: OK, found: "not needed", noAdvice: true},
-		"Landlock":                 {change: func(h *host) { h.landlock = 0 }, files: map[string]string{"sys/kernel/security/lsm": "capability,yama"}, check: "Landlock", state: Missing, found: "capability,yama", advice: "lsm="},
-		"old Landlock":             {change: func(h *host) { h.landlock = 4 }, check: "Landlock", state: Limited, found: "ABI 4", advice: "6.12"},
-		"seccomp":                  {files: map[string]string{"proc/sys/kernel/seccomp/actions_avail": "-"}, check: "seccomp", state: Missing, advice: "CONFIG_SECCOMP_FILTER"},
+		"everything": {proven: isolation.LevelFull, check: "user namespaces", state: OK, found: "allowed", noAdvice: true},
+		"no namespaces at all": {
+			files: map[string]string{"proc/sys/user/max_user_namespaces": "0"}, check: "user namespaces",
+			state: Missing, found: "is 0", advice: "sysctl -w user.max_user_namespaces",
+		},
+		"none for ordinary users": {
+			files: map[string]string{"proc/sys/kernel/unprivileged_userns_clone": "0"}, check: "user namespaces",
+			state: Missing, advice: "sysctl -w kernel.unprivileged_userns_clone=1",
+		},
+		"which root does not mind": {
+			files: map[string]string{"proc/sys/kernel/unprivileged_userns_clone": "0"}, change: func(h *host) { h.root = true },
+			proven: isolation.LevelFull, check: "user namespaces", state: OK, noAdvice: true,
+		},
+		"AppArmor": {
+			files: map[string]string{"proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1"},
+			check: "user namespaces", state: Limited, found: "AppArmor", advice: "apt install bubblewrap",
+		},
+		"AppArmor, bwrap works": {
+			files:  map[string]string{"proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1"},
+			proven: isolation.LevelFull, check: "user namespaces", state: Limited, noAdvice: true,
+		},
+		"another reason": {check: "user namespaces", state: OK, advice: "driver ns does not work for the reason above"},
+		"bubblewrap":     {files: map[string]string{"usr/bin/bwrap": "-"}, check: "bubblewrap", state: Missing, advice: "install it"},
+		"bubblewrap not needed": {
+			files: map[string]string{"usr/bin/bwrap": "-"}, proven: isolation.LevelFull, check: "bubblewrap", state: OK, found: "not needed", noAdvice: true,
+		},
+		"Landlock": {
+			change: func(h *host) { h.landlock = 0 }, files: map[string]string{"sys/kernel/security/lsm": "capability,yama"},
+			check: "Landlock", state: Missing, found: "capability,yama", advice: "lsm=",
+		},
+		"old Landlock": {change: func(h *host) { h.landlock = 4 }, check: "Landlock", state: Limited, found: "ABI 4", advice: "6.12"},
+		"seccomp":      {files: map[string]string{"proc/sys/kernel/seccomp/actions_avail": "-"}, check: "seccomp", state: Missing, advice: "CONFIG_SECCOMP_FILTER"},
 		"cgroup v1": {change: func(h *host) {
 			h.groups = func() (string, error) {
 				return "", &isolation.UnusableError{Found: "version 2 is not mounted", Advice: "boot with this"}
 			}
 		}, check: "cgroup v2", state: Limited, found: "version 2 is not mounted; memory is checked", advice: "boot with this"},
-		"cgroup":                 {check: "cgroup v2", state: OK, found: "/sys/fs/cgroup/worker.service", noAdvice: true},
-		"much disk":              {check: "disk space", state: OK, found: "1048576 MiB free in /data", noAdvice: true},
-		"some disk":              {change: func(h *host) { h.free = freeOf(900 << 20) }, check: "disk space", state: Limited, found: "900 MiB free in /data; with 1520 MiB", advice: "--data DIR"},
-		"little disk":            {change: func(h *host) { h.free = freeOf(100 << 20) }, check: "disk space", state: Missing, found: "100 MiB free in /data; run and serve --listen need 240 MiB", advice: "--data DIR"},
-		"few open files":         {files: map[string]string{"proc/sys/fs/file-max": "800000\n"}, check: "open files", state: Limited, found: "is 800000", advice: "sysctl -w fs.file-max"},
+		"cgroup":    {check: "cgroup v2", state: OK, found: "/sys/fs/cgroup/worker.service", noAdvice: true},
+		"much disk": {check: "disk space", state: OK, found: "1048576 MiB free in /data", noAdvice: true},
+		"some disk": {
+			change: func(h *host) { h.free = freeOf(900 << 20) }, check: "disk space", state: Limited,
+			found: "900 MiB free in /data; with 1520 MiB", advice: "--data DIR",
+		},
+		"little disk": {
+			change: func(h *host) { h.free = freeOf(100 << 20) }, check: "disk space", state: Missing,
+			found: "100 MiB free in /data; run and serve --listen need 240 MiB", advice: "--data DIR",
+		},
+		"few open files": {
+			files: map[string]string{"proc/sys/fs/file-max": "800000\n"}, check: "open files",
+			state: Limited, found: "is 800000", advice: "sysctl -w fs.file-max",
+		},
 		"many open files":        {files: map[string]string{"proc/sys/fs/file-max": "9223372036854775807\n"}, check: "open files", state: OK, noAdvice: true},
 		"container":              {files: map[string]string{".dockerenv": ""}, check: "container", state: Limited, advice: "seccomp"},
 		"container of podman":    {change: func(h *host) { h.engine = true }, check: "container", state: Limited, advice: "systempaths=unconfined"},
@@ -79,7 +108,11 @@ func TestHost_SaysWhatIsMissingAndWhatToDo(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h := host{system: "linux", files: files(test.files), landlock: 7, groups: func() (string, error) { return "/sys/fs/cgroup/worker.service/toolfleet-x", nil }, free: func() (string, int64, error) { return "/data", 1 << 40, nil }}
+			h := host{
+				system: "linux", files: files(test.files), landlock: 7,
+				groups: func() (string, error) { return "/sys/fs/cgroup/worker.service/toolfleet-x", nil },
+				free:   func() (string, int64, error) { return "/data", 1 << 40, nil },
+			}
 			if test.change != nil {
 				test.change(&h)
 			}
@@ -120,7 +153,11 @@ func TestExamine_TakesWhatIsProven(t *testing.T) {
 					return isolation.Caps{}, errors.New("uid_map: operation not permitted")
 				}
 				return isolation.Caps{Driver: name, Level: level, Networks: []isolation.NetworkMode{isolation.NetworkNone}, Warnings: []string{"mind this"}}, nil
-			}, host{system: "linux", files: files(nil), landlock: 7, groups: func() (string, error) { return "", errors.New("no groups") }, free: func() (string, int64, error) { return "/data", 1 << 40, nil }})
+			}, host{
+				system: "linux", files: files(nil), landlock: 7,
+				groups: func() (string, error) { return "", errors.New("no groups") },
+				free:   func() (string, int64, error) { return "/data", 1 << 40, nil },
+			})
 			require.Equal(t, test.level, report.Level)
 			require.Len(t, report.Drivers, 2)
 			require.Equal(t, test.code, code(report.Err()))

@@ -27,7 +27,9 @@ func TestOpen_ChecksFlagsBeforeItWrites(t *testing.T) { //nolint:paralleltest //
 		"connect to NATS": func(f *environment.Flags) { f.Nats = "nats://127.0.0.1:1" },
 		none:              func(*environment.Flags) {},
 	} {
-		flags := environment.Flags{FleetFlags: environment.FleetFlags{Connection: environment.Connection{Connection: cli.Connection{Fleet: "tf"}}, Storage: cli.Storage{Replicas: 1}}}
+		flags := environment.Flags{
+			FleetFlags: environment.FleetFlags{Connection: environment.Connection{Connection: cli.Connection{Fleet: "tf"}}, Storage: cli.Storage{Replicas: 1}},
+		}
 		flags.Slots, flags.Sandbox = 1, "process"
 		change(&flags)
 		_, _, err := environment.Open(t.Context(), environment.Options{

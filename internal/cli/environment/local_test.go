@@ -80,7 +80,9 @@ func TestLocal_SessionsAreThoseOfOneFleet(t *testing.T) { //nolint:paralleltest 
 	turn(t, l, "old", 1, loop.OutcomeAnswered, nil)
 	turn(t, l, "open", 2, "", nil)
 	turn(t, l, "agent", 3, loop.OutcomeAnswered, &loop.Parent{SessionID: "new"})
-	turn(t, l, "new", 4, loop.OutcomeAnswered, nil, loop.Event{Type: loop.EventToolCall, Time: time.Unix(4, 0).UTC(), Turn: 1, Step: 1, CallFields: loop.CallFields{Name: wire.AgentTool, CallID: "agent"}})
+	turn(t, l, "new", 4, loop.OutcomeAnswered, nil, loop.Event{
+		Type: loop.EventToolCall, Time: time.Unix(4, 0).UTC(), Turn: 1, Step: 1, CallFields: loop.CallFields{Name: wire.AgentTool, CallID: "agent"},
+	})
 	require.NoError(t, l.Make("calls"))
 	other := openLocal(t, "")
 	list, leftOut, err = other.List(t.Context(), 10)

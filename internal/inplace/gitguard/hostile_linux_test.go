@@ -63,7 +63,8 @@ func TestAside_WhatACommandHasClosed(t *testing.T) {
 			aside, err := gitguard.NewAside(t.Context(), dir)
 			require.NoError(t, err)
 			marker := filepath.Join(state, "ran")
-			run(t, dir, "git init -q lib; git -C lib config core.fsmonitor 'touch "+marker+";false'; printf '#!/bin/sh\ntouch "+marker+"\n' > lib/.git/hooks/post-index-change; chmod +x lib/.git/hooks/post-index-change")
+			run(t, dir, "git init -q lib; git -C lib config core.fsmonitor 'touch "+marker+";false'; printf '#!/bin/sh\ntouch "+
+				marker+"\n' > lib/.git/hooks/post-index-change; chmod +x lib/.git/hooks/post-index-change")
 			defer func() { run(t, dir, "chmod -R u+rwx .") }()
 			run(t, dir, closes)
 			if os.Geteuid() == 0 { // who lists everything

@@ -32,17 +32,25 @@ func TestProtected(t *testing.T) {
 		"husky":                                  {commit + "git config core.hooksPath .husky/_", "", of(".husky")},
 		"hooks by another name of the directory": {commit + "ln -s work ../alias; git config core.hooksPath \"$(dirname \"$PWD\")/alias/h\"", "", of("h")},
 		"hooks that are not there":               {commit + "git config core.hooksPath /nowhere", "", of()},
-		"an include":                             {commit + "git config include.path ../.gitconfig; git config -f .gitconfig include.path more/x", "", of(".gitconfig", "more/x")},
-		"an include, missing":                    {commit + "git config includeIf.onbranch:x.path ../.gitconfig", "", of(".gitconfig")},
-		"programs":                               {commit + "mkdir t; touch t/a t/b c d; chmod +x d; git config filter.x.clean \"sh -c './t/a | cat'\"; git config alias.x '!t/b c'; git config core.pager d", "", of("t/a", "t/b", "d")},
-		"a subdirectory":                         {commit + "mkdir sub; git config core.hooksPath sub/hooks", "sub", []string{".git", "hooks"}},
-		"below a worktree":                       {commit + "git worktree add -q ../other 2>&1; mkdir ../other/sub", "../other/sub", []string{".git"}},
-		"a repository below":                     {commit + "git init -q sub", "sub", of()},
-		"a file .git":                            {"git init -q --separate-git-dir=r w", "", []string{"r/commondir", "r/config", "r/config.worktree", "r/hooks", "w/.git"}},
-		"bare":                                   {"git init -q --bare b", "", []string{"b/commondir", "b/config", "b/config.worktree", "b/hooks"}},
-		"a nested repository":                    {commit + "git init -q a/b", "", of("a/b/.git/commondir", "a/b/.git/config", "a/b/.git/config.worktree", "a/b/.git/hooks")},
-		"a submodule":                            {commit + module, "", of(".git/modules/lib/commondir", ".git/modules/lib/config", ".git/modules/lib/config.worktree", ".git/modules/lib/hooks", "lib/.git")},
-		"a worktree elsewhere":                   {commit + "git worktree add -q ../other 2>&1", "", of(".git/worktrees/other")},
+		"an include": {
+			commit + "git config include.path ../.gitconfig; git config -f .gitconfig include.path more/x", "", of(".gitconfig", "more/x"),
+		},
+		"an include, missing": {commit + "git config includeIf.onbranch:x.path ../.gitconfig", "", of(".gitconfig")},
+		"programs": {
+			commit + "mkdir t; touch t/a t/b c d; chmod +x d; git config filter.x.clean \"sh -c './t/a | cat'\"; git config alias.x '!t/b c'; git config core.pager d",
+			"", of("t/a", "t/b", "d"),
+		},
+		"a subdirectory":      {commit + "mkdir sub; git config core.hooksPath sub/hooks", "sub", []string{".git", "hooks"}},
+		"below a worktree":    {commit + "git worktree add -q ../other 2>&1; mkdir ../other/sub", "../other/sub", []string{".git"}},
+		"a repository below":  {commit + "git init -q sub", "sub", of()},
+		"a file .git":         {"git init -q --separate-git-dir=r w", "", []string{"r/commondir", "r/config", "r/config.worktree", "r/hooks", "w/.git"}},
+		"bare":                {"git init -q --bare b", "", []string{"b/commondir", "b/config", "b/config.worktree", "b/hooks"}},
+		"a nested repository": {commit + "git init -q a/b", "", of("a/b/.git/commondir", "a/b/.git/config", "a/b/.git/config.worktree", "a/b/.git/hooks")},
+		"a submodule": {
+			commit + module, "",
+			of(".git/modules/lib/commondir", ".git/modules/lib/config", ".git/modules/lib/config.worktree", ".git/modules/lib/hooks", "lib/.git"),
+		},
+		"a worktree elsewhere": {commit + "git worktree add -q ../other 2>&1", "", of(".git/worktrees/other")},
 		"a worktree in it": {
 			commit + "git worktree add -q in 2>&1", "",
 			of(".git/worktrees/in/commondir", ".git/worktrees/in/config.worktree", ".git/worktrees/in/gitdir", "in/.git"),
@@ -224,24 +232,82 @@ func TestAside_GitRunsNothingOfNewRepositories(t *testing.T) {
 		before, plant, uses string
 		moved               []string
 	}{
-		"settings":                              {"true", "git init -q; git config core.fsmonitor " + evil, "git status", []string{".git/config: core.fsmonitor"}},
-		"a hook":                                {"true", commit + hook(".git/hooks/pre-commit"), "git commit -q --allow-empty -m x", []string{".git/hooks/pre-commit"}},
-		"in a repository":                       {commit, "git init -q sub; git -C sub commit -q --allow-empty -m s; git -C sub config core.fsmonitor " + evil + "; git -c advice.addEmbeddedRepo=false add sub", "git status", []string{"sub/.git/config: core.fsmonitor"}},
-		"a file .git":                           {commit, "git init -q --separate-git-dir=elsewhere sub; git -C sub commit -q --allow-empty -m s; git -C sub config core.fsmonitor " + evil + "; git -c advice.addEmbeddedRepo=false add sub", "git status", []string{"elsewhere/config: core.fsmonitor"}},
-		"bare":                                  {"mkdir sub", "git init -q --bare sub/b; git -C sub/b config alias.st '!" + ran + "'", "cd sub/b && git st", []string{"sub/b/config: alias.st"}},
-		"settings elsewhere":                    {"true", commit + "mkdir other; mv .git/config .git/objects .git/refs other; git config -f other/config core.fsmonitor " + evil + "; echo ../other > .git/commondir", "git status", []string{"other/config: core.fsmonitor"}},
-		"of a worktree":                         {"true", commit + "git config extensions.worktreeConfig true; git config -f .git/config.worktree core.fsmonitor " + evil, "git status", []string{".git/config.worktree: core.fsmonitor"}},
-		"an include":                            {"true", "git init -q; git config -f x core.fsmonitor " + evil + "; git config include.path ../x", "git status", []string{".git/config: include.path"}},
-		"hooks elsewhere":                       {"true", commit + "mkdir h; " + hook("h/pre-commit") + "; git config core.hooksPath h", "git commit -q --allow-empty -m x", []string{".git/config: core.hookspath"}},
-		"a link to hooks":                       {"true", commit + "mkdir h; " + hook("h/pre-commit") + "; rm -r .git/hooks; ln -s ../h .git/hooks", "git commit -q --allow-empty -m x", []string{".git/hooks"}},
-		"a linked hook":                         {"true", commit + hook("h") + "; ln -s ../../h .git/hooks/pre-commit", "git commit -q --allow-empty -m x", []string{".git/hooks/pre-commit"}},
-		"a link to settings":                    {"true", "git init -q; git config core.fsmonitor " + evil + "; mv .git/config c; ln -s ../c .git/config", "git status", []string{".git/config"}},
-		"below logs":                            {"mkdir -p logs", "git init -q logs; echo 'ref: refs/heads/main' > HEAD; mkdir objects refs; git -C logs config core.fsmonitor " + evil, "git -C logs status", []string{"logs/.git/config: core.fsmonitor"}},
-		"behind a file .git that leads nowhere": {"true", "mkdir a; echo 'gitdir: nowhere' > a/.git; git init -q b; git -C b config core.fsmonitor " + evil, "git -C b status", []string{"b/.git/config: core.fsmonitor"}},
-		"a file .git with a NUL":                {"true", "git init -q --separate-git-dir=elsewhere sub; git -C elsewhere config core.fsmonitor " + evil + "; printf 'gitdir: ../elsewhere\\0x\\n' > sub/.git", "git -C sub status", []string{"elsewhere/config: core.fsmonitor"}},
-		"in the place of one that was there":    {"git init -q lib", "mv lib moved; git init -q lib; git -C lib config core.fsmonitor " + evil, "git -C lib status", []string{"lib/.git/config: core.fsmonitor"}},
-		"behind many versions":                  {"true", "git init -q; git config core.fsmonitor " + evil + "; cd .git; touch config.set-aside; for i in $(seq 2 100); do touch config.$i.set-aside; done", "git status", []string{".git/config: core.fsmonitor"}},
-		"one key of two values":                 {"true", "git init -q; git config remote.o.url https://example.com/x; git config --add remote.o.url \"ext::sh -c '" + ran + "'\"; git config remote.o.uploadpack " + evil, "git -c protocol.ext.allow=always fetch -q ext::x || git fetch -q o", []string{".git/config: remote.o.uploadpack", ".git/config: remote.o.url"}},
+		"settings": {"true", "git init -q; git config core.fsmonitor " + evil, "git status", []string{".git/config: core.fsmonitor"}},
+		"a hook":   {"true", commit + hook(".git/hooks/pre-commit"), "git commit -q --allow-empty -m x", []string{".git/hooks/pre-commit"}},
+		"in a repository": {
+			commit,
+			"git init -q sub; git -C sub commit -q --allow-empty -m s; git -C sub config core.fsmonitor " + evil + "; git -c advice.addEmbeddedRepo=false add sub",
+			"git status", []string{"sub/.git/config: core.fsmonitor"},
+		},
+		"a file .git": {
+			commit,
+			"git init -q --separate-git-dir=elsewhere sub; git -C sub commit -q --allow-empty -m s; git -C sub config core.fsmonitor " +
+				evil + "; git -c advice.addEmbeddedRepo=false add sub",
+			"git status", []string{"elsewhere/config: core.fsmonitor"},
+		},
+		"bare": {
+			"mkdir sub", "git init -q --bare sub/b; git -C sub/b config alias.st '!" + ran + "'", "cd sub/b && git st", []string{"sub/b/config: alias.st"},
+		},
+		"settings elsewhere": {
+			"true",
+			commit + "mkdir other; mv .git/config .git/objects .git/refs other; git config -f other/config core.fsmonitor " + evil + "; echo ../other > .git/commondir",
+			"git status", []string{"other/config: core.fsmonitor"},
+		},
+		"of a worktree": {
+			"true",
+			commit + "git config extensions.worktreeConfig true; git config -f .git/config.worktree core.fsmonitor " + evil,
+			"git status", []string{".git/config.worktree: core.fsmonitor"},
+		},
+		"an include": {
+			"true",
+			"git init -q; git config -f x core.fsmonitor " + evil + "; git config include.path ../x",
+			"git status", []string{".git/config: include.path"},
+		},
+		"hooks elsewhere": {
+			"true", commit + "mkdir h; " + hook("h/pre-commit") + "; git config core.hooksPath h",
+			"git commit -q --allow-empty -m x", []string{".git/config: core.hookspath"},
+		},
+		"a link to hooks": {
+			"true",
+			commit + "mkdir h; " + hook("h/pre-commit") + "; rm -r .git/hooks; ln -s ../h .git/hooks",
+			"git commit -q --allow-empty -m x", []string{".git/hooks"},
+		},
+		"a linked hook": {
+			"true", commit + hook("h") + "; ln -s ../../h .git/hooks/pre-commit", "git commit -q --allow-empty -m x", []string{".git/hooks/pre-commit"},
+		},
+		"a link to settings": {
+			"true", "git init -q; git config core.fsmonitor " + evil + "; mv .git/config c; ln -s ../c .git/config", "git status", []string{".git/config"},
+		},
+		"below logs": {
+			"mkdir -p logs",
+			"git init -q logs; echo 'ref: refs/heads/main' > HEAD; mkdir objects refs; git -C logs config core.fsmonitor " + evil,
+			"git -C logs status", []string{"logs/.git/config: core.fsmonitor"},
+		},
+		"behind a file .git that leads nowhere": {
+			"true",
+			"mkdir a; echo 'gitdir: nowhere' > a/.git; git init -q b; git -C b config core.fsmonitor " + evil,
+			"git -C b status", []string{"b/.git/config: core.fsmonitor"},
+		},
+		"a file .git with a NUL": {
+			"true",
+			"git init -q --separate-git-dir=elsewhere sub; git -C elsewhere config core.fsmonitor " + evil + "; printf 'gitdir: ../elsewhere\\0x\\n' > sub/.git",
+			"git -C sub status", []string{"elsewhere/config: core.fsmonitor"},
+		},
+		"in the place of one that was there": {
+			"git init -q lib", "mv lib moved; git init -q lib; git -C lib config core.fsmonitor " + evil,
+			"git -C lib status", []string{"lib/.git/config: core.fsmonitor"},
+		},
+		"behind many versions": {
+			"true",
+			"git init -q; git config core.fsmonitor " + evil + "; cd .git; touch config.set-aside; for i in $(seq 2 100); do touch config.$i.set-aside; done",
+			"git status", []string{".git/config: core.fsmonitor"},
+		},
+		"one key of two values": {
+			"true",
+			"git init -q; git config remote.o.url https://example.com/x; git config --add remote.o.url \"ext::sh -c '" + ran + "'\"; git config remote.o.uploadpack " + evil,
+			"git -c protocol.ext.allow=always fetch -q ext::x || git fetch -q o",
+			[]string{".git/config: remote.o.uploadpack", ".git/config: remote.o.url"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

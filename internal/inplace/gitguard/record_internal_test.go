@@ -82,7 +82,8 @@ func TestHarmless_WhatRunsOrReachesThisHostIsNot(t *testing.T) {
 	require.False(t, harmless("submodule.x.update", " !evil"))
 	require.True(t, harmless("branch.x.remote", "up") && harmless("branch.x.pushremote", ".") && harmless("branch.x.remote", "https://example.com/x"))
 	require.False(t, harmless("branch.x.remote", "./evil") || harmless("branch.x.pushremote", "/evil") || harmless("extensions.partialclone", "ext::evil"))
-	require.True(t, harmless("extensions.refstorage", "reftable") && harmless("gc.auto", "0") && harmless("gc.refs/heads/x.reflogexpire", "now") && harmless("init.defaultbranch", "x"))
+	require.True(t, harmless("extensions.refstorage", "reftable") && harmless("gc.auto", "0") &&
+		harmless("gc.refs/heads/x.reflogexpire", "now") && harmless("init.defaultbranch", "x"))
 	for key, value := range map[string]string{
 		"gc.recentobjectshook": "evil", "gc.repackfilterto": "/home", "core.worktree": "/home", "core.protecthfs": "false", "core.protectntfs": "false",
 		"extensions.refstorage": "files:///home/x", "rebase.instructionformat": "%s%nexec evil", "branch.x.mergeoptions": "-s evil", "pull.twohead": "evil",
@@ -97,7 +98,8 @@ func TestHarmless_WhatRunsOrReachesThisHostIsNot(t *testing.T) {
 func TestDriver_HasAProgram(t *testing.T) {
 	t.Parallel()
 	for key, want := range map[string]string{
-		"filter.x.clean": "filter=x", "filter.x.smudge": "filter=x", "filter.x.process": "filter=x", "diff.y.command": "diff=y", "diff.y.textconv": "diff=y", "merge.z.driver": "merge=z",
+		"filter.x.clean": "filter=x", "filter.x.smudge": "filter=x", "filter.x.process": "filter=x",
+		"diff.y.command": "diff=y", "diff.y.textconv": "diff=y", "merge.z.driver": "merge=z",
 	} {
 		attribute, ok := driver(key)
 		require.True(t, ok, key)

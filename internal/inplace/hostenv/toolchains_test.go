@@ -48,7 +48,10 @@ func TestFind_KnownInstallations(t *testing.T) {
 		want  map[string]string
 	}{
 		"rustup": {
-			tree: []string{".cargo/bin/cargo", ".cargo/bin/rustup", ".cargo/credentials.toml", ".cargo/config.toml", ".rustup/settings.toml", ".rustup/toolchains/stable/bin/cargo", ".rustup/tmp/"},
+			tree: []string{
+				".cargo/bin/cargo", ".cargo/bin/rustup", ".cargo/credentials.toml", ".cargo/config.toml",
+				".rustup/settings.toml", ".rustup/toolchains/stable/bin/cargo", ".rustup/tmp/",
+			},
 			path: ".cargo/bin", shown: []string{".cargo/bin", ".rustup/settings.toml", ".rustup/toolchains"},
 			env:  map[string]string{"RUSTUP_TOOLCHAIN": "nightly"},
 			want: map[string]string{"RUSTUP_HOME": "~/.rustup", "RUSTUP_TOOLCHAIN": "nightly"},
@@ -77,7 +80,10 @@ func TestFind_KnownInstallations(t *testing.T) {
 			path: "sdk/go1.26/bin", shown: []string{"sdk/go1.26/VERSION", "sdk/go1.26/bin", "sdk/go1.26/pkg", "sdk/go1.26/src"},
 		},
 		"mise": {
-			tree:  []string{".local/bin/mise", ".local/share/mise/installs/node/22/bin/node", ".local/share/mise/shims/", ".local/share/keyrings/login", ".config/mise/config.toml"},
+			tree: []string{
+				".local/bin/mise", ".local/share/mise/installs/node/22/bin/node", ".local/share/mise/shims/",
+				".local/share/keyrings/login", ".config/mise/config.toml",
+			},
 			links: map[string]string{".local/share/mise/shims/node": "../../../bin/mise"},
 			path:  ".local/share/mise/shims", shown: []string{".local/bin/mise", ".local/share/mise/installs", ".local/share/mise/shims"},
 			want: map[string]string{"MISE_DATA_DIR": "~/.local/share/mise"},
@@ -166,7 +172,8 @@ func TestFind_LeavesOut(t *testing.T) {
 	find := func(view hostenv.View, only []string, entries ...string) hostenv.Found {
 		return hostenv.Find(hostenv.Host{Path: strings.Join(entries, ":"), Home: home, Env: func(string) string { return "" }, View: view}, only)
 	}
-	f := find(paths, nil, home, "relative", filepath.Join(home, ".config/composer/vendor/bin"), filepath.Join(home, "missing"), "/usr/bin", filepath.Join(home, "loose"), "/")
+	f := find(paths, nil, home, "relative", filepath.Join(home, ".config/composer/vendor/bin"),
+		filepath.Join(home, "missing"), "/usr/bin", filepath.Join(home, "loose"), "/")
 	require.Equal(t, "/usr/bin", f.Path)
 	require.Empty(t, f.Mounts())
 	why := map[string]string{}
@@ -197,7 +204,8 @@ func TestFind_LeavesOut(t *testing.T) {
 func TestFind_EntriesTogether(t *testing.T) {
 	t.Parallel()
 	home := home(t)
-	tree(t, home, "jdk1/release", "jdk1/lib/x", "jdk1/bin/java", "jdk2/release", "jdk2/lib/x", "jdk2/bin/java", "tools/mise", "tools/x", "rust/bin/cargo", "rustup/settings.toml", ".config/rustup/settings.toml")
+	tree(t, home, "jdk1/release", "jdk1/lib/x", "jdk1/bin/java", "jdk2/release", "jdk2/lib/x", "jdk2/bin/java", "tools/mise",
+		"tools/x", "rust/bin/cargo", "rustup/settings.toml", ".config/rustup/settings.toml")
 	for i := range 300 {
 		tree(t, home, fmt.Sprintf(".rbenv/versions/%d/bin/", i))
 	}
@@ -241,7 +249,8 @@ func TestFind_EntriesTogether(t *testing.T) {
 func TestFind_FollowsTheWorkspaceNowhere(t *testing.T) {
 	t.Parallel()
 	home := home(t)
-	tree(t, home, "work/.venv/pyvenv.cfg", "work/.venv/bin/", ".ssh/id", "other/bin/secret", "py/bin/python3", "py/lib/python3.13/x", "py/etc/x", "node/bin/node", "work/run.sh", "tools/bin/x")
+	tree(t, home, "work/.venv/pyvenv.cfg", "work/.venv/bin/", ".ssh/id", "other/bin/secret", "py/bin/python3",
+		"py/lib/python3.13/x", "py/etc/x", "node/bin/node", "work/run.sh", "tools/bin/x")
 	link(t, "../../../node/bin/node", filepath.Join(home, "work/.venv/bin/node"))
 	link(t, "../../work/run.sh", filepath.Join(home, "tools/bin/run"))
 	link(t, "../work", filepath.Join(home, "tools/lib"))

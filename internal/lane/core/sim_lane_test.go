@@ -97,7 +97,8 @@ func (l *simLane) hold(t *task) {
 		}
 		l.lookAfter(t)
 		l.refuse(t)
-		if l.start() || l.running > 0 || len(l.schedule.Awaiting()) > 0 && !l.wk.draining || l.limit.waits && !l.wk.draining || l.paused && l.schedule.Len() > 0 && !l.wk.draining {
+		if l.start() || l.running > 0 || len(l.schedule.Awaiting()) > 0 && !l.wk.draining ||
+			l.limit.waits && !l.wk.draining || l.paused && l.schedule.Len() > 0 && !l.wk.draining {
 			l.wait(t)
 			continue
 		}

@@ -31,17 +31,21 @@ func TestReadAck(t *testing.T) {
 		answer Answer
 		fault  string
 	}{
-		"stored":                   {body: `{"stream":"TF_CALLS","seq":42}`, seq: 42},
-		"stored, in a domain":      {body: `{"stream":"TF_CALLS","domain":"x","seq":7,"duplicate":false}`, seq: 7},
-		"lane is ready or held":    {body: `{"error":{"code":503,"err_code":10077,"description":"maximum messages per subject exceeded"},"stream":"S","seq":0}`, answer: Occupied},
+		"stored":              {body: `{"stream":"TF_CALLS","seq":42}`, seq: 42},
+		"stored, in a domain": {body: `{"stream":"TF_CALLS","domain":"x","seq":7,"duplicate":false}`, seq: 7},
+		"lane is ready or held": {
+			body: `{"error":{"code":503,"err_code":10077,"description":"maximum messages per subject exceeded"},"stream":"S","seq":0}`, answer: Occupied,
+		},
 		"there is a result":        {body: `{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 5"},"stream":"S","seq":0}`, answer: Occupied},
 		"too many messages":        {body: `{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"},"stream":"S","seq":0}`, answer: Full},
 		"too many bytes":           {body: `{"error":{"code":503,"err_code":10077,"description":"maximum bytes exceeded"},"stream":"S","seq":0}`, answer: Full},
 		"another failure to store": {body: `{"error":{"code":503,"err_code":10077,"description":"disk is gone"},"stream":"S","seq":0}`, fault: "disk is gone"},
-		"no leader":                {body: `{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`, fault: "temporarily unavailable"},
-		"sequence is no number":    {body: `{"stream":"S","seq":"x"}`, fault: "acknowledgement"},
-		"nothing":                  {body: ``, fault: "acknowledgement"},
-		"an empty object":          {body: `{}`, fault: jetstream.ErrInvalidJSAck.Error()},
+		"no leader": {
+			body: `{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`, fault: "temporarily unavailable",
+		},
+		"sequence is no number": {body: `{"stream":"S","seq":"x"}`, fault: "acknowledgement"},
+		"nothing":               {body: ``, fault: "acknowledgement"},
+		"an empty object":       {body: `{}`, fault: jetstream.ErrInvalidJSAck.Error()},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -36,7 +36,10 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{t: t, web: &http.Transport{}, store: login.Store{Dir: filepath.Join(t.TempDir(), "logins"), Advice: func(server string) string { return "log in to " + server }}}
+	r := &rig{
+		t: t, web: &http.Transport{},
+		store: login.Store{Dir: filepath.Join(t.TempDir(), "logins"), Advice: func(server string) string { return "log in to " + server }},
+	}
 	r.Server = logintest.Start(t, toolservertest.New)
 	t.Cleanup(r.web.CloseIdleConnections)
 	return r

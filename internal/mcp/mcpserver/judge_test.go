@@ -209,7 +209,9 @@ func TestHooks_OfCallsAndResources(t *testing.T) {
 		return answer, nil
 	}
 	s, _ := open(t, shared, func(o *mcpserver.Options) {
-		o.Hooks = []loop.Hook{{Event: loop.HookAfter, Run: private}, {Event: loop.HookBefore, Matches: bashes, Run: func(_ context.Context, r loop.HookRequest) (loop.HookAnswer, error) {
+		o.Hooks = []loop.Hook{{
+			Event: loop.HookAfter, Run: private,
+		}, {Event: loop.HookBefore, Matches: bashes, Run: func(_ context.Context, r loop.HookRequest) (loop.HookAnswer, error) {
 			return loop.HookAnswer{Input: bytes.ReplaceAll(r.Input, []byte("original"), []byte("changed"))}, nil
 		}}}
 	})

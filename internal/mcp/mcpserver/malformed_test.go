@@ -96,7 +96,9 @@ func TestStdio_AnswersWhatIsNoMessage(t *testing.T) {
 func refusedIDs() map[string][2]string {
 	huge := strings.Repeat("x", mcpserver.MaxBody)
 	return map[string][2]string{
-		`{"jsonrpc":"2.0","id":9007199254740993,"method":"ping"}`:                                           {"9007199254740993", "id 9007199254740993: must be a string, or a whole number of at most 9007199254740991"},
+		`{"jsonrpc":"2.0","id":9007199254740993,"method":"ping"}`: {
+			"9007199254740993", "id 9007199254740993: must be a string, or a whole number of at most 9007199254740991",
+		},
 		`{"jsonrpc":"2.0","id":1.5,"method":"ping"}`:                                                        {"1.5", "id 1.5: must be"},
 		`{"jsonrpc":"2.0","id":"s","method":"ping","params":{"_meta":{"progressToken":-9007199254740993}}}`: {`"s"`, "progressToken -9007199254740993: must be"},
 		`{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"id":8,"x":"` + huge + `"}}`:               {"7", "more than"},
@@ -337,7 +339,9 @@ func TestTools_ReturnWhatTheySay(t *testing.T) {
 		require.NotEmpty(t, len(value.Properties)+len(value.AnyOf), tool.Name)
 		schemas[tool.Name], err = schema.Resolve(nil)
 		require.NoError(t, err)
-		require.Error(t, schemas[tool.Name].Validate(map[string]any{"status": "ok", "session_id": "s", "value": map[string]any{}}), "of %s not everything is a value", tool.Name)
+		require.Error(t,
+			schemas[tool.Name].Validate(map[string]any{"status": "ok", "session_id": "s", "value": map[string]any{}}),
+			"of %s not everything is a value", tool.Name)
 	}
 	called := map[string]bool{}
 	for _, one := range []struct{ tool, arguments string }{

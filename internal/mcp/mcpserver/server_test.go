@@ -75,7 +75,10 @@ func open(tb testing.TB, changes ...func(*mcpserver.Options)) (*mcpserver.Server
 	require.NoError(tb, err)
 	key, err := fl.Secret(tb.Context())
 	require.NoError(tb, err)
-	o := mcpserver.Options{Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal}, Tasks: mcpserver.Tasks{Key: key}, Tools: table, Logger: logger}
+	o := mcpserver.Options{
+		Fleet: mcpserver.Fleet{Name: fl.Name, At: fl.Conn, Dispatcher: fl.Dispatcher, Journal: fl.Journal},
+		Tasks: mcpserver.Tasks{Key: key}, Tools: table, Logger: logger,
+	}
 	for _, change := range changes {
 		change(&o)
 	}
@@ -535,8 +538,11 @@ func TestHTTP_TokensAndWebPages(t *testing.T) {
 		"wrong token":  {header: map[string]string{"Authorization": "Bearer " + useToken + "x"}, status: http.StatusUnauthorized},
 		"a web page":   {header: map[string]string{"Authorization": "Bearer " + useToken, "Origin": "https://evil.example.com"}, status: http.StatusForbidden},
 		"another name": {header: map[string]string{"Authorization": "Bearer " + useToken, "Host": "evil.example.com"}, status: http.StatusForbidden},
-		"a giant":      {header: map[string]string{"Authorization": "Bearer " + useToken}, body: strings.Repeat(" ", mcpserver.MaxBody+1), status: http.StatusRequestEntityTooLarge},
-		"no JSON":      {header: map[string]string{"Authorization": "Bearer " + useToken}, body: "{", status: http.StatusBadRequest},
+		"a giant": {
+			header: map[string]string{"Authorization": "Bearer " + useToken},
+			body:   strings.Repeat(" ", mcpserver.MaxBody+1), status: http.StatusRequestEntityTooLarge,
+		},
+		"no JSON": {header: map[string]string{"Authorization": "Bearer " + useToken}, body: "{", status: http.StatusBadRequest},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

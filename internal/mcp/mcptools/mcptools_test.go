@@ -96,7 +96,9 @@ func TestOpen_NamesOfTwoServers(t *testing.T) {
 func TestOpen_WithoutAFleet(t *testing.T) {
 	t.Parallel()
 	gone := errors.New("gone") //nolint:err113 // of one test
-	_, problems, err := mcptools.Open(t.Context(), func(context.Context, *protocol.Call) (*protocol.Result, error) { return nil, gone }, "a", mcptools.Rules{}, servers("a"), nil)
+	_, problems, err := mcptools.Open(t.Context(),
+		func(context.Context, *protocol.Call) (*protocol.Result, error) { return nil, gone }, "a",
+		mcptools.Rules{}, servers("a"), nil)
 	require.ErrorIs(t, err, gone)
 	require.Empty(t, problems)
 }

@@ -379,7 +379,9 @@ func TestMessages_ARefusedThoughtIsALessonForItsRequest(t *testing.T) {
 		next.Settings.Effort = "high"
 		said := loop.Message{Role: loop.RoleAssistant, ToolCalls: []loop.ToolCall{{ID: "c1", Name: "bash", Arguments: "{}"}}}
 		if signature != "" {
-			said.Reasoning = &loop.Reasoning{Opaque: json.RawMessage(`{"anthropic":[{"type":"thinking","raw":{"signature":"` + signature + `","thinking":"I","type":"thinking"}},{"type":"call"}]}`)}
+			said.Reasoning = &loop.Reasoning{
+				Opaque: json.RawMessage(`{"anthropic":[{"type":"thinking","raw":{"signature":"` + signature + `","thinking":"I","type":"thinking"}},{"type":"call"}]}`),
+			}
 		}
 		next.Messages = append(next.Messages, said, loop.Message{Role: loop.RoleTool, ToolCallID: "c1", Text: "1"})
 		return next

@@ -168,9 +168,11 @@ func TestReply_WaitsAsAsked(t *testing.T) {
 		atLeast time.Duration
 		atMost  time.Duration
 	}{
-		"seconds":               {[]string{"Retry-After", "7"}, 7 * time.Second, 7100 * time.Millisecond},
-		"milliseconds first":    {[]string{"Retry-After", "7", "retry-after-ms", "1500"}, 1500 * time.Millisecond, 1600 * time.Millisecond},
-		"a date":                {[]string{"Retry-After", "Mon, 02 Jan 2006 15:04:35 GMT", "Date", "Mon, 02 Jan 2006 15:04:05 GMT"}, 30 * time.Second, 30100 * time.Millisecond},
+		"seconds":            {[]string{"Retry-After", "7"}, 7 * time.Second, 7100 * time.Millisecond},
+		"milliseconds first": {[]string{"Retry-After", "7", "retry-after-ms", "1500"}, 1500 * time.Millisecond, 1600 * time.Millisecond},
+		"a date": {
+			[]string{"Retry-After", "Mon, 02 Jan 2006 15:04:35 GMT", "Date", "Mon, 02 Jan 2006 15:04:05 GMT"}, 30 * time.Second, 30100 * time.Millisecond,
+		},
 		"no longer than a cap":  {[]string{"Retry-After", "86400"}, time.Minute, time.Minute + 100*time.Millisecond},
 		"no shorter than usual": {[]string{"retry-after-ms", "1"}, 250 * time.Millisecond, 751 * time.Millisecond},
 		"nonsense":              {[]string{"Retry-After", "soon"}, 250 * time.Millisecond, 751 * time.Millisecond},

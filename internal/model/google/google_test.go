@@ -287,7 +287,8 @@ func TestAimock_Session(t *testing.T) {
 func TestGemini_RejectedFunctionsAreCountedAmongFunctions(t *testing.T) {
 	t.Parallel()
 	d := gemini()
-	bad := modeltest.Status(http.StatusBadRequest, `{"error":{"code":400,"message":"* GenerateContentRequest.tools[0].function_declarations[1].parameters.properties: should be non-empty","status":"INVALID_ARGUMENT"}}`)
+	bad := modeltest.Status(http.StatusBadRequest,
+		`{"error":{"code":400,"message":"* GenerateContentRequest.tools[0].function_declarations[1].parameters.properties: should be non-empty","status":"INVALID_ARGUMENT"}}`)
 	s := modeltest.Serve(t, d, bad, modeltest.Stream(d.Stream(d.Text("ok"))...))
 	request := modeltest.Hello()
 	request.Tools = append([]tools.Definition{{Name: "a"}, {Name: "b"}, {Name: "c"}}, modeltest.NativeTools("google", "google_search")...)

@@ -150,7 +150,9 @@ func aimockModel(t *testing.T, base, apiKey string) *openai.Model {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{}}
 	t.Cleanup(client.CloseIdleConnections)
-	m, err := openai.New(openai.Options{Options: endpoint.Options{Model: "mock", APIKey: apiKey, BaseURL: base, HTTPClient: client, RetryDelay: time.Millisecond, MaxAttempts: 3}})
+	m, err := openai.New(openai.Options{
+		Options: endpoint.Options{Model: "mock", APIKey: apiKey, BaseURL: base, HTTPClient: client, RetryDelay: time.Millisecond, MaxAttempts: 3},
+	})
 	require.NoError(t, err)
 	return m
 }

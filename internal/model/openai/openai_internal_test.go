@@ -55,8 +55,14 @@ func TestRead_IsLenientInForm(t *testing.T) {
 			[]string{`{"usage":{"prompt_tokens":12,"completion_tokens":9,"prompt_tokens_details":{"cached_tokens":5},"completion_tokens_details":{"reasoning_tokens":"4"}}}`},
 			loop.Reply{Usage: protocol.Usage{InputTokens: 12, OutputTokens: 9, CachedTokens: 5, ReasoningTokens: 4}},
 		},
-		"usage of DeepSeek": {[]string{`{"usage":{"prompt_tokens":12,"completion_tokens":9,"prompt_cache_hit_tokens":6,"prompt_tokens_details":[]}}`}, loop.Reply{Usage: protocol.Usage{InputTokens: 12, OutputTokens: 9, CachedTokens: 6}}},
-		"usage of others":   {[]string{`{"usage":{"input_tokens":12,"output_tokens":3}}`, `{"usage":"none"}`}, loop.Reply{Usage: protocol.Usage{InputTokens: 12, OutputTokens: 3}}},
+		"usage of DeepSeek": {
+			[]string{`{"usage":{"prompt_tokens":12,"completion_tokens":9,"prompt_cache_hit_tokens":6,"prompt_tokens_details":[]}}`},
+			loop.Reply{Usage: protocol.Usage{InputTokens: 12, OutputTokens: 9, CachedTokens: 6}},
+		},
+		"usage of others": {
+			[]string{`{"usage":{"input_tokens":12,"output_tokens":3}}`, `{"usage":"none"}`},
+			loop.Reply{Usage: protocol.Usage{InputTokens: 12, OutputTokens: 3}},
+		},
 		"content as parts":  {[]string{deltaChunk(`{"content":[{"type":"text","text":"he"},{"type":"reference","ids":[1]},"llo",{"text":"!"}]}`)}, loop.Reply{Text: "hello!"}},
 		"content as number": {[]string{deltaChunk(`{"content":4}`), deltaChunk(`{"content":"2"}`)}, loop.Reply{Text: "42"}},
 		"thoughts as parts": {
@@ -167,7 +173,8 @@ func FuzzRead_PiecesAreTheWhole(f *testing.F) {
 		for len(units) > 0 {
 			var piece strings.Builder
 			for _, unit := range units[:min(size, len(units))] {
-				piece.WriteString(`\u` + string("0123456789abcdef"[unit>>12]) + string("0123456789abcdef"[unit>>8&15]) + string("0123456789abcdef"[unit>>4&15]) + string("0123456789abcdef"[unit&15]))
+				piece.WriteString(`\u` + string("0123456789abcdef"[unit>>12]) + string("0123456789abcdef"[unit>>8&15]) +
+					string("0123456789abcdef"[unit>>4&15]) + string("0123456789abcdef"[unit&15]))
 			}
 			units = units[min(size, len(units)):]
 			chunks = append(chunks, deltaChunk(`{"content":"`+piece.String()+`"}`))

@@ -277,28 +277,35 @@ func TestReply_HowItEnds(t *testing.T) {
 		wantType string
 		wantCut  bool
 	}{
-		"done without a reason":          {lines: []string{text("a"), done}, want: "a"},
-		"a reason without done":          {lines: []string{text("a"), stop}, want: "a"},
-		"empty, but finished":            {lines: []string{stop, done}, want: ""},
-		"cut":                            {lines: []string{text("a"), finish("length"), done}, want: "a", wantCut: true},
-		"cut, as others say":             {lines: []string{text("a"), finish("MAX_TOKENS"), done}, want: "a", wantCut: true},
-		"cut at the end of the context":  {lines: []string{text("a"), finish("model_context_window_exceeded"), done}, want: "a", wantCut: true},
-		"a good end, as others say":      {lines: []string{text("a"), finish("END-TURN"), done}, want: "a"},
-		"a reason that is null":          {lines: []string{text("a"), `data: {"choices":[{"delta":{},"finish_reason":"null"}]}`, done}, want: "a"},
-		"sensitive":                      {lines: []string{text("a"), finish("sensitive"), done}, wantType: endpoint.TypeContentFilter},
-		"safety":                         {lines: []string{text("a"), finish("SAFETY"), done}, wantType: endpoint.TypeContentFilter},
-		"an unknown end":                 {lines: []string{text("a"), finish("because"), done}, wantType: endpoint.TypeUnfinished},
-		"an unknown end of a tool call":  {lines: []string{toolCalls(`[{"id":"a","function":{"name":"x","arguments":"{}"}}]`), finish("because"), done}, wantType: endpoint.TypeUnfinished},
-		"a reason that is an object":     {lines: []string{text("a"), `data: {"choices":[{"delta":{},"finish_reason":{"type":"x"}}]}`, done}, wantType: endpoint.TypeUnfinished},
+		"done without a reason":         {lines: []string{text("a"), done}, want: "a"},
+		"a reason without done":         {lines: []string{text("a"), stop}, want: "a"},
+		"empty, but finished":           {lines: []string{stop, done}, want: ""},
+		"cut":                           {lines: []string{text("a"), finish("length"), done}, want: "a", wantCut: true},
+		"cut, as others say":            {lines: []string{text("a"), finish("MAX_TOKENS"), done}, want: "a", wantCut: true},
+		"cut at the end of the context": {lines: []string{text("a"), finish("model_context_window_exceeded"), done}, want: "a", wantCut: true},
+		"a good end, as others say":     {lines: []string{text("a"), finish("END-TURN"), done}, want: "a"},
+		"a reason that is null":         {lines: []string{text("a"), `data: {"choices":[{"delta":{},"finish_reason":"null"}]}`, done}, want: "a"},
+		"sensitive":                     {lines: []string{text("a"), finish("sensitive"), done}, wantType: endpoint.TypeContentFilter},
+		"safety":                        {lines: []string{text("a"), finish("SAFETY"), done}, wantType: endpoint.TypeContentFilter},
+		"an unknown end":                {lines: []string{text("a"), finish("because"), done}, wantType: endpoint.TypeUnfinished},
+		"an unknown end of a tool call": {
+			lines: []string{toolCalls(`[{"id":"a","function":{"name":"x","arguments":"{}"}}]`), finish("because"), done}, wantType: endpoint.TypeUnfinished,
+		},
+		"a reason that is an object": {
+			lines: []string{text("a"), `data: {"choices":[{"delta":{},"finish_reason":{"type":"x"}}]}`, done}, wantType: endpoint.TypeUnfinished,
+		},
 		"a refusal":                      {lines: []string{`data: {"choices":[{"index":0,"delta":{"refusal":"No."}}]}`, stop, done}, want: "No."},
 		"an answer that was not asked":   {lines: []string{text("a"), `data: {"choices":[{"index":1,"delta":{"content":"b"}}]}`, stop, done}, want: "a"},
 		"no space behind data, CRLF":     {lines: []string{"data:" + strings.TrimPrefix(text("a"), "data: ") + "\r", stop + "\r", done + "\r"}, want: "a"},
 		"a chunk that talks of an error": {lines: []string{text(`"error": {"error":1}`), stop, done}, want: `"error": {"error":1}`},
 		"an error that is null":          {lines: []string{`data: {"error":null,"choices":[{"index":0,"delta":{"content":"a"}}]}`, stop, done}, want: "a"},
-		"an error that is empty":         {lines: []string{`data: {"error":"","choices":[{"index":0,"delta":{"content":"a"}}]}`, `data: {"error":{},"choices":[{"delta":{"content":"b"}}]}`, `data: {"error":{"code":0,"message":"","param":null},"choices":[{"delta":{"content":"c"}}]}`, stop, done}, want: "abc"},
-		"token limit before the text":    {lines: []string{finish("length"), done}, want: "", wantCut: true},
-		"content filter":                 {lines: []string{text("a"), finish("content_filter"), done}, wantType: endpoint.TypeContentFilter},
-		"an endless line":                {lines: []string{"data: " + strings.Repeat("x", 9<<20)}, wantType: endpoint.TypeInvalidResponse},
+		"an error that is empty": {lines: []string{
+			`data: {"error":"","choices":[{"index":0,"delta":{"content":"a"}}]}`, `data: {"error":{},"choices":[{"delta":{"content":"b"}}]}`,
+			`data: {"error":{"code":0,"message":"","param":null},"choices":[{"delta":{"content":"c"}}]}`, stop, done,
+		}, want: "abc"},
+		"token limit before the text": {lines: []string{finish("length"), done}, want: "", wantCut: true},
+		"content filter":              {lines: []string{text("a"), finish("content_filter"), done}, wantType: endpoint.TypeContentFilter},
+		"an endless line":             {lines: []string{"data: " + strings.Repeat("x", 9<<20)}, wantType: endpoint.TypeInvalidResponse},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -31,7 +31,8 @@ func responses() *modeltest.Dialect {
 		},
 		Base: "/v1", Path: "/responses",
 		Begin: []string{
-			"event: response.created\n" + modeltest.Data(`{"type":"response.created","response":{"id":"resp_1","status":"in_progress","model":"m-1-2026","output":[],"error":null,"usage":null}}`),
+			"event: response.created\n" +
+				modeltest.Data(`{"type":"response.created","response":{"id":"resp_1","status":"in_progress","model":"m-1-2026","output":[],"error":null,"usage":null}}`),
 		},
 		Text: func(piece string) string {
 			return modeltest.Data(`{"type":"response.output_text.delta","item_id":"msg_1","output_index":50,"content_index":0,"delta":"%s"}`, piece)
@@ -57,7 +58,8 @@ func responses() *modeltest.Dialect {
 		},
 		Empty: []string{modeltest.Data(`{"type":"response.in_progress","response":{}}`), modeltest.Data(`{"type":"response.new_one","x":1}`), modeltest.Data(`{}`)},
 		Native: []string{
-			item("done", 10, `"type":"web_search_call","id":"ws_1","status":"completed","action":{"type":"search","query":"go 1.27","sources":[{"type":"url","url":"https://go.dev/"}]}`),
+			item("done", 10,
+				`"type":"web_search_call","id":"ws_1","status":"completed","action":{"type":"search","query":"go 1.27","sources":[{"type":"url","url":"https://go.dev/"}]}`),
 			item("done", 11, `"type":"code_interpreter_call","id":"ci_1","status":"failed","code":"print(1)","outputs":[{"type":"logs","logs":"boom"}]`),
 			item("done", 12, `"type":"image_generation_call","id":"ig_1","status":"completed","revised_prompt":"a dot","output_format":"webp","result":"iVBORw=="`),
 		},
@@ -66,7 +68,8 @@ func responses() *modeltest.Dialect {
 			{Name: "own_1", Kind: "code_interpreter", Input: "print(1)", Output: "boom", Failed: true},
 			{Name: "own_2", Kind: "image_generation", Input: "a dot", Image: &loop.Image{MediaType: "image/webp", Data: []byte("\x89PNG")}},
 		},
-		Whole: "completed", Length: "max_output_tokens", Filtered: "content_filter", Failed: "error", MayCut: true, Document: `"file_data":"data:application/pdf;base64,JVBERi0="`,
+		Whole: "completed", Length: "max_output_tokens", Filtered: "content_filter", Failed: "error",
+		MayCut: true, Document: `"file_data":"data:application/pdf;base64,JVBERi0="`,
 		Attached: []string{
 			`{"text":"hello","type":"input_text"}`, `{"image_url":"data:image/png;base64,AA==","type":"input_image"}`,
 			`{"file_data":"data:application/pdf;base64,AQ==","filename":"b.pdf","type":"input_file"}`,
@@ -112,7 +115,10 @@ func TestResponses_SendsTheConversation(t *testing.T) {
 		Messages: []loop.Message{
 			{Role: loop.RoleSystem, Text: "Be brief."},
 			{Role: loop.RoleUser, Text: "Look."},
-			{Role: loop.RoleAssistant, Text: "I look.", ToolCalls: []loop.ToolCall{{ID: "c1", Name: "bash", Arguments: `{"n":1}`}, {ID: "c2", Name: "read.it", Arguments: `{"pa`}}},
+			{
+				Role: loop.RoleAssistant, Text: "I look.",
+				ToolCalls: []loop.ToolCall{{ID: "c1", Name: "bash", Arguments: `{"n":1}`}, {ID: "c2", Name: "read.it", Arguments: `{"pa`}},
+			},
 			{Role: loop.RoleTool, ToolCallID: "c1", Name: "bash", Text: "a.png", Image: &loop.Image{MediaType: "image/png", Data: []byte("\x89PNG")}},
 			{Role: loop.RoleTool, ToolCallID: "c2", Name: "read"},
 		},
@@ -264,7 +270,10 @@ func TestResponses_AimockSession(t *testing.T) {
 	base := aimocktest.Start(t, fixtures)
 	client := &http.Client{Transport: &http.Transport{}}
 	t.Cleanup(client.CloseIdleConnections)
-	m, err := openai.New(openai.Options{API: openai.Responses, Options: endpoint.Options{Model: "mock", APIKey: aimocktest.APIKey, BaseURL: base, HTTPClient: client, RetryDelay: time.Millisecond}})
+	m, err := openai.New(openai.Options{
+		API:     openai.Responses,
+		Options: endpoint.Options{Model: "mock", APIKey: aimocktest.APIKey, BaseURL: base, HTTPClient: client, RetryDelay: time.Millisecond},
+	})
 	require.NoError(t, err)
 	req := loop.Request{
 		Messages: []loop.Message{{Role: loop.RoleSystem, Text: "Be brief."}, {Role: loop.RoleUser, Text: "fix the tests"}},
@@ -298,7 +307,9 @@ func TestResponses_ARefusedThoughtIsALessonForItsRequest(t *testing.T) {
 	request := modeltest.Hello()
 	request.Messages = append(request.Messages, loop.Message{
 		Role: loop.RoleAssistant, ToolCalls: []loop.ToolCall{{ID: "c1", Name: "a", Arguments: "{}"}},
-		Reasoning: &loop.Reasoning{Opaque: json.RawMessage(`{"responses":[{"type":"reasoning","raw":{"type":"reasoning","id":"rs_1","encrypted_content":"xyz"}},{"type":"call"}]}`)},
+		Reasoning: &loop.Reasoning{
+			Opaque: json.RawMessage(`{"responses":[{"type":"reasoning","raw":{"type":"reasoning","id":"rs_1","encrypted_content":"xyz"}},{"type":"call"}]}`),
+		},
 	}, loop.Message{Role: loop.RoleTool, ToolCallID: "c1", Text: "1"})
 	for range 2 {
 		modeltest.Reply(t, m, request, modeltest.Ignore)

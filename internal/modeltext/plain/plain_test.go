@@ -24,10 +24,19 @@ func TestText(t *testing.T) {
 		value protocol.Value
 		want  string
 	}{
-		"names":          {protocol.FilesListResult{Entries: []protocol.DirEntry{{Name: "a", Type: protocol.TypeDir}, {Name: "b\n", Type: protocol.TypeFile, Size: 1}}}, "a/\n\"b\\n\" (1 byte)\n"},
-		"a tree":         {protocol.FilesTreeResult{Path: "x", Entries: []protocol.TreeEntry{{Path: "x/a", Type: protocol.TypeDir, Hidden: 2}, {Path: "x/a/b", Type: protocol.TypeSymlink}}}, "a/ (2 inside)\n  b (symlink)\n"},
-		"paths":          {protocol.FilesGlobResult{Paths: []string{"a", "b/c"}}, "a\nb/c\n"},
-		"matches":        {protocol.FilesSearchResult{Matches: []protocol.Match{{Path: "a", Line: 7, Text: "x\x1b[1m"}, {Path: "a", Line: 8, Text: "y", Cut: 3}}}, "a:7:x\na:8:y [... and 3 more bytes]\n"},
+		"names": {
+			protocol.FilesListResult{Entries: []protocol.DirEntry{{Name: "a", Type: protocol.TypeDir}, {Name: "b\n", Type: protocol.TypeFile, Size: 1}}},
+			"a/\n\"b\\n\" (1 byte)\n",
+		},
+		"a tree": {
+			protocol.FilesTreeResult{Path: "x", Entries: []protocol.TreeEntry{{Path: "x/a", Type: protocol.TypeDir, Hidden: 2}, {Path: "x/a/b", Type: protocol.TypeSymlink}}},
+			"a/ (2 inside)\n  b (symlink)\n",
+		},
+		"paths": {protocol.FilesGlobResult{Paths: []string{"a", "b/c"}}, "a\nb/c\n"},
+		"matches": {
+			protocol.FilesSearchResult{Matches: []protocol.Match{{Path: "a", Line: 7, Text: "x\x1b[1m"}, {Path: "a", Line: 8, Text: "y", Cut: 3}}},
+			"a:7:x\na:8:y [... and 3 more bytes]\n",
+		},
 		"a file":         {protocol.FilesReadResult{Content: protocol.Bytes("x\r\n")}, "x\r\n"},
 		"JSON":           {protocol.FilesJSONReadResult{Value: protocol.Bytes("[1, 2]")}, "[1, 2]"},
 		"a command":      {protocol.CommandRunResult{Execution: ran}, "2\n1\n"},

@@ -112,7 +112,9 @@ func TestLandlock_LimitsOfAGroupAreHard(t *testing.T) { //nolint:paralleltest //
 	result, err = s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"bash", "-c", "for i in $(seq 60); do sleep 1000 & done; echo done"}})
 	require.NoError(t, err)
 	require.NotEqual(t, "done\n", string(result.Stdout.Data), "60 of 30 processes")
-	result, err = s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"bash", "-c", "echo $$ >/sys/fs/cgroup/cgroup.procs; echo $$ >" + groups.Dir() + "/cgroup.procs; echo fine"}})
+	result, err = s.Exec(t.Context(), sandbox.Cmd{
+		Argv: []string{"bash", "-c", "echo $$ >/sys/fs/cgroup/cgroup.procs; echo $$ >" + groups.Dir() + "/cgroup.procs; echo fine"},
+	})
 	require.NoError(t, err)
 	require.Equal(t, "fine\n", string(result.Stdout.Data))
 	require.Contains(t, string(result.Stderr.Data), "ermission denied", "it cannot leave its group")

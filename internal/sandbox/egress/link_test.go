@@ -273,7 +273,9 @@ func TestLink_ResolverAnswersForListedNames(t *testing.T) {
 		require.Equal(t, dnsmessage.RCodeNameError, r.link.question(t, "other.example.", kind, dnsmessage.ClassINET).RCode)
 	}
 	require.Empty(t, r.link.question(t, "good.example.", dnsmessage.TypeA, dnsmessage.ClassCHAOS).Answers)
-	for _, name := range []string{"other.example.", "sub.example.", "gone.example.", "example.", ".", "secret-data.other.example.", "1.2.0.192.in-addr.arpa.", "198.18.0.3."} {
+	for _, name := range []string{
+		"other.example.", "sub.example.", "gone.example.", "example.", ".", "secret-data.other.example.", "1.2.0.192.in-addr.arpa.", "198.18.0.3.",
+	} {
 		reply := r.link.question(t, name, dnsmessage.TypeA, dnsmessage.ClassINET)
 		require.Equal(t, dnsmessage.RCodeNameError, reply.RCode, name)
 		require.Empty(t, reply.Answers)
@@ -289,7 +291,9 @@ func TestLink_DatagramsAreRefused(t *testing.T) {
 	r := start(t, egress.Options{Allow: allow(t, "good.example:*"), Resolver: &names{answers: map[string][]string{"good.example": {"192.0.2.1"}}}})
 	good, err := r.link.lookUp(t.Context(), "good.example")
 	require.NoError(t, err)
-	for _, to := range []netip.AddrPort{netip.AddrPortFrom(good, 443), netip.AddrPortFrom(good, 53), netip.AddrPortFrom(isolation.LinkResolver(), 54), netip.MustParseAddrPort("8.8.8.8:53")} {
+	for _, to := range []netip.AddrPort{
+		netip.AddrPortFrom(good, 443), netip.AddrPortFrom(good, 53), netip.AddrPortFrom(isolation.LinkResolver(), 54), netip.MustParseAddrPort("8.8.8.8:53"),
+	} {
 		c, err := r.link.udp(to)
 		require.NoError(t, err)
 		_, err = c.Write([]byte("x"))

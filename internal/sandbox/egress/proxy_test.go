@@ -230,9 +230,12 @@ func TestNew_RejectsNegativeOptions(t *testing.T) {
 func TestAllow_MatchesWhatIsListed(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct{ list, yes, no string }{
-		"nothing":         {"", "", "example.com:443 127.0.0.1:80"},
-		"spaces only":     {"  ", "", "example.com:443"},
-		"host":            {"example.com", "example.com:443 example.com:80 EXAMPLE.COM.:443", "example.com:22 www.example.com:443 evilexample.com:443 example.com.evil.example:443"},
+		"nothing":     {"", "", "example.com:443 127.0.0.1:80"},
+		"spaces only": {"  ", "", "example.com:443"},
+		"host": {
+			"example.com", "example.com:443 example.com:80 EXAMPLE.COM.:443",
+			"example.com:22 www.example.com:443 evilexample.com:443 example.com.evil.example:443",
+		},
 		"port":            {"example.com:8443", "example.com:8443", "example.com:443 example.com:80"},
 		"default port":    {"example.com:443", "example.com:443", "example.com:80"},
 		"every port":      {"example.com:*", "example.com:1 example.com:65535", "a.example.com:1"},

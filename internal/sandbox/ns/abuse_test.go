@@ -167,7 +167,9 @@ func TestReadOnly_NothingChanges(t *testing.T) { //nolint:paralleltest // its ar
 			require.NotZero(t, result.ExitCode, script)
 			require.Equal(t, before, string(run(t, s, "stat -c '%n %a %s %Y %F' . * dir").Stdout.Data), script)
 		}
-		result := mustExec(t, s, sandbox.Cmd{Argv: []string{"bash", "-c", `cat file && echo x >/tmp/x && echo y >"$HOME/y" && echo z >/dev/null && cat /tmp/x | tee /dev/null`}, ReadOnly: true})
+		result := mustExec(t, s, sandbox.Cmd{
+			Argv: []string{"bash", "-c", `cat file && echo x >/tmp/x && echo y >"$HOME/y" && echo z >/dev/null && cat /tmp/x | tee /dev/null`}, ReadOnly: true,
+		})
 		require.Zero(t, result.ExitCode, "%s", result.Stderr.Data)
 		require.Equal(t, "old\nx\n", string(result.Stdout.Data))
 		require.Zero(t, run(t, s, "echo new >file").ExitCode, "others may change it")

@@ -97,7 +97,9 @@ func TestGroup_IsNotSeen(t *testing.T) { //nolint:paralleltest // the machine is
 			if _, err := os.Stat("/usr/bin/bwrap"); name == ns.LauncherBwrap && (err != nil || os.Geteuid() == 0) {
 				t.Skip("UNSUPPORTED: bubblewrap is not installed, or this is root")
 			}
-			s, err := d.Open(t.Context(), isolation.Spec{ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}, Limits: sandbox.Limits{Memory: 64 << 20}})
+			s, err := d.Open(t.Context(), isolation.Spec{
+				ID: "x", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}, Limits: sandbox.Limits{Memory: 64 << 20},
+			})
 			require.NoError(t, err)
 			require.Equal(t, "0::/\n", string(run(t, s, "grep ^0: /proc/self/cgroup; ls /sys/fs/cgroup 2>/dev/null; grep cgroup /proc/mounts; true").Stdout.Data))
 			require.Equal(t, sandbox.ReasonOOM, run(t, s, "tail /dev/zero").Reason)

@@ -251,7 +251,8 @@ func TestProxy_WithoutALinkThereIsTheProxy(t *testing.T) {
 		caps, err := driver.Probe(t.Context())
 		require.NoError(t, err)
 		require.False(t, caps.Link)
-		require.Contains(t, strings.Join(caps.Warnings, "\n"), "links are not used, for one cannot be made: probe: sandbox level not reached: link: address family not supported")
+		require.Contains(t, strings.Join(caps.Warnings, "\n"),
+			"links are not used, for one cannot be made: probe: sandbox level not reached: link: address family not supported")
 		require.Contains(t, strings.Join(caps.Warnings, "\n"), "reached by programs that use the proxy")
 		l := link(t, "good.example:P", map[string][]string{"good.example": {"127.0.0.1"}})
 		s, err := driver.Open(t.Context(), isolation.Spec{

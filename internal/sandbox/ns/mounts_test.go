@@ -56,10 +56,16 @@ func TestMounts_CanBeWrittenTo(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(inner, "own"), []byte("read "), 0o600))
 		s, err := ns.New(nil).Open(t.Context(), isolation.Spec{
 			ID: "written", Workspace: t.TempDir(), Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"},
-			Mounts: []isolation.Mount{{Host: inner, Guest: "/opt/outer/inner", AsOwner: true}, {Host: outer, Guest: "/opt/outer", Write: true}, {Host: t.TempDir(), Guest: "/opt/cache", Write: true, Cache: true}},
+			Mounts: []isolation.Mount{
+				{Host: inner, Guest: "/opt/outer/inner", AsOwner: true},
+				{Host: outer, Guest: "/opt/outer", Write: true},
+				{Host: t.TempDir(), Guest: "/opt/cache", Write: true, Cache: true},
+			},
 		})
 		require.NoError(t, err)
-		result := mustExec(t, s, sandbox.Cmd{Argv: []string{"sh", "-c", "cat /opt/outer/inner/own; mkdir -m 555 /opt/outer/d && echo x >/opt/outer/file && stat -c %U /opt/outer/file; : >/opt/outer/inner/x"}})
+		result := mustExec(t, s, sandbox.Cmd{
+			Argv: []string{"sh", "-c", "cat /opt/outer/inner/own; mkdir -m 555 /opt/outer/d && echo x >/opt/outer/file && stat -c %U /opt/outer/file; : >/opt/outer/inner/x"},
+		})
 		require.Equal(t, "read sandbox\n", string(result.Stdout.Data), string(result.Stderr.Data))
 		require.Contains(t, string(result.Stderr.Data), "Read-only", "the inner mount is not hidden by the outer one")
 		result = mustExec(t, s, sandbox.Cmd{Argv: []string{"sh", "-c", "echo x >/opt/cache/x && echo cached; : >/opt/outer/y"}, ReadOnly: true})
@@ -269,7 +275,9 @@ func exchanged(t *testing.T, d isolation.Driver) {
 	served, refused := 0, 0
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
 		s, err := d.Open(t.Context(), isolation.Spec{
-			ID: "exchanged", Workspace: workspace, Scratch: t.TempDir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}, Protection: isolation.Protection{Protect: []string{"d/p"}},
+			ID: "exchanged", Workspace: workspace, Scratch: t.TempDir(),
+			Env:        map[string]string{"PATH": "/usr/bin:/bin"},
+			Protection: isolation.Protection{Protect: []string{"d/p"}},
 		})
 		if err != nil {
 			refused++

@@ -119,7 +119,8 @@ func testDetours(t *testing.T) { //nolint:thelper // it is the test
 	for _, target := range []string{
 		"169.254.169.254:80", "[fd00:ec2::254]:80", "metadata.google.internal:80", "100.100.100.200:80", "168.63.129.16:80", "10.0.0.1:80", "172.16.0.1:80", "192.168.0.1:80",
 		"100.64.0.1:80", "[fe80::1]:80", "[fc00::1]:80", "255.255.255.255:80", "224.0.0.1:80", "0.0.0.0:" + open, "127.0.0.2:" + open, "[::1]:" + open, "127.1:" + open,
-		"127.0.0.1:22", "127.0.0.1:4222", "127.0.0.1:0", "127.0.0.1:" + open + "0", "127.0.0.1@" + open, "127.0.0.1:" + open + "@127.0.0.1:" + closed, "localhost:" + closed, "unix:/run/x.sock", "/run/x.sock",
+		"127.0.0.1:22", "127.0.0.1:4222", "127.0.0.1:0", "127.0.0.1:" + open + "0", "127.0.0.1@" + open,
+		"127.0.0.1:" + open + "@127.0.0.1:" + closed, "localhost:" + closed, "unix:/run/x.sock", "/run/x.sock",
 	} {
 		require.Regexp(t, "HTTP/1.1 4[0-9][0-9] ", connect(t, s, target), target)
 	}
@@ -127,13 +128,17 @@ func testDetours(t *testing.T) { //nolint:thelper // it is the test
 	// way.
 	require.NotContains(t, tunnel(t, s, "127.0.0.1:"+open, other.URL+"/"), "a secret")
 	for name, request := range map[string]string{
-		"SOCKS":                `\005\001\000\005\003\000\001\177\000\000\001` + octalPort(t, open),
-		"SOCKS 4":              `\004\001` + octalPort(t, closed) + `\177\000\000\001\000`,
-		"two hosts":            `GET http://127.0.0.1:` + open + `/ HTTP/1.1\r\nHost: 127.0.0.1:` + closed + `\r\nHost: x\r\n\r\n`,
-		"another host header":  `GET http://127.0.0.1:` + open + `/ HTTP/1.1\r\nHost: 127.0.0.1:` + closed + `\r\nConnection: close\r\n\r\n`,
-		"a request in another": `POST http://127.0.0.1:` + open + `/ HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET http://127.0.0.1:` + closed + `/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n`,
-		"an upgrade":           `GET http://127.0.0.1:` + open + `/ HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\nGET http://127.0.0.1:` + closed + `/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n`,
-		"HTTP/2":               `PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n`,
+		"SOCKS":               `\005\001\000\005\003\000\001\177\000\000\001` + octalPort(t, open),
+		"SOCKS 4":             `\004\001` + octalPort(t, closed) + `\177\000\000\001\000`,
+		"two hosts":           `GET http://127.0.0.1:` + open + `/ HTTP/1.1\r\nHost: 127.0.0.1:` + closed + `\r\nHost: x\r\n\r\n`,
+		"another host header": `GET http://127.0.0.1:` + open + `/ HTTP/1.1\r\nHost: 127.0.0.1:` + closed + `\r\nConnection: close\r\n\r\n`,
+		"a request in another": `POST http://127.0.0.1:` + open +
+			`/ HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET http://127.0.0.1:` + closed +
+			`/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n`,
+		"an upgrade": `GET http://127.0.0.1:` + open +
+			`/ HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\nGET http://127.0.0.1:` + closed +
+			`/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n`,
+		"HTTP/2": `PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n`,
 	} {
 		require.NotContains(t, say(t, s, request), "a secret", name)
 	}
@@ -158,7 +163,8 @@ func say(t *testing.T, s sandbox.Sandbox, text string) string {
 
 func connect(t *testing.T, s sandbox.Sandbox, target string) string {
 	t.Helper()
-	return sh(t, s, fmt.Sprintf(`trap "" PIPE; exec 2>&1; exec 3<>/dev/tcp/127.0.0.1/3128 && printf 'CONNECT %s HTTP/1.1\r\nHost: x\r\n\r\n' >&3 && head -n 1 <&3; true`, target))
+	return sh(t, s,
+		fmt.Sprintf(`trap "" PIPE; exec 2>&1; exec 3<>/dev/tcp/127.0.0.1/3128 && printf 'CONNECT %s HTTP/1.1\r\nHost: x\r\n\r\n' >&3 && head -n 1 <&3; true`, target))
 }
 
 // tunnel asks for an address through a tunnel.
@@ -205,7 +211,8 @@ func sh(t *testing.T, s sandbox.Sandbox, script string) string {
 // ask asks the proxy for an address.
 func ask(t *testing.T, s sandbox.Sandbox, address string) string {
 	t.Helper()
-	return sh(t, s, fmt.Sprintf(`trap "" PIPE; exec 2>&1; exec 3<>/dev/tcp/127.0.0.1/3128 && printf 'GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n' >&3 && cat <&3`, address))
+	return sh(t, s,
+		fmt.Sprintf(`trap "" PIPE; exec 2>&1; exec 3<>/dev/tcp/127.0.0.1/3128 && printf 'GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n' >&3 && cat <&3`, address))
 }
 
 // TestFiles_EverybodyGetsHisOwnReply beside the ends of commands.

@@ -236,7 +236,9 @@ func TestExec_NothingHides(t *testing.T) {
 	require.False(t, running(t, "sleep", "98761"))
 	beside, started := make(chan error, 1), make(chan struct{})
 	go func() {
-		_, err := s.Exec(t.Context(), sandbox.Cmd{Argv: []string{"bash", "-c", "echo; while [ ! -e end ]; do sleep 0.05; done"}, Live: func(sandbox.Stream, []byte) { close(started) }})
+		_, err := s.Exec(t.Context(), sandbox.Cmd{
+			Argv: []string{"bash", "-c", "echo; while [ ! -e end ]; do sleep 0.05; done"}, Live: func(sandbox.Stream, []byte) { close(started) },
+		})
 		beside <- err
 	}()
 	<-started

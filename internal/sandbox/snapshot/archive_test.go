@@ -75,7 +75,8 @@ func TestArchive_OfWhatIsSkippedIsBounded(t *testing.T) {
 	for name, from := range map[string]io.Reader{
 		"global headers": &repeated{again: global},
 		"long names":     &repeated{again: own[:1024]},
-		"the directory":  io.MultiReader(bytes.NewReader(headed(t, tar.Header{Name: ".", Typeflag: tar.TypeReg, Size: 1 << 40, Mode: 0o644})), &repeated{again: make([]byte, 1<<16)}),
+		"the directory": io.MultiReader(bytes.NewReader(headed(t, tar.Header{Name: ".", Typeflag: tar.TypeReg, Size: 1 << 40, Mode: 0o644})),
+			&repeated{again: make([]byte, 1<<16)}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -83,7 +84,9 @@ func TestArchive_OfWhatIsSkippedIsBounded(t *testing.T) {
 			require.ErrorIs(t, err, snapshot.ErrLimit)
 		})
 	}
-	_, _, err := readTar(t, packed(t, tar.Header{Name: "holes", Uname: strings.Repeat("\x00", 600_000)}, tar.Header{Name: "again", Typeflag: tar.TypeLink, Linkname: "holes"}), snapshot.Limits{MaxBytes: 1 << 20})
+	_, _, err := readTar(t,
+		packed(t, tar.Header{Name: "holes", Uname: strings.Repeat("\x00", 600_000)}, tar.Header{Name: "again", Typeflag: tar.TypeLink, Linkname: "holes"}),
+		snapshot.Limits{MaxBytes: 1 << 20})
 	require.ErrorIs(t, err, snapshot.ErrLimit, "a hard link to holes")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(io.ErrClosedPipe)
@@ -155,29 +158,35 @@ func TestArchive_RefusesTricks(t *testing.T) {
 		kind    error
 		reason  string
 	}{
-		"absolute":        {[]tar.Header{file("/etc/passwd")}, snapshot.ErrUnsafe, "not a canonical relative path"},
-		"up":              {[]tar.Header{file("a/../../b")}, snapshot.ErrUnsafe, "not a canonical relative path"},
-		"up behind dots":  {[]tar.Header{file("././../b")}, snapshot.ErrUnsafe, "not a canonical relative path"},
-		"link out":        {[]tar.Header{link("l", "../x")}, snapshot.ErrUnsafe, "outside of the archive"},
-		"link to root":    {[]tar.Header{link("l", "/etc")}, snapshot.ErrUnsafe, "outside of the archive"},
-		"link by a link":  {[]tar.Header{link("l", "."), link("m", "l/x/../..")}, snapshot.ErrUnsafe, "at its beginning only"},
-		"through a link":  {[]tar.Header{link("l", "d"), file("l/x")}, snapshot.ErrUnsafe, "is no directory"},
-		"hard link":       {[]tar.Header{{Name: "h", Typeflag: tar.TypeLink, Linkname: "/etc/passwd"}}, snapshot.ErrUnsafe, "no file of the archive"},
-		"device":          {[]tar.Header{{Name: "d", Typeflag: tar.TypeBlock}}, snapshot.ErrUnsafe, "type '4'"},
-		"fifo":            {[]tar.Header{{Name: "d", Typeflag: tar.TypeFifo}}, snapshot.ErrUnsafe, "type '6'"},
-		"setuid":          {[]tar.Header{{Name: "s", Mode: 0o4755}}, snapshot.ErrUnsafe, "setuid"},
-		"setgid":          {[]tar.Header{{Name: "s", Typeflag: tar.TypeDir, Mode: 0o2755}}, snapshot.ErrUnsafe, "setgid"},
-		"two cases":       {[]tar.Header{file("README"), file("readme")}, snapshot.ErrUnsafe, "in case only"},
-		"cases of a dir":  {[]tar.Header{file("Src/a"), file("src/b")}, snapshot.ErrUnsafe, "in case only"},
-		"kelvin":          {[]tar.Header{file("K"), file("\u212a")}, snapshot.ErrUnsafe, "in case only"},
-		"twice":           {[]tar.Header{file("a"), file("a")}, snapshot.ErrUnsafe, "twice"},
-		"file then dir":   {[]tar.Header{file("a"), {Name: "a", Typeflag: tar.TypeDir}}, snapshot.ErrUnsafe, "twice"},
-		"too many":        {[]tar.Header{file("a"), file("b"), file("c"), file("d")}, snapshot.ErrLimit, "3 entries"},
-		"too deep":        {[]tar.Header{file("a/b/c/d")}, snapshot.ErrLimit, "3 entries"},
-		"too large":       {[]tar.Header{{Name: "a", Uname: strings.Repeat("x", 101)}}, snapshot.ErrLimit, "at most 100"},
-		"large together":  {[]tar.Header{{Name: "a", Uname: strings.Repeat("x", 60)}, {Name: "b", Uname: strings.Repeat("y", 60)}}, snapshot.ErrLimit, "100 bytes together"},
-		"zeros":           {[]tar.Header{{Name: "a", Uname: strings.Repeat("\x00", 60)}, {Name: "b", Uname: strings.Repeat("\x00", 60)}}, snapshot.ErrLimit, "100 bytes together"},
-		"large by a link": {[]tar.Header{{Name: "a", Uname: strings.Repeat("x", 60)}, {Name: "b", Typeflag: tar.TypeLink, Linkname: "a"}}, snapshot.ErrLimit, "100 bytes together"},
+		"absolute":       {[]tar.Header{file("/etc/passwd")}, snapshot.ErrUnsafe, "not a canonical relative path"},
+		"up":             {[]tar.Header{file("a/../../b")}, snapshot.ErrUnsafe, "not a canonical relative path"},
+		"up behind dots": {[]tar.Header{file("././../b")}, snapshot.ErrUnsafe, "not a canonical relative path"},
+		"link out":       {[]tar.Header{link("l", "../x")}, snapshot.ErrUnsafe, "outside of the archive"},
+		"link to root":   {[]tar.Header{link("l", "/etc")}, snapshot.ErrUnsafe, "outside of the archive"},
+		"link by a link": {[]tar.Header{link("l", "."), link("m", "l/x/../..")}, snapshot.ErrUnsafe, "at its beginning only"},
+		"through a link": {[]tar.Header{link("l", "d"), file("l/x")}, snapshot.ErrUnsafe, "is no directory"},
+		"hard link":      {[]tar.Header{{Name: "h", Typeflag: tar.TypeLink, Linkname: "/etc/passwd"}}, snapshot.ErrUnsafe, "no file of the archive"},
+		"device":         {[]tar.Header{{Name: "d", Typeflag: tar.TypeBlock}}, snapshot.ErrUnsafe, "type '4'"},
+		"fifo":           {[]tar.Header{{Name: "d", Typeflag: tar.TypeFifo}}, snapshot.ErrUnsafe, "type '6'"},
+		"setuid":         {[]tar.Header{{Name: "s", Mode: 0o4755}}, snapshot.ErrUnsafe, "setuid"},
+		"setgid":         {[]tar.Header{{Name: "s", Typeflag: tar.TypeDir, Mode: 0o2755}}, snapshot.ErrUnsafe, "setgid"},
+		"two cases":      {[]tar.Header{file("README"), file("readme")}, snapshot.ErrUnsafe, "in case only"},
+		"cases of a dir": {[]tar.Header{file("Src/a"), file("src/b")}, snapshot.ErrUnsafe, "in case only"},
+		"kelvin":         {[]tar.Header{file("K"), file("\u212a")}, snapshot.ErrUnsafe, "in case only"},
+		"twice":          {[]tar.Header{file("a"), file("a")}, snapshot.ErrUnsafe, "twice"},
+		"file then dir":  {[]tar.Header{file("a"), {Name: "a", Typeflag: tar.TypeDir}}, snapshot.ErrUnsafe, "twice"},
+		"too many":       {[]tar.Header{file("a"), file("b"), file("c"), file("d")}, snapshot.ErrLimit, "3 entries"},
+		"too deep":       {[]tar.Header{file("a/b/c/d")}, snapshot.ErrLimit, "3 entries"},
+		"too large":      {[]tar.Header{{Name: "a", Uname: strings.Repeat("x", 101)}}, snapshot.ErrLimit, "at most 100"},
+		"large together": {[]tar.Header{{Name: "a", Uname: strings.Repeat("x", 60)}, {Name: "b", Uname: strings.Repeat("y", 60)}}, snapshot.ErrLimit, "100 bytes together"},
+		"zeros": {
+			[]tar.Header{{Name: "a", Uname: strings.Repeat("\x00", 60)}, {Name: "b", Uname: strings.Repeat("\x00", 60)}},
+			snapshot.ErrLimit, "100 bytes together",
+		},
+		"large by a link": {
+			[]tar.Header{{Name: "a", Uname: strings.Repeat("x", 60)}, {Name: "b", Typeflag: tar.TypeLink, Linkname: "a"}},
+			snapshot.ErrLimit, "100 bytes together",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -203,7 +212,9 @@ func TestArchive_CutShortIsRefused(t *testing.T) {
 
 func TestOverlay_LaysFilesOverADirectory(t *testing.T) {
 	t.Parallel()
-	got, bodies, err := readTar(t, packed(t, tar.Header{Name: "./d/new", Uname: "new"}, tar.Header{Name: "d/old", Uname: "changed", Mode: 0o755}, tar.Header{Name: "same", Uname: "same"}), snapshot.Limits{})
+	got, bodies, err := readTar(t,
+		packed(t, tar.Header{Name: "./d/new", Uname: "new"}, tar.Header{Name: "d/old", Uname: "changed", Mode: 0o755}, tar.Header{Name: "same", Uname: "same"}),
+		snapshot.Limits{})
 	require.NoError(t, err)
 	root := newRoot(t, tree{"d": {dir: true, mode: 0o700}, "d/old": {body: "was"}, "d/mine": {body: "mine"}, "same": {body: "same"}})
 	changes, err := snapshot.Overlay(t.Context(), root, got, bodies, nil)

@@ -317,7 +317,9 @@ func TestReader_EndsSoon(t *testing.T) {
 		"entries":             {`{"d":{"type":"dir"}`, numbered(`,"d%d":{"type":"dir"}`), true, snapshot.ErrLimit, 32 << 10},
 		"entries of one name": {`{"d":{"type":"dir"}`, constant(`,"d":{"type":"dir"}`), true, snapshot.ErrLimit, 32 << 10},
 		"parts": {
-			`{"d":{"type":"dir"}`, numbered(`,"f%d":{"type":"file","size":4,"parts":[` + strings.Repeat(part, 3) + `{"size":1,"sum":"s","body":"b"}]}`), true, snapshot.ErrLimit, 128 << 10,
+			`{"d":{"type":"dir"}`,
+			numbered(`,"f%d":{"type":"file","size":4,"parts":[` + strings.Repeat(part, 3) + `{"size":1,"sum":"s","body":"b"}]}`),
+			true, snapshot.ErrLimit, 128 << 10,
 		},
 		"parts of an entry":  {`{"f":{"type":"file","size":4,"parts":[`, constant(part), true, snapshot.ErrLimit, 48 << 20},
 		"a name":             {`{"`, constant("long"), true, snapshot.ErrLimit, 48 << 20},

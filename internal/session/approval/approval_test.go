@@ -221,9 +221,13 @@ func signedCases(t *testing.T) map[string]signedCase {
 	own, err := signing.OpenFor(acme, "")
 	require.NoError(t, err)
 	return map[string]signedCase{
-		"only trusted keys": {strict, "acme", map[string]*signing.Signer{"serve --call-keys": nil, "is signed with a key which": stranger, "tenant acme": other}, acme, "ada (key:" + acme.ID() + ")"},
-		"its own key":       {own, "acme", map[string]*signing.Signer{"tenant acme": nil, "a principal of tenant acme": other}, acme, "ada (key:" + acme.ID() + ")"},
-		"the default":       {own, "default", nil, nil, "ada (claimed)"},
+		"only trusted keys": {
+			strict, "acme",
+			map[string]*signing.Signer{"serve --call-keys": nil, "is signed with a key which": stranger, "tenant acme": other},
+			acme, "ada (key:" + acme.ID() + ")",
+		},
+		"its own key": {own, "acme", map[string]*signing.Signer{"tenant acme": nil, "a principal of tenant acme": other}, acme, "ada (key:" + acme.ID() + ")"},
+		"the default": {own, "default", nil, nil, "ada (claimed)"},
 	}
 }
 

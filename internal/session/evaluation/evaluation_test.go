@@ -73,7 +73,9 @@ func TestParse_BadInput(t *testing.T) {
 		"cases: [{name: a, prompt: x}, {name: b, prompt: x, timeout: -1s, checks: [{text: a}]}]": {
 			`case 1 "a": checks: needs one check or more`, `case 2 "b": timeout: -1s: must be positive`,
 		},
-		"cases: [{name: a, prompt: x, checks: [{}, {text: a, command: b}]}]":                            {"check 1: needs either command or text", "check 2: needs either command or text"},
+		"cases: [{name: a, prompt: x, checks: [{}, {text: a, command: b}]}]": {
+			"check 1: needs either command or text", "check 2: needs either command or text",
+		},
 		"cases: [{name: a, prompt: x, checks: [{text: a}]}, {name: a, prompt: x, checks: [{text: a}]}]": {`case 2 "a": name: another case has it`},
 	} {
 		_, err := evaluation.Parse([]byte(input), ".", budget)

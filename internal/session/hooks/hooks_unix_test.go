@@ -42,9 +42,11 @@ func TestHook_SaysWhatItsProgramPrints(t *testing.T) {
 		`echo '{"decision":"block","reason":"r"}'`:   {Decision: policy.Denied, Reason: "r"},
 		`echo '{"continue":false,"stopReason":"r"}'`: {Decision: policy.Denied, Reason: "r"},
 		`echo why >&2; exit 2`:                       {Decision: policy.Denied, Reason: "why"},
-		`echo '{"hookSpecificOutput":{"permissionDecision":"ask","permissionDecisionReason":"r","updatedInput":{"a":1}}}'`: {Decision: policy.Ask, Reason: "r", Input: json.RawMessage(`{"a":1}`)},
-		`echo '{"hookSpecificOutput":{"additionalContext":"c","updatedToolOutput":"out"}}'`:                                {Context: "c", Output: &output},
-		`echo '{"decision":"approve","hookSpecificOutput":{"permissionDecision":"deny"}}'`:                                 {Decision: policy.Denied},
+		`echo '{"hookSpecificOutput":{"permissionDecision":"ask","permissionDecisionReason":"r","updatedInput":{"a":1}}}'`: {
+			Decision: policy.Ask, Reason: "r", Input: json.RawMessage(`{"a":1}`),
+		},
+		`echo '{"hookSpecificOutput":{"additionalContext":"c","updatedToolOutput":"out"}}'`: {Context: "c", Output: &output},
+		`echo '{"decision":"approve","hookSpecificOutput":{"permissionDecision":"deny"}}'`:  {Decision: policy.Denied},
 	} {
 		got, err := load(t, loop.HookBefore, command).Run(t.Context(), loop.HookRequest{Event: loop.HookBefore})
 		require.NoError(t, err, command)

@@ -51,8 +51,9 @@ func TestFigures_OfAMillionCalls(t *testing.T) { //nolint:paralleltest // it mea
 				c := &protocol.Call{
 					ID: protocol.CallID(fmt.Sprintf("0198a2c4-7b1e-7c52-9d0e-%012d", i)), SessionID: protocol.SessionID(fmt.Sprintf("0198a2c4-7b1e-7c52-9d0f-%012d", rand.IntN(1000))),
 					Pool: "default", Tool: []string{"bash", "read", "edit_file", "grep", "web_fetch", "agent", "write", "list"}[rand.IntN(8)],
-					Tenant: protocol.Tenant(fmt.Sprintf("tenant-%d", rand.IntN(20))), Resources: []protocol.Use{{Key: protocol.ResourceKey(fmt.Sprintf("sandbox/lane-%d", rand.IntN(10_000)))}},
-					Payload: protocol.CommandRun{Command: text(12)},
+					Tenant:    protocol.Tenant(fmt.Sprintf("tenant-%d", rand.IntN(20))),
+					Resources: []protocol.Use{{Key: protocol.ResourceKey(fmt.Sprintf("sandbox/lane-%d", rand.IntN(10_000)))}},
+					Payload:   protocol.CommandRun{Command: text(12)},
 				}
 				if rand.IntN(8) == 0 {
 					c.Tenant = ""
@@ -122,7 +123,9 @@ func rowsSQL(t *testing.T, r *rig, count int, now time.Time) string {
 	}
 	var rates strings.Builder
 	for _, tenant := range []string{"tenant", "'" + all + "'"} {
-		fmt.Fprintf(&rates, "INSERT INTO rate(tenant, minute, calls, failed, %s) SELECT %s, finished / 60000, count(*), sum(status <> 'ok'), %s FROM call GROUP BY 1, 2;\n", strings.Join(columns, ", "), tenant, strings.Join(sums, ", "))
+		fmt.Fprintf(&rates,
+			"INSERT INTO rate(tenant, minute, calls, failed, %s) SELECT %s, finished / 60000, count(*), sum(status <> 'ok'), %s FROM call GROUP BY 1, 2;\n",
+			strings.Join(columns, ", "), tenant, strings.Join(sums, ", "))
 		for waited, column := range []string{"run_ms", "queue_ms"} {
 			fmt.Fprintf(&rates, "INSERT INTO rate_time SELECT %s, finished / 60000, %d, %s, count(*) FROM call GROUP BY 1, 2, 4;\n", tenant, waited, class(column))
 		}
@@ -169,10 +172,12 @@ func (r *rig) measure(t *testing.T, count int, now time.Time, session protocol.S
 	tool := page.Calls[0].Tool
 	for name, q := range map[string]report.CallQuery{
 		"newest": {}, "newest 1000": {Limit: 1000}, "session": {Session: session}, "tool": {Tool: tool}, "failed": {Status: []protocol.Status{protocol.StatusFailed}},
-		"rare status": {Status: []protocol.Status{protocol.StatusOutcomeUnknown}}, "ok": {Status: []protocol.Status{protocol.StatusOK}}, "lane": {Lane: "default/sandbox/lane-77"}, "tenant": {Tenant: "tenant-3"}, "worker": {Worker: "worker-9"},
+		"rare status": {Status: []protocol.Status{protocol.StatusOutcomeUnknown}}, "ok": {Status: []protocol.Status{protocol.StatusOK}},
+		"lane": {Lane: "default/sandbox/lane-77"}, "tenant": {Tenant: "tenant-3"}, "worker": {Worker: "worker-9"},
 		"hour": hour, "call": {Call: call}, "usual word": {Text: usual}, "rare word": {Text: rare}, "no such tool": {Tool: "none"},
-		"tool, failed": {Tool: tool, Status: []protocol.Status{protocol.StatusFailed}}, "tenant, lane, failed": {Tenant: "tenant-3", Lane: "sandbox/lane-77", Status: []protocol.Status{protocol.StatusFailed}},
-		"usual word, session": {Text: usual, Session: session}, "tenant, rare status": {Tenant: "tenant-3", Status: []protocol.Status{protocol.StatusTimeout}},
+		"tool, failed":         {Tool: tool, Status: []protocol.Status{protocol.StatusFailed}},
+		"tenant, lane, failed": {Tenant: "tenant-3", Lane: "sandbox/lane-77", Status: []protocol.Status{protocol.StatusFailed}},
+		"usual word, session":  {Text: usual, Session: session}, "tenant, rare status": {Tenant: "tenant-3", Status: []protocol.Status{protocol.StatusTimeout}},
 		"deep page": {After: cursor{now.Add(-12 * time.Hour).UnixMilli(), 1}.String()},
 	} {
 		figure(ctx, t, name, func() error { _, err := r.index.Calls(ctx, Calls{CallQuery: q}); return err })

@@ -158,7 +158,8 @@ func TestSearch_FindsWordsPhrasesAndBeginnings(t *testing.T) {
 	require.Positive(t, p.Score)
 	p.Score = 0
 	require.Equal(t, report.Passage{
-		SessionID: "go", Turn: 1, Step: 1, Time: begun().Add(time.Minute), Role: report.RoleResult, Tool: "bash", CallID: "c1", Text: "FAIL: undefined: frobnicate\nexit status 1",
+		SessionID: "go", Turn: 1, Step: 1, Time: begun().Add(time.Minute), Role: report.RoleResult,
+		Tool: "bash", CallID: "c1", Text: "FAIL: undefined: frobnicate\nexit status 1",
 	}, p)
 	long := r.search(t, Query{Words: "needle"}).Passages[0].Text
 	require.Less(t, len(long), passageBytes+10)
@@ -378,7 +379,10 @@ func requireRebuilt(t *testing.T, r *rig) {
 func TestUpdate_Forks(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Options{})
-	copies := loop.Event{Type: loop.EventCopyStarted, Time: begun(), CallFields: loop.CallFields{CallID: "fork"}, NoteFields: loop.NoteFields{From: "origin", By: "token:ann"}, StartFields: loop.StartFields{Tenant: "acme"}}
+	copies := loop.Event{
+		Type: loop.EventCopyStarted, Time: begun(), CallFields: loop.CallFields{CallID: "fork"},
+		NoteFields: loop.NoteFields{From: "origin", By: "token:ann"}, StartFields: loop.StartFields{Tenant: "acme"},
+	}
 	r.append(t, "fork", append([]loop.Event{copies, asked(1, "hello there")}, called(1, "c", "bash", `{}`, "done")...)...)
 	require.Empty(t, r.sessions(t, "hello"))
 	r.append(t, "fork", copies, asked(1, "hello again")) // the first copy was interrupted
@@ -524,7 +528,8 @@ func (r *rig) live(t *testing.T, rounds int) {
 		if i%3 == 0 {
 			r.settle(t, call, printed("early"))
 		}
-		r.append(t, id, append(called(i, fmt.Sprintf("c%d", i), "bash", fmt.Sprintf(`{"command": "step%d"}`, i), fmt.Sprintf("done%d", i)), asked(i, "next"), replied(i, "fine"))...)
+		r.append(t, id,
+			append(called(i, fmt.Sprintf("c%d", i), "bash", fmt.Sprintf(`{"command": "step%d"}`, i), fmt.Sprintf("done%d", i)), asked(i, "next"), replied(i, "fine"))...)
 		if i%3 == 1 {
 			r.settle(t, call, printed("late"))
 		}

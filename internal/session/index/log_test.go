@@ -203,18 +203,21 @@ func TestCalls_FiltersAndPages(t *testing.T) {
 		query Calls
 		want  func(i int) bool
 	}{
-		"all":         {Calls{}, func(int) bool { return true }},
-		"session":     {Calls{CallQuery: report.CallQuery{Session: "s1"}}, func(i int) bool { return i%3 == 1 }},
-		"tool":        {Calls{CallQuery: report.CallQuery{Tool: "grep"}}, func(i int) bool { return i%5 == 3 }},
-		"status":      {Calls{CallQuery: report.CallQuery{Status: []protocol.Status{protocol.StatusFailed, protocol.StatusTimeout}}}, func(i int) bool { return i%6 == 0 }},
-		"ok":          {Calls{CallQuery: report.CallQuery{Status: []protocol.Status{protocol.StatusOK}}}, func(i int) bool { return i%6 != 0 }},
-		"lane":        {Calls{CallQuery: report.CallQuery{Lane: "lane/2"}}, func(i int) bool { return i%4 == 2 }},
-		"pool":        {Calls{CallQuery: report.CallQuery{Lane: "default/lane/2"}}, func(i int) bool { return i%4 == 2 }},
-		"other pool":  {Calls{CallQuery: report.CallQuery{Lane: "gpu/lane/2"}}, func(int) bool { return false }},
-		"tenant":      {Calls{CallQuery: report.CallQuery{Tenant: "acme"}}, func(i int) bool { return i%2 == 0 }},
-		"reach":       {Calls{CallQuery: report.CallQuery{Tenant: "acme"}, Reach: "initech"}, func(int) bool { return false }},
-		"worker":      {Calls{CallQuery: report.CallQuery{Worker: "w3"}}, func(i int) bool { return i%7 == 3 }},
-		"time":        {Calls{CallQuery: report.CallQuery{Since: begun().Add(2 * time.Minute), Until: begun().Add(5 * time.Minute)}}, func(i int) bool { return i/2 >= 2 && i/2 < 5 }},
+		"all":        {Calls{}, func(int) bool { return true }},
+		"session":    {Calls{CallQuery: report.CallQuery{Session: "s1"}}, func(i int) bool { return i%3 == 1 }},
+		"tool":       {Calls{CallQuery: report.CallQuery{Tool: "grep"}}, func(i int) bool { return i%5 == 3 }},
+		"status":     {Calls{CallQuery: report.CallQuery{Status: []protocol.Status{protocol.StatusFailed, protocol.StatusTimeout}}}, func(i int) bool { return i%6 == 0 }},
+		"ok":         {Calls{CallQuery: report.CallQuery{Status: []protocol.Status{protocol.StatusOK}}}, func(i int) bool { return i%6 != 0 }},
+		"lane":       {Calls{CallQuery: report.CallQuery{Lane: "lane/2"}}, func(i int) bool { return i%4 == 2 }},
+		"pool":       {Calls{CallQuery: report.CallQuery{Lane: "default/lane/2"}}, func(i int) bool { return i%4 == 2 }},
+		"other pool": {Calls{CallQuery: report.CallQuery{Lane: "gpu/lane/2"}}, func(int) bool { return false }},
+		"tenant":     {Calls{CallQuery: report.CallQuery{Tenant: "acme"}}, func(i int) bool { return i%2 == 0 }},
+		"reach":      {Calls{CallQuery: report.CallQuery{Tenant: "acme"}, Reach: "initech"}, func(int) bool { return false }},
+		"worker":     {Calls{CallQuery: report.CallQuery{Worker: "w3"}}, func(i int) bool { return i%7 == 3 }},
+		"time": {
+			Calls{CallQuery: report.CallQuery{Since: begun().Add(2 * time.Minute), Until: begun().Add(5 * time.Minute)}},
+			func(i int) bool { return i/2 >= 2 && i/2 < 5 },
+		},
 		"call":        {Calls{CallQuery: report.CallQuery{Call: "c11"}}, func(i int) bool { return i == 11 }},
 		"word":        {Calls{CallQuery: report.CallQuery{Text: "common"}}, func(int) bool { return true }},
 		"input":       {Calls{CallQuery: report.CallQuery{Text: "number7"}}, func(i int) bool { return i == 7 }},
@@ -291,7 +294,8 @@ func TestRates_SumsOfMinutes(t *testing.T) {
 	r.live(t, 40)
 	for i := range 300 {
 		result := printed("")
-		result.RunMS, result.QueueMS, result.FinishedAt = rand.ExpFloat64()*1000, float64(rand.IntN(3))*rand.Float64()*100, begun().Add(time.Duration(rand.IntN(3600))*time.Second)
+		result.RunMS, result.QueueMS, result.FinishedAt = rand.ExpFloat64()*1000,
+			float64(rand.IntN(3))*rand.Float64()*100, begun().Add(time.Duration(rand.IntN(3600))*time.Second)
 		if i%9 == 0 {
 			result.Status, result.Error = protocol.StatusFailed, protocol.Errorf(protocol.CodeToolFailed, "it failed")
 		}
@@ -356,7 +360,9 @@ func TestCalls_FollowedInTheirOrder(t *testing.T) {
 			want = append(want, id)
 		}
 	}
-	for _, q := range []Calls{{Reach: "acme"}, {CallQuery: report.CallQuery{Tenant: "acme", Limit: 1}}, {CallQuery: report.CallQuery{Tenant: "acme", Text: "says", Limit: 4}}} {
+	for _, q := range []Calls{
+		{Reach: "acme"}, {CallQuery: report.CallQuery{Tenant: "acme", Limit: 1}}, {CallQuery: report.CallQuery{Tenant: "acme", Text: "says", Limit: 4}},
+	} {
 		var got []string
 		for q.Position = first.Position; ; {
 			page := r.calls(t, q)
@@ -456,7 +462,8 @@ func TestRates_OfALyingWorker(t *testing.T) {
 func TestCalls_ALyingWorkerShowsNothingToOthers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Options{})
-	r.append(t, "theirs", append([]loop.Event{started(judge.Owner{Tenant: "initech", By: "token:eve"}), asked(1, "build")}, called(1, "real", "bash", `{"command": "make"}`, "done")...)...)
+	r.append(t, "theirs",
+		append([]loop.Event{started(judge.Owner{Tenant: "initech", By: "token:eve"}), asked(1, "build")}, called(1, "real", "bash", `{"command": "make"}`, "done")...)...)
 	mine := sent("mine", "c1", "acme", "make")
 	lie := func(session, call string, tenant protocol.Tenant, by, proof string) {
 		result := printed("made up")
@@ -592,7 +599,10 @@ func TestCalls_WaitForThePersonOfAnother(t *testing.T) {
 	for _, stopped := range []bool{false, true} {
 		r := newRig(t, Options{})
 		event := func(kind loop.EventType, minutes int, call string) loop.Event {
-			return loop.Event{Type: kind, Turn: 1, Step: 1, Time: begun().Add(time.Duration(minutes) * time.Minute), CallFields: loop.CallFields{CallID: protocol.CallID(call), Name: "bash"}}
+			return loop.Event{
+				Type: kind, Turn: 1, Step: 1, Time: begun().Add(time.Duration(minutes) * time.Minute),
+				CallFields: loop.CallFields{CallID: protocol.CallID(call), Name: "bash"},
+			}
 		}
 		r.append(t, "s", started(judge.Owner{Tenant: "acme"}), asked(1, "go"), event(loop.EventApprovalAsked, 1, "first"), event(loop.EventPolicyDecision, 3, "first"))
 		require.NoError(t, r.index.Update(t.Context())) // another process may read on
@@ -621,7 +631,9 @@ func TestCalls_WaitForThePersonOfAnother(t *testing.T) {
 func TestCalls_CommandsThatFailAreFound(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Options{})
-	for i, execution := range []protocol.Execution{{}, {ExitCode: 3, Reason: "exited"}, {ExitCode: -1, Signal: "SIGKILL", Reason: "signaled"}, {ExitCode: -1, Reason: "running"}} {
+	for i, execution := range []protocol.Execution{
+		{}, {ExitCode: 3, Reason: "exited"}, {ExitCode: -1, Signal: "SIGKILL", Reason: "signaled"}, {ExitCode: -1, Reason: "running"},
+	} {
 		result := printed("")
 		result.Value = protocol.CommandRunResult{Execution: execution}
 		r.settle(t, sent("s", fmt.Sprint("command", i), "acme", "make"), result)

@@ -287,7 +287,10 @@ func TestBegin_IsTheOwnerThatLoadFinds(t *testing.T) {
 	_, err = j.Forget(t.Context(), id, 0)
 	require.NoError(t, err)
 	check("it was removed without a record")
-	mark := loop.Event{Type: loop.EventCopyStarted, SessionID: id, StartFields: loop.StartFields{Tenant: "acme"}, CallFields: loop.CallFields{CallID: "c"}, NoteFields: loop.NoteFields{By: "token:cid"}}
+	mark := loop.Event{
+		Type: loop.EventCopyStarted, SessionID: id, StartFields: loop.StartFields{Tenant: "acme"},
+		CallFields: loop.CallFields{CallID: "c"}, NoteFields: loop.NoteFields{By: "token:cid"},
+	}
 	last = mustAppend(t, j, id, mustLoad(t, j, id).Last, mark)
 	check("a fork is not completed")
 	mark.By = "token:dan"

@@ -168,7 +168,10 @@ func TestNext_ClockChanges(t *testing.T) {
 		{"Europe/Berlin", "0,30 2,3 * * *", "2026-03-28T12:00:00Z", []string{"2026-03-29T03:00:00+02:00", "2026-03-29T03:30:00+02:00", "2026-03-30T02:00:00+02:00"}},
 		{"Europe/Berlin", "15 1-3 * * *", "2026-10-24T12:00:00Z", []string{"2026-10-25T01:15:00+02:00", "2026-10-25T02:15:00+02:00", "2026-10-25T03:15:00+01:00"}},
 		{"Europe/Berlin", "30 2 * * *", "2026-10-25T01:10:00Z", []string{"2026-10-26T02:30:00+01:00"}}, // from within the second hour
-		{"Europe/Berlin", "*/30 * * * *", "2026-10-25T00:15:00Z", []string{"2026-10-25T02:30:00+02:00", "2026-10-25T02:00:00+01:00", "2026-10-25T02:30:00+01:00", "2026-10-25T03:00:00+01:00"}},
+		{
+			"Europe/Berlin", "*/30 * * * *", "2026-10-25T00:15:00Z",
+			[]string{"2026-10-25T02:30:00+02:00", "2026-10-25T02:00:00+01:00", "2026-10-25T02:30:00+01:00", "2026-10-25T03:00:00+01:00"},
+		},
 		{"Europe/Berlin", "@hourly", "2026-03-28T23:30:00Z", []string{"2026-03-29T01:00:00+01:00", "2026-03-29T03:00:00+02:00"}},
 		{"Africa/Cairo", "@daily", "2026-04-22T12:00:00Z", []string{"2026-04-23T00:00:00+02:00", "2026-04-24T01:00:00+03:00", "2026-04-25T00:00:00+03:00"}}, // it has no midnight
 		{"America/Sao_Paulo", "0 0 * * *", "2018-11-03T12:00:00Z", []string{"2018-11-04T01:00:00-02:00", "2018-11-05T00:00:00-02:00"}},
@@ -193,7 +196,9 @@ func TestNext_LocalTimesOfAYear(t *testing.T) {
 	store, _ := open(t)
 	for i, zone := range []string{"Europe/Berlin", "America/New_York", "Africa/Cairo", "Australia/Lord_Howe", "Africa/Casablanca", "Asia/Tehran"} {
 		for hour := range 4 {
-			added := mustAdd(t, store, schedule.Schedule{Name: fmt.Sprintf("year%d-%d", i, hour), Cron: fmt.Sprintf("30 %d * * *", hour), TimeZone: zone, Call: turn(protocol.NewSessionID())})
+			added := mustAdd(t, store, schedule.Schedule{
+				Name: fmt.Sprintf("year%d-%d", i, hour), Cron: fmt.Sprintf("30 %d * * *", hour), TimeZone: zone, Call: turn(protocol.NewSessionID()),
+			})
 			where, err := time.LoadLocation(zone)
 			require.NoError(t, err)
 			day := time.Date(2026, 1, 1, 12, 0, 0, 0, where)

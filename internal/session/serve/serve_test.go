@@ -598,7 +598,9 @@ func TestTurn_CancelledWhileNobodyHasIt(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "theirs.yaml"), []byte("name: theirs\ndescription: Waits.\ncommand: [sh, -c, \""+waits+"\"]\n"), 0o600))
 	folder, err := manifest.Open(dir)
 	require.NoError(t, err)
-	for name, first := range map[string]string{"its tool is there": bash(waits), "its tool is gone": `{"text":"x","tool_calls":[{"id":"c1","name":"theirs","arguments":{}}]}`} {
+	for name, first := range map[string]string{
+		"its tool is there": bash(waits), "its tool is gone": `{"text":"x","tool_calls":[{"id":"c1","name":"theirs","arguments":{}}]}`,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, first+","+bash("echo x >later")+","+answer)
@@ -941,7 +943,9 @@ func TestTurn_MadeBeforeItsSessionWasRemoved(t *testing.T) {
 		return call
 	}
 	require.Nil(t, r.submit(t.Context(), made(wire.TurnRun{Prompt: "p"})).Error)
-	late, unknown, refused := made(wire.TurnRun{Prompt: "late"}), serve.NewCall(session, wire.TurnRun{Prompt: "late"}, 0), made(wire.TurnRun{Prompt: "late", Toolsets: []string{"none"}})
+	late, unknown, refused := made(wire.TurnRun{Prompt: "late"}),
+		serve.NewCall(session, wire.TurnRun{Prompt: "late"}, 0),
+		made(wire.TurnRun{Prompt: "late", Toolsets: []string{"none"}})
 	require.NoError(t, j.Mark(t.Context(), session))
 	_, err = j.Forget(t.Context(), session, journal.RemovedAge)
 	require.NoError(t, err)

@@ -159,7 +159,10 @@ func TestOf_APersonAndALostWorker(t *testing.T) {
 	j.add(1110, loop.Event{Type: loop.EventPolicyDecision, Step: 1, CallFields: fields(0, "one"), NoteFields: loop.NoteFields{By: "ann"}})
 	j.call(1110, 1, 0, "one", "default/sandbox/s")
 	j.add(9300, loop.Event{Type: loop.EventQuestionAsked, Step: 1, CallFields: fields(0, "one"), HandleFields: loop.HandleFields{Question: &protocol.Question{ID: "q"}}})
-	j.add(9400, loop.Event{Type: loop.EventAnswered, Step: 1, CallFields: fields(0, "one"), NoteFields: loop.NoteFields{By: "bob"}, HandleFields: loop.HandleFields{Question: &protocol.Question{ID: "q"}}})
+	j.add(9400, loop.Event{
+		Type: loop.EventAnswered, Step: 1, CallFields: fields(0, "one"), NoteFields: loop.NoteFields{By: "bob"},
+		HandleFields: loop.HandleFields{Question: &protocol.Question{ID: "q"}},
+	})
 	j.result(9510, 1, 0, "one", loop.ResultFields{
 		QueueMS: new(8000.0), RunMS: new(400.0), WorkerID: "w-2", Attempt: 2,
 		Waits:     protocol.Waits{SlotMS: 10, LostMS: 7990, LostWorker: "w-1"},

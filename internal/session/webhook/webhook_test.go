@@ -256,8 +256,13 @@ func TestSender_EachEvent(t *testing.T) {
 	_, err = files.Fork(judge.With(t.Context(), tenant("acme", judge.RoleRun)), r.fleet.Journal, "old", session.At{}, "fork")
 	require.NoError(t, err)
 	r.append(t, "fork", loop.Event{Type: loop.EventTurnStarted, Turn: 3}, ended(3, "of the fork"))
-	r.append(t, "agent", loop.Event{Type: loop.EventSessionStarted, StartFields: loop.StartFields{Tenant: "acme", Parent: &loop.Parent{SessionID: "old"}}}, ended(1, "of the agent"))
-	r.append(t, "agent", loop.Event{Type: loop.EventApprovalAsked, Text: "rule 1 asks", CallFields: loop.CallFields{CallID: "c1", Name: "bash", Arguments: `{"command":"` + strings.Repeat("x", 100_000) + `"}`}})
+	r.append(t, "agent",
+		loop.Event{Type: loop.EventSessionStarted, StartFields: loop.StartFields{Tenant: "acme", Parent: &loop.Parent{SessionID: "old"}}},
+		ended(1, "of the agent"))
+	r.append(t, "agent", loop.Event{
+		Type: loop.EventApprovalAsked, Text: "rule 1 asks",
+		CallFields: loop.CallFields{CallID: "c1", Name: "bash", Arguments: `{"command":"` + strings.Repeat("x", 100_000) + `"}`},
+	})
 	value, err := wire.NewUserValue("mine", json.RawMessage(`"done"`))
 	require.NoError(t, err)
 	r.result(t, protocol.Result{SessionID: "old", CallID: wire.RandomCallID(), Status: protocol.StatusOK, Value: value})
@@ -353,7 +358,9 @@ func TestSender_IsKilledAtEachWrite(t *testing.T) {
 					mu.Lock()
 					defer mu.Unlock()
 					write := strings.HasPrefix(subject, "$KV.") || strings.HasPrefix(subject, "$JS.ACK.") ||
-						strings.HasPrefix(subject, "$JS.API.STREAM.PURGE.") || strings.HasPrefix(subject, "$JS.API.CONSUMER.CREATE.") || strings.HasPrefix(subject, "$JS.API.CONSUMER.DELETE.")
+						strings.HasPrefix(subject, "$JS.API.STREAM.PURGE.") ||
+						strings.HasPrefix(subject, "$JS.API.CONSUMER.CREATE.") ||
+						strings.HasPrefix(subject, "$JS.API.CONSUMER.DELETE.")
 					if !write {
 						if writes >= n {
 							return natsiotest.Lost
@@ -498,9 +505,11 @@ func TestSender_ReachesListedHostsOnly(t *testing.T) {
 		plain               bool
 		want                string
 	}{
-		"not listed":        {v.URL, "hooks.example:*", "", true, "is not in --webhook-host"},
-		"plain":             {v.URL, "127.0.0.1:*", "", false, "plain HTTP needs --webhook-plain"},
-		"rebound":           {"https://hooks.example:" + port, "hooks.example:*", "127.0.0.1", true, "must not be reached: its address 127.0.0.1 is not on the public Internet"},
+		"not listed": {v.URL, "hooks.example:*", "", true, "is not in --webhook-host"},
+		"plain":      {v.URL, "127.0.0.1:*", "", false, "plain HTTP needs --webhook-plain"},
+		"rebound": {
+			"https://hooks.example:" + port, "hooks.example:*", "127.0.0.1", true, "must not be reached: its address 127.0.0.1 is not on the public Internet",
+		},
 		"metadata":          {"https://hooks.example", "*.example,hooks.example", "169.254.169.254", true, "its address 169.254.169.254 is not on the public Internet"},
 		"private":           {"https://hooks.example", "hooks.example", "10.0.0.7", true, "an operator can allow it with --webhook-host 10.0.0.7:443"},
 		"every host":        {"https://hooks.example", "all", "fd00::1", true, "its address fd00::1 is not on the public Internet"},

@@ -164,7 +164,8 @@ func TestKeys_AKeyOfATenant(t *testing.T) {
 		fault := check(call)
 		require.NotNil(t, fault, call)
 		require.Equal(t, codes.NotSigned, fault.Code)
-		require.Equal(t, "the call is signed with a key of tenant acme: make call: not allowed for key:"+signer.ID()+" of tenant acme; it needs a principal of tenant "+named+", to which it belongs; it was not run", fault.Message)
+		require.Equal(t, "the call is signed with a key of tenant acme: make call: not allowed for key:"+signer.ID()+
+			" of tenant acme; it needs a principal of tenant "+named+", to which it belongs; it was not run", fault.Message)
 	}
 	require.NoError(t, os.WriteFile(public, of("ACME"), 0o600))
 	_, err = signing.Open(public)

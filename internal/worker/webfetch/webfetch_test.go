@@ -64,13 +64,20 @@ func TestGet_Bodies(t *testing.T) {
 		contentType, body string
 		content, image    string
 	}{
-		"json":             {"application/json", `{"a": 9007199254740993}`, `{"a": 9007199254740993}`, ""},
-		"latin-1":          {"text/plain; charset=iso-8859-1", "caf\xe9", "café", ""},
-		"utf-16":           {"text/plain; charset=utf-16le", "h\x00i\x00", "hi", ""},
-		"late charset":     {"text/html", "<head><script>" + strings.Repeat(" ", 2000) + "</script><meta charset='windows-1251'></head>\xcf\xf0\xe8", "\u041f\u0440\u0438", ""},
-		"late http-equiv":  {"text/html", strings.Repeat(" ", 2000) + `<meta http-equiv="Content-Type" content="text/html; charset=shift_jis">` + "\x93\xfa\x96\x7b", "\u65e5\u672c", ""},
-		"no text":          {"text/html", "<body><script>app()</script></body>", "", ""},
-		"a bar in a cell":  {"text/html", `<table><tr><th>a|b<th>c<tr><td><code>x|y</code><td><a href="http://a.test/?q=|">d|</a></table>`, "| a\\|b   | c                           |\n|--------|-----------------------------|\n| `x\\|y` | [d\\|](http://a.test/?q=%7C) |", ""},
+		"json":         {"application/json", `{"a": 9007199254740993}`, `{"a": 9007199254740993}`, ""},
+		"latin-1":      {"text/plain; charset=iso-8859-1", "caf\xe9", "café", ""},
+		"utf-16":       {"text/plain; charset=utf-16le", "h\x00i\x00", "hi", ""},
+		"late charset": {"text/html", "<head><script>" + strings.Repeat(" ", 2000) + "</script><meta charset='windows-1251'></head>\xcf\xf0\xe8", "\u041f\u0440\u0438", ""},
+		"late http-equiv": {
+			"text/html",
+			strings.Repeat(" ", 2000) + `<meta http-equiv="Content-Type" content="text/html; charset=shift_jis">` + "\x93\xfa\x96\x7b",
+			"\u65e5\u672c", "",
+		},
+		"no text": {"text/html", "<body><script>app()</script></body>", "", ""},
+		"a bar in a cell": {
+			"text/html", `<table><tr><th>a|b<th>c<tr><td><code>x|y</code><td><a href="http://a.test/?q=|">d|</a></table>`,
+			"| a\\|b   | c                           |\n|--------|-----------------------------|\n| `x\\|y` | [d\\|](http://a.test/?q=%7C) |", "",
+		},
 		"an svg, a select": {"text/html", `<p>a<svg><title>b</title><path/></svg>c<select><option>d</select><b class=x>e</b></p>`, "acd**e**", ""},
 		"no type":          {"", "plain", "plain", ""},
 		"not UTF-8":        {"text/plain; charset=utf-8", "a\xffb", "a\ufffdb", ""},

@@ -65,7 +65,10 @@ func TestClassOf_HasEachState(t *testing.T) {
 			require.True(t, known, "%s: state %q has no class", of.dir, state)
 		}
 	}
-	for state, class := range map[string]StateClass{"exit code 2": StateClassBad, "ended by signal KILL": StateClassBad, "exit code": StateClassPlain, "nonsense": StateClassPlain, "answered": StateClassOK, StateInUse: StateClassRun} {
+	for state, class := range map[string]StateClass{
+		"exit code 2": StateClassBad, "ended by signal KILL": StateClassBad, "exit code": StateClassPlain,
+		"nonsense": StateClassPlain, "answered": StateClassOK, StateInUse: StateClassRun,
+	} {
 		require.Equal(t, class, ClassOf(state), state)
 	}
 	for state, words := range map[string]string{StateOpen: "running", StateInUse: "running", StateWaitsForApproval: "waits for approval", "limit_reached": "limit reached"} {

@@ -182,8 +182,11 @@ workspace: perhaps
 			`f:1: name "": must be 1 to 40 of a-z, A-Z, 0-9, '_' and '-', without "__"`,
 			`f:1: exactly one of command (a program) and url must be given`,
 		}},
-		"a tool":     {"name: s\ncommand: x\n", []string{`f:1: kind "": must be mcp`}},
-		"no mapping": {"- a\n", []string{`f:1: must be a mapping with the fields kind, name, command, args, env, cwd, url, headers, oauth, workspace, only, tools, timeout, pool, min_level`}},
+		"a tool": {"name: s\ncommand: x\n", []string{`f:1: kind "": must be mcp`}},
+		"no mapping": {
+			"- a\n",
+			[]string{`f:1: must be a mapping with the fields kind, name, command, args, env, cwd, url, headers, oauth, workspace, only, tools, timeout, pool, min_level`},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -131,7 +131,10 @@ func TestJudge(t *testing.T) {
 		{"before it is asked about", "approval: {commands: [git push]}", "bash", sh("((x))"), policy.Ask, "approval.commands"},
 		{"arithmetic with numbers", "commands: {allow: [echo]}", "bash", sh("x=1; echo $((x + 1))"), policy.Denied, "commands"},
 		{"a file that bash reads first", "commands: {deny: [rm]}", "bash", `{"command":":","env":{"BASH_ENV":"f"}}`, policy.Denied, "commands"},
-		{"a value from outside, behind an assignment that fails", "commands: {allow: [echo]}", "bash", `{"command":"x=$((1/0))\necho $((x))","env":{"x":"a[$(touch PWN)]"}}`, policy.Denied, "commands"},
+		{
+			"a value from outside, behind an assignment that fails", "commands: {allow: [echo]}", "bash",
+			`{"command":"x=$((1/0))\necho $((x))","env":{"x":"a[$(touch PWN)]"}}`, policy.Denied, "commands",
+		},
 		{"a program with the name of a wrapper", "commands: {allow: [echo]}", "bash", sh("./env echo hi"), policy.Denied, "commands.allow"},
 		{"a wrapper of the system", "commands: {allow: [echo]}", "bash", sh("/usr/bin/env echo hi"), policy.Allowed, ""},
 		{"a program that is not known, asked about", "approval: {commands: [git push]}", "bash", sh("x='git push'; $x"), policy.Ask, "approval.commands"},

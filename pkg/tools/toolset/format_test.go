@@ -68,31 +68,80 @@ func TestFormat_OpenRath(t *testing.T) {
 		{Name: "a", Type: protocol.TypeDir}, {Name: "é", Type: protocol.TypeFile, Size: 3},
 	}}
 	checkFormats(t, "openrath", map[string]formatTest{
-		"a command":         {"run_shell_command", run, ran(execution("a<b>é\n", "e\n", 0)), `{"exit_code":0,"stdout":"a<b>é\n","stderr":"e\n","elapsed_ms":1.5}`},
-		"an exit code":      {"run_shell_command", run, ran(execution("", "", 3)), `{"exit_code":3,"stdout":"","stderr":"","elapsed_ms":1.5}`},
-		"a signal":          {"run_shell_command", run, ran(signaled), `{"exit_code":-9,"stdout":"","stderr":"","elapsed_ms":1.5,"signal":"SIGKILL"}`},
-		"a program":         {"run_code", `{"code":"1"}`, ok(protocol.CodeRunResult{Execution: execution("1\n", "", 0)}), `{"text":null,"stdout":"1\n","stderr":"","error":null}`},
-		"a failing program": {"run_code", `{"code":"1"}`, ok(protocol.CodeRunResult{Execution: execution("", "trace", 1)}), `{"text":null,"stdout":"","stderr":"trace","error":"trace"}`},
-		"a text":            {"read_workspace_file", file, ok(protocol.FilesReadResult{Path: "d/a", Content: protocol.Bytes("x\"\n"), Bytes: 3, TotalLines: 1}), `{"data":"x\"\n"}`},
-		"an empty file":     {"read_workspace_file", file, ok(protocol.FilesReadResult{Path: "d/a"}), `{"data":""}`},
-		"bytes":             {"read_workspace_file", file, ok(protocol.FilesReadResult{Content: protocol.Bytes("\x00\xff"), Bytes: 2, Binary: true, Raw: true}), `{"data":"AP8=","encoding":"base64"}`},
-		"bytes as text":     {"read_workspace_file", file, ok(protocol.FilesReadResult{Content: protocol.Bytes("\xff\x00"), Bytes: 2, Binary: true}), `{"ok":false,"error_kind":"tool_execution_exception","message":"the file is not text in a known encoding: read it with encoding null","detail":"d/a"}`},
-		"a list":            {"list_workspace_files", `{"path":"d"}`, ok(entries), `{"entries":[{"name":"a","path":"d/a","is_dir":true},{"name":"é","path":"d/é","is_dir":false}]}`},
-		"nothing to list":   {"list_workspace_files", `{}`, ok(protocol.FilesListResult{}), `{"entries":[]}`},
-		"written":           {"write_workspace_file", `{"path":"a","content":"hello"}`, ok(protocol.FilesWriteResult{Path: "a", Bytes: 5}), `{"bytes_written":5}`},
-		"there":             {"workspace_path_exists", file, ok(protocol.FilesExistsResult{Exists: true}), `{"ok":true}`},
-		"not there":         {"workspace_path_exists", file, ok(protocol.FilesExistsResult{}), `{"ok":false}`},
+		"a command":    {"run_shell_command", run, ran(execution("a<b>é\n", "e\n", 0)), `{"exit_code":0,"stdout":"a<b>é\n","stderr":"e\n","elapsed_ms":1.5}`},
+		"an exit code": {"run_shell_command", run, ran(execution("", "", 3)), `{"exit_code":3,"stdout":"","stderr":"","elapsed_ms":1.5}`},
+		"a signal":     {"run_shell_command", run, ran(signaled), `{"exit_code":-9,"stdout":"","stderr":"","elapsed_ms":1.5,"signal":"SIGKILL"}`},
+		"a program": {
+			"run_code", `{"code":"1"}`, ok(protocol.CodeRunResult{Execution: execution("1\n", "", 0)}), `{"text":null,"stdout":"1\n","stderr":"","error":null}`,
+		},
+		"a failing program": {
+			"run_code", `{"code":"1"}`, ok(protocol.CodeRunResult{Execution: execution("", "trace", 1)}),
+			`{"text":null,"stdout":"","stderr":"trace","error":"trace"}`,
+		},
+		"a text": {
+			"read_workspace_file", file,
+			ok(protocol.FilesReadResult{Path: "d/a", Content: protocol.Bytes("x\"\n"), Bytes: 3, TotalLines: 1}),
+			`{"data":"x\"\n"}`,
+		},
+		"an empty file": {"read_workspace_file", file, ok(protocol.FilesReadResult{Path: "d/a"}), `{"data":""}`},
+		"bytes": {
+			"read_workspace_file", file,
+			ok(protocol.FilesReadResult{Content: protocol.Bytes("\x00\xff"), Bytes: 2, Binary: true, Raw: true}),
+			`{"data":"AP8=","encoding":"base64"}`,
+		},
+		"bytes as text": {
+			"read_workspace_file", file, ok(protocol.FilesReadResult{Content: protocol.Bytes("\xff\x00"), Bytes: 2, Binary: true}),
+			`{"ok":false,"error_kind":"tool_execution_exception","message":"the file is not text in a known encoding: read it with encoding null","detail":"d/a"}`,
+		},
+		"a list": {
+			"list_workspace_files", `{"path":"d"}`, ok(entries),
+			`{"entries":[{"name":"a","path":"d/a","is_dir":true},{"name":"é","path":"d/é","is_dir":false}]}`,
+		},
+		"nothing to list": {"list_workspace_files", `{}`, ok(protocol.FilesListResult{}), `{"entries":[]}`},
+		"written":         {"write_workspace_file", `{"path":"a","content":"hello"}`, ok(protocol.FilesWriteResult{Path: "a", Bytes: 5}), `{"bytes_written":5}`},
+		"there":           {"workspace_path_exists", file, ok(protocol.FilesExistsResult{Exists: true}), `{"ok":true}`},
+		"not there":       {"workspace_path_exists", file, ok(protocol.FilesExistsResult{}), `{"ok":false}`},
 
-		"not found":         {"read_workspace_file", file, notOK(protocol.StatusFailed, protocol.CodeNotFound, "no a"), `{"ok":false,"error_kind":"file_not_found","message":"no a","detail":"d/a"}`},
-		"a directory":       {"read_workspace_file", file, notOK(protocol.StatusFailed, codes.IsDirectory, "is one"), `{"ok":false,"error_kind":"os_error","message":"is one","detail":"d/a"}`},
-		"timeout":           {"run_shell_command", run, beside(notOK(protocol.StatusTimeout, protocol.CodeRunTimeout, "too slow"), execution("half", "", -1)), `{"ok":false,"error_kind":"timeout","message":"too slow","detail":"run_timeout","stdout":"half"}`},
-		"cancelled":         {"run_shell_command", run, notOK(protocol.StatusCancelled, protocol.CodeCancelled, "stopped"), `{"ok":false,"error_kind":"unexpected","message":"stopped","detail":"cancelled"}`},
-		"denied":            {"run_shell_command", run, notOK(protocol.StatusRejected, protocol.CodePolicyDenied, "no rm"), `{"ok":false,"error_kind":"tool_policy_denied","message":"no rm","detail":"policy_denied"}`},
-		"worker lost":       {"run_shell_command", run, notOK(protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown, "lost"), `{"ok":false,"error_kind":"sandbox_closed","message":"lost","detail":"outcome_unknown"}`},
-		"sandbox lost":      {"run_code", `{"code":"1"}`, notOK(protocol.StatusFailed, protocol.CodeSandboxLost, "lost"), `{"ok":false,"error_kind":"sandbox_closed","message":"lost","detail":"sandbox_lost"}`},
-		"no such language":  {"run_code", `{"code":"1"}`, notOK(protocol.StatusRejected, codes.Language, "no go"), `{"ok":false,"error_kind":"unsupported_tool","message":"no go","detail":"language_unavailable"}`},
-		"an unknown tool":   {"nope", `{}`, notOK(protocol.StatusRejected, codes.UnknownTool, "none"), `{"ok":false,"error_kind":"unknown_tool","message":"none","detail":"unknown_tool"}`},
-		"invalid arguments": {"run_shell_command", `[`, notOK(protocol.StatusRejected, protocol.CodeInvalidArguments, "bad"), `{"ok":false,"error_kind":"invalid_tool_arguments","message":"bad","detail":"invalid_tool_arguments"}`},
+		"not found": {
+			"read_workspace_file", file, notOK(protocol.StatusFailed, protocol.CodeNotFound, "no a"),
+			`{"ok":false,"error_kind":"file_not_found","message":"no a","detail":"d/a"}`,
+		},
+		"a directory": {
+			"read_workspace_file", file, notOK(protocol.StatusFailed, codes.IsDirectory, "is one"),
+			`{"ok":false,"error_kind":"os_error","message":"is one","detail":"d/a"}`,
+		},
+		"timeout": {
+			"run_shell_command", run, beside(notOK(protocol.StatusTimeout, protocol.CodeRunTimeout, "too slow"), execution("half", "", -1)),
+			`{"ok":false,"error_kind":"timeout","message":"too slow","detail":"run_timeout","stdout":"half"}`,
+		},
+		"cancelled": {
+			"run_shell_command", run, notOK(protocol.StatusCancelled, protocol.CodeCancelled, "stopped"),
+			`{"ok":false,"error_kind":"unexpected","message":"stopped","detail":"cancelled"}`,
+		},
+		"denied": {
+			"run_shell_command", run, notOK(protocol.StatusRejected, protocol.CodePolicyDenied, "no rm"),
+			`{"ok":false,"error_kind":"tool_policy_denied","message":"no rm","detail":"policy_denied"}`,
+		},
+		"worker lost": {
+			"run_shell_command", run, notOK(protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown, "lost"),
+			`{"ok":false,"error_kind":"sandbox_closed","message":"lost","detail":"outcome_unknown"}`,
+		},
+		"sandbox lost": {
+			"run_code", `{"code":"1"}`, notOK(protocol.StatusFailed, protocol.CodeSandboxLost, "lost"),
+			`{"ok":false,"error_kind":"sandbox_closed","message":"lost","detail":"sandbox_lost"}`,
+		},
+		"no such language": {
+			"run_code", `{"code":"1"}`, notOK(protocol.StatusRejected, codes.Language, "no go"),
+			`{"ok":false,"error_kind":"unsupported_tool","message":"no go","detail":"language_unavailable"}`,
+		},
+		"an unknown tool": {
+			"nope", `{}`, notOK(protocol.StatusRejected, codes.UnknownTool, "none"),
+			`{"ok":false,"error_kind":"unknown_tool","message":"none","detail":"unknown_tool"}`,
+		},
+		"invalid arguments": {
+			"run_shell_command", `[`, notOK(protocol.StatusRejected, protocol.CodeInvalidArguments, "bad"),
+			`{"ok":false,"error_kind":"invalid_tool_arguments","message":"bad","detail":"invalid_tool_arguments"}`,
+		},
 	})
 }
 
@@ -116,30 +165,51 @@ func TestFormat_Smithers(t *testing.T) {
 			ok(protocol.FilesSearchResult{Files: 9, Binary: 2, BinaryPaths: []string{"a", "b"}, Skipped: 1, SkippedPaths: []string{"c"}}),
 			"\n[not searched: 2 binary (a, b), 1 too large or unreadable (c)]",
 		},
-		"no match in text":     {"grep", `{"pattern":"x"}`, ok(protocol.FilesSearchResult{Files: 9, Binary: 2, Skipped: 1}), "\n[not searched: 2 binary, 1 too large or unreadable]"},
-		"another name":         {"edit", `{"path":"a","patch":"x"}`, ok(protocol.FilesEditResult{Links: 2}), "ok\n[the file had 2 other names (hard links), which keep the old content]"},
-		"another encoding":     {"read", `{"path":"a"}`, ok(protocol.FilesReadResult{Content: protocol.Bytes("中"), Lines: 1, TotalLines: 1, Encoding: "GBK"}), "中\n[encoding GBK]"},
+		"no match in text": {
+			"grep", `{"pattern":"x"}`, ok(protocol.FilesSearchResult{Files: 9, Binary: 2, Skipped: 1}), "\n[not searched: 2 binary, 1 too large or unreadable]",
+		},
+		"another name": {
+			"edit", `{"path":"a","patch":"x"}`, ok(protocol.FilesEditResult{Links: 2}),
+			"ok\n[the file had 2 other names (hard links), which keep the old content]",
+		},
+		"another encoding": {
+			"read", `{"path":"a"}`, ok(protocol.FilesReadResult{Content: protocol.Bytes("中"), Lines: 1, TotalLines: 1, Encoding: "GBK"}), "中\n[encoding GBK]",
+		},
 		"a command":            {"bash", bash, ran(both), "2\n1\n"},
 		"a command that fails": {"bash", bash, ran(execution("out\n", "", 3)), "TOOL_COMMAND_FAILED: Command failed with exit code 3\nout\n"},
 		"a silent failure":     {"bash", bash, ran(execution("", "", 1)), "TOOL_COMMAND_FAILED: Command failed with exit code 1"},
 
-		"timeout":             {"bash", bash, beside(notOK(protocol.StatusTimeout, protocol.CodeRunTimeout, "slow"), execution("half\n", "", -1)), "PROCESS_TIMEOUT: Command timed out after 60000ms\nhalf\n"},
-		"not spawned":         {"bash", bash, notOK(protocol.StatusFailed, protocol.CodeCommandNotFound, "none"), "PROCESS_FAILED: Failed to spawn curl"},
-		"invalid input":       {"bash", `{}`, notOK(protocol.StatusRejected, protocol.CodeInvalidArguments, "bad"), "INVALID_INPUT: bad"},
-		"no path":             {"read", `{"path":7}`, notOK(protocol.StatusRejected, protocol.CodeInvalidArguments, "bad"), "TOOL_PATH_INVALID: Path must be a string"},
-		"outside":             {"read", `{"path":"../a"}`, notOK(protocol.StatusRejected, codes.PathEscape, "bad"), "TOOL_PATH_ESCAPE: Path escapes sandbox root"},
-		"outside by a link":   {"read", file, notOK(protocol.StatusRejected, codes.PathEscape, "bad"), "TOOL_PATH_ESCAPE: Path escapes sandbox root (via symlink)"},
-		"a directory outside": {"bash", `{"cmd":"a","opts":{"cwd":".."}}`, notOK(protocol.StatusRejected, codes.PathEscape, "bad"), "TOOL_PATH_ESCAPE: Path escapes sandbox root"},
-		"large file":          {"read", file, notOK(protocol.StatusFailed, codes.TooLarge, `"a" has 200001 bytes, at most 200000`), "TOOL_FILE_TOO_LARGE: File too large (200001 bytes)"},
-		"large file to edit":  {"edit", edit, notOK(protocol.StatusFailed, codes.TooLarge, `"a" has 200001 bytes, at most 200000`), "TOOL_FILE_TOO_LARGE: File too large (200001 bytes)"},
-		"not to be patched":   {"edit", edit, notOK(protocol.StatusFailed, codes.EditNotFound, "hunk 1"), "TOOL_PATCH_FAILED: Failed to apply patch: hunk 1"},
-		"no patch":            {"edit", edit, notOK(protocol.StatusFailed, codes.InvalidPatch, "line 1"), "TOOL_PATCH_FAILED: Failed to apply patch: line 1"},
-		"no expression":       {"grep", `{"pattern":"("}`, notOK(protocol.StatusFailed, codes.InvalidPattern, "missing )"), "TOOL_GREP_FAILED: missing )"},
-		"not found":           {"read", file, notOK(protocol.StatusFailed, protocol.CodeNotFound, "none"), "ENOENT: no such file or directory, open 'd/a'"},
-		"cancelled":           {"bash", bash, notOK(protocol.StatusCancelled, protocol.CodeCancelled, "stopped"), "CANCELLED: stopped"},
-		"denied":              {"write", `{"path":"a","content":""}`, notOK(protocol.StatusRejected, protocol.CodePolicyDenied, "no"), "POLICY_DENIED: no"},
-		"worker lost":         {"bash", bash, notOK(protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown, "lost"), "OUTCOME_UNKNOWN: lost"},
-		"unknown tool":        {"nope", `{}`, notOK(protocol.StatusRejected, codes.UnknownTool, "none"), "UNKNOWN_TOOL: none"},
+		"timeout": {
+			"bash", bash,
+			beside(notOK(protocol.StatusTimeout, protocol.CodeRunTimeout, "slow"), execution("half\n", "", -1)),
+			"PROCESS_TIMEOUT: Command timed out after 60000ms\nhalf\n",
+		},
+		"not spawned":       {"bash", bash, notOK(protocol.StatusFailed, protocol.CodeCommandNotFound, "none"), "PROCESS_FAILED: Failed to spawn curl"},
+		"invalid input":     {"bash", `{}`, notOK(protocol.StatusRejected, protocol.CodeInvalidArguments, "bad"), "INVALID_INPUT: bad"},
+		"no path":           {"read", `{"path":7}`, notOK(protocol.StatusRejected, protocol.CodeInvalidArguments, "bad"), "TOOL_PATH_INVALID: Path must be a string"},
+		"outside":           {"read", `{"path":"../a"}`, notOK(protocol.StatusRejected, codes.PathEscape, "bad"), "TOOL_PATH_ESCAPE: Path escapes sandbox root"},
+		"outside by a link": {"read", file, notOK(protocol.StatusRejected, codes.PathEscape, "bad"), "TOOL_PATH_ESCAPE: Path escapes sandbox root (via symlink)"},
+		"a directory outside": {
+			"bash", `{"cmd":"a","opts":{"cwd":".."}}`, notOK(protocol.StatusRejected, codes.PathEscape, "bad"), "TOOL_PATH_ESCAPE: Path escapes sandbox root",
+		},
+		"large file": {
+			"read", file,
+			notOK(protocol.StatusFailed, codes.TooLarge, `"a" has 200001 bytes, at most 200000`),
+			"TOOL_FILE_TOO_LARGE: File too large (200001 bytes)",
+		},
+		"large file to edit": {
+			"edit", edit,
+			notOK(protocol.StatusFailed, codes.TooLarge, `"a" has 200001 bytes, at most 200000`),
+			"TOOL_FILE_TOO_LARGE: File too large (200001 bytes)",
+		},
+		"not to be patched": {"edit", edit, notOK(protocol.StatusFailed, codes.EditNotFound, "hunk 1"), "TOOL_PATCH_FAILED: Failed to apply patch: hunk 1"},
+		"no patch":          {"edit", edit, notOK(protocol.StatusFailed, codes.InvalidPatch, "line 1"), "TOOL_PATCH_FAILED: Failed to apply patch: line 1"},
+		"no expression":     {"grep", `{"pattern":"("}`, notOK(protocol.StatusFailed, codes.InvalidPattern, "missing )"), "TOOL_GREP_FAILED: missing )"},
+		"not found":         {"read", file, notOK(protocol.StatusFailed, protocol.CodeNotFound, "none"), "ENOENT: no such file or directory, open 'd/a'"},
+		"cancelled":         {"bash", bash, notOK(protocol.StatusCancelled, protocol.CodeCancelled, "stopped"), "CANCELLED: stopped"},
+		"denied":            {"write", `{"path":"a","content":""}`, notOK(protocol.StatusRejected, protocol.CodePolicyDenied, "no"), "POLICY_DENIED: no"},
+		"worker lost":       {"bash", bash, notOK(protocol.StatusOutcomeUnknown, protocol.CodeOutcomeUnknown, "lost"), "OUTCOME_UNKNOWN: lost"},
+		"unknown tool":      {"nope", `{}`, notOK(protocol.StatusRejected, codes.UnknownTool, "none"), "UNKNOWN_TOOL: none"},
 	})
 	for what, raw := range map[string]string{"write": `{"path":"a","content":"%s"}`, "edit": `{"path":"a","patch":"%s"}`} {
 		tool, _, refusal := setTable(t, "smithers").Plan(scope, what, fmt.Sprintf(raw, strings.Repeat("x", 200_001)))
@@ -187,14 +257,21 @@ func TestFormat_WhatIsCut(t *testing.T) {
 		Total     int              `json:"total"`
 		Truncated string           `json:"truncated"`
 	}
-	require.NoError(t, json.Unmarshal([]byte(answered(t, "openrath", "list_workspace_files", `{}`, keptText(protocol.FilesListResult{Entries: entries, Total: 600}, 600))), &list))
+	require.NoError(t,
+		json.Unmarshal([]byte(answered(t, "openrath", "list_workspace_files", `{}`, keptText(protocol.FilesListResult{Entries: entries, Total: 600}, 600))), &list))
 	require.Len(t, list.Entries, 500)
 	require.Equal(t, 600, list.Total)
 	require.Equal(t, `100 more; the others: read on with path="result:c-1:501"`, list.Truncated)
 	for text, end := range map[string]string{
-		answered(t, "smithers", "grep", `{"pattern":"x"}`, keptText(protocol.FilesSearchResult{Matches: matches, Total: 600}, 600)):                       "f499:1:x\n[100 more of 600 lines; the others: read on with path=\"result:c-1:501\"]",
-		answered(t, "files", "search_files", `{"pattern":"x"}`, keptText(protocol.FilesSearchResult{Matches: matches, Total: 600}, 600)):                  "f499:1: x\n[100 more of 600 lines; the others: read on with path=\"result:c-1:501\"]",
-		answered(t, "files", "list_files", `{}`, keptText(protocol.FilesGlobResult{Paths: paths, Total: 600}, 600)):                                       "f499\n[100 more of 600 files; the others: read on with path=\"result:c-1:501\"]",
+		answered(t, "smithers", "grep", `{"pattern":"x"}`, keptText(protocol.FilesSearchResult{
+			Matches: matches, Total: 600,
+		}, 600)): "f499:1:x\n[100 more of 600 lines; the others: read on with path=\"result:c-1:501\"]",
+		answered(t, "files", "search_files", `{"pattern":"x"}`, keptText(protocol.FilesSearchResult{
+			Matches: matches, Total: 600,
+		}, 600)): "f499:1: x\n[100 more of 600 lines; the others: read on with path=\"result:c-1:501\"]",
+		answered(t, "files", "list_files", `{}`, keptText(protocol.FilesGlobResult{
+			Paths: paths, Total: 600,
+		}, 600)): "f499\n[100 more of 600 files; the others: read on with path=\"result:c-1:501\"]",
 		answered(t, "smithers", "bash", `{"cmd":"a"}`, keptText(protocol.CommandRunResult{Execution: execution(strings.Repeat("x", 100_000), "", 0)}, 0)): `all of it: read it from path="result:c-1:1@20971" on]`,
 	} {
 		require.True(t, strings.HasSuffix(text, end), text[max(0, len(text)-200):])
@@ -256,7 +333,8 @@ func TestFormat_WhatAPersonSaid(t *testing.T) {
 	rath, found := setTable(t, "openrath").Lookup("run_code")
 	require.True(t, found)
 	require.JSONEq(t, `{"ok":true,"[approved]":"the call was approved by a person, who said: \"go\""}`, rath.WithNote(`{"ok":true}`, `"go"`))
-	require.Equal(t, "[It goes on as j-1.]\n[the call was approved by a person, who said: go]", rath.WithNote("[It goes on as j-1.]", "go"), "what a session says itself is no JSON")
+	require.Equal(t, "[It goes on as j-1.]\n[the call was approved by a person, who said: go]",
+		rath.WithNote("[It goes on as j-1.]", "go"), "what a session says itself is no JSON")
 	require.Equal(t, "[the call was approved by a person, who said: go]", rath.WithNote("", "go"))
 	file, found := setTable(t, "files").Lookup("read_file")
 	require.True(t, found)

@@ -35,7 +35,10 @@ func TestRead_TakesHandlesOfEarlierResults(t *testing.T) {
 		require.Nil(t, err)
 		require.NotEqual(t, protocol.SandboxKey(scope.Sandbox).Lane(), call.Lane(), "it waits for no command")
 	}
-	for _, path := range []string{"result:", "result:c-1#", "result:c-1#all", "result:a/b", "result:c-1#stdout#stderr", "result:c-1:", "result:c-1:x", "result:c-1:-1", "result:c-1#all:3", "result:c-1:1@", "result:c-1:@1", "result:c-1:1@-1", "result:c-1:1@x"} {
+	for _, path := range []string{
+		"result:", "result:c-1#", "result:c-1#all", "result:a/b", "result:c-1#stdout#stderr", "result:c-1:", "result:c-1:x",
+		"result:c-1:-1", "result:c-1#all:3", "result:c-1:1@", "result:c-1:@1", "result:c-1:1@-1", "result:c-1:1@x",
+	} {
 		_, _, err := coreTable(t).Plan(scope, "read", `{"path":"`+path+`"}`)
 		if path == "result:c-1#" {
 			require.Nil(t, err)
@@ -132,11 +135,17 @@ func TestText_KeptResult(t *testing.T) {
 		value wire.ResultReadResult
 		want  string
 	}{
-		"some lines":   {wire.ResultReadResult{Content: protocol.Bytes("c\nd\n"), FirstLine: 3, LineBytes: 1, Lines: 2, TotalLines: 9}, "     3\tc\n     4\td\n[lines 3-4 of 9; read on with path=\"result:c-1#stdout:5\"]"},
-		"the last":     {wire.ResultReadResult{Content: protocol.Bytes("d\n"), FirstLine: 9, LineBytes: 1, Lines: 1, TotalLines: 9}, "     9\td\n[lines 9-9 of 9]"},
-		"not all kept": {wire.ResultReadResult{Content: protocol.Bytes("d\n"), FirstLine: 9, LineBytes: 1, Lines: 1, TotalLines: 9, Truncated: true}, "     9\td\n[lines 9-9 of 9; the rest is not stored]"},
-		"none there":   {wire.ResultReadResult{TotalLines: 9}, "[there are no such lines: result:c-1#stdout has 9 lines]"},
-		"empty":        {wire.ResultReadResult{}, "[result:c-1#stdout is empty]"},
+		"some lines": {
+			wire.ResultReadResult{Content: protocol.Bytes("c\nd\n"), FirstLine: 3, LineBytes: 1, Lines: 2, TotalLines: 9},
+			"     3\tc\n     4\td\n[lines 3-4 of 9; read on with path=\"result:c-1#stdout:5\"]",
+		},
+		"the last": {wire.ResultReadResult{Content: protocol.Bytes("d\n"), FirstLine: 9, LineBytes: 1, Lines: 1, TotalLines: 9}, "     9\td\n[lines 9-9 of 9]"},
+		"not all kept": {
+			wire.ResultReadResult{Content: protocol.Bytes("d\n"), FirstLine: 9, LineBytes: 1, Lines: 1, TotalLines: 9, Truncated: true},
+			"     9\td\n[lines 9-9 of 9; the rest is not stored]",
+		},
+		"none there": {wire.ResultReadResult{TotalLines: 9}, "[there are no such lines: result:c-1#stdout has 9 lines]"},
+		"empty":      {wire.ResultReadResult{}, "[result:c-1#stdout is empty]"},
 		"an empty line": {
 			wire.ResultReadResult{Content: protocol.Bytes("\n"), FirstLine: 1, Lines: 1, TotalLines: 2},
 			"     1\t\n[lines 1-1 of 2; read on with path=\"result:c-1#stdout:2\"]",
@@ -187,7 +196,10 @@ func TestText_ListsThatAreCut(t *testing.T) {
 	}{
 		"list": {protocol.FilesListResult{Entries: entries, Total: 600}, "f000/\n", "[500 of 600 names; ", "use glob with a pattern, or list a subdirectory]"},
 		"glob": {protocol.FilesGlobResult{Paths: paths, Total: 600, Ignored: 3}, "f000\n", "[500 of 600 files; 3 left out by .gitignore; ", "use a narrower pattern or path]"},
-		"tree": {protocol.FilesTreeResult{Entries: inTree, Total: 600, Ignored: 3}, "./\nf000/\n", "[500 of 600 entries; 3 left out by .gitignore; ", "show a subdirectory, or less depth]"},
+		"tree": {
+			protocol.FilesTreeResult{Entries: inTree, Total: 600, Ignored: 3}, "./\nf000/\n",
+			"[500 of 600 entries; 3 left out by .gitignore; ", "show a subdirectory, or less depth]",
+		},
 		"grep": {
 			protocol.FilesSearchResult{Matches: matches, Total: 600, Files: 700, Skipped: 1, Ignored: 3},
 			"f000:1:x\n", "[500 of 600 matches; 700 files searched, 1 skipped: too large or unreadable; 3 left out by .gitignore; ", "use a narrower pattern, path or glob]",

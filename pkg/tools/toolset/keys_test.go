@@ -191,10 +191,16 @@ func TestText_BackgroundProcesses(t *testing.T) {
 		value protocol.Value
 		want  string
 	}{
-		"started":          {"bash", started("running", -1, ""), "[background process p-1: running; it runs concurrently with other calls; the process tool reads what it writes, and kills it]"},
-		"started and said": {"bash", started("running", -1, "ready"), "ready\n[background process p-1: running; it runs concurrently with other calls; the process tool reads what it writes, and kills it]"},
-		"failed at once":   {"bash", started("exited", 127, "sh: x: not found\n"), "sh: x: not found\n[background process p-1: ended with exit code 127; it ended at once]"},
-		"none":             {"process", wire.ProcessListResult{}, "[there are no background processes]"},
+		"started": {
+			"bash", started("running", -1, ""),
+			"[background process p-1: running; it runs concurrently with other calls; the process tool reads what it writes, and kills it]",
+		},
+		"started and said": {
+			"bash", started("running", -1, "ready"),
+			"ready\n[background process p-1: running; it runs concurrently with other calls; the process tool reads what it writes, and kills it]",
+		},
+		"failed at once": {"bash", started("exited", 127, "sh: x: not found\n"), "sh: x: not found\n[background process p-1: ended with exit code 127; it ended at once]"},
+		"none":           {"process", wire.ProcessListResult{}, "[there are no background processes]"},
 		"some": {
 			"process",
 			wire.ProcessListResult{Processes: []wire.ProcessStatus{living, state("cancelled", "SIGTERM", -1)}},

@@ -102,7 +102,9 @@ func TestText_OutputThatTheWorkerCutSaysSo(t *testing.T) {
 	cut := execution("head … tail", "", 0)
 	cut.Truncated, cut.StdoutBytes = true, 5_000_000
 	out := text(t, "bash", ok(protocol.CommandRunResult{Execution: cut}))
-	require.Equal(t, "head … tail\n[output was cut: stdout had 5000000 bytes, stderr 0 bytes; the rest is not stored: write the output to a file and read that, or filter it]", out)
+	require.Equal(t,
+		"head … tail\n[output was cut: stdout had 5000000 bytes, stderr 0 bytes; the rest is not stored: write the output to a file and read that, or filter it]",
+		out)
 }
 
 func TestText_Read(t *testing.T) {
@@ -140,8 +142,13 @@ func TestText_Read(t *testing.T) {
 			"     1\tx\n     2\ty\n[lines 1-2 of 2; line ends are CRLF]",
 		},
 		"another encoding": {
-			protocol.FilesReadResult{Path: "a", Content: protocol.Bytes("ü" + strings.Repeat("x", 2500) + "\n"), FirstLine: 1, Lines: 1, TotalLines: 1, Encoding: "UTF-16LE", BOM: true, LineEnds: "mixed"},
-			"     1\tü" + strings.Repeat("x", 1999) + " [... and 501 more characters]\n[lines 1-1 of 1; line 1 is cut: for the rest of it use bash, as in `iconv -f UTF-16LE -t UTF-8 a | sed -n 1p | cut -b 2002-2502`; " +
+			protocol.FilesReadResult{
+				Path: "a", Content: protocol.Bytes("ü" + strings.Repeat("x", 2500) + "\n"), FirstLine: 1, Lines: 1,
+				TotalLines: 1, Encoding: "UTF-16LE", BOM: true, LineEnds: "mixed",
+			},
+			"     1\tü" + strings.Repeat("x", 1999) +
+				" [... and 501 more characters]\n[lines 1-1 of 1; line 1 is cut: for the rest of it use bash, as in `iconv -f UTF-16LE -t UTF-8 a | sed -n 1p | cut -b 2002-2502`; " +
+
 				"encoding UTF-16LE, with a byte order mark, line ends are mixed, CRLF and LF]",
 		},
 		"an empty file":  {protocol.FilesReadResult{Path: "a"}, "[a is empty]"},

@@ -122,24 +122,42 @@ func TestToolsets_Refusals(t *testing.T) {
 		code      protocol.Code
 		says      string
 	}{
-		"several lines":            {"openrath", "run_shell_command", map[string]any{"cmd": "a\nb"}, protocol.CodeInvalidArguments, "multiline commands are rejected"},
-		"a carriage return":        {"openrath", "run_shell_command", map[string]any{"cmd": "a\rb"}, protocol.CodeInvalidArguments, "multiline commands are rejected"},
-		"a long command":           {"openrath", "run_shell_command", map[string]any{"cmd": strings.Repeat("x", 2049)}, protocol.CodeInvalidArguments, "command too long"},
-		"another encoding":         {"openrath", "read_workspace_file", map[string]any{"path": "a", "encoding": 5}, protocol.CodeInvalidArguments, "encoding"},
-		"a file":                   {"web", "web_fetch", map[string]any{"url": "file:///etc/passwd"}, protocol.CodeInvalidArguments, "must begin with http:// or https://"},
-		"a header":                 {"web", "web_fetch", map[string]any{"url": "http://a.test", "headers": map[string]any{"Cookie": "a"}}, protocol.CodeInvalidArguments, `"Cookie" cannot be sent`},
-		"a large content":          {"smithers", "write", map[string]any{"path": "a", "content": large}, codes.TooLarge, "200001 bytes; at most 200000"},
-		"a large patch":            {"smithers", "edit", map[string]any{"path": "a", "patch": large}, codes.TooLarge, "at most 200000"},
-		"a blank program":          {"smithers", "bash", map[string]any{"cmd": " \t"}, protocol.CodeInvalidArguments, "cmd: is blank"},
-		"a long directory":         {"smithers", "bash", map[string]any{"cmd": "a", "opts": map[string]any{"cwd": strings.Repeat("x", 1025)}}, protocol.CodeInvalidArguments, "opts.cwd: has 1025 characters"},
-		"a content that is none":   {"openrath", "write_workspace_file", map[string]any{"path": "a", "content": []int{1}}, protocol.CodeInvalidArguments, "content must be text for write_workspace_file"},
-		"too many arguments":       {"smithers", "bash", map[string]any{"cmd": "a", "args": make([]string, 129)}, protocol.CodeInvalidArguments, "has 129 items, must have 128 or fewer"},
-		"a long argument":          {"smithers", "bash", map[string]any{"cmd": "a", "args": []string{strings.Repeat("x", 8193)}}, protocol.CodeInvalidArguments, "must have 8192 or fewer"},
-		"a long program":           {"smithers", "bash", map[string]any{"cmd": strings.Repeat("x", 8193)}, protocol.CodeInvalidArguments, "must have 8192 or fewer"},
-		"a directory outside":      {"smithers", "bash", map[string]any{"cmd": "a", "opts": map[string]any{"cwd": ".."}}, codes.PathEscape, "outside"},
-		"an unknown option":        {"smithers", "bash", map[string]any{"cmd": "a", "opts": map[string]any{"shell": true}}, protocol.CodeInvalidArguments, "opts.shell"},
-		"a path outside":           {"files", "read_file", map[string]any{"path": "../a"}, codes.PathEscape, "outside"},
-		"nothing to search for":    {"files", "edit_file", map[string]any{"path": "a", "search": "", "replace": "x"}, protocol.CodeInvalidArguments, "search: has 0 characters"},
+		"several lines":     {"openrath", "run_shell_command", map[string]any{"cmd": "a\nb"}, protocol.CodeInvalidArguments, "multiline commands are rejected"},
+		"a carriage return": {"openrath", "run_shell_command", map[string]any{"cmd": "a\rb"}, protocol.CodeInvalidArguments, "multiline commands are rejected"},
+		"a long command":    {"openrath", "run_shell_command", map[string]any{"cmd": strings.Repeat("x", 2049)}, protocol.CodeInvalidArguments, "command too long"},
+		"another encoding":  {"openrath", "read_workspace_file", map[string]any{"path": "a", "encoding": 5}, protocol.CodeInvalidArguments, "encoding"},
+		"a file":            {"web", "web_fetch", map[string]any{"url": "file:///etc/passwd"}, protocol.CodeInvalidArguments, "must begin with http:// or https://"},
+		"a header": {
+			"web", "web_fetch",
+			map[string]any{"url": "http://a.test", "headers": map[string]any{"Cookie": "a"}},
+			protocol.CodeInvalidArguments, `"Cookie" cannot be sent`,
+		},
+		"a large content": {"smithers", "write", map[string]any{"path": "a", "content": large}, codes.TooLarge, "200001 bytes; at most 200000"},
+		"a large patch":   {"smithers", "edit", map[string]any{"path": "a", "patch": large}, codes.TooLarge, "at most 200000"},
+		"a blank program": {"smithers", "bash", map[string]any{"cmd": " \t"}, protocol.CodeInvalidArguments, "cmd: is blank"},
+		"a long directory": {
+			"smithers", "bash",
+			map[string]any{"cmd": "a", "opts": map[string]any{"cwd": strings.Repeat("x", 1025)}},
+			protocol.CodeInvalidArguments, "opts.cwd: has 1025 characters",
+		},
+		"a content that is none": {
+			"openrath", "write_workspace_file", map[string]any{"path": "a", "content": []int{1}},
+			protocol.CodeInvalidArguments, "content must be text for write_workspace_file",
+		},
+		"too many arguments": {
+			"smithers", "bash", map[string]any{"cmd": "a", "args": make([]string, 129)}, protocol.CodeInvalidArguments, "has 129 items, must have 128 or fewer",
+		},
+		"a long argument": {
+			"smithers", "bash", map[string]any{"cmd": "a", "args": []string{strings.Repeat("x", 8193)}},
+			protocol.CodeInvalidArguments, "must have 8192 or fewer",
+		},
+		"a long program":      {"smithers", "bash", map[string]any{"cmd": strings.Repeat("x", 8193)}, protocol.CodeInvalidArguments, "must have 8192 or fewer"},
+		"a directory outside": {"smithers", "bash", map[string]any{"cmd": "a", "opts": map[string]any{"cwd": ".."}}, codes.PathEscape, "outside"},
+		"an unknown option":   {"smithers", "bash", map[string]any{"cmd": "a", "opts": map[string]any{"shell": true}}, protocol.CodeInvalidArguments, "opts.shell"},
+		"a path outside":      {"files", "read_file", map[string]any{"path": "../a"}, codes.PathEscape, "outside"},
+		"nothing to search for": {
+			"files", "edit_file", map[string]any{"path": "a", "search": "", "replace": "x"}, protocol.CodeInvalidArguments, "search: has 0 characters",
+		},
 		"a directory to be edited": {"files", "edit_file", map[string]any{"path": ".", "search": "a", "replace": "x"}, codes.IsDirectory, "directory"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -18,8 +18,12 @@ func sample() *overview.Picture {
 	rate := 12.5
 	hostile := "\x1b[2J\u202e" + strings.Repeat("long ", 50)
 	return &overview.Picture{
-		Workers:  []overview.Worker{{Worker: report.Worker{WorkerID: protocol.WorkerID("w" + hostile), Pool: "default", Slots: 4, Running: 3, Ended: 1000}, State: overview.Serving, CallsPerS: &rate}},
-		Lanes:    []report.Lane{{Lane: "account/" + protocol.Lane(strings.Repeat("x", 100)), Hash: "h", Pool: "default", State: "held", Waiting: 12, OldestMS: 61_000, Holder: "w", WaitsFor: hostile}},
+		Workers: []overview.Worker{
+			{Worker: report.Worker{WorkerID: protocol.WorkerID("w" + hostile), Pool: "default", Slots: 4, Running: 3, Ended: 1000}, State: overview.Serving, CallsPerS: &rate},
+		},
+		Lanes: []report.Lane{
+			{Lane: "account/" + protocol.Lane(strings.Repeat("x", 100)), Hash: "h", Pool: "default", State: "held", Waiting: 12, OldestMS: 61_000, Holder: "w", WaitsFor: hostile},
+		},
 		Sessions: []report.Session{{SessionID: "s", State: report.StateInUse, Prompt: strings.Repeat("日本語\n", 1_000_000), Model: hostile}},
 		Waits:    []overview.Wait{{WaitsFor: hostile, Wait: report.Wait{Reason: report.ReasonLimit}, Calls: 3, Lanes: 1}},
 		Looks:    []overview.Look{{Kind: overview.KindLane, State: "stalled", What: hostile, Why: hostile, AgeMS: 5000}},
@@ -130,7 +134,9 @@ func TestModel_FitsAtAnySize(t *testing.T) {
 	running.tail.output([]byte(strings.Repeat("日本語\x1b[2J\n", 100)))
 	logged := newLoggedDetail(target{call: "c"})
 	logged.tail = &tail{}
-	_, _ = logged.tail.Write([]byte(loggedText(&report.LoggedCall{Output: strings.Repeat("x\u202e", 500), Error: protocol.Errorf(protocol.CodeInternal, "%s", strings.Repeat("no ", 200))}, 50)))
+	_, _ = logged.tail.Write([]byte(loggedText(&report.LoggedCall{
+		Output: strings.Repeat("x\u202e", 500), Error: protocol.Errorf(protocol.CodeInternal, "%s", strings.Repeat("no ", 200)),
+	}, 50)))
 	for name, m := range map[string]*model{
 		"lists": made(), "lane": made(), "call": made(), "log": made(), "help": made(), "away": made(), "question": made(), "filter": made(), "nothing": made(),
 	} {

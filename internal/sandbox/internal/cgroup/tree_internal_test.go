@@ -150,17 +150,29 @@ func TestLocate_SaysWhereOrWhyNot(t *testing.T) {
 		own, fault string
 		advice     string
 	}{
-		"the root":            {files: map[string]string{"self/mountinfo": mountRoot, "self/cgroup": "0::/\n", "top/cgroup.controllers": all}, own: "top"},
-		"a unit":              {files: map[string]string{"self/mountinfo": mountRoot, "self/cgroup": "0::/a/b\n", "top/a/b/cgroup.controllers": all}, own: "top/a/b"},
-		"part of it":          {files: map[string]string{"self/mountinfo": mountBelow, "self/cgroup": "0::/docker/abc\n", "top/cgroup.controllers": all}, own: "top"},
-		"out of sight":        {files: map[string]string{"self/mountinfo": mountBelow, "self/cgroup": "0::/system.slice/x\n"}, fault: "is not below", advice: "namespace"},
-		"out of a namespace":  {files: map[string]string{"self/mountinfo": mountRoot, "self/cgroup": "0::/../x\n"}, fault: "cannot be read"},
-		"no proc":             {fault: "no /proc"},
-		"no groups":           {files: map[string]string{"self/mountinfo": mountRoot}, fault: "the kernel has none", advice: "CONFIG_CGROUPS"},
-		"version 1 alone":     {files: map[string]string{"self/mountinfo": "30 24 0:25 / /x rw - cgroup cgroup rw,memory\n", "self/cgroup": "4:memory:/x\n"}, fault: "version 2 is not mounted", advice: "unified_cgroup_hierarchy"},
-		"both versions":       {files: map[string]string{"self/mountinfo": mountHybrid, "self/cgroup": "4:memory:/x\n0::/\n", "top/cgroup.controllers": "\n"}, fault: "lacks cpu, memory, pids, which version 1 may have", advice: "version 2 alone"},
-		"memory in version 1": {files: map[string]string{"self/mountinfo": mountHybrid, "self/cgroup": "0::/\n", "top/cgroup.controllers": "cpu pids\n"}, fault: "lacks memory, which", advice: "version 2 alone"},
-		"not handed down":     {files: map[string]string{"self/mountinfo": mountRoot, "self/cgroup": "0::/a\n", "top/cgroup.controllers": all, "top/a/cgroup.controllers": "memory pids\n"}, fault: "without cpu in TOP/a", advice: "Delegate=yes"},
+		"the root":           {files: map[string]string{"self/mountinfo": mountRoot, "self/cgroup": "0::/\n", "top/cgroup.controllers": all}, own: "top"},
+		"a unit":             {files: map[string]string{"self/mountinfo": mountRoot, "self/cgroup": "0::/a/b\n", "top/a/b/cgroup.controllers": all}, own: "top/a/b"},
+		"part of it":         {files: map[string]string{"self/mountinfo": mountBelow, "self/cgroup": "0::/docker/abc\n", "top/cgroup.controllers": all}, own: "top"},
+		"out of sight":       {files: map[string]string{"self/mountinfo": mountBelow, "self/cgroup": "0::/system.slice/x\n"}, fault: "is not below", advice: "namespace"},
+		"out of a namespace": {files: map[string]string{"self/mountinfo": mountRoot, "self/cgroup": "0::/../x\n"}, fault: "cannot be read"},
+		"no proc":            {fault: "no /proc"},
+		"no groups":          {files: map[string]string{"self/mountinfo": mountRoot}, fault: "the kernel has none", advice: "CONFIG_CGROUPS"},
+		"version 1 alone": {
+			files: map[string]string{"self/mountinfo": "30 24 0:25 / /x rw - cgroup cgroup rw,memory\n", "self/cgroup": "4:memory:/x\n"},
+			fault: "version 2 is not mounted", advice: "unified_cgroup_hierarchy",
+		},
+		"both versions": {
+			files: map[string]string{"self/mountinfo": mountHybrid, "self/cgroup": "4:memory:/x\n0::/\n", "top/cgroup.controllers": "\n"},
+			fault: "lacks cpu, memory, pids, which version 1 may have", advice: "version 2 alone",
+		},
+		"memory in version 1": {
+			files: map[string]string{"self/mountinfo": mountHybrid, "self/cgroup": "0::/\n", "top/cgroup.controllers": "cpu pids\n"},
+			fault: "lacks memory, which", advice: "version 2 alone",
+		},
+		"not handed down": {
+			files: map[string]string{"self/mountinfo": mountRoot, "self/cgroup": "0::/a\n", "top/cgroup.controllers": all, "top/a/cgroup.controllers": "memory pids\n"},
+			fault: "without cpu in TOP/a", advice: "Delegate=yes",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

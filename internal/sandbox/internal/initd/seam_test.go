@@ -104,7 +104,11 @@ var Faults = map[string]Fault{
 	}},
 	"one more mount":       {step: "directories", Want: "mount /run was not asked for", instead: tmpfs("run", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_RDONLY)},
 	"set-user-ID programs": {step: "directories", Want: "mount /tmp has set-user-ID programs or devices", instead: tmpfs("tmp", unix.MS_NODEV)},
-	"devices":              {step: "directories", skip: "protected places", Want: "mount /workspace has set-user-ID programs or devices", instead: tmpfs("workspace", unix.MS_NOSUID)},
+	"devices": {
+		step: "directories", skip: "protected places",
+		Want:    "mount /workspace has set-user-ID programs or devices",
+		instead: tmpfs("workspace", unix.MS_NOSUID),
+	},
 	"nothing protected":    {skip: "protected places", Want: "/workspace/d is not protected"},
 	"directory not pinned": {step: "protected places", Want: "/workspace/d is not protected", instead: unpinned},
 	"protected place that can be written to": {step: "protected places", Want: "mount /workspace/d/p can be written to", instead: func(l *confine.List, really func()) {

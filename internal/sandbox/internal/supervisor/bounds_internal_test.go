@@ -92,11 +92,16 @@ func TestKinds_AreWhatHeld(t *testing.T) {
 		memory, processes isolation.LimitKind
 		watched           bool
 	}{
-		"nothing is there":        {limits: whole, memory: none.Memory, processes: none.Processes, watched: true},
-		"as the sandbox":          {bounded: true, limits: whole, memory: isolation.LimitCgroup, processes: isolation.LimitCgroup},
-		"as the sandbox, beside":  {bounded: true, beside: true, limits: whole, memory: isolation.LimitCgroup, processes: isolation.LimitCgroup},
-		"its own, alone":          {bounded: true, limits: sandbox.Limits{Memory: 1, Processes: 1}, memory: isolation.LimitCgroup, processes: isolation.LimitCgroup, watched: true},
-		"its own, beside another": {bounded: true, beside: true, limits: sandbox.Limits{Memory: 1, Processes: 1}, memory: isolation.LimitSoft, processes: isolation.LimitNone, watched: true},
+		"nothing is there":       {limits: whole, memory: none.Memory, processes: none.Processes, watched: true},
+		"as the sandbox":         {bounded: true, limits: whole, memory: isolation.LimitCgroup, processes: isolation.LimitCgroup},
+		"as the sandbox, beside": {bounded: true, beside: true, limits: whole, memory: isolation.LimitCgroup, processes: isolation.LimitCgroup},
+		"its own, alone": {
+			bounded: true, limits: sandbox.Limits{Memory: 1, Processes: 1}, memory: isolation.LimitCgroup, processes: isolation.LimitCgroup, watched: true,
+		},
+		"its own, beside another": {
+			bounded: true, beside: true, limits: sandbox.Limits{Memory: 1, Processes: 1},
+			memory: isolation.LimitSoft, processes: isolation.LimitNone, watched: true,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -40,10 +40,14 @@ func secretProbes() map[string]probe {
 		"secret/init-stat":  initStat,
 		"secret/init-label": initLabel,
 	}
-	for _, file := range []string{"kcore", "kmsg", "kpagecount", "kpageflags", "kpagecgroup", "timer_list", "vmallocinfo", "slabinfo", "pagetypeinfo", "sched_debug", "latency_stats"} {
+	for _, file := range []string{
+		"kcore", "kmsg", "kpagecount", "kpageflags", "kpagecgroup", "timer_list", "vmallocinfo", "slabinfo", "pagetypeinfo", "sched_debug", "latency_stats",
+	} {
 		all["secret/kernel-"+file] = func(canary.Host) canary.Verdict { return readable("/proc/" + file) }
 	}
-	for _, file := range []string{"auxv", "io", "stack", "syscall", "pagemap", "smaps", "numa_maps", "personality", "timers", "clear_refs", "ns/mnt", "fdinfo/3", "map_files"} {
+	for _, file := range []string{
+		"auxv", "io", "stack", "syscall", "pagemap", "smaps", "numa_maps", "personality", "timers", "clear_refs", "ns/mnt", "fdinfo/3", "map_files",
+	} {
 		all["secret/init-"+strings.ReplaceAll(file, "/", "-")] = func(canary.Host) canary.Verdict { return readable("/proc/1/" + file) }
 	}
 	return all
@@ -94,7 +98,9 @@ func everywhere(h canary.Host) canary.Verdict {
 			return fs.SkipAll
 		case err != nil:
 			return nil //nolint:nilerr // what cannot be listed is no secret
-		case entry.IsDir() && (path == workspace || slices.Contains([]string{"/usr", "/sys", "/opt", "/root/go", "/mnt"}, path) || strings.HasPrefix(path, "/proc/") && strings.Contains(path, "/task/")):
+		case entry.IsDir() && (path == workspace ||
+			slices.Contains([]string{"/usr", "/sys", "/opt", "/root/go", "/mnt"}, path) ||
+			strings.HasPrefix(path, "/proc/") && strings.Contains(path, "/task/")):
 			return fs.SkipDir
 		case !entry.Type().IsRegular():
 			return nil

@@ -205,7 +205,9 @@ func TestParse_EveryBuiltinOfBash(t *testing.T) {
 			for i, args := range arguments {
 				script := name + " " + args
 				if dir := string(rune('A' + i)); !seen(t, script) && name != "suspend" {
-					fmt.Fprintf(&all, "mkdir %s; (cd %s; a=(1); eval '%s') </dev/null >/dev/null 2>&1; [ ! -e %[1]s/PWN ] || touch PWN\n", dir, dir, strings.ReplaceAll(script, "'", `'\''`))
+					fmt.Fprintf(&all,
+						"mkdir %s; (cd %s; a=(1); eval '%s') </dev/null >/dev/null 2>&1; [ ! -e %[1]s/PWN ] || touch PWN\n",
+						dir, dir, strings.ReplaceAll(script, "'", `'\''`))
 				}
 			}
 			require.False(t, run(t, bash, all.String()), "bash evaluates an argument of %s that is not unknown:\n%s", name, all.String())
