@@ -96,7 +96,9 @@ func bounded(next http.Handler, b Bounds) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		sent := &sender{ResponseWriter: w, control: http.NewResponseController(w), within: b.Send}
 		if r.Body != nil && r.Body != http.NoBody {
-			r.Body = &received{ReadCloser: r.Body, control: sent.control, within: b.Body}
+			sent.body = &received{ReadCloser: r.Body, control: sent.control, within: b.Body}
+			r = r.WithContext(r.Context()) // the server looks at the body of its own
+			r.Body = sent.body
 		}
 		next.ServeHTTP(sent, r)
 		sent.more() // the server sends what is left
@@ -112,13 +114,18 @@ type sender struct {
 
 	control *http.ResponseController
 	within  time.Duration
+	body    *received // of the request; nil without one
 }
 
 // Unwrap is for [http.ResponseController].
 func (s *sender) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
-// more gives the client time for the next piece.
+// more gives the client time for the next piece. The server reads what is left of a body that the
+// handler has not read, with the head of the answer and behind its end.
 func (s *sender) more() {
+	if s.body != nil {
+		s.body.begin()
+	}
 	if s.within > 0 {
 		_ = s.control.SetWriteDeadline(time.Now().Add(s.within)) // where it is no connection, as in tests, there is none
 	}
@@ -160,12 +167,17 @@ type received struct {
 	begun   bool
 }
 
-// Read implements [io.Reader].
-func (r *received) Read(p []byte) (int, error) {
+// begin bounds the time in which the body arrives, from now on.
+func (r *received) begin() {
 	if !r.begun && r.within > 0 {
 		r.begun = true
 		_ = r.control.SetReadDeadline(time.Now().Add(r.within)) // as with more
 	}
+}
+
+// Read implements [io.Reader].
+func (r *received) Read(p []byte) (int, error) {
+	r.begin()
 	n, err := r.ReadCloser.Read(p)
 	if r.begun && errors.Is(err, io.EOF) {
 		_ = r.control.SetReadDeadline(time.Time{})

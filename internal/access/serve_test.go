@@ -74,6 +74,14 @@ func TestServe_SlowClientsAreDisconnected(t *testing.T) {
 			w.WriteHeader(http.StatusRequestTimeout)
 		}
 	}
+	ignores := func(http.ResponseWriter, *http.Request) {}
+	begins := func(w http.ResponseWriter, _ *http.Request) { _ = http.NewResponseController(w).Flush() }
+	const chunked = "POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+	const sized = "POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n"
+	refuses := func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Connection", "close")
+		w.WriteHeader(http.StatusUnauthorized)
+	}
 	for name, c := range map[string]struct {
 		change  func(*access.Bounds)
 		handler http.HandlerFunc
@@ -82,6 +90,9 @@ func TestServe_SlowClientsAreDisconnected(t *testing.T) {
 	}{
 		"a head that never ends":      {func(b *access.Bounds) { b.Head = soon }, read, "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ", true},
 		"a body that never ends":      {func(b *access.Bounds) { b.Body = soon }, read, "POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\nx", true},
+		"a body that is not read":     {func(b *access.Bounds) { b.Body = soon }, ignores, sized + "x", true},
+		"a body that is not awaited":  {func(b *access.Bounds) { b.Body = soon }, begins, chunked, true},
+		"a body that is refused":      {func(b *access.Bounds) { b.Body = soon }, refuses, sized, true},
 		"an answer that is not taken": {func(b *access.Bounds) { b.Send = soon }, large, get, false},
 	} {
 		t.Run(name, func(t *testing.T) {
