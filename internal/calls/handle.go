@@ -338,6 +338,22 @@ func (h *Handle) Detach() {
 	h.table.detach(h, loop.ErrDetached)
 }
 
+type requestKey struct{}
+
+// WithRequest returns a context for one request of a client, until its end: a server answers many
+// requests about a call that lasts for days, and follows it for none that has ended.
+func WithRequest(ctx context.Context) (_ context.Context, end context.CancelFunc) {
+	request, end := context.WithCancel(context.WithoutCancel(ctx))
+	return context.WithValue(ctx, requestKey{}, request), end
+}
+
+// EndWithRequest detaches a handle at the end of the request of a context, if it has one.
+func EndWithRequest(ctx context.Context, h *Handle) {
+	if request, is := ctx.Value(requestKey{}).(context.Context); is {
+		context.AfterFunc(request, h.Detach)
+	}
+}
+
 // Cancel requests that the call ends as cancelled. Once it returns nil the request is stored, or
 // the call has ended, or was not sent because its lane or pool is full, or because it waits for a
 // call that is being sent. A call that is about to be sent is sent first: a request before it would

@@ -20,6 +20,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/toolfleet/toolfleet/internal/access"
+	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -73,9 +74,9 @@ type Local interface {
 	Cancel(ctx context.Context, id protocol.SessionID) ([]protocol.CallID, error)
 	Remove(ctx context.Context, id protocol.SessionID, force bool) (report.Removed, error)
 	// Pool has the sandbox of a session. Use is Pool for what takes a process that runs the
-	// session, or a turn. The session is begun if there is none.
+	// session, or a turn. With begin, the session is begun if there is none.
 	Pool(ctx context.Context, id protocol.SessionID) protocol.Pool
-	Use(ctx context.Context, id protocol.SessionID, turn bool) (protocol.Pool, error)
+	Use(ctx context.Context, id protocol.SessionID, begin, turn bool) (protocol.Pool, error)
 }
 
 // OnePool returns a [Local] of sessions that are all run by workers of one pool.
@@ -94,7 +95,7 @@ type onePool struct {
 func (p onePool) Pool(context.Context, protocol.SessionID) protocol.Pool { return p.pool }
 
 // Use implements [Local].
-func (p onePool) Use(context.Context, protocol.SessionID, bool) (protocol.Pool, error) {
+func (p onePool) Use(context.Context, protocol.SessionID, bool, bool) (protocol.Pool, error) {
 	return p.pool, nil
 }
 
@@ -104,12 +105,13 @@ func (a *api) of(ctx context.Context, id protocol.SessionID) fleet.Sessions {
 }
 
 // using answers with what do does in the sessions of the pool that has the sandbox of a session. It
-// is for what takes a process that runs the session, or a turn.
-func using[T any](ctx context.Context, a *api, id protocol.SessionID, turn bool, do func(fleet.Sessions) (T, error)) (*answer[T], error) {
+// is for what takes a process that runs the session, or a turn. With begin, the session is begun if
+// there is none.
+func using[T any](ctx context.Context, a *api, id protocol.SessionID, begin, turn bool, do func(fleet.Sessions) (T, error)) (*answer[T], error) {
 	if turn && a.NoTurns {
 		return nil, ofRequest(http.StatusUnprocessableEntity, "this server runs no turns: start coordinator http with --model")
 	}
-	pool, err := a.Local.Use(ctx, id, turn)
+	pool, err := a.Local.Use(ctx, id, begin, turn)
 	if err != nil {
 		return nil, problem(err)
 	}
@@ -127,7 +129,7 @@ type api struct {
 func New(o Options) http.Handler {
 	mux := http.NewServeMux()
 	a := newAPI(mux, o)
-	handler := problems(mux)
+	handler := WithRequest(problems(mux))
 	if a.Shares != nil {
 		handler = a.Shares.Bound(handler, refuse)
 	}
@@ -256,6 +258,15 @@ func require(verifier access.Verifier, next http.Handler) http.Handler {
 			return
 		}
 		bound.ServeHTTP(w, r)
+	})
+}
+
+// WithRequest ends what a request follows with the request, see [calls.WithRequest].
+func WithRequest(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, end := calls.WithRequest(r.Context())
+		defer end()
+		next.ServeHTTP(w, r.WithContext(ctx))
 	})
 }
 

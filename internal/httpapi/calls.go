@@ -28,7 +28,7 @@ type CallRequest struct {
 	Handler   protocol.Kind   `json:"handler,omitempty" doc:"Kind of a handler of Go workers, which runs instead of a tool."`
 	Input     json.RawMessage `json:"input,omitempty" doc:"What the handler gets: any JSON value."`
 
-	Session   protocol.SessionID `json:"session_id,omitempty" doc:"Session that owns the call and its result. Default: that of the sandbox, else one for all such calls of this server."`
+	Session   protocol.SessionID `json:"session_id,omitempty" doc:"Session that owns the call and its result. Default: that of the sandbox, else one for all such calls of the tenant to this server."`
 	Sandbox   string             `json:"sandbox,omitempty" doc:"Sandbox in which the call runs. Default: that of the session."`
 	Resources []protocol.Use     `json:"resources,omitempty" maxItems:"64" doc:"What the call uses. Calls whose resources conflict run one after another. Default: what the tool declares."`
 	Pool      protocol.Pool      `json:"pool,omitempty" doc:"Pool of workers."`
@@ -78,7 +78,7 @@ func (o *Options) Prepared(ctx context.Context, call fleet.Call) (fleet.Call, er
 	if call.Pool == "" {
 		call.Pool = o.Pool
 		if sandbox := cmp.Or(protocol.SessionID(call.Sandbox), call.Session); sandbox != "" {
-			pool, err := o.Local.Use(ctx, sandbox, false)
+			pool, err := o.Local.Use(ctx, sandbox, true, false)
 			if err != nil {
 				return fleet.Call{}, err
 			}

@@ -60,10 +60,7 @@ func (a *api) sessionEvents(tag string) {
 				end()
 				return nil, problem(first.err)
 			}
-			return streamed(func(s *stream) {
-				defer end()
-				passEvents(ctx, s, first, next, in.Output, in.Turn)
-			}), nil
+			return streamed(func(s *stream) { passEvents(ctx, s, first, next, in.Output, in.Turn) }, end), nil
 		})
 }
 
@@ -151,7 +148,7 @@ func (a *api) callEvents(tag string) {
 		if err != nil {
 			return nil, problem(err)
 		}
-		return streamed(func(s *stream) { a.passCall(ctx, s, in.ref(), future) }), nil
+		return streamed(func(s *stream) { a.passCall(ctx, s, in.ref(), future) }, func() {}), nil
 	})
 }
 
@@ -208,9 +205,11 @@ type stream struct {
 	control *http.ResponseController
 }
 
-// streamed answers with a stream of events that write sends.
-func streamed(write func(*stream)) *huma.StreamResponse {
+// streamed answers with a stream of events that write sends. end is called at its end, also if the
+// client has gone before write is called.
+func streamed(write func(*stream), end func()) *huma.StreamResponse {
 	return &huma.StreamResponse{Body: func(ctx huma.Context) {
+		defer end()
 		ctx.SetHeader("Content-Type", "text/event-stream")
 		ctx.SetHeader("Cache-Control", "no-store")
 		ctx.SetHeader("X-Accel-Buffering", "no")

@@ -105,7 +105,7 @@ func (a *api) sessions() {
 		if err != nil {
 			return nil, err
 		}
-		return using(ctx, a, session, true, func(sessions fleet.Sessions) (*CallState, error) {
+		return using(ctx, a, session, true, true, func(sessions fleet.Sessions) (*CallState, error) {
 			ref, err := sessions.Submit(ctx, made)
 			return &CallState{SessionID: ref.SessionID, CallID: ref.ID, State: "accepted"}, err
 		})
@@ -187,7 +187,7 @@ func (a *api) sessions() {
 			}
 		},
 		) (*answer[Forked], error) {
-			return using(ctx, a, in.Body.To, false, func(sessions fleet.Sessions) (Forked, error) {
+			return using(ctx, a, in.Body.To, true, false, func(sessions fleet.Sessions) (Forked, error) {
 				turns, err := sessions.Fork(ctx, in.Session, in.Body.at(), in.Body.To)
 				return Forked{in.Body.To, turns}, err
 			})
@@ -200,7 +200,7 @@ func (a *api) sessions() {
 			}
 		},
 		) (*answer[report.Merged], error) {
-			return using(ctx, a, in.Session, false, func(sessions fleet.Sessions) (report.Merged, error) {
+			return using(ctx, a, in.Session, false, false, func(sessions fleet.Sessions) (report.Merged, error) {
 				return sessions.Merge(ctx, in.Body.Fork, in.Session)
 			})
 		})
@@ -212,7 +212,7 @@ func (a *api) sessions() {
 			}
 		},
 		) (*answer[Restored], error) {
-			return using(ctx, a, in.Session, false, func(sessions fleet.Sessions) (Restored, error) {
+			return using(ctx, a, in.Session, false, false, func(sessions fleet.Sessions) (Restored, error) {
 				written, removed, err := sessions.Restore(ctx, in.Session, in.Body.Call)
 				return Restored{written, removed}, err
 			})
@@ -224,7 +224,7 @@ func (a *api) sessions() {
 			Body Place
 		},
 		) (*answer[EffectList], error) {
-			return using(ctx, a, in.Session, false, func(sessions fleet.Sessions) (EffectList, error) {
+			return using(ctx, a, in.Session, false, false, func(sessions fleet.Sessions) (EffectList, error) {
 				effects, err := sessions.Revert(ctx, in.Session, in.Body.orBeginning())
 				return EffectList{orEmpty(effects)}, err
 			})
@@ -236,7 +236,7 @@ func (a *api) sessions() {
 			Model string `query:"model" maxLength:"256" doc:"Model that writes the summary. Default: that of the coordinator."`
 		},
 		) (*answer[Compacted], error) {
-			return using(ctx, a, in.Session, true, func(sessions fleet.Sessions) (Compacted, error) {
+			return using(ctx, a, in.Session, false, true, func(sessions fleet.Sessions) (Compacted, error) {
 				compacted, err := sessions.Compact(ctx, in.Session, in.Model)
 				return Compacted{compacted}, late(ctx, err)
 			})
@@ -268,7 +268,7 @@ func (a *api) sessions() {
 			if err != nil {
 				return nil, ofRequest(http.StatusUnprocessableEntity, err.Error())
 			}
-			return using(ctx, a, in.Session, false, func(sessions fleet.Sessions) (Forked, error) {
+			return using(ctx, a, in.Session, true, false, func(sessions fleet.Sessions) (Forked, error) {
 				turns, err := sessions.Import(ctx, events, in.Session)
 				return Forked{in.Session, turns}, err
 			})

@@ -18,9 +18,13 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/toolfleet/toolfleet/internal/access"
+	internal "github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/httpapi"
+	"github.com/toolfleet/toolfleet/internal/telemetry"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/fleettest"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -269,6 +273,73 @@ func TestStreams_EndWithTheServer(t *testing.T) {
 	future, err := client.Attach(t.Context(), ref)
 	require.NoError(t, err)
 	require.NoError(t, future.Cancel(t.Context()))
+}
+
+// goneWriter is the answer to a client that has gone.
+type goneWriter struct{ header http.Header }
+
+func (w goneWriter) Header() http.Header     { return w.header }
+func (goneWriter) Write([]byte) (int, error) { return 0, net.ErrClosed }
+func (goneWriter) WriteHeader(int)           {}
+
+// A client that goes before its stream begins leaves nothing that follows the session.
+func TestStreams_AClientThatHasGoneFollowsNothing(t *testing.T) {
+	t.Parallel()
+	var inner *internal.Fleet
+	options := fleet.Options{Data: t.TempDir()}
+	options.Opened = func(f *internal.Fleet) { inner = f }
+	client, err := fleet.Connect(t.Context(), options)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	talks(t, client, "s")(1)
+	require.NotEmpty(t, stored(t, client, "s", 1)) // what all that follow share is open
+	before := inner.NC.NumSubscriptions()
+	handler := httpapi.New(httpapi.Options{Client: client, Version: "test"})
+	for range 3 {
+		ctx, leave := context.WithCancel(t.Context())
+		handler.ServeHTTP(goneWriter{http.Header{}}, httptest.NewRequestWithContext(ctx, http.MethodGet, "/v1/sessions/s/events", nil))
+		leave()
+	}
+	require.Eventually(t, func() bool { return inner.NC.NumSubscriptions() <= before }, time.Minute, 10*time.Millisecond)
+}
+
+// A call that runs for long is asked about again and again: what a request follows ends with it.
+func TestCalls_AreFollowedByTheirRequestsAlone(t *testing.T) {
+	t.Parallel()
+	reader := sdkmetric.NewManualReader()
+	client, err := fleet.Connect(t.Context(), fleet.Options{Data: t.TempDir(), MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	active := func() (n int64) {
+		var all metricdata.ResourceMetrics
+		require.NoError(t, reader.Collect(context.Background(), &all))
+		for _, scope := range all.ScopeMetrics {
+			for _, m := range scope.Metrics {
+				if sum, is := m.Data.(metricdata.Sum[int64]); is && m.Name == telemetry.MetricCallActive {
+					for _, point := range sum.DataPoints {
+						n += point.Value
+					}
+				}
+			}
+		}
+		return n
+	}
+	_, err = client.Submit(t.Context(), fleet.Call{Session: "s", ID: "c", Payload: protocol.CommandRun{Command: "true"}}) // no worker takes it
+	require.NoError(t, err)
+	s := server{httptest.NewServer(httpapi.New(httpapi.Options{Client: client, Version: "test"})), client}
+	defer s.Close()
+	before := active()
+	for range 20 {
+		require.Equal(t, 200, s.ask(t, "GET", "/v1/calls/s/c", "", nil))
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	stream, err := follow(ctx, s.URL+"/v1/calls/s/c/events", "")
+	require.NoError(t, err)
+	require.Equal(t, before+1, active())
+	leave()
+	for range stream { //nolint:revive // until its end
+	}
+	require.Eventually(t, func() bool { return active() == before }, time.Minute, 10*time.Millisecond)
 }
 
 // An id that no event has is refused: a reader behind it would miss what comes.

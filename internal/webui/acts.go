@@ -90,7 +90,7 @@ func (u *ui) act(ctx context.Context, w http.ResponseWriter, r *http.Request) er
 func (u *ui) using(ctx context.Context, id protocol.SessionID, act string) (fleet.Sessions, error) {
 	switch act {
 	case "send", "restore", "remove", "merge":
-		pool, err := u.Local.Use(ctx, id, act == "send")
+		pool, err := u.Local.Use(ctx, id, act == "send", act == "send")
 		return u.Client.Sessions(pool), err
 	default:
 		return u.of(ctx, id), nil
@@ -222,7 +222,7 @@ func (f *form) cancelCall(ctx context.Context) (string, error) {
 
 func (f *form) fork(ctx context.Context) (string, error) {
 	made := protocol.NewSessionID()
-	pool, err := f.u.Local.Use(ctx, made, false)
+	pool, err := f.u.Local.Use(ctx, made, true, false)
 	if err == nil {
 		_, err = f.u.Client.Sessions(pool).Fork(ctx, f.session, fleet.At{Call: f.call}, made)
 	}

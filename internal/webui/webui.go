@@ -111,11 +111,11 @@ func New(o Options) *Handler {
 type noTurns struct{ httpapi.Local }
 
 // Use implements [httpapi.Local].
-func (n noTurns) Use(ctx context.Context, id protocol.SessionID, turn bool) (protocol.Pool, error) {
+func (n noTurns) Use(ctx context.Context, id protocol.SessionID, begin, turn bool) (protocol.Pool, error) {
 	if turn {
 		return "", fmt.Errorf("%w: this server runs no turns: start coordinator ui or http with --model", fleet.ErrInvalid)
 	}
-	return n.Local.Use(ctx, id, turn)
+	return n.Local.Use(ctx, id, begin, turn)
 }
 
 // Close ends what pages follow. No page is served after it.
@@ -177,7 +177,7 @@ func (u *ui) routes() {
 
 // guarded lets in those that may come, before any page.
 func (u *ui) guarded() http.Handler {
-	handler := http.StripPrefix(u.Base, u.mux)
+	handler := httpapi.WithRequest(http.StripPrefix(u.Base, u.mux))
 	if u.Shares != nil {
 		handler = u.Shares.Bound(handler, u.refuse)
 	}

@@ -3,6 +3,8 @@ package fleet
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +13,7 @@ import (
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/calls"
+	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/lane"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
@@ -38,7 +41,8 @@ type Call struct {
 	Payload protocol.Payload
 
 	// Session owns the call and its result. "" means a session with the name of Sandbox; without
-	// a Sandbox, a session that all such calls of the client share.
+	// a Sandbox, a session that all such calls of the client share, and those of each tenant for
+	// which it acts.
 	Session protocol.SessionID
 	// Sandbox is the sandbox in which the call runs; "" means the one of Session.
 	Sandbox string
@@ -200,7 +204,7 @@ var (
 
 // withDefaults returns the call with its session, sandbox and table, or every invalid field. Each
 // error wraps [protocol.ErrInvalidCall].
-func (c *Client) withDefaults(call Call) (Call, error) {
+func (c *Client) withDefaults(ctx context.Context, call Call) (Call, error) {
 	var faults []error
 	fault := func(wrong bool, format string, args ...any) {
 		if wrong {
@@ -226,7 +230,7 @@ func (c *Client) withDefaults(call Call) (Call, error) {
 		_, err := protocol.ParseSessionID(call.Sandbox)
 		fault(err != nil, "sandbox: %w", err)
 	}
-	call.Session = cmp.Or(call.Session, protocol.SessionID(call.Sandbox), c.session)
+	call.Session = cmp.Or(call.Session, protocol.SessionID(call.Sandbox), c.sessionOf(ctx))
 	call.Sandbox = cmp.Or(call.Sandbox, string(call.Session))
 	call.Arguments = cmp.Or(call.Arguments, "{}")
 	// What a tool defines is not known yet, and stands for itself here.
@@ -246,6 +250,16 @@ func (c *Client) withDefaults(call Call) (Call, error) {
 		return call, err
 	}
 	return call, nil
+}
+
+// sessionOf is the session of calls that name none: one for the operator, and one for each tenant,
+// since a session belongs to the tenant that uses it first.
+func (c *Client) sessionOf(ctx context.Context) protocol.SessionID {
+	if !judge.Bounded(ctx) {
+		return c.session
+	}
+	sum := sha256.Sum256([]byte(judge.Of(ctx).Owner().Tenant))
+	return c.session + protocol.SessionID("-"+hex.EncodeToString(sum[:8]))
 }
 
 // set replaces what the fields of the call name.

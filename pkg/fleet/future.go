@@ -56,7 +56,7 @@ func (c *Client) notSent(ref *protocol.CallRef) {
 // prepare plans a call. The future has ended if that fails.
 func (c *Client) prepare(ctx context.Context, call Call) (*Future, error) {
 	f := &Future{ref: protocol.CallRef{SessionID: call.Session, ID: call.ID}}
-	call, err := c.withDefaults(call)
+	call, err := c.withDefaults(ctx, call)
 	f.ref.SessionID = call.Session
 	switch { // before a policy or a person is asked
 	case err != nil:
@@ -138,6 +138,7 @@ func (c *Client) Attach(ctx context.Context, ref protocol.CallRef) (*Future, err
 		if err != nil {
 			return nil, err
 		}
+		calls.EndWithRequest(ctx, follow)
 		return (&Future{ref: ref}).started(ctx, follow), nil
 	})
 }
@@ -338,7 +339,7 @@ func (s *Stream) Go(ctx context.Context, call Call) *Future {
 	defer s.mu.Unlock()
 	call, err := s.next(call)
 	if err != nil {
-		f := &Future{ref: protocol.CallRef{SessionID: cmp.Or(call.Session, protocol.SessionID(s.sandbox), s.client.session), ID: call.ID}}
+		f := &Future{ref: protocol.CallRef{SessionID: cmp.Or(call.Session, protocol.SessionID(s.sandbox), s.client.sessionOf(ctx)), ID: call.ID}}
 		s.client.notSent(&f.ref)
 		return f.end(failed(call.Session, err))
 	}

@@ -540,8 +540,8 @@ func (s Sessions) ChangedFiles(ctx context.Context, id protocol.SessionID) (list
 	})
 }
 
-// Diff says what a call changed in a session's workspace: a line for each path, with the unified
-// difference of texts up to 1 MiB.
+// Diff says what a call changed in a session's workspace, or with "" all of its calls together: a
+// line for each path, with the unified difference of texts up to 1 MiB.
 func (s Sessions) Diff(ctx context.Context, id protocol.SessionID, call protocol.CallID) (text string, err error) {
 	return inFiles(ctx, s, only(id), nil, func(ctx context.Context, files session.Files) (string, error) { return files.Diff(ctx, id, call) })
 }

@@ -182,6 +182,37 @@ func TestTenants_AClientReachesItsOwn(t *testing.T) {
 	require.Equal(t, protocol.StatusCancelled, result.Status)
 }
 
+// Calls that name no session are in one of their tenant: which tenant calls first says nothing of
+// the others.
+func TestTenants_CallsWithoutASession(t *testing.T) {
+	t.Parallel()
+	client, err := fleet.Connect(t.Context(), fleet.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+	_, err = client.StartWorker(t.Context(), worker.Options{Driver: "process"})
+	require.NoError(t, err)
+	sessions := map[protocol.SessionID]bool{}
+	for _, who := range []judge.Principal{
+		{},
+		{Known: judge.ByToken, Name: "ann", Tenant: "acme"},
+		{Known: judge.ByToken, Name: "eve", Tenant: "other"},
+		{Known: judge.ByToken, Name: "dan"},
+		{Known: judge.ByToken, Name: "bob", Tenant: "acme"},
+	} {
+		ctx := judge.With(t.Context(), who)
+		result, err := client.Call(ctx, fleet.Call{Payload: protocol.CommandRun{Command: "true"}})
+		require.NoError(t, err, who)
+		require.NoError(t, result.Err(), who)
+		ref, err := client.Submit(ctx, fleet.Call{Payload: protocol.CommandRun{Command: "true"}})
+		require.NoError(t, err, who)
+		require.Equal(t, result.SessionID, ref.SessionID)
+		_, err = client.Attach(ctx, ref)
+		require.NoError(t, err, who)
+		sessions[ref.SessionID] = true
+	}
+	require.Len(t, sessions, 4, "one for the operator, and one for each tenant")
+}
+
 // What a principal reads of a session ends when another tenant makes one of its name, also if it
 // says that it has read more than there is.
 func TestTenants_EventsOfASessionThatIsMadeLater(t *testing.T) {

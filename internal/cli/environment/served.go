@@ -59,10 +59,10 @@ func (s *Served) Pool(ctx context.Context, id protocol.SessionID) protocol.Pool 
 	return s.location.pool(owner)
 }
 
-// Use returns the pool that has the sandbox of a session, which is begun here if there is none. The
-// error wraps [public.ErrSessionBusy] if no process runs its calls; and for a turn, if another one
-// does.
-func (s *Served) Use(ctx context.Context, id protocol.SessionID, turn bool) (protocol.Pool, error) {
+// Use returns the pool that has the sandbox of a session. If there is none it is begun here, or
+// without begin the error wraps [public.ErrNotFound]. It wraps [public.ErrSessionBusy] if no
+// process runs the calls of the session; and for a turn, if another one does.
+func (s *Served) Use(ctx context.Context, id protocol.SessionID, begin, turn bool) (protocol.Pool, error) {
 	if _, err := protocol.ParseSessionID(string(id)); err != nil {
 		return "", err
 	}
@@ -76,7 +76,9 @@ func (s *Served) Use(ctx context.Context, id protocol.SessionID, turn bool) (pro
 	if s.mine(owner) {
 		return s.location.pool(s.id), nil
 	}
-	switch known := s.Known(judge.With(ctx, judge.Principal{}), id); {
+	switch known := s.begun(judge.With(ctx, judge.Principal{}), id); {
+	case errors.Is(known, public.ErrNotFound) && !begin:
+		return "", known
 	case errors.Is(known, public.ErrNotFound):
 		if err := judge.Judge(ctx, judge.Make, judge.Object{Kind: judge.Session, ID: string(id), Owner: judge.Of(ctx).Owner()}); err != nil {
 			return "", err
@@ -91,6 +93,16 @@ func (s *Served) Use(ctx context.Context, id protocol.SessionID, turn bool) (pro
 		return "", fmt.Errorf("session %s: %w: %s runs it; say it there, or wait for its end", id, public.ErrSessionBusy, s.location.holder(owner))
 	}
 	return s.location.pool(owner), nil
+}
+
+// begun is [Local.Known], but for a directory that no process has held and that has no journal: the
+// process that made it was killed before it used it, and it is made again.
+func (s *Served) begun(ctx context.Context, id protocol.SessionID) error {
+	if _, err := os.Stat(filepath.Join(s.location.data(id), sessionLock)); err == nil {
+		return nil
+	}
+	_, err := s.Sessions("").Show(ctx, id)
+	return err
 }
 
 // begin makes the directory of a session that clients begin here: commands find it, and continue it
@@ -110,7 +122,10 @@ func (s *Served) begin(id protocol.SessionID) error {
 // Remove is [public.Sessions.Remove], also of the directory of a session that clients have begun
 // here.
 func (s *Served) Remove(ctx context.Context, id protocol.SessionID, force bool) (removed report.Removed, err error) {
-	pool, err := s.Use(ctx, id, false)
+	pool, err := s.Use(ctx, id, false, false)
+	if errors.Is(err, public.ErrNotFound) { // nothing is left to be removed, or it is hidden
+		pool, err = s.location.pool(s.id), nil
+	}
 	if err == nil {
 		removed, err = s.Sessions(pool).Remove(ctx, id, force)
 	}

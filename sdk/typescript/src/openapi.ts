@@ -1089,7 +1089,7 @@ export interface components {
             retry?: components["schemas"]["Retry"];
             /** @description Sandbox in which the call runs. Default: that of the session. */
             sandbox?: string;
-            /** @description Session that owns the call and its result. Default: that of the sandbox, else one for all such calls of this server. */
+            /** @description Session that owns the call and its result. Default: that of the sandbox, else one for all such calls of the tenant to this server. */
             session_id?: string;
             /** @description Tenant. Default: that of the token. */
             tenant?: string;
@@ -1223,7 +1223,7 @@ export interface components {
             retry?: components["schemas"]["Retry"];
             /** @description Sandbox in which the call runs. Default: that of the session. */
             sandbox?: string;
-            /** @description Session that owns the call and its result. Default: that of the sandbox, else one for all such calls of this server. */
+            /** @description Session that owns the call and its result. Default: that of the sandbox, else one for all such calls of the tenant to this server. */
             session_id?: string;
             /** @description Tenant. Default: that of the token. */
             tenant?: string;

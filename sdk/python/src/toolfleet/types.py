@@ -220,7 +220,7 @@ class BatchedCall(TypedDict, total=False):
     sandbox: str
     """Sandbox in which the call runs. Default: that of the session."""
     session_id: str
-    """Session that owns the call and its result. Default: that of the sandbox, else one for all such calls of this server."""
+    """Session that owns the call and its result. Default: that of the sandbox, else one for all such calls of the tenant to this server."""
     tenant: str
     """Tenant. Default: that of the token."""
     timeout_ms: int
@@ -332,7 +332,7 @@ class CallRequest(TypedDict, total=False):
     sandbox: str
     """Sandbox in which the call runs. Default: that of the session."""
     session_id: str
-    """Session that owns the call and its result. Default: that of the sandbox, else one for all such calls of this server."""
+    """Session that owns the call and its result. Default: that of the sandbox, else one for all such calls of the tenant to this server."""
     tenant: str
     """Tenant. Default: that of the token."""
     timeout_ms: int
