@@ -230,6 +230,47 @@ func unpacked(t *testing.T, from io.Reader) map[string]string {
 	}
 }
 
+// What differs is read into memory, so it is bounded; that of a single call is there.
+func TestDiff_IsBounded(t *testing.T) {
+	t.Parallel()
+	s := start(t, nil)
+	var call httpapi.CallState
+	const many = `{"tool": "bash", "arguments": {"command": "for i in $(seq 66); do head -c 1040000 /dev/zero | tr '\\0' x >$i; done"}, "session_id": "s"}`
+	require.Equal(t, 202, s.ask(t, "POST", "/v1/calls?wait_ms=60000", many, &call))
+	require.EqualValues(t, "ok", call.Result.Status)
+	require.EqualValues(t, "ok", s.changed(t, "PUT", "/v1/sessions/s/file?path=f", []byte("text\n"), "Idempotency-Key", "small").Result.Status)
+	status, read := s.send(t, "GET", "/v1/sessions/s/diff", "")
+	require.Equal(t, http.StatusUnprocessableEntity, status)
+	require.Contains(t, string(read), "too_large")
+	status, read = s.send(t, "GET", "/v1/sessions/s/diff?call=small", "")
+	require.Equal(t, http.StatusOK, status)
+	require.Contains(t, string(read), "+text")
+	require.NotContains(t, string(read), "+++ b/66", "of one call")
+}
+
+// Without a call the difference is that of all calls, which a fork has from its beginning.
+func TestDiff_OfAllCalls(t *testing.T) {
+	t.Parallel()
+	s := start(t, nil)
+	for _, name := range []string{"a", "b"} {
+		require.EqualValues(t, "ok", s.changed(t, "PUT", "/v1/sessions/s/file?path="+name, []byte(name+"\n")).Result.Status)
+	}
+	diff := func(session string) string {
+		t.Helper()
+		status, read := s.send(t, "GET", "/v1/sessions/"+session+"/diff", "")
+		require.Equal(t, http.StatusOK, status)
+		var d httpapi.Diff
+		require.NoError(t, json.Unmarshal(read, &d))
+		return d.Diff
+	}
+	require.Equal(t, "new file a\n--- a/a\n+++ b/a\n@@ -0,0 +1 @@\n+a\nnew file b\n--- a/b\n+++ b/b\n@@ -0,0 +1 @@\n+b\n", diff("s"))
+	require.Equal(t, 201, s.ask(t, "POST", "/v1/sessions/s/fork", `{"session_id": "fork"}`, nil))
+	require.Empty(t, diff("fork"))
+	require.EqualValues(t, "ok", s.changed(t, "DELETE", "/v1/sessions/fork/file?path=a", nil).Result.Status)
+	require.Equal(t, "removed file a\n--- a/a\n+++ b/a\n@@ -1 +0,0 @@\n-a\n", diff("fork"))
+	require.Equal(t, 404, s.ask(t, "GET", "/v1/sessions/none/diff", "", nil))
+}
+
 // An archive that cannot be sent to its end is an error for the client, in each format.
 func TestArchives_CutShortAreErrors(t *testing.T) {
 	t.Parallel()

@@ -30,6 +30,8 @@ import (
 const (
 	// maxRead is the maximum size of a file that is read, and maxCompared of one that is compared.
 	maxRead, maxCompared = 64 << 20, 1 << 20
+	// maxDifference is the maximum size of the difference of two workspaces, which is in memory.
+	maxDifference = 64 << 20
 	// underWorkspace is where the files of a workspace are in its checkpoints.
 	underWorkspace = workspace.Dir + "/"
 )
@@ -192,12 +194,19 @@ func (f Files) Changes(ctx context.Context, id protocol.SessionID) ([]report.Cha
 	return history, nil
 }
 
-// Diff says what a call changed: a line for each path, and the difference of texts.
+// Diff says what a call changed, or with "" all calls of the session together: a line for each path,
+// and the difference of texts.
 func (f Files) Diff(ctx context.Context, id protocol.SessionID, call protocol.CallID) (string, error) {
 	if err := f.may(ctx, judge.See, id); err != nil {
 		return "", err
 	}
-	before, after, err := f.store.Change(ctx, sandboxHash(id), call)
+	var before, after snapshot.Tree
+	var err error
+	if call == "" {
+		before, after, err = f.store.Whole(ctx, sandboxHash(id))
+	} else {
+		before, after, err = f.store.Change(ctx, sandboxHash(id), call)
+	}
 	if err != nil {
 		return "", fmt.Errorf("session %s: %w", id, err)
 	}
@@ -301,6 +310,9 @@ func Difference(ctx context.Context, bodies snapshot.Bodies, id protocol.Session
 	eachChange(before, after, func(path string, was, is snapshot.Node, change string) {
 		if err == nil {
 			err = difference(ctx, bodies, &text, path, was, is, change)
+		}
+		if err == nil && text.Len() > maxDifference {
+			err = protocol.Errorf(codes.TooLarge, "the difference has more than %d bytes: ask for that of a single call, or compare archives of the files", maxDifference)
 		}
 	})
 	if err != nil {

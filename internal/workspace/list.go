@@ -222,6 +222,25 @@ func (s *Store) Change(ctx context.Context, lane wire.LaneHash, call protocol.Ca
 	return before, tree.Tree, err
 }
 
+// Whole returns the files with which a lane's workspace began, which a fork has from its origin, and
+// the current ones. The error wraps [ErrNone] when no checkpoint covers a call.
+func (s *Store) Whole(ctx context.Context, lane wire.LaneHash) (before, after snapshot.Tree, err error) {
+	if _, err := s.find(ctx, lane, ""); err != nil {
+		return nil, nil, err
+	}
+	tree := bounded{Tree: snapshot.Tree{}}
+	err = s.each(ctx, lane, 0, func(m *message) (bool, error) {
+		if before == nil && len(m.Calls) > 0 && m.Of == "" {
+			before = maps.Clone(tree.Tree)
+		}
+		return true, s.step(ctx, &tree, m)
+	})
+	if before == nil { // nothing was done in the fork
+		before = tree.Tree
+	}
+	return before, tree.Tree, err
+}
+
 // Since returns the files of a lane's workspace before the first checkpoint that covers any of the
 // calls, and the current ones.
 func (s *Store) Since(ctx context.Context, lane wire.LaneHash, calls map[protocol.CallID]bool) (before, after snapshot.Tree, err error) {
