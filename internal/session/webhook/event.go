@@ -2,7 +2,9 @@ package webhook
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"crypto/hmac"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
@@ -80,6 +83,7 @@ type found struct {
 	index   int
 	event   EventType
 	session protocol.SessionID
+	call    protocol.CallID // of a result
 }
 
 // journaled are the events of a journal that webhooks may get.
@@ -106,7 +110,7 @@ func (s source) find(msg jetstream.Msg) ([]found, error) {
 	var all []found
 	for i := range events {
 		if of, is := journaled[events[i].Type]; is {
-			all = append(all, found{i, of, events[i].SessionID})
+			all = append(all, found{i, of, events[i].SessionID, ""})
 		}
 	}
 	return all, nil
@@ -125,12 +129,13 @@ func findResult(msg jetstream.Msg) ([]found, error) {
 	if !made || ofFleet {
 		return nil, nil
 	}
-	return []found{{0, CallEnded, r.SessionID}}, nil
+	return []found{{0, CallEnded, r.SessionID, r.CallID}}, nil
 }
 
 // origin is what is known of a session when an event of it is found.
 type origin struct {
 	owner  judge.Owner
+	known  bool               // something says who the owner is
 	parent protocol.SessionID // of a sub-agent
 	// begins is behind what the session has copied from another one.
 	begins session.Position
@@ -177,19 +182,40 @@ func originOf(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (o ori
 			break
 		}
 	}
-	if !owned {
+	if o.known = owned; !owned {
 		owner, _, err := session.Owner(ctx, f, id)
 		if err != nil {
 			return o, err
 		}
 		if owner != nil {
-			o.owner = *owner
+			o.owner, o.known = *owner, true
 		}
 	}
 	if o.owner.Tenant == "" {
 		o.owner.Tenant = judge.DefaultTenant
 	}
 	return o, nil
+}
+
+// unknownTenant is the owner of a call whose sender is not known: only the fleet's operator gets it.
+const unknownTenant protocol.Tenant = ""
+
+// senderOf is the tenant of a call in a session that has no owner, which may have calls of several
+// tenants. The sender has proved to the fleet which one it is: what the result says without a
+// proof, its worker may have made up.
+func (s *Sender) senderOf(ctx context.Context, header nats.Header, call protocol.CallRef) (protocol.Tenant, error) {
+	about := wire.AboutOfHeader(header.Get(wire.HeaderAbout))
+	if cmp.Or(about.Tenant, judge.DefaultTenant) == judge.DefaultTenant {
+		return judge.DefaultTenant, nil
+	}
+	secret, err := s.fleet.Secret(ctx)
+	if err != nil {
+		return unknownTenant, err
+	}
+	if proof := wire.Proof(secret, s.fleet.Name, call, about.Tenant, about.By); !hmac.Equal([]byte(proof), []byte(header.Get(wire.HeaderProof))) {
+		return unknownTenant, nil
+	}
+	return about.Tenant, nil
 }
 
 // errGone means that what an event is about is not stored any more.

@@ -285,8 +285,12 @@ func (s *Sender) route(ctx context.Context, from source, msg jetstream.Msg, all 
 			return err
 		}
 		at := session.Position{Sequence: about.Sequence.Stream, Index: f.index}
-		if from.name == "s" && msg.Subject() != wire.EventSubject(s.fleet.Name, f.session) {
-			continue // no session has journaled it
+		subject := wire.ResultSubject(s.fleet.Name, f.session, f.call)
+		if from.name == "s" {
+			subject = wire.EventSubject(s.fleet.Name, f.session)
+		}
+		if msg.Subject() != subject {
+			continue // no session has journaled it, or no reader gets the result
 		}
 		for _, h := range hooks {
 			if !h.wants(f.event, f.session) || at.Sequence <= h.Since[from.name] {
@@ -299,11 +303,17 @@ func (s *Sender) route(ctx context.Context, from source, msg jetstream.Msg, all 
 				}
 				origins[f.session] = o
 			}
+			tenant := o.owner.Tenant
+			if from.name != "s" && !o.known {
+				if tenant, err = s.senderOf(ctx, msg.Headers(), protocol.CallRef{SessionID: f.session, ID: f.call}); err != nil {
+					return err
+				}
+			}
 			ofAgent := f.event == TurnEnded && o.parent != "" && h.Session == ""
-			if h.Tenant != judge.EveryTenant && h.Tenant != o.owner.Tenant || ofAgent || from.name == "s" && !o.has(at) {
+			if h.Tenant != judge.EveryTenant && h.Tenant != tenant || ofAgent || from.name == "s" && !o.has(at) {
 				continue
 			}
-			if err := s.noteFor(ctx, h, len(hooks), reference{from.name, at.Sequence, at.Index, note{f.event, o.owner.Tenant}}); err != nil {
+			if err := s.noteFor(ctx, h, len(hooks), reference{from.name, at.Sequence, at.Index, note{f.event, tenant}}); err != nil {
 				return err
 			}
 		}

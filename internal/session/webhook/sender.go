@@ -254,14 +254,15 @@ type receiver struct {
 	waiting  int64       // deliveries, as they were counted last
 	failing  atomic.Bool // the last attempt has failed: one at a time is tried
 	mu       sync.Mutex
-	notedAt  time.Time // when a delivery was noted
-	clearing bool      // an error is noted
+	notedAt  time.Time      // when a delivery was noted
+	clearing bool           // an error is noted
+	unmade   map[uint64]int // how often deliveries came for which no attempt was made, by their messages
 }
 
 // sendAll makes the deliveries of a webhook until ctx ends. A receiver that is slow holds up only
 // its own.
 func (s *Sender) sendAll(ctx context.Context, h *Hook) {
-	r := &receiver{Hook: h, clearing: true}
+	r := &receiver{Hook: h, clearing: true, unmade: map[uint64]int{}}
 	defer func() { s.metrics.Waiting(context.WithoutCancel(ctx), -r.waiting) }()
 	for ctx.Err() == nil {
 		err := s.sendSome(ctx, r)
@@ -327,7 +328,8 @@ func (s *Sender) deliver(ctx context.Context, r *receiver, msg jetstream.Msg) {
 			kind = telemetry.ErrorType(err)
 		}
 		s.metrics.Attempted(ctx, kind)
-	} else if !gone && time.Since(about.Timestamp) <= maxAge { // no attempt was made
+	} else if !gone && time.Since(about.Timestamp) <= maxAge {
+		r.noteUnmade(about.Sequence.Stream)
 		s.noteError(ctx, r.ID, err)
 		_ = msg.NakWithDelay(opTimeout)
 		return
@@ -335,11 +337,11 @@ func (s *Sender) deliver(ctx context.Context, r *receiver, msg jetstream.Msg) {
 	r.failing.Store(err != nil && !gone)
 	finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), opTimeout) // what has arrived is not sent again
 	defer cancel()
-	attempts := int(about.NumDelivered) //nolint:gosec // few
+	attempts := r.attempts(about)
 	switch {
 	case err == nil:
 		err = s.store.forget(finish, msg.Subject(), about.Sequence.Stream)
-		if err == nil && attempts > len(s.o.BackOff) { // it may be listed as failed
+		if err == nil && int(about.NumDelivered) > len(s.o.BackOff) { //nolint:gosec // few; it may be listed as failed
 			err = s.store.stream.Purge(finish, jetstream.WithPurgeSubject(s.store.subject(keyFailed, r.ID, ref.key())))
 		}
 		s.settle(finish, msg, err)
@@ -352,7 +354,7 @@ func (s *Sender) deliver(ctx context.Context, r *receiver, msg jetstream.Msg) {
 	case gone || attempts > len(s.o.BackOff) || time.Since(about.Timestamp) > maxAge:
 		r.noteFailed()
 		s.noteError(finish, r.ID, err)
-		s.settle(finish, msg, s.fail(finish, r, ref, about, err))
+		s.settle(finish, msg, s.fail(finish, r, ref, about, attempts, err))
 	default:
 		r.noteFailed()
 		s.noteError(finish, r.ID, err)
@@ -373,10 +375,9 @@ func (s *Sender) settle(ctx context.Context, msg jetstream.Msg, err error) {
 }
 
 // fail lists a delivery as failed, and removes it from those that wait.
-func (s *Sender) fail(ctx context.Context, r *receiver, ref reference, about *jetstream.MsgMetadata, failure error) error {
+func (s *Sender) fail(ctx context.Context, r *receiver, ref reference, about *jetstream.MsgMetadata, attempts int, failure error) error {
 	body, err := json.Marshal(Failure{
-		Type: ref.Event, Error: prose.Cut(failure.Error(), maxReason), At: time.Now().UTC(), Tenant: ref.Tenant,
-		Attempts: int(about.NumDelivered), //nolint:gosec // few
+		Type: ref.Event, Error: prose.Cut(failure.Error(), maxReason), At: time.Now().UTC(), Tenant: ref.Tenant, Attempts: attempts,
 	})
 	if err == nil {
 		_, err = s.fleet.JS.PublishMsg(ctx, &nats.Msg{
@@ -387,6 +388,24 @@ func (s *Sender) fail(ctx context.Context, r *receiver, ref reference, about *je
 		err = s.store.forget(ctx, s.store.subject(keyWait, r.ID, ref.key()), about.Sequence.Stream)
 	}
 	return err
+}
+
+// noteUnmade notes that a delivery came for which no attempt was made: what it is about could not be
+// read. The server counts it with the attempts.
+func (r *receiver) noteUnmade(sequence uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.unmade) > maxPending { // other senders may have made the rest
+		clear(r.unmade)
+	}
+	r.unmade[sequence]++
+}
+
+// attempts is how many attempts were made of a delivery, as far as this sender knows.
+func (r *receiver) attempts(about *jetstream.MsgMetadata) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return max(int(about.NumDelivered)-r.unmade[about.Sequence.Stream], 1) //nolint:gosec // few
 }
 
 func (r *receiver) noteFailed() {

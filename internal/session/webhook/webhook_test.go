@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -291,6 +292,46 @@ func TestSender_EachEvent(t *testing.T) {
 	require.Eventually(t, func() bool { return len(whole.list()) == 4 }, patience, 5*time.Millisecond, "turns of every tenant")
 }
 
+// TestSender_CallsWithoutAnOwner: what calls in a session return that has no owner is for the tenant
+// that has proved to have sent them, and for no other one.
+func TestSender_CallsWithoutAnOwner(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	receivers, hooks := map[protocol.Tenant]*receiver{}, map[protocol.Tenant]string{}
+	for _, name := range []protocol.Tenant{"acme", judge.DefaultTenant, judge.EveryTenant} {
+		receivers[name] = receive(t, nil)
+		hooks[name] = r.add(t.Context(), t, receivers[name], webhook.Hook{Tenant: name}).ID
+	}
+	r.sender(t, r.fleet, nil)
+	secret, err := r.fleet.Secret(t.Context())
+	require.NoError(t, err)
+	send := func(id protocol.CallID, of protocol.Tenant, secret []byte, subject protocol.SessionID) {
+		t.Helper()
+		body, err := wire.EncodeResult(&protocol.Result{SessionID: "handlers", CallID: id, Digest: "d", Status: protocol.StatusOK})
+		require.NoError(t, err)
+		msg := nats.NewMsg(wire.ResultSubject(r.fleet.Name, subject, id))
+		msg.Data = body
+		msg.Header.Set(wire.HeaderAbout, wire.About{Tenant: of, By: "token:ann"}.Header())
+		msg.Header.Set(wire.HeaderProof, wire.Proof(secret, r.fleet.Name, protocol.CallRef{SessionID: "handlers", ID: id}, of, "token:ann"))
+		_, err = r.fleet.JS.PublishMsg(t.Context(), msg)
+		require.NoError(t, err)
+	}
+	send("mine", "acme", secret, "handlers")
+	send("forged", "acme", []byte("another"), "handlers")
+	send("elsewhere", "", secret, "others")
+	send("last", "", secret, "handlers")
+	all := []protocol.CallID{"mine", "forged", "last"}
+	for name, want := range map[protocol.Tenant][]protocol.CallID{"acme": all[:1], judge.DefaultTenant: all[2:], judge.EveryTenant: all} {
+		receivers[name].await(t, len(want))
+		require.Eventually(t, func() bool { return r.listed(t, hooks[name]).Waiting == 0 }, patience, 5*time.Millisecond)
+		var got []protocol.CallID
+		for _, d := range receivers[name].list() {
+			got = append(got, d.Data.CallID)
+		}
+		require.ElementsMatch(t, want, got, name)
+	}
+}
+
 // TestSender_ManyEvents: two coordinators send, a third one is killed again and again, and the
 // receiver refuses a part of what comes. Each event arrives, with one id.
 func TestSender_ManyEvents(t *testing.T) {
@@ -398,6 +439,36 @@ func TestSender_IsKilledAtEachWrite(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestSender_CountsAttempts: a delivery whose event cannot be read for a while has all of its attempts
+// after that.
+func TestSender_CountsAttempts(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	v := receive(t, func(w http.ResponseWriter, _ *http.Request, _ delivery, try int) {
+		if try == 1 {
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	})
+	h := r.add(t.Context(), t, v, webhook.Hook{})
+	r.begin(t, "s", "")
+	r.append(t, "s", ended(1, "done"))
+	note := r.sender(t, r.fleet, func(o *webhook.Options) { o.Allow = egress.Allow{} })
+	require.Eventually(t, func() bool { return r.listed(t, h.ID).Waiting == 1 }, patience, 5*time.Millisecond)
+	note()
+	nc, link := r.servers.ConnectVia()
+	var lost atomic.Bool
+	link.OnWrite(func(subject string) natsiotest.Fate {
+		if strings.HasSuffix(subject, ".MSG.GET."+wire.SessionsStream(r.fleet.Name)) && !lost.Swap(true) {
+			return natsiotest.Lost
+		}
+		return natsiotest.Passes
+	})
+	r.sender(t, r.connect(t, nc), func(o *webhook.Options) { o.BackOff, o.AckWait = o.BackOff[:1], time.Minute })
+	v.await(t, 1)
+	require.True(t, lost.Load())
+	require.Zero(t, r.listed(t, h.ID).Failed)
 }
 
 // TestSender_BadReceivers: none of them holds up another one.
