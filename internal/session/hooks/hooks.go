@@ -17,6 +17,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-json-experiment/json/jsontext"
+
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/system/regular"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -51,8 +53,7 @@ func Load(path, workspace string) ([]loop.Hook, error) {
 		return nil, cmp.Or(errors.Unwrap(err), err)
 	}
 	var f file
-	decoder := json.NewDecoder(bytes.NewReader(content))
-	if err := decoder.Decode(&f); err != nil {
+	if err := cmp.Or(json.Unmarshal(content, &f), unambiguous(content)); err != nil {
 		return nil, fmt.Errorf("not JSON: %w", err)
 	}
 	dir, err := filepath.Abs(filepath.Dir(path))
@@ -90,6 +91,14 @@ func Load(path, workspace string) ([]loop.Hook, error) {
 		return nil, errors.New(`it names no hook; there has to be an object "hooks"`)
 	}
 	return hooks, nil
+}
+
+// unambiguous returns an error for JSON that names something twice, of which only the last would
+// count: a list of hooks that never runs refuses nothing, and a program that puts the text of a
+// model into what it prints could be made to take back what it has decided.
+func unambiguous(text []byte) error {
+	_, err := jsontext.NewDecoder(bytes.NewReader(text), jsontext.AllowInvalidUTF8(true)).ReadValue()
+	return err
 }
 
 // matcher compiles the matcher of a group: a regular expression for the whole name of a tool.
@@ -174,6 +183,9 @@ func read(event loop.HookEvent, text string) (answer loop.HookAnswer, err error)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return answer, errors.New("what it printed is more than one JSON object")
+	}
+	if err := unambiguous([]byte(text)); err != nil {
+		return answer, fmt.Errorf("what it printed is no JSON: %w", err)
 	}
 	answer = loop.HookAnswer{Input: out.Specific.Input, Output: out.Specific.Output, Context: out.Specific.Context, Reason: cmp.Or(out.Specific.Reason, out.Reason)}
 	if bytes.Equal(answer.Input, []byte("null")) {

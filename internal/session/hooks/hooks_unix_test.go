@@ -65,7 +65,8 @@ func TestHook_WhatCannotBeUnderstoodFails(t *testing.T) {
 		`echo '{"decision":"maybe"}'`: `decision "maybe": must be allow, deny, ask or block`,
 		`echo '{"decision":'`:         "is no JSON",
 		`echo '{} {}'`:                "more than one JSON object",
-		`head -c 2000000 /dev/zero`:   "it printed more than 1048576 bytes",
+		`echo '{"decision":"block","reason":"","decision":"approve"}'`: `duplicate object member name "decision"`,
+		`head -c 2000000 /dev/zero`:                                    "it printed more than 1048576 bytes",
 	} {
 		_, err := load(t, loop.HookBefore, command).Run(t.Context(), loop.HookRequest{Event: loop.HookBefore})
 		require.ErrorContains(t, err, want, command)
@@ -108,10 +109,12 @@ func TestLoad_NamesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		`{`: "not JSON",
-		`{"hooks":{"PreToolUse":[{"matcher":"(","hooks":[]}]}}`:                                 `hooks.PreToolUse[0].matcher "("`,
-		`{"hooks":{"PreToolUse":[{"hooks":[{"type":"http","command":"x"}]}]}}`:                  `hooks.PreToolUse[0].hooks[0].type "http": must be "command"`,
-		`{"hooks":{"PreToolUse":[{"hooks":[{"type":"command"}]}]}}`:                             "command: is missing",
-		`{"hooks":{"PreToolUse":[{"hooks":[{"type":"command","command":"x","timeout":601}]}]}}`: "timeout 601: must be 0 to 600 seconds",
+		`{"hooks":{"PreToolUse":[{"matcher":"(","hooks":[]}]}}`:                                              `hooks.PreToolUse[0].matcher "("`,
+		`{"hooks":{"PreToolUse":[{"hooks":[{"type":"http","command":"x"}]}]}}`:                               `hooks.PreToolUse[0].hooks[0].type "http": must be "command"`,
+		`{"hooks":{"PreToolUse":[{"hooks":[{"type":"command"}]}]}}`:                                          "command: is missing",
+		`{"hooks":{"PreToolUse":[{"hooks":[{"type":"command","command":"x","timeout":601}]}]}}`:              "timeout 601: must be 0 to 600 seconds",
+		`{"hooks":{"PreToolUse":[{"hooks":[{"type":"command","command":"x"}]}]}} {"hooks":{}}`:               "not JSON",
+		`{"hooks":{"PreToolUse":[{"hooks":[{"type":"command","command":"x"}]}],"PreToolUse":[]},"hooks":{}}`: `duplicate object member name "PreToolUse"`,
 		`{"hooks":{"Later":[]}}`: "hooks.Later: there is no such event",
 		`{}`:                     "it names no hook",
 	} {
