@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"text/tabwriter"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -238,27 +237,19 @@ func (c *joinTokenCommand) list(_ context.Context, p program) error {
 	for i := range list {
 		list[i].Digest, list[i].Seen = "", seen[list[i].ID]
 	}
-	if c.JSON {
-		return printJSON(p, append([]join.Entry{}, list...))
-	}
-	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "ID\tROLE\tPOOL\tCREATED\tEXPIRES\tLAST SEEN\tNOTE")
-	now := time.Now()
-	for _, e := range list {
-		expires := "never"
-		if !e.Expires.IsZero() {
-			expires = e.Expires.Local().Format(time.DateTime)
+	return printList(p, c.JSON, list, "", "ID\tROLE\tPOOL\tCREATED\tEXPIRES\tLAST SEEN\tNOTE", func(e *join.Entry) []any {
+		at := func(t time.Time) string {
+			if t.IsZero() {
+				return "never"
+			}
+			return t.Local().Format(time.DateTime)
 		}
-		if e.Expired(now) {
+		expires := at(e.Expires)
+		if e.Expired(time.Now()) {
 			expires += " (expired)"
 		}
-		last := "never"
-		if !e.Seen.IsZero() {
-			last = e.Seen.Local().Format(time.DateTime)
-		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.ID, e.Role, cmp.Or(string(e.Pool), "-"), e.Created.Local().Format(time.DateTime), expires, last, e.Note)
-	}
-	return table.Flush()
+		return []any{e.ID, e.Role, cmp.Or(string(e.Pool), "-"), e.Created.Local().Format(time.DateTime), expires, at(e.Seen), e.Note}
+	})
 }
 
 func (c *joinTokenCommand) remove(ctx context.Context, _ program) error {

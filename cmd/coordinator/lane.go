@@ -124,10 +124,11 @@ func (c *laneCommand) list(ctx context.Context, p program, of laneTarget) error 
 	if list.Incomplete {
 		_, _ = fmt.Fprintln(p.Stderr, "there are too many lanes to count: some lanes may be missing, and numbers may be too small")
 	}
-	if c.JSON {
-		return printJSON(p, list.Lanes)
-	}
-	return printLanes(p.out(), list.Lanes)
+	columns := "LANE\tPOOL\tSTATE\tWAITING\tOLDEST\tHOLDER\tHELD\tRUNNING"
+	return printList(p, c.JSON, list.Lanes, "no lane has calls, a holder or a pause", columns, func(l *report.Lane) []any {
+		name := prose.OneLine(terminal.LaneName(l.Lane, l.Hash))
+		return []any{name, l.Pool, l.State, l.Waiting, age(l.OldestMS), orDash(string(l.Holder)), age(l.HeldMS), running(l.Running)}
+	})
 }
 
 func (c *laneCommand) show(ctx context.Context, p program, of laneTarget) error {
@@ -207,21 +208,6 @@ func printJSON(p program, value any) error {
 	encoder := json.NewEncoder(terminal.JSONWriter(p.Stdout))
 	encoder.SetEscapeHTML(false)
 	return encoder.Encode(value)
-}
-
-// printLanes prints a table of lanes.
-func printLanes(w io.Writer, lanes []report.Lane) error {
-	if len(lanes) == 0 {
-		_, err := fmt.Fprintln(w, "no lane has calls, a holder or a pause")
-		return err
-	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "LANE\tPOOL\tSTATE\tWAITING\tOLDEST\tHOLDER\tHELD\tRUNNING") // Flush tells of errors
-	for _, s := range lanes {
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n",
-			prose.OneLine(terminal.LaneName(s.Lane, s.Hash)), s.Pool, s.State, s.Waiting, age(s.OldestMS), orDash(string(s.Holder)), age(s.HeldMS), running(s.Running))
-	}
-	return table.Flush()
 }
 
 // printLane prints a lane and a table of its calls.

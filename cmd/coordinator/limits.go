@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -135,21 +134,13 @@ func (c *limitsCommand) list(ctx context.Context, p program, all fleet.Limits) e
 	if err != nil {
 		return err
 	}
-	if c.JSON {
-		return printJSON(p, append([]fleet.Limit{}, list...))
-	}
-	if len(list) == 0 {
-		_, err := fmt.Fprintln(p.out(), "there are no limits")
-		return err
-	}
-	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "LANE\tCONCURRENT\tRATE\tBURST\tTOKENS\tWAITING\tTENANT\tWEIGHT\tSESSIONS\tSTORED\tPOOL")
-	for _, l := range list {
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", orDash(l.Lane), numberOrDash(l.Concurrent),
-			orDash(l.Rate), numberOrDash(cmp.Or(l.Burst, l.DefaultBurst)), orDash(l.Tokens),
-			numberOrDash(l.Waiting), orDash(string(l.Tenant)), numberOrDash(l.Weight), numberOrDash(l.Sessions), bytesOf(l.Stored), orDash(string(l.Pool)))
-	}
-	return table.Flush()
+	columns := "LANE\tCONCURRENT\tRATE\tBURST\tTOKENS\tWAITING\tTENANT\tWEIGHT\tSESSIONS\tSTORED\tPOOL"
+	return printList(p, c.JSON, list, "there are no limits", columns, func(l *fleet.Limit) []any {
+		return []any{
+			orDash(l.Lane), numberOrDash(l.Concurrent), orDash(l.Rate), numberOrDash(cmp.Or(l.Burst, l.DefaultBurst)), orDash(l.Tokens), numberOrDash(l.Waiting),
+			orDash(string(l.Tenant)), numberOrDash(l.Weight), numberOrDash(l.Sessions), bytesOf(l.Stored), orDash(string(l.Pool)),
+		}
+	})
 }
 
 func numberOrDash(n int) string {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"text/tabwriter"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -256,16 +255,7 @@ func nextOf(s *fleet.Schedule) string {
 
 // print prints schedules: a table with the next time, or JSON.
 func (c *scheduleCommand) print(p program, all ...fleet.Schedule) error {
-	if c.JSON {
-		return printJSON(p, append([]fleet.Schedule{}, all...))
-	}
-	if len(all) == 0 {
-		_, err := fmt.Fprintln(p.out(), "there are no schedules")
-		return err
-	}
-	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "NAME\tTIMES\tZONE\tLAST\tSESSION\tOUTCOME\tNEXT\tSTARTS")
-	for _, s := range all {
+	return printList(p, c.JSON, all, "there are no schedules", "NAME\tTIMES\tZONE\tLAST\tSESSION\tOUTCOME\tNEXT\tSTARTS", func(s *fleet.Schedule) []any {
 		last := "-"
 		if !s.Last.IsZero() {
 			last = s.Last.Format(time.RFC3339)
@@ -275,8 +265,6 @@ func (c *scheduleCommand) print(p program, all ...fleet.Schedule) error {
 			payload, _ := prose.JSON(s.Payload) // it was read as JSON
 			starts = "call " + s.Tool + " " + string(payload)
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Cron, s.TimeZone, last,
-			orDash(string(s.SessionID)), orDash(s.Outcome), nextOf(&s), promptOf(starts, 60))
-	}
-	return table.Flush()
+		return []any{s.Name, s.Cron, s.TimeZone, last, orDash(string(s.SessionID)), orDash(s.Outcome), nextOf(s), promptOf(starts, 60)}
+	})
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"text/tabwriter"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/access/stored"
@@ -75,23 +74,13 @@ func (c *tokenCommand) list(ctx context.Context, p program, tokens fleet.Tokens)
 	if err != nil {
 		return err
 	}
-	if c.JSON {
-		return printJSON(p, append([]fleet.Token{}, list...))
-	}
-	if len(list) == 0 {
-		_, err := fmt.Fprintln(p.out(), "there are no tokens")
-		return err
-	}
-	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "ID\tNAME\tROLE\tTENANT\tCREATED\tEXPIRES")
-	for _, t := range list {
+	return printList(p, c.JSON, list, "there are no tokens", "ID\tNAME\tROLE\tTENANT\tCREATED\tEXPIRES", func(t *fleet.Token) []any {
 		expires := t.Expires.Local().Format(time.DateTime)
 		if !time.Now().Before(t.Expires) {
 			expires += " (expired)"
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", t.ID, t.Name, t.Role, t.Tenant, t.Created.Local().Format(time.DateTime), expires)
-	}
-	return table.Flush()
+		return []any{t.ID, t.Name, t.Role, t.Tenant, t.Created.Local().Format(time.DateTime), expires}
+	})
 }
 
 func (c *tokenCommand) remove(ctx context.Context, _ program, tokens fleet.Tokens) error {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli/environment"
@@ -74,24 +73,15 @@ func (c *webhookCommand) list(ctx context.Context, p program, all fleet.Webhooks
 	if err != nil {
 		return err
 	}
-	if c.JSON {
-		return printJSON(p, append([]fleet.Webhook{}, list...))
-	}
-	if len(list) == 0 {
-		_, err := fmt.Fprintln(p.out(), "there are no webhooks")
-		return err
-	}
-	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "ID\tTENANT\tSESSION\tEVENTS\tWAITING\tFAILED\tSTATE\tURL\tLAST ERROR")
-	for _, w := range list {
+	columns := "ID\tTENANT\tSESSION\tEVENTS\tWAITING\tFAILED\tSTATE\tURL\tLAST ERROR"
+	return printList(p, c.JSON, list, "there are no webhooks", columns, func(w *fleet.Webhook) []any {
 		state := "active"
 		if w.Paused != "" {
 			state = "paused: " + w.Paused
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", w.ID, w.Tenant, orDash(string(w.SessionID)),
-			orDash(strings.Join(w.Events, ",")), w.Waiting, w.Failed, state, w.URL, orDash(w.LastError))
-	}
-	return table.Flush()
+		events := orDash(strings.Join(w.Events, ","))
+		return []any{w.ID, w.Tenant, orDash(string(w.SessionID)), events, w.Waiting, w.Failed, state, w.URL, orDash(w.LastError)}
+	})
 }
 
 func (c *webhookCommand) listFailed(ctx context.Context, p program, all fleet.Webhooks) error {
@@ -99,15 +89,9 @@ func (c *webhookCommand) listFailed(ctx context.Context, p program, all fleet.We
 	if err != nil {
 		return err
 	}
-	if c.JSON {
-		return printJSON(p, append([]fleet.FailedDelivery{}, list...))
-	}
-	table := tabwriter.NewWriter(p.out(), 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "EVENT\tTYPE\tATTEMPTS\tTIME\tERROR")
-	for _, f := range list {
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%d\t%s\t%s\n", f.EventID, f.Type, f.Attempts, f.At.Local().Format(time.DateTime), f.Error)
-	}
-	return table.Flush()
+	return printList(p, c.JSON, list, "", "EVENT\tTYPE\tATTEMPTS\tTIME\tERROR", func(f *fleet.FailedDelivery) []any {
+		return []any{f.EventID, f.Type, f.Attempts, f.At.Local().Format(time.DateTime), f.Error}
+	})
 }
 
 func (c *webhookCommand) test(ctx context.Context, p program, all fleet.Webhooks) error {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/cli"
@@ -111,10 +110,8 @@ func workerName(w *report.Worker) string {
 }
 
 func printWorkers(out io.Writer, workers []*report.Worker) error {
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "WORKER\tVERSION\tSLOTS\tLANES\tSANDBOX\tLEVEL\tNETWORK\tREAD-ONLY\tLANGUAGES\tHANDLERS") // Flush tells
-	for _, w := range workers {
-		readOnly := "no"
+	return printTable(out, workers, "WORKER\tVERSION\tSLOTS\tLANES\tSANDBOX\tLEVEL\tNETWORK\tREAD-ONLY\tLANGUAGES\tHANDLERS", func(of **report.Worker) []any {
+		w, readOnly := *of, "no"
 		if w.ReadOnly {
 			readOnly = "yes"
 		}
@@ -122,22 +119,18 @@ func printWorkers(out io.Writer, workers []*report.Worker) error {
 		for i, kind := range w.Kinds {
 			kinds[i] = string(kind)
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			workerName(w), orDash(prose.OneLine(w.Build)), w.Slots, w.HeldLanes, prose.OneLine(w.Driver),
-			prose.OneLine(w.Level), prose.OneLine(w.Network), readOnly,
-			prose.OneLine(strings.Join(w.Languages, " ")), orDash(prose.OneLine(strings.Join(kinds, " "))))
-	}
-	return table.Flush()
+		return []any{
+			workerName(w), orDash(prose.OneLine(w.Build)), w.Slots, w.HeldLanes, prose.OneLine(w.Driver), prose.OneLine(w.Level),
+			prose.OneLine(w.Network), readOnly, prose.OneLine(strings.Join(w.Languages, " ")), orDash(prose.OneLine(strings.Join(kinds, " "))),
+		}
+	})
 }
 
 func printCoordinators(out io.Writer, coordinators []*report.Worker) error {
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "COORDINATOR\tVERSION\tSLOTS\tLANES\tMODELS") // Flush tells
-	for _, c := range coordinators {
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%s\n",
-			workerName(c), orDash(prose.OneLine(c.Build)), c.Slots, c.HeldLanes, orDash(prose.OneLine(strings.Join(c.Models, " "))))
-	}
-	return table.Flush()
+	return printTable(out, coordinators, "COORDINATOR\tVERSION\tSLOTS\tLANES\tMODELS", func(of **report.Worker) []any {
+		c := *of
+		return []any{workerName(c), orDash(prose.OneLine(c.Build)), c.Slots, c.HeldLanes, orDash(prose.OneLine(strings.Join(c.Models, " ")))}
+	})
 }
 
 // pingWait is how long ping waits for answers of workers that are there.
