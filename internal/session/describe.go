@@ -299,24 +299,25 @@ func (r *Reader) journal(ctx context.Context, id protocol.SessionID, owner bool)
 // extended is a description with what the journal has behind it: the same one if that is nothing,
 // and else a copy of it.
 func (r *Reader) extended(ctx context.Context, before *folded, owner bool) (*folded, error) {
-	for info := before; ; {
-		if owner && info.owned {
-			return info, nil
-		}
-		msg, err := r.events.GetMsg(ctx, info.last+1, jetstream.WithGetMsgSubject(wire.EventSubject(r.fleet, info.SessionID)))
-		switch {
-		case errors.Is(err, jetstream.ErrMsgNotFound) && info.Messages == 0:
-			return info, ErrNone
-		case errors.Is(err, jetstream.ErrMsgNotFound):
-			return info, nil
-		case err != nil:
+	info := before
+	if owner && info.owned {
+		return info, nil
+	}
+	for msg, err := range natsio.Messages(ctx, r.main.NC, r.events, wire.EventSubject(r.fleet, info.SessionID), info.last+1) {
+		if err != nil {
 			return info, fmt.Errorf("read the journal: %w", err)
 		}
 		if info == before {
 			info = before.copied()
 		}
-		info.read(msg.Data, msg.Sequence, msg.Time)
+		if info.read(msg.Data, msg.Sequence, msg.Time); owner && info.owned {
+			return info, nil
+		}
 	}
+	if info.Messages == 0 {
+		return info, ErrNone
+	}
+	return info, nil
 }
 
 // journals reads the journals of many sessions, which come in few answers. One that the server does

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/calls"
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/session/journal"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -79,14 +81,6 @@ const (
 	waitingLive    = 512 // live events and frames of one reader
 )
 
-// message is one of a journal.
-type message struct {
-	sequence uint64
-	bytes    int
-	events   []loop.Event
-	removed  bool // it is the record of a removal
-}
-
 // following is what the readers of one session share.
 type following struct {
 	tails *Tails
@@ -96,21 +90,39 @@ type following struct {
 	reading context.Context //nolint:containedctx // of follow
 
 	mu      sync.Mutex
-	from    uint64    // recent has all messages at or behind it
-	recent  []message // the last ones
+	from    uint64             // recent has all messages at or behind it
+	recent  []*journal.Message // the last ones
 	bytes   int
 	older   []*older // those before them that were read last
 	readers map[*reader]bool
 	failed  error
 }
 
-// older is the first message at or behind a sequence, which a reader wanted to have. It is read
-// once for all readers that want it.
+// older are messages one behind the other, which a reader wanted to have. They are read once for
+// all readers that want them.
 type older struct {
-	from uint64
+	from uint64 // the first one is the first at or behind it
 	done chan struct{}
-	m    *message // when done is closed
-	err  error
+	// What is below is set when done is closed.
+	messages []*journal.Message
+	err      error
+}
+
+// last is the sequence of the last message; 0 while they are read.
+func (o *older) last() uint64 {
+	if !o.isRead() || len(o.messages) == 0 {
+		return 0
+	}
+	return o.messages[len(o.messages)-1].Sequence
+}
+
+func (o *older) isRead() bool {
+	select {
+	case <-o.done:
+		return true
+	default:
+		return false
+	}
 }
 
 // reader is one that reads a session.
@@ -161,19 +173,19 @@ func (t *Tails) Tail(ctx context.Context, id protocol.SessionID, after Position)
 					}
 					break
 				}
-				if !known && !m.removed {
+				if !known && !m.Removed {
 					known, err = may(ctx, t.fleet, judge.See, id, true)
 				}
 				if err != nil {
 					yield(Passed{}, err)
 					return
 				}
-				for i := range m.events {
-					at := Position{m.sequence, i}
+				for i := range m.Events {
+					at := Position{m.Sequence, i}
 					if at.Sequence == after.Sequence && at.Index <= after.Index {
 						continue
 					}
-					e := observed(m.events[i])
+					e := observed(m.Events[i])
 					if e.Type == loop.EventModelReply {
 						replied = e
 					}
@@ -182,8 +194,8 @@ func (t *Tails) Tail(ctx context.Context, id protocol.SessionID, after Position)
 					}
 					after = at
 				}
-				after = Position{m.sequence, max(after.Index, len(m.events)-1)}
-				if m.removed {
+				after = Position{m.Sequence, max(after.Index, len(m.Events)-1)}
+				if m.Removed {
 					yield(Passed{}, fmt.Errorf("session %s: %w", id, loop.ErrRemoved))
 					return
 				}
@@ -221,17 +233,17 @@ func (t *Tails) check(ctx context.Context, id protocol.SessionID, after Position
 	if after == (Position{}) {
 		return nil
 	}
-	sequence, events, _, _, err := t.fleet.Journal.Next(ctx, id, max(after.Sequence, 1))
+	m, err := t.fleet.Journal.Next(ctx, id, after.Sequence)
 	var last uint64
-	if err == nil && sequence == 0 {
+	if err == nil && m == nil {
 		last, err = t.fleet.Journal.Last(ctx, id)
 	}
 	switch {
 	case err != nil:
 		return err
-	case sequence == 0 && last == 0: // its events were removed, and their record has been removed since
+	case m == nil && last == 0: // its events were removed, and their record has been removed since
 		return fmt.Errorf("session %s: %w", id, loop.ErrRemoved)
-	case sequence == 0, sequence == after.Sequence && after.Index >= len(events):
+	case m == nil, m.Sequence == after.Sequence && after.Index >= len(m.Events):
 		return codes.As(codes.ErrInvalid, fmt.Errorf("session %s: %q: no event has this id yet: %w", id, after.String(), ErrInvalidPosition))
 	}
 	return nil
@@ -336,7 +348,7 @@ func (s *following) read(ctx context.Context) error {
 	s.mu.Lock()
 	next := s.from
 	if n := len(s.recent); n > 0 {
-		next = s.recent[n-1].sequence + 1
+		next = s.recent[n-1].Sequence + 1
 	}
 	begun := s.from > 0
 	s.mu.Unlock()
@@ -351,37 +363,27 @@ func (s *following) read(ctx context.Context) error {
 		s.mu.Unlock()
 		s.notify()
 	}
-	for {
-		m, err := s.load(ctx, next)
-		if err != nil || m == nil {
+	for m, err := range s.tails.fleet.Journal.Messages(ctx, s.id, next) {
+		if err != nil {
 			return err
 		}
-		next = m.sequence + 1
 		s.mu.Lock()
-		if m.removed { // what was before is not for a session that is made again
-			s.recent, s.bytes, s.older, s.from = nil, 0, nil, m.sequence
+		if m.Removed { // what was before is not for a session that is made again
+			s.recent, s.bytes, s.older, s.from = nil, 0, nil, m.Sequence
 		}
-		s.recent, s.bytes = append(s.recent, *m), s.bytes+m.bytes
+		s.recent, s.bytes = append(s.recent, m), s.bytes+m.Bytes
 		for len(s.recent) > recentMessages || s.bytes > recentBytes && len(s.recent) > 1 {
-			s.from, s.bytes = s.recent[0].sequence+1, s.bytes-s.recent[0].bytes
+			s.from, s.bytes = s.recent[0].Sequence+1, s.bytes-s.recent[0].Bytes
 			s.recent = s.recent[1:]
 		}
 		s.mu.Unlock()
 		s.notify()
 	}
-}
-
-// load reads the first message at or behind a sequence; nil if there is none yet.
-func (s *following) load(ctx context.Context, from uint64) (*message, error) {
-	sequence, events, size, removed, err := s.tails.fleet.Journal.Next(ctx, s.id, from)
-	if err != nil || sequence == 0 {
-		return nil, err
-	}
-	return &message{sequence, size, events, removed}, nil
+	return nil
 }
 
 // next returns the message with the events behind a position; nil if there is none yet.
-func (s *following) next(ctx context.Context, after Position) (*message, error) {
+func (s *following) next(ctx context.Context, after Position) (*journal.Message, error) {
 	s.mu.Lock()
 	failed, from, recent := s.failed, s.from, s.recent
 	s.mu.Unlock()
@@ -389,61 +391,88 @@ func (s *following) next(ctx context.Context, after Position) (*message, error) 
 		return nil, failed
 	}
 	if from > 0 && after.Sequence+1 >= from {
-		i, _ := slices.BinarySearchFunc(recent, after.Sequence+1, func(m message, sequence uint64) int { return int(m.sequence) - int(sequence) }) //nolint:gosec // of one stream
-		if i == len(recent) {
-			return nil, nil //nolint:nilnil // none yet
-		}
-		return &recent[i], nil
+		return firstOf(recent, after.Sequence+1), nil
 	}
 	m, err := s.before(ctx, max(after.Sequence, 1))
-	if m != nil && m.sequence == after.Sequence && after.Index >= len(m.events)-1 {
+	if m != nil && m.Sequence == after.Sequence && after.Index >= len(m.Events)-1 {
 		m, err = s.before(ctx, after.Sequence+1)
 	}
 	return m, err
 }
 
-// before is load for a message before the recent ones. Readers at one position share it, also
-// while it is read.
-func (s *following) before(ctx context.Context, from uint64) (*message, error) {
-	s.mu.Lock()
-	i := slices.IndexFunc(s.older, func(o *older) bool { return o.from == from })
-	var o *older
-	if i >= 0 {
-		o = s.older[i]
-		s.older = append(slices.Delete(s.older, i, i+1), o)
-	} else {
-		o = &older{from: from, done: make(chan struct{})}
-		s.older = append(s.older, o)
-		go s.readOlder(o)
+// firstOf returns the first of messages at or behind a sequence; nil if there is none.
+func firstOf(messages []*journal.Message, from uint64) *journal.Message {
+	i, _ := slices.BinarySearchFunc(messages, from, func(m *journal.Message, sequence uint64) int { return cmp.Compare(m.Sequence, sequence) })
+	if i == len(messages) {
+		return nil
 	}
-	s.mu.Unlock()
-	select {
-	case <-o.done:
-		return o.m, o.err
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	return messages[i]
+}
+
+// before returns the first message at or behind a sequence that is before the recent ones; nil if
+// there is none yet. Readers at about the same position share what is read.
+func (s *following) before(ctx context.Context, from uint64) (*journal.Message, error) {
+	for {
+		s.mu.Lock()
+		i := slices.IndexFunc(s.older, func(o *older) bool { return o.from <= from && (from <= o.last() || !o.isRead()) })
+		var o *older
+		if i >= 0 {
+			o = s.older[i]
+			s.older = append(slices.Delete(s.older, i, i+1), o)
+		} else {
+			o = &older{from: from, done: make(chan struct{})}
+			s.older = append(s.older, o)
+			go s.readOlder(o)
+		}
+		s.mu.Unlock()
+		select {
+		case <-o.done:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+		if m := firstOf(o.messages, from); m != nil {
+			return m, nil
+		}
+		if o.from == from {
+			return nil, o.err
+		}
 	}
 }
 
+// olderMessages and olderBytes are how much is read at once of what is before the recent messages.
+const (
+	olderMessages = 64
+	olderBytes    = 1 << 20
+)
+
 // readOlder reads what readers want to have, and keeps it if there is room.
 func (s *following) readOlder(o *older) {
-	o.m, o.err = s.load(s.reading, o.from)
+	bytes := 0
+	for m, err := range s.tails.fleet.Journal.Messages(s.reading, s.id, o.from) {
+		if err != nil {
+			o.err = err
+			break
+		}
+		o.messages = append(o.messages, m)
+		if bytes += m.Bytes; len(o.messages) == olderMessages || bytes >= olderBytes {
+			break
+		}
+	}
 	close(o.done)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if o.m == nil { // it may come
+	if len(o.messages) == 0 { // they may come
 		s.older = slices.DeleteFunc(s.older, func(other *older) bool { return other == o })
 	}
-	bytes := 0
+	messages, bytes := 0, 0
 	for i, other := range slices.Backward(s.older) {
-		select {
-		case <-other.done:
-			if other.m != nil {
-				bytes += other.m.bytes
+		if other.isRead() {
+			messages += len(other.messages)
+			for _, m := range other.messages {
+				bytes += m.Bytes
 			}
-		default:
 		}
-		if len(s.older)-i > recentMessages || bytes > recentBytes && i < len(s.older)-1 {
+		if (messages > recentMessages || bytes > recentBytes) && i < len(s.older)-1 {
 			s.older = slices.Clone(s.older[i+1:])
 			break
 		}

@@ -87,17 +87,16 @@ func (r *Reader) turnOf(ctx context.Context, id protocol.SessionID, turn int) (h
 	if at < 0 {
 		return history, nil
 	}
-	for next := info.starts[at]; ; {
-		sequence, events, _, _, err := r.main.Journal.Next(ctx, id, next)
-		if err != nil || sequence == 0 {
+	for m, err := range r.main.Journal.Messages(ctx, id, info.starts[at]) {
+		if err != nil {
 			return history, err
 		}
-		history.Events = append(history.Events, events...)
-		if slices.ContainsFunc(events, func(e loop.Event) bool { return e.Type == loop.EventTurnEnded && e.Turn == info.History[at].Turn }) {
-			return history, nil
+		history.Events = append(history.Events, m.Events...)
+		if slices.ContainsFunc(m.Events, func(e loop.Event) bool { return e.Type == loop.EventTurnEnded && e.Turn == info.History[at].Turn }) {
+			break
 		}
-		next = sequence + 1
 	}
+	return history, nil
 }
 
 // openLanes looks at the lanes of calls without a result, each once.

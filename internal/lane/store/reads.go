@@ -81,36 +81,23 @@ func (s *Store) Page(ctx context.Context, filter string, seq uint64) ([]*jetstre
 // maxAtOnce bounds the requests for one message that are sent at the same time.
 const maxAtOnce = 32
 
-// pageOfLeader reads a page by requests for the first message at or after each of the next
-// sequences: together their answers have every message up to the last of them. There are more
-// requests at a time as long as each finds a message of its own.
 func (r *reader) pageOfLeader(ctx context.Context, filter string, seq uint64) (found []*jetstream.RawStreamMsg, err error) {
-	for ahead := 1; len(found) < PageSize; {
-		answers := make([]*jetstream.RawStreamMsg, min(ahead, PageSize-len(found)))
-		var group errgroup.Group
-		for i := range answers {
-			group.Go(func() (err error) {
-				answers[i], err = r.next(ctx, filter, seq+uint64(i)) //nolint:gosec // a small number
-				return err
-			})
-		}
-		if err := group.Wait(); err != nil {
+	walk := r.walk(filter, seq)
+	for more := true; more && len(found) < PageSize; {
+		var some []*jetstream.RawStreamMsg
+		if some, more, err = walk.Read(ctx, PageSize-len(found)); err != nil {
 			return nil, err
 		}
-		before := len(found)
-		for _, msg := range answers {
-			switch {
-			case msg == nil: // later answers may be of messages that were stored since
-				return found, nil
-			case msg.Sequence >= seq:
-				found, seq = append(found, msg), msg.Sequence+1
-			}
-		}
-		if ahead = min(2*ahead, maxAtOnce); len(found)-before < len(answers) {
-			ahead = len(found) - before
-		}
+		found = append(found, some...)
 	}
 	return found, nil
+}
+
+// walk reads messages by requests for one message, many at the same time.
+func (r *reader) walk(filter string, seq uint64) *natsio.Walk {
+	return natsio.NewWalk(seq, maxAtOnce, func(ctx context.Context, seq uint64) (*jetstream.RawStreamMsg, error) {
+		return r.next(ctx, filter, seq)
+	})
 }
 
 func (r *reader) page(ctx context.Context, filter string, seq uint64) ([]*jetstream.RawStreamMsg, error) {
@@ -182,16 +169,16 @@ func (r *reader) each(ctx context.Context, filter string, visit func(*jetstream.
 	if !errors.Is(err, ErrNotAtOnce) {
 		return err
 	}
-	for seq := uint64(0); ; {
-		page, err := r.pageOfLeader(ctx, filter, seq)
-		if err != nil || len(page) == 0 {
+	walk := r.walk(filter, 0)
+	for more := true; more; {
+		if found, more, err = walk.Read(ctx, PageSize); err != nil {
 			return err
 		}
-		for _, msg := range page {
+		for _, msg := range found {
 			visit(msg)
 		}
-		seq = page[len(page)-1].Sequence + 1
 	}
+	return nil
 }
 
 // Of the answers to a direct get.

@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -82,25 +83,22 @@ func (j *Journal) Load(ctx context.Context, session protocol.SessionID) (loop.Hi
 // load reads what is stored.
 func (j *Journal) load(ctx context.Context, session protocol.SessionID) (loop.History, error) {
 	var history loop.History
-	for {
-		sequence, events, _, removed, err := j.Next(ctx, session, history.Last+1)
+	for m, err := range j.Messages(ctx, session, 1) {
 		if err != nil {
 			return loop.History{}, err
 		}
-		if sequence == 0 {
-			return history, nil
-		}
-		for i := range events {
-			if err := j.loadImages(ctx, session, &events[i]); err != nil {
-				return loop.History{}, fmt.Errorf("session %s, message %d: %w", session, sequence, err)
+		for i := range m.Events {
+			if err := j.loadImages(ctx, session, &m.Events[i]); err != nil {
+				return loop.History{}, fmt.Errorf("session %s, message %d: %w", session, m.Sequence, err)
 			}
 		}
-		history.Events = append(history.Events, events...)
-		history.Last = sequence
-		if removed {
-			history.Events, history.Removed = nil, loop.Removal{Sequence: sequence, At: events[0].Time}
+		history.Events = append(history.Events, m.Events...)
+		history.Last = m.Sequence
+		if m.Removed {
+			history.Events, history.Removed = nil, loop.Removal{Sequence: m.Sequence, At: m.Events[0].Time}
 		}
 	}
+	return history, nil
 }
 
 // Begin is Load for callers that need no more than whose the session is: of a journal that begins
@@ -108,20 +106,21 @@ func (j *Journal) load(ctx context.Context, session protocol.SessionID) (loop.Hi
 // event alone. Nothing that is appended behind this event names another owner.
 func (j *Journal) Begin(ctx context.Context, session protocol.SessionID) (loop.History, error) {
 	var first loop.Event
-	for from := uint64(1); ; {
-		sequence, events, _, removed, err := j.Next(ctx, session, from)
-		if err != nil || sequence == 0 {
+	for m, err := range j.Messages(ctx, session, 1) {
+		if err != nil {
 			return loop.History{}, err
 		}
-		if removed { // the session of this name begins behind it
-			from = sequence + 1
+		if m.Removed { // the session of this name begins behind it
 			continue
 		}
-		if len(events) == 0 || events[0].Type != loop.EventSessionStarted {
+		if len(m.Events) == 0 || m.Events[0].Type != loop.EventSessionStarted {
 			return j.Load(ctx, session)
 		}
-		first = events[0]
+		first = m.Events[0]
 		break
+	}
+	if first.Type == "" { // there is none
+		return loop.History{}, nil
 	}
 	last, err := j.last(ctx, session)
 	if err != nil {
@@ -133,31 +132,58 @@ func (j *Journal) Begin(ctx context.Context, session protocol.SessionID) (loop.H
 	return loop.History{Events: []loop.Event{first}, Last: last.Sequence}, nil
 }
 
-// Next reads the first message of a session at or behind a sequence, from 1: its sequence, 0 if
-// there is none; its events, without the data of images; its size in bytes; and whether it is the
-// record of a removal, behind which a session of the same name begins.
-func (j *Journal) Next(ctx context.Context, session protocol.SessionID, from uint64) (sequence uint64, events []loop.Event, size int, removed bool, err error) {
-	msg, err := j.message(ctx, session, from)
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return 0, nil, 0, false, nil
+// Message is a message of a journal.
+type Message struct {
+	Sequence uint64
+	Events   []loop.Event // without the data of images
+	Bytes    int
+	Removed  bool // it is the record of a removal, behind which a session of the same name begins
+}
+
+// Messages passes on the messages of a session at or behind a sequence, from 1, in their order, up
+// to the last one that is stored. The first one takes one request; later ones are read many at a
+// time. An error ends it.
+func (j *Journal) Messages(ctx context.Context, session protocol.SessionID, from uint64) iter.Seq2[*Message, error] {
+	return func(yield func(*Message, error) bool) {
+		for msg, err := range natsio.Messages(ctx, j.nc, j.stream, wire.EventSubject(j.fleet, session), from) {
+			if err != nil {
+				yield(nil, fmt.Errorf("load session %s from %d: %w", session, from, err))
+				return
+			}
+			m, err := decoded(session, msg)
+			if !yield(m, err) || err != nil {
+				return
+			}
+			from = m.Sequence + 1
+		}
 	}
-	if err != nil {
-		return 0, nil, 0, false, fmt.Errorf("load session %s from %d: %w", session, from, err)
+}
+
+// Next reads the first message of a session at or behind a sequence, from 1; nil if there is none.
+func (j *Journal) Next(ctx context.Context, session protocol.SessionID, from uint64) (*Message, error) {
+	for m, err := range j.Messages(ctx, session, from) {
+		return m, err
 	}
-	if err := json.Unmarshal(msg.Data, &events); err != nil {
-		return 0, nil, 0, false, fmt.Errorf("session %s, message %d: %w: %w", session, msg.Sequence, loop.ErrJournalInvalid, err)
+	return nil, nil //nolint:nilnil // see above
+}
+
+func decoded(session protocol.SessionID, msg *jetstream.RawStreamMsg) (*Message, error) {
+	m := &Message{Sequence: msg.Sequence, Bytes: len(msg.Data)}
+	if err := json.Unmarshal(msg.Data, &m.Events); err != nil {
+		return nil, fmt.Errorf("session %s, message %d: %w: %w", session, msg.Sequence, loop.ErrJournalInvalid, err)
 	}
-	return msg.Sequence, events, len(msg.Data), IsRecord(msg.Header) && len(events) == 1 && events[0].Status == loop.RemovalCompleted, nil
+	m.Removed = IsRecord(msg.Header) && len(m.Events) == 1 && m.Events[0].Status == loop.RemovalCompleted
+	return m, nil
 }
 
 // Event reads the event at an index of a message, with the data of its images and attachments; nil
 // if there is none.
 func (j *Journal) Event(ctx context.Context, session protocol.SessionID, sequence uint64, index int) (*loop.Event, error) {
-	found, events, _, _, err := j.Next(ctx, session, max(sequence, 1))
-	if err != nil || found != sequence || index >= len(events) {
+	m, err := j.Next(ctx, session, sequence)
+	if err != nil || m == nil || m.Sequence != sequence || index >= len(m.Events) {
 		return nil, err
 	}
-	return &events[index], j.loadImages(ctx, session, &events[index])
+	return &m.Events[index], j.loadImages(ctx, session, &m.Events[index])
 }
 
 // Last returns the sequence of the last message of a session; 0 if it has none.

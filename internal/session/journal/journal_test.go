@@ -2,8 +2,12 @@ package journal_test
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -99,6 +103,56 @@ func TestAppend_MoreThanAMessageHolds(t *testing.T) {
 	require.ErrorIs(t, err, loop.ErrJournalConflict)
 	again := mustLoad(t, j, session)
 	require.Equal(t, history, again, "what was refused is not there, not even in part")
+}
+
+// together is a stream that gives some messages, and others when two are asked for at once.
+type together struct {
+	jetstream.Stream
+
+	some     uint64
+	inFlight atomic.Int32
+	once     sync.Once
+	two      chan struct{}
+}
+
+func (s *together) GetMsg(ctx context.Context, seq uint64, options ...jetstream.GetMsgOpt) (*jetstream.RawStreamMsg, error) {
+	defer s.inFlight.Add(-1)
+	if s.inFlight.Add(1) == 2 {
+		s.once.Do(func() { close(s.two) })
+	}
+	if seq > s.some {
+		select {
+		case <-s.two:
+		case <-time.After(patience):
+			return nil, errors.New("no other message was asked for at the same time")
+		}
+	}
+	return s.Stream.GetMsg(ctx, seq, options...)
+}
+
+// TestLoad_ReadsManyMessagesAtOnce: a journal is read by many requests at the same time, also where
+// messages of other sessions are between its own.
+func TestLoad_ReadsManyMessagesAtOnce(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	j := open(t, f.NC)
+	last := map[protocol.SessionID]uint64{}
+	var want []loop.Event
+	for i := range 100 {
+		for _, id := range []protocol.SessionID{"one", "other", "another"} {
+			e := event(id, fmt.Sprintf("%s %d", id, i))
+			last[id] = mustAppend(t, j, id, last[id], e)
+			if id == "one" {
+				want = append(want, e)
+			}
+		}
+	}
+	j.ReadFrom(func(s jetstream.Stream) jetstream.Stream {
+		return &together{Stream: s, some: 30, two: make(chan struct{})}
+	})
+	history := mustLoad(t, j, "one")
+	require.Equal(t, want, history.Events)
+	require.Equal(t, last["one"], history.Last)
 }
 
 func TestAppend_AnAnswerThatIsLostIsSettled(t *testing.T) {

@@ -150,23 +150,16 @@ func (o origin) has(at session.Position) bool {
 // a copy.
 func originOf(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (o origin, err error) {
 	owned, copies := false, protocol.CallID("")
-	for from := uint64(1); ; {
-		at, events, _, removed, err := f.Journal.Next(ctx, id, from)
+	for m, err := range f.Journal.Messages(ctx, id, 1) {
 		if err != nil {
 			return o, err
 		}
-		if at == 0 {
-			if copies != "" { // it is not completed
-				o.begins.Sequence = math.MaxUint64
-			}
-			break
-		}
-		if from = at + 1; removed {
+		if m.Removed {
 			o, owned, copies = origin{}, false, ""
 			continue
 		}
-		for i := range events {
-			switch e := &events[i]; {
+		for i := range m.Events {
+			switch e := &m.Events[i]; {
 			case e.Type == loop.EventCopyStarted:
 				o, owned, copies = origin{owner: judge.Owner{Tenant: e.Tenant, By: e.By}}, e.Tenant != "", e.CallID
 			case e.Type == loop.EventSessionStarted:
@@ -175,12 +168,15 @@ func originOf(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (o ori
 					o.parent = e.Parent.SessionID
 				}
 			case (e.Type == loop.EventSessionForked || e.Type == loop.EventImported) && e.CallID == copies:
-				o.begins, copies = session.Position{Sequence: at, Index: i}, ""
+				o.begins, copies = session.Position{Sequence: m.Sequence, Index: i}, ""
 			}
 		}
 		if copies == "" {
 			break
 		}
+	}
+	if copies != "" { // it is not completed
+		o.begins.Sequence = math.MaxUint64
 	}
 	if o.known = owned; !owned {
 		owner, _, err := session.Owner(ctx, f, id)
