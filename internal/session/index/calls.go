@@ -80,45 +80,8 @@ func (w *writer) call(s *row, e *loop.Event) {
 	pool, lane, _ := strings.Cut(e.Lane, "/")
 	w.exec(`UPDATE call SET turn = ?, step = ?, idx = ?, tool = ?, pool = ?, lane = ?, accepted = iif(accepted = 0, ?, accepted), model_ms = coalesce(model_ms, ?), input = ? WHERE id = ?`,
 		e.Turn, e.Step, e.Index, e.Name, pool, lane, e.Time.UnixMilli(), s.modelMS, w.replaced(s, e, report.RoleCall, wire.Shortened(e.Arguments), c.input), c.id)
-	if ms := s.asks.waited(e); ms > 0 {
+	if ms := s.asks.Waited(e); ms > 0 {
 		w.exec("UPDATE call SET person_ms = max(coalesce(person_ms, 0), ?), asked = NULL WHERE id = ?", ms, c.id)
-	}
-}
-
-// asks are the approvals of the calls of one step. These calls are sent when all of them were
-// judged, so each waits for the approvals of the others, too.
-type asks struct {
-	step  int64 // turn and step
-	ms    int64 // how long the answers took
-	since int64 // when the question was asked that has no answer yet; 0 without one
-}
-
-func stepOf(e *loop.Event) int64 { return int64(e.Turn)<<32 | int64(e.Step) }
-
-func (a *asks) asked(e *loop.Event) {
-	if step := stepOf(e); step != a.step {
-		*a = asks{step: step}
-	}
-	if a.since == 0 {
-		a.since = e.Time.UnixMilli()
-	}
-}
-
-func (a *asks) answered(e *loop.Event) {
-	if a.since > 0 && stepOf(e) == a.step {
-		a.ms, a.since = a.waited(e), 0
-	}
-}
-
-// waited is how long a call of the step has waited for approvals.
-func (a *asks) waited(e *loop.Event) int64 {
-	switch {
-	case stepOf(e) != a.step:
-		return 0
-	case a.since > 0:
-		return a.ms + max(e.Time.UnixMilli()-a.since, 0)
-	default:
-		return a.ms
 	}
 }
 

@@ -178,7 +178,7 @@ func (r *rig) measure(t *testing.T, count int, now time.Time, session protocol.S
 		"tool, failed":         {Tool: tool, Status: []protocol.Status{protocol.StatusFailed}},
 		"tenant, lane, failed": {Tenant: "tenant-3", Lane: "sandbox/lane-77", Status: []protocol.Status{protocol.StatusFailed}},
 		"usual word, session":  {Text: usual, Session: session}, "tenant, rare status": {Tenant: "tenant-3", Status: []protocol.Status{protocol.StatusTimeout}},
-		"deep page": {After: cursor{now.Add(-12 * time.Hour).UnixMilli(), 1}.String()},
+		"deep page": {After: cursor{now.Add(-12 * time.Hour).UnixMilli(), 1}.text(r.index.open.Load().seal)},
 	} {
 		figure(ctx, t, name, func() error { _, err := r.index.Calls(ctx, Calls{CallQuery: q}); return err })
 	}

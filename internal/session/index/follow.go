@@ -26,8 +26,9 @@ type position struct {
 // again gets, some of them once more.
 const rereadMS = 60_000
 
-func (p position) String() string {
-	text := p.file + "-" + strconv.FormatInt(p.taken, 36) + "-" + strconv.FormatInt(p.when, 36)
+// text is the position as readers get it.
+func (p position) text(s seal) string {
+	text := p.file + "-" + s.text(p.taken) + "-" + strconv.FormatInt(p.when, 36)
 	if p.again {
 		text += positionAgain
 	}
@@ -37,15 +38,26 @@ func (p position) String() string {
 // positionAgain ends the text of a position in a file that was made again.
 const positionAgain = "-again"
 
-func parsePosition(s string) (*position, error) {
-	text, again := strings.CutSuffix(s, positionAgain)
-	if parts := strings.Split(text, "-"); len(parts) == 3 {
-		taken, err := strconv.ParseInt(parts[1], 36, 64)
-		if when, other := strconv.ParseInt(parts[2], 36, 64); err == nil && other == nil {
-			return &position{parts[0], taken, when, again}, nil
+// parsePosition reads a position. One in another file has no number here.
+func (s seal) parsePosition(of string) (*position, error) {
+	text, again := strings.CutSuffix(of, positionAgain)
+	if parts := strings.Split(text, "-"); len(parts) == 3 && isAlphanumeric(parts[1]) {
+		when, err := strconv.ParseInt(parts[2], 36, 64)
+		if err == nil {
+			p := &position{file: parts[0], when: when, again: again}
+			if n, known := s.number(parts[1]); known {
+				p.taken = n
+			} else {
+				p.file = ""
+			}
+			return p, nil
 		}
 	}
-	return nil, codes.As(codes.ErrInvalid, fmt.Errorf("position %.100q: must be the position of a page", s))
+	return nil, codes.As(codes.ErrInvalid, fmt.Errorf("position %.100q: must be the position of a page", of))
+}
+
+func isAlphanumeric(text string) bool {
+	return text != "" && !strings.ContainsFunc(text, func(r rune) bool { return (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') })
 }
 
 // newFile is what names a file in positions.
@@ -111,6 +123,6 @@ func (q *Calls) taken(ctx context.Context, o *opened, from, now position, terms 
 	case now.taken == from.taken: // nothing is new
 		now.when = from.when
 	}
-	page.Position = now.String()
+	page.Position = now.text(o.seal)
 	return rows.Err()
 }

@@ -119,6 +119,7 @@ type Index struct {
 type opened struct {
 	write, read *sql.DB
 	file        os.FileInfo
+	seal        seal
 }
 
 func (o *opened) close() error { return errors.Join(o.read.Close(), o.write.Close()) }
@@ -236,14 +237,20 @@ func (x *Index) openFile(ctx context.Context) (_ *opened, err error) {
 	o.read.SetMaxOpenConns(readers)
 	err = within(ctx, o.write, func(tx *sql.Tx) error {
 		var found int
-		if err := tx.QueryRowContext(ctx, "PRAGMA user_version").Scan(&found); err != nil || found == version {
+		err := tx.QueryRowContext(ctx, "PRAGMA user_version").Scan(&found)
+		switch {
+		case err != nil:
 			return err
+		case found == 0:
+			_, err = tx.ExecContext(ctx, schema+ratesSchema+triggers()+fmt.Sprintf("PRAGMA user_version = %d;", version))
+			err = errors.Join(err, setMeta(ctx, tx, keyFile, newFile()))
+		case found != version:
+			err = fmt.Errorf("%w: %d, and not %d", errVersion, found, version)
 		}
-		if found != 0 {
-			return fmt.Errorf("%w: %d, and not %d", errVersion, found, version)
+		if err == nil {
+			o.seal, err = readSeal(ctx, tx)
 		}
-		_, err := tx.ExecContext(ctx, schema+ratesSchema+triggers()+fmt.Sprintf("PRAGMA user_version = %d;", version))
-		return errors.Join(err, setMeta(ctx, tx, keyFile, newFile()))
+		return err
 	})
 	if err == nil && o.file.Size() == 0 {
 		_, err = o.write.ExecContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)")

@@ -409,24 +409,37 @@ func TestUpdate_InputsAreBounded(t *testing.T) {
 	require.Equal(t, 2, r.count(t, r.index, "SELECT count(*) FROM call WHERE finished IS NOT NULL AND input > 0 AND output > 0"))
 }
 
-// The oldest leave a file that is too large, or are too old.
+// The oldest texts leave a file that would be larger than its bound, a step of them at a time. The
+// latest stay, and a search says since when there are texts.
 func TestUpdate_FilesAreBounded(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{MaxBytes: 1 << 20})
-	for turn := range 100 {
-		var text strings.Builder
-		for range 1600 { // what is kept of a text
-			fmt.Fprintf(&text, "w%x ", rand.Uint32())
+	const (
+		bound = 1 << 20
+		turns = 2 * removeStep // they need 1.1 MiB, so a step of them leaves the file
+	)
+	r := newRig(t, Options{MaxBytes: bound})
+	text := func(turn int) string {
+		var words strings.Builder
+		fmt.Fprintf(&words, "turn%d", turn)
+		for range 100 {
+			fmt.Fprintf(&words, " w%x", rand.Uint32())
 		}
-		e := asked(turn, fmt.Sprintf("turn%d ", turn)+text.String())
-		r.append(t, "s", e)
+		return words.String()
 	}
-	require.Empty(t, r.sessions(t, "turn0"))
-	found := r.search(t, Query{Words: "turn99"})
+	for turn := range turns {
+		r.append(t, "s", asked(turn, text(turn)))
+	}
+	require.NoError(t, r.index.Update(t.Context()))
+	size := r.count(t, r.index, "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size")
+	require.LessOrEqual(t, size, bound)
+	left := r.count(t, r.index, "SELECT count(*) FROM entry")
+	require.Equal(t, turns-removeStep, left)
+	require.NotEmpty(t, r.sessions(t, fmt.Sprint("turn", turns-1)), "the latest")
+	require.NotEmpty(t, r.sessions(t, fmt.Sprint("turn", turns-left)), "the oldest that stays")
+	found := r.search(t, Query{Words: fmt.Sprint("turn", turns-left-1)})
+	require.Empty(t, found.Passages, "the one before it")
 	require.NotNil(t, found.Since)
-	if len(found.Passages) == 0 { // a step is larger than this file
-		require.Zero(t, r.count(t, r.index, "SELECT count(*) FROM entry"))
-	}
+	require.Equal(t, at(turns-left-1, loop.Event{}).Time, *found.Since, "when that was said")
 }
 
 // A file that is lost, damaged or of another version is made again, also while it is open.

@@ -69,20 +69,23 @@ func (q *Calls) check() error {
 // cursor is where a page begins: behind a call, or behind a passage of a query for words.
 type cursor struct{ finished, id int64 }
 
-func (c cursor) String() string {
-	return strconv.FormatInt(c.finished, 36) + "-" + strconv.FormatInt(c.id, 36)
+// text is the cursor as readers get it.
+func (c cursor) text(s seal) string {
+	return strconv.FormatInt(c.finished, 36) + "-" + s.text(c.id)
 }
 
-func parseCursor(s string) (c cursor, err error) {
-	finished, id, _ := strings.Cut(s, "-")
+// parseCursor reads a cursor. One of another file is before all calls of its time.
+func (s seal) parseCursor(of string) (c cursor, err error) {
+	finished, sealed, _ := strings.Cut(of, "-")
 	c.finished, err = strconv.ParseInt(finished, 36, 64)
-	if err == nil {
-		c.id, err = strconv.ParseInt(id, 36, 64)
+	if err == nil && isAlphanumeric(sealed) {
+		var known bool
+		if c.id, known = s.number(sealed); !known {
+			c.id = always
+		}
+		return c, nil
 	}
-	if err != nil {
-		return c, codes.As(codes.ErrInvalid, fmt.Errorf("after %.100q: must be the next of a page", s))
-	}
-	return c, nil
+	return c, codes.As(codes.ErrInvalid, fmt.Errorf("after %.100q: must be the next of a page", of))
 }
 
 // notOK is the condition of an index: a call did not end well, or its command did not.
@@ -224,7 +227,7 @@ func (x *Index) Calls(ctx context.Context, q Calls) (page report.CallLog, err er
 	}
 	var from *cursor
 	if q.After != "" {
-		at, err := parseCursor(q.After)
+		at, err := x.open.Load().seal.parseCursor(q.After)
 		if err != nil {
 			return page, err
 		}
@@ -232,7 +235,7 @@ func (x *Index) Calls(ctx context.Context, q Calls) (page report.CallLog, err er
 	}
 	var since *position
 	if q.Position != "" {
-		if since, err = parsePosition(q.Position); err != nil {
+		if since, err = x.open.Load().seal.parsePosition(q.Position); err != nil {
 			return page, err
 		}
 	}
@@ -252,7 +255,7 @@ func (x *Index) Calls(ctx context.Context, q Calls) (page report.CallLog, err er
 		if since != nil {
 			return q.taken(ctx, o, *since, now, terms, &page)
 		}
-		page.Position, q.upTo = now.String(), now.taken
+		page.Position, q.upTo = now.text(o.seal), now.taken
 		switch {
 		case now.taken == 0:
 			return nil
@@ -337,7 +340,7 @@ func (q *Calls) page(ctx context.Context, o *opened, from *cursor, page *report.
 			return err
 		}
 		if n == q.Limit {
-			page.Next = last.String()
+			page.Next = last.text(o.seal)
 			break
 		}
 		last = at
@@ -387,7 +390,7 @@ func (q *Calls) withWords(ctx context.Context, o *opened, words string, from *cu
 	defer func() { err = errors.Join(err, find.Close()) }()
 	for i, passage := range passages {
 		if len(page.Calls) == q.Limit {
-			page.Next = cursor{id: passages[i-1]}.String()
+			page.Next = cursor{id: passages[i-1]}.text(o.seal)
 			return nil
 		}
 		var c report.LoggedCall
@@ -408,7 +411,7 @@ func (q *Calls) withWords(ctx context.Context, o *opened, words string, from *cu
 		}
 	}
 	if len(passages) == scanned {
-		page.Next = cursor{id: passages[scanned-1]}.String()
+		page.Next = cursor{id: passages[scanned-1]}.text(o.seal)
 	}
 	return nil
 }

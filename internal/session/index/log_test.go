@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -400,6 +401,45 @@ func TestCalls_FollowedInTheirOrder(t *testing.T) {
 	}
 	_, err = r.index.Calls(t.Context(), Calls{CallQuery: report.CallQuery{Position: last, After: "1-1"}})
 	require.ErrorIs(t, err, codes.ErrInvalid)
+}
+
+// What a tenant gets of a page says nothing of how many calls the log has of others, and means the
+// same to other processes, and after a restart.
+func TestCalls_PositionsCountNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{})
+	positions := map[string]bool{}
+	for i := range 4 {
+		r.settle(t, sent("s", fmt.Sprintf("c%d", i), "acme", "says"), printed("says"))
+		page := r.calls(t, Calls{Reach: "acme", CallQuery: report.CallQuery{Limit: max(i, 1)}})
+		var taken, id int64
+		require.NoError(t, r.index.open.Load().read.QueryRowContext(t.Context(), "SELECT last FROM taken").Scan(&taken))
+		require.NotContains(t, page.Position, "-"+strconv.FormatInt(taken, 36)+"-")
+		positions[page.Position] = true
+		if page.Next != "" {
+			last := page.Calls[len(page.Calls)-1]
+			require.NoError(t, r.index.open.Load().read.QueryRowContext(t.Context(), "SELECT id FROM call WHERE call = ?", string(last.CallID)).Scan(&id))
+			require.False(t, strings.HasSuffix(page.Next, "-"+strconv.FormatInt(id, 36)), page.Next)
+		}
+	}
+	require.Len(t, positions, 4)
+	first := r.calls(t, Calls{CallQuery: report.CallQuery{Limit: 2}})
+	require.Equal(t, []string{"c3", "c2"}, ids(first))
+	r.settle(t, sent("s", "c4", "acme", "says"), printed("says"))
+	same := r.open(t, r.dir, Options{})
+	for name, q := range map[string]report.CallQuery{"the next page": {After: first.Next}, "what came since": {Position: first.Position}} {
+		page, err := same.Calls(t.Context(), Calls{CallQuery: q})
+		require.NoError(t, err, name)
+		want := []string{"c1", "c0"}
+		if q.After == "" {
+			want = []string{"c4"}
+		}
+		require.Equal(t, want, ids(page), name)
+	}
+	other := r.open(t, t.TempDir(), Options{})
+	page, err := other.Calls(t.Context(), Calls{CallQuery: report.CallQuery{After: first.Next}})
+	require.NoError(t, err)
+	require.Subset(t, ids(page), []string{"c1", "c0"}, "a file that was made again continues there by the time")
 }
 
 // While a session is copied, its calls are not shown, and hide no others.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/judge"
 	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
+	"github.com/toolfleet/toolfleet/internal/session/timeline"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -31,7 +32,7 @@ type row struct {
 	removed  int64           // when the server stored that it was removed
 	request  int64           // when the model could be asked: after the last result, or input
 	modelMS  sql.NullFloat64 // how long the last reply took
-	asks     asks
+	asks     timeline.Asks
 	owner    judge.Owner
 	last     uint64
 	messages uint64
@@ -54,7 +55,7 @@ func newWriter(ctx context.Context, tx *sql.Tx) *writer {
 func (w *writer) close() error {
 	for _, s := range w.sessions {
 		w.exec("UPDATE session SET copies = ?, removed = ?, request = ?, model_ms = ?, ask_step = ?, ask_ms = ?, asking = ?, last = ?, messages = ? WHERE id = ?",
-			s.copies, s.removed, s.request, s.modelMS, s.asks.step, s.asks.ms, s.asks.since, int64(s.last), int64(s.messages), s.id) //nolint:gosec // sequences are small
+			s.copies, s.removed, s.request, s.modelMS, s.asks.Step, s.asks.MS, s.asks.Since, int64(s.last), int64(s.messages), s.id) //nolint:gosec // sequences are small
 	}
 	for _, statement := range w.statements {
 		w.err = errors.Join(w.err, statement.Close())
@@ -110,7 +111,7 @@ func (w *writer) session(id protocol.SessionID) *row {
 	}
 	s := &row{}
 	if !w.scan("SELECT id, copies, removed, request, model_ms, ask_step, ask_ms, asking, tenant, owner, last, messages FROM session WHERE name = ?", []any{string(id)},
-		&s.id, &s.copies, &s.removed, &s.request, &s.modelMS, &s.asks.step, &s.asks.ms, &s.asks.since, &s.owner.Tenant, &s.owner.By, &s.last, &s.messages) {
+		&s.id, &s.copies, &s.removed, &s.request, &s.modelMS, &s.asks.Step, &s.asks.MS, &s.asks.Since, &s.owner.Tenant, &s.owner.By, &s.last, &s.messages) {
 		s.id, _ = w.exec("INSERT INTO session(name) VALUES(?)", string(id))
 	}
 	w.sessions[id] = s
@@ -184,12 +185,12 @@ func (w *writer) event(s *row, e *loop.Event) {
 			w.text(s, e, report.RoleError, e.Error.Message)
 		}
 	case loop.EventApprovalAsked:
-		s.asks.asked(e)
+		s.asks.Asked(e)
 		w.asked(s, e)
 	case loop.EventQuestionAsked:
 		w.asked(s, e)
 	case loop.EventPolicyDecision, loop.EventCallJudged:
-		s.asks.answered(e)
+		s.asks.Answered(e)
 		w.answered(s, e)
 	case loop.EventAnswered:
 		w.answered(s, e)
@@ -234,7 +235,7 @@ func (w *writer) clear(s *row) {
 	w.exec("UPDATE entry SET session = 0 WHERE session = ?", s.id)
 	w.exec("DELETE FROM call WHERE session = ?", s.id)
 	w.exec("UPDATE session SET tenant = '', owner = '', owned = 0 WHERE id = ?", s.id)
-	s.copies, s.request, s.modelMS, s.asks, s.owner = "", 0, sql.NullFloat64{}, asks{}, judge.Owner{}
+	s.copies, s.request, s.modelMS, s.asks, s.owner = "", 0, sql.NullFloat64{}, timeline.Asks{}, judge.Owner{}
 }
 
 // forget removes a session. Of one that was removed lately the row stays, because another process

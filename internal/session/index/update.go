@@ -39,6 +39,7 @@ const (
 	keyBytes    = "bytes"    // bounds of the file, for processes that name none
 	keyAge      = "age"
 	keyFile     = "file" // names the file in positions of readers, see [position]
+	keySeal     = "seal" // the key of its [seal]
 )
 
 // source is a stream that is read: of journals, or of results.
@@ -411,11 +412,7 @@ func (x *Index) fewer(ctx context.Context, o *opened, subjects map[string]uint64
 // reread reads the journal of one session again, up to the position.
 func (x *Index) reread(ctx context.Context, o *opened, id protocol.SessionID) error {
 	var all []message
-	for next := uint64(1); ; next = all[len(all)-1].seq + 1 {
-		msg, err := x.stream.GetMsg(ctx, next, jetstream.WithGetMsgSubject(wire.EventSubject(x.fleet, id)))
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			break
-		}
+	for msg, err := range natsio.Messages(ctx, x.nc, x.stream, wire.EventSubject(x.fleet, id), 1) {
 		if err != nil {
 			return err
 		}
@@ -598,7 +595,7 @@ func positionOf(ctx context.Context, tx *sql.Tx, from source) (uint64, error) {
 // empty removes all rows. Triggers would look at each.
 func empty(ctx context.Context, tx *sql.Tx) error {
 	_, err := tx.ExecContext(ctx, "DROP TRIGGER "+strings.Join(triggerNames, "; DROP TRIGGER ")+
-		"; DELETE FROM entry; DELETE FROM call; DELETE FROM rate; DELETE FROM rate_time; DELETE FROM session; DELETE FROM meta WHERE key NOT IN ('bytes', 'age'); INSERT INTO word(word) VALUES('delete-all');"+triggers())
+		"; DELETE FROM entry; DELETE FROM call; DELETE FROM rate; DELETE FROM rate_time; DELETE FROM session; DELETE FROM meta WHERE key NOT IN ('bytes', 'age', 'seal'); INSERT INTO word(word) VALUES('delete-all');"+triggers())
 	return errors.Join(err, setMeta(ctx, tx, keyScrub, stamp()), setMeta(ctx, tx, keyFile, newFile()))
 }
 
