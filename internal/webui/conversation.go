@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/session/timeline"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
@@ -76,8 +77,9 @@ type turn struct {
 	says    int     // the step of that reply
 	replied int     // the step of the last reply that is complete
 	unsent  []*call // of that reply
-	begun   int     // the version in which it began
-	foot    int     // the version in which its end has changed
+	asks    timeline.Asks
+	begun   int // the version in which it began
+	foot    int // the version in which its end has changed
 }
 
 // item is one thing of a turn.
@@ -141,7 +143,9 @@ type call struct {
 	Worker    protocol.WorkerID
 	Attempt   int
 	Tries     []protocol.Try
+	PersonMS  float64 // how long it waited for persons, of those who have answered
 	QueueMS   *float64
+	waitedMS  float64 // for its time, before QueueMS
 	RunMS     *float64
 	Content   string // the whole result, on the page of the call
 	Folded    folded
@@ -157,9 +161,10 @@ type call struct {
 	Moves     []string // what a sub-agent does
 	Agent     bool
 
-	in   *turn
-	item *item
-	at   string // the id of the event that has the result
+	in    *turn
+	item  *item
+	at    string    // the id of the event that has the result
+	since time.Time // when it asked the question that has no answer yet
 }
 
 // written is what an attempt of a running call writes.
@@ -589,6 +594,7 @@ func (c *conversation) addCall(t *turn, e *loop.Event, id string) bool {
 	case loop.EventToolCall:
 		of.ToolCall, of.Arguments = e.ToolCallID, cmp.Or(e.Arguments, of.Arguments)
 		of.Lane, of.Agent = e.Lane, e.Lane == "" && e.Name == "agent"
+		of.PersonMS = max(of.PersonMS, float64(t.asks.Waited(e)))
 		if e.Status != "" { // it was refused
 			c.end(of, e, id)
 		}
@@ -599,15 +605,17 @@ func (c *conversation) addCall(t *turn, e *loop.Event, id string) bool {
 			Session: c.Session, Call: of.ID, Tool: of.Tool, Arguments: cmp.Or(e.Arguments, of.Arguments),
 			Rule: e.Rule, Source: e.Source, Reason: e.Text, Scope: e.Scope, Since: e.Time, To: "stay",
 		}
+		t.asks.Asked(e)
 		c.touchUnsent(of.in)
 	case loop.EventPolicyDecision, loop.EventCallJudged:
+		t.asks.Answered(e)
 		of.Approval = nil
 		of.Decisions = append(of.Decisions, decision{e.Status, e.Rule, e.By, e.Via, e.Note, e.Text})
 		c.touchUnsent(of.in)
 	case loop.EventQuestionAsked:
-		of.Question = e.Question
+		of.Question, of.since = e.Question, cmp.Or(of.since, e.Time)
 	case loop.EventAnswered:
-		of.Question = nil
+		of.answered(e.Time)
 	case loop.EventAgentMoved:
 		of.Agent = true
 		of.Moves = append(slices.Clone(of.Moves[max(0, len(of.Moves)-4):]), e.Text)
@@ -630,6 +638,26 @@ func (c *conversation) touchUnsent(t *turn) {
 	for _, of := range t.unsent {
 		c.touch(of.item)
 	}
+}
+
+// answered notes that nobody is asked any more by the call.
+func (c *call) answered(at time.Time) {
+	if !c.since.IsZero() {
+		c.PersonMS += float64(max(at.Sub(c.since).Milliseconds(), 0))
+	}
+	c.Question, c.since = nil, time.Time{}
+}
+
+// WaitedMS is how long the call has waited, as the log of calls has it; nil if that is not known.
+func (c *call) WaitedMS() *float64 {
+	if c.QueueMS == nil && c.PersonMS == 0 {
+		return nil
+	}
+	all := c.PersonMS + c.waitedMS
+	if c.QueueMS != nil {
+		all += *c.QueueMS
+	}
+	return &all
 }
 
 // moved is what the fleet says of a call without a result.
@@ -660,9 +688,10 @@ func (c *conversation) traced(spans []report.Span) {
 
 // end is the result of a call.
 func (c *conversation) end(of *call, e *loop.Event, id string) {
-	of.Status, of.Ended, of.Waits, of.Approval, of.Question, of.Exit = e.Status, e.Time, "", nil, nil, e.Exit
+	of.answered(e.Time) // it may have ended before
+	of.Status, of.Ended, of.Waits, of.Approval, of.Exit = e.Status, e.Time, "", nil, e.Exit
 	of.Folded, of.Diff, of.Image, of.Error, of.Effect, of.Tries = fold(e.Content), e.Diff, e.Image, e.Error, e.Effect, e.Tries
-	of.QueueMS, of.RunMS = e.QueueMS, e.RunMS
+	of.QueueMS, of.waitedMS, of.RunMS = e.QueueMS, e.Waits.NotBeforeMS, e.RunMS
 	of.Worker, of.Attempt = e.WorkerID, e.Attempt
 	of.Live, of.Moves, of.at = nil, nil, id
 	c.bytes += len(of.Folded.Head) + len(of.Folded.Tail)

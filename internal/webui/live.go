@@ -8,10 +8,13 @@ import (
 	"html"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/toolfleet/toolfleet/internal/access"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
+	"github.com/toolfleet/toolfleet/pkg/loop"
+	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
 
 // A page that follows a session waits at least drawEvery between two drawings, and slowEvery for
@@ -21,33 +24,91 @@ const (
 	slowEvery = time.Second
 )
 
-// live sends what changes of a session, until the browser has gone.
+// A stream that has nothing to say sends idleMessage each idleEvery, so that nothing between it and
+// the browser takes the connection for a lost one.
+const (
+	idleEvery   = 15 * time.Second
+	idleMessage = ": \n\n"
+)
+
+// live sends what changes of a session, until the browser has gone. For a page that shows nothing
+// of the session yet ("begins"), it sends that the session can be shown.
 func (u *ui) live(_ context.Context, w http.ResponseWriter, r *http.Request) error {
-	ctx := r.Context()
+	ctx, begins := r.Context(), r.URL.Query().Has("begins")
 	k, leave, err := u.watch(ctx, idOf(r))
-	if errors.Is(err, fleet.ErrNotFound) {
-		if _, none := u.Local.Show(ctx, idOf(r)); none != nil {
+	none := errors.Is(err, fleet.ErrNotFound)
+	if none && !begins {
+		if _, unknown := u.Local.Show(ctx, idOf(r)); unknown != nil {
 			return err
 		}
-	}
-	for errors.Is(err, fleet.ErrNotFound) { // it has files, and no turn yet
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-access.Draining(ctx):
-			return nil
-		case <-time.After(slowEvery):
-		}
-		k, leave, err = u.watch(ctx, idOf(r))
-	}
-	if err != nil {
+	} else if err != nil && !none {
 		return err
 	}
-	defer leave()
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.WriteHeader(http.StatusOK)
+	switch {
+	case begins:
+		if !none {
+			leave()
+		}
+		if u.begun(ctx, w, idOf(r), loop.EventTurnStarted) {
+			u.showBegun(w, r)
+		}
+		return nil
+	case none: // it has files, and no turn yet
+		if !u.begun(ctx, w, idOf(r), "") {
+			return nil
+		}
+		if k, leave, err = u.watch(ctx, idOf(r)); err != nil {
+			return nil //nolint:nilerr // it was removed: the browser connects again, and is told
+		}
+	}
+	defer leave()
 	d := &drawing{ui: u, w: w, r: r, of: k, who: u.viewerOf(r), from: positionOf(r.URL.Query().Get("from"))}
 	return d.run(ctx)
+}
+
+// begun waits until a session has an event of a type, or any if the type is "", and reports whether
+// it has one.
+func (u *ui) begun(ctx context.Context, w http.ResponseWriter, id protocol.SessionID, first loop.EventType) bool {
+	reading, end := context.WithCancel(ctx)
+	found := make(chan bool, 1)
+	var joined sync.WaitGroup
+	joined.Go(func() {
+		for p, err := range u.all().Events(reading, id, "") {
+			if err != nil {
+				break
+			}
+			if p.Event != nil && p.ID != "" && (first == "" || p.Event.Type == first) {
+				found <- true
+				return
+			}
+		}
+		found <- false
+	})
+	defer joined.Wait()
+	defer end()
+	idle := time.NewTicker(idleEvery)
+	defer idle.Stop()
+	for more := send(w, []byte(idleMessage)); more; more = send(w, []byte(idleMessage)) {
+		select {
+		case is := <-found:
+			return is
+		case <-access.Draining(ctx):
+			return false // the browser connects again
+		case <-idle.C:
+		}
+	}
+	return false
+}
+
+// showBegun has a page show a session that has begun.
+func (u *ui) showBegun(w http.ResponseWriter, r *http.Request) {
+	if body, err := u.render(r, "begins", "begun", view{Data: idOf(r)}); err == nil {
+		var out bytes.Buffer
+		partial(&out, "begun", "innerHTML", body)
+		send(w, message(out.Bytes()))
+	}
 }
 
 // drawing draws what changes of a session for a page.
@@ -84,8 +145,8 @@ func (d *drawing) run(ctx context.Context) error {
 		switch {
 		case version > d.drawn || (open || facts > d.facts) && time.Since(d.slow) > slowEvery: // the facts also after the end of a turn
 			quiet, more = time.Now(), d.draw(ctx)
-		case time.Since(quiet) > 15*time.Second:
-			quiet, more = time.Now(), send(d.w, []byte(": \n\n"))
+		case time.Since(quiet) > idleEvery:
+			quiet, more = time.Now(), send(d.w, []byte(idleMessage))
 		}
 		more = more && ended == nil
 	}

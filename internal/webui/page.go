@@ -107,6 +107,7 @@ func functions(base string) template.FuncMap {
 		"count":    func(n any) string { return grouped(fmt.Sprint(n)) },
 		"plural":   terminal.Plural,
 		"bytes":    size,
+		"upload":   func() string { return size(maxUpload) },
 		"about":    about,
 		"state":    stateOf,
 		"ansi":     ansi,

@@ -235,7 +235,7 @@ func (u *ui) page(pattern string, serve func(context.Context, http.ResponseWrite
 	writes := !strings.HasPrefix(pattern, http.MethodGet)
 	u.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		if large, is := errors.AsType[*http.MaxBytesError](parsedForm(r, writes)); is {
-			u.fail(w, r, fmt.Errorf("%w: the form, with its files, must have at most %d bytes", fleet.ErrInvalid, large.Limit))
+			u.fail(w, r, fmt.Errorf("%w: the form, with its files, must have at most %s", fleet.ErrInvalid, size(large.Limit)))
 			return
 		}
 		if writes && !u.formIsOurs(r) {

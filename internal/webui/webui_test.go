@@ -413,12 +413,22 @@ func TestBegin_LeadsToTheSession(t *testing.T) {
 	require.Equal(t, 200, status)
 	require.Contains(t, body, "waits for a coordinator")
 	id := strings.TrimPrefix(at, "/sessions/")
+	require.Contains(t, body, `hx-sse:connect="/ui/sessions/`+id+`/live?begins"`)
+	waits, end := s.stream(t.Context(), "/sessions/"+id+"/live?begins") // which is there at once
+	defer end()
 	s.run(protocol.SessionID(id), "one", says("Done."))
+	shown := ""
+	for waits.Scan() { // to its end
+		shown += waits.Text()
+	}
+	require.NoError(t, waits.Err())
+	require.Contains(t, shown, `hx-get="/ui/sessions/`+id+`?begins"`)
 	_, body, at = s.get("/sessions/" + id + "?begins")
 	require.Equal(t, "/sessions/"+id, at)
 	require.Contains(t, body, "Done.")
 	status, _, _ = s.get("/sessions/none")
 	require.Equal(t, 404, status)
+	require.Contains(t, s.first("/sessions/"+id+"/live?begins"), `hx-get="/ui/sessions/`+id+`?begins"`, "of one that has begun, too")
 	for _, path := range []string{"/sessions", "/sessions/" + id + "/send"} {
 		status, body, _ = s.post(path, "key", s.key(), "prompt", " \n")
 		require.Equal(t, 422, status, path)
