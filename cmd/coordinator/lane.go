@@ -213,7 +213,10 @@ func printJSON(p program, value any) error {
 // printLane prints a lane and a table of its calls.
 func printLane(w io.Writer, v *report.LaneCalls) error {
 	_, _ = fmt.Fprintf(w, "lane %s, pool %s: %s", prose.OneLine(string(v.Lane.Lane)), v.Pool, v.State) // Flush tells of errors
-	if v.Holder != "" {
+	switch {
+	case v.SilentMS > 0:
+		_, _ = fmt.Fprintf(w, ", held by %s, which has sent no heartbeat for %s", v.Holder, age(v.SilentMS))
+	case v.Holder != "":
 		_, _ = fmt.Fprintf(w, ", held by %s for %s", v.Holder, age(v.HeldMS))
 	}
 	_, _ = fmt.Fprintf(w, ", %d running, %d waiting", len(v.Running), v.Waiting)

@@ -68,7 +68,8 @@ type Worker struct {
 	report.Worker
 
 	State string `json:"state"`
-	// SilentMS is for how long it has not answered this reader; 0 if that is not known.
+	// SilentMS is for how long it has not answered this reader, or, if no reading has seen it, has
+	// sent no heartbeat; 0 if that is not known.
 	SilentMS int64 `json:"silent_ms,omitempty"`
 	// CallsPerS and FailedPerS are the calls that it ended in a second, and those that failed,
 	// between the last two readings; nil before the second one.

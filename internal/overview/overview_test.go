@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -363,8 +364,15 @@ func TestRead_ALostLane(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = other.Unsubscribe() }()
 	require.NoError(t, f.NC.Flush())
-	p := reads(t, overview.New(client, overview.Options{}), func(p *overview.Picture) bool { return len(p.Workers) > 0 && len(p.Lanes) > 0 })
+	p := reads(t, overview.New(client, overview.Options{}), func(p *overview.Picture) bool {
+		return len(p.Workers) > 1 && len(p.Lanes) > 0 && p.Lanes[0].SilentMS > 0
+	})
 	require.Equal(t, "another worker: its holder gone does not answer", p.Lanes[0].WaitsFor)
+	require.Equal(t, overview.Lost, p.Workers[0].State)
+	require.Equal(t, p.Lanes[0].SilentMS, p.Workers[0].SilentMS, "nobody has looked since it was lost, and its heartbeat says when that was")
+	looks := slices.IndexFunc(p.Looks, func(l overview.Look) bool { return l.WorkerID == "gone" && l.Kind == overview.KindWorker })
+	require.GreaterOrEqual(t, looks, 0)
+	require.Equal(t, p.Workers[0].SilentMS, p.Looks[looks].AgeMS)
 	require.Equal(t, report.Wait{Reason: report.ReasonLost, WorkerID: "gone", Pool: "default"}, p.Lanes[0].Wait)
 	require.Equal(t, p.Lanes[0].Wait, p.Waits[0].Wait)
 }

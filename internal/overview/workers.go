@@ -116,7 +116,7 @@ func (r *Reader) allWorkers(lanes []report.Lane) (workers, coordinators []Worker
 			continue
 		}
 		named[key] = true
-		gone := Worker{State: Lost, Worker: report.Worker{WorkerID: key.id, Pool: key.pool, Languages: []string{}}}
+		gone := Worker{State: Lost, SilentMS: lanes[i].SilentMS, Worker: report.Worker{WorkerID: key.id, Pool: key.pool, Languages: []string{}}}
 		if key.pool == protocol.SessionPool {
 			coordinators = append(coordinators, gone)
 		} else {

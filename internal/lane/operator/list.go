@@ -303,7 +303,7 @@ func (o *Operator) readStates(ctx context.Context, pool protocol.Pool, found []*
 	if err != nil {
 		return nil, err
 	}
-	lanes := []aged{}
+	lanes, silent := []aged{}, map[wire.IncarnationID]time.Duration{}
 	for _, s := range found {
 		if s.ready == nil && s.first == nil && !s.paused && s.claim == nil && len(s.delayed) == 0 {
 			continue
@@ -311,6 +311,13 @@ func (o *Operator) readStates(ctx context.Context, pool protocol.Pool, found []*
 		status := s.status(held.of(s.hash, s.claim))
 		if !status.oldest.IsZero() {
 			status.OldestMS = o.clock.AgeAt(at, status.oldest).Milliseconds()
+		}
+		if status.State == StateLost {
+			id := s.claim.Incarnation
+			if _, known := silent[id]; !known {
+				silent[id] = o.silentFor(ctx, pool, id, at)
+			}
+			status.SilentMS = silent[id].Milliseconds()
 		}
 		lanes = append(lanes, status)
 	}
@@ -325,6 +332,20 @@ func (o *Operator) readStates(ctx context.Context, pool protocol.Pool, found []*
 		statuses[i] = lanes[i].Status
 	}
 	return statuses, nil
+}
+
+// silentFor is for how long an incarnation of a worker has not renewed its heartbeat, at least; 0 if
+// that is not known.
+func (o *Operator) silentFor(ctx context.Context, pool protocol.Pool, id wire.IncarnationID, at time.Time) time.Duration {
+	beat, err := o.store.Heartbeat(ctx, pool, id)
+	if err != nil || beat == nil {
+		return 0
+	}
+	silent := o.clock.AgeAt(at, beat.At)
+	if beat.Expired { // by another worker, which waited for a lease before
+		silent += beat.Lease()
+	}
+	return silent
 }
 
 // aged is a lane, and when its oldest unfinished call was accepted, by the server's clock; zero

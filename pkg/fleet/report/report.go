@@ -80,6 +80,9 @@ type Lane struct {
 	// lane the one that its claim names; empty without a holder.
 	Holder protocol.WorkerID `json:"holder,omitempty"`
 	HeldMS int64             `json:"held_ms,omitempty"`
+	// SilentMS is for how long the holder of a lost lane has sent no heartbeat, in milliseconds; 0
+	// if that is not known.
+	SilentMS int64 `json:"silent_ms,omitempty"`
 	// WaitsFor says in words what the lane's next call waits for: a slot, a limit, an earlier call,
 	// its time or an operator; "" is none. Wait is the same for programs.
 	WaitsFor string        `json:"waits_for,omitempty"`

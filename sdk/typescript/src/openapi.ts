@@ -1575,6 +1575,8 @@ export interface components {
             oldest_ms: number;
             pool: string;
             running: components["schemas"]["RunningCall"][];
+            /** Format: int64 */
+            silent_ms?: number;
             state: string;
             wait?: components["schemas"]["Wait"];
             /** Format: int64 */
@@ -1596,6 +1598,8 @@ export interface components {
             oldest_ms: number;
             pool: string;
             running: components["schemas"]["RunningCall"][];
+            /** Format: int64 */
+            silent_ms?: number;
             state: string;
             wait?: components["schemas"]["Wait"];
             /** Format: int64 */

@@ -213,7 +213,10 @@ func (d *laneDetail) draw(m *model, width, height int) []string {
 	}
 	if s := d.shown; s != nil {
 		state := s.State
-		if s.Holder != "" {
+		switch {
+		case s.SilentMS > 0:
+			state += fmt.Sprintf(", held by %s, which has sent no heartbeat for %s", s.Holder, age(s.SilentMS).text)
+		case s.Holder != "":
 			state += fmt.Sprintf(", held by %s for %s", s.Holder, age(s.HeldMS).text)
 		}
 		add(colour(s.State), fmt.Sprintf("%s, %d running, %d waiting", state, len(s.Running), s.Waiting+s.Delayed))

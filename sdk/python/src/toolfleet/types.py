@@ -609,6 +609,7 @@ class Lane(_Lane, total=False):
     delayed: int
     held_ms: int
     holder: str
+    silent_ms: int
     wait: Wait
     waits_for: str
 
@@ -629,6 +630,7 @@ class LaneCalls(_LaneCalls, total=False):
     delayed: int
     held_ms: int
     holder: str
+    silent_ms: int
     wait: Wait
     waits_for: str
 
