@@ -169,18 +169,30 @@ func openersOf(system string, users bool, getenv func(string) string, link strin
 func openInBrowser(ctx context.Context, getenv func(string) string, link string) (whole bool, err error) {
 	err = exec.ErrNotFound
 	for _, o := range openersOf(runtime.GOOS, access.KnowsUsers, getenv, link) {
-		cmd := exec.CommandContext(context.WithoutCancel(ctx), o.words[0], o.words[1:]...) //nolint:gosec // as the user has set it
-		system.Detach(cmd)
-		if o.input != "" {
-			cmd.Stdin = strings.NewReader(o.input)
-			if err = cmd.Run(); err == nil { // it ends at once
-				return o.whole, nil
-			}
-			continue
-		}
-		if err = cmd.Start(); err == nil {
-			return o.whole, cmd.Process.Release() // it may be the browser itself
+		if err = o.open(ctx); err == nil {
+			return o.whole, nil
 		}
 	}
 	return false, err
+}
+
+// open starts the command, which may be the browser itself: it goes on when ctx has ended. One that
+// reads the address only passes it on, and ends at once: open waits for that, for some time.
+func (o *opener) open(ctx context.Context) error {
+	const within = 30 * time.Second // a person may have to allow it
+	passing, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	if o.input == "" {
+		passing = context.WithoutCancel(ctx)
+	}
+	cmd := exec.CommandContext(passing, o.words[0], o.words[1:]...) //nolint:gosec // as the user has set it
+	system.Detach(cmd)
+	if o.input != "" {
+		cmd.Stdin = strings.NewReader(o.input)
+		return cmd.Run()
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	return cmd.Process.Release()
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"net/http/cookiejar"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -68,6 +70,40 @@ func TestUI_AnswersWhatAnotherProcessAsks(t *testing.T) {
 	require.Contains(t, openPages(t, found[1]).body, "was used before")
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, cmd.Wait(), text)
+}
+
+// TestOpener_EndsWithItsCommand: a program that passes an address on to a browser and does not end
+// does not keep its command, and ends with it. A browser goes on.
+func TestOpener_EndsWithItsCommand(t *testing.T) {
+	t.Parallel()
+	for name, input := range map[string]string{"it reads the address": "open location", "it is the browser": ""} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			program, started := filepath.Join(dir, "opener"), filepath.Join(dir, "pid")
+			processtest.WriteProgram(t, program, []byte("#!/bin/sh\necho $$ >"+started+".new && mv "+started+".new "+started+"\nexec sleep 600\n"))
+			ctx, cancel := context.WithCancel(t.Context())
+			opened := make(chan error, 1)
+			go func() { opened <- (&opener{words: []string{program}, input: input}).open(ctx) }()
+			var pid int
+			require.Eventually(t, func() bool {
+				text, err := os.ReadFile(started)
+				if err == nil {
+					pid, err = strconv.Atoi(strings.TrimSpace(string(text)))
+				}
+				return err == nil
+			}, 3*time.Minute, 10*time.Millisecond)
+			t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) }) // if it goes on
+			cancel()
+			select {
+			case err := <-opened:
+				require.Equal(t, input == "", err == nil, "%v", err)
+			case <-time.After(3 * time.Minute):
+				require.Fail(t, "it is waited for")
+			}
+			require.Equal(t, input == "", syscall.Kill(pid, 0) == nil, "whether it goes on")
+		})
+	}
 }
 
 // pages is a browser without scripts.
