@@ -225,3 +225,34 @@ func TestTenant_SharesAreTheWeights(t *testing.T) {
 	}
 	require.InDelta(t, 120, got["big"], 12, got)
 }
+
+// Law: a lane that waits in line at a busy worker, because tenants share its slots, is run by
+// another worker that has a slot.
+func TestTenant_ABusyWorkerKeepsNoLaneFromAnIdleOne(t *testing.T) {
+	t.Parallel()
+	const lease = 10 * patience // a worker may keep the lane for a third of it
+	f := newFleet(t)
+	p := f.publisher()
+	end := make(chan struct{})
+	busy := f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		select {
+		case <-end:
+		case <-ctx.Done():
+		}
+		return succeed(run)
+	}), lane.Options{Slots: 1, AckWait: lease})
+	long := newCall("s", exclusive("lane-big/0"))
+	long.Tenant = "big"
+	put(t, p, long)
+	require.Eventually(t, func() bool { _, used, _ := busy.Load(); return used == 1 }, patience, time.Millisecond)
+	waits := newCall("t", exclusive("account/waits"))
+	put(t, p, waits)
+	require.Eventually(t, func() bool { return busy.InLine(wire.DefaultTenant) }, patience, time.Millisecond)
+	r := &ranBy{}
+	f.hold(hostFunc(r.Execute), lane.Options{Slots: 1, AckWait: lease})
+	f.await(p, waits)
+	require.Len(t, r.all(), 1)
+	close(end)
+	f.await(p, long)
+	f.requireQuiet()
+}

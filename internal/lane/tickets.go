@@ -3,6 +3,7 @@ package lane
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolfleet/toolfleet/internal/lane/core"
+	"github.com/toolfleet/toolfleet/internal/system/pause"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -418,18 +420,52 @@ func (l *heldLane) makeReadyAgain() error {
 }
 
 // awaitSlot begins to hold a lane that was delivered while no slot was free, when it is the turn of
-// calls without a tenant.
+// calls without a tenant, unless another worker has a slot for it earlier.
 func (h *Holder) awaitSlot(ready *readyMessage) {
 	h.mu.Lock()
 	ctx := h.claiming
 	h.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, h.lease/3)
 	defer cancel()
-	if h.slots.acquire(ctx, cmp.Or(ready.flowOf().Tenant, wire.DefaultTenant)) != nil {
+	ctx, leave := context.WithCancelCause(ctx)
+	var offering sync.WaitGroup
+	offering.Go(func() { h.offerDelivered(ctx, ready, leave) })
+	err := h.slots.acquire(ctx, cmp.Or(ready.flowOf().Tenant, wire.DefaultTenant))
+	leave(nil)
+	offering.Wait()
+	switch {
+	case err == nil:
+		h.beginHold(ready)
+	case errors.Is(err, errHeld):
+		h.decline(ready, errHeld) //nolint:contextcheck // it is the end of the wait
+	default:
 		h.store.Nack(ready.ack, 0)
+	}
+}
+
+// offerDelivered offers a lane that waits for a slot to the other workers until ctx ends: one of
+// them may be idle, and the consumer has delivered the lane here. It ends ctx with errHeld when one
+// has claimed the lane. All workers get each offer, so a lane that has its turn soon is not offered.
+func (h *Holder) offerDelivered(ctx context.Context, ready *readyMessage, leave context.CancelCauseFunc) {
+	if !pause.For(ctx, offerPeriod) {
 		return
 	}
-	h.beginHold(ready)
+	nc := h.store.NC
+	answers, err := nc.Subscribe(nc.NewInbox(), func(msg *nats.Msg) {
+		if string(msg.Data) == answerClaimed {
+			leave(errHeld)
+		}
+	})
+	if err != nil {
+		return // it waits for its turn
+	}
+	defer func() { _ = answers.Unsubscribe() }() // fails only when the connection is closed
+	for wait, more := 2*offerPeriod, true; more; wait *= 2 {
+		if h.peers.hasOthers(h.options.Worker) { // the requirements of the offer are those that every worker meets
+			_ = nc.PublishRequest(wire.AskSubject(h.options.Fleet, h.options.Pool, ready.hash), answers.Subject, []byte("{}"))
+		}
+		more = pause.For(ctx, wait)
+	}
 }
 
 // ticketOf gives a lane with waiting entries of a flow a ticket, and reports whether it has one.
