@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
 	"github.com/toolfleet/toolfleet/internal/judge"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/wire"
@@ -325,14 +326,14 @@ func difference(ctx context.Context, bodies snapshot.Bodies, text *strings.Build
 	if change == "created" {
 		change = "new"
 	}
-	fmt.Fprintf(text, "%s %s %s\n", change, cmp.Or(is.Type, was.Type), path)
+	text.WriteString(prose.DiffHead(change, string(cmp.Or(is.Type, was.Type)), path))
 	old, err := textOf(ctx, bodies, was)
 	if err != nil {
 		return err
 	}
 	now, err := textOf(ctx, bodies, is)
 	if err == nil && old != now {
-		text.WriteString(udiff.Unified("a/"+path, "b/"+path, old, now))
+		text.WriteString(udiff.Unified(prose.OneLine("a/"+path), prose.OneLine("b/"+path), old, now))
 	}
 	return err
 }

@@ -15,8 +15,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/toolfleet/toolfleet/internal/fleet"
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/natsio/natsiotest"
+	"github.com/toolfleet/toolfleet/internal/sandbox/snapshot"
 	"github.com/toolfleet/toolfleet/internal/session/journal"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/internal/wire/codes"
@@ -499,4 +501,21 @@ func TestFork_NeverCompletedIsRemoved(t *testing.T) {
 		return err == nil && listErr == nil && len(list) == 1
 	}, time.Minute, 50*time.Millisecond)
 	require.Empty(t, r.left(t, "old"))
+}
+
+// A path can be no heading of a difference, whatever its name is.
+func TestDifference_HasOneHeadingForEachPath(t *testing.T) {
+	t.Parallel()
+	before, after := snapshot.Tree{}, snapshot.Tree{}
+	paths := []string{"a", "b\nnew file c", "changed dir d", "e\r\nremoved file f"}
+	for i, path := range paths {
+		into := []snapshot.Tree{before, after}[i%2]
+		into[underWorkspace+path] = snapshot.Node{Type: protocol.TypeDir}
+	}
+	text, err := Difference(t.Context(), nil, "s", before, after)
+	require.NoError(t, err)
+	require.Equal(t, "removed dir a\nnew dir \"b\\nnew file c\"\nremoved dir changed dir d\nnew dir \"e\\r\\nremoved file f\"\n", text)
+	for line := range strings.Lines(text) {
+		require.True(t, prose.IsDiffHead(line), line)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 )
 
@@ -18,7 +19,7 @@ func (v *View) resultBody(e *loop.Event, indent string) {
 	}
 	if e.Error != nil {
 		v.say(indent+v.marks.bar, indent+v.marks.bar, plain, e.Error.Message)
-		content = withoutError(content, e)
+		content = strings.TrimPrefix(content, prose.FailureHead(e.Status, e.Error.Code, e.Error.Message)) // it was shown already
 	}
 	if changed := changesOf(e.Diff); e.Error == nil && len(changed) == 1 && v.live != nil {
 		v.diff(e.Diff, indent, lineFrom, lineTo) // the line above names the file
@@ -36,17 +37,6 @@ func (r *region) resultLines() int {
 		return maxFoldedLines
 	}
 	return maxResultLines
-}
-
-// withoutError drops from a content the lines that begin it when a call failed:
-// they were shown already.
-func withoutError(content string, e *loop.Event) string {
-	rest, headed := strings.CutPrefix(content, "["+e.Status+": "+string(e.Error.Code)+"]\n")
-	rest, said := strings.CutPrefix(rest, strings.TrimSpace(e.Error.Message))
-	if !headed || !said {
-		return content
-	}
-	return rest
 }
 
 // diff shows a diff, without the end of a long one, and without lines of some kinds.

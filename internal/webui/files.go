@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 
+	texts "github.com/toolfleet/toolfleet/internal/modeltext/prose"
 	"github.com/toolfleet/toolfleet/pkg/fleet"
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
@@ -201,7 +202,7 @@ func (p *filesPage) differences(text string) {
 		text = text[:strings.LastIndexByte(text[:maxDiff], '\n')+1]
 	}
 	for line := range strings.Lines(text) {
-		if is := slices.ContainsFunc([]string{"new ", "changed ", "removed "}, func(word string) bool { return strings.HasPrefix(line, word) }); is || len(p.Diff) == 0 {
+		if texts.IsDiffHead(line) || len(p.Diff) == 0 {
 			p.Diff = append(p.Diff, fileDiff{Head: strings.TrimSuffix(line, "\n")})
 			continue
 		}

@@ -96,6 +96,26 @@ func Cut(s string, most int) string {
 	return s[:Border(s[:most])] + "..."
 }
 
+// FailureHead begins what a model reads of a call that is not ok: how it ended, and why. Readers
+// that show this otherwise drop it by the same words.
+func FailureHead[S, C ~string](status S, code C, message string) string {
+	return fmt.Sprintf("[%s: %s]\n%s", status, code, Ended(Head(strings.TrimSpace(message), BodyLimit/2)))
+}
+
+// diffWords begin the headings of a difference of workspaces.
+var diffWords = []string{"new ", "changed ", "removed "} //nolint:gochecknoglobals // a constant
+
+// DiffHead is the heading of what differs at a path, which is "new", "changed" or "removed". The
+// other lines of a difference are those of unified diffs.
+func DiffHead(change, kind, path string) string {
+	return change + " " + kind + " " + OneLine(path) + "\n"
+}
+
+// IsDiffHead reports whether a line of a difference is a [DiffHead].
+func IsDiffHead(line string) bool {
+	return slices.ContainsFunc(diffWords, func(word string) bool { return strings.HasPrefix(line, word) })
+}
+
 // Border is where the last whole character of a text ends; the beginning of another one may follow.
 func Border[T ~string | ~[]byte](text T) int {
 	for start := len(text) - 1; start >= 0 && start > len(text)-utf8.UTFMax; start-- {

@@ -86,8 +86,7 @@ func Cut[V protocol.Value](text func(V, fullText) string) func(*protocol.Result)
 func Failure(result *protocol.Result, partial string) string {
 	code, what := failureOf(result)
 	var b strings.Builder
-	fmt.Fprintf(&b, "[%s: %s]\n", result.Status, code)
-	b.WriteString(prose.Ended(prose.Head(what, prose.BodyLimit/2)))
+	b.WriteString(prose.FailureHead(result.Status, code, what))
 	fmt.Fprintf(&b, "Next: %s", advice(result.Status, code))
 	mark := ""
 	if strings.TrimSpace(partial) != "" {
