@@ -211,7 +211,9 @@ func Messages(ctx context.Context, nc *nats.Conn, stream jetstream.Stream, subje
 // deliver has a consumer deliver what a walk has before it, and returns the sequence behind the
 // last message. Whatever the reason is that there are no more, requests find out what is behind it.
 // ended reports that the reader wants no more.
-func deliver(ctx context.Context, nc *nats.Conn, stream jetstream.Stream, subject wire.Subject, walk *Walk, yield func(*jetstream.RawStreamMsg, error) bool) (behind uint64, ended bool) {
+func deliver(
+	ctx context.Context, nc *nats.Conn, stream jetstream.Stream, subject wire.Subject, walk *Walk, yield func(*jetstream.RawStreamMsg, error) bool,
+) (behind uint64, ended bool) {
 	behind = walk.at
 	info := stream.CachedInfo()
 	if info.Config.Replicas > 1 { // a server that is behind may have the consumer
@@ -222,7 +224,8 @@ func deliver(ctx context.Context, nc *nats.Conn, stream jetstream.Stream, subjec
 	}
 	delivered := uint64(0)
 	config := jetstream.ConsumerConfig{FilterSubjects: []string{subject}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: behind}
-	_ = each(ctx, stream, config, uint64(max(1, min(lastBatch, walkBytes/max(walk.largest, 1)))), func(msg jetstream.Msg) error { //nolint:gosec // see above
+	batch := uint64(max(1, min(lastBatch, walkBytes/max(walk.largest, 1)))) //nolint:gosec // it is positive
+	_ = each(ctx, stream, config, batch, func(msg jetstream.Msg) error {
 		about, err := msg.Metadata()
 		if err != nil {
 			return err

@@ -20,7 +20,8 @@ func TestCall_SaysHowLongItWaitedForAPerson(t *testing.T) {
 	begun := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	queued, ran := 2.0, 61_000.0
 	call := func(after time.Duration, what loop.EventType, id protocol.CallID, index int) loop.Event {
-		return loop.Event{Type: what, Time: begun.Add(after), Turn: 1, Step: 1, CallFields: loop.CallFields{CallID: id, ToolCallID: string(id), Name: "bash", Arguments: "{}", Index: index}}
+		fields := loop.CallFields{CallID: id, ToolCallID: string(id), Name: "bash", Arguments: "{}", Index: index}
+		return loop.Event{Type: what, Time: begun.Add(after), Turn: 1, Step: 1, CallFields: fields}
 	}
 	asks, answered := call(100*time.Second, loop.EventQuestionAsked, "a", 0), call(160*time.Second, loop.EventAnswered, "a", 0)
 	asks.Question = &protocol.Question{ID: "q", Message: "Who?"}
@@ -30,9 +31,10 @@ func TestCall_SaysHowLongItWaitedForAPerson(t *testing.T) {
 	unknown := call(0, loop.EventToolCall, "c", 0)
 	unknown.Step = 2
 	c := newConversation("s")
+	reply := loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "a", Name: "bash"}, {ID: "b", Name: "bash"}}}
 	for i, e := range []loop.Event{
 		{Type: loop.EventTurnStarted, Time: begun, Turn: 1},
-		{Type: loop.EventModelReply, Time: begun, Turn: 1, Step: 1, ReplyFields: loop.ReplyFields{ToolCalls: []loop.ToolCall{{ID: "a", Name: "bash"}, {ID: "b", Name: "bash"}}}},
+		{Type: loop.EventModelReply, Time: begun, Turn: 1, Step: 1, ReplyFields: reply},
 		call(time.Second, loop.EventApprovalAsked, "a", 0), call(91*time.Second, loop.EventPolicyDecision, "a", 0),
 		call(92*time.Second, loop.EventToolCall, "a", 0), call(92*time.Second, loop.EventToolCall, "b", 1), asks, answered, result, unknown,
 	} {
