@@ -32,7 +32,7 @@ type OutputPiece struct {
 	Stream  string          `json:"stream" enum:"stdout,stderr"`
 	Data    []byte          `json:"data" doc:"In base64."`
 	Attempt int             `json:"attempt" doc:"Start of the call that wrote it, from 1."`
-	Gap     bool            `json:"gap,omitempty" doc:"Something before it was lost; the result has it."`
+	Gap     bool            `json:"gap,omitempty" doc:"Something before it was lost, or written while nobody followed; the result has it."`
 }
 
 // Lost says that live messages were lost.
@@ -81,7 +81,7 @@ func passEvents(ctx context.Context, s *stream, p passed, next <-chan passed, ou
 		case p.Lost:
 			sent = s.send(kindLost, "", Lost{"the client did not keep up with what is live"})
 		case output && p.Output != nil:
-			sent = s.send(kindOutput, "", OutputPiece{p.CallID, p.Output.Stream, p.Output.Data, p.Output.Attempt, false})
+			sent = s.send(kindOutput, "", OutputPiece{p.CallID, p.Output.Stream, p.Output.Data, p.Output.Attempt, p.Output.Gap})
 		}
 		if !sent || untilTurn && p.Event != nil && p.Event.Type == loop.EventTurnEnded {
 			return

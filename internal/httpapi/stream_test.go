@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -340,6 +341,36 @@ func TestCalls_AreFollowedByTheirRequestsAlone(t *testing.T) {
 	for range stream { //nolint:revive // until its end
 	}
 	require.Eventually(t, func() bool { return active() == before }, time.Minute, 10*time.Millisecond)
+// Output that was written while a client did not follow is not sent again: the first piece that it
+// gets says so.
+func TestStreams_TellWhatWasNotFollowed(t *testing.T) {
+	t.Parallel()
+	client := fleettest.Start(t)
+	s := server{httptest.NewServer(httpapi.New(httpapi.Options{Client: client, Version: "test"})), client}
+	defer s.Close()
+	require.Equal(t, 202, s.ask(t, "POST", "/v1/calls", `{"tool": "bash", "arguments": {"command": "for i in $(seq 60000); do echo $i; sleep 0.02; done"}, "session_id": "s"}`, nil, "Idempotency-Key", "c"))
+	for i, path := range []string{"/v1/calls/s/c/events", "/v1/calls/s/c/events", "/v1/sessions/s/events?output=true"} {
+		ctx, leave := context.WithCancel(t.Context())
+		next, err := follow(ctx, s.URL+path, "")
+		require.NoError(t, err)
+		var gaps []bool
+		for m := range next {
+			var piece httpapi.OutputPiece
+			if m.kind == "output" {
+				require.NoError(t, json.Unmarshal([]byte(m.data), &piece))
+				if gaps = append(gaps, piece.Gap); len(gaps) == 20 {
+					break
+				}
+			}
+		}
+		leave()
+		require.Len(t, gaps, 20)
+		if i > 0 { // the first one may have come in time
+			require.True(t, gaps[0], path)
+		}
+		require.NotContains(t, gaps[1:], true, path)
+	}
+	require.Equal(t, 204, s.ask(t, "POST", "/v1/calls/s/c/cancel", "", nil))
 }
 
 // An id that no event has is refused: a reader behind it would miss what comes.

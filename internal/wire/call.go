@@ -275,3 +275,21 @@ type Frame struct {
 	Attempt  int               `json:"attempt,omitempty"`
 	Data     protocol.Bytes    `json:"data,omitempty"`
 }
+
+// Frames says which frames of a call a reader has got.
+type Frames struct {
+	attempt int
+	last    uint64
+}
+
+// Missed adds a frame, and reports whether the reader has missed one between it and the one before,
+// or the beginning of the attempt. That an attempt has started, which its first frame says, does not
+// count.
+func (f *Frames) Missed(next *Frame) bool {
+	if next.Attempt != f.attempt {
+		*f = Frames{next.Attempt, 1}
+	}
+	missed := next.Seq > f.last+1
+	f.last = max(f.last, next.Seq)
+	return missed
+}

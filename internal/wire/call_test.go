@@ -52,6 +52,33 @@ func TestWaits_HaveEachReason(t *testing.T) {
 }
 
 // A call that is made for no principal, by the form of the name, is refused by name.
+// A reader has missed something if numbers of frames are left out, or if it came after the first
+// frame that says more than that the attempt has started.
+func TestFrames_Missed(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		attempts []int
+		frames   []uint64
+		missed   []bool
+	}{
+		"all of them":                   {[]int{1, 1, 1}, []uint64{1, 2, 3}, []bool{false, false, false}},
+		"it waited first":               {[]int{1, 1, 1}, []uint64{0, 1, 2}, []bool{false, false, false}},
+		"its start alone":               {[]int{1, 1}, []uint64{2, 3}, []bool{false, false}},
+		"its first output":              {[]int{1, 1}, []uint64{3, 4}, []bool{true, false}},
+		"one between":                   {[]int{1, 1, 1}, []uint64{1, 2, 4}, []bool{false, false, true}},
+		"the next attempt from 1":       {[]int{1, 1, 2, 2}, []uint64{1, 7, 1, 2}, []bool{false, true, false, false}},
+		"of the next attempt, two":      {[]int{1, 2}, []uint64{2, 4}, []bool{false, true}},
+		"an older one that comes later": {[]int{1, 1, 1}, []uint64{3, 2, 4}, []bool{true, false, false}},
+	} {
+		var of wire.Frames
+		var missed []bool
+		for i, seq := range c.frames {
+			missed = append(missed, of.Missed(&wire.Frame{Attempt: c.attempts[i], Seq: seq}))
+		}
+		require.Equal(t, c.missed, missed, name)
+	}
+}
+
 func TestDecodeCall_RefusesAMalformedPrincipal(t *testing.T) {
 	t.Parallel()
 	call := protocol.Call{

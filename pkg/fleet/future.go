@@ -209,7 +209,7 @@ type Output struct {
 	Stream  string // stdout or stderr
 	Data    []byte
 	Attempt int  // the start of the call that wrote it, from 1
-	Gap     bool // something before it was lost
+	Gap     bool // something before it was lost, or written before it was followed
 }
 
 // How many bytes of output wait for the reader of a future, before and after it begins to read.
@@ -256,22 +256,17 @@ func (f *Future) Output(ctx context.Context) iter.Seq[Output] {
 type output struct {
 	wake chan struct{}
 
-	mu      sync.Mutex
-	read    bool // there is a reader
-	pieces  []Output
-	size    int
-	lost    bool
-	attempt int
-	last    uint64 // frame of the attempt
+	mu     sync.Mutex
+	read   bool // there is a reader
+	pieces []Output
+	size   int
+	lost   bool
+	frames wire.Frames
 }
 
 func (o *output) frame(frame *wire.Frame) {
 	o.mu.Lock()
-	if frame.Attempt != o.attempt {
-		o.attempt, o.last = frame.Attempt, frame.Seq-1
-	}
-	o.lost = o.lost || frame.Seq > o.last+1
-	o.last = frame.Seq
+	o.lost = o.frames.Missed(frame) || o.lost
 	if frame.Kind != wire.FrameStdout && frame.Kind != wire.FrameStderr {
 		o.mu.Unlock()
 		return
@@ -306,6 +301,37 @@ func (o *output) next() (Output, bool) {
 	first := o.pieces[0]
 	o.pieces, o.size = o.pieces[1:], o.size-len(first.Data)
 	return first, true
+}
+
+// gaps finds out what a reader of the output of several calls has missed.
+type gaps struct {
+	mu        sync.Mutex
+	now, then map[protocol.CallID]*wire.Frames // of the calls that wrote last
+}
+
+// maxWriters is of how many calls at least the frames are known that a reader has got. A piece of a
+// call that wrote before these has Gap.
+const maxWriters = 1024
+
+func (g *gaps) missed(frame *wire.Frame) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	of := g.now[frame.CallID]
+	if of == nil {
+		if of = g.then[frame.CallID]; of == nil {
+			of = &wire.Frames{}
+		}
+		if g.now == nil || len(g.now) >= maxWriters {
+			g.then, g.now = g.now, map[protocol.CallID]*wire.Frames{}
+		}
+		g.now[frame.CallID] = of
+	}
+	return of.Missed(frame)
+}
+
+// output is a frame of output as readers get it.
+func (g *gaps) output(frame *wire.Frame) Output {
+	return Output{Stream: string(frame.Kind), Data: frame.Data, Attempt: frame.Attempt, Gap: g.missed(frame)}
 }
 
 // Stream is a queue of calls that run first in, first out, one at a time. Streams run side by side,

@@ -139,6 +139,50 @@ func TestAttach_FromAnotherClient(t *testing.T) {
 	require.ErrorIs(t, err, protocol.ErrInvalidName)
 }
 
+// Who follows a call from its start misses nothing of what it writes; who comes later gets what is
+// written from then on, and knows that there was more.
+func TestOutput_TellsALateReader(t *testing.T) {
+	t.Parallel()
+	client := started(t)
+	f := client.Go(t.Context(), shell("box", "for i in $(seq 60000); do echo line $i; sleep 0.02; done"))
+	first := func(f *fleet.Future) (gaps []bool) {
+		for piece := range f.Output(t.Context()) {
+			if gaps = append(gaps, piece.Gap); len(gaps) == 2 {
+				break
+			}
+		}
+		return gaps
+	}
+	require.Equal(t, []bool{false, false}, first(f))
+	late, err := client.Attach(t.Context(), f.Ref())
+	require.NoError(t, err)
+	require.Equal(t, []bool{true, false}, first(late))
+
+	var gaps []bool
+	for p, err := range client.Sessions("").Events(t.Context(), f.Ref().SessionID, "") {
+		require.NoError(t, err)
+		if p.Output != nil {
+			gaps = append(gaps, p.Output.Gap)
+		}
+		if len(gaps) == 2 {
+			break
+		}
+	}
+	require.Equal(t, []bool{true, false}, gaps)
+	pieces := make(chan bool, 1<<10)
+	stop, err := client.Sessions("").Output(t.Context(), f.Ref().SessionID, func(_ protocol.CallID, piece fleet.Output) {
+		select {
+		case pieces <- piece.Gap:
+		default:
+		}
+	})
+	require.NoError(t, err)
+	require.Equal(t, []bool{true, false}, []bool{<-pieces, <-pieces})
+	stop()
+	require.NoError(t, f.Cancel(t.Context()))
+	require.Equal(t, protocol.StatusCancelled, mustWait(t, f).Status)
+}
+
 // A call of another process that never used futures is found, too: while it is the ready message of
 // its lane, and while it runs.
 func TestAttach_ACallThatWasNotSentForThat(t *testing.T) {

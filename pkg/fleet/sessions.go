@@ -351,8 +351,7 @@ func (s Sessions) Follow(ctx context.Context, id protocol.SessionID, observe, as
 
 // Output shows what the running calls of a session write, until stop. observe gets one piece at a
 // time, from other goroutines; nil ignores them. Output is live, and some may be lost, also while
-// the connection is: it continues when the client has connected again. [Output].Gap is not set.
-// After Close nothing comes. The end of ctx does not end it.
+// the connection is: it continues when the client has connected again. After Close nothing comes. The end of ctx does not end it.
 func (s Sessions) Output(ctx context.Context, id protocol.SessionID, observe func(protocol.CallID, Output)) (stop func(), err error) {
 	if _, err := protocol.ParseSessionID(string(id)); err != nil {
 		return nil, invalid(err)
@@ -361,9 +360,8 @@ func (s Sessions) Output(ctx context.Context, id protocol.SessionID, observe fun
 		if observe == nil {
 			return func() {}, nil
 		}
-		return session.Output(ctx, s.client.inner, id, func(f *wire.Frame) {
-			observe(f.CallID, Output{Stream: string(f.Kind), Data: f.Data, Attempt: f.Attempt})
-		})
+		var gaps gaps
+		return session.Output(ctx, s.client.inner, id, func(f *wire.Frame) { observe(f.CallID, gaps.output(f)) })
 	})
 }
 
@@ -683,13 +681,14 @@ func (s Sessions) Events(ctx context.Context, id protocol.SessionID, after strin
 		}
 		ctx, done := s.client.whileOpen(ctx)
 		defer done()
+		var gaps gaps
 		for p, err := range s.client.tails().Tail(ctx, id, from) {
 			made := Passed{Event: p.Event, Lost: p.Lost, Stored: p.Stored}
 			if (p.At != session.Position{}) {
 				made.ID = p.At.String()
 			}
 			if p.Output != nil {
-				made.CallID, made.Output = p.Output.CallID, &Output{Stream: string(p.Output.Kind), Data: p.Output.Data, Attempt: p.Output.Attempt}
+				made.CallID, made.Output = p.Output.CallID, new(gaps.output(p.Output))
 			}
 			if !yield(made, hidden(err)) {
 				return
