@@ -341,6 +341,8 @@ func TestCalls_AreFollowedByTheirRequestsAlone(t *testing.T) {
 	for range stream { //nolint:revive // until its end
 	}
 	require.Eventually(t, func() bool { return active() == before }, time.Minute, 10*time.Millisecond)
+}
+
 // Output that was written while a client did not follow is not sent again: the first piece that it
 // gets says so.
 func TestStreams_TellWhatWasNotFollowed(t *testing.T) {

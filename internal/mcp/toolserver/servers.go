@@ -19,8 +19,11 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/http/httptrace"
 	"reflect"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -203,6 +206,7 @@ func (s *Servers) withServer(ctx context.Context, at Surroundings, spec protocol
 		}
 		err = do(l)
 		_, isAnswer := errors.AsType[*jsonrpc.Error](err)
+		isLost := lost(err)
 		fault, isFault := errors.AsType[*protocol.Error](err)
 		switch {
 		case err == nil:
@@ -215,6 +219,7 @@ func (s *Servers) withServer(ctx context.Context, at Surroundings, spec protocol
 				l.Stop(stopGrace, nil)
 			}
 			return ctx.Err()
+		case isLost: // the SDK takes some for calls that were not sent
 		case isAnswer && l.IsRunning():
 			return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s: %v", spec.Name, err)
 		case l.IsRunning() && l.responds(ctx):
@@ -223,6 +228,9 @@ func (s *Servers) withServer(ctx context.Context, at Surroundings, spec protocol
 		why := l.diagnosis(err) // the next line would be the reason
 		l.Stop(0, nil)
 		forgotten := errors.Is(err, mcp.ErrSessionMissing) // so the request was not looked at
+		if isLost && !how.again {
+			return protocol.Errorf(protocol.CodeOutcomeUnknown, "MCP server %s was called, and its answer was lost (%s)", spec.Name, why)
+		}
 		if attempt > 1 || !how.again && !forgotten {
 			return protocol.Errorf(protocol.CodeOutcomeUnknown,
 				"MCP server %s ended while the call ran (%s); the next call starts it anew, without what it knew", spec.Name, why)
@@ -382,15 +390,40 @@ func (t *headerTransport) RoundTrip(request *http.Request) (*http.Response, erro
 	for name, value := range t.headers {
 		request.Header.Set(name, value)
 	}
+	var sent atomic.Bool
+	request = request.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteHeaders: func() { sent.Store(true) }}))
 	response, err := t.base.RoundTrip(request)
+	if err == nil && request.Method == http.MethodPost && (response.StatusCode == http.StatusBadGateway || response.StatusCode == http.StatusGatewayTimeout) {
+		err = errors.Join(errors.New(response.Status), response.Body.Close())
+	}
 	if err != nil {
 		stop()
 		cancel()
+		if sent.Load() {
+			err = &lostAnswerError{err}
+		}
 		return nil, err
 	}
 	adaptResponse(response)
 	response.Body = &responseBody{ReadCloser: response.Body, end: func() { stop(); cancel() }}
 	return response, nil
+}
+
+// lostAnswerError is the error of a request that was sent, and that nothing is known of: its
+// connection broke, or a proxy says that the server did not answer it.
+type lostAnswerError struct{ cause error }
+
+func (e *lostAnswerError) Error() string { return e.cause.Error() }
+func (e *lostAnswerError) Unwrap() error { return e.cause }
+
+// endedWithoutAnswer is what the SDK says of a call whose events ended before its answer; it has no
+// error of its own for that.
+const endedWithoutAnswer = "request terminated without response"
+
+// lost reports whether nothing is known of a call but that it was sent.
+func lost(err error) bool {
+	_, is := errors.AsType[*lostAnswerError](err)
+	return is || err != nil && strings.Contains(err.Error(), endedWithoutAnswer)
 }
 
 // responseBody ends what a response has kept.

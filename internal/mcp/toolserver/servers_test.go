@@ -5,11 +5,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -349,6 +351,76 @@ func TestCall_WhatTheSDKDoesNotCarry(t *testing.T) {
 			if spec.URL == "" {
 				require.Equal(t, 1, box.starts, "no answer ends the server")
 			}
+		})
+	}
+}
+
+// A call whose connection breaks may have run: it is never said to have failed, and runs again only
+// if it may. One that was not sent has failed.
+func TestCall_ALostAnswer(t *testing.T) {
+	t.Parallel()
+	hangUp := func(http.ResponseWriter) { panic(http.ErrAbortHandler) }
+	for name, lose := range map[string]func(http.ResponseWriter){
+		"before the answer": hangUp,
+		"in its events": func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = fmt.Fprint(w, ": \n\n")
+			_ = http.NewResponseController(w).Flush()
+			hangUp(w)
+		},
+		"in its body": func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = fmt.Fprint(w, `{"jsonrpc": "2.0",`)
+			_ = http.NewResponseController(w).Flush()
+			hangUp(w)
+		},
+		"its events end":               func(w http.ResponseWriter) { w.Header().Set("Content-Type", "text/event-stream") },
+		"a gateway says so":            func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadGateway) },
+		"a gateway has not waited":     func(w http.ResponseWriter) { w.WriteHeader(http.StatusGatewayTimeout) },
+		"the server refused to run it": func(w http.ResponseWriter) { w.WriteHeader(http.StatusServiceUnavailable) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var ran atomic.Int64
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				request, _ := io.ReadAll(r.Body)
+				answer := odd(request)
+				switch {
+				case r.Method != http.MethodPost:
+					w.WriteHeader(http.StatusMethodNotAllowed)
+				case strings.Contains(string(request), `"tools/call"`) && ran.Add(1) == 1:
+					lose(w)
+				case answer == "":
+					w.WriteHeader(http.StatusAccepted)
+				default:
+					w.Header().Set("Content-Type", "application/json")
+					_, _ = io.WriteString(w, answer)
+				}
+			}))
+			t.Cleanup(server.Close)
+			base := &http.Transport{}
+			t.Cleanup(base.CloseIdleConnections)
+			call := func(again bool) error {
+				servers := toolserver.New()
+				defer func() { servers.End(); servers.Wait() }()
+				_, err := servers.Call(t.Context(), toolserver.Surroundings{HTTP: base}, protocol.MCPCall{Server: protocol.MCPServer{Name: "odd", URL: server.URL}, Tool: "numbers"}, again)
+				return err
+			}
+			code := func(err error) protocol.Code {
+				fault, is := errors.AsType[*protocol.Error](err)
+				require.True(t, is, "%v", err)
+				return fault.Code
+			}
+			if err := call(false); name == "the server refused to run it" {
+				require.Equal(t, protocol.CodeToolFailed, code(err))
+				return
+			} else {
+				require.Equal(t, protocol.CodeOutcomeUnknown, code(err), err)
+			}
+			require.Equal(t, int64(1), ran.Load())
+			ran.Store(0)
+			require.NoError(t, call(true), "it may run again")
+			require.Equal(t, int64(2), ran.Load())
 		})
 	}
 }
