@@ -1,3 +1,4 @@
+import type { AddressInfo } from "node:net";
 import { basename, extname, resolve } from "node:path";
 import { pathToFileURL } from "node:url";
 import { ToolfleetError } from "./errors.js";
@@ -190,4 +191,73 @@ export async function serve(file: string): Promise<void> {
   process.stdin.once("end", () => process.exit(0));
   process.stdin.once("close", () => process.exit(0));
   await made.connect(new StdioServerTransport());
+}
+
+/** How many sessions with workers a server of tools has. The one that was used longest ago makes room for a new one. */
+const maxSessions = 1000;
+
+/**
+ * Serves the tools of a file over HTTP at an address, HOST:PORT, for workers next to it. Requests need the token. Returns the URL when
+ * it listens.
+ */
+export async function serveHttp(file: string, listen: string, token: string): Promise<string> {
+  const [, host = "", port = ""] = /^\[?(.+?)\]?:(\d+)$/.exec(listen) ?? [];
+  if (host === "" || Number(port) > 65535) {
+    throw new ToolfleetError("invalid", `--listen ${listen}: must be HOST:PORT`);
+  }
+  if (token.length < 16) {
+    throw new ToolfleetError("invalid", "--listen: needs --token-file, a file with a token of 16 characters or more");
+  }
+  const tools = await load(file);
+  await server(basename(file, extname(file)), tools); // what is wrong with them is said now
+  const [{ createHash, randomUUID, timingSafeEqual }, { createServer }, { StreamableHTTPServerTransport }] = await Promise.all([
+    import("node:crypto"), import("node:http"), import("@modelcontextprotocol/sdk/server/streamableHttp.js"),
+  ]);
+  const digest = (text: string) => createHash("sha256").update(text).digest();
+  const wanted = digest(`Bearer ${token}`);
+  type Open = InstanceType<typeof StreamableHTTPServerTransport>;
+  const sessions = new Map<string, Open>();
+
+  async function opened(): Promise<Open> {
+    const made: Open = new StreamableHTTPServerTransport({
+      sessionIdGenerator: () => randomUUID(),
+      onsessioninitialized: (id) => {
+        sessions.set(id, made);
+        if (sessions.size > maxSessions) {
+          const [oldest] = sessions.values();
+          void oldest?.close();
+        }
+      },
+    });
+    made.onclose = () => void sessions.delete(made.sessionId ?? "");
+    await (await server(basename(file, extname(file)), tools)).connect(made as Parameters<Awaited<ReturnType<typeof server>>["connect"]>[0]);
+    return made;
+  }
+
+  const http = createServer((request, response) => {
+    const answer = async () => {
+      if (!timingSafeEqual(digest(request.headers.authorization ?? ""), wanted)) {
+        response.writeHead(401, { "WWW-Authenticate": "Bearer" }).end();
+        return;
+      }
+      const id = String(request.headers["mcp-session-id"] ?? "");
+      const known = sessions.get(id);
+      if (request.url !== "/mcp" || (id !== "" && !known)) {
+        response.writeHead(404).end();
+        return;
+      }
+      if (known) {
+        sessions.delete(id);
+        sessions.set(id, known); // the last one used
+      }
+      await (known ?? (await opened())).handleRequest(request, response);
+    };
+    answer().catch((error: unknown) => {
+      console.error("toolfleet:", error);
+      response.destroy();
+    });
+  });
+  await new Promise<void>((listens, fails) => http.once("error", fails).listen(Number(port), host, listens));
+  const { port: chosen } = http.address() as AddressInfo;
+  return `http://${host.includes(":") ? `[${host}]` : host}:${chosen}/mcp`;
 }

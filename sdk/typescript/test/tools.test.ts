@@ -1,12 +1,15 @@
 import assert from "node:assert/strict";
-import { spawnSync } from "node:child_process";
+import { spawn, spawnSync } from "node:child_process";
+import { once } from "node:events";
+import { existsSync } from "node:fs";
 import { cp, mkdir, readFile, symlink, writeFile } from "node:fs/promises";
 import { join } from "node:path";
+import { createInterface } from "node:readline";
 import { test, type TestContext } from "node:test";
 import { z } from "zod";
 import type { Client } from "../src/index.ts";
 import { definition, load, tool } from "../src/tools.ts";
-import { directory, embedded, here } from "./start.ts";
+import { afterwards, directory, embedded, eventually, freePort, here } from "./start.ts";
 
 const file = `
 import { writeFileSync, existsSync } from "node:fs";
@@ -54,11 +57,16 @@ export const wait = tool({ name: "wait", description: "Waits until it is cancell
     await new Promise((wake) => setTimeout(wake, 100));
   }
 });
+export const hold = tool({ name: "hold", description: "Waits until its call is cancelled.", parameters: account, resources: ["account/{id}"] }, async ({ id }, call) => {
+  writeFileSync(new URL("held-" + id, import.meta.url), "");
+  await new Promise((end) => call.signal.addEventListener("abort", end));
+  writeFileSync(new URL("aborted-" + id, import.meta.url), "");
+});
 `;
 
-/** A fleet with the tools of the file, and their workspace. */
-async function fleet(t: TestContext): Promise<{ client: Client; workspace: string }> {
-  const [at, workspace] = [await directory(t), await directory(t)];
+/** A folder with the tools of the file, and the packages that they need. */
+async function project(t: TestContext): Promise<{ at: string; packages: string; command: string[] }> {
+  const at = await directory(t);
   await writeFile(join(at, "my_tools.ts"), file);
   await writeFile(join(at, "package.json"), `{"type": "module"}`);
   const packages = join(here, "../node_modules");
@@ -69,8 +77,14 @@ async function fleet(t: TestContext): Promise<{ client: Client; workspace: strin
     await symlink(join(packages, name), join(at, "node_modules", name));
   }
   await symlink(packages, join(at, "node_modules/toolfleet/node_modules"));
+  return { at, packages, command: [join(at, "node_modules/toolfleet/dist/cli.js"), "serve", join(at, "my_tools.ts")] };
+}
+
+/** A fleet with the tools of the file, and their workspace. */
+async function fleet(t: TestContext): Promise<{ client: Client; workspace: string }> {
+  const [{ at, packages, command }, workspace] = [await project(t), await directory(t)];
   const config = join(at, "mcp.json");
-  await writeFile(config, JSON.stringify({ mcpServers: { my: { command: "node", args: [join(at, "node_modules/toolfleet/dist/cli.js"), "serve", join(at, "my_tools.ts")] } } }));
+  await writeFile(config, JSON.stringify({ mcpServers: { my: { command: "node", args: command } } }));
   const client = await embedded(t, { workspace, mcpConfig: config, args: ["--mount", at, "--mount", packages] });
   return { client, workspace };
 }
@@ -114,6 +128,58 @@ test("tools of a TypeScript file run on a worker", async (t) => {
     }
     assert.equal((await future.settled()).status, "cancelled");
   });
+});
+
+test("tools next to a worker are served to those who have the token", async (t) => {
+  const { at, command } = await project(t);
+  const [port, token, tokenFile, config] = [await freePort(), "a token of the tools", join(at, "token"), join(at, "mcp.json")];
+  const url = `http://127.0.0.1:${port}/mcp`;
+  await writeFile(tokenFile, token + "\n");
+  const serve = async () => {
+    const child = spawn(process.execPath, [...command, "--listen", `127.0.0.1:${port}`, "--token-file", tokenFile], { cwd: at, stdio: ["ignore", "pipe", "inherit"] });
+    afterwards(t, () => child.kill("SIGKILL"));
+    assert.deepEqual(await once(createInterface(child.stdout), "line"), [url]);
+    return child;
+  };
+  let child = await serve();
+  const status = async (to: string, headers: Record<string, string>) => (await fetch(to, { method: "POST", headers, body: "{}" })).status;
+  const own = { Authorization: `Bearer ${token}` };
+  assert.deepEqual([await status(url, {}), await status(url, { Authorization: "Bearer another token of them" }), await status(url, { Authorization: token })], [401, 401, 401]);
+  assert.deepEqual([await status(`http://127.0.0.1:${port}/`, own), await status(url, { ...own, "Mcp-Session-Id": "none" })], [404, 404]);
+  assert.ok((await status(url, own)) >= 400, "it is no message of the protocol");
+
+  await writeFile(config, JSON.stringify({ mcpServers: { my: { url, headers: { Authorization: "Bearer ${TOOLS_TOKEN}" } } } }));
+  process.env["TOOLS_TOKEN"] = token;
+  const client = await embedded(t, { mcpConfig: config, args: ["--mcp-env", "TOOLS_TOKEN", "--allow-net", `127.0.0.1:${port}`, "--allow-net-private", "127.0.0.0/8"] });
+  const future = await client.submit("my__which", {}, { key: "my-key" });
+  let output = "";
+  for await (const piece of future.output()) {
+    output += piece.text;
+  }
+  const said = ((await future.result()).value as { structured: { callId: string; attempt: number; fence: number } }).structured;
+  assert.deepEqual([said.callId, said.attempt, said.fence > 0], ["my-key", 1, true]);
+  assert.match(output, /half of it/);
+
+  const held = await client.submit("my__hold", { id: "1" });
+  await eventually("the call runs", async () => existsSync(join(at, "held-1")));
+  await held.cancel();
+  await eventually("its signal is aborted", async () => existsSync(join(at, "aborted-1")));
+  assert.equal((await held.settled()).status, "cancelled");
+
+  const lost = await client.submit("my__die", { id: "8" });
+  await once(child, "exit");
+  child = await serve();
+  assert.equal((await lost.settled()).status, "outcome_unknown", JSON.stringify(await lost.settled()));
+  assert.equal(((await client.call("my__refund", { id: "8", cents: 1 })).value as { structured: { cents: number } }).structured.cents, 1);
+
+  for (const [args, want] of [
+    [["--listen", "nowhere", "--token-file", tokenFile], /must be HOST:PORT/], [["--listen", "127.0.0.1:0"], /needs --token-file/], [["--token-file", tokenFile], /needs --listen/],
+    [["--listen", `127.0.0.1:${port}`, "--token-file", tokenFile], /EADDRINUSE/], [["--listen", "127.0.0.1:0", "--token-file", join(at, "none")], /ENOENT/], [["--nosuch"], /nosuch/],
+  ] as [string[], RegExp][]) {
+    const refused = spawnSync(process.execPath, [...command, ...args], { encoding: "utf8" });
+    assert.equal(refused.status, 2);
+    assert.match(refused.stderr, want);
+  }
 });
 
 test("the definition of a tool says how the fleet uses it", () => {
