@@ -117,8 +117,8 @@ chaos: ## Hold the laws against recorded histories, CALLS calls per fault (SEED=
 	$(if $(FAULT),,TOOLFLEET_SCHEDULE_FOR=5m go test -tags=$(TAG) ./test/integration -run TestSchedule_EachTimeOnce -count=1 -timeout=1h -v)
 
 .PHONY: blackbox
-blackbox: build ## Hold the laws against the binaries by a program that knows only the wire (CALLS=n, SEED=n)
-	go test ./test/blackbox -run TestRun_LawsHold -count=1 -timeout=6h -v -args -bin=$(CURDIR)/bin -calls=$(CALLS) -seed=$(SEED)
+blackbox: build ## Hold the laws against the binaries, and a worker with a handler in Go, by a program that knows only the wire (CALLS=n, SEED=n)
+	go test ./test/blackbox -run TestRun_LawsHold -count=1 -parallel=1 -timeout=12h -v -args -bin=$(CURDIR)/bin -calls=$(CALLS) -seed=$(SEED)
 
 .PHONY: calls-figures
 calls-figures: ## Measure a log of CALLS calls, or of ROWS ones that SQL writes (SQLITE=sqlite3 has that program do it): its size, and how long a page takes with each filter
@@ -168,11 +168,12 @@ sdk-typescript: build ## Check and test the client for TypeScript, and use its p
 	sdk/typescript/check.sh
 
 .PHONY: http-followers
-http-followers: ## Follow one session by 1,000 clients, one of which reads nothing, and kill the server in the middle
+http-followers: program ## Follow one session by 1,000 clients, one of which reads nothing: of one server, of the next, and of a process that is killed
 	FOLLOWERS=1000 go test ./internal/httpapi -run TestStreams_FollowersDoNotWaitForEachOther -count=1 -timeout=20m -v
+	FOLLOWERS=1000 go test -tags=$(TAG) ./test/integration -run TestHTTP_FollowersOfAKilledServer -count=1 -timeout=20m -v
 
 .PHONY: http-clients
-http-clients: build ## Run one scenario with clients that generators of others make of the HTTP API's description (CLIENT=go for one)
+http-clients: build ## Run one scenario with the SDKs, and with clients that generators of others make of the HTTP API's description (CLIENT=go for one)
 	test/interop/clients/run.sh bin/coordinator $(CLIENT)
 
 .PHONY: http-overhead

@@ -22,6 +22,14 @@ npm run -s test
 
 fresh=$(mktemp -d) && trap 'rm -rf "$fresh"' EXIT
 npm pack --silent --pack-destination "$fresh" >/dev/null
+
+# The laws of calls, by the test that handlers in Go are held against, while workers, the server and the tool are killed.
+mkdir "$fresh/tools"
+npm install "${quiet[@]}" --prefix "$fresh/tools" "$fresh"/toolfleet-*.tgz @modelcontextprotocol/sdk@1.32.2 >/dev/null
+cp ../../test/blackbox/testdata/effects.mjs "$fresh/tools/effects-$$.mjs"
+(cd ../.. && go test ./test/blackbox -run TestRun_LawsHoldForTools -count=1 -v -args -bin="$PWD/bin" -tools="$fresh/tools" \
+  -serve='["node", "{tools}/node_modules/toolfleet/dist/cli.js", "serve", "{tools}/effects-'$$'.mjs"]')
+
 mkdir "$fresh/use" && cp smoke.mjs "$fresh/use/" && cd "$fresh/use"
 npm init -y >/dev/null
 npm install "${quiet[@]}" "$fresh"/toolfleet-*.tgz

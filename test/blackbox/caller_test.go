@@ -3,6 +3,7 @@
 package blackbox
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base32"
@@ -27,9 +28,17 @@ type (
 		Access string `json:"access"`
 	}
 	payload struct {
-		Type    string `json:"type"`
-		Version int    `json:"version"`
-		Command string `json:"command"`
+		Type      string  `json:"type"`
+		Version   int     `json:"version"`
+		Command   string  `json:"command,omitempty"`
+		Arguments *work   `json:"arguments,omitempty"`
+		Server    *server `json:"server,omitempty"`
+		Tool      string  `json:"tool,omitempty"`
+	}
+	server struct {
+		Name    string   `json:"name"`
+		Command string   `json:"command"`
+		Args    []string `json:"args"`
 	}
 	request struct {
 		Type           string     `json:"type"`
@@ -46,6 +55,39 @@ type (
 		Payload        payload    `json:"payload"`
 	}
 )
+
+// work says what a call does: it writes down that it begins, a few times that it runs, and that it
+// ends.
+type work struct {
+	ID      string `json:"id"`
+	Sandbox string `json:"sandbox"`
+	During  int    `json:"during"`   // how often, each after 30 ms
+	SleepMS int    `json:"sleep_ms"` // before the end
+}
+
+// payload is what has work done: by a command, a handler in Go, or a tool of a server.
+func (s *settings) payload(w work) payload {
+	switch {
+	case s.handler != "":
+		return payload{Type: "effect", Version: 1, Arguments: &w}
+	case len(s.serve) > 0:
+		return payload{
+			Type: "mcp_call", Version: 1, Tool: "effect", Arguments: &w,
+			Server: &server{Name: "effects", Command: s.serve[0], Args: s.serve[1:]},
+		}
+	}
+	does := ""
+	if w.During > 0 {
+		does = fmt.Sprintf("for i in $(seq %d); do sleep 0.03; say during; done; ", w.During)
+	}
+	if w.SleepMS > 0 {
+		does += fmt.Sprintf("sleep 0.%03d; ", w.SleepMS)
+	}
+	return payload{
+		Type: "command_run", Version: 1,
+		Command: "read -r run </proc/sys/kernel/random/uuid; say() { echo \"$1 " + w.ID + " $run\" >>effects; }; say begin; " + does + "say end",
+	}
+}
 
 // call is a call, and what its caller knows of it.
 type call struct {
@@ -134,14 +176,14 @@ func connect(ctx context.Context, url, creds string) (*client, error) {
 }
 
 // makeCalls makes steps of calls, each after the results of the one before, until all callers
-// together have made enough.
-func (c *client) makeCalls(ctx context.Context, s settings, caller int) (made []*call) {
+// together have made enough, and enough was killed.
+func (c *client) makeCalls(ctx context.Context, s settings, caller int, killed *atomic.Int64) (made []*call) {
 	random := rand.New(rand.NewPCG(s.seed, uint64(caller)+2))
-	for n := 0; c.made.Load() < int64(s.calls) && ctx.Err() == nil; n++ {
+	for n := 0; (c.made.Load() < int64(s.calls) || killed.Load() < int64(s.kills)) && ctx.Err() == nil; n++ {
 		var step sync.WaitGroup
 		lane := fmt.Sprintf("sandbox/s%d", random.IntN(s.lanes))
 		for i := range 1 + random.IntN(4) {
-			k := plan(random, fmt.Sprintf("c%d-%d-%d", caller, n, i), fmt.Sprintf("caller%d", caller), lane)
+			k := s.plan(random, fmt.Sprintf("c%d-%d-%d", caller, n, i), fmt.Sprintf("caller%d", caller), lane)
 			cancelAfter := time.Duration(random.IntN(200)) * time.Millisecond
 			made = append(made, k)
 			c.made.Add(1)
@@ -158,15 +200,15 @@ func (c *client) makeCalls(ctx context.Context, s settings, caller int) (made []
 	return made
 }
 
-// plan makes a call of a command that writes down when it begins and ends, and what it is to.
-func plan(random *rand.Rand, id, session, lane string) *call {
+// plan makes a call that writes down when it begins and ends.
+func (s *settings) plan(random *rand.Rand, id, session, lane string) *call {
 	k := &call{lane: lane}
-	work, delivery := "", "idempotent"
+	does, delivery := work{ID: id, Sandbox: strings.TrimPrefix(lane, "sandbox/")}, "idempotent"
 	switch random.IntN(10) {
 	case 0:
-		work = `for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.03; say during; done; `
+		does.During = 10
 	case 1, 2:
-		work = "sleep 0.02; "
+		does.SleepMS = 20
 	}
 	if random.IntN(3) == 0 {
 		delivery = "at_most_once"
@@ -174,10 +216,7 @@ func plan(random *rand.Rand, id, session, lane string) *call {
 	k.request = request{
 		Type: "call", Version: 1, ID: id, SessionID: session, Pool: "default", Delivery: delivery,
 		Resources: []resource{{Key: lane, Access: "exclusive"}},
-		Payload: payload{
-			Type: "command_run", Version: 1,
-			Command: "read -r run </proc/sys/kernel/random/uuid; say() { echo \"$1 " + id + " $run\" >>effects; }; say begin; " + work + "say end",
-		},
+		Payload:   s.payload(does),
 	}
 	switch random.IntN(12) {
 	case 0:
@@ -328,13 +367,18 @@ func (c *client) stored(ctx context.Context, k *call) (r result, err error) {
 func (c *client) awaitEmpty(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	for {
+	for left := map[string]uint64(nil); ; {
 		stream, err := c.js.Stream(ctx, "TF_CALLS")
 		if err == nil && stream.CachedInfo().State.Msgs == 0 {
 			return nil
 		}
+		if err == nil {
+			if info, err := stream.Info(ctx, jetstream.WithSubjectFilter(">")); err == nil {
+				left = info.State.Subjects
+			}
+		}
 		if !pause(ctx, 100*time.Millisecond) {
-			return fmt.Errorf("the calls stream is not empty %s after the last result: %w", patience, err)
+			return fmt.Errorf("the calls stream is not empty %s after the last result: it has %v, %w", patience, left, cmp.Or(err, ctx.Err()))
 		}
 	}
 }

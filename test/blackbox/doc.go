@@ -2,9 +2,10 @@
 // killed, and shares no code with them: it is written from docs/wire.md, and imports the NATS
 // client only.
 //
-// It starts a coordinator, whose server the fleet uses, and workers; puts calls by the wire, whose
-// commands append to a file of their workspace when they begin and end; and kills workers and the
-// server meanwhile. Then it compares three things that nobody can bring into agreement afterwards:
+// It starts a coordinator, whose server the fleet uses, and workers; puts calls by the wire, which
+// append to a file of their workspace when they begin and end; and kills workers and the server
+// meanwhile. The calls are commands, or those of a handler in Go (goworker), or of a tool in Python
+// or TypeScript (testdata), whose server is killed, too. Then it compares three things that nobody can bring into agreement afterwards:
 // the sequences that the stream gave the calls, the order of the lines in those files, and the
 // stored results. `make blackbox` runs the long form.
 //

@@ -175,13 +175,30 @@ func (c *checker) log(k *call) {
 		l.Tenant != "" || l.WorkerID == "" || !slices.Equal(l.Resources, k.Resources) {
 		c.fault("log", k.ID, "the log has %+v of it", l)
 	}
-	var input payload
-	if err := json.Unmarshal([]byte(l.Input), &input); err != nil || input.Command != k.Payload.Command {
-		c.fault("log", k.ID, "its input is %.300q: %v", l.Input, err)
+	if !k.given(l.Input) {
+		c.fault("log", k.ID, "its input is %.300q", l.Input)
 	}
 	if l.Accepted.After(l.Finished) || l.Accepted.Before(k.put.Add(-time.Second)) || !k.told.IsZero() && l.Finished.After(k.told.Add(time.Second)) {
 		c.fault("log", k.ID, "the log has %s to %s, its caller %s to %s", l.Accepted, l.Finished, k.put, k.told)
 	}
+}
+
+// given reports whether a text is the input of a call, as the log has it.
+func (k *call) given(text string) bool {
+	var input struct {
+		Command   string `json:"command"`
+		Arguments *work  `json:"arguments"`
+		Server    string `json:"server"`
+		Tool      string `json:"tool"`
+	}
+	of := k.Payload
+	if json.Unmarshal([]byte(text), &input) != nil || input.Command != of.Command || input.Tool != of.Tool {
+		return false
+	}
+	if of.Server != nil && input.Server != of.Server.Name {
+		return false
+	}
+	return of.Arguments == nil || input.Arguments != nil && *input.Arguments == *of.Arguments
 }
 
 // lateness is how long after it was due a call was answered. A worker or server that was killed
@@ -194,8 +211,16 @@ func (c *checker) lateness(k *call) time.Duration {
 }
 
 // killed reports whether a kill can have had to do with a call.
-func (c *checker) killed(k *call) bool {
-	return slices.ContainsFunc(c.kills, func(kill kill) bool { return kill.from.Before(k.told) && k.put.Before(kill.until) })
+func (c *checker) killed(k *call) bool { return c.kill(k, "") > 0 }
+
+// kill counts the kills that can have had to do with a call, of one kind, or of any.
+func (c *checker) kill(k *call, what string) (n int) {
+	for _, kill := range c.kills {
+		if (what == "" || kill.what == what) && kill.from.Before(k.told) && k.put.Before(kill.until) {
+			n++
+		}
+	}
+	return n
 }
 
 // starts checks how often the command of a call began and ended against its result.
@@ -208,7 +233,8 @@ func (c *checker) starts(k *call, begun, ended int) {
 	}
 	r, killed := c.stored[k.ID][0], c.killed(k)
 	invented := func(why string) { c.fault("L3", k.ID, "result %+v is invented: %s", r, why) }
-	if begun > max(r.Attempt, 1) || begun > 1 && !killed {
+	// A call whose server of tools was killed starts once more in the same attempt.
+	if begun > max(r.Attempt, 1)+c.kill(k, killedTool) || begun > 1 && !killed {
 		invented(fmt.Sprintf("it began %d times", begun))
 	}
 	switch r.Status {
@@ -360,6 +386,11 @@ func TestCheck(t *testing.T) {
 			h.answer(0, "ok", 2)
 			h.effects["sandbox/s"] = append([]effect{{"begin", "a", "other"}}, h.effects["sandbox/s"]...)
 		}, "is invented: it began 2 times"},
+		"begun again in its attempt, as its tool was killed": {func(h *history) {
+			h.killed()
+			h.kills[0].what = killedTool
+			h.effects["sandbox/s"] = append([]effect{{"begin", "a", "other"}}, h.effects["sandbox/s"]...)
+		}, ""},
 		"begun more often than its result says": {func(h *history) {
 			h.killed()
 			h.effects["sandbox/s"] = append([]effect{{"begin", "a", "other"}}, h.effects["sandbox/s"]...)

@@ -15,7 +15,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -34,16 +38,53 @@ type settings struct {
 	lease   time.Duration // of the workers
 	pause   time.Duration // between two kills, on average
 	seed    uint64        // of the calls and of the kills
+	kills   int           // how many at least
+	handler string        // program of a worker with a handler in Go that runs the calls
+	tools   string        // the workers' folder of tools, in which serve is
+	serve   []string      // program and arguments of a server of tools that runs the calls
 }
 
 var ( // as `make blackbox` gives them
 	bin   = flag.String("bin", os.Getenv("TOOLFLEET_LINKED"), "directory with the binaries coordinator and worker; none: those of this tree")
 	calls = flag.Int("calls", 0, "how many calls to make; 0 is the short form")
 	seed  = flag.Uint64("seed", 0, "seed of the calls and the kills; 0 chooses one and prints it")
+	tools = flag.String("tools", "", "folder of tools of the workers")
+	serve = flag.String("serve", "", "JSON list with a program and its arguments: a server of the Model Context Protocol, in the folder of -tools, with the tool effect (testdata)")
 )
 
 func TestRun_LawsHold(t *testing.T) {
 	t.Parallel()
+	run(t, given(t))
+}
+
+// TestRun_LawsHoldForHandlers: calls are run by a handler in Go.
+func TestRun_LawsHoldForHandlers(t *testing.T) {
+	t.Parallel()
+	s := given(t)
+	s.handler, s.kills = filepath.Join(t.TempDir(), "goworker"), 4
+	build(t, s.handler, "./goworker")
+	run(t, s)
+}
+
+// TestRun_LawsHoldForTools: calls are run by a tool in Python or TypeScript, whose server is killed,
+// too. The checks of the SDKs run it (sdk/python/scripts/check.sh, sdk/typescript/check.sh).
+func TestRun_LawsHoldForTools(t *testing.T) {
+	t.Parallel()
+	if *serve == "" {
+		t.Skip("it needs -tools and -serve: make sdk-python and make sdk-typescript run it")
+	}
+	s := given(t)
+	s.tools, s.kills = *tools, 4
+	require.NoError(t, json.Unmarshal([]byte(*serve), &s.serve))
+	if s.calls = max(*calls, 500); *calls == 0 { // a server needs a second to start
+		s.lanes, s.callers, s.pause = 3, 6, 4*time.Second
+	}
+	run(t, s)
+}
+
+// given are the settings that the flags ask for.
+func given(t *testing.T) settings {
+	t.Helper()
 	s := settings{
 		bin: *bin, dir: t.ArtifactDir(), seed: cmp.Or(*seed, rand.Uint64()), lease: 2 * time.Second,
 		calls: 300, lanes: 6, callers: 12, workers: 2, pause: 1500 * time.Millisecond,
@@ -53,12 +94,18 @@ func TestRun_LawsHold(t *testing.T) {
 	}
 	if s.bin == "" {
 		s.bin = t.TempDir()
-		build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", s.bin+"/", "../../cmd/coordinator", "../../cmd/worker")
-		build.Env = append(os.Environ(), "CGO_ENABLED=0") // as make build has it, so that nothing is compiled twice
-		said, err := build.CombinedOutput()
-		require.NoError(t, err, "%s", said)
+		build(t, s.bin+"/", "../../cmd/coordinator", "../../cmd/worker")
 	}
-	run(t, s)
+	return s
+}
+
+// build links programs, as make build does, so that nothing is compiled twice.
+func build(t *testing.T, to string, packages ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", append([]string{"build", "-trimpath", "-ldflags=-s -w", "-o", to}, packages...)...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	said, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", said)
 }
 
 // run makes a fleet, has calls made while parts of it are killed, and holds the laws against that.
@@ -75,6 +122,10 @@ func run(t *testing.T, s settings) {
 	h := &history{calls: makeCalls(t.Context(), s, f, c)}
 	require.NoError(t, f.fault)
 	h.kills = f.kills
+	if len(s.serve) > 0 { // a server that lives between calls holds its lane
+		f.workers = slices.DeleteFunc(f.workers, func(w *exec.Cmd) bool { end(w); return true })
+		require.NoError(t, f.startWorker(t.Context()))
+	}
 	require.NoError(t, c.awaitEmpty(t.Context()))
 	require.NoError(t, c.readResults(t.Context(), h))
 	h.effects, err = readEffects(filepath.Join(s.dir, "worker"))
@@ -85,8 +136,8 @@ func run(t *testing.T, s settings) {
 	require.NoError(t, c.dropResults(t.Context()))
 	h.logged, err = f.readLog(t.Context())
 	require.NoError(t, err)
-	t.Logf("%s, %d workers and %d servers killed, %s in all",
-		summary(h), f.count("worker"), f.count("server"), time.Since(begin).Round(time.Second))
+	t.Logf("%s, %d workers, %d servers and %d tools killed, %s in all",
+		summary(h), f.count("worker"), f.count("server"), f.count(killedTool), time.Since(begin).Round(time.Second))
 	require.Empty(t, check(h))
 }
 
@@ -97,7 +148,7 @@ func makeCalls(ctx context.Context, s settings, f *fleet, c *client) []*call {
 	killer.Go(func() { f.killNowAndThen(killing) })
 	made := make([][]*call, s.callers)
 	for i := range made {
-		callers.Go(func() { made[i] = c.makeCalls(ctx, s, i) })
+		callers.Go(func() { made[i] = c.makeCalls(ctx, s, i, &f.killed) })
 	}
 	callers.Wait()
 	enough()
@@ -119,6 +170,7 @@ type fleet struct {
 	workers             []*exec.Cmd
 	log                 *exec.Cmd // it brings the log of calls up to date
 	kills               []kill
+	killed              atomic.Int64 // how many kills are over
 	random              *rand.Rand
 	fault               error
 }
@@ -189,7 +241,7 @@ func (f *fleet) readLog(ctx context.Context) (map[string][]logged, error) {
 
 // env has a process use no directory of this user.
 func (f *fleet) env() []string {
-	return append(os.Environ(), "HOME="+f.dir, "XDG_CACHE_HOME="+filepath.Join(f.dir, "cache"))
+	return append(os.Environ(), "HOME="+f.dir, "XDG_CACHE_HOME="+filepath.Join(f.dir, "cache"), "EFFECTS="+filepath.Join(f.dir, "worker"))
 }
 
 func (f *fleet) startServer(ctx context.Context) (err error) {
@@ -211,20 +263,26 @@ func (f *fleet) startServer(ctx context.Context) (err error) {
 }
 
 func (f *fleet) startWorker(ctx context.Context) error {
-	w, err := f.start(ctx, "worker", "--nats", f.url, "--creds", f.creds, "--slots", "8",
-		"--data", filepath.Join(f.dir, "worker"), "--lease", f.lease.String())
+	args := []string{"--nats", f.url, "--creds", f.creds, "--slots", "8", "--data", filepath.Join(f.dir, "worker"), "--lease", f.lease.String()}
+	if f.tools != "" {
+		args = append(args, "--tools", f.tools)
+	}
+	w, err := f.start(ctx, cmp.Or(f.handler, "worker"), args...)
 	f.workers = append(f.workers, w)
 	return err
 }
 
 // start starts a process that ends with this one; what it says goes to a file.
 func (f *fleet) start(ctx context.Context, name string, args ...string) (*exec.Cmd, error) {
-	log, err := os.OpenFile(filepath.Join(f.dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	log, err := os.OpenFile(filepath.Join(f.dir, filepath.Base(name)+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = log.Close() }() // the process has its own
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), filepath.Join(f.bin, name), args...)
+	if !filepath.IsAbs(name) {
+		name = filepath.Join(f.bin, name)
+	}
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), name, args...)
 	cmd.Stdout, cmd.Stderr, cmd.Env = log, log, f.env()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd, cmd.Start()
@@ -255,6 +313,8 @@ func (f *fleet) killNowAndThen(ctx context.Context) {
 			k.what = "server"
 			end(f.server)
 			f.fault = f.startServer(context.WithoutCancel(ctx))
+		} else if n%4 == 2 && f.endTool() {
+			k.what = killedTool
 		} else {
 			i := f.random.IntN(len(f.workers))
 			end(f.workers[i])
@@ -266,7 +326,31 @@ func (f *fleet) killNowAndThen(ctx context.Context) {
 		f.log, f.fault = log, cmp.Or(f.fault, err)
 		k.until = time.Now().Add(f.lease + 8*time.Second)
 		f.kills = append(f.kills, k)
+		f.killed.Add(1)
 	}
+}
+
+// killedTool is a [kill] of a server of tools.
+const killedTool = "tool"
+
+// endTool is kill -9 of a server of tools, whichever it finds.
+func (f *fleet) endTool() bool {
+	if len(f.serve) == 0 {
+		return false
+	}
+	file := filepath.Base(f.serve[len(f.serve)-1]) // no other process has its name
+	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	f.random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	for _, path := range all {
+		line, _ := os.ReadFile(path)
+		words := strings.Split(string(line), "\x00")
+		at := slices.Index(words, "serve")
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if at > 0 && at+1 < len(words) && filepath.Base(words[at+1]) == file && syscall.Kill(pid, syscall.SIGKILL) == nil {
+			return true
+		}
+	}
+	return false
 }
 
 func (f *fleet) count(what string) (n int) {

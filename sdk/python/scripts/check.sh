@@ -14,6 +14,18 @@ work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 wheel=$(echo "$work"/dist/*.whl)
 [ -e "$work"/dist/*.tar.gz ]
 TOOLFLEET_WHEEL=$wheel "$work/tests/bin/python" -m pytest -q -p no:cacheprovider "$@"
+# The laws of calls, by the test that handlers in Go are held against, while workers, the server and the tool are killed.
+# The tool runs in sandboxes, which see the Python of the system.
+mkdir "$work/tools"
+if /usr/bin/python3 -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+  /usr/bin/python3 -m venv "$work/tools/venv"
+  "$work/tests/bin/uv" pip install -q --python "$work/tools/venv/bin/python" "$wheel[mcp]"
+  cp ../../test/blackbox/testdata/effects.py "$work/tools/effects-$$.py"
+  (cd ../.. && go test ./test/blackbox -run TestRun_LawsHoldForTools -count=1 -v -args -bin="$PWD/bin" -tools="$work/tools" \
+    -serve='["{tools}/venv/bin/python", "-m", "toolfleet", "serve", "{tools}/effects-'$$'.py"]')
+else
+  echo "sdk-python: THE LAWS ARE NOT CHECKED: /usr/bin/python3 is missing, older than 3.10, or without venv" >&2
+fi
 # The wheel alone, in an empty environment.
 "$python" -m venv "$work/fresh"
 "$work/fresh/bin/pip" install -q "$wheel"

@@ -41,7 +41,7 @@ from toolfleet.tools import current_call
 def line(what: str) -> None:
     call = current_call()
     with open(os.path.join(RECORD, "lines"), "a") as file:
-        file.write(json.dumps([what, call.call_id, call.attempt, call.fence]) + "\\n")
+        file.write(json.dumps([what, call.call_id, call.attempt, call.fence, os.getpid()]) + "\\n")
 
 
 def work(name: str) -> str:
@@ -99,6 +99,7 @@ class Line:
     call: str
     attempt: int
     fence: int
+    pid: int
 
 
 class Fleet:
@@ -121,14 +122,20 @@ class Fleet:
         (at / "model.json").write_text('{"steps": [{"text": "None."}]}')
         self.processes: list[subprocess.Popen[bytes]] = []
         self.env = {**os.environ, "TOOLS_TOKEN": token.read_text(), "HOME": str(at)}
-        self.start([sys.executable, "-m", "toolfleet", "serve", str(self.tools / "my.py"), "--listen", f"127.0.0.1:{beside}", "--token-file", str(token)])
-        until(lambda: socket.socket().connect_ex(("127.0.0.1", beside)) == 0)
+        self.beside = beside
+        self.serve_tools()
         for header in ({}, {"Authorization": "Bearer another token of them"}):
             assert httpx.post(f"http://127.0.0.1:{beside}/mcp", json={}, headers=header).status_code == 401
         flags = ["--listen", f"127.0.0.1:{nats}", "--http", f"127.0.0.1:{http}", "--data", str(at / "data"), "--tools", str(self.tools), "--min-level", "none"]
         self.command = [COORDINATOR, "serve", "--model", f"script:{at / 'model.json'}", *flags]
         self.server = self.start(self.command)
         until(lambda: all((at / "data" / f).exists() for f in ("http.token", "nats/nats.token", "nats/calls.pub")))
+
+    def serve_tools(self) -> None:
+        """Starts the server of tools beside the workers."""
+        address = f"127.0.0.1:{self.beside}"
+        self.start([sys.executable, "-m", "toolfleet", "serve", str(self.tools / "my.py"), "--listen", address, "--token-file", str(self.at / "tools.token")])
+        until(lambda: socket.socket().connect_ex(("127.0.0.1", self.beside)) == 0)
 
     def start(self, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.at / "log").open("ab") as log:
@@ -209,6 +216,25 @@ def test_kill_9_of_the_worker(fleet: Fleet) -> None:
             fleet.go(tool, 2)
         for tool, call in calls.items():
             holds(fleet, tool, ended(call), lost=True)
+
+
+def test_kill_9_of_the_tools(fleet: Fleet) -> None:
+    """A call that may start again does so at once, in the same attempt: its worker still holds the lane."""
+    fleet.worker("w1")
+    with Client(fleet.url, token_file=fleet.at / "data" / "http.token") as client:
+        calls = sent(fleet, client)
+        for pid in {line.pid for tool in calls for line in fleet.lines(tool)}:
+            os.kill(pid, signal.SIGKILL)
+        fleet.serve_tools()
+        for tool in AGAIN:
+            fleet.go(tool, 1)
+        for tool, call in calls.items():
+            result, begun = ended(call), fleet.lines(tool)
+            if tool in ONCE:
+                assert (result.status, len(begun)) == ("outcome_unknown", 1), result
+            elif result.ok or not tool.startswith("beside"):  # the server beside the worker may have come back too late
+                assert result.ok and result.value["structured"]["result"] == "attempt 1", result
+                assert [line.attempt for line in begun] == [1, 1], begun
 
 
 def test_kill_9_of_the_server(fleet: Fleet) -> None:
