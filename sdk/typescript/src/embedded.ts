@@ -55,7 +55,8 @@ export async function start(options: EmbeddedOptions): Promise<Embedded> {
   }
   flag("--mcp-config", options.mcpConfig);
   args.push(...(options.args ?? []));
-  const child = spawn(program, args, { stdio: ["pipe", "pipe", "pipe"], env: options.env ?? process.env });
+  const detached = process.platform !== "win32"; // ^C of a terminal is for this program, which then ends the child
+  const child = spawn(program, args, { stdio: ["pipe", "pipe", "pipe"], env: options.env ?? process.env, detached });
   const ended = new Promise<string>((resolve) => {
     child.once("error", (error) => resolve(error.message));
     child.once("exit", (code, signal) => resolve(`it ended with ${signal ?? `exit code ${code}`}`));

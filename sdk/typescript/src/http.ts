@@ -34,6 +34,13 @@ export interface TransportOptions {
   fetch?: typeof globalThis.fetch;
 }
 
+/** The parameters and the body of a request. */
+interface Sent {
+  path?: object | undefined;
+  query?: object | undefined;
+  body?: unknown;
+}
+
 /** Sends requests to the API, and repeats those that may be repeated. */
 export class Transport {
   readonly url: string;
@@ -55,15 +62,22 @@ export class Transport {
   async json<M extends Method, P extends PathsOf<M>>(
     method: M, path: P, given: Given<Operation<M, P>> & Body<Operation<M, P>>, options: RequestOptions = {},
   ): Promise<Answer<Operation<M, P>>> {
-    const response = await this.send(method, path, given, options);
-    const text = await response.text();
+    const text = await this.read(method, path, given, options, (response) => response.text());
     return (text === "" ? undefined : JSON.parse(text)) as Answer<Operation<M, P>>;
   }
 
-  /** Sends a request of the API and returns its answer, which is one of success. */
-  async send(
-    method: string, path: string, given: { path?: object | undefined; query?: object | undefined; body?: unknown }, options: RequestOptions = {},
-  ): Promise<Response> {
+  /** Sends a request of the API and returns the bytes of its answer. */
+  async bytes(method: string, path: string, given: Sent, options: RequestOptions = {}): Promise<Uint8Array> {
+    return await this.read(method, path, given, options, async (response) => new Uint8Array(await response.arrayBuffer()));
+  }
+
+  /** Sends a request of the API and returns its answer, which is one of success, before its body was read. */
+  async send(method: string, path: string, given: Sent, options: RequestOptions = {}): Promise<Response> {
+    return await this.read(method, path, given, options, (response) => response);
+  }
+
+  /** Sends a request of the API and returns what is read of its answer. One that is cut off is no answer. */
+  async read<T>(method: string, path: string, given: Sent, options: RequestOptions, read: (answer: Response) => T | Promise<T>): Promise<T> {
     const headers: Record<string, string> = { ...options.headers };
     const init: RequestInit = { method: method.toUpperCase(), headers };
     if (this.#token !== undefined) {
@@ -80,10 +94,11 @@ export class Transport {
     const address = this.url + filled(path, given.path) + query(given.query);
     const end = Date.now() + this.patience;
     for (let pause = 100; ; pause = Math.min(pause * 2, 2000)) {
-      const { response, error, wait } = await this.#once(address, init);
-      if (response) {
-        return response;
+      const tried = await this.#once(address, init, read);
+      if ("value" in tried) {
+        return tried.value;
       }
+      const { error, wait } = tried;
       const delay = wait ?? pause * (0.5 + Math.random() / 2);
       if (!(options.repeatable ?? method === "get") || !mayRepeat(error) || Date.now() + delay > end) {
         throw error;
@@ -92,11 +107,11 @@ export class Transport {
     }
   }
 
-  async #once(address: string, init: RequestInit): Promise<{ response?: Response; error: ToolfleetError; wait?: number }> {
+  async #once<T>(address: string, init: RequestInit, read: (answer: Response) => T | Promise<T>): Promise<{ value: T } | { error: ToolfleetError; wait?: number }> {
     try {
       const response = await (0, this.#fetch)(address, init);
       if (response.ok) {
-        return { response, error: new ToolfleetError("", "") };
+        return { value: await read(response) };
       }
       const after = Number(response.headers.get("Retry-After"));
       return { error: await errorOf(response), ...(after > 0 && { wait: after * 1000 }) };

@@ -150,11 +150,13 @@ export class FleetSandbox implements SandboxSession<FleetSandboxState> {
       await this.session.call("write", { path: inside(path), content }, this.options.call ?? {});
       return;
     }
-    await this.#must(`mkdir -p -- "$(dirname -- ${quoted(path)})" && : >${quoted(path)}`);
+    const part = `${path}.${crypto.randomUUID()}.part`; // others see the whole file or the old one
+    await this.#must(`mkdir -p -- "$(dirname -- ${quoted(path)})" && : >${quoted(part)}`);
     for (let at = 0; at < content.length; at += 65_536) { // what fits into an argument
       const text = btoa(String.fromCharCode(...content.subarray(at, at + 65_536)));
-      await this.#must(`base64 -d >>${quoted(path)} <<'END'\n${text}\nEND`);
+      await this.#must(`base64 -d >>${quoted(part)} <<'END'\n${text}\nEND`);
     }
+    await this.#must(`mv -T -- ${quoted(part)} ${quoted(path)}`);
   }
 }
 

@@ -221,8 +221,7 @@ export class Session {
 
   /** The content of a file of the workspace, after a call or now. */
   async readFile(path: string, options: { at?: string } = {}): Promise<Uint8Array> {
-    const response = await this.client.transport.send("get", "/v1/sessions/{session}/file", { ...this.#path(), query: { ...options, path } });
-    return new Uint8Array(await response.arrayBuffer());
+    return await this.client.transport.bytes("get", "/v1/sessions/{session}/file", { ...this.#path(), query: { ...options, path } });
   }
 
   /** The same as text. */
@@ -249,8 +248,7 @@ export class Session {
 
   /** The files of the workspace as an archive, after a call or now. */
   async archive(options: { at?: string; format?: "tar" | "tar.gz" | "tar.zst" } = {}): Promise<Uint8Array> {
-    const response = await this.client.transport.send("get", "/v1/sessions/{session}/archive", { ...this.#path(), query: options });
-    return new Uint8Array(await response.arrayBuffer());
+    return await this.client.transport.bytes("get", "/v1/sessions/{session}/archive", { ...this.#path(), query: options });
   }
 
   /** Lays the files of a tar archive over the workspace or a directory of it, all or none, as a call. */
@@ -276,7 +274,7 @@ export class Session {
 
   /** All events, one JSON object a line. */
   async export(): Promise<string> {
-    return await (await this.client.transport.send("get", "/v1/sessions/{session}/export", this.#path())).text();
+    return await this.client.transport.read("get", "/v1/sessions/{session}/export", this.#path(), {}, (answer) => answer.text());
   }
 
   #path(): { path: { session: string } } {

@@ -291,6 +291,43 @@ test("the coordinator ends with the program that started it, also if that is kil
   await eventually("the coordinator has ended", async () => await fetch(`${url}/openapi.json`).then(() => false, () => true));
 });
 
+test("^C of a terminal is for the program, and not for the coordinator that it started", { skip: process.platform === "win32" }, async (t) => {
+  const code = `import { Client } from ${JSON.stringify(join(here, "../src/index.ts"))};
+    const client = await Client.fromEmbedded(${JSON.stringify({ workspace: await directory(t), data: await directory(t), program })});
+    process.once("SIGINT", async () => {
+      for (let i = 0; i < 50; i++) await client.call("bash", { command: "true" });
+      await client.close();
+      console.log("saved");
+      process.exit();
+    });
+    console.log("begun"); setInterval(() => {}, 1000);`;
+  const child = spawn(process.execPath, ["--import", "tsx", "--input-type=module", "-e", code], { stdio: ["ignore", "pipe", "inherit"], detached: true });
+  afterwards(t, () => child.kill("SIGKILL"));
+  const lines = createInterface({ input: child.stdout });
+  assert.deepEqual(await once(lines, "line"), ["begun"]);
+  process.kill(-child.pid!, "SIGINT"); // as a terminal does: to all of its group
+  assert.deepEqual(await Promise.race([once(lines, "line"), once(child, "exit")]), ["saved"]);
+});
+
+test("an answer that is cut off is asked for again", async (t) => {
+  let asked = 0;
+  const server = createServer((_, response) => {
+    response.writeHead(200, { "Content-Type": "application/json", "Content-Length": "12" });
+    if (++asked % 2 === 1) {
+      response.write('{"too', () => response.destroy());
+    } else {
+      response.end('{"tools":[]}');
+    }
+  }).listen(0, "127.0.0.1");
+  await once(server, "listening");
+  afterwards(t, () => server.close());
+  const client = new Client({ url: `http://127.0.0.1:${(server.address() as AddressInfo).port}` });
+  assert.deepEqual(await client.tools(), []);
+  assert.equal((await client.session("s").readFile("f")).length, 12);
+  assert.equal(asked, 4);
+  await assert.rejects(client.session("s").approve("c", true), { name: "ToolfleetError", code: "unreachable" }); // it may have happened
+});
+
 test("a program that forgets to close its client ends nevertheless", async (t) => {
   const code = `import { Client } from ${JSON.stringify(join(here, "../src/index.ts"))};
     const client = await Client.fromEmbedded(${JSON.stringify({ workspace: await directory(t), data: await directory(t), program })});
