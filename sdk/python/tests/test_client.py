@@ -19,7 +19,7 @@ import pytest
 import toolfleet
 from toolfleet import AsyncClient, CallFailed, Client, Event, Invalid, NotFound, ToolfleetError, Unauthorized, Unreachable, types
 from toolfleet._async import AsyncFuture
-from toolfleet._common import Decoder
+from toolfleet._common import Decoder, may_repeat, pause, problem_of
 
 from conftest import COORDINATOR, ROOT, Server, model, until
 
@@ -247,6 +247,15 @@ def test_a_stream_continues_after_kill_9_of_the_server(workspace: Path, tmp_path
         assert [e.id for e in seen] == whole
         assert session.turn is not None and session.turn.result().text == "All."
     server.kill()
+
+
+def test_any_retry_after_of_a_proxy_is_read() -> None:
+    for said, least, most in (("2", 2.0, 2.0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0, 0.0)):
+        error = problem_of(httpx.Response(503, headers={"Retry-After": said}, text="away"))
+        assert error.retry_after is not None and least <= error.retry_after <= most
+    for said in (b"", b"soon", b"1.5", b"-1", b"\xb2", b"Wed, 99 Oct 2015 07:28:00 GMT", b"9" * 400):
+        error = problem_of(httpx.Response(503, headers=[(b"Retry-After", said)], text="away"))
+        assert error.code == "unreachable" and may_repeat(error) and pause(0, error) <= 5
 
 
 def test_a_wait_survives_kill_9_of_the_server(workspace: Path, tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ from agents.sandbox.errors import (
 from agents.sandbox.snapshot import LocalSnapshotSpec
 from agents.sandbox.types import User
 
-from toolfleet.openai_sandbox import FleetSandboxClient, FleetSandboxClientOptions, FleetSandboxSessionState
+from toolfleet import openai_sandbox
+from toolfleet.openai_sandbox import FleetSandboxClient, FleetSandboxClientOptions, FleetSandboxSession, FleetSandboxSessionState
 
 
 def run(body: Callable[[AsyncClient, FleetSandboxClient], Awaitable[None]]) -> None:
@@ -38,6 +39,29 @@ def run(body: Callable[[AsyncClient, FleetSandboxClient], Awaitable[None]]) -> N
             await body(client, FleetSandboxClient(client))
 
     asyncio.run(main())
+
+
+def test_output_that_no_update_asks_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = 32 << 10
+    monkeypatch.setattr(openai_sandbox, "_UNREAD", bound)
+
+    async def body(_: AsyncClient, sandboxes: FleetSandboxClient) -> None:
+        async with await sandboxes.create() as sandbox:
+            inner = sandbox._inner
+            assert isinstance(inner, FleetSandboxSession)
+            update = await sandbox.pty_exec_start("yes", yield_time_s=0.1)
+            assert update.process_id is not None
+            started = inner._started[update.process_id]
+            for _ in range(1200):
+                if started._lost > 8 * bound:
+                    break
+                await asyncio.sleep(0.05)
+            assert started._lost > 8 * bound and len(started._output) <= 2 * bound
+            update = await sandbox.pty_write_stdin(session_id=update.process_id, chars="", yield_time_s=0.1)
+            assert update.output.startswith(b"[") and b" bytes left out]" in update.output[:40]
+            await sandbox.pty_terminate_all()
+
+    run(body)
 
 
 def test_commands_and_files() -> None:

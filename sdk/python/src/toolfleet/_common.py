@@ -183,14 +183,19 @@ def token_of(token: str | None, token_file: str | Path | None) -> str | None:
     return Path(token_file).read_text().strip()
 
 
+def seconds_of(after: str) -> float | None:
+    """How long Retry-After asks to wait; None if it says nothing that is known: it may be of a proxy."""
+    try:
+        if after.isdigit():
+            return float(after)
+        return max(0.0, email.utils.parsedate_to_datetime(after).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
 def problem_of(answer: httpx.Response) -> APIError:
     """The error of an answer whose body has been read."""
-    after = answer.headers.get("Retry-After", "")
-    seconds: float | None = None
-    if after.isdigit():
-        seconds = float(after)
-    elif after and (when := email.utils.parsedate_to_datetime(after)):
-        seconds = max(0.0, when.timestamp() - time.time())
+    seconds = seconds_of(answer.headers.get("Retry-After", ""))
     try:
         problem = answer.json()
         if not isinstance(problem, dict) or "code" not in problem:

@@ -56,6 +56,9 @@ _PIECE = 64 << 10
 # How much of a file is read by one command: less than what a result has of the output.
 _READ = 64 << 10
 
+# How much of what a command writes waits for the agent's next update: the last of it.
+_UNREAD = 1 << 20
+
 
 class FleetSandboxClientOptions(BaseSandboxClientOptions):
     """What the calls of a sandbox need."""
@@ -184,7 +187,7 @@ class FleetSandboxSession(BaseSandboxSession):
         started = self._started[number]
         await asyncio.wait({started.ending}, timeout=max(0.0, seconds))
         ended: ExecResult | None = None
-        output = bytes(started.output)
+        output = started.unread()
         if started.ending.done():
             del self._started[number]
             try:
@@ -195,7 +198,6 @@ class FleetSandboxSession(BaseSandboxSession):
             if not started.seen:  # live output can have gaps, the result has none
                 combined = result.value.get("combined")
                 output = ended.stdout + ended.stderr if combined is None else _output(combined)
-        started.output.clear()
         started.seen = True
         text, count = formatted_truncate_text_with_token_count(output.decode(errors="replace"), tokens)
         return PtyExecUpdate(None if ended else number, text.encode(), ended.exit_code if ended else None, count)
@@ -293,14 +295,25 @@ class _Started:
 
     def __init__(self, command: Sequence[str], future: AsyncFuture) -> None:
         self.command, self.future = command, future
-        self.output = bytearray()
+        self._output, self._lost = bytearray(), 0
         self.seen = False  # whether the agent has got an update
         self.ending = asyncio.ensure_future(self._follow())
 
     async def _follow(self) -> Result:
         async for piece in self.future.output():
-            self.output += piece.data
+            self._output += piece.data
+            if len(self._output) > 2 * _UNREAD:
+                self._lost += len(self._output) - _UNREAD
+                del self._output[:-_UNREAD]
         return await self.future.wait()
+
+    def unread(self) -> bytes:
+        """What it has written since the last time, and how much before that did not fit."""
+        lost = f"[{self._lost} bytes left out]\n".encode() if self._lost else b""
+        output = lost + bytes(self._output)
+        self._output.clear()
+        self._lost = 0
+        return output
 
 
 class FleetSandboxClient(BaseSandboxClient[FleetSandboxClientOptions | None]):
