@@ -114,10 +114,14 @@ func (u *ui) calls(ctx context.Context, w http.ResponseWriter, r *http.Request) 
 	}
 	p.Statuses, p.Times = chosen(p.Statuses, q.Get("status")), chosen(p.Times, q.Get("since"))
 	for _, name := range append(slices.Clone(callFilters), "status", "since") {
-		if q.Get(name) == "" {
+		value := q.Get(name)
+		switch {
+		case value == "":
 			continue
+		case name == "status":
+			value = report.StateWords(value)
 		}
-		p.Filters = append(p.Filters, filter{name, strings.ReplaceAll(q.Get(name), "_", " "), p.to(name, "")})
+		p.Filters = append(p.Filters, filter{name, value, p.to(name, "")})
 	}
 	if err == nil {
 		p.CallLog, err = u.Client.Calls(ctx, query)

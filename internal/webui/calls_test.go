@@ -45,6 +45,10 @@ func TestCalls_AreFound(t *testing.T) {
 		status, _, _ := s.get("/calls?" + query)
 		require.Equal(t, 422, status, query)
 	}
+	_, body, _ = s.get("/calls?tool=read_file&status=not_ok&after=")
+	for _, text := range []string{`href="/ui/calls?status=not_ok"`, "tool: read_file", `href="/ui/calls?tool=read_file"`, "status: not ok"} {
+		require.Contains(t, body, text)
+	}
 	_, body, _ = s.get("/calls?tool=bash&text=made")
 	status, body, _ := s.get("/calls/" + idOfCall(t, body))
 	require.Equal(t, 200, status)
