@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -93,11 +94,11 @@ func TestReader_ShowsWhatThereIs(t *testing.T) {
 type impatient struct {
 	jetstream.Stream
 
-	left int
+	left atomic.Int64
 }
 
 func (i *impatient) GetMsg(ctx context.Context, sequence uint64, options ...jetstream.GetMsgOpt) (*jetstream.RawStreamMsg, error) {
-	if i.left--; i.left < 0 {
+	if i.left.Add(-1) < 0 {
 		return nil, context.DeadlineExceeded
 	}
 	return i.Stream.GetMsg(ctx, sequence, options...)
@@ -117,7 +118,9 @@ func TestKnown_OfALongSession(t *testing.T) {
 	whole := reader.events
 	for try := 0; ; try++ {
 		require.Less(t, try, 10)
-		reader.events = &impatient{whole, 5}
+		bounded := &impatient{Stream: whole}
+		bounded.left.Store(5)
+		reader.events = bounded
 		info, err := reader.Show(t.Context(), "long")
 		if err == nil {
 			require.Equal(t, turns, info.Turns)
