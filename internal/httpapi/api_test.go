@@ -107,6 +107,19 @@ func TestCalls_ACallIsSentAndItsResultRead(t *testing.T) {
 
 // A call counts in the quota of its tenant, with a key of the client or without; one that is
 // repeated is not refused.
+// The text of a result is what a model would read, also of a call to which the client gave no id.
+func TestCalls_TheTextOfAResultIsThatOfItsTool(t *testing.T) {
+	t.Parallel()
+	s := start(t, nil)
+	for _, headers := range [][]string{nil, {"Idempotency-Key", "mine"}} {
+		var sent, read httpapi.CallState
+		require.Equal(t, 202, s.ask(t, "POST", "/v1/calls?wait_ms=60000", `{"tool": "bash", "arguments": {"command": "echo hi"}, "session_id": "s"}`, &sent, headers...))
+		require.Equal(t, 200, s.ask(t, "GET", "/v1/calls/s/"+string(sent.CallID), "", &read))
+		require.Equal(t, "hi\n", sent.Result.Text)
+		require.Equal(t, sent, read)
+	}
+}
+
 func TestCalls_AQuotaOfATenantRefusesMore(t *testing.T) {
 	t.Parallel()
 	s := start(t, nil)

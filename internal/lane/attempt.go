@@ -431,9 +431,7 @@ func (l *heldLane) settle(e *core.Entry, r *protocol.Result) bool {
 		r.QueueMS = core.Millis(l.holder.clock.Age(e.Accepted))
 	}
 	r.FinishedAt = time.Now().UTC()
-	if r.Digest = e.Call.Digest; r.Digest != "" {
-		r.Tool = e.Call.Tool
-	}
+	r.Tool, r.Digest = e.Call.Tool, e.Call.Digest
 	r.Sequence, r.Epoch = e.Seq, l.claim.epoch.Load()
 	r.Tries = slices.DeleteFunc(slices.Clone(e.Tries), func(t protocol.Try) bool { return t.Attempt == r.Attempt })
 	if !l.retry("result cannot be stored", func() error {

@@ -131,7 +131,7 @@ type Result struct {
 	StoreMS    float64   `json:"store_ms,omitempty"`
 	Waits      Waits     `json:"waits,omitzero"`
 	FinishedAt time.Time `json:"finished_at"`
-	// Tool and Digest are those of the call, if it had a Digest.
+	// Tool and Digest are those of the call.
 	Tool   string `json:"tool,omitempty"`
 	Digest string `json:"digest,omitempty"`
 	// Kept is set when more of Value is kept than a reader may be shown, or Value has.
