@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Clients that generators of others make of docs/openapi.json run one scenario against a coordinator: each folder has
-# a run.sh, which gets the address and the token as variables. Folders as arguments; default: all.
+# Clients that generators of others make of docs/openapi.json, and the SDKs, run one scenario against a coordinator: each
+# folder has a run.sh, which gets the address and the token as variables. Folders as arguments; default: all.
 set -euo pipefail
 coordinator=$(realpath "$1")
 shift

@@ -29,6 +29,14 @@ assert.equal(ended.data?.result?.text, "hi\n");
 const file = await client.GET("/v1/sessions/{session}/file", { params: { path: { session }, query: { path: "made.txt" } }, parseAs: "text" });
 assert.equal(file.data as unknown, "by the modelmore\n");
 
+const exported = await client.GET("/v1/sessions/{session}/export", { params: { path: { session } }, parseAs: "text" });
+const copy = `${session}-copy`;
+const imported = await client.POST("/v1/sessions/{session}/import", {
+  params: { path: { session: copy } }, body: exported.data!, bodySerializer: (body) => body, headers: { "Content-Type": "application/x-ndjson" },
+});
+assert.equal(imported.response.status, 201);
+assert.equal((await client.GET("/v1/sessions/{session}", { params: { path: { session: copy } } })).data?.session_id, copy);
+
 const lanes = await client.GET("/v1/lanes");
 assert.ok(Array.isArray(lanes.data?.lanes));
 
