@@ -32,7 +32,7 @@ type OutputPiece struct {
 	Stream  string          `json:"stream" enum:"stdout,stderr"`
 	Data    []byte          `json:"data" doc:"In base64."`
 	Attempt int             `json:"attempt" doc:"Start of the call that wrote it, from 1."`
-	Gap     bool            `json:"gap,omitempty" doc:"Something before it was lost, or written while nobody followed; the result has it."`
+	Gap     bool            `json:"gap,omitempty" doc:"Something before it was lost, or written before the client followed; the result has it."`
 }
 
 // Lost says that live messages were lost.

@@ -1817,7 +1817,7 @@ export interface components {
             call_id: string;
             /** @description In base64. */
             data: string;
-            /** @description Something before it was lost, or written while nobody followed; the result has it. */
+            /** @description Something before it was lost, or written before the client followed; the result has it. */
             gap?: boolean;
             /** @enum {string} */
             stream: "stdout" | "stderr";

@@ -828,7 +828,7 @@ class _OutputPiece(TypedDict):
 
 class OutputPiece(_OutputPiece, total=False):
     gap: bool
-    """Something before it was lost, or written while nobody followed; the result has it."""
+    """Something before it was lost, or written before the client followed; the result has it."""
 
 
 class _Parent(TypedDict):
