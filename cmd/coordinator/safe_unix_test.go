@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -88,7 +89,7 @@ func TestSession_FilesDoNothingToATerminal(t *testing.T) {
 	}{
 		"files":       {session("files", "s-1", named), "evil" + shown, named},
 		"files all":   {session("files", "s-1"), quoted, quoted},
-		"diff":        {session("diff", "s-1", calls[0].Calls[0]), "evil" + shown + "\r\n", "+++ b/" + named + "\n"},
+		"diff":        {session("diff", "s-1", calls[0].Calls[0]), "evil" + shown + "\r\n", "+++ " + strconv.Quote("b/"+named) + "\n"},
 		"diff --json": {session("diff", "--json", "s-1", calls[0].Calls[0]), escaped, escaped},
 		"log":         {session("log", "s-1"), "evil" + shown, "evil" + shown},
 		"log --json":  {session("log", "--json", "s-1"), escaped, escaped},
