@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"math"
 	"slices"
 	"time"
 
@@ -48,6 +49,9 @@ const (
 	maxRange      = 4 * rangeMessages
 	// walkGaps is how many gaps between the last messages say how wide ranges are.
 	walkGaps = 32
+	// lastSequence is behind all messages of any stream, and ranges that begin there have an end. A
+	// client may name any sequence.
+	lastSequence = math.MaxUint64 / 2
 )
 
 // NewWalk returns a walk that begins with the first message at or behind a sequence. It sends at
@@ -57,7 +61,7 @@ func NewWalk(from uint64, most int, next func(ctx context.Context, seq uint64) (
 	if most <= 0 {
 		most = walkRanges
 	}
-	return &Walk{next: next, most: most, at: max(from, 1)}
+	return &Walk{next: next, most: most, at: min(max(from, 1), lastSequence)}
 }
 
 // Read returns the next messages, at most so many, and whether there may be more behind them. What

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -200,5 +201,17 @@ func TestMessages_AreAllThere(t *testing.T) {
 	cancel()
 	for _, err := range natsio.Messages(ctx, f.NC, stream, wire.EventSubject(f.Name, "s2"), 1) {
 		require.ErrorIs(t, err, context.Canceled)
+	}
+}
+
+// A sequence that no stream reaches, as a client may name it, is behind the last message.
+func TestWalk_BehindEverySequence(t *testing.T) {
+	t.Parallel()
+	s := &stored{all: []uint64{1, 2}}
+	for _, from := range []uint64{3, math.MaxUint64 / 2, math.MaxUint64 - 1, math.MaxUint64} {
+		found, more, err := natsio.NewWalk(from, 0, s.next).Read(t.Context(), 100)
+		require.NoError(t, err, from)
+		require.Empty(t, found, from)
+		require.False(t, more, from)
 	}
 }
