@@ -343,10 +343,10 @@ var words = []struct {
 	write    string
 	comments int
 }{
-	{word(`whoever|nobody|somebody|everybody`), "the actor: the caller, the holder, no worker", 94},
-	{word(`told|tells?|telling|hears?|heard`), "notified, reported, returned, received", 102},
+	{word(`whoever|nobody|somebody|everybody`), "the actor: the caller, the holder, no worker", 52},
+	{word(`told|tells?|telling|hears?|heard`), "notified, reported, returned, received", 57},
 	{word(`places?`), "path, location, directory, position", 118},
-	{word(`beside`), "next to, concurrently with, in addition to", 32},
+	{word(`beside`), "next to, concurrently with, in addition to", 19},
 	{word(`of which|of whom|of whose`), "a sentence of its own", 39},
 	{word(`anew`), "from scratch, again", 5},
 	{word(`goes on|go on|lets? go`), "continues; releases", 36},

@@ -93,9 +93,9 @@ func Load(path, workspace string) ([]loop.Hook, error) {
 	return hooks, nil
 }
 
-// unambiguous returns an error for JSON that names something twice, of which only the last would
-// count: a list of hooks that never runs refuses nothing, and a program that puts the text of a
-// model into what it prints could be made to take back what it has decided.
+// unambiguous returns an error for JSON that names something twice. Only the last one would count:
+// a list of hooks that never runs refuses nothing, and a program that puts the text of a model into
+// what it prints could be made to take back what it has decided.
 func unambiguous(text []byte) error {
 	_, err := jsontext.NewDecoder(bytes.NewReader(text), jsontext.AllowInvalidUTF8(true)).ReadValue()
 	return err
