@@ -106,11 +106,12 @@ func (f *form) send(ctx context.Context) (string, error) {
 	return "", err
 }
 
-// turnOf is the turn that a form begins: its prompt and its files.
+// turnOf is the turn that a form begins: its prompt, its files, and the schema of its answer.
 func turnOf(r *http.Request) (turn fleet.Turn, err error) {
 	if turn.Prompt = textOf(r, "prompt"); strings.TrimSpace(turn.Prompt) == "" {
 		return turn, fmt.Errorf("%w: prompt: must not be empty", fleet.ErrInvalid)
 	}
+	turn.AnswerSchema = json.RawMessage(strings.TrimSpace(textOf(r, "answer_schema"))) // which Submit checks
 	turn.Attachments, err = filesOf(r)
 	return turn, err
 }

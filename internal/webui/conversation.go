@@ -72,6 +72,7 @@ type turn struct {
 	Items   []*item
 	From    int // the first item that is drawn
 
+	schema  bool    // its answer has one
 	at      string  // the id of the event that began it
 	saying  *item   // a reply that is not complete
 	says    int     // the step of that reply
@@ -86,6 +87,7 @@ type turn struct {
 type item struct {
 	Turn, N   int
 	Said      string // by the model
+	IsJSON    bool   // what was said is an answer under a schema, or may be
 	Saying    string // a reply that is not complete
 	Reasoning string
 	User      string // what a person added
@@ -400,7 +402,7 @@ func (c *conversation) add(e *loop.Event, id string) {
 		c.facts = c.version
 		return
 	case loop.EventTurnStarted:
-		t := &turn{Session: c.Session, N: e.Turn, Input: e.Input, By: e.By, Trigger: e.Trigger, Files: e.Attachments, Begun: e.Time, at: id, begun: c.version, foot: c.version}
+		t := &turn{Session: c.Session, N: e.Turn, Input: e.Input, By: e.By, Trigger: e.Trigger, Files: e.Attachments, Begun: e.Time, at: id, begun: c.version, foot: c.version, schema: len(e.AnswerSchema) > 0}
 		c.Turns, c.facts = append(c.Turns, t), c.version
 		return
 	case loop.EventRewound:
@@ -519,6 +521,7 @@ func (c *conversation) reply(t *turn, e *loop.Event) {
 	if t.saying != nil || e.Text != "" || thought != "" {
 		of := c.partial(t, e.Step)
 		of.Said, of.Saying, of.Reasoning, of.Note = e.Text, "", thought, ""
+		of.IsJSON = t.schema && len(e.ToolCalls) == 0 && json.Valid([]byte(e.Text))
 	}
 	t.saying, t.replied, t.unsent = nil, e.Step, nil
 	if e.Usage != nil {
