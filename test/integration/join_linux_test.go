@@ -3,6 +3,7 @@ package integration
 import (
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -84,6 +85,7 @@ func TestJoin_TwoMachines(t *testing.T) {
 		args: append(apart, aYear, "sh", coordinator, worker, script(t, say("Done.")), filepath.Join(t.TempDir(), "machines")), group: true,
 	})
 	require.Zero(t, got.code, got)
+	require.Less(t, patience, 5*time.Minute, "execute bounds all of it by patience")
 	require.Contains(t, got.stdout, "10.77.0.2")
 	require.NotContains(t, got.stdout, "10.77.0.1/32 host LOCAL", "the call ran on the second machine")
 	require.Contains(t, got.stdout, "its authority is another one")
