@@ -173,8 +173,9 @@ http-followers: program ## Follow one session by 1,000 clients, one of which rea
 	FOLLOWERS=1000 go test -tags=$(TAG) ./test/integration -run TestHTTP_FollowersOfAKilledServer -count=1 -timeout=20m -v
 
 .PHONY: http-clients
-http-clients: build ## Run one scenario with the SDKs, and with clients that generators of others make of the HTTP API's description (CLIENT=go for one)
+http-clients: build ## Run one scenario with the SDKs, and with clients that generators of others make of the HTTP API's description (CLIENT=go for one), and docs/go.md word for word
 	test/interop/clients/run.sh bin/coordinator $(CLIENT)
+	$(if $(CLIENT),,TOOLFLEET_INTEGRATION=required go test -tags=$(TAG) ./test/integration -run TestGo_FifteenMinutes -count=1 -timeout=30m -v)
 
 .PHONY: http-overhead
 http-overhead: ## Check that a call over HTTP takes at most 1 ms longer than by the Go client, in the median of 400 pairs in turns
