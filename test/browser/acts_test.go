@@ -46,6 +46,27 @@ func TestActs_OfASession(t *testing.T) {
 		tb.sees("model", "bash")
 		tb.harmless()
 	})
+	t.Run("answer by a schema", func(t *testing.T) {
+		tb.t = t
+		tb.open("/sessions")
+		tb.click("Begin a session")
+		tb.fill("What is to be done", "Who wrote the first program?")
+		tb.fill("Model", s.models["person"])
+		tb.click("Answer by a JSON Schema")
+		tb.fill("Answer schema", `{"type": "object", "required": ["name"]}`)
+		tb.accessible("with the field of the schema open")
+		tb.clickIn("main", "Begin")
+		tb.sees("Your answer is not valid under the schema", `{"name": "*Ada*"}`, "answered")
+		tb.fill("Say more", "And the second one?")
+		tb.click("Answer by a JSON Schema")
+		tb.fill("Answer schema", "{")
+		tb.click("Send")
+		tb.sees("answer schema: ", "not JSON")
+		tb.fill("Answer schema", `{"type": "array"}`)
+		tb.click("Send")
+		tb.sees("And the second one?", `["*Eve*"]`)
+		tb.harmless("422")
+	})
 	t.Run("fork, restore", func(t *testing.T) {
 		tb.t = t
 		begin("Write another note.", "note")

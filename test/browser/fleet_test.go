@@ -160,6 +160,7 @@ func newScene(t *testing.T, more ...string) *scene {
 	}
 	s.models["talks"] = model("talks", step{Text: strings.Join(story, "\n\n"), DelayMS: 5, Calls: []use{shell("t1", lines(80))}}, said("That is all."))
 	s.models["brief"] = model("brief", said("Yes."))
+	s.models["person"] = model("person", said("*Ada*"), said(`{"name": "*Ada*"}`), said(`["*Eve*"]`))
 	agents := t.TempDir()
 	reviewer := model("reviewer", said("I look.", shell("r1", "echo reviewed")), said("I found no bug."))
 	require.NoError(t, os.WriteFile(filepath.Join(agents, "reviewer.md"),
@@ -170,7 +171,7 @@ func newScene(t *testing.T, more ...string) *scene {
 		strings.TrimPrefix(s.receiver.URL, "http://"), "--webhook-plain", "--agents", agents, "--policy", "policy.yaml", "--prices",
 		written(t, "prices.json", `{"as_of": "2026-11-30", "models": {"`+s.models["repair"]+`": {"input": 2, "output": 8, "window": 200000}}}`),
 	}
-	for _, name := range []string{"note", "repair", "fails", "asks", "agents", "slow", "talks", "brief", "twice", "books", "rooms", "parcel"} { // the first one is the default
+	for _, name := range []string{"note", "repair", "fails", "asks", "agents", "slow", "talks", "brief", "twice", "books", "rooms", "parcel", "person"} { // the first one is the default
 		flags = append(flags, "--model", s.models[name])
 	}
 	s.world = newWorld(t, dir, append(flags, more...)...)
