@@ -16,8 +16,8 @@ import (
 )
 
 // TestGo_FifteenMinutes runs docs/go.md word for word: its files and its commands, in an empty
-// folder. Only the module is that of this repository, and ports are those that are free. Go compiles
-// this repository once more, as a dependency, which takes minutes.
+// folder. Only the module is that of this repository, and ports are those that are free. Go
+// compiles this repository once more, as a dependency, which takes minutes.
 func TestGo_FifteenMinutes(t *testing.T) {
 	t.Parallel()
 	const bound = 15 * time.Minute
@@ -51,7 +51,7 @@ case "$*" in
 *) exec %[1]s "$@" ;;
 esac
 `, compiler, root)
-	require.NoError(t, os.WriteFile(filepath.Join(bin, "go"), []byte(wrapper), 0o700)) //nolint:gosec // it is a program
+	require.NoError(t, os.WriteFile(filepath.Join(bin, "go"), []byte(wrapper), 0o700))
 	env := []string{"PATH=" + bin + ":" + os.Getenv("PATH"), "GOFLAGS=-mod=mod -trimpath -buildvcs=false", "CGO_ENABLED=0", "GOWORK=off"}
 	for _, name := range []string{"GOCACHE", "GOMODCACHE", "GOPROXY", "GOTOOLCHAIN"} {
 		value, err := exec.CommandContext(t.Context(), compiler, "env", name).Output()
