@@ -42,12 +42,14 @@ func TestInstructions_OfAWorkspace(t *testing.T) {
 		"empty": {[]func(*testing.T, string){write("AGENTS.md", " \n")}, files{}, ""},
 		"both": {
 			[]func(*testing.T, string){write("CLAUDE.md", "b"), write("AGENTS.md", "a")},
-			files{{Name: "AGENTS.md", Text: "a"}, {Name: "CLAUDE.md", Text: "b"}}, "",
+			files{{Name: "AGENTS.md", Text: "a"}, {Name: "CLAUDE.md", Text: "b"}},
+			"",
 		},
 		"a link": {[]func(*testing.T, string){write("AGENTS.md", "a"), link("AGENTS.md", "CLAUDE.md")}, files{{Name: "AGENTS.md", Text: "a"}}, ""},
 		"out of it": {
 			[]func(*testing.T, string){link(outside, "AGENTS.md"), write("CLAUDE.md", "b")},
-			files{{Name: "CLAUDE.md", Text: "b"}}, "AGENTS.md of the workspace is left out",
+			files{{Name: "CLAUDE.md", Text: "b"}},
+			"AGENTS.md of the workspace is left out",
 		},
 		"long":         {[]func(*testing.T, string){write("AGENTS.md", "x"+long)}, files{{Name: "AGENTS.md", Text: "x" + long[:maxProject-2] + leftOut}}, "larger than 32 KiB"},
 		"just as long": {[]func(*testing.T, string){write("AGENTS.md", long)}, files{{Name: "AGENTS.md", Text: long}}, ""},

@@ -350,7 +350,7 @@ func WithRequest(ctx context.Context) (_ context.Context, end context.CancelFunc
 // EndWithRequest detaches a handle at the end of the request of a context, if it has one.
 func EndWithRequest(ctx context.Context, h *Handle) {
 	if request, is := ctx.Value(requestKey{}).(context.Context); is {
-		context.AfterFunc(request, h.Detach)
+		context.AfterFunc(request, h.Detach) //nolint:contextcheck // that of the request ends
 	}
 }
 

@@ -338,7 +338,7 @@ func TestCalls_AreFollowedByTheirRequestsAlone(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, before+1, active())
 	leave()
-	for range stream { //nolint:revive // until its end
+	for range stream { // until its end
 	}
 	require.Eventually(t, func() bool { return active() == before }, time.Minute, 10*time.Millisecond)
 }

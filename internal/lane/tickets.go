@@ -437,7 +437,7 @@ func (h *Holder) awaitSlot(ready *readyMessage) {
 	case err == nil:
 		h.beginHold(ready)
 	case errors.Is(err, errHeld):
-		h.decline(ready, errHeld) //nolint:contextcheck // it is the end of the wait
+		h.decline(ready, errHeld)
 	default:
 		h.store.Nack(ready.ack, 0)
 	}
@@ -445,7 +445,8 @@ func (h *Holder) awaitSlot(ready *readyMessage) {
 
 // offerDelivered offers a lane that waits for a slot to the other workers until ctx ends: one of
 // them may be idle, and the consumer has delivered the lane here. It ends ctx with errHeld when one
-// has claimed the lane. All workers get each offer, so a lane that has its turn soon is not offered.
+// has claimed the lane. All workers get each offer, so a lane that has its turn soon is not
+// offered.
 func (h *Holder) offerDelivered(ctx context.Context, ready *readyMessage, leave context.CancelCauseFunc) {
 	if !pause.For(ctx, offerPeriod) {
 		return

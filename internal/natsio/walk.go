@@ -228,7 +228,7 @@ func deliver(
 	}
 	delivered := uint64(0)
 	config := jetstream.ConsumerConfig{FilterSubjects: []string{subject}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: behind}
-	batch := uint64(max(1, min(lastBatch, walkBytes/max(walk.largest, 1)))) //nolint:gosec // it is positive
+	batch := uint64(max(1, min(lastBatch, walkBytes/max(walk.largest, 1))))
 	_ = each(ctx, stream, config, batch, func(msg jetstream.Msg) error {
 		about, err := msg.Metadata()
 		if err != nil {

@@ -195,8 +195,8 @@ func (f Files) Changes(ctx context.Context, id protocol.SessionID) ([]report.Cha
 	return history, nil
 }
 
-// Diff says what a call changed, or with "" all calls of the session together: a line for each path,
-// and the difference of texts.
+// Diff says what a call changed, or with "" all calls of the session together: a line for each
+// path, and the difference of texts.
 func (f Files) Diff(ctx context.Context, id protocol.SessionID, call protocol.CallID) (string, error) {
 	if err := f.may(ctx, judge.See, id); err != nil {
 		return "", err

@@ -207,10 +207,12 @@ func realistic() []loop.Event {
 		ResultFields: loop.ResultFields{Error: protocol.Errorf(codes.UnknownTool, "there is no tool of this name")},
 	}, 0, 0)
 	r.result(loop.Event{
-		CallFields: loop.CallFields{Index: 0, Name: "bash"}, ResultFields: loop.ResultFields{WorkerID: "worker-b", Attempt: 1, Error: protocol.Errorf(protocol.CodeRunTimeout,
-			"The call ran longer than 2s and was stopped."),
+		CallFields: loop.CallFields{Index: 0, Name: "bash"}, ResultFields: loop.ResultFields{
+			WorkerID: "worker-b", Attempt: 1, Error: protocol.Errorf(protocol.CodeRunTimeout,
+				"The call ran longer than 2s and was stopped."),
 			Content: "[timeout: run_timeout]\nThe call ran longer than 2s and was stopped.\nNext: do less in one call.\nPartial output:\n" +
-				strings.Repeat("ok  \twordstats/text\t0.003s\n", 5000) + "[stopped: it ran out of its time]"}, Status: "timeout",
+				strings.Repeat("ok  \twordstats/text\t0.003s\n", 5000) + "[stopped: it ran out of its time]",
+		}, Status: "timeout",
 	}, 0.75, 2003)
 
 	r.reply("", `bash {"command":"cat evil.txt"}`)

@@ -60,7 +60,7 @@ func (u *ui) live(_ context.Context, w http.ResponseWriter, r *http.Request) err
 			return nil
 		}
 		if k, leave, err = u.watch(ctx, idOf(r)); err != nil {
-			return nil //nolint:nilerr // it was removed: the browser connects again, and is told
+			return nil // it was removed: the browser connects again, and then gets the error
 		}
 	}
 	defer leave()

@@ -283,8 +283,8 @@ type Frames struct {
 }
 
 // Missed adds a frame, and reports whether the reader has missed one between it and the one before,
-// or the beginning of the attempt. That an attempt has started, which its first frame says, does not
-// count.
+// or the beginning of the attempt. That an attempt has started, which its first frame says, does
+// not count.
 func (f *Frames) Missed(next *Frame) bool {
 	if next.Attempt != f.attempt {
 		*f = Frames{next.Attempt, 1}

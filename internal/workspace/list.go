@@ -222,8 +222,8 @@ func (s *Store) Change(ctx context.Context, lane wire.LaneHash, call protocol.Ca
 	return before, tree.Tree, err
 }
 
-// Whole returns the files with which a lane's workspace began, which a fork has from its origin, and
-// the current ones. The error wraps [ErrNone] when no checkpoint covers a call.
+// Whole returns the files with which a lane's workspace began, which a fork has from its origin,
+// and the current ones. The error wraps [ErrNone] when no checkpoint covers a call.
 func (s *Store) Whole(ctx context.Context, lane wire.LaneHash) (before, after snapshot.Tree, err error) {
 	if _, err := s.find(ctx, lane, ""); err != nil {
 		return nil, nil, err

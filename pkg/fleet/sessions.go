@@ -351,7 +351,8 @@ func (s Sessions) Follow(ctx context.Context, id protocol.SessionID, observe, as
 
 // Output shows what the running calls of a session write, until stop. observe gets one piece at a
 // time, from other goroutines; nil ignores them. Output is live, and some may be lost, also while
-// the connection is: it continues when the client has connected again. After Close nothing comes. The end of ctx does not end it.
+// the connection is: it continues when the client has connected again. After Close nothing comes.
+// The end of ctx does not end it.
 func (s Sessions) Output(ctx context.Context, id protocol.SessionID, observe func(protocol.CallID, Output)) (stop func(), err error) {
 	if _, err := protocol.ParseSessionID(string(id)); err != nil {
 		return nil, invalid(err)

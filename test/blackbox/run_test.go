@@ -66,8 +66,9 @@ func TestRun_LawsHoldForHandlers(t *testing.T) {
 	run(t, s)
 }
 
-// TestRun_LawsHoldForTools: calls are run by a tool in Python or TypeScript, whose server is killed,
-// too. The checks of the SDKs run it (sdk/python/scripts/check.sh, sdk/typescript/check.sh).
+// TestRun_LawsHoldForTools: calls are run by a tool in Python or TypeScript, whose server is
+// killed, too. The checks of the SDKs run it (sdk/python/scripts/check.sh,
+// sdk/typescript/check.sh).
 func TestRun_LawsHoldForTools(t *testing.T) {
 	t.Parallel()
 	if *serve == "" {
@@ -309,13 +310,14 @@ func (f *fleet) close() {
 func (f *fleet) killNowAndThen(ctx context.Context) {
 	for n := 0; f.fault == nil && pause(ctx, f.pause/2+time.Duration(f.random.Int64N(int64(f.pause)))); n++ {
 		k := kill{what: "worker", from: time.Now()}
-		if n%4 == 1 {
+		switch {
+		case n%4 == 1:
 			k.what = "server"
 			end(f.server)
 			f.fault = f.startServer(context.WithoutCancel(ctx))
-		} else if n%4 == 2 && f.endTool() {
+		case n%4 == 2 && f.endTool():
 			k.what = killedTool
-		} else {
+		default:
 			i := f.random.IntN(len(f.workers))
 			end(f.workers[i])
 			f.workers = append(f.workers[:i], f.workers[i+1:]...)

@@ -29,7 +29,8 @@ func TestHostile_TextsDoNothing(t *testing.T) {
 	text := strings.Join(hostile, "\n\n")
 	evil := script(t, "evil", step{Text: text, DelayMS: 2, Calls: []use{
 		shell("c1", "cat <<'END'\n"+text+"\nEND\nsleep 1; head -c 2000000 /dev/zero | tr '\\0' x"),
-		{"c2", "write", object{"path": "evil.html", "content": text}}, {"c3", "bash", object{"command": "exit 1; " + text}},
+		{"c2", "write", object{"path": "evil.html", "content": text}},
+		{"c3", "bash", object{"command": "exit 1; " + text}},
 	}}, said(text+strings.Repeat("x", 1<<20)), said(text))
 	s := newScene(t, "--model", evil)
 	tb := s.tab(t)

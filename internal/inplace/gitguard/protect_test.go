@@ -237,13 +237,15 @@ func TestAside_GitRunsNothingOfNewRepositories(t *testing.T) {
 		"in a repository": {
 			commit,
 			"git init -q sub; git -C sub commit -q --allow-empty -m s; git -C sub config core.fsmonitor " + evil + "; git -c advice.addEmbeddedRepo=false add sub",
-			"git status", []string{"sub/.git/config: core.fsmonitor"},
+			"git status",
+			[]string{"sub/.git/config: core.fsmonitor"},
 		},
 		"a file .git": {
 			commit,
 			"git init -q --separate-git-dir=elsewhere sub; git -C sub commit -q --allow-empty -m s; git -C sub config core.fsmonitor " +
 				evil + "; git -c advice.addEmbeddedRepo=false add sub",
-			"git status", []string{"elsewhere/config: core.fsmonitor"},
+			"git status",
+			[]string{"elsewhere/config: core.fsmonitor"},
 		},
 		"bare": {
 			"mkdir sub", "git init -q --bare sub/b; git -C sub/b config alias.st '!" + ran + "'", "cd sub/b && git st", []string{"sub/b/config: alias.st"},
@@ -251,26 +253,31 @@ func TestAside_GitRunsNothingOfNewRepositories(t *testing.T) {
 		"settings elsewhere": {
 			"true",
 			commit + "mkdir other; mv .git/config .git/objects .git/refs other; git config -f other/config core.fsmonitor " + evil + "; echo ../other > .git/commondir",
-			"git status", []string{"other/config: core.fsmonitor"},
+			"git status",
+			[]string{"other/config: core.fsmonitor"},
 		},
 		"of a worktree": {
 			"true",
 			commit + "git config extensions.worktreeConfig true; git config -f .git/config.worktree core.fsmonitor " + evil,
-			"git status", []string{".git/config.worktree: core.fsmonitor"},
+			"git status",
+			[]string{".git/config.worktree: core.fsmonitor"},
 		},
 		"an include": {
 			"true",
 			"git init -q; git config -f x core.fsmonitor " + evil + "; git config include.path ../x",
-			"git status", []string{".git/config: include.path"},
+			"git status",
+			[]string{".git/config: include.path"},
 		},
 		"hooks elsewhere": {
 			"true", commit + "mkdir h; " + hook("h/pre-commit") + "; git config core.hooksPath h",
-			"git commit -q --allow-empty -m x", []string{".git/config: core.hookspath"},
+			"git commit -q --allow-empty -m x",
+			[]string{".git/config: core.hookspath"},
 		},
 		"a link to hooks": {
 			"true",
 			commit + "mkdir h; " + hook("h/pre-commit") + "; rm -r .git/hooks; ln -s ../h .git/hooks",
-			"git commit -q --allow-empty -m x", []string{".git/hooks"},
+			"git commit -q --allow-empty -m x",
+			[]string{".git/hooks"},
 		},
 		"a linked hook": {
 			"true", commit + hook("h") + "; ln -s ../../h .git/hooks/pre-commit", "git commit -q --allow-empty -m x", []string{".git/hooks/pre-commit"},
@@ -281,26 +288,31 @@ func TestAside_GitRunsNothingOfNewRepositories(t *testing.T) {
 		"below logs": {
 			"mkdir -p logs",
 			"git init -q logs; echo 'ref: refs/heads/main' > HEAD; mkdir objects refs; git -C logs config core.fsmonitor " + evil,
-			"git -C logs status", []string{"logs/.git/config: core.fsmonitor"},
+			"git -C logs status",
+			[]string{"logs/.git/config: core.fsmonitor"},
 		},
 		"behind a file .git that leads nowhere": {
 			"true",
 			"mkdir a; echo 'gitdir: nowhere' > a/.git; git init -q b; git -C b config core.fsmonitor " + evil,
-			"git -C b status", []string{"b/.git/config: core.fsmonitor"},
+			"git -C b status",
+			[]string{"b/.git/config: core.fsmonitor"},
 		},
 		"a file .git with a NUL": {
 			"true",
 			"git init -q --separate-git-dir=elsewhere sub; git -C elsewhere config core.fsmonitor " + evil + "; printf 'gitdir: ../elsewhere\\0x\\n' > sub/.git",
-			"git -C sub status", []string{"elsewhere/config: core.fsmonitor"},
+			"git -C sub status",
+			[]string{"elsewhere/config: core.fsmonitor"},
 		},
 		"in the place of one that was there": {
 			"git init -q lib", "mv lib moved; git init -q lib; git -C lib config core.fsmonitor " + evil,
-			"git -C lib status", []string{"lib/.git/config: core.fsmonitor"},
+			"git -C lib status",
+			[]string{"lib/.git/config: core.fsmonitor"},
 		},
 		"behind many versions": {
 			"true",
 			"git init -q; git config core.fsmonitor " + evil + "; cd .git; touch config.set-aside; for i in $(seq 2 100); do touch config.$i.set-aside; done",
-			"git status", []string{".git/config: core.fsmonitor"},
+			"git status",
+			[]string{".git/config: core.fsmonitor"},
 		},
 		"one key of two values": {
 			"true",

@@ -320,13 +320,15 @@ func TestTracked(t *testing.T) {
 		"a split index":  {commit + "git update-index --split-index; touch b; git add b", "", []string{"a.txt", "b"}},
 		"long names": {
 			"git init -q; d=$(printf 'd%.0s' $(seq 200)); p=$(printf \"$d/%.0s\" $(seq 25)); for f in x y; do git update-index --add --cacheinfo 100644,$(git hash-object -w --stdin </dev/null),$p$f; done; test ${#p} -gt 4095; git rm -q --cached ${p}y; git update-index --add --cacheinfo 100644,$(git hash-object --stdin </dev/null),b",
-			"", []string{"b", strings.Repeat(strings.Repeat("d", 200)+"/", 25) + "x"},
+			"",
+			[]string{"b", strings.Repeat(strings.Repeat("d", 200)+"/", 25) + "x"},
 		},
 		"version 4": {"git init -q; mkdir -p d/e; touch a d/e/b d/e/bc d/f; git add .; git update-index --index-version 4", "", []string{"a", "d/e/b", "d/e/bc", "d/f"}},
 		"flags":     {"git init -q; touch a b ccccc; git add a b; git add -N ccccc; git update-index --skip-worktree a", "", []string{"a", "b", "ccccc"}},
 		"split again": {
 			commit + "git update-index --split-index; touch b; git add b; git update-index --split-index; touch c; git add c; git rm -q --cached a.txt",
-			"", []string{"b", "c"},
+			"",
+			[]string{"b", "c"},
 		},
 		"with caches":   {commit + "git update-index --untracked-cache; git config index.threads 4; touch b; git add b; git status", "", []string{"a.txt", "b"}},
 		"other digests": {"git init -q --object-format=sha256; touch b; git add b", "", []string{"b"}},
@@ -334,7 +336,8 @@ func TestTracked(t *testing.T) {
 		"strange names": {"git init -q; touch ' a' 'ö\n\tx'; git add .", "", []string{" a", "ö\n\tx"}},
 		"sparse": {
 			commit + "mkdir in out; touch in/i out/o; git add .; git commit -qm 2; git sparse-checkout init --cone --sparse-index; git sparse-checkout set in",
-			"", []string{"a.txt", "in/i", "out"},
+			"",
+			[]string{"a.txt", "in/i", "out"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

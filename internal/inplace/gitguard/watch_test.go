@@ -62,12 +62,14 @@ func TestFindings_WhatGitRunsIsFound(t *testing.T) {
 	}{
 		"hook": {
 			commit, "echo 'exec " + ran + "' | sed '1i#!/bin/sh' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit",
-			"git commit -q --allow-empty -m x", "", []string{".git/hooks/pre-commit: a hook"},
+			"git commit -q --allow-empty -m x", "",
+			[]string{".git/hooks/pre-commit: a hook"},
 		},
 		"below logs": {
 			"mkdir logs",
 			"echo 'ref: refs/heads/main' > HEAD; mkdir objects refs; git init -q logs; git -C logs config core.fsmonitor '" + ran + ";true'",
-			"git -C logs status", "", []string{"logs/.git/config: core.fsmonitor"},
+			"git -C logs status", "",
+			[]string{"logs/.git/config: core.fsmonitor"},
 		},
 		"behind a long line": {
 			commit + "git config filter.x.clean '" + ran + ";cat'",
@@ -85,7 +87,8 @@ func TestFindings_WhatGitRunsIsFound(t *testing.T) {
 		"another directory of settings": {
 			commit,
 			"cp -r .git evil; git config -f evil/config core.fsmonitor '" + ran + ";true'; echo ../evil > .git/commondir",
-			"git status", "", []string{"evil/config: core.fsmonitor"},
+			"git status", "",
+			[]string{"evil/config: core.fsmonitor"},
 		},
 		"settings of a worktree": {
 			commit + "git config extensions.worktreeConfig true",
@@ -99,13 +102,15 @@ func TestFindings_WhatGitRunsIsFound(t *testing.T) {
 		},
 		"a script that husky runs": {
 			commit + "git config core.hooksPath .husky/_; mkdir -p .husky/_; printf '#!/bin/sh\nsh -e .husky/pre-commit\n' > .husky/_/pre-commit; chmod +x .husky/_/pre-commit; echo true > .husky/pre-commit",
-			"echo '" + ran + "' > .husky/pre-commit", "git commit -q --allow-empty -m x", "", []string{".husky/pre-commit: a hook"},
+			"echo '" + ran + "' > .husky/pre-commit", "git commit -q --allow-empty -m x", "",
+			[]string{".husky/pre-commit: a hook"},
 		},
 		"hooks of a push": {
 			commit + "git config core.hooksPath h; git config receive.denyCurrentBranch ignore",
 			"mkdir .git/h; printf '#!/bin/sh\n" + ran + "\n' > .git/h/post-receive; chmod +x .git/h/post-receive",
 			"rm -rf ../clone; git clone -q . ../clone; git -C ../clone -c core.hooksPath=/none commit -q --allow-empty -m $RANDOM; git -C ../clone -c core.hooksPath=/none push -q origin +HEAD:x",
-			"", []string{".git/h/post-receive: a hook"},
+			"",
+			[]string{".git/h/post-receive: a hook"},
 		},
 		"a file of settings in the workspace": {
 			commit + "git config include.path ../.gitconfig",
@@ -114,7 +119,8 @@ func TestFindings_WhatGitRunsIsFound(t *testing.T) {
 		},
 		"a program that settings name": {
 			commit + "mkdir tools; echo true > tools/look; chmod +x tools/look; git config core.fsmonitor ./tools/look",
-			"printf '#!/bin/sh\n" + ran + "\n' > tools/look", "git status", "", []string{"tools/look: a program of core.fsmonitor"},
+			"printf '#!/bin/sh\n" + ran + "\n' > tools/look", "git status", "",
+			[]string{"tools/look: a program of core.fsmonitor"},
 		},
 		"a driver of attributes": {
 			commit + "git config filter.x.clean '" + ran + ";cat'",
@@ -124,13 +130,15 @@ func TestFindings_WhatGitRunsIsFound(t *testing.T) {
 		"a repository in the repository": {
 			commit,
 			"git init -q sub; git -C sub commit -q --allow-empty -m s; git -C sub config core.fsmonitor '" + ran + ";true'; git -c advice.addEmbeddedRepo=false add sub",
-			"git status", "", []string{"sub/.git/config: core.fsmonitor"},
+			"git status", "",
+			[]string{"sub/.git/config: core.fsmonitor"},
 		},
 		"a file .git": {
 			commit,
 			"git init -q --separate-git-dir=elsewhere sub; git -C sub commit -q --allow-empty -m s; git -C sub config core.fsmonitor '" +
 				ran + ";true'; git -c advice.addEmbeddedRepo=false add sub",
-			"git status", "", []string{"elsewhere/config: core.fsmonitor"},
+			"git status", "",
+			[]string{"elsewhere/config: core.fsmonitor"},
 		},
 		"a new repository": {
 			"true", "git init -q; git config core.fsmonitor '" + ran + ";true'", "git status", "", []string{".git/config: core.fsmonitor"},
@@ -142,7 +150,8 @@ func TestFindings_WhatGitRunsIsFound(t *testing.T) {
 		},
 		"a repository in the place of that around": {
 			commit + "mkdir sub", "git init -q sub; git -C sub config core.fsmonitor '" + ran + ";true'",
-			"git -C sub status", "sub", []string{".git/config: core.fsmonitor"},
+			"git -C sub status", "sub",
+			[]string{".git/config: core.fsmonitor"},
 		},
 		"a bare repository": {
 			"mkdir sub", "git init -q --bare sub/b; git -C sub/b config alias.st '!" + ran + "'", "cd sub/b && git st", "", []string{"sub/b/config: alias.st"},
@@ -165,12 +174,14 @@ func TestFindings_WhatGitRunsIsFound(t *testing.T) {
 		},
 		"files outside": {
 			"true", "git init -q sub; cd sub; echo x > ran; git add ran; git commit -q -m x; git config core.worktree ../../..",
-			"git -C sub reset -q --hard", "", []string{"sub/.git/config: core.worktree = ../../.."},
+			"git -C sub reset -q --hard", "",
+			[]string{"sub/.git/config: core.worktree = ../../.."},
 		},
 		"files outside by a link": {
 			"true",
 			"git init -q sub; cd sub; echo x > ran; git add ran; git commit -q -m x; ln -s ../.. up; git config core.worktree ../up",
-			"git -C sub reset -q --hard", "", []string{"sub/.git/config: core.worktree = ../up"},
+			"git -C sub reset -q --hard", "",
+			[]string{"sub/.git/config: core.worktree = ../up"},
 		},
 		"files among hooks": {
 			commit,
@@ -188,11 +199,13 @@ func TestFindings_WhatGitRunsIsFound(t *testing.T) {
 			commit, "git config gc.recentObjectsHook '" + ran + "'",
 			"case $(git version) in *' 2.'[123]?.*|*' 2.4'[01].*) " + ran +
 				";; *) git hash-object -w --stdin </dev/null; find .git/objects -type f -exec touch -d -2days {} +; git prune --expire=1.hour.ago;; esac",
-			"", []string{".git/config: gc.recentobjectshook"},
+			"",
+			[]string{".git/config: gc.recentobjectshook"},
 		},
 		"a linked hook": {
 			commit, "printf '#!/bin/sh\n" + ran + "\n' > x; chmod +x x; ln -s ../../x .git/hooks/pre-commit",
-			"git commit -q --allow-empty -m x", "", []string{".git/hooks/pre-commit: a hook"},
+			"git commit -q --allow-empty -m x", "",
+			[]string{".git/hooks/pre-commit: a hook"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

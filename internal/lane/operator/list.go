@@ -334,8 +334,8 @@ func (o *Operator) readStates(ctx context.Context, pool protocol.Pool, found []*
 	return statuses, nil
 }
 
-// silentFor is for how long an incarnation of a worker has not renewed its heartbeat, at least; 0 if
-// that is not known.
+// silentFor is for how long an incarnation of a worker has not renewed its heartbeat, at least; 0
+// if that is not known.
 func (o *Operator) silentFor(ctx context.Context, pool protocol.Pool, id wire.IncarnationID, at time.Time) time.Duration {
 	beat, err := o.store.Heartbeat(ctx, pool, id)
 	if err != nil || beat == nil {

@@ -411,12 +411,12 @@ func TestCall_ALostAnswer(t *testing.T) {
 				require.True(t, is, "%v", err)
 				return fault.Code
 			}
-			if err := call(false); name == "the server refused to run it" {
+			err := call(false)
+			if name == "the server refused to run it" {
 				require.Equal(t, protocol.CodeToolFailed, code(err))
 				return
-			} else {
-				require.Equal(t, protocol.CodeOutcomeUnknown, code(err), err)
 			}
+			require.Equal(t, protocol.CodeOutcomeUnknown, code(err), err)
 			require.Equal(t, int64(1), ran.Load())
 			ran.Store(0)
 			require.NoError(t, call(true), "it may run again")

@@ -133,16 +133,19 @@ func finalErrors(t *testing.T, d *Dialect) {
 		"context length":   {Status(400, `{"error":{"message":"too long","code":"context_length_exceeded"}}`), endpoint.TypeContextLength, []string{"too long"}},
 		"context of vLLM": {
 			Status(400, `{"object":"error","message":"This model's maximum context length is 4096 tokens.","type":"BadRequestError","code":400}`),
-			endpoint.TypeContextLength, []string{"4096"},
+			endpoint.TypeContextLength,
+			[]string{"4096"},
 		},
 		"context of llama": {
 			Status(400, `{"error":{"code":400,"message":"the request exceeds the available context size","type":"exceed_context_size_error"}}`),
-			endpoint.TypeContextLength, []string{"exceeds"},
+			endpoint.TypeContextLength,
+			[]string{"exceeds"},
 		},
 		"filtered prompt": {Status(400, `{"error":{"message":"filtered","code":"content_filter"}}`), endpoint.TypeContentFilter, []string{"filtered"}},
 		"nothing left": {
 			Status(429, `{"error":{"message":"You exceeded your quota","type":"insufficient_quota","code":null}}`),
-			endpoint.TypeQuotaExceeded, []string{"429 Too Many Requests: You exceeded", "billing"},
+			endpoint.TypeQuotaExceeded,
+			[]string{"429 Too Many Requests: You exceeded", "billing"},
 		},
 		"moved":          {Status(304, ""), endpoint.TypeInvalidRequest, []string{"304 Not Modified"}},
 		"unknown end":    {Stream(d.Ended("because", d.Text("a"))...), endpoint.TypeUnfinished, []string{`"because"`}},
@@ -157,11 +160,13 @@ func finalErrors(t *testing.T, d *Dialect) {
 		},
 		"bad request later": {
 			Stream(d.begun(d.Text("a"), `data: {"error":{"message":"bad grammar","type":"invalid_request_error"}}`)...),
-			endpoint.TypeInvalidRequest, []string{"bad grammar"},
+			endpoint.TypeInvalidRequest,
+			[]string{"bad grammar"},
 		},
 		"bad key later": {
 			Stream(d.begun(d.Text("a"), `data: {"error":{"message":"bad key `+Key+`","code":401}}`)...),
-			endpoint.TypeAuthentication, []string{"bad key [redacted]"},
+			endpoint.TypeAuthentication,
+			[]string{"bad key [redacted]"},
 		},
 		"a long message": {Status(400, strings.Repeat("ä\n", 5000)), endpoint.TypeInvalidRequest, []string{"ä ä", "..."}},
 	}

@@ -193,7 +193,8 @@ func originOf(ctx context.Context, f *fleet.Fleet, id protocol.SessionID) (o ori
 	return o, nil
 }
 
-// unknownTenant is the owner of a call whose sender is not known: only the fleet's operator gets it.
+// unknownTenant is the owner of a call whose sender is not known: only the fleet's operator gets
+// it.
 const unknownTenant protocol.Tenant = ""
 
 // senderOf is the tenant of a call in a session that has no owner, which may have calls of several

@@ -390,8 +390,8 @@ func (s *Sender) fail(ctx context.Context, r *receiver, ref reference, about *je
 	return err
 }
 
-// noteUnmade notes that a delivery came for which no attempt was made: what it is about could not be
-// read. The server counts it with the attempts.
+// noteUnmade notes that a delivery came for which no attempt was made: what it is about could not
+// be read. The server counts it with the attempts.
 func (r *receiver) noteUnmade(sequence uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

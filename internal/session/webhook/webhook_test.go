@@ -292,8 +292,8 @@ func TestSender_EachEvent(t *testing.T) {
 	require.Eventually(t, func() bool { return len(whole.list()) == 4 }, patience, 5*time.Millisecond, "turns of every tenant")
 }
 
-// TestSender_CallsWithoutAnOwner: what calls in a session return that has no owner is for the tenant
-// that has proved to have sent them, and for no other one.
+// TestSender_CallsWithoutAnOwner: what calls in a session return that has no owner is for the
+// tenant that has proved to have sent them, and for no other one.
 func TestSender_CallsWithoutAnOwner(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -441,8 +441,8 @@ func TestSender_IsKilledAtEachWrite(t *testing.T) {
 	}
 }
 
-// TestSender_CountsAttempts: a delivery whose event cannot be read for a while has all of its attempts
-// after that.
+// TestSender_CountsAttempts: a delivery whose event cannot be read for a while has all of its
+// attempts after that.
 func TestSender_CountsAttempts(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -197,7 +197,8 @@ func TestText_ListsThatAreCut(t *testing.T) {
 		"list": {protocol.FilesListResult{Entries: entries, Total: 600}, "f000/\n", "[500 of 600 names; ", "use glob with a pattern, or list a subdirectory]"},
 		"glob": {protocol.FilesGlobResult{Paths: paths, Total: 600, Ignored: 3}, "f000\n", "[500 of 600 files; 3 left out by .gitignore; ", "use a narrower pattern or path]"},
 		"tree": {
-			protocol.FilesTreeResult{Entries: inTree, Total: 600, Ignored: 3}, "./\nf000/\n",
+			protocol.FilesTreeResult{Entries: inTree, Total: 600, Ignored: 3},
+			"./\nf000/\n",
 			"[500 of 600 entries; 3 left out by .gitignore; ", "show a subdirectory, or less depth]",
 		},
 		"grep": {

@@ -141,14 +141,16 @@ func TestToolsets_Refusals(t *testing.T) {
 			protocol.CodeInvalidArguments, "opts.cwd: has 1025 characters",
 		},
 		"a content that is none": {
-			"openrath", "write_workspace_file", map[string]any{"path": "a", "content": []int{1}},
+			"openrath", "write_workspace_file",
+			map[string]any{"path": "a", "content": []int{1}},
 			protocol.CodeInvalidArguments, "content must be text for write_workspace_file",
 		},
 		"too many arguments": {
 			"smithers", "bash", map[string]any{"cmd": "a", "args": make([]string, 129)}, protocol.CodeInvalidArguments, "has 129 items, must have 128 or fewer",
 		},
 		"a long argument": {
-			"smithers", "bash", map[string]any{"cmd": "a", "args": []string{strings.Repeat("x", 8193)}},
+			"smithers", "bash",
+			map[string]any{"cmd": "a", "args": []string{strings.Repeat("x", 8193)}},
 			protocol.CodeInvalidArguments, "must have 8192 or fewer",
 		},
 		"a long program":      {"smithers", "bash", map[string]any{"cmd": strings.Repeat("x", 8193)}, protocol.CodeInvalidArguments, "must have 8192 or fewer"},

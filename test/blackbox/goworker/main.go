@@ -22,8 +22,8 @@ type work struct {
 
 func main() { worker.Main(worker.Handle("effect", effect)) }
 
-// effect writes into the directory that the variable EFFECTS names, where commands of a sandbox have
-// their workspace.
+// effect writes into the directory that the variable EFFECTS names, where commands of a sandbox
+// have their workspace.
 func effect(ctx context.Context, call *worker.Call, w work) (_ string, err error) {
 	dir := filepath.Join(os.Getenv("EFFECTS"), "sandboxes", w.Sandbox, "workspace")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
