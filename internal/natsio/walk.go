@@ -184,18 +184,20 @@ func Messages(ctx context.Context, nc *nats.Conn, stream jetstream.Stream, subje
 		return msg, err
 	}
 	return func(yield func(*jetstream.RawStreamMsg, error) bool) {
-		walk, alone, delivered := NewWalk(from, 0, next), false, false
+		most, delivered := walkRanges, false
+		walk := NewWalk(from, most, next)
 		for more, n := true, 0; more; {
 			if n >= deliveredAfter && !delivered {
 				behind, ended := deliver(ctx, nc, stream, subject, walk, yield)
 				if ended {
 					return
 				}
-				walk, delivered = NewWalk(behind, 0, next), true
+				walk, delivered = NewWalk(behind, most, next), true
 			}
 			found, left, err := walk.Read(ctx, walkRanges*rangeMessages)
-			if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && !alone { // they have to share a slow network
-				walk, alone = NewWalk(walk.at, 1, next), true
+			if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && most > 1 { // they have to share a slow network
+				most = 1
+				walk = NewWalk(walk.at, most, next)
 				continue
 			}
 			if err != nil {

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -214,4 +215,48 @@ func TestWalk_BehindEverySequence(t *testing.T) {
 		require.Empty(t, found, from)
 		require.False(t, more, from)
 	}
+}
+
+// slow is a stream behind a network that has room for one answer at a time.
+type slow struct {
+	jetstream.Stream
+
+	n     uint64
+	reads atomic.Int32
+}
+
+func (s *slow) CachedInfo() *jetstream.StreamInfo {
+	return &jetstream.StreamInfo{Config: jetstream.StreamConfig{Replicas: 3}}
+}
+
+func (s *slow) GetMsg(ctx context.Context, seq uint64, _ ...jetstream.GetMsgOpt) (*jetstream.RawStreamMsg, error) {
+	s.reads.Add(1)
+	defer s.reads.Add(-1)
+	if seq > s.n {
+		return nil, jetstream.ErrMsgNotFound
+	}
+	select {
+	case <-time.After(20 * time.Second):
+	case <-ctx.Done():
+	}
+	if s.reads.Load() > 1 {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return &jetstream.RawStreamMsg{Sequence: seq}, nil
+}
+
+// TestMessages_OneAtATimeOnASlowNetwork: where requests that are sent together take too long, each
+// is sent alone, up to the last message.
+func TestMessages_OneAtATimeOnASlowNetwork(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, n := &slow{n: 100}, uint64(0)
+		for msg, err := range natsio.Messages(t.Context(), nil, s, "s", 1) {
+			require.NoError(t, err, n)
+			n++
+			require.Equal(t, n, msg.Sequence)
+		}
+		require.Equal(t, s.n, n)
+	})
 }
