@@ -206,7 +206,7 @@ func (s *Servers) withServer(ctx context.Context, at Surroundings, spec protocol
 		}
 		err = do(l)
 		_, isAnswer := errors.AsType[*jsonrpc.Error](err)
-		isLost := lost(err)
+		isLost, answers := lost(err), false
 		fault, isFault := errors.AsType[*protocol.Error](err)
 		switch {
 		case err == nil:
@@ -220,15 +220,18 @@ func (s *Servers) withServer(ctx context.Context, at Surroundings, spec protocol
 			}
 			return ctx.Err()
 		case isLost: // the SDK takes some for calls that were not sent
+			answers = l.IsRunning() && l.responds(ctx)
 		case isAnswer && l.IsRunning():
 			return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s: %v", spec.Name, err)
 		case l.IsRunning() && l.responds(ctx):
 			return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s: its answer cannot be read: %s", spec.Name, l.hide(err.Error()))
 		}
 		why := l.diagnosis(err) // the next line would be the reason
-		l.Stop(0, nil)
+		if !answers { // else it has other calls, which go on
+			l.Stop(0, nil)
+		}
 		forgotten := errors.Is(err, mcp.ErrSessionMissing) // so the request was not looked at
-		if isLost && !how.again {
+		if isLost && (attempt > 1 || !how.again) {
 			return protocol.Errorf(protocol.CodeOutcomeUnknown, "MCP server %s was called, and its answer was lost (%s)", spec.Name, why)
 		}
 		if attempt > 1 || !how.again && !forgotten {

@@ -425,6 +425,49 @@ func TestCall_ALostAnswer(t *testing.T) {
 	}
 }
 
+// A call whose answer is lost ends no other call of a server that answers.
+func TestCall_ALostAnswerAmongOthers(t *testing.T) {
+	t.Parallel()
+	ran, end := make(chan struct{}), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		request, _ := io.ReadAll(r.Body)
+		answer := odd(request)
+		switch {
+		case r.Method != http.MethodPost:
+			w.WriteHeader(http.StatusMethodNotAllowed)
+			return
+		case strings.Contains(string(request), `"unknown"`):
+			w.WriteHeader(http.StatusGatewayTimeout)
+			return
+		case strings.Contains(string(request), `"numbers"`):
+			close(ran)
+			<-end
+		case answer == "":
+			w.WriteHeader(http.StatusAccepted)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, answer)
+	}))
+	t.Cleanup(server.Close)
+	base := &http.Transport{}
+	t.Cleanup(base.CloseIdleConnections)
+	servers := toolserver.New()
+	defer func() { servers.End(); servers.Wait() }()
+	call := func(tool string) error {
+		_, err := servers.Call(t.Context(), toolserver.Surroundings{HTTP: base}, protocol.MCPCall{Server: protocol.MCPServer{Name: "odd", URL: server.URL}, Tool: tool}, false)
+		return err
+	}
+	long := make(chan error, 1)
+	go func() { long <- call("numbers") }()
+	<-ran
+	fault, is := errors.AsType[*protocol.Error](call("unknown"))
+	require.True(t, is)
+	require.Equal(t, protocol.CodeOutcomeUnknown, fault.Code, fault)
+	close(end)
+	require.NoError(t, <-long)
+}
+
 // A call names itself and its trace to its server, in _meta.
 func TestCall_NamesItsTrace(t *testing.T) {
 	t.Parallel()
