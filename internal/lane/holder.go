@@ -19,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/internal/lane/store"
 	"github.com/toolfleet/toolfleet/internal/natsio"
 	"github.com/toolfleet/toolfleet/internal/system/pause"
+	"github.com/toolfleet/toolfleet/internal/system/recent"
 	"github.com/toolfleet/toolfleet/internal/wire"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
 )
@@ -62,7 +63,9 @@ type intake struct {
 	puller         *puller
 	tickets        *tickets
 	deliveredWaits atomic.Bool // a ready message that was delivered waits for a slot
-	backlog        backlog
+	// taken is how often other workers took ready messages, by their sequences, that waited so.
+	taken   *recent.Cache[uint64, int]
+	backlog backlog
 }
 
 // monitored is what [Holder.monitor] keeps up to date.
@@ -113,7 +116,7 @@ func NewHolder(ctx context.Context, nc *nats.Conn, host Host, o Options) (*Holde
 	}
 	weight := func(tenant protocol.Tenant) float64 { return float64(h.limits.Rules().Weight(tenant)) }
 	h.slots = &slots{size: o.Slots, wake: make(chan struct{}, 1), fair: core.Fair[protocol.Tenant]{Weight: weight}}
-	h.tickets, h.copies = newTickets(h), newCopies(s.NC)
+	h.tickets, h.taken, h.copies = newTickets(h), recent.New[uint64, int](takenReady, 0), newCopies(s.NC)
 	h.awaited = &awaitedCalls{holder: h, wake: make(chan struct{}, 1), calls: map[protocol.CallRef]*awaitedCall{}}
 	h.limits = limits.NewWatch(s.JS, o.Fleet, o.Logger, h.onLimitsChanged)
 	h.peers = &peers{store: s, pool: o.Pool, replace: h.replaceReady, lost: host.OnWorkerLost, lease: lease, origin: o.Origin, byID: map[wire.IncarnationID]*peer{}}

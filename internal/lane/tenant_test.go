@@ -256,3 +256,47 @@ func TestTenant_ABusyWorkerKeepsNoLaneFromAnIdleOne(t *testing.T) {
 	f.await(p, long)
 	f.requireQuiet()
 }
+
+// Law: a lane that only a busy worker can run keeps its place in line there: workers that hand it
+// back get it more and more seldom.
+func TestTenant_ALaneThatOthersHandBackStaysInLine(t *testing.T) {
+	t.Parallel()
+	const lease = 10 * patience
+	f := newFleet(t)
+	p := f.publisher()
+	end := make(chan struct{})
+	busy := f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		select {
+		case <-end:
+		case <-ctx.Done():
+		}
+		return succeed(run)
+	}), lane.Options{Slots: 1, AckWait: lease})
+	long := newCall("s", exclusive("lane-big/0"))
+	long.Tenant = "big"
+	put(t, p, long)
+	require.Eventually(t, func() bool { _, used, _ := busy.Load(); return used == 1 }, patience, time.Millisecond)
+	waits := newCall("t", exclusive("account/waits"))
+	put(t, p, waits)
+	require.Eventually(t, func() bool { return busy.InLine(wire.DefaultTenant) }, patience, time.Millisecond)
+	unfit := hostFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
+	var handedBack atomic.Int64
+	unfit.canRun = func(n lane.Requirements) bool {
+		if n.Kind != "" {
+			handedBack.Add(1)
+		}
+		return n.Kind == ""
+	}
+	f.hold(unfit, lane.Options{Slots: 1, AckWait: lease})
+	began := time.Now()
+	require.Eventually(t, func() bool {
+		if !busy.InLine(wire.DefaultTenant) {
+			began = time.Now()
+		}
+		return handedBack.Load() > 0 && time.Since(began) > 3*time.Second // a worker offers it for the first time after one
+	}, patience, 10*time.Millisecond)
+	close(end)
+	f.await(p, waits)
+	f.await(p, long)
+	f.requireQuiet()
+}

@@ -419,6 +419,13 @@ func (l *heldLane) makeReadyAgain() error {
 	return err
 }
 
+// maxTaken bounds how often the time in line doubles, and takenReady of how many ready messages it
+// is known how often they were taken.
+const (
+	maxTaken   = 10
+	takenReady = 1000
+)
+
 // awaitSlot begins to hold a lane that was delivered while no slot was free, when it is the turn of
 // calls without a tenant, unless another worker has a slot for it earlier.
 func (h *Holder) awaitSlot(ready *readyMessage) {
@@ -437,6 +444,8 @@ func (h *Holder) awaitSlot(ready *readyMessage) {
 	case err == nil:
 		h.beginHold(ready)
 	case errors.Is(err, errHeld):
+		taken, _ := h.taken.Get(ready.seq)
+		h.taken.Put(ready.seq, taken+1, 0)
 		h.decline(ready, errHeld)
 	default:
 		h.store.Nack(ready.ack, 0)
@@ -446,9 +455,11 @@ func (h *Holder) awaitSlot(ready *readyMessage) {
 // offerDelivered offers a lane that waits for a slot to the other workers until ctx ends: one of
 // them may be idle, and the consumer has delivered the lane here. It ends ctx with errHeld when one
 // has claimed the lane. All workers get each offer, so a lane that has its turn soon is not
-// offered.
+// offered. One that was taken before was handed back, since its taker cannot run what is in it: it
+// keeps its place in line here for twice as long each time.
 func (h *Holder) offerDelivered(ctx context.Context, ready *readyMessage, leave context.CancelCauseFunc) {
-	if !pause.For(ctx, offerPeriod) {
+	taken, _ := h.taken.Get(ready.seq)
+	if !pause.For(ctx, offerPeriod<<min(taken, maxTaken)) {
 		return
 	}
 	nc := h.store.NC
