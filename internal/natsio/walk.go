@@ -39,8 +39,8 @@ type Walk struct {
 }
 
 const (
-	// walkRanges bounds the ranges that a walk reads concurrently, and walkBytes about how many
-	// bytes their answers have.
+	// walkRanges bounds the ranges that a walk reads concurrently, and walkBytes how many bytes
+	// their answers have, but for the last one of each range.
 	walkRanges = 32
 	walkBytes  = 4 << 20
 	// rangeMessages is how many messages a range has on average, if not all sequences are of
@@ -72,13 +72,13 @@ func (w *Walk) Read(ctx context.Context, most int) (found []*jetstream.RawStream
 		if w.grows {
 			w.ranges *= 2
 		}
-		w.ranges = max(1, min(w.ranges, w.most, walkBytes/max(w.largest, 1), (most+each-1)/each))
-		ranges := make([]walked, w.ranges)
+		w.ranges = max(1, min(w.ranges, w.most, walkBytes/max(w.largest*each, 1), (most+each-1)/each))
+		ranges, room := make([]walked, w.ranges), walkBytes/w.ranges
 		group, ctx := errgroup.WithContext(ctx)
 		for i := range ranges {
 			group.Go(func() (err error) {
 				from := w.at + uint64(i)*width //nolint:gosec // a small number
-				ranges[i], err = w.read(ctx, from, from+width)
+				ranges[i], err = w.read(ctx, from, from+width, room)
 				return err
 			})
 		}
@@ -99,10 +99,17 @@ func (w *Walk) Read(ctx context.Context, most int) (found []*jetstream.RawStream
 type walked struct {
 	found []*jetstream.RawStreamMsg // the last one may be behind the range
 	end   bool                      // there was no message behind these
+	part  bool                      // it was not read to its end
 }
 
-func (w *Walk) read(ctx context.Context, from, to uint64) (r walked, err error) {
-	for from < to && len(r.found) < maxRange {
+// read reads a range, up to the message with which it has maxRange of them or no more room in
+// bytes.
+func (w *Walk) read(ctx context.Context, from, to uint64, room int) (r walked, err error) {
+	for from < to {
+		if len(r.found) == maxRange || room < 0 {
+			r.part = true
+			break
+		}
 		msg, err := w.next(ctx, from)
 		switch {
 		case err != nil:
@@ -111,7 +118,7 @@ func (w *Walk) read(ctx context.Context, from, to uint64) (r walked, err error) 
 			r.end = true
 			return r, nil
 		}
-		r.found, from = append(r.found, msg), msg.Sequence+1
+		r.found, from, room = append(r.found, msg), msg.Sequence+1, room-len(msg.Data)
 	}
 	return r, nil
 }
@@ -136,7 +143,7 @@ func (w *Walk) join(ranges []walked, most int) (found []*jetstream.RawStreamMsg,
 		switch {
 		case r.end:
 			return found, false
-		case len(r.found) == maxRange:
+		case r.part:
 			return found, true
 		}
 	}

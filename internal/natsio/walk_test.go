@@ -29,6 +29,8 @@ type stored struct {
 	all      []uint64
 	grows    int // messages that are stored while others are read
 	requests int
+	large    uint64 // messages from this sequence on have a MiB
+	bytes    int    // of all answers
 }
 
 const way = time.Millisecond
@@ -48,8 +50,15 @@ func (s *stored) next(ctx context.Context, seq uint64) (*jetstream.RawStreamMsg,
 	if i == len(s.all) {
 		return nil, nil //nolint:nilnil // there is none
 	}
-	return &jetstream.RawStreamMsg{Sequence: s.all[i]}, nil
+	msg := &jetstream.RawStreamMsg{Sequence: s.all[i]}
+	if s.large > 0 && msg.Sequence >= s.large {
+		msg.Data = mebibyte
+	}
+	s.bytes += len(msg.Data)
+	return msg, nil
 }
+
+var mebibyte = make([]byte, 1<<20) //nolint:gochecknoglobals // a constant
 
 // spread are n sequences behind a first one.
 func spread(first uint64, n int, gap func(i int) uint64) (all []uint64) {
@@ -122,6 +131,27 @@ func TestWalk_MissesNothing(t *testing.T) {
 			require.Equal(t, s.all[:len(got)], got)
 		})
 	}
+}
+
+// TestWalk_LargeMessages: where small messages that are far from each other are followed by large
+// ones side by side, a walk has no more than one of these for each range beyond its bound in bytes.
+func TestWalk_LargeMessages(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, got := &stored{all: slices.Concat(spread(1, 200, func(int) uint64 { return 10 }), spread(2001, 1000, func(int) uint64 { return 1 })), large: 2001}, []uint64(nil)
+		for walk, more := natsio.NewWalk(1, 0, s.next), true; more; {
+			before := s.bytes
+			found, left, err := walk.Read(t.Context(), 128)
+			require.NoError(t, err)
+			require.LessOrEqual(t, s.bytes-before, (4+32)<<20, "%d messages", len(found))
+			for _, msg := range found {
+				got = append(got, msg.Sequence)
+			}
+			more = left
+		}
+		require.Equal(t, s.all, got)
+		require.LessOrEqual(t, s.requests, 1400)
+	})
 }
 
 // TestWalk_OneAtATime: a walk sends no more requests at once than it may, and fails as they do.
