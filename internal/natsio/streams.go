@@ -201,7 +201,7 @@ func (a lastMessage) Metadata() (*jetstream.MsgMetadata, error) {
 }
 
 func eachLast(ctx context.Context, stream jetstream.Stream, subjects []string, bare bool, tell func(jetstream.Msg) error) error {
-	return each(ctx, stream, jetstream.ConsumerConfig{FilterSubjects: subjects, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, HeadersOnly: bare}, lastBatch, tell)
+	return each(ctx, stream, jetstream.ConsumerConfig{FilterSubjects: subjects, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, HeadersOnly: bare}, batchOf, tell)
 }
 
 // EachFrom is [EachLast] for all messages of subjects from a sequence on, in their order for each
@@ -209,7 +209,7 @@ func eachLast(ctx context.Context, stream jetstream.Stream, subjects []string, b
 func EachFrom(ctx context.Context, stream jetstream.Stream, subjects []string, from uint64, bare bool, tell func(jetstream.Msg) error) error {
 	for some := range slices.Chunk(subjects, lastSubjects) {
 		config := jetstream.ConsumerConfig{FilterSubjects: some, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1), HeadersOnly: bare}
-		if err := each(ctx, stream, config, lastBatch, tell); err != nil {
+		if err := each(ctx, stream, config, batchOf, tell); err != nil {
 			return fmt.Errorf("read messages of stream %s: %w", stream.CachedInfo().Config.Name, err)
 		}
 	}
@@ -223,7 +223,15 @@ func isLeaderless(err error) bool {
 	return errors.Is(err, nats.ErrNoResponders) || answered && api.ErrorCode == codeUnavailable
 }
 
-func each(ctx context.Context, stream jetstream.Stream, config jetstream.ConsumerConfig, batch uint64, tell func(jetstream.Msg) error) error {
+func batchOf(bare bool) uint64 {
+	if bare {
+		return bareBatch
+	}
+	return lastBatch
+}
+
+// each passes on the messages of a consumer that it makes. batch is how many are asked for next.
+func each(ctx context.Context, stream jetstream.Stream, config jetstream.ConsumerConfig, batch func(bare bool) uint64, tell func(jetstream.Msg) error) error {
 	config.AckPolicy, config.MemoryStorage, config.InactiveThreshold = jetstream.AckNonePolicy, true, lastIdle
 	consumer, err := stream.CreateConsumer(ctx, config)
 	for began := time.Now(); isLeaderless(err) && time.Since(began) < openPatience && pause.For(ctx, pause.Retry); {
@@ -235,11 +243,8 @@ func each(ctx context.Context, stream jetstream.Stream, config jetstream.Consume
 	defer func() { // else it is forgotten by itself
 		_ = stream.DeleteConsumer(context.WithoutCancel(ctx), consumer.CachedInfo().Name)
 	}()
-	if config.HeadersOnly {
-		batch = bareBatch
-	}
 	for left := consumer.CachedInfo().NumPending; left > 0 && err == nil; {
-		left, err = fetch(ctx, consumer, min(left, batch), tell)
+		left, err = fetch(ctx, consumer, min(left, batch(config.HeadersOnly)), tell)
 	}
 	return err
 }

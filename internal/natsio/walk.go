@@ -237,7 +237,7 @@ func deliver(
 	}
 	delivered := uint64(0)
 	config := jetstream.ConsumerConfig{FilterSubjects: []string{subject}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: behind}
-	batch := uint64(max(1, min(lastBatch, walkBytes/max(walk.largest, 1))))
+	batch := func(bool) uint64 { return uint64(max(1, min(lastBatch, walkBytes/max(walk.largest, 1)))) }
 	_ = each(ctx, stream, config, batch, func(msg jetstream.Msg) error {
 		about, err := msg.Metadata()
 		if err != nil {
@@ -246,7 +246,7 @@ func deliver(
 		if delivered++; about.Sequence.Consumer != delivered {
 			return errLostMessage
 		}
-		behind = about.Sequence.Stream + 1
+		behind, walk.largest = about.Sequence.Stream+1, max(walk.largest, len(msg.Data()))
 		if ended = !yield(&jetstream.RawStreamMsg{
 			Subject: msg.Subject(), Sequence: about.Sequence.Stream, Header: msg.Headers(), Data: msg.Data(), Time: about.Timestamp,
 		}, nil); ended {

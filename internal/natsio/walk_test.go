@@ -189,6 +189,55 @@ func (s skipping) CreateConsumer(ctx context.Context, config jetstream.ConsumerC
 	return consumer, err
 }
 
+// batches is a stream that notes how many messages its consumers are asked for at once.
+type batches struct {
+	jetstream.Stream
+
+	of *[]int
+}
+
+func (b batches) CreateConsumer(ctx context.Context, config jetstream.ConsumerConfig) (jetstream.Consumer, error) {
+	consumer, err := b.Stream.CreateConsumer(ctx, config)
+	return batched{consumer, b.of}, err
+}
+
+type batched struct {
+	jetstream.Consumer
+
+	of *[]int
+}
+
+func (b batched) Fetch(batch int, options ...jetstream.FetchOpt) (jetstream.MessageBatch, error) {
+	*b.of = append(*b.of, batch)
+	return b.Consumer.Fetch(batch, options...)
+}
+
+// TestMessages_FewLargeOnesAtOnce: a consumer whose messages become larger is asked for fewer.
+func TestMessages_FewLargeOnesAtOnce(t *testing.T) {
+	t.Parallel()
+	f := natsiotest.New(t, natsio.Topology{})
+	stream, err := f.JS.Stream(t.Context(), wire.SessionsStream(f.Name))
+	require.NoError(t, err)
+	const small, all = 300, 400
+	for i := range all {
+		_, err := f.JS.PublishAsync(wire.EventSubject(f.Name, "s"), make([]byte, 1+i/small<<17))
+		require.NoError(t, err)
+	}
+	<-f.JS.PublishAsyncComplete()
+	var of []int
+	i := 0
+	for msg, err := range natsio.Messages(t.Context(), f.NC, batches{stream, &of}, wire.EventSubject(f.Name, "s"), 1) {
+		require.NoError(t, err)
+		i++
+		require.EqualValues(t, i, msg.Sequence)
+	}
+	require.Equal(t, all, i)
+	require.Greater(t, len(of), 2, of)
+	for _, batch := range of[1:] {
+		require.LessOrEqual(t, batch, 32, of)
+	}
+}
+
 // TestMessages_AreAllThere: many messages of a subject come in few requests, and without a consumer
 // all the same.
 func TestMessages_AreAllThere(t *testing.T) {
