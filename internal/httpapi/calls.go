@@ -19,6 +19,7 @@ import (
 	"github.com/toolfleet/toolfleet/pkg/fleet/report"
 	"github.com/toolfleet/toolfleet/pkg/loop"
 	"github.com/toolfleet/toolfleet/pkg/protocol"
+	"github.com/toolfleet/toolfleet/pkg/tools"
 )
 
 // CallRequest is a call to send: of a tool, or of a handler of a Go worker.
@@ -116,16 +117,21 @@ type CallResult struct {
 // resultOf is the result of the client as the API has it: of a tool of the table with the text that
 // a model reads.
 func (a *api) resultOf(ctx context.Context, r fleet.Result) (*CallResult, error) {
-	made := &CallResult{Result: r.Result, Text: r.Text}
+	made, known := &CallResult{Result: r.Result, Text: r.Text}, false
 	if a.Table != nil && r.Tool != "" {
-		if tool, known := a.Table().Lookup(r.Tool); known {
+		var tool *tools.Tool
+		if tool, known = a.Table().Lookup(r.Tool); known {
 			made.Text = tool.Text(&r.Result)
 		}
 	}
 	if turn, is := r.Value.(wire.TurnRunResult); is {
 		made.Text = turn.Text
 	} else {
+		if !known && r.Digest == "" { // it may have been judged as a call of any tool, such as the reading of a resource
+			made.Tool = ""
+		}
 		made.Text = loop.ResultByHooks(ctx, a.Hooks, &made.Result, made.Text, "http")
+		made.Tool = r.Tool
 	}
 	if made.Result.Value == nil {
 		return made, nil
