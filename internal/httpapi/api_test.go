@@ -105,8 +105,6 @@ func TestCalls_ACallIsSentAndItsResultRead(t *testing.T) {
 	require.Contains(t, problem.Errors[0].Location, "nonsense")
 }
 
-// A call counts in the quota of its tenant, with a key of the client or without; one that is
-// repeated is not refused.
 // The text of a result is what a model would read, also of a call to which the client gave no id.
 func TestCalls_TheTextOfAResultIsThatOfItsTool(t *testing.T) {
 	t.Parallel()
@@ -120,6 +118,8 @@ func TestCalls_TheTextOfAResultIsThatOfItsTool(t *testing.T) {
 	}
 }
 
+// A call counts in the quota of its tenant, with a key of the client or without; one that is
+// repeated is not refused.
 func TestCalls_AQuotaOfATenantRefusesMore(t *testing.T) {
 	t.Parallel()
 	s := start(t, nil)
