@@ -108,8 +108,17 @@ func (s *Store) needed(ctx context.Context) (map[string]bool, error) {
 		if err != nil {
 			return nil, fmt.Errorf("checkpoint %d of %s %s: %w", meta.Sequence.Stream, msg.Subject(), laneOf(msg.Headers()), err)
 		}
-		if meta.NumPending == 0 {
+		if meta.NumPending > 0 {
+			continue
+		}
+		// The server's count can be too low while messages are removed, and what is missed would lose
+		// its bodies: a request says whether a message follows.
+		_, err = s.stream.GetMsg(ctx, meta.Sequence.Stream+1, jetstream.WithGetMsgSubject(wire.WorkspaceSubject(s.fleet, "*")))
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
 			return needed, nil
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
 }
