@@ -14,8 +14,8 @@ import (
 )
 
 // The hooks of a tool decide what is read of its results, and of those of calls that name no tool
-// of the table: hooks may have judged such a call as one of their tool, as the reading of a resource
-// is judged.
+// of the table: hooks may have judged such a call as one of their tool, as the reading of a
+// resource is judged.
 func TestResultOf_HooksOfOtherNames(t *testing.T) {
 	t.Parallel()
 	o := httpapi.Options{Hooks: []loop.Hook{{

@@ -58,7 +58,7 @@ func (s *stored) next(ctx context.Context, seq uint64) (*jetstream.RawStreamMsg,
 	return msg, nil
 }
 
-var mebibyte = make([]byte, 1<<20) //nolint:gochecknoglobals // a constant
+var mebibyte = make([]byte, 1<<20)
 
 // spread are n sequences behind a first one.
 func spread(first uint64, n int, gap func(i int) uint64) (all []uint64) {

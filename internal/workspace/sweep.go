@@ -111,7 +111,7 @@ func (s *Store) needed(ctx context.Context) (map[string]bool, error) {
 		if meta.NumPending > 0 {
 			continue
 		}
-		// The server's count can be too low while messages are removed, and what is missed would lose
+		// The server's count can be too low while messages are removed, and what is missed loses
 		// its bodies: a request says whether a message follows.
 		_, err = s.stream.GetMsg(ctx, meta.Sequence.Stream+1, jetstream.WithGetMsgSubject(wire.WorkspaceSubject(s.fleet, "*")))
 		if errors.Is(err, jetstream.ErrMsgNotFound) {

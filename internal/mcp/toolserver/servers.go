@@ -226,8 +226,9 @@ func (s *Servers) withServer(ctx context.Context, at Surroundings, spec protocol
 		case l.IsRunning() && l.responds(ctx):
 			return protocol.Errorf(protocol.CodeToolFailed, "MCP server %s: its answer cannot be read: %s", spec.Name, l.hide(err.Error()))
 		}
-		why := l.diagnosis(err) // the next line would be the reason
-		if !answers { // else it has other calls, which go on
+		// After Stop, that would be the reason.
+		why := l.diagnosis(err)
+		if !answers { // a server that answers has other calls, which continue
 			l.Stop(0, nil)
 		}
 		forgotten := errors.Is(err, mcp.ErrSessionMissing) // so the request was not looked at
