@@ -166,7 +166,7 @@ func TestTrace_WaitsBeforeTheFleetHasTheCall(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	require.NoError(t, b.Limits().Set(t.Context(), fleet.Limit{Lane: "sandbox/*", Waiting: 1}))
-	runner, err := b.Runner(pausing{stepping{{use("1", "bash", `{"command":"sleep 0.3"}`), use("2", "bash", `{"command":"echo second"}`)}}}, b.table, nil)
+	runner, err := b.Runner(pausing{stepping{{use("1", "bash", `{"command":"sleep 2"}`), use("2", "bash", `{"command":"echo second"}`)}}}, b.table, nil)
 	require.NoError(t, err)
 	_, err = runner.Run(t.Context(), "s", loop.Input{Text: "go"})
 	require.NoError(t, err)
