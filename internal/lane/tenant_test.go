@@ -257,8 +257,8 @@ func TestTenant_ABusyWorkerKeepsNoLaneFromAnIdleOne(t *testing.T) {
 	f.requireQuiet()
 }
 
-// Law: a lane that only a busy worker can run keeps its place in line there: workers that hand it
-// back get it more and more seldom.
+// Law: a lane that only a busy worker can run keeps its position in line there: workers that hand
+// it back get it more and more seldom.
 func TestTenant_ALaneThatOthersHandBackStaysInLine(t *testing.T) {
 	t.Parallel()
 	const lease = 10 * patience

@@ -456,7 +456,7 @@ func (h *Holder) awaitSlot(ready *readyMessage) {
 // them may be idle, and the consumer has delivered the lane here. It ends ctx with errHeld when one
 // has claimed the lane. All workers get each offer, so a lane that has its turn soon is not
 // offered. One that was taken before was handed back, since its taker cannot run what is in it: it
-// keeps its place in line here for twice as long each time.
+// keeps its position in line here for twice as long each time.
 func (h *Holder) offerDelivered(ctx context.Context, ready *readyMessage, leave context.CancelCauseFunc) {
 	taken, _ := h.taken.Get(ready.seq)
 	if !pause.For(ctx, offerPeriod<<min(taken, maxTaken)) {

@@ -344,7 +344,7 @@ var words = []struct {
 	comments int
 }{
 	{word(`whoever|nobody|somebody|everybody`), "the actor: the caller, the holder, no worker", 52},
-	{word(`told|tells?|telling|hears?|heard`), "notified, reported, returned, received", 57},
+	{word(`told|tells?|telling|hears?|heard`), "notified, reported, returned, received", 56},
 	{word(`places?`), "path, location, directory, position", 118},
 	{word(`beside`), "next to, concurrently with, in addition to", 19},
 	{word(`of which|of whom|of whose`), "a sentence of its own", 39},
