@@ -226,6 +226,28 @@ func TestTenant_SharesAreTheWeights(t *testing.T) {
 	require.InDelta(t, 120, got["big"], 12, got)
 }
 
+// busyWithALaneInLine starts a worker whose slot runs a call of a tenant until end is closed, and
+// makes another lane wait in line for that slot.
+func (f *fleet) busyWithALaneInLine(p *lane.Publisher, lease time.Duration) (busy *holder, long, waits *protocol.Call, end chan struct{}) {
+	f.t.Helper()
+	end = make(chan struct{})
+	busy = f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
+		select {
+		case <-end:
+		case <-ctx.Done():
+		}
+		return succeed(run)
+	}), lane.Options{Slots: 1, AckWait: lease})
+	long = newCall("s", exclusive("lane-big/0"))
+	long.Tenant = "big"
+	put(f.t, p, long)
+	require.Eventually(f.t, func() bool { _, used, _ := busy.Load(); return used == 1 }, patience, time.Millisecond)
+	waits = newCall("t", exclusive("account/waits"))
+	put(f.t, p, waits)
+	require.Eventually(f.t, func() bool { return busy.InLine(wire.DefaultTenant) }, patience, time.Millisecond)
+	return busy, long, waits, end
+}
+
 // Law: a lane that waits in line at a busy worker, because tenants share its slots, is run by
 // another worker that has a slot.
 func TestTenant_ABusyWorkerKeepsNoLaneFromAnIdleOne(t *testing.T) {
@@ -233,21 +255,7 @@ func TestTenant_ABusyWorkerKeepsNoLaneFromAnIdleOne(t *testing.T) {
 	const lease = 10 * patience // a worker may keep the lane for a third of it
 	f := newFleet(t)
 	p := f.publisher()
-	end := make(chan struct{})
-	busy := f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
-		select {
-		case <-end:
-		case <-ctx.Done():
-		}
-		return succeed(run)
-	}), lane.Options{Slots: 1, AckWait: lease})
-	long := newCall("s", exclusive("lane-big/0"))
-	long.Tenant = "big"
-	put(t, p, long)
-	require.Eventually(t, func() bool { _, used, _ := busy.Load(); return used == 1 }, patience, time.Millisecond)
-	waits := newCall("t", exclusive("account/waits"))
-	put(t, p, waits)
-	require.Eventually(t, func() bool { return busy.InLine(wire.DefaultTenant) }, patience, time.Millisecond)
+	_, long, waits, end := f.busyWithALaneInLine(p, lease)
 	r := &ranBy{}
 	f.hold(hostFunc(r.Execute), lane.Options{Slots: 1, AckWait: lease})
 	f.await(p, waits)
@@ -264,21 +272,7 @@ func TestTenant_ALaneThatOthersHandBackStaysInLine(t *testing.T) {
 	const lease = 10 * patience
 	f := newFleet(t)
 	p := f.publisher()
-	end := make(chan struct{})
-	busy := f.hold(hostFunc(func(ctx context.Context, run *lane.Run) protocol.Result {
-		select {
-		case <-end:
-		case <-ctx.Done():
-		}
-		return succeed(run)
-	}), lane.Options{Slots: 1, AckWait: lease})
-	long := newCall("s", exclusive("lane-big/0"))
-	long.Tenant = "big"
-	put(t, p, long)
-	require.Eventually(t, func() bool { _, used, _ := busy.Load(); return used == 1 }, patience, time.Millisecond)
-	waits := newCall("t", exclusive("account/waits"))
-	put(t, p, waits)
-	require.Eventually(t, func() bool { return busy.InLine(wire.DefaultTenant) }, patience, time.Millisecond)
+	busy, long, waits, end := f.busyWithALaneInLine(p, lease)
 	unfit := hostFunc(func(_ context.Context, run *lane.Run) protocol.Result { return succeed(run) })
 	var handedBack atomic.Int64
 	unfit.canRun = func(n lane.Requirements) bool {
